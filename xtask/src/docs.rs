@@ -7,7 +7,7 @@ use crate::{process, session::Session, workspace::Workspace};
 /// Arguments of `cargo test` for each page.
 const PAGES: [&[&str]; 2] = [
     &["--bin", "narthex", "write_the_page_about_the_command_line"],
-    &["--test", "catalogue_page", "write_the_page_about_the_catalogue"],
+    &["--test", "gateway", "write_the_page_about_the_catalogue"],
 ];
 
 /// Writes every page.

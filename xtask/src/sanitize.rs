@@ -71,7 +71,9 @@ fn test_programs(workspace: &Workspace, package: &str) -> anyhow::Result<Vec<Str
     for entry in entries.into_iter().flatten() {
         let path = entry?.path();
         let name = path.file_stem().and_then(|name| name.to_str()).unwrap_or_default();
-        if path.extension().is_some_and(|extension| extension == "rs") && !LEFT_OUT.contains(&name) {
+        let is_program =
+            path.extension().is_some_and(|extension| extension == "rs") || path.join("main.rs").exists();
+        if is_program && !LEFT_OUT.contains(&name) {
             names.push(name.to_owned());
         }
     }
@@ -135,7 +137,7 @@ mod tests {
     #[test]
     fn all_other_test_programs_run() {
         let programs = test_programs(&Workspace::read().unwrap(), "narthex-device").unwrap();
-        assert!(programs.contains(&"executor".to_owned()) && programs.contains(&"qnn".to_owned()));
+        assert!(programs.contains(&"device".to_owned()) && programs.contains(&"qnn".to_owned()));
         assert!(!programs.contains(&"openvino".to_owned()) && programs.is_sorted(), "{programs:?}");
     }
 

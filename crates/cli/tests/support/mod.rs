@@ -1,9 +1,12 @@
 //! The program as these tests start it: over a store of its own and without a network, also in a terminal.
 //!
-//! [`terminal`] is a pseudo-terminal with what a user sees and types, and [`home`] a folder with models.
+//! [`terminal`] is a pseudo-terminal with what a user sees and types, [`home`] a folder with models, and [`encoders`] has
+//! the expected results of encoders.
 
-#![allow(dead_code, reason = "every test file is a crate of its own and uses a part of this")]
+#![allow(dead_code, reason = "each test program uses a part of this")]
 
+#[path = "../../../device/tests/support/encoders.rs"]
+pub(crate) mod encoders;
 #[cfg(unix)]
 pub(crate) mod home;
 #[cfg(unix)]

@@ -1,6 +1,6 @@
 //! The tiny encoders of `goldens/encoders.py`, with the reference's results.
 
-#![allow(dead_code, reason = "every test file is a crate of its own and uses a part of this")]
+#![allow(dead_code, reason = "each test program uses a part of this")]
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::{fs, path::PathBuf};

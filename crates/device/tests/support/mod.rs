@@ -1,6 +1,6 @@
 //! Shared parts of these tests: the one runtime of a process, tiny packages, and a short form of steps.
 
-#![allow(dead_code, reason = "every test file is a crate of its own and uses a part of this")]
+#![allow(dead_code, reason = "each test program uses a part of this")]
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 pub(crate) mod encoders;

@@ -1,10 +1,11 @@
 //! Shared support of these tests: a temporary store with tiny models, and a sink that collects a whole answer.
 
-#![allow(dead_code, reason = "every test file is a crate of its own and uses a part of this")]
+#![allow(dead_code, reason = "each test program uses a part of this")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 #[path = "../../../device/tests/support/encoders.rs"]
 pub(crate) mod encoders;
+pub(crate) mod warnings;
 
 use std::{fs, path::PathBuf, sync::mpsc, time::Duration};
 

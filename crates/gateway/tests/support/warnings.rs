@@ -1,5 +1,5 @@
 //! Warnings of the program, which a test compares. They come from threads of the program, so one subscriber records
-//! those of every test of a file.
+//! those of all tests.
 
 use std::{
     fmt::{Debug, Write as _},

@@ -1,6 +1,6 @@
 //! Shared support of these tests: a live server over tiny models on a free port, and a client that sends raw HTTP.
 
-#![allow(dead_code, reason = "every test file is a crate of its own and uses a part of this")]
+#![allow(dead_code, reason = "each test program uses a part of this")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
 use std::{

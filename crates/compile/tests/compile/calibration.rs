@@ -1,0 +1,253 @@
+//! Calibration with invented measurements: the inputs of the runner, and the use of its results.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a step that fails fails its test")]
+
+use std::{
+    cell::RefCell,
+    fs,
+    path::{Path, PathBuf},
+    sync::atomic::AtomicBool,
+};
+
+use half::f16;
+use narthex_compile::{
+    CompileError,
+    calibration::{GraphRunner, RunnerError},
+    pipeline::{self, CompileJob},
+};
+use narthex_graph::{Graph, Initializer, InitializerData};
+use narthex_spec::{
+    Calibration, Feed, Fetch, Recipe, Scheme,
+    manifest::{MANIFEST_FILE, Manifest},
+    progress::Quiet,
+};
+use narthex_testkit::checkpoint::{HIDDEN, INNER, LAYERS, LLAMA_CONTEXT, tiny_bert_safetensors, tiny_llama};
+
+use crate::support::job;
+
+/// Answer of a runner for one requested output.
+type Answer = fn(&Fetch) -> Vec<f32>;
+
+/// Graph, feeds and requested outputs of a run.
+type Call = (Graph, Vec<Feed>, Vec<Fetch>);
+
+/// A runner that does not run the graph and returns invented values.
+struct MadeUp {
+    answer: Answer,
+    calls: RefCell<Vec<Call>>,
+}
+
+impl MadeUp {
+    fn new(answer: Answer) -> Self {
+        Self { answer, calls: RefCell::default() }
+    }
+}
+
+impl GraphRunner for MadeUp {
+    fn run(&self, graph: &Path, feeds: Vec<Feed>, wanted: &[Fetch]) -> Result<Vec<Vec<f32>>, RunnerError> {
+        let decoded = Graph::decode(&fs::read(graph).unwrap()).unwrap();
+        assert!(graph.with_file_name("model.onnx.data").exists());
+        self.calls.borrow_mut().push((decoded, feeds, wanted.to_vec()));
+        Ok(wanted.iter().map(self.answer).collect())
+    }
+}
+
+/// A runner that always fails.
+struct Broken;
+
+impl GraphRunner for Broken {
+    fn run(&self, _: &Path, _: Vec<Feed>, _: &[Fetch]) -> Result<Vec<Vec<f32>>, RunnerError> {
+        Err(RunnerError { reason: "the library is gone".to_owned(), hint: Some("install it".to_owned()) })
+    }
+}
+
+/// A compiled tiny model.
+struct Package {
+    folder: tempfile::TempDir,
+    manifest: Manifest,
+}
+
+fn compile(
+    checkpoint: &Path,
+    scheme: Scheme,
+    runner: Option<&dyn GraphRunner>,
+    keep_stages: Option<&Path>,
+) -> Result<Package, CompileError> {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path();
+    let job = CompileJob { runner, keep_stages, ..job(checkpoint, Recipe::new(scheme), out) };
+    let result = pipeline::compile(job, &Quiet, &AtomicBool::new(false));
+    assert_eq!(out.join(MANIFEST_FILE).exists(), result.is_ok());
+    Ok(Package { manifest: result?, folder })
+}
+
+fn llama(folder: &Path) -> PathBuf {
+    let path = folder.join("tiny.gguf");
+    fs::write(&path, tiny_llama(7).to_bytes()).unwrap();
+    path
+}
+
+impl Package {
+    fn graph(&self) -> Graph {
+        Graph::decode(&fs::read(self.folder.path().join("model.onnx")).unwrap()).unwrap()
+    }
+
+    /// Returns the bytes of a constant.
+    fn bytes(&self, name: &str) -> Vec<u8> {
+        let graph = self.graph();
+        let constant: &Initializer =
+            graph.initializers.iter().find(|constant| constant.name == name).unwrap();
+        match &constant.data {
+            InitializerData::Inline(bytes) => bytes.to_vec(),
+            InitializerData::External { file, offset, length } => {
+                let data = fs::read(self.folder.path().join(file)).unwrap();
+                data[*offset as usize..(offset + length) as usize].to_vec()
+            }
+        }
+    }
+
+    fn singles(&self, name: &str) -> Vec<f32> {
+        self.bytes(name).chunks(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+    }
+
+    fn halves(&self, name: &str) -> Vec<f32> {
+        self.bytes(name).chunks(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32()).collect()
+    }
+}
+
+/// Measurements in which every block of 32 channels has its own mean square: 1, 16, 256, ….
+fn blocks(fetch: &Fetch) -> Vec<f32> {
+    (0..fetch.shape[0]).map(|channel| 16f32.powi(channel as i32 / 32)).collect()
+}
+
+/// Measurements in which all channels are equal, except two of the head's input.
+fn outliers(fetch: &Fetch) -> Vec<f32> {
+    let size = |channel| if fetch.name.ends_with("head") && [3, 40].contains(&channel) { 400.0 } else { 1.0 };
+    (0..fetch.shape[0]).map(size).collect()
+}
+
+#[test]
+fn a_runner_gets_a_whole_probe() {
+    let source = tempfile::tempdir().unwrap();
+    let runner = MadeUp::new(blocks);
+    compile(&llama(source.path()), Scheme::W8, Some(&runner), None).unwrap();
+    let calls = runner.calls.into_inner();
+    let [(graph, feeds, wanted)] = calls.as_slice() else { panic!("{} runs", calls.len()) };
+    graph.check().unwrap();
+    assert_eq!(wanted.len(), 3 * LAYERS + 1);
+    let outputs: Vec<&str> = graph.outputs.iter().map(|value| value.name.as_str()).collect();
+    assert_eq!(outputs, wanted.iter().map(|fetch| fetch.name.as_str()).collect::<Vec<_>>());
+    let width = |name: &str| wanted.iter().find(|fetch| fetch.name.ends_with(name)).unwrap().shape.clone();
+    assert_eq!((width("1.attn"), width("1.down"), width("head")), (vec![HIDDEN], vec![INNER], vec![HIDDEN]));
+    // The logits are not requested; the product of the last layer is computed for the head's input.
+    assert!(graph.nodes.iter().all(|node| !node.name.starts_with("/head/")));
+    assert!(graph.nodes.iter().any(|node| node.name == "/layers.1/mlp/down_proj/MatMulNBits"));
+
+    let inputs: Vec<&str> = graph.inputs.iter().map(|value| value.name.as_str()).collect();
+    assert_eq!(inputs, feeds.iter().map(|feed| feed.name.as_str()).collect::<Vec<_>>());
+    for feed in feeds {
+        assert_eq!(feed.elements.len(), feed.shape.iter().product::<usize>(), "{}", feed.name);
+    }
+    // The text is longer than the tiny model's context.
+    let embeds = feeds.iter().find(|feed| feed.name == "embeds").unwrap();
+    assert_eq!(embeds.shape, [1, LLAMA_CONTEXT, HIDDEN]);
+}
+
+#[test]
+fn what_divides_an_input_multiplies_its_readers() {
+    let source = tempfile::tempdir().unwrap();
+    let gguf = llama(source.path());
+    let plain = compile(&gguf, Scheme::W8, None, None).unwrap();
+    let stages = source.path().join("stages");
+    let scaled = compile(&gguf, Scheme::W8, Some(&MadeUp::new(blocks)), Some(&stages)).unwrap();
+    let recipes = (plain.manifest.recipe.calibration, scaled.manifest.recipe.calibration);
+    assert_eq!(recipes, (Calibration::None, Calibration::Standard));
+    // The median of two blocks is the larger one: the exponents are -1 and 0. The median of three blocks is the middle
+    // one.
+    let two = |channel: usize| if channel < 32 { 0.5 } else { 1.0 };
+    let three = |channel: usize| [0.5, 1.0, 2.0][channel / 32];
+    for layer in 0..LAYERS {
+        let at = |rest: &str| format!("layers.{layer}.{rest}");
+        for norm in ["attn_norm.weight", "mlp_norm.weight"] {
+            let (before, after) = (plain.singles(&at(norm)), scaled.singles(&at(norm)));
+            assert!(before.iter().any(|gain| *gain != 0.0));
+            for (channel, (before, after)) in before.iter().zip(&after).enumerate() {
+                assert_eq!(*after, before / two(channel), "{norm} {channel}");
+            }
+        }
+        // A power of two that a whole block shares changes only the block's scale; the integers stay the same.
+        for part in ["attn/qkv_proj", "mlp/gate_proj", "mlp/up_proj", "mlp/down_proj"] {
+            let name = |what: &str| format!("/layers.{layer}/{part}/{what}");
+            assert!(plain.bytes(&name("quants")) == scaled.bytes(&name("quants")), "{part}");
+            let (before, after) = (plain.halves(&name("scales")), scaled.halves(&name("scales")));
+            let blocks = if part.ends_with("down_proj") { 3 } else { 2 };
+            for (index, (before, after)) in before.iter().zip(&after).enumerate() {
+                let column = index % blocks * 32;
+                let factor = match part {
+                    "mlp/down_proj" => three(column),
+                    "mlp/up_proj" => two(column) / three(index / blocks),
+                    _ => two(column),
+                };
+                assert_eq!(*after, before * factor, "{part} {index}");
+            }
+        }
+    }
+    let kept = fs::read_to_string(stages.join("scaling.json")).unwrap();
+    assert!(kept.contains("\"layers.1.down\"") && kept.contains("\"exponents\""), "{kept}");
+    let mut files: Vec<_> = scaled.manifest.files.keys().collect();
+    files.sort();
+    assert_eq!(files.len(), fs::read_dir(scaled.folder.path()).unwrap().count() - 1, "{files:?}");
+}
+
+#[test]
+fn outliers_of_a_tied_head_go_past_the_rounding() {
+    let source = tempfile::tempdir().unwrap();
+    let gguf = llama(source.path());
+    let plain = compile(&gguf, Scheme::W8, None, None).unwrap();
+    let split = compile(&gguf, Scheme::W8, Some(&MadeUp::new(outliers)), None).unwrap();
+    let keep = split.singles("/head/keep");
+    let dropped: Vec<usize> = (0..HIDDEN).filter(|&channel| keep[channel] == 0.0).collect();
+    assert_eq!(dropped, [3, 40]);
+    assert_eq!(keep.iter().sum::<f32>(), HIDDEN as f32 - 2.0);
+    // The host's table is unchanged.
+    assert_eq!(plain.manifest.tables[0].encoding, split.manifest.tables[0].encoding);
+    assert_eq!(plain.bytes("/head/quants"), split.bytes("/head/quants"));
+    let columns = split.singles("/head/outliers/weight");
+    let exact = compile(&gguf, Scheme::F32, None, None).unwrap().singles("/head/weight");
+    let vocab = exact.len() / HIDDEN;
+    assert_eq!(columns.len(), 2 * vocab);
+    for row in 0..vocab {
+        let expected = [exact[row * HIDDEN + 3], exact[row * HIDDEN + 40]];
+        assert_eq!([columns[row], columns[vocab + row]], expected, "{row}");
+    }
+}
+
+#[test]
+fn only_chat_models_in_w8_are_calibrated() {
+    let source = tempfile::tempdir().unwrap();
+    let gguf = llama(source.path());
+    let bert = source.path().join("bert");
+    fs::create_dir(&bert).unwrap();
+    tiny_bert_safetensors(&bert, 7).unwrap();
+    for (checkpoint, scheme) in [(&gguf, Scheme::W4), (&gguf, Scheme::F32), (&bert, Scheme::W8)] {
+        let package = compile(checkpoint, scheme, Some(&Broken), None).unwrap();
+        assert_eq!(package.manifest.recipe.calibration, Calibration::None, "{scheme}");
+    }
+}
+
+#[test]
+fn a_calibration_that_fails_fails_the_compile() {
+    let source = tempfile::tempdir().unwrap();
+    let gguf = llama(source.path());
+    let check = |runner: &dyn GraphRunner, reason: &str| {
+        let error =
+            compile(&gguf, Scheme::W8, Some(runner), None).map(|package| package.manifest).unwrap_err();
+        assert!(matches!(error, CompileError::Calibration(_)), "{error:?}");
+        assert!(error.to_string().contains(reason), "{error}");
+        error.hint().unwrap()
+    };
+    let hint = check(&Broken, "the library is gone");
+    assert!(hint.contains("install it") && hint.contains("--calibrate none"), "{hint}");
+    check(&MadeUp::new(|fetch| vec![1.0; fetch.shape[0] - 1]), "has 64 channels, but 63 were measured");
+    check(&MadeUp::new(|fetch| vec![f32::NAN; fetch.shape[0]]), "a mean square of layers.0.attn is NaN");
+    check(&MadeUp::new(|fetch| vec![-1.0; fetch.shape[0]]), "is -1");
+}

@@ -1,0 +1,171 @@
+//! Checkpoints of every family: both formats yield the same architecture, and a refusal names the wrong setting and
+//! writes nothing.
+
+#![allow(clippy::unwrap_used, reason = "a step that fails fails its test")]
+
+use std::{fs, path::PathBuf, sync::atomic::AtomicBool};
+
+use narthex_checkpoint::open;
+use narthex_compile::pipeline::compile;
+use narthex_spec::{Recipe, Scheme, arch::Architecture, progress::Quiet};
+use serde_json::{Value, json};
+
+use crate::support::job;
+
+const FAMILIES: [&str; 20] = [
+    "chatglm3",
+    "ernie4.5",
+    "gemma2",
+    "gemma3",
+    "gemma3n",
+    "gpt2",
+    "granite",
+    "granite4",
+    "llama",
+    "mistral",
+    "openelm",
+    "phi3",
+    "phi3.5",
+    "phi4-mini",
+    "qwen2",
+    "qwen2.5",
+    "qwen3",
+    "smollm3",
+    "stablelm",
+    "stablelm2",
+];
+
+fn golden(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/goldens/families").join(name)
+}
+
+/// Copies a family's folder with changed settings.
+fn copy(family: &str, changes: &Value) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config: Value =
+        serde_json::from_slice(&fs::read(golden(family).join("config.json")).unwrap()).unwrap();
+    for (key, value) in changes.as_object().unwrap() {
+        config[key] = value.clone();
+    }
+    fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    let files = [golden(family).join("model.safetensors"), golden("tokenizer.json")];
+    for file in files {
+        fs::copy(&file, folder.path().join(file.file_name().unwrap())).unwrap();
+    }
+    folder
+}
+
+#[test]
+fn every_folder_of_goldens_is_a_family_that_is_read() {
+    let mut folders: Vec<String> = fs::read_dir(golden(""))
+        .unwrap()
+        .map(|entry| entry.unwrap())
+        .filter(|entry| entry.path().is_dir())
+        .map(|entry| entry.file_name().into_string().unwrap())
+        .collect();
+    folders.sort_unstable();
+    assert_eq!(folders, FAMILIES);
+}
+
+#[test]
+fn both_formats_give_the_same_layers() {
+    let layers = |path: &std::path::Path| match open(path).map(|checkpoint| checkpoint.architecture) {
+        Ok(Architecture::Decoder(arch)) => arch,
+        Ok(Architecture::Encoder(_)) => panic!("an encoder"),
+        Err(error) => panic!("{}: {error}", path.display()),
+    };
+    for family in FAMILIES {
+        let file = golden(family).join("model.gguf");
+        // Mistral's GGUF files state the architecture `llama`. The frequency divisors in Llama's GGUF file are rounded
+        // and replace another kind of scaling.
+        if !file.is_file() || ["llama", "mistral"].contains(&family) {
+            continue;
+        }
+        let (mut folder, mut gguf) = (layers(copy(family, &json!({})).path()), layers(&file));
+        // The folder states fractions of a normal distribution, the GGUF file its quantiles in single precision.
+        for arch in [&mut folder, &mut gguf] {
+            let cutoffs = arch.layers.iter_mut().filter_map(|layer| layer.mlp.cutoff.as_mut());
+            cutoffs.for_each(|cutoff| *cutoff = (*cutoff * 1e5).round());
+        }
+        // GGUF has no key for the scale of Gemma's scores. The scale from its head size is twice that of the folder,
+        // and the weights of its queries are halved instead.
+        if ["gemma2", "gemma3"].contains(&family) {
+            for layer in &mut folder.layers {
+                layer.attention.scale = layer.attention.scale.map(|scale| scale * 2.0);
+            }
+        }
+        assert_eq!(folder.family, gguf.family, "{family}");
+        assert_eq!(folder.layers, gguf.layers, "{family}");
+        assert_eq!(
+            (folder.norm, folder.switch(), folder.tied_head),
+            (gguf.norm, gguf.switch(), gguf.tied_head)
+        );
+        assert_eq!((folder.embed_scale, folder.logit_cap), (gguf.embed_scale, gguf.logit_cap), "{family}");
+        assert_eq!((folder.altup, folder.per_layer), (gguf.altup, gguf.per_layer), "{family}");
+    }
+}
+
+/// Checks that a compile fails with a message that contains all of the words, and writes no package.
+fn refused(folder: &tempfile::TempDir, words: &[&str]) {
+    let out = tempfile::tempdir().unwrap();
+    let job = job(folder.path(), Recipe::new(Scheme::W8), out.path());
+    let error = compile(job, &Quiet, &AtomicBool::new(false)).unwrap_err().to_string();
+    assert!(words.iter().all(|word| error.contains(word)), "{error} lacks one of {words:?}");
+    assert_eq!(fs::read_dir(out.path()).unwrap().count(), 0, "{error}");
+}
+
+#[test]
+fn settings_that_contradict_the_weights_are_named() {
+    let check = |family: &str, changes: Value, words: &[&str]| refused(&copy(family, &changes), words);
+    let wrong = "wrong shape: expected";
+    check(
+        "qwen3",
+        json!({"head_dim": 16}),
+        &[
+            "model.safetensors: tensor layers.0.attn.q_proj.weight (named model.layers.0.self_attn.q_proj.weight in this file)",
+            wrong,
+            "[64, 64]",
+            "[128, 64]",
+        ],
+    );
+    check(
+        "phi3",
+        json!({"intermediate_size": 64}),
+        &[
+            "layers.0.mlp.gate_proj.weight (a part of model.layers.0.mlp.gate_up_proj.weight in this file)",
+            wrong,
+            "[128, 64], found [64, 64]",
+        ],
+    );
+    check(
+        "gpt2",
+        json!({"n_inner": 64}),
+        &["layers.0.mlp.up_proj", "(named transformer.h.0.mlp.c_fc.", wrong, "[64], found [32]"],
+    );
+    check(
+        "chatglm3",
+        json!({"multi_query_group_num": 1}),
+        &["(a part of transformer.encoder.layers.0.self_attention.query_key_value.", wrong],
+    );
+    check("openelm", json!({"num_query_heads": [2]}), &["config.json", "2 num_query_heads", "[1, 2, 2]"]);
+    check(
+        "stablelm2",
+        json!({"use_parallel_residual": false}),
+        &["layers.0.mlp_norm", "post_attention_layernorm"],
+    );
+    check("ernie4.5", json!({"use_bias": false}), &["unsupported tensor: found model.layers.0."]);
+    check("ernie4.5", json!({"moe_num_experts": 64}), &["moe_num_experts: found 64", "a dense model"]);
+    let experts = json!({"architectures": ["Ernie4_5_MoeForCausalLM"], "model_type": "ernie4_5_moe"});
+    check("ernie4.5", experts, &["config.json: unsupported architecture: found Ernie4_5_MoeForCausalLM"]);
+    check("gemma2", json!({"num_hidden_layers": 3}), &["no tensor for layers.2."]);
+    check("qwen2", json!({"num_hidden_layers": 1}), &["unsupported tensor: found model.layers.1."]);
+    check("gpt2", json!({"activation_function": "xielu"}), &["hidden_act: found xielu"]);
+    check("gemma3", json!({"hidden_activation": "xielu"}), &["hidden_act: found xielu"]);
+    check("phi3.5", json!({"rope_parameters": {"rope_type": "longrope"}}), &["config.json", "short_factor"]);
+    check("smollm3", json!({"no_rope_layers": [1]}), &["no_rope_layers for 4 layers", "found 1"]);
+    check(
+        "smollm3",
+        json!({"architectures": ["SmolLM4ForCausalLM"]}),
+        &["config.json: unsupported architecture: found SmolLM4ForCausalLM"],
+    );
+}

@@ -1,0 +1,216 @@
+//! Every encoder family and head compared with the results of the reference implementation (`goldens/encoders.py`), in
+//! both variants.
+
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use narthex_device::{
+    encoder::{DynamicEncoder, EncoderOptions},
+    ep::Device,
+    precompile::FallbackPolicy,
+    static_shapes::{Form, GraphLoad, StaticEncoder},
+};
+use narthex_engine::encoder::{Batching, Encoder, Text};
+use narthex_spec::{
+    Recipe, Scheme, TokenId,
+    arch::{EncoderHead, Structure},
+    recipe::FixedShapes,
+};
+use serde_json::json;
+
+use crate::support::{
+    Package,
+    encoders::{FAMILIES, Golden, Head},
+    relative, runtime, texts,
+};
+
+/// Maximum relative L2 distances: in single precision, and in half precision or 8-bit weights with exact activations.
+const SINGLE: f32 = 1e-3;
+const HALF: f32 = 0.01;
+
+/// Schemes for NPUs.
+const SCHEMES: [Scheme; 3] = [Scheme::W8, Scheme::W4, Scheme::F16];
+
+fn shapes() -> FixedShapes {
+    FixedShapes { context: 64, shorter: vec![], prefill: vec![], buckets: vec![16, 64] }
+}
+
+fn package(golden: &Golden, head: Head, scheme: Scheme) -> Package {
+    let folder = golden.checkpoint(head);
+    let fixed = (scheme != Scheme::F32).then(shapes);
+    let recipe = Recipe { accuracy_level: 0, fixed, ..Recipe::new(scheme) };
+    Package::with_runner(folder.path().to_owned(), recipe, None)
+}
+
+fn dynamic(package: &Package) -> DynamicEncoder {
+    let options = EncoderOptions { threads: 1, max_batch_tokens: 1000, packed_weights: None };
+    DynamicEncoder::open(runtime(), package.folder.path(), &package.manifest, &Device::Cpu, &options)
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn fixed(package: &Package) -> StaticEncoder {
+    let place =
+        GraphLoad { device: &Device::Cpu, threads: 1, form: Form::Graph, fallback: FallbackPolicy::Refused };
+    StaticEncoder::open(runtime(), package.folder.path(), &package.manifest, place)
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Returns each text's rows from one run of all texts.
+fn together(encoder: &mut dyn Encoder, texts: &[Text<'_>]) -> Vec<Vec<f32>> {
+    let output = encoder.run(texts).unwrap();
+    let (rows, mut data) = (encoder.limits().rows, output.data.as_slice());
+    let take = |text: &Text<'_>| {
+        let (own, rest) = data.split_at(rows.of(text) * output.width);
+        data = rest;
+        own.to_vec()
+    };
+    let found = texts.iter().map(take).collect();
+    assert!(data.is_empty());
+    found
+}
+
+/// Compares rows one by one. Rows of a single number are compared together, because one number may be near zero.
+fn agree(what: &str, found: &[Vec<f32>], expected: &[Vec<f32>], bound: f32) {
+    if expected.iter().all(|row| row.len() == 1) && expected.len() > 1 {
+        return agree(what, &[found.concat()], &[expected.concat()], bound);
+    }
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let distance = relative(found, expected);
+        assert!(distance <= bound, "{what}, text {index}: {distance}");
+    }
+}
+
+#[test]
+fn every_family_and_head_computes_what_the_reference_does() {
+    for golden in FAMILIES.map(Golden::read) {
+        for head in Head::ALL {
+            let what = format!("{} {head:?}", golden.family);
+            let (inputs, expected) = golden.texts(head);
+            let texts = texts(&inputs);
+            let package = package(&golden, head, Scheme::F32);
+            let mut encoder = dynamic(&package);
+            let batching = match head {
+                Head::Max | Head::Last => Batching::Padded,
+                _ => Batching::Packed,
+            };
+            assert_eq!(encoder.limits().batching, batching, "{what}");
+            agree(&what, &together(&mut encoder, &texts), &expected, SINGLE);
+            let alone = |text: &Text<'_>| together(&mut encoder, &[*text]).remove(0);
+            agree(&what, &texts.iter().map(alone).collect::<Vec<_>>(), &expected, SINGLE);
+        }
+    }
+}
+
+/// Eight-bit activations are rounded in the operators of Narthex, which merge layers with the norms after them.
+#[test]
+fn eight_bit_activations_give_nearly_the_same_for_every_family_and_head() {
+    for golden in FAMILIES.map(Golden::read) {
+        for head in Head::ALL {
+            let what = format!("{} {head:?}", golden.family);
+            let (inputs, expected) = golden.texts(head);
+            let texts = texts(&inputs);
+            let folder = golden.checkpoint(head);
+            let package = Package::with_runner(folder.path().to_owned(), Recipe::new(Scheme::W8), None);
+            let mut encoder = dynamic(&package);
+            let found = together(&mut encoder, &texts);
+            // The scores of the tiny DistilBERT are below 0.5, with the same absolute error as those of the others.
+            let bound = if head == Head::Score { 0.2 } else { 0.1 };
+            agree(&what, &found, &expected, bound);
+            if encoder.limits().batching == Batching::Packed {
+                let alone = |text: &Text<'_>| together(&mut encoder, &[*text]).remove(0);
+                assert_eq!(texts.iter().map(alone).collect::<Vec<_>>(), found, "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_fixed_variant_computes_what_the_dynamic_one_does() {
+    for golden in FAMILIES.map(Golden::read) {
+        for (head, scheme) in Head::ALL.into_iter().flat_map(|head| SCHEMES.map(|scheme| (head, scheme))) {
+            let what = format!("{} {head:?} {scheme}", golden.family);
+            let (inputs, reference) = golden.texts(head);
+            let texts = texts(&inputs);
+            let package = package(&golden, head, scheme);
+            let expected = together(&mut dynamic(&package), &texts);
+            agree(&what, &together(&mut fixed(&package), &texts), &expected, HALF);
+            // A wrong weight would exceed these bounds; rounding to 8 bits does not.
+            match scheme {
+                Scheme::F16 => agree(&what, &expected, &reference, HALF),
+                Scheme::W8 => agree(&what, &expected, &reference, 0.1),
+                Scheme::W4 | Scheme::F32 => {}
+            }
+        }
+    }
+}
+
+#[test]
+fn without_a_layer_an_encoder_is_the_model_of_the_others() {
+    for golden in FAMILIES.map(Golden::read) {
+        for head in [Head::Mean, Head::Masked] {
+            let recipe = Recipe { accuracy_level: 0, fixed: Some(shapes()), ..Recipe::new(Scheme::W8) };
+            let alone = golden.second_layer(head);
+            let alone = Package::make(alone.path().to_owned(), recipe.clone());
+            let without = Recipe { drop_layers: Some("0".parse().unwrap()), ..recipe };
+            let dropped = Package::make(golden.checkpoint(head).path().to_owned(), without);
+            assert_eq!(dropped.manifest.architecture, alone.manifest.architecture);
+            let (inputs, whole) = golden.texts(head);
+            let texts = texts(&inputs);
+            let expected = together(&mut dynamic(&alone), &texts);
+            assert_eq!(together(&mut dynamic(&dropped), &texts), expected, "{}", golden.family);
+            agree(golden.family, &together(&mut fixed(&dropped), &texts), &expected, HALF);
+            assert!(relative(&expected.concat(), &whole.concat()) > HALF, "{}", golden.family);
+        }
+    }
+}
+
+#[test]
+fn a_second_segment_changes_rows_of_models_with_segments() {
+    for (family, differs) in [("bert", true), ("mobilebert", true), ("distilbert", false), ("roberta", false)]
+    {
+        let golden = Golden::read(family);
+        let mut encoder = dynamic(&package(&golden, Head::Score, Scheme::F32));
+        let tokens: Vec<TokenId> = (5..20).collect();
+        let one = encoder.run(&[Text::of(&tokens)]).unwrap().data;
+        let two = encoder.run(&[Text { second: 7, ..Text::of(&tokens) }]).unwrap().data;
+        assert_eq!(one != two, differs, "{family}");
+    }
+}
+
+#[test]
+fn rows_that_are_not_there_cannot_be_asked_for() {
+    let golden = Golden::read("bert");
+    let mut encoder = dynamic(&package(&golden, Head::Masked, Scheme::F32));
+    let error = encoder.run(&[Text { requested: &[2], ..Text::of(&[5, 6]) }]).unwrap_err().to_string();
+    assert!(error.contains("the row of token 2 is requested for a text of 2 tokens"), "{error}");
+    assert!(encoder.run(&[Text::of(&[5, 6])]).unwrap().data.is_empty());
+}
+
+#[test]
+fn a_package_s_number_of_labels_is_not_believed() {
+    let golden = Golden::read("bert");
+    let mut package = package(&golden, Head::Score, Scheme::F32);
+    let Structure::Encoder(arch) = &mut package.manifest.architecture else { panic!("no encoder") };
+    arch.head = EncoderHead::Score { labels: usize::MAX, dense: None };
+    let options = EncoderOptions { threads: 1, max_batch_tokens: 1000, packed_weights: None };
+    let folder = package.folder.path();
+    let opened = DynamicEncoder::open(runtime(), folder, &package.manifest, &Device::Cpu, &options);
+    let error = opened.err().expect("it was opened").to_string();
+    assert!(error.contains("1 to 1048576 labels"), "{error}");
+}
+
+#[test]
+fn files_of_sentence_transformers_make_any_class_an_embedding_model() {
+    let golden = Golden::read("roberta");
+    let folder = golden.checkpoint(Head::Masked);
+    let modules = json!([{"type": "s.models.Transformer", "path": ""}, {"type": "s.models.Pooling", "path": "1_Pooling"}]);
+    std::fs::write(folder.path().join("modules.json"), modules.to_string()).unwrap();
+    std::fs::create_dir(folder.path().join("1_Pooling")).unwrap();
+    let pooling = json!({"pooling_mode_cls_token": true});
+    std::fs::write(folder.path().join("1_Pooling/config.json"), pooling.to_string()).unwrap();
+    let package = Package::with_runner(folder.path().to_owned(), Recipe::new(Scheme::F32), None);
+    let (inputs, _) = golden.texts(Head::Mean);
+    let texts = texts(&inputs);
+    let found = together(&mut dynamic(&package), &texts);
+    agree("cls", &found, &golden.pooled("cls"), SINGLE);
+}

@@ -1,0 +1,251 @@
+//! Every decoder family returns the logits of the reference implementation, from either format, in either variant.
+
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::path::Path;
+
+use narthex_compile::calibration::{GraphRunner, RunnerError};
+use narthex_device::{
+    ep::Device,
+    precompile::FallbackPolicy,
+    static_shapes::{Form, GraphLoad, StaticExecutor, StaticOptions},
+};
+use narthex_engine::executor::{Executor, KvCopy, LogitRows};
+use narthex_spec::{
+    Calibration, DType, Feed, Fetch, KvPrecision, LayerList, MatFormer, Recipe, Scheme, SlotId,
+    manifest::{GraphEntry, Part},
+};
+
+use crate::support::{
+    Package, alone,
+    families::{FAMILIES, Format, TOKENS, comes_in, logits, package, rows, shapes, tokens, with_values},
+    relative, runtime, step,
+};
+
+/// Maximum relative L2 distance between single precision and the reference.
+const SINGLE: f32 = 1e-3;
+
+/// Maximum relative L2 distance between half and single precision.
+const HALF: f32 = 0.01;
+
+/// Maximum relative L2 distance between a cache of integers and single precision.
+const INTEGERS: f32 = 0.05;
+
+/// Maximum relative L2 distance between 8 bits and the reference, whose random weights amplify small errors. A
+/// forgotten bias or a wrongly scaled channel is far above it.
+const EIGHT_BITS: f32 = 0.2;
+
+/// Checks a package's logits, for several divisions of its tokens into steps and with other sequences in the batch.
+fn check(family: &str, package: &Package, way: &str, bound: f32) {
+    check_rows(family, package, way, (&logits(family), bound));
+}
+
+fn check_rows(family: &str, package: &Package, way: &str, (expected, bound): (&[Vec<f32>], f32)) {
+    let agree = |rows: &[Vec<f32>], first: usize, how: &str| {
+        for (index, row) in rows.iter().enumerate() {
+            let found = relative(row, &expected[first + index]);
+            assert!(found <= bound, "{family} {way}, {how}, token {}: {found}", first + index);
+        }
+    };
+    let tokens = tokens();
+    let mut executor = package.executor();
+    agree(&step(&mut executor, &[(0, 0, &tokens, LogitRows::All)]).unwrap(), 0, "whole");
+    agree(&[alone(package, &tokens, 7)], TOKENS - 1, "in chunks");
+    // Two sequences in one batch, at different positions.
+    let starts = [28, 9];
+    for (slot, start) in (1..).zip(starts) {
+        let rows = step(&mut executor, &[(slot, 0, &tokens[..start], LogitRows::Last)]).unwrap();
+        agree(&rows, start - 1, "a prefix");
+    }
+    for ahead in 0..TOKENS - starts[0] {
+        let part = |(slot, start): (u32, usize)| {
+            (slot, start + ahead, &tokens[start + ahead..][..1], LogitRows::Last)
+        };
+        let parts: Vec<_> = (1..).zip(starts).map(part).collect();
+        for (row, start) in step(&mut executor, &parts).unwrap().iter().zip(starts) {
+            agree(std::slice::from_ref(row), start + ahead, "a batch of two");
+        }
+    }
+    copy_and_cut_back(&mut executor, |rows, first| agree(rows, first, "a copy"));
+}
+
+/// Continues in slot 3 from copies of slot 0, which has all tokens. Windows and rotary factors must be those of the
+/// copied length.
+fn copy_and_cut_back(executor: &mut impl Executor, agree: impl Fn(&[Vec<f32>], usize)) {
+    let tokens = tokens();
+    for (held, end) in [(0, 30), (9, 33), (4, 12)] {
+        executor.truncate(SlotId(3), held).unwrap();
+        executor.copy_kv(&KvCopy { from: SlotId(0), to: SlotId(3), tokens: held..end }).unwrap();
+        agree(&step(executor, &[(3, end, &tokens[end..end + 5], LogitRows::All)]).unwrap(), end);
+    }
+}
+
+#[test]
+fn single_precision_gives_the_reference_s_logits() {
+    for family in FAMILIES {
+        for format in [Format::Safetensors, Format::Gguf] {
+            if comes_in(family, format) {
+                let package = package(family, format, Recipe::new(Scheme::F32), None);
+                check(family, &package, &format!("{format:?}"), SINGLE);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_cache_of_fewer_bits_loses_next_to_nothing() {
+    let types = [(KvPrecision::F16, DType::F16, HALF), (KvPrecision::I8, DType::I8, INTEGERS)];
+    for (family, (precision, dtype, limits)) in
+        FAMILIES.into_iter().flat_map(|family| types.map(|one| (family, one)))
+    {
+        let package =
+            package(family, Format::Safetensors, Recipe::new(Scheme::F32), None).with_cache(precision);
+        let executor = package.executor();
+        assert!(executor.cache_layouts().iter().all(|layer| layer.dtype == dtype), "{family}");
+        check(family, &package, &format!("with a cache of {dtype:?}"), limits);
+    }
+}
+
+#[test]
+fn a_slice_gives_the_logits_of_the_reference_s_smaller_model() {
+    let matformer: MatFormer = "ffn=32+64+32+96+32,skip=1+5".parse().unwrap();
+    let sliced = |recipe: Recipe| Recipe { matformer: Some(matformer.clone()), ..recipe };
+    let expected = rows("gemma3n", "slice.f32");
+    for format in [Format::Safetensors, Format::Gguf] {
+        let package = package("gemma3n", format, sliced(Recipe::new(Scheme::F32)), None);
+        check_rows("gemma3n", &package, &format!("sliced, {format:?}"), (&expected, SINGLE));
+    }
+    let package = package("gemma3n", Format::Safetensors, sliced(exact(Scheme::W8)), None);
+    assert_eq!(package.manifest.recipe.matformer, Some(matformer));
+    assert!(package.manifest.graphs.iter().all(|graph| [0, 3].contains(&graph.kv.len())));
+    check_static(&package, "a sliced gemma3n", HALF);
+}
+
+/// Returns the layers that the reference left out for `dropped.f32`.
+fn dropped(family: &str) -> LayerList {
+    let layers = match family {
+        "smollm3" => "0,2",
+        "gemma3" => "1,4",
+        "gemma3n" => "1,5",
+        _ => "0",
+    };
+    layers.parse().unwrap()
+}
+
+#[test]
+fn without_layers_a_model_gives_what_the_reference_does_without_them() {
+    for family in FAMILIES {
+        let without = |recipe: Recipe| Recipe { drop_layers: Some(dropped(family)), ..recipe };
+        let expected = rows(family, "dropped.f32");
+        for format in [Format::Safetensors, Format::Gguf] {
+            if comes_in(family, format) {
+                let package = package(family, format, without(Recipe::new(Scheme::F32)), None);
+                check_rows(family, &package, &format!("dropped, {format:?}"), (&expected, SINGLE));
+            }
+        }
+        let package = package(family, Format::Safetensors, without(exact(Scheme::W8)), None);
+        assert_eq!(package.manifest.recipe.drop_layers, Some(dropped(family)));
+        let most = package.manifest.graphs.iter().map(|graph| graph.kv.len()).max();
+        let kept = match family {
+            "smollm3" => 2,
+            "gemma3" => 4,
+            "gemma3n" => 3,
+            _ => 1,
+        };
+        assert_eq!(most, Some(kept), "{family}: slots of the cache go with their layers");
+        check_static(&package, &format!("{family} without layers"), HALF);
+    }
+}
+
+#[test]
+fn half_precision_loses_next_to_nothing() {
+    for family in FAMILIES {
+        let package = package(family, Format::Safetensors, Recipe::new(Scheme::F16), None);
+        check(family, &package, "f16", HALF);
+    }
+}
+
+/// Returns made-up measurements with channels of several sizes, so that all kinds of inputs are scaled.
+struct MadeUp;
+
+impl GraphRunner for MadeUp {
+    fn run(&self, _: &Path, _: Vec<Feed>, wanted: &[Fetch]) -> Result<Vec<Vec<f32>>, RunnerError> {
+        let sizes = |channels| (0..channels).map(|channel| (1 << (4 * (channel % 2))) as f32).collect();
+        Ok(wanted.iter().map(|fetch| sizes(fetch.shape[0])).collect())
+    }
+}
+
+#[test]
+fn eight_bits_lose_little_whatever_channels_are_scaled_by() {
+    let recipe = Recipe { accuracy_level: 0, ..Recipe::new(Scheme::W8) };
+    for family in FAMILIES {
+        let plain = package(family, Format::Safetensors, recipe.clone(), None);
+        check(family, &plain, "w8", EIGHT_BITS);
+        let scaled = package(family, Format::Safetensors, recipe.clone(), Some(&MadeUp));
+        assert_eq!(scaled.manifest.recipe.calibration, Calibration::Standard);
+        check(family, &scaled, "w8, scaled", EIGHT_BITS);
+    }
+}
+
+/// Checks that the static graphs of a package return the logits of its dynamic graph.
+fn check_static(package: &Package, what: &str, bound: f32) {
+    let tokens = tokens();
+    let expected = step(&mut package.executor(), &[(0, 0, &tokens, LogitRows::All)]).unwrap();
+    let place =
+        GraphLoad { device: &Device::Cpu, threads: 1, form: Form::Graph, fallback: FallbackPolicy::Refused };
+    let options = StaticOptions { slots: 4, kv_budget: 1 << 30 };
+    let (folder, manifest) = (package.folder.path(), &package.manifest);
+    let mut fixed = StaticExecutor::open(runtime(), folder, manifest, place, &options).unwrap();
+    let agree = |rows: &[Vec<f32>], first: usize| {
+        for (index, row) in rows.iter().enumerate() {
+            let found = relative(row, &expected[first + index]);
+            assert!(found <= bound, "{what} token {}: {found}", first + index);
+        }
+    };
+    let mut at = 0;
+    for length in [8, 8, 5, 1, 1, 8, 7, 1, 1] {
+        agree(&step(&mut fixed, &[(0, at, &tokens[at..at + length], LogitRows::All)]).unwrap(), at);
+        at += length;
+    }
+    assert_eq!(at, TOKENS);
+    copy_and_cut_back(&mut fixed, agree);
+}
+
+fn exact(scheme: Scheme) -> Recipe {
+    Recipe { accuracy_level: 0, fixed: Some(shapes()), ..Recipe::new(scheme) }
+}
+
+#[test]
+fn the_static_variant_gives_what_the_dynamic_one_does() {
+    for family in FAMILIES {
+        for scheme in [Scheme::W8, Scheme::W4, Scheme::F16] {
+            let package = package(family, Format::Safetensors, exact(scheme), None);
+            check_static(&package, &format!("{family} {scheme}"), HALF);
+        }
+    }
+}
+
+#[test]
+fn several_streams_go_from_part_to_part() {
+    let recipe = Recipe { part_bytes: 1, ..exact(Scheme::W8) };
+    let package = package("gemma3n", Format::Safetensors, recipe, None);
+    let range = |graph: &GraphEntry| match graph.part {
+        Part::Layers { tokens: 1, range, .. } => range.map(|range| (range.first, range.end)),
+        _ => None,
+    };
+    let parts: Vec<_> = package.manifest.graphs.iter().filter_map(range).collect();
+    assert_eq!(parts, [(0, 1), (1, 2), (2, 7)], "the last three share what layers 2 and 3 keep");
+    check_static(&package, "a divided gemma3n", HALF);
+}
+
+#[test]
+fn a_stream_past_what_half_precision_holds_is_carried() {
+    // Elements of the vectors that each layer adds have about this size.
+    let loud = ("post_feedforward_layernorm", 30_000.0);
+    // Small values next to them are rounded to the same precision; with several streams, small differences of large
+    // values occur.
+    for (family, bound) in [("gemma3", 1.5 * HALF), ("gemma3n", 2.0 * HALF)] {
+        let package = with_values(family, exact(Scheme::W8), loud);
+        check_static(&package, &format!("a loud {family}"), bound);
+    }
+}

@@ -1,0 +1,57 @@
+//! The pass to half precision, which CUDA needs, preserves what each decoder family computes. ONNX Runtime's CPU
+//! provider runs the converted graphs.
+
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::fs;
+
+use narthex_engine::executor::LogitRows;
+use narthex_graph::{Graph, half_precision};
+use narthex_spec::{DType, Recipe, Scheme};
+
+use crate::support::{
+    Package,
+    families::{FAMILIES, Format, package, tokens},
+    farthest, step,
+};
+
+/// Maximum relative L2 distance between half and single precision.
+const HALF: f32 = 0.01;
+
+/// Converts the graph of a package. Returns whether it was changed.
+fn convert(package: &Package) -> bool {
+    let path = package.folder.path().join(&package.manifest.graphs[0].file);
+    let mut graph = Graph::decode(&fs::read(&path).unwrap()).unwrap();
+    let converted = half_precision::convert(&mut graph);
+    fs::write(path, graph.encode()).unwrap();
+    converted
+}
+
+/// Returns the logits after a prompt and after each of the tokens that follow it, and the type of the cache.
+fn run(package: &Package) -> (Vec<Vec<f32>>, DType) {
+    let mut executor = package.executor();
+    let tokens = tokens();
+    let mut rows = step(&mut executor, &[(0, 0, &tokens[..30], LogitRows::All)]).unwrap();
+    for at in 30..tokens.len() {
+        rows.extend(step(&mut executor, &[(0, at, &tokens[at..=at], LogitRows::All)]).unwrap());
+    }
+    (rows, executor.cache_layouts()[0].dtype)
+}
+
+#[test]
+fn every_decoder_keeps_its_logits_in_half_precision() {
+    for family in FAMILIES {
+        for scheme in Scheme::ALL {
+            let recipe = Recipe { accuracy_level: 0, ..Recipe::new(scheme) };
+            let package = package(family, Format::Safetensors, recipe, None);
+            let (expected, dtype) = run(&package);
+            assert_eq!(dtype, DType::F32);
+            assert!(convert(&package), "{family} in {scheme}");
+            let (found, dtype) = run(&package);
+            assert_eq!(dtype, DType::F16);
+            let distance = farthest(&found, &expected);
+            assert!(distance > 0.0 && distance <= HALF, "{family} in {scheme}: {distance}");
+            assert!(!convert(&package), "{family} in {scheme} is converted twice");
+        }
+    }
+}

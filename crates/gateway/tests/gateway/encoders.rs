@@ -1,0 +1,278 @@
+//! Comparison of reranking, answers and masked tokens of tiny models with the reference (`goldens/encoders.py`).
+
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use narthex_gateway::{
+    Cancel, Error, TokenCount,
+    request::{
+        AnswerRequest, EmbedRequest, InputOverflow, MaskRequest, Prompt, RefineRequest, RerankRequest,
+    },
+};
+
+use crate::support::{
+    Tiny,
+    encoders::{FAMILIES, Golden, Head},
+};
+
+fn near(found: f64, expected: f64, what: &str) {
+    assert!((found - expected).abs() <= 1e-3 * expected.abs() + 1e-5, "{what}: {found}, not {expected}");
+}
+
+#[test]
+fn scores_are_those_of_the_reference() {
+    let tiny = Tiny::new();
+    let compiled = FAMILIES.map(|family| (family, tiny.encoder(family, Head::Score)));
+    for (family, model) in compiled.into_iter().chain([("bert", tiny.import("reranker"))]) {
+        let golden = Golden::read(family);
+        let gateway = tiny.gateway();
+        let pairs = golden.expected["pairs"].as_array().unwrap();
+        let text = |pair: usize, part: usize| pairs[pair]["pair"][part].as_str().unwrap().to_owned();
+        for (pair, expected) in pairs.iter().enumerate() {
+            let request = RerankRequest {
+                query: text(pair, 0),
+                documents: vec![text(pair, 1)],
+                top_n: None,
+                overlong: InputOverflow::Refuse,
+            };
+            let found = gateway.rerank(&model, &request, &Cancel::new()).unwrap();
+            assert_eq!(found.prompt_tokens, expected["ids"].as_array().unwrap().len(), "{}", golden.family);
+            let logit = expected["logit"].as_f64().unwrap();
+            near(f64::from(found.results[0].score), 1.0 / (1.0 + (-logit).exp()), golden.family);
+        }
+        // Several documents get the scores that each one gets alone, in descending order.
+        let documents: Vec<String> = (0..3).map(|pair| text(pair, 1)).collect();
+        let ask = |documents: Vec<String>, top_n| {
+            let request =
+                RerankRequest { query: text(0, 0), documents, top_n, overlong: InputOverflow::Refuse };
+            gateway.rerank(&model, &request, &Cancel::new()).unwrap().results
+        };
+        let all = ask(documents.clone(), None);
+        assert!(all.is_sorted_by(|a, b| a.score >= b.score) && all.len() == 3);
+        for ranked in &all {
+            let alone = ask(vec![documents[ranked.index].clone()], None)[0].score;
+            near(f64::from(ranked.score), f64::from(alone), golden.family);
+        }
+        assert_eq!(ask(documents, Some(2)).len(), 2);
+    }
+}
+
+#[test]
+fn answers_are_those_of_the_reference() {
+    let tiny = Tiny::new();
+    let compiled = FAMILIES.map(|family| (family, tiny.encoder(family, Head::Spans)));
+    for (family, model) in compiled.into_iter().chain([("distilbert", tiny.import("answers"))]) {
+        let golden = Golden::read(family);
+        let expected = &golden.expected["answer"];
+        let text = |key: &str| expected[key].as_str().unwrap();
+        let number = |key: &str| expected[key].as_u64().unwrap() as usize;
+        let request = AnswerRequest {
+            top_k: 3,
+            longest: number("longest"),
+            window: number("window"),
+            stride: number("stride"),
+            ..AnswerRequest::new(text("question"), text("context"))
+        };
+        let found = tiny.gateway().answer(&model, &request, &Cancel::new()).unwrap();
+        near(found.no_answer, expected["null"].as_f64().unwrap(), golden.family);
+        let spans = expected["answers"].as_array().unwrap();
+        assert_eq!(found.answers.len(), spans.len());
+        for (found, span) in found.answers.iter().zip(spans) {
+            let what = format!("{} {}", golden.family, found.text);
+            let place = ["start", "end"].map(|end| span[end].as_u64().unwrap() as usize);
+            assert_eq!([found.chars.start, found.chars.end], place, "{what}");
+            assert_eq!(found.text, span["text"].as_str().unwrap(), "{what}");
+            assert_eq!(&request.context[found.bytes.clone()], found.text, "{what}");
+            near(found.score, span["score"].as_f64().unwrap(), &what);
+        }
+        assert_eq!(found.best().is_some(), found.answers[0].score >= found.no_answer);
+    }
+}
+
+#[test]
+fn masks_are_filled_as_the_reference_does() {
+    let tiny = Tiny::new();
+    let compiled = FAMILIES.map(|family| (family, tiny.encoder(family, Head::Masked)));
+    for (family, model) in compiled.into_iter().chain([("bert", tiny.import("masked"))]) {
+        let golden = Golden::read(family);
+        let gateway = tiny.gateway();
+        for case in golden.expected["masked"].as_array().unwrap() {
+            let text = case["text"].as_str().unwrap().to_owned();
+            let found = gateway.fill(&model, &MaskRequest { text, top_k: 3 }, &Cancel::new()).unwrap();
+            let rows = case["logits"].as_array().unwrap();
+            assert_eq!(found.masks.len(), rows.len());
+            for (mask, row) in found.masks.iter().zip(rows) {
+                let row: Vec<f64> = row.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect();
+                let sum: f64 = row.iter().map(|x| x.exp()).sum();
+                assert!(mask.is_sorted_by(|a, b| a.score >= b.score) && mask.len() == 3);
+                let most = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                near(mask[0].score, most.exp() / sum, golden.family);
+                for one in mask {
+                    near(one.score, row[one.token as usize].exp() / sum, golden.family);
+                }
+            }
+        }
+        let error = gateway
+            .fill(&model, &MaskRequest { text: "the cat".to_owned(), top_k: 3 }, &Cancel::new())
+            .unwrap_err();
+        assert!(error.to_string().contains("at least once"), "{error}");
+    }
+}
+
+#[test]
+fn tokens_are_added_as_the_reference_adds_them() {
+    let tiny = Tiny::new();
+    for golden in FAMILIES.map(Golden::read) {
+        let model = tiny.encoder(golden.family, Head::Masked);
+        let gateway = tiny.gateway();
+        for case in golden.expected["refined"].as_array().unwrap() {
+            let list = |key: &str| case[key].as_array().unwrap();
+            let text = case["text"].as_str().unwrap();
+            let rounds = case["rounds"].as_u64().unwrap() as usize;
+            let request = RefineRequest { rounds, ..RefineRequest::new(text, list("tokens").len()) };
+            let found = gateway.refine(&model, &request, &Cancel::new()).unwrap();
+            let what = format!("{} {text}", golden.family);
+            let tokens: Vec<u64> = found.tokens.iter().map(|one| u64::from(one.token)).collect();
+            assert_eq!(
+                tokens,
+                list("tokens").iter().map(|x| x.as_u64().unwrap()).collect::<Vec<_>>(),
+                "{what}"
+            );
+            for (one, score) in found.tokens.iter().zip(list("scores")) {
+                near(one.score, score.as_f64().unwrap(), &what);
+            }
+            assert!(found.text.contains(&found.generated) && !found.text.contains("mask"), "{}", found.text);
+            assert_eq!(gateway.refine(&model, &request, &Cancel::new()).unwrap(), found);
+        }
+        let refused = |request: RefineRequest, param: &str, expect: &str| {
+            let error = gateway.refine(&model, &request, &Cancel::new()).unwrap_err();
+            assert!(error.param() == Some(param) && error.to_string().contains(expect), "{error}");
+        };
+        refused(RefineRequest::new("a", 0), "generate", "expected 1 to 64, found 0");
+        refused(RefineRequest::new("a", 65), "generate", "expected 1 to 64, found 65");
+        refused(RefineRequest { rounds: 0, ..RefineRequest::new("a", 1) }, "rounds", "expected 1 to 64");
+        refused(RefineRequest::new("a", 64), "text", "but this model allows at most 64");
+    }
+}
+
+#[test]
+fn texts_that_are_too_long_are_refused_or_cut() {
+    let tiny = Tiny::new();
+    let (ranker, reader) = (tiny.encoder("bert", Head::Score), tiny.encoder("bert", Head::Spans));
+    let gateway = tiny.gateway();
+    let long = "the cat ".repeat(40);
+    let ask = |query: &str, overlong| {
+        let documents = vec!["the dog".to_owned(), long.clone()];
+        gateway.rerank(
+            &ranker,
+            &RerankRequest { query: query.to_owned(), documents, top_n: None, overlong },
+            &Cancel::new(),
+        )
+    };
+    let error = ask("a cat", InputOverflow::Refuse).unwrap_err().to_string();
+    assert!(error.contains("document 1 have 85 tokens") && error.contains("at most 64"), "{error}");
+    assert_eq!(ask("a cat", InputOverflow::Truncate).unwrap().prompt_tokens, 7 + 64);
+    let error = ask(&long, InputOverflow::Truncate).unwrap_err();
+    assert!(matches!(&error, Error::Invalid { param: "query", .. }), "{error}");
+    // A context of any length is read in windows.
+    let found = gateway.answer(&reader, &AnswerRequest::new("a cat?", long.clone()), &Cancel::new()).unwrap();
+    assert!(found.prompt_tokens > 85 && !found.answers.is_empty());
+    let error = gateway.answer(&reader, &AnswerRequest::new(long, "a cat"), &Cancel::new()).unwrap_err();
+    assert!(matches!(&error, Error::Invalid { param: "question", .. }), "{error}");
+}
+
+#[test]
+fn text_without_tokens_has_a_limit_in_bytes() {
+    let tiny = Tiny::new();
+    let (embedder, ranker) = (tiny.embedding(), tiny.encoder("bert", Head::Score));
+    let gateway = tiny.gateway();
+    let after = |spaces: usize| " ".repeat(spaces) + "the cat";
+    let embed = |text: String, overlong| {
+        let request = EmbedRequest { overlong, ..EmbedRequest::new([text]) };
+        gateway.embed(&embedder, &request, &Cancel::new()).map(|found| found.vectors)
+    };
+    let rank = |text: String, overlong| {
+        let request = RerankRequest { query: "a".to_owned(), documents: vec![text], top_n: None, overlong };
+        gateway.rerank(&ranker, &request, &Cancel::new()).map(|found| found.prompt_tokens)
+    };
+    for overlong in [InputOverflow::Refuse, InputOverflow::Truncate] {
+        assert_eq!(embed(after(20_000), overlong).unwrap(), embed(after(0), overlong).unwrap());
+        assert_eq!(rank(after(20_000), overlong).unwrap(), rank(after(0), overlong).unwrap());
+        let error = embed(after(100_000), overlong).unwrap_err();
+        assert!(matches!(error, Error::InputTooLong { found: TokenCount::AtLeast(_), .. }), "{error}");
+        let error = rank(after(100_000), overlong).unwrap_err();
+        assert!(matches!(error, Error::Invalid { param: "documents", .. }), "{error}");
+        assert!(error.to_string().contains("have at least 65 tokens"), "{error}");
+    }
+}
+
+#[test]
+fn a_model_does_its_own_job_alone() {
+    let tiny = Tiny::new();
+    let (ranker, reader) = (tiny.encoder("bert", Head::Score), tiny.encoder("bert", Head::Spans));
+    let gateway = tiny.gateway();
+    let says = |error: Error, expect: &str| {
+        assert!(matches!(error, Error::WrongKind { .. }) && error.to_string().ends_with(expect), "{error}");
+    };
+    let question = AnswerRequest::new("a?", "a");
+    says(
+        gateway.answer(&ranker, &question, &Cancel::new()).unwrap_err(),
+        "is a reranker, not a question-answering model",
+    );
+    let embed = EmbedRequest {
+        inputs: vec![Prompt::Text("a".to_owned())],
+        overlong: InputOverflow::Refuse,
+        dimensions: None,
+        prompt: None,
+    };
+    says(
+        gateway.embed(&reader, &embed, &Cancel::new()).unwrap_err(),
+        "is a question-answering model, not an embedding model",
+    );
+    let mask = MaskRequest { text: "a".to_owned(), top_k: 1 };
+    says(gateway.fill(&reader, &mask, &Cancel::new()).unwrap_err(), "not a masked language model");
+}
+
+#[test]
+fn a_prompt_stands_before_every_text() {
+    let tiny = Tiny::new();
+    let model = tiny.prompted_embedding();
+    let gateway = tiny.gateway();
+    let ask = |input: Prompt, prompt: Option<&str>| {
+        let request = EmbedRequest {
+            inputs: vec![input],
+            overlong: InputOverflow::Refuse,
+            dimensions: None,
+            prompt: prompt.map(str::to_owned),
+        };
+        gateway.embed(&model, &request, &Cancel::new()).map(|found| found.vectors)
+    };
+    let text = |text: &str| Prompt::Text(text.to_owned());
+    let (query, none) =
+        (ask(text("the cat"), Some("query")).unwrap(), ask(text("the cat"), Some("none")).unwrap());
+    assert_eq!(query, ask(text("what is the cat"), Some("none")).unwrap());
+    assert_ne!(query, none);
+    // Without a prompt name the default prompt is used, but never before token lists.
+    assert_eq!(ask(text("the cat"), None).unwrap(), query);
+    assert!(ask(Prompt::Tokens(vec![2, 9, 3]), None).is_ok());
+    // Tokens of another model have other special tokens, or none.
+    for tokens in [vec![9], vec![9, 7, 8], vec![2, 9], vec![9, 3]] {
+        let error = ask(Prompt::Tokens(tokens), None).unwrap_err();
+        assert!(error.to_string().contains("begin with [2] and end with [3]"), "{error}");
+    }
+    let refused = |input: Prompt, prompt: &str, expect: &str| {
+        let error = ask(input, Some(prompt)).unwrap_err();
+        assert!(matches!(error, Error::Invalid { param: "prompt_name", .. }), "{error}");
+        assert!(error.to_string().contains(expect), "{error}");
+    };
+    refused(text("a"), "passage", "expected one of none, query, found \"passage\"");
+    refused(Prompt::Tokens(vec![2, 9, 3]), "query", "expected texts");
+    let plain = tiny.embedding();
+    let request = EmbedRequest {
+        inputs: vec![text("a")],
+        overlong: InputOverflow::Refuse,
+        dimensions: None,
+        prompt: Some("query".to_owned()),
+    };
+    let error = tiny.gateway().embed(&plain, &request, &Cancel::new()).unwrap_err().to_string();
+    assert!(error.contains("this model has no prompts"), "{error}");
+}

@@ -1,0 +1,21 @@
+//! Tests of the gateway over tiny models. Those that need a process of their own are programs beside this folder.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod answers;
+mod catalogue_page;
+mod check;
+mod comparison;
+mod control_tokens;
+mod device_selection;
+mod draft_model;
+mod encoders;
+mod examples;
+mod figures;
+mod kv_cache;
+mod model_estimate;
+mod models;
+mod packed_weights;
+mod prefix_cache;
+mod reductions;

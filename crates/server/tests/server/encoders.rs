@@ -1,0 +1,150 @@
+//! Encoders: `/v1/rerank`, `/v1/answer`, `/v1/fill` and token lists of `/v1/embeddings` over tiny models, including invalid requests.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use serde_json::{Value, json};
+
+use crate::support::{Head, Live, Tiny, with};
+
+#[test]
+fn documents_are_ranked() {
+    let tiny = Tiny::new();
+    let (model, embedding) = (tiny.encoder("bert", Head::Score), tiny.embedding());
+    let live = Live::start(tiny.config());
+    let documents =
+        json!(["the cat sleeps in the house.", {"text": "a dog runs to the river."}, "what is it?"]);
+    let request = json!({"model": model, "query": "what sleeps?", "documents": documents});
+    let ask = |fields: Value| live.post("/v1/rerank", &with(request.clone(), fields));
+    let answer = ask(json!({"return_documents": true})).json();
+    let results = answer["results"].as_array().unwrap();
+    let scores: Vec<f64> = results.iter().map(|one| one["relevance_score"].as_f64().unwrap()).collect();
+    assert!(scores.is_sorted_by(|a, b| a >= b) && scores.iter().all(|score| (0.0..=1.0).contains(score)));
+    let mut indices: Vec<u64> = results.iter().map(|one| one["index"].as_u64().unwrap()).collect();
+    let second = results.iter().find(|one| one["index"] == 1).unwrap();
+    assert_eq!(second["document"], json!({"text": "a dog runs to the river."}));
+    indices.sort_unstable();
+    assert_eq!(indices, [0, 1, 2]);
+    assert_eq!(
+        (answer["model"].as_str(), &answer["usage"]["total_tokens"]),
+        (Some(&*model), &answer["usage"]["prompt_tokens"])
+    );
+    let best = ask(json!({"top_n": 1})).json()["results"].clone();
+    assert_eq!((best.as_array().unwrap().len(), &best[0]["index"]), (1, &results[0]["index"]));
+    assert!(best[0].get("document").is_none());
+
+    let refused = |fields: Value, param: &str, text: &str| {
+        let error = ask(fields).error(400);
+        assert_eq!(error["param"], param, "{error}");
+        assert!(error["message"].as_str().unwrap().contains(text), "{error}");
+    };
+    refused(json!({"unknown": 1}), "unknown", "not supported");
+    refused(json!({"documents": []}), "documents", "expected 1 to 2048 documents, found 0");
+    refused(json!({"documents": "the cat"}), "documents", "sequence");
+    refused(json!({"documents": [3]}), "documents[0]", "expected a text, or an object with the field text");
+    refused(json!({"query": null}), "query", "string");
+    refused(json!({"top_n": 0}), "top_n", "above zero");
+    refused(json!({"max_chunks_per_doc": 3}), "max_chunks_per_doc", "not supported");
+    refused(json!({"model": embedding}), "model", "is an embedding model, not a reranker");
+    let long = json!({"documents": ["the cat ".repeat(40)]});
+    refused(long.clone(), "documents", "at most 64");
+    assert_eq!(ask(with(long, json!({"truncate": true}))).status, 200);
+    assert_eq!(live.get("/v1/rerank").status, 405);
+}
+
+#[test]
+fn questions_are_answered() {
+    let tiny = Tiny::new();
+    let (model, ranker) = (tiny.encoder("distilbert", Head::Spans), tiny.encoder("bert", Head::Score));
+    let live = Live::start(tiny.config());
+    let context = "é the cat sleeps in the house. a dog runs to the river.";
+    let request =
+        json!({"model": model, "question": "where does the dog run?", "context": context, "top_k": 3});
+    let ask = |fields: Value| live.post("/v1/answer", &with(request.clone(), fields));
+    let answer = ask(json!({})).json();
+    let answers = answer["answers"].as_array().unwrap();
+    assert_eq!(answers.len(), 3);
+    for span in answers {
+        let place = |key: &str| span[key].as_u64().unwrap() as usize;
+        let text = span["text"].as_str().unwrap();
+        assert_eq!(&context[place("start_byte")..place("end_byte")], text);
+        let chars: String =
+            context.chars().skip(place("start")).take(place("end") - place("start")).collect();
+        assert_eq!(chars, text);
+    }
+    let score = |value: &Value| value.as_f64().unwrap();
+    let certain = score(&answers[0]["score"]) >= score(&answer["no_answer_score"]);
+    assert_eq!(answer["answer"], if certain { answers[0]["text"].clone() } else { Value::Null });
+    assert_eq!(ask(json!({"top_k": null})).json()["answers"], json!([answers[0]]));
+    let short = ask(json!({"max_answer_tokens": 1})).json();
+    assert!(!short["answers"][0]["text"].as_str().unwrap().contains(' '));
+
+    let refused = |fields: Value, param: &str, text: &str| {
+        let error = ask(fields).error(400);
+        assert_eq!(error["param"], param, "{error}");
+        assert!(error["message"].as_str().unwrap().contains(text), "{error}");
+    };
+    refused(json!({"unknown": 1}), "unknown", "not supported");
+    refused(json!({"top_k": 0}), "top_k", "expected 1 to 100, found 0");
+    refused(json!({"max_answer_tokens": 0}), "max_answer_tokens", "expected 1 to 384");
+    refused(json!({"max_answer_tokens": u64::MAX}), "max_answer_tokens", "expected 1 to 384");
+    refused(json!({"context": " "}), "context", "expected some text");
+    refused(json!({"question": 3}), "question", "string");
+    refused(json!({"model": ranker}), "model", "is a reranker, not a question-answering model");
+}
+
+#[test]
+fn masks_are_filled_and_tokens_added() {
+    let tiny = Tiny::new();
+    let (model, ranker) = (tiny.encoder("mobilebert", Head::Masked), tiny.encoder("bert", Head::Score));
+    let live = Live::start(tiny.config());
+    let request = json!({"model": model, "text": "a [MASK] runs to the [MASK]."});
+    let ask = |fields: Value| live.post("/v1/fill", &with(request.clone(), fields));
+    let answer = ask(json!({"top_k": 2})).json();
+    assert_eq!((&answer["object"], answer["model"].as_str()), (&json!("fill"), Some(&*model)));
+    let masks = answer["masks"].as_array().unwrap();
+    assert_eq!(masks.iter().map(|mask| mask.as_array().unwrap().len()).collect::<Vec<_>>(), [2, 2]);
+    assert!(masks[0][0]["score"].as_f64() >= masks[0][1]["score"].as_f64());
+    assert!(masks[0][0]["text"].is_string() && masks[0][0]["token"].is_u64());
+    assert_eq!(ask(json!({})).json()["masks"][1].as_array().unwrap().len(), 5);
+
+    let more = json!({"text": "the cat", "generate": 3, "rounds": 2});
+    let answer = ask(more.clone()).json();
+    assert_eq!(answer["tokens"].as_array().unwrap().len(), 3);
+    let (text, generated) = (answer["text"].as_str().unwrap(), answer["generated"].as_str().unwrap());
+    assert!(text.starts_with("the cat") && text.ends_with(generated), "{answer}");
+    assert_eq!(answer["usage"]["prompt_tokens"], 7);
+    assert_eq!(ask(more).json(), answer);
+
+    let refused = |fields: Value, param: &str, text: &str| {
+        let error = ask(fields).error(400);
+        assert_eq!(error["param"], param, "{error}");
+        assert!(error["message"].as_str().unwrap().contains(text), "{error}");
+    };
+    refused(json!({"unknown": 1}), "unknown", "not supported");
+    refused(json!({"top_k": 101}), "top_k", "expected 1 to 100, found 101");
+    refused(json!({"text": "the cat"}), "text", "expected [MASK] at least once");
+    refused(json!({"generate": 3}), "text", "expected [MASK] at most once");
+    refused(json!({"generate": 3, "top_k": 2}), "top_k", "cannot be combined with generate");
+    refused(json!({"rounds": 2}), "rounds", "requires generate");
+    refused(json!({"generate": 1000}), "generate", "expected 1 to 64, found 1000");
+    refused(json!({"model": ranker}), "model", "is a reranker, not a masked language model");
+}
+
+#[test]
+fn tokens_of_an_encoder_are_those_of_its_texts() {
+    let tiny = Tiny::new();
+    let model = tiny.embedding();
+    let live = Live::start(tiny.config());
+    let tokens = |fields: Value| {
+        live.post("/tokenize", &with(json!({"model": model, "content": "the cat"}), fields)).json()["tokens"]
+            .clone()
+    };
+    let embed = |input: Value| live.post("/v1/embeddings", &json!({"model": model, "input": input}));
+    let vector = |input: Value| embed(input).json()["data"][0]["embedding"].clone();
+    assert_eq!(vector(tokens(json!({}))), vector(json!("the cat")));
+    assert_eq!(tokens(json!({"add_special_tokens": true})), tokens(json!({})));
+    let bare = tokens(json!({"add_special": false}));
+    assert_eq!(bare.as_array().unwrap()[..], tokens(json!({})).as_array().unwrap()[1..=2]);
+    let error = embed(json!([bare])).error(400);
+    assert!(error["message"].as_str().unwrap().contains("check_embedding_ctx_length"), "{error}");
+}
