@@ -77,7 +77,7 @@ impl<'a> Session<'a> {
 
     /// Builds the command-line program with the release profile, and returns its path.
     pub(crate) fn build_release(&self) -> anyhow::Result<PathBuf> {
-        self.build_program(&["build", "--package", "narthex-cli", "--release"])
+        self.build_program(&["build", "--package", "narthex", "--release"])
     }
 
     fn build_program(&self, arguments: &[&str]) -> anyhow::Result<PathBuf> {

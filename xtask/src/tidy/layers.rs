@@ -18,7 +18,7 @@ enum Layer {
 
 /// The layers, from the top down, as ARCHITECTURE.md draws them.
 const LAYERS: &[(&str, Layer)] = &[
-    ("narthex-cli", Layer::Product(6)),
+    ("narthex", Layer::Product(6)),
     ("narthex-server", Layer::Product(5)),
     ("narthex-mcp", Layer::Product(5)),
     ("narthex-gateway", Layer::Product(4)),
@@ -48,16 +48,16 @@ const CAPABILITIES: &[(&[&str], &[&str], &str)] = &[
     ),
     (
         &["tokio", "tokio-rustls", "tokio-stream"],
-        &["narthex-server", "narthex-mcp", "narthex-cli"],
+        &["narthex-server", "narthex-mcp", "narthex"],
         "the library is synchronous; only server, mcp and cli are asynchronous",
     ),
     (&["rmcp"], &["narthex-mcp"], "only mcp implements MCP"),
     (
         &["clap_complete", "indicatif", "rustyline", "comfy-table", "ctrlc"],
-        &["narthex-cli"],
+        &["narthex"],
         "only cli uses a terminal",
     ),
-    (&["clap"], &["narthex-cli", "xtask"], "only programs have arguments"),
+    (&["clap"], &["narthex", "xtask"], "only programs have arguments"),
     (
         &["tokenizers", "minijinja", "minijinja-contrib"],
         &["narthex-text"],
@@ -68,7 +68,7 @@ const CAPABILITIES: &[(&[&str], &[&str], &str)] = &[
         &["narthex-graph", "narthex-text"],
         "only graph reads ONNX files, and only text reads SentencePiece models",
     ),
-    (&["anyhow"], &["narthex-cli", "xtask"], "libraries have typed errors"),
+    (&["anyhow"], &["narthex", "xtask"], "libraries have typed errors"),
     (&["syn", "proc-macro2"], &["xtask"], "only the checks read Rust"),
 ];
 
