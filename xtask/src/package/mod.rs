@@ -4,6 +4,7 @@
 //! Each way has a fresh folder and an empty store, so the first answer includes the download of the model. `PATH` has no
 //! Cargo, except for `cargo install` itself. A way for which this machine lacks a tool is skipped. Start at
 //! [`InstallWay`]; [`packages`] makes the files, [`question`] asks, and the other modules each install one package.
+//! [`registry`] makes its own files.
 
 mod cargo_install;
 mod debian;
@@ -12,6 +13,7 @@ mod npm;
 mod packages;
 mod page;
 mod question;
+mod registry;
 mod wheel;
 
 use std::{
@@ -63,6 +65,8 @@ pub(crate) enum InstallWay {
     Deb,
     /// The sources, installed by `cargo install`.
     Cargo,
+    /// The crates as published, installed by `cargo install` from a registry in a folder.
+    Registry,
 }
 
 /// Result of an installation.
@@ -93,12 +97,13 @@ impl InstallWay {
             Self::Npx => npm::install_with_npx(packages, folder),
             Self::Deb => debian::install(packages, folder),
             Self::Cargo => cargo_install::install(packages, folder),
+            Self::Registry => registry::install(packages, folder),
         }
     }
 
     /// Returns true if the installation contains ONNX Runtime.
     fn has_runtime(self) -> bool {
-        self != Self::Cargo
+        !matches!(self, Self::Cargo | Self::Registry)
     }
 
     /// Installs into a fresh folder, asks the question and removes the folder.

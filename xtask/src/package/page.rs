@@ -41,7 +41,8 @@ fn command(way: InstallWay) -> &'static str {
         InstallWay::Npm => "`npm install --global`",
         InstallWay::Npx => "`npx`",
         InstallWay::Deb => "`apt-get install` of the `.deb`",
-        InstallWay::Cargo => "`cargo install`",
+        InstallWay::Cargo => "`cargo install --path crates/cli`",
+        InstallWay::Registry => "`cargo install narthex`",
     }
 }
 
@@ -68,8 +69,9 @@ pub(super) fn page(commit: &str, sizes: &[String], reports: &[WayReport], took: 
         "# Installations from packages, {}\n\nCommit {commit}; narthex {}, a release build; {}; {:.0} minutes. `cargo xtask package` made the \
          packages and installed each into a fresh folder, the `.deb` with python3-pip into a root made by debootstrap. Then it asked smollm2:135m \
          \"What is the capital of France?\" twice. The first answer began with an empty store: it includes the download of the model through pip, \
-         its compilation and its check, for `cargo install` also the download of ONNX Runtime, which every other installation contains. The second answer came from a \
-         new process. `PATH` had no Cargo, except in `cargo install` itself, which used the release build of the same run.\n\n\
+         its compilation and its check, for both forms of `cargo install` also the download of ONNX Runtime, which every other installation contains. The second answer came from a \
+         new process. `PATH` had no Cargo, except in `cargo install` itself. With `--path` it used the release build of the same run; from the registry, a folder with the \
+         crates as they would be published, it compiled everything.\n\n\
          | Installation | Installed in | First answer after | Second after | Answer |\n|---|---:|---:|---:|---|\n{rows}\n## Files\n\n{}",
         record::today(),
         env!("CARGO_PKG_VERSION"),
