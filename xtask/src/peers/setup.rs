@@ -133,8 +133,8 @@ fn load(text: &str) -> Option<f64> {
 /// Returns the processor's name, which precedes its other properties.
 fn cpu(doctor: &serde_json::Value) -> Option<String> {
     let findings = doctor["findings"].as_array()?;
-    let text = findings.iter().find(|finding| finding["subject"] == "cpu")?["text"].as_str()?;
-    text.split(": ").next().map(str::to_owned)
+    let text = findings.iter().find(|finding| finding["subject"] == "processor")?["text"].as_str()?;
+    text.split_once(": ").map(|(name, _)| name.to_owned())
 }
 
 #[cfg(test)]
@@ -151,7 +151,8 @@ mod tests {
     fn the_processor_is_named() {
         let doctor = serde_json::json!({"findings": [
             {"subject": "store", "text": "a: b"},
-            {"subject": "cpu", "text": "Some CPU (R): 2 usable of 4 cores; avx2"},
+            {"subject": "processor", "text": "Some CPU (R): 2 usable of 4 cores; avx2"},
+            {"subject": "cpu", "text": "can be used"},
         ]});
         assert_eq!(cpu(&doctor).as_deref(), Some("Some CPU (R)"));
         assert_eq!(cpu(&serde_json::json!({"findings": []})), None);
