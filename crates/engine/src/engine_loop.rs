@@ -29,7 +29,7 @@ use crate::{
         policy::{self, Bounds, Grant},
     },
     sequence::Sequence,
-    speculate::{DraftSource, MAX_WIDTH, StepCosts},
+    speculate::{Acceptance, DraftSource, MAX_WIDTH, StepCosts},
     supervise::SupervisedExecutor,
 };
 use stored_prefixes::{OfferOutcome, StoredPrefixes};
@@ -66,6 +66,8 @@ pub struct EngineLoop {
     draft_model: Option<DraftModel>,
     stored: Option<StoredPrefixes>,
     costs: StepCosts,
+    /// Acceptance of the drafts of all sequences.
+    acceptance: Acceptance,
     pace: PromptPace,
     scratch: Scratch,
     submitted: u64,
@@ -93,6 +95,7 @@ impl EngineLoop {
             draft_model: None,
             stored: None,
             costs: StepCosts::new(),
+            acceptance: Acceptance::default(),
             pace: PromptPace::default(),
             scratch: Scratch::new(limits.vocab),
             submitted: 0,

@@ -27,7 +27,11 @@ impl EngineLoop {
         // No slot is evicted for tokens that may be rejected.
         let fits = |width: usize| width > 0 && self.slots.fits(None, tokens.len() + width);
         let found = Lookup::find(tokens).and_then(|found| {
-            let width = self.costs.width(sequence.acceptance.rate(found.ngram), most, 0.0);
+            let rate = sequence.acceptance.rate(found.ngram, &self.acceptance);
+            let width = self.costs.width(rate, most, 0.0);
+            if width == 0 {
+                self.acceptance.record_unused(found.ngram);
+            }
             fits(width).then_some((found, width))
         });
         self.draft.extend(tokens.last());
@@ -78,7 +82,10 @@ impl EngineLoop {
         let draft = &self.draft[1..];
         let (accepted, end) = sequence.verify(draft, self.device.logits(), &mut self.scratch);
         match (self.draft_source, &mut self.draft_model) {
-            (DraftSource::Lookup { ngram }, _) => sequence.acceptance.record(ngram, accepted, draft.len()),
+            (DraftSource::Lookup { ngram }, _) => {
+                sequence.acceptance.record(ngram, accepted, draft.len());
+                self.acceptance.record(ngram, accepted, draft.len());
+            }
             (DraftSource::Model, Some(model)) => {
                 model.record(accepted, draft.len(), self.costs.relative(draft.len()));
             }

@@ -1,4 +1,4 @@
-//! Acceptance rate of drafts in one sequence: the share of draft tokens that the model accepted.
+//! Acceptance rates of drafts: the share of draft tokens that the model accepted, in one sequence and in all.
 
 use super::lookup::{MAX_NGRAM, MIN_NGRAM};
 
@@ -12,6 +12,9 @@ const PRIOR_WEIGHT: f32 = 2.0;
 
 /// Factor by which earlier counts are multiplied at each draft.
 const COUNT_DECAY: f32 = 0.85;
+
+/// Factor by which counts are multiplied for each draft that was not used.
+const UNUSED_DECAY: f32 = 0.98;
 
 /// Counts for each class of n-gram lengths. The longer the matching n-gram, the more likely is its continuation.
 #[derive(Debug, Clone, Default)]
@@ -52,15 +55,22 @@ impl Acceptance {
         PRIOR.iter().rposition(|(least, _)| ngram >= *least).unwrap_or(0)
     }
 
-    /// Returns the probability that a draft token is accepted if all tokens before it were.
-    pub(crate) fn rate(&self, ngram: usize) -> f32 {
+    /// Returns the probability that a draft token is accepted if all tokens before it were. A sequence with few drafts
+    /// has the rate of `all` sequences.
+    pub(crate) fn rate(&self, ngram: usize, all: &Self) -> f32 {
         let class = Self::class(ngram);
-        self.classes[class].rate(PRIOR[class].1)
+        self.classes[class].rate(all.classes[class].rate(PRIOR[class].1))
     }
 
     /// Records the number of accepted tokens of a draft of `width`.
     pub(crate) fn record(&mut self, ngram: usize, accepted: usize, width: usize) {
         self.classes[Self::class(ngram)].record(accepted, width);
+    }
+
+    /// Records that an n-gram was found, but no draft was expected to be faster. Therefore, drafts of its class are tried
+    /// again from time to time.
+    pub(crate) fn record_unused(&mut self, ngram: usize) {
+        self.classes[Self::class(ngram)].scale(UNUSED_DECAY);
     }
 }
 
@@ -70,18 +80,33 @@ mod tests {
 
     #[test]
     fn rates_follow_what_was_accepted_and_classes_are_apart() {
-        let mut acceptance = Acceptance::default();
-        assert!(acceptance.rate(2) < acceptance.rate(3) && acceptance.rate(9) < acceptance.rate(16));
-        let before = acceptance.rate(5);
+        let (mut acceptance, all) = (Acceptance::default(), Acceptance::default());
+        let rate = |acceptance: &Acceptance, ngram| acceptance.rate(ngram, &all);
+        assert!(rate(&acceptance, 2) < rate(&acceptance, 3) && rate(&acceptance, 9) < rate(&acceptance, 16));
+        let before = rate(&acceptance, 5);
         for _ in 0..20 {
             acceptance.record(9, 7, 7);
             acceptance.record(2, 0, 3);
         }
-        assert!(acceptance.rate(8) > 0.95 && acceptance.rate(2) < 0.12, "{acceptance:?}");
-        assert_eq!(acceptance.rate(5), before);
+        assert!(rate(&acceptance, 8) > 0.95 && rate(&acceptance, 2) < 0.12, "{acceptance:?}");
+        assert_eq!(rate(&acceptance, 5), before);
         for _ in 0..20 {
             acceptance.record(9, 0, 7);
         }
-        assert!(acceptance.rate(8) < 0.4, "{acceptance:?}");
+        assert!(rate(&acceptance, 8) < 0.4, "{acceptance:?}");
+    }
+
+    #[test]
+    fn a_new_sequence_has_the_rate_of_all_until_it_has_its_own() {
+        let (mut sequence, mut all) = (Acceptance::default(), Acceptance::default());
+        let assumed = sequence.rate(2, &all);
+        (0..10).for_each(|_| all.record(2, 0, 3));
+        assert!(sequence.rate(2, &all) < 0.12, "{all:?}");
+        assert_eq!(sequence.rate(3, &all), Acceptance::default().rate(3, &Acceptance::default()));
+        (0..10).for_each(|_| sequence.record(2, 3, 3));
+        assert!(sequence.rate(2, &all) > 0.8, "{sequence:?}");
+        // Unused drafts are tried again after some time.
+        (0..200).for_each(|_| all.record_unused(2));
+        assert!((Acceptance::default().rate(2, &all) - assumed).abs() < 0.02, "{all:?}");
     }
 }
