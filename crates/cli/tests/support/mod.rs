@@ -4,6 +4,7 @@
 //! the expected results of encoders.
 
 #![allow(dead_code, reason = "each test program uses a part of this")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 #[path = "../../../device/tests/support/encoders.rs"]
 pub(crate) mod encoders;

@@ -1,7 +1,7 @@
 //! Shared support of these tests: a temporary store with tiny models, and a sink that collects a whole answer.
 
 #![allow(dead_code, reason = "each test program uses a part of this")]
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
 #[path = "../../../device/tests/support/encoders.rs"]
 pub(crate) mod encoders;
