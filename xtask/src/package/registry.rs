@@ -161,12 +161,11 @@ impl ListedPackage {
     }
 
     fn index_line<'a>(&'a self, checksum: &str) -> IndexLine<'a> {
-        // Cargo ignores the development dependencies of packages in a registry.
-        let dependencies = self.dependencies.iter().filter(|found| found.kind.as_deref() != Some("dev"));
         IndexLine {
             name: &self.name,
             vers: &self.version,
-            deps: dependencies.map(ListedDependency::index_entry).collect(),
+            // Features may name development dependencies, which Cargo does not install.
+            deps: self.dependencies.iter().map(ListedDependency::index_entry).collect(),
             cksum: checksum.to_owned(),
             features: &self.features,
             yanked: false,
@@ -232,7 +231,9 @@ mod tests {
             "name": "abcd", "vers": "1.2.3", "cksum": "00ff", "features": {"fast": ["dep:b"]}, "yanked": false,
             "links": null, "rust_version": "1.92",
             "deps": [{"name": "c", "package": "b", "req": "^2", "features": ["d"], "optional": true,
-                "default_features": false, "target": "cfg(unix)", "kind": "normal"}],
+                "default_features": false, "target": "cfg(unix)", "kind": "normal"},
+                {"name": "e", "package": null, "req": "*", "features": [], "optional": false, "default_features": true,
+                "target": null, "kind": "dev"}],
         });
         assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), expect);
         package().add_to_index(folder.path(), "00ff").unwrap();
