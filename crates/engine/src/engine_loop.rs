@@ -66,7 +66,7 @@ pub struct EngineLoop {
     draft_model: Option<DraftModel>,
     stored: Option<StoredPrefixes>,
     costs: StepCosts,
-    /// Acceptance of the drafts of all sequences.
+    /// Acceptance rates over the drafts of all sequences.
     acceptance: Acceptance,
     pace: PromptPace,
     scratch: Scratch,

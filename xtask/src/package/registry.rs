@@ -1,14 +1,12 @@
-//! A registry in a folder with the crates as they would be published, and `cargo install narthex` from it.
+//! `cargo install narthex` from a registry in a folder, which has the crates as they would be published.
 //!
-//! The registry replaces the default one, so it also has the packages of all dependencies, which Cargo has downloaded
-//! before. Its form is that of a
-//! [local registry](https://doc.rust-lang.org/cargo/reference/source-replacement.html#local-registry-sources).
+//! The folder replaces the default registry, so it also has the packages of all dependencies, which Cargo has already
+//! downloaded. It has the layout of a [local registry](https://doc.rust-lang.org/cargo/reference/source-replacement.html#local-registry-sources).
 
 use std::{
     collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
-    time::Instant,
 };
 
 use anyhow::{Context, ensure};
@@ -16,13 +14,13 @@ use narthex_spec::Sha256;
 use serde::{Deserialize, Serialize};
 use sha2::Digest;
 
-use super::{Attempt, Installation, packages::Packages};
+use super::{Attempt, cargo_install, packages::Packages};
 use crate::{process, session::Session, terminal};
 
 /// Name of the registry in Cargo's configuration.
 const NAME: &str = "narthex-packages";
 
-/// Output of `cargo metadata`: the packages of the workspace, and all on which they depend.
+/// Output of `cargo metadata`: the packages of the workspace and all their dependencies.
 #[derive(Deserialize)]
 struct PackageList {
     packages: Vec<ListedPackage>,
@@ -86,17 +84,10 @@ struct IndexDependency<'a> {
 pub(super) fn install(packages: &Packages<'_>, folder: &Path) -> anyhow::Result<Attempt> {
     let registry = folder.join("registry");
     make(&packages.session, folder, &registry)?;
-    let root = folder.join("root");
-    let start = Instant::now();
     let mut cargo = packages.session.cargo(&["install", "--quiet", "--locked", "narthex"]);
     cargo.arg("--config").arg(format!("source.crates-io.replace-with=\"{NAME}\""));
     cargo.arg("--config").arg(format!("source.{NAME}.local-registry=\"{}\"", registry.display()));
-    process::run(cargo.arg("--target-dir").arg(folder.join("target")).arg("--root").arg(&root))?;
-    Ok(Attempt::Installed(Installation {
-        took: start.elapsed(),
-        program: vec![root.join("bin/narthex").into()],
-        store: folder.join("store"),
-    }))
+    cargo_install::run(cargo.arg("--target-dir").arg(folder.join("target")), folder)
 }
 
 /// Packages the crates, and writes them with their dependencies and an index to the folder `registry`.
@@ -136,7 +127,8 @@ impl ListedPackage {
         format!("{}-{}.crate", self.name, self.version)
     }
 
-    /// Returns the path of the downloaded package, `cache/REGISTRY/FILE` beside `src/REGISTRY/FOLDER/Cargo.toml`.
+    /// Returns the path of the downloaded package. Cargo stores it in `registry/cache/NAME`, and unpacks it into
+    /// `registry/src/NAME`.
     fn cached(&self) -> anyhow::Result<PathBuf> {
         let path = &self.manifest_path;
         let unexpected =
@@ -145,7 +137,8 @@ impl ListedPackage {
         let sources = registry.parent().with_context(unexpected)?;
         ensure!(sources.ends_with("registry/src"), unexpected());
         let name = registry.file_name().with_context(unexpected)?;
-        Ok(sources.with_file_name("cache").join(name).join(self.file_name()))
+        let cache = sources.with_file_name("cache").join(name);
+        Ok(cache.join(self.file_name()))
     }
 
     /// Appends the package's line to its file in the index.

@@ -28,7 +28,8 @@ impl CargoTool {
         let own = tools.join("bin").join(format!("{name}{}", env::consts::EXE_SUFFIX));
         if !works(session.command(&own).env("CARGO", cargo()).arg("--version")) {
             terminal::line(format!("{name} is not installed; building it takes a few minutes, once"));
-            let mut install = session.cargo(&["install", "--locked", "--version", version, name]);
+            // Without optimization, because the programs are built for a few seconds of use.
+            let mut install = session.cargo(&["install", "--locked", "--debug", "--version", version, name]);
             process::run(install.args(options).arg("--root").arg(&tools))?;
         }
         Ok(own)

@@ -12,10 +12,10 @@ use crate::{
 };
 
 /// Checker of licences, bans and sources.
-const DENY: CargoTool = CargoTool { name: "cargo-deny", version: "0.20.2", options: &["--debug"] };
+const DENY: CargoTool = CargoTool { name: "cargo-deny", version: "0.20.2", options: &[] };
 
 /// Checker of versions.
-const VET: CargoTool = CargoTool { name: "cargo-vet", version: "0.10.3", options: &["--debug"] };
+const VET: CargoTool = CargoTool { name: "cargo-vet", version: "0.10.3", options: &[] };
 
 /// Arguments of cargo-deny; `deny.toml` configures the checks.
 const DENY_CHECKS: [&str; 4] = ["check", "licenses", "bans", "sources"];

@@ -133,11 +133,11 @@ fn check_flags(source: &Source) -> Vec<Finding> {
 pub(crate) fn check_folders(packages: &[Package]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for package in packages {
-        let expected = match (package.name.as_str(), package.name.strip_prefix("narthex-")) {
+        let expected = match package.name.strip_prefix("narthex-") {
+            Some(noun) => format!("crates/{noun}"),
             // `cargo install narthex` needs this name.
-            ("narthex", _) => "crates/cli".to_owned(),
-            (_, Some(noun)) => format!("crates/{noun}"),
-            (name, None) => name.to_owned(),
+            None if package.name == "narthex" => "crates/cli".to_owned(),
+            None => package.name.clone(),
         };
         if package.folder != expected {
             let message = format!("is in {} instead of {expected}; rename one of them", package.folder);

@@ -426,17 +426,12 @@ fn a_store_that_cannot_be_written_is_named() {
 #[cfg(unix)]
 #[test]
 fn a_closed_pipe_ends_quietly() {
+    use crate::support::run_without_reader;
     let home = tempfile::tempdir().unwrap();
-    let mut child = Command::new(env!("CARGO_BIN_EXE_narthex"))
-        .args(["list", "--available"])
-        .env("NARTHEX_HOME", home.path())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_narthex"));
+    command.args(["list", "--available"]).env("NARTHEX_HOME", home.path());
     // Without a reader, the first write fails with a closed pipe.
-    drop(child.stdout.take());
-    let output = child.wait_with_output().unwrap();
+    let output = run_without_reader(&mut command);
     assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), b"".as_slice()));
 }
 

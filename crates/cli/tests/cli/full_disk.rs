@@ -6,10 +6,10 @@
 
 use std::{
     fs,
-    io::{BufRead, BufReader, Read, Write},
+    io::{Read, Write},
     net::TcpStream,
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Child, Command},
     thread::JoinHandle,
     time::Duration,
 };
@@ -17,7 +17,7 @@ use std::{
 use narthex_testkit::checkpoint::{Meta, tiny_llama};
 use serde_json::{Value, json};
 
-use crate::support::{library, with_runtime};
+use crate::support::{ListeningServer, library, serve, with_runtime};
 
 /// Command that becomes the server. Files cannot grow beyond a few kibibytes, and a write beyond fails like one to a full
 /// disk instead of ending the process.
@@ -36,7 +36,8 @@ struct Server {
 impl Server {
     fn start(home: &Path, script: &str) -> Self {
         let cache = home.join("prefixes");
-        let mut process = Command::new("sh")
+        let mut command = Command::new("sh");
+        command
             .args([
                 "-c",
                 script,
@@ -50,15 +51,9 @@ impl Server {
             .arg("--prefix-cache-dir")
             .arg(cache)
             .env("NARTHEX_HOME", home.join("store"))
-            .env("ORT_DYLIB_PATH", library())
-            .stdin(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(process.stderr.take().unwrap()).lines().map_while(Result::ok);
-        let line = lines.find(|line| line.contains("http://")).expect("the server announces its address");
-        let address = line.split("http://").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
-        let log = std::thread::spawn(move || lines.map(|line| line + "\n").collect());
+            .env("ORT_DYLIB_PATH", library());
+        let ListeningServer { process, address, log } = serve(&mut command);
+        let log = std::thread::spawn(move || log.map(|line| line + "\n").collect());
         Self { process, address, log }
     }
 

@@ -1,5 +1,5 @@
-//! Tests of the command line as a process. Those with tight bounds on time are programs beside this folder, which
-//! run one after another.
+//! Tests that run the command line as a process. Tests with tight time limits are separate programs in the parent
+//! folder, so that these do not run at the same time.
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -95,17 +95,10 @@ fn a_vendor_s_compiler_is_asked_in_a_process_of_its_own() {
 #[cfg(unix)]
 #[test]
 fn a_reader_that_leaves_ends_the_answer_quietly() {
+    use crate::support::run_without_reader;
     let story = [QUESTION, "--max-tokens", "400", "--temperature", "1", "--seed", "1"];
-    let mut child = Command::new(env!("CARGO_BIN_EXE_narthex"))
-        .arg("chat")
-        .args(story)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    drop(child.stdout.take());
-    let output = child.wait_with_output().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_narthex"));
+    let output = run_without_reader(command.arg("chat").args(story).stdin(Stdio::null()));
     let report = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{report}");
     assert!(!report.to_lowercase().contains("error"), "{report}");

@@ -4,9 +4,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
 use std::{
-    io::{BufRead, BufReader, Read, Write},
+    io::{Read, Write},
     net::TcpStream,
-    process::{Child, Command, Stdio},
+    process::{Child, Command},
     thread,
     time::Duration,
 };
@@ -16,6 +16,8 @@ use narthex_testkit::{
     hub::{HubServer, Repo},
 };
 use serde_json::Value;
+
+use crate::support::{ListeningServer, serve};
 
 /// Server without models. Dropping it ends the server.
 struct Server {
@@ -49,20 +51,14 @@ impl Server {
     /// Starts a command that becomes `narthex serve`, with an empty store, and waits until it listens.
     fn listen(command: &mut Command, read: impl Fn(String) + Send + 'static) -> Self {
         let home = tempfile::tempdir().unwrap();
-        let mut process = command
+        command
             .env("NARTHEX_HOME", home.path())
             .env("HF_HUB_CACHE", home.path().join("hub"))
             .env("NARTHEX_PYTHON", "/nonexistent/python")
-            .env_remove("RUST_LOG")
-            .stdin(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(process.stderr.take().unwrap()).lines().map_while(Result::ok);
-        let line = lines.find(|line| line.contains("http://")).expect("the server announces its address");
+            .env_remove("RUST_LOG");
+        let ListeningServer { process, address, log } = serve(command);
         // Reads the rest of the output, so that the server never blocks on a full pipe.
-        thread::spawn(move || lines.for_each(read));
-        let address = line.split("http://").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
+        thread::spawn(move || log.for_each(read));
         Self { process, address, _home: home }
     }
 

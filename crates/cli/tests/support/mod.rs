@@ -4,7 +4,7 @@
 //! the expected results of encoders.
 
 #![allow(dead_code, reason = "each test program uses a part of this")]
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
 #[path = "../../../device/tests/support/encoders.rs"]
 pub(crate) mod encoders;
@@ -15,8 +15,9 @@ pub(crate) mod terminal;
 
 use std::{
     fs,
+    io::{BufRead, BufReader},
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Child, Command, Output, Stdio},
 };
 
 use narthex_catalog::{runtimes, store::Store};
@@ -40,6 +41,30 @@ pub(crate) fn with_runtime(home: &Path, args: &[&str]) -> Command {
     let mut command = offline(home, args);
     command.env("ORT_DYLIB_PATH", library());
     command
+}
+
+/// A server that listens.
+pub(crate) struct ListeningServer {
+    pub(crate) process: Child,
+    pub(crate) address: String,
+    /// Further lines of its log. The server waits if nobody reads them.
+    pub(crate) log: Box<dyn Iterator<Item = String> + Send>,
+}
+
+/// Runs a command that becomes `narthex serve`, and waits until it listens.
+pub(crate) fn serve(command: &mut Command) -> ListeningServer {
+    let mut process = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(process.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let line = lines.find(|line| line.contains("http://")).expect("the server announces its address");
+    let address = line.split("http://").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
+    ListeningServer { process, address, log: Box::new(lines) }
+}
+
+/// Runs a command whose standard output is a pipe without a reader.
+pub(crate) fn run_without_reader(command: &mut Command) -> Output {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    child.wait_with_output().unwrap()
 }
 
 /// Writes a Python module `pip` that runs this program.

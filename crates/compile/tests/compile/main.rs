@@ -1,4 +1,4 @@
-//! Tests of whole compiles. The test of their memory is a program beside this folder, because it counts allocations.
+//! Tests of whole compiles. The test that counts allocations is a separate program in the parent folder.
 
 #[path = "../support/mod.rs"]
 mod support;

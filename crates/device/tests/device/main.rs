@@ -1,5 +1,5 @@
-//! Tests of executors on the CPU, and of what needs no device. Those that load other libraries or change the process
-//! are programs beside this folder.
+//! Tests that run on the CPU or need no device. Tests that load another library or change the state of the process are
+//! separate programs in the parent folder.
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,4 +1,5 @@
-//! Acceptance rates of drafts: the share of draft tokens that the model accepted, in one sequence and in all.
+//! Acceptance rates of drafts: the share of draft tokens that the model accepts. Each sequence has its own rates, and
+//! the engine has rates over all sequences.
 
 use super::lookup::{MAX_NGRAM, MIN_NGRAM};
 
@@ -13,7 +14,7 @@ const PRIOR_WEIGHT: f32 = 2.0;
 /// Factor by which earlier counts are multiplied at each draft.
 const COUNT_DECAY: f32 = 0.85;
 
-/// Factor by which counts are multiplied for each draft that was not used.
+/// Factor by which the counts of a class are multiplied for each n-gram that was found but not drafted.
 const UNUSED_DECAY: f32 = 0.98;
 
 /// Counts for each class of n-gram lengths. The longer the matching n-gram, the more likely is its continuation.
@@ -67,8 +68,8 @@ impl Acceptance {
         self.classes[Self::class(ngram)].record(accepted, width);
     }
 
-    /// Records that an n-gram was found, but no draft was expected to be faster. Therefore, drafts of its class are tried
-    /// again from time to time.
+    /// Records that an n-gram was found but not drafted, because no draft was expected to be faster. The counts of its
+    /// class decrease, so that such drafts are tried again from time to time.
     pub(crate) fn record_unused(&mut self, ngram: usize) {
         self.classes[Self::class(ngram)].scale(UNUSED_DECAY);
     }

@@ -1,4 +1,4 @@
-//! Tests of the engine over fake executors.
+//! Tests of the engine with fake executors. The test that counts allocations is a separate program in the parent folder.
 
 mod draft_model;
 mod latency;

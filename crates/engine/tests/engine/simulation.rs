@@ -19,7 +19,7 @@ use narthex_testkit::{
 };
 
 const STEPS: usize = 10_000;
-const SEEDS: u64 = 8;
+const SEEDS: u64 = 16;
 
 /// Behaviour of truncations. Failing ones retire slots with their contents, so the budget then has room for all slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -290,7 +290,7 @@ fn invariants_hold_for_ten_thousand_steps() {
     let sum = |count: fn(&EngineStats) -> u64| stats.iter().map(count).sum::<u64>();
     assert!(sum(|stats| stats.preemptions) > 100, "{stats:?}");
     let (accepted, rejected) = (sum(|stats| stats.accepted_tokens), sum(|stats| stats.rejected_tokens));
-    assert!(accepted > 100 && rejected > 50, "{accepted} of drafts were accepted, {rejected} rejected");
+    assert!(accepted > 100 && rejected > 100, "{accepted} of drafts were accepted, {rejected} rejected");
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Tests of the gateway over tiny models. Those that need a process of their own are programs beside this folder.
+//! Tests of the gateway over tiny models. Tests that need a process of their own are separate programs in the parent
+//! folder.
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,4 +1,4 @@
-//! Tests of the server over HTTP. Those that need a process of their own are programs beside this folder.
+//! Tests of the server over HTTP. Tests that need a process of their own are separate programs in the parent folder.
 
 #[path = "../support/mod.rs"]
 mod support;

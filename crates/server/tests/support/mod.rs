@@ -18,7 +18,7 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 #[path = "../../../gateway/tests/support/mod.rs"]
 mod tiny;
 
-#[allow(unused_imports, reason = "every test file uses a part of this")]
+#[allow(unused_imports, reason = "each test program uses a part of this")]
 pub(crate) use tiny::{LONG_CONTEXT, PATIENCE, SPECIAL, Tiny, encoders::Head, eventually};
 
 /// Live server. Dropping it ends the server.

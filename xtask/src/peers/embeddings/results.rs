@@ -12,10 +12,9 @@ use super::{
 use crate::peers::spread::Spread;
 
 /// Comparisons that are left out, with their reasons.
-const LEFT_OUT: [&str; 1] = [
-    "sentence-transformers 6.2.0: it needs PyTorch, whose package for Linux on x86-64 has no \
-                             variant without CUDA and requires it at its import; the download has 3.1 GB in 45 files",
-];
+const LEFT_OUT: [&str; 1] =
+    ["sentence-transformers 6.2.0, because it needs PyTorch. For Linux on x86-64, PyTorch cannot be \
+                             imported without the CUDA libraries: 45 packages, a download of 3.1 GB"];
 
 /// Output of a side in one round.
 #[derive(Debug, Clone, PartialEq, Deserialize)]

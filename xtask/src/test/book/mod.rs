@@ -27,8 +27,7 @@ use crate::{process, python::VirtualEnvironment, server::Server, session::Sessio
 
 /// The program that builds the book. It is built without its server and its search, and without optimisation, because
 /// the book is small.
-const MDBOOK: CargoTool =
-    CargoTool { name: "mdbook", version: "0.5.4", options: &["--no-default-features", "--debug"] };
+const MDBOOK: CargoTool = CargoTool { name: "mdbook", version: "0.5.4", options: &["--no-default-features"] };
 
 /// Address of the server in the pages.
 const SHOWN_ADDRESS: &str = "127.0.0.1:8000";
