@@ -33,7 +33,10 @@ fn now() -> Duration {
 
 /// Limits of one core, in operations or bytes per second.
 struct Limits {
-    dots: f64,
+    /// Products of weights of eight bits.
+    byte_dots: f64,
+    /// Products of weights of four bits.
+    nibble_dots: f64,
     mul_adds: f64,
     reads: f64,
 }
@@ -50,7 +53,8 @@ impl Limits {
             (0..7).map(|_| rate()).fold(0.0, f64::max)
         };
         Self {
-            dots: best(&|| kernels.run_dots(500_000)),
+            byte_dots: best(&|| kernels.run_dots(Bits::Eight, 500_000)),
+            nibble_dots: best(&|| kernels.run_dots(Bits::Four, 100_000)),
             mul_adds: best(&|| kernels.run_mul_adds(500_000)),
             reads: best(&|| kernels.run_reads(&bytes)),
         }
@@ -110,7 +114,8 @@ fn bench_matmul(criterion: &mut Criterion, kernels: &Kernels, limits: &Limits) {
                 kernels.quantize(MatrixRef::new(&floats, inputs), packed.format(), granularity, &mut input);
                 let (mut out, mut scratch) = (vec![0.0; rows * outputs], Scratch::default());
                 let name = format!("w{} {inputs}x{outputs} rows {rows} {granularity:?}", bits.count());
-                let work = Work::Products((rows * inputs * outputs) as u64, limits.dots);
+                let limit = if bits == Bits::Four { limits.nibble_dots } else { limits.byte_dots };
+                let work = Work::Products((rows * inputs * outputs) as u64, limit);
                 bench(criterion, &name, work, || {
                     let out = MatrixMut::new(&mut out, outputs);
                     kernels.matmul(&input, &packed, 0..outputs, &mut scratch, out);
@@ -235,11 +240,13 @@ fn main() {
             continue;
         }
         let limits = Limits::measure(&kernels);
-        let Limits { dots, mul_adds, reads } = limits;
+        let Limits { byte_dots, nibble_dots, mul_adds, reads } = limits;
         println!(
-            "{}, one core at most: {:.0} G byte products, {:.0} G float products, {:.1} GB a second",
+            "{}, one core at most: {:.0} G products with bytes, {:.0} G with nibbles, {:.0} G with floats, {:.1} GB a \
+             second",
             kernels.name(),
-            dots / 1e9,
+            byte_dots / 1e9,
+            nibble_dots / 1e9,
             mul_adds / 1e9,
             reads / 1e9
         );

@@ -18,8 +18,7 @@ use crate::{
 /// Maximum number of rows in a panel.
 pub(crate) const MAX_PANEL: usize = 6;
 
-/// Minimum number of rows for which four-bit weights are unpacked to memory. With fewer rows, they are unpacked in
-/// registers.
+/// Minimum number of rows for which weights are unpacked to memory. With fewer rows, they are unpacked in registers.
 pub(crate) const UNPACK_ROWS: usize = 13;
 
 /// Activations that share one scale.
@@ -49,6 +48,8 @@ pub struct QuantizedRows {
     rows: usize,
     inputs: usize,
     block: usize,
+    /// Number of blocks in a row; the last may be padded with zeros.
+    blocks: usize,
     granularity: Granularity,
     arrangement: Arrangement,
     panel_rows: usize,
@@ -56,6 +57,8 @@ pub struct QuantizedRows {
     quads: Vec<[i8; 4]>,
     /// The interleaved activations are unsigned bytes, to which 128 was added.
     biased: bool,
+    /// The interleaved activations in sixteen bits, if products need them.
+    wide: Vec<[i16; 4]>,
     /// Activations for AMX: for each panel, sixteen rows.
     bytes: AlignedBytes,
     /// Negated sums of activations: for each panel and block, one of each row.
@@ -68,8 +71,9 @@ pub struct QuantizedRows {
 
 /// Data of one interleaved panel.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Panel<'a> {
-    pub(crate) quads: &'a [[i8; 4]],
+pub(crate) struct Panel<'a, Q> {
+    /// Groups of four activations.
+    pub(crate) quads: &'a [Q],
     /// Negated sums of blocks.
     pub(crate) sums: &'a [i32],
     pub(crate) row_scales: Option<&'a [f32]>,
@@ -99,11 +103,13 @@ impl Default for QuantizedRows {
             rows: 0,
             inputs: 0,
             block: 32,
+            blocks: 0,
             granularity: Granularity::Row,
             arrangement: Arrangement::Interleaved,
             panel_rows: 1,
             quads: Vec::new(),
             biased: false,
+            wide: Vec::new(),
             bytes: AlignedBytes::default(),
             sums: Vec::new(),
             scales: Vec::new(),
@@ -128,15 +134,10 @@ impl QuantizedRows {
         self.block
     }
 
-    /// Returns the number of blocks in a row; the last may be padded with zeros.
-    fn blocks(&self) -> usize {
-        self.inputs.div_ceil(self.block)
-    }
-
     fn scales_per_row(&self) -> usize {
         match self.granularity {
             Granularity::Row => 1,
-            Granularity::Block => self.blocks(),
+            Granularity::Block => self.blocks,
         }
     }
 
@@ -150,6 +151,11 @@ impl QuantizedRows {
         &self.quads
     }
 
+    /// Returns the interleaved activations of all panels in sixteen bits, if products need them.
+    pub(crate) fn wide(&self) -> &[[i16; 4]] {
+        &self.wide
+    }
+
     pub(crate) fn arrangement(&self) -> Arrangement {
         self.arrangement
     }
@@ -161,8 +167,9 @@ impl QuantizedRows {
 
     /// Returns the interleaved panel of these rows. Its activations are those of `quads`, which has the order of
     /// [`Self::quads`].
-    pub(crate) fn panel<'a>(&'a self, rows: &Range<usize>, quads: &'a [[i8; 4]]) -> Panel<'a> {
-        let (blocks, groups, scales) = (self.blocks(), self.block / 4, self.scales_per_row());
+    #[inline]
+    pub(crate) fn panel<'a, Q>(&'a self, rows: &Range<usize>, quads: &'a [Q]) -> Panel<'a, Q> {
+        let (blocks, groups, scales) = (self.blocks, self.block / 4, self.scales_per_row());
         let part = |width: usize| rows.start * width..rows.end * width;
         let scales = &self.scales[part(scales)];
         let by_row = self.granularity == Granularity::Row;
@@ -178,7 +185,7 @@ impl QuantizedRows {
 
     /// Returns the panel for AMX with this index.
     pub(crate) fn tile_panel(&self, index: usize) -> TilePanel<'_> {
-        let (blocks, stride, scales) = (self.blocks(), self.blocks() * self.block, self.scales_per_row());
+        let (blocks, stride, scales) = (self.blocks, self.blocks * self.block, self.scales_per_row());
         let part = |width: usize| index * width..(index + 1) * width;
         let (sums, _) = self.sums.as_chunks();
         let scales = &self.scales.as_chunks().0[part(scales)];
@@ -228,10 +235,12 @@ impl Operation for Quantize<'_> {
     fn run<S: Simd>(self, s: S) {
         let Self { input, weights: WeightFormat { block, bits }, granularity, arrangement, out } = self;
         (out.rows, out.inputs) = (input.rows(), input.columns());
-        let biased = S::CENTERED_BIAS != 0 && bits == Bits::Four && out.rows >= UNPACK_ROWS;
+        let unpack = out.rows >= UNPACK_ROWS;
+        let biased = S::CENTERED_BIAS != 0 && bits == Bits::Four && unpack;
         out.biased = biased;
         (out.block, out.granularity, out.arrangement) = (block, granularity, arrangement);
-        let (blocks, groups) = (out.blocks(), block / 4);
+        let (blocks, groups) = (out.inputs.div_ceil(block), block / 4);
+        out.blocks = blocks;
         let places = match arrangement {
             Arrangement::Interleaved => {
                 out.panel_rows = S::ROWS.min(MAX_PANEL);
@@ -292,6 +301,10 @@ impl Operation for Quantize<'_> {
                     }
                 }
             }
+        }
+        out.wide.clear();
+        if S::WIDENS && bits == Bits::Eight && unpack {
+            out.wide.extend(out.quads.iter().map(|quad| quad.map(i16::from)));
         }
     }
 }

@@ -1,14 +1,21 @@
 //! Layouts of weights in products, and the products of sixteen inputs in each.
 
-use crate::{aligned::LINE, simd::Simd};
+use crate::{
+    activations::toggle_bias,
+    aligned::LINE,
+    packed::Tile,
+    simd::{LANES, Simd},
+};
 
 /// Layout of weights in lines of 64 bytes.
 pub(crate) trait Format {
+    /// Four activations of a row.
+    type Quad: Copy;
     /// Integer that represents 0 if there are no zero points.
     const MIDDLE: i32;
     /// Number of lines that contain four groups of four inputs.
     const LINES: usize;
-    /// The lines are a copy of the matrix's, relative to the zero points, and blocks have initial sums.
+    /// This is an [`UnpackedFormat`].
     const UNPACKED: bool = false;
 
     /// Number that products subtract from each weight.
@@ -20,9 +27,15 @@ pub(crate) trait Format {
     fn accumulate<S: Simd, const R: usize, const V: usize>(
         s: S,
         lines: [&[[u8; LINE]]; V],
-        quads: &[[[i8; 4]; R]; 4],
+        quads: &[[Self::Quad; R]; 4],
         acc: &mut [[S::Ints; V]; R],
     );
+}
+
+/// Layout of a copy of a tile's weights, relative to their zero points. The copy has two lines for each of the tile's.
+pub(crate) trait UnpackedFormat: Format {
+    /// Writes the copy, and the sums with which products of blocks start.
+    fn unpack<S: Simd>(s: S, tile: &Tile<'_>, lines: &mut [[u8; LINE]], starts: &mut [[i32; LANES]]);
 }
 
 /// Weights of eight bits.
@@ -34,7 +47,12 @@ pub(crate) struct Nibbles;
 /// Weights of four bits as signed bytes, relative to their zero points.
 pub(crate) struct CenteredNibbles;
 
+/// Weights of eight bits as integers of sixteen bits, relative to their zero points.
+pub(crate) struct WideBytes;
+
 impl Format for Bytes {
+    type Quad = [i8; 4];
+
     const MIDDLE: i32 = 128;
     const LINES: usize = 4;
 
@@ -46,7 +64,7 @@ impl Format for Bytes {
     fn accumulate<S: Simd, const R: usize, const V: usize>(
         s: S,
         lines: [&[[u8; LINE]]; V],
-        quads: &[[[i8; 4]; R]; 4],
+        quads: &[[Self::Quad; R]; 4],
         acc: &mut [[S::Ints; V]; R],
     ) {
         for g in 0..4 {
@@ -65,6 +83,8 @@ impl Format for Bytes {
 }
 
 impl Format for Nibbles {
+    type Quad = [i8; 4];
+
     const MIDDLE: i32 = 8;
     const LINES: usize = 2;
 
@@ -72,9 +92,10 @@ impl Format for Nibbles {
     fn accumulate<S: Simd, const R: usize, const V: usize>(
         s: S,
         lines: [&[[u8; LINE]]; V],
-        quads: &[[[i8; 4]; R]; 4],
+        quads: &[[Self::Quad; R]; 4],
         acc: &mut [[S::Ints; V]; R],
     ) {
+        let mut sums = begin_step(s, acc);
         for l in 0..2 {
             let mut weights = [s.unpack_nibbles(&lines[0][l]); V];
             for v in 1..V {
@@ -84,15 +105,18 @@ impl Format for Nibbles {
                 for r in 0..R {
                     let quad = s.splat_quad(&quads[l * 2 + half][r]);
                     for v in 0..V {
-                        acc[r][v] = s.dot_nibbles(acc[r][v], weights[v][half], quad);
+                        sums[r][v] = s.dot_nibbles(sums[r][v], weights[v][half], quad);
                     }
                 }
             }
         }
+        finish_step(s, acc, &sums);
     }
 }
 
 impl Format for CenteredNibbles {
+    type Quad = [i8; 4];
+
     const MIDDLE: i32 = 0;
     const LINES: usize = 4;
     const UNPACKED: bool = true;
@@ -101,9 +125,10 @@ impl Format for CenteredNibbles {
     fn accumulate<S: Simd, const R: usize, const V: usize>(
         s: S,
         lines: [&[[u8; LINE]]; V],
-        quads: &[[[i8; 4]; R]; 4],
+        quads: &[[Self::Quad; R]; 4],
         acc: &mut [[S::Ints; V]; R],
     ) {
+        let mut sums = begin_step(s, acc);
         for g in 0..4 {
             let mut weights = [s.load_nibbles(&lines[0][g]); V];
             for v in 1..V {
@@ -112,9 +137,111 @@ impl Format for CenteredNibbles {
             for r in 0..R {
                 let quad = s.splat_quad(&quads[g][r]);
                 for v in 0..V {
-                    acc[r][v] = s.dot_centered(acc[r][v], weights[v], quad);
+                    sums[r][v] = s.dot_centered(sums[r][v], weights[v], quad);
                 }
             }
+        }
+        finish_step(s, acc, &sums);
+    }
+}
+
+impl UnpackedFormat for CenteredNibbles {
+    #[inline(always)]
+    fn unpack<S: Simd>(s: S, tile: &Tile<'_>, lines: &mut [[u8; LINE]], starts: &mut [[i32; LANES]]) {
+        let Some(count) = tile.quants.len().checked_div(starts.len()) else { return };
+        let blocks = tile.quants.chunks_exact(count).zip(lines.chunks_exact_mut(2 * count));
+        for (block, ((packed, lines), start)) in blocks.zip(starts).enumerate() {
+            let zeros = tile.zeros.map_or(&[Nibbles::MIDDLE as u8; LANES], |zeros| &zeros[block]);
+            // It is outside the loop because the compiler must assume that the stores change the zero points.
+            let zeros = s.repeat_zero_points(zeros);
+            let mut sum = s.splat_int(0);
+            for (packed, lines) in packed.iter().zip(lines.as_chunks_mut::<2>().0) {
+                s.prefetch(packed);
+                let mut step = s.begin_step(sum);
+                for (weights, line) in s.unpack_nibbles(packed).into_iter().zip(lines) {
+                    let weights = s.center_nibbles(weights, zeros);
+                    s.store_nibbles(weights, line);
+                    if S::CENTERED_BIAS != 0 {
+                        // The part of the products that comes from the bias.
+                        step = s.dot_centered(step, weights, s.splat_quad(&toggle_bias([0; 4], true)));
+                    }
+                }
+                sum = s.finish_step(sum, step);
+            }
+            s.store_ints(s.sub_ints(s.splat_int(0), sum), start);
+        }
+    }
+}
+
+impl Format for WideBytes {
+    type Quad = [i16; 4];
+
+    const MIDDLE: i32 = 0;
+    const LINES: usize = 8;
+    const UNPACKED: bool = true;
+
+    #[inline(always)]
+    fn accumulate<S: Simd, const R: usize, const V: usize>(
+        s: S,
+        lines: [&[[u8; LINE]]; V],
+        quads: &[[Self::Quad; R]; 4],
+        acc: &mut [[S::Ints; V]; R],
+    ) {
+        for g in 0..4 {
+            for v in 0..V {
+                let weights = &lines[v].as_chunks().0[g];
+                for r in 0..R {
+                    acc[r][v] = s.dot_wide(acc[r][v], weights, &quads[g][r]);
+                }
+            }
+        }
+    }
+}
+
+impl UnpackedFormat for WideBytes {
+    #[inline(always)]
+    fn unpack<S: Simd>(s: S, tile: &Tile<'_>, lines: &mut [[u8; LINE]], starts: &mut [[i32; LANES]]) {
+        starts.fill([0; LANES]);
+        let Some(count) = tile.quants.len().checked_div(starts.len()) else { return };
+        let blocks = tile.quants.chunks_exact(count).zip(lines.chunks_exact_mut(2 * count));
+        for (block, (packed, lines)) in blocks.enumerate() {
+            let zeros = match tile.zeros {
+                None => s.splat_int(Bytes::MIDDLE),
+                Some(zeros) => s.load_zero_points(&zeros[block]),
+            };
+            for (packed, lines) in packed.iter().zip(lines.as_chunks_mut::<2>().0) {
+                s.prefetch(packed);
+                s.widen(packed, zeros, lines);
+            }
+        }
+    }
+}
+
+/// Returns the sums with which a step of sixteen inputs starts.
+#[inline(always)]
+fn begin_step<S: Simd, const R: usize, const V: usize>(
+    s: S,
+    acc: &[[S::Ints; V]; R],
+) -> [[S::StepSums; V]; R] {
+    let mut sums = [[s.begin_step(s.splat_int(0)); V]; R];
+    for r in 0..R {
+        for v in 0..V {
+            sums[r][v] = s.begin_step(acc[r][v]);
+        }
+    }
+    sums
+}
+
+/// Replaces sums by those after a step.
+#[inline(always)]
+fn finish_step<S: Simd, const R: usize, const V: usize>(
+    s: S,
+    acc: &mut [[S::Ints; V]; R],
+    sums: &[[S::StepSums; V]; R],
+) {
+    for r in 0..R {
+        for v in 0..V {
+            acc[r][v] = s.finish_step(acc[r][v], sums[r][v]);
         }
     }
 }

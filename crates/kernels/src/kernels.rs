@@ -2,8 +2,6 @@
 
 use std::ops::Range;
 
-#[cfg(feature = "bench")]
-use crate::limits::{Dots, MulAdds, Reads};
 #[cfg(target_arch = "aarch64")]
 use crate::simd::neon::Neon;
 #[cfg(target_arch = "x86_64")]
@@ -15,12 +13,17 @@ use crate::{
     },
     elementwise::{NormInput, ResidualSum, RmsNorm, Rotate, Softmax, SwiGlu},
     float::{FloatMatMul, FloatMatrix, FloatRows, Interleave},
-    matmul::{FourBit, MatMul, Scratch},
+    matmul::{MatMul, Scratch, Unpack},
     packed::{PackedMatrix, WeightFormat},
     rounding::RoundRow,
     simd::{LANES, Operation, Simd, amx::Amx, portable::Portable},
     tile_matmul::TileMatMul,
     view::{MatrixMut, MatrixRef},
+};
+#[cfg(feature = "bench")]
+use crate::{
+    limits::{Dots, MulAdds, Reads},
+    packed::Bits,
 };
 
 /// Instruction set of this processor.
@@ -183,9 +186,9 @@ impl Kernels {
             let buffer = &mut scratch.bytes;
             return self.rows.run(TileMatMul { amx, input, weights, columns, buffer, out });
         }
-        let four_bit = if input.rows() < UNPACK_ROWS { FourBit::InRegisters } else { FourBit::AsBytes };
+        let unpack = if input.rows() < UNPACK_ROWS { Unpack::Registers } else { Unpack::Buffer };
         let set = if input.rows() == 1 { self.one_row } else { self.rows };
-        set.run(MatMul { input, weights, columns, four_bit, scratch, out });
+        set.run(MatMul { input, weights, columns, unpack, scratch, out });
     }
 
     /// Arranges activations for products in single precision.
@@ -337,10 +340,10 @@ impl Kernels {
 
 #[cfg(feature = "bench")]
 impl Kernels {
-    /// Multiplies bytes in registers, and returns the number of multiply-accumulates. This measures the limit of
-    /// integer products.
-    pub fn run_dots(&self, rounds: usize) -> u64 {
-        self.rows.run(Dots { rounds })
+    /// Multiplies weights of this width and activations in registers, and returns the number of multiply-accumulates.
+    /// This measures the limit of integer products.
+    pub fn run_dots(&self, bits: Bits, rounds: usize) -> u64 {
+        self.rows.run(Dots { bits, rounds })
     }
 
     /// Multiplies floats in registers, and returns the number of multiply-accumulates. This measures the limit of float

@@ -5,13 +5,13 @@
 //! any number of rows, any range of columns and any instruction set, so the results of a row do not depend on the other
 //! rows and columns that are computed with it.
 
-use std::{marker::PhantomData, mem::take, ops::Range};
+use std::{marker::PhantomData, mem::take, ops::Range, slice::ChunksExact};
 
 use crate::{
     activations::{Panel, QuantizedRows, toggle_bias},
     aligned::{AlignedBytes, LINE},
     attention::Buffers,
-    formats::{Bytes, CenteredNibbles, Format, Nibbles},
+    formats::{Bytes, CenteredNibbles, Format, Nibbles, UnpackedFormat, WideBytes},
     math::store_part,
     packed::{Bits, PackedMatrix, Tile, Tiles},
     simd::{LANES, Operation, Simd},
@@ -28,19 +28,22 @@ pub struct Scratch {
     starts: Vec<[i32; LANES]>,
     /// Activations with the bias that the weights need.
     quads: Vec<[i8; 4]>,
+    /// Activations in sixteen bits.
+    wide: Vec<[i16; 4]>,
     pub(crate) attention: Buffers,
 }
 
 /// Rows of a register tile up to which reading the weights limits the speed.
 const PREFETCH_ROWS: usize = 4;
 
-/// Method of reading four-bit weights.
+/// Place to which weights are unpacked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum FourBit {
-    /// Nibbles are separated in registers, once for each panel.
-    InRegisters,
-    /// A tile is unpacked to signed bytes once, relative to its zero points, and all panels read the bytes.
-    AsBytes,
+pub(crate) enum Unpack {
+    /// Registers, once for each panel.
+    Registers,
+    /// A buffer, once for all panels, which read the unpacked weights of a tile. Weights of eight bits are unpacked only if
+    /// this is faster on the instruction set.
+    Buffer,
 }
 
 /// Operation that multiplies activations by some columns of a matrix.
@@ -48,7 +51,7 @@ pub(crate) struct MatMul<'a> {
     pub(crate) input: &'a QuantizedRows,
     pub(crate) weights: &'a PackedMatrix,
     pub(crate) columns: Range<usize>,
-    pub(crate) four_bit: FourBit,
+    pub(crate) unpack: Unpack,
     pub(crate) scratch: &'a mut Scratch,
     pub(crate) out: MatrixMut<'a>,
 }
@@ -58,10 +61,11 @@ impl Operation for MatMul<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
-        match (self.weights.bits(), self.four_bit) {
-            (Bits::Eight, _) => self.walk::<S, Bytes>(s),
-            (Bits::Four, FourBit::InRegisters) => self.walk::<S, Nibbles>(s),
-            (Bits::Four, FourBit::AsBytes) => self.walk_unpacked(s),
+        match (self.weights.bits(), self.unpack) {
+            (Bits::Eight, Unpack::Buffer) if S::WIDENS => self.multiply_wide(s),
+            (Bits::Eight, _) => self.multiply_packed::<S, Bytes>(s),
+            (Bits::Four, Unpack::Registers) => self.multiply_packed::<S, Nibbles>(s),
+            (Bits::Four, Unpack::Buffer) => self.multiply_centered(s),
         }
     }
 }
@@ -77,7 +81,7 @@ struct Columns<'a> {
 
 impl MatMul<'_> {
     #[inline(always)]
-    fn walk<S: Simd, F: Format>(&mut self, s: S) {
+    fn multiply_packed<S: Simd, F: Format<Quad = [i8; 4]>>(&mut self, s: S) {
         let (tiles, mut copy) = (self.weights.tiles(), take(&mut self.scratch.quads));
         let quads = with_bias(self.input, false, &mut copy);
         for step in Step::all(&self.columns, S::TILES) {
@@ -88,9 +92,24 @@ impl MatMul<'_> {
     }
 
     #[inline(always)]
-    fn walk_unpacked<S: Simd>(&mut self, s: S) {
-        let (tiles, mut copy) = (self.weights.tiles(), take(&mut self.scratch.quads));
+    fn multiply_centered<S: Simd>(&mut self, s: S) {
+        let mut copy = take(&mut self.scratch.quads);
         let quads = with_bias(self.input, S::CENTERED_BIAS != 0, &mut copy);
+        self.multiply_unpacked::<S, CenteredNibbles>(s, quads);
+        self.scratch.quads = copy;
+    }
+
+    #[inline(always)]
+    fn multiply_wide<S: Simd>(&mut self, s: S) {
+        let mut copy = take(&mut self.scratch.wide);
+        let quads = widened(self.input, &mut copy);
+        self.multiply_unpacked::<S, WideBytes>(s, quads);
+        self.scratch.wide = copy;
+    }
+
+    #[inline(always)]
+    fn multiply_unpacked<S: Simd, F: UnpackedFormat>(&mut self, s: S, quads: &[F::Quad]) {
+        let tiles = self.weights.tiles();
         let (mut buffer, mut sums) = (take(&mut self.scratch.bytes), take(&mut self.scratch.starts));
         let blocks = self.weights.inputs().div_ceil(self.weights.block());
         sums.resize(2 * blocks, [0; LANES]);
@@ -99,17 +118,16 @@ impl MatMul<'_> {
             let count = loaded[0].quants.len() * 2;
             let (lines, _) = buffer.reserve(2 * count * LINE).as_chunks_mut::<LINE>();
             let (lines, starts) = (lines.split_at_mut(count), sums.split_at_mut(blocks));
-            unpack(s, &loaded[0], lines.0, starts.0);
+            F::unpack(s, &loaded[0], lines.0, starts.0);
             if step.count == 2 {
-                unpack(s, &loaded[1], lines.1, starts.1);
+                F::unpack(s, &loaded[1], lines.1, starts.1);
             }
             let columns = [
                 Columns { tile: Tile { quants: lines.0, ..loaded[0] }, starts: starts.0 },
                 Columns { tile: Tile { quants: lines.1, ..loaded[1] }, starts: starts.1 },
             ];
-            self.multiply::<S, CenteredNibbles>(s, &columns, quads, step);
+            self.multiply::<S, F>(s, &columns, quads, step);
         }
-        self.scratch.quads = copy;
         (self.scratch.bytes, self.scratch.starts) = (buffer, sums);
     }
 
@@ -119,7 +137,7 @@ impl MatMul<'_> {
         &mut self,
         s: S,
         columns: &[Columns<'_>; 2],
-        quads: &[[i8; 4]],
+        quads: &[F::Quad],
         step: Step,
     ) {
         let lengths = || self.input.panels().map(|rows| rows.len());
@@ -157,11 +175,11 @@ impl MatMul<'_> {
 
 /// Operation that multiplies the panels of `R` rows by one or two tiles. Each number of rows is compiled as a function of
 /// its own; one function for all takes the compiler several times as long.
-struct PanelProducts<'a, 'b, F, const R: usize> {
+struct PanelProducts<'a, 'b, F: Format, const R: usize> {
     matmul: &'a mut MatMul<'b>,
     columns: &'a [Columns<'a>; 2],
-    /// Activations with the bias of the format.
-    quads: &'a [[i8; 4]],
+    /// Activations of all panels.
+    quads: &'a [F::Quad],
     step: Step,
     format: PhantomData<F>,
 }
@@ -170,7 +188,7 @@ impl<'a, 'b, F: Format, const R: usize> PanelProducts<'a, 'b, F, R> {
     fn new(
         matmul: &'a mut MatMul<'b>,
         columns: &'a [Columns<'a>; 2],
-        quads: &'a [[i8; 4]],
+        quads: &'a [F::Quad],
         step: Step,
     ) -> Self {
         Self { matmul, columns, quads, step, format: PhantomData }
@@ -186,6 +204,11 @@ impl<F: Format, const R: usize> Operation for PanelProducts<'_, '_, F, R> {
         let input = matmul.input;
         for rows in input.panels().filter(|rows| rows.len() == R) {
             let panel = input.panel(&rows, quads);
+            // The rows of the output are far apart, so the processor does not prefetch them.
+            for row in rows.clone() {
+                let row = &matmul.out.row_mut(row)[step.tile * LANES - matmul.columns.start..];
+                row.iter().step_by(LANES).take(step.count).for_each(|first| s.prefetch_write(first));
+            }
             // A product of one row is bound by memory, which is fastest when it is read sequentially.
             if S::TILES == 2 && step.count == 2 && R > 1 {
                 let sums = product::<S, F, R, 2>(s, columns, &panel);
@@ -210,30 +233,14 @@ fn with_bias<'a>(input: &'a QuantizedRows, biased: bool, copy: &'a mut Vec<[i8; 
     copy
 }
 
-/// Writes the weights of a tile as signed bytes, relative to their zero points, and the sums with which their blocks
-/// start.
-#[inline(always)]
-fn unpack<S: Simd>(s: S, tile: &Tile<'_>, lines: &mut [[u8; LINE]], starts: &mut [[i32; LANES]]) {
-    let Some(count) = tile.quants.len().checked_div(starts.len()) else { return };
-    let blocks = tile.quants.chunks_exact(count).zip(lines.chunks_exact_mut(2 * count));
-    for (block, ((packed, lines), start)) in blocks.zip(starts).enumerate() {
-        let zeros = tile.zeros.map_or(&[Nibbles::MIDDLE as u8; LANES], |zeros| &zeros[block]);
-        // It is outside the loop because the compiler must assume that the stores change the zero points.
-        let zeros = s.repeat_zero_points(zeros);
-        let mut sum = s.splat_int(0);
-        for (packed, lines) in packed.iter().zip(lines.as_chunks_mut::<2>().0) {
-            s.prefetch(packed);
-            for (weights, line) in s.unpack_nibbles(packed).into_iter().zip(lines) {
-                let weights = s.center_nibbles(weights, zeros);
-                s.store_nibbles(weights, line);
-                if S::CENTERED_BIAS != 0 {
-                    // The part of the products that comes from the bias.
-                    sum = s.dot_centered(sum, weights, s.splat_quad(&toggle_bias([0; 4], true)));
-                }
-            }
-        }
-        s.store_ints(s.sub_ints(s.splat_int(0), sum), start);
+/// Returns the activations of all panels in sixteen bits. They are copied if the input does not have them.
+fn widened<'a>(input: &'a QuantizedRows, copy: &'a mut Vec<[i16; 4]>) -> &'a [[i16; 4]] {
+    if input.wide().len() == input.quads().len() {
+        return input.wide();
     }
+    copy.clear();
+    copy.extend(input.quads().iter().map(|quad| toggle_bias(*quad, input.biased()).map(i16::from)));
+    copy
 }
 
 fn load_tiles<'a>(tiles: &Tiles<'a>, step: Step) -> [Tile<'a>; 2] {
@@ -245,18 +252,18 @@ fn load_tiles<'a>(tiles: &Tiles<'a>, step: Step) -> [Tile<'a>; 2] {
 fn product<S: Simd, F: Format, const R: usize, const V: usize>(
     s: S,
     columns: &[Columns<'_>; V],
-    panel: &Panel<'_>,
+    panel: &Panel<'_, F::Quad>,
 ) -> [[S::Floats; V]; R] {
     let mut sums = [[s.splat(0.0); V]; R];
-    let (rows_of_quads, _) = panel.quads.as_chunks::<R>();
-    let (rows_of_quads, _) = rows_of_quads.as_chunks::<4>();
-    let (rows_of_sums, _) = panel.sums.as_chunks::<R>();
+    let (quads, _) = panel.quads.as_chunks::<R>();
     // A step consists of sixteen inputs.
-    let steps = panel.groups / 4;
+    let mut quads = quads.as_chunks::<4>().0.iter();
+    let mut lines = columns.map(|columns| columns.tile.quants.chunks_exact(F::LINES));
+    let (rows_of_sums, _) = panel.sums.as_chunks::<R>();
     for block in 0..panel.blocks {
         let mut acc = start::<S, F, R, V>(s, columns, block, &rows_of_sums[block]);
-        for (step, quads) in rows_of_quads[block * steps..][..steps].iter().enumerate() {
-            accumulate::<S, F, R, V>(s, columns, block * steps + step, quads, &mut acc);
+        for quads in quads.by_ref().take(panel.groups / 4) {
+            accumulate::<S, F, R, V>(s, &mut lines, quads, &mut acc);
         }
         for v in 0..V {
             let scale = columns[v].tile.scales.load(s, block);
@@ -287,28 +294,27 @@ fn product<S: Simd, F: Format, const R: usize, const V: usize>(
     sums
 }
 
-/// Adds the products of a step of sixteen inputs.
+/// Adds the products of a step of sixteen inputs, whose weights are the next ones of `lines`.
 #[inline(always)]
 fn accumulate<S: Simd, F: Format, const R: usize, const V: usize>(
     s: S,
-    columns: &[Columns<'_>; V],
-    step: usize,
-    quads: &[[[i8; 4]; R]; 4],
+    lines: &mut [ChunksExact<'_, [u8; LINE]>; V],
+    quads: &[[F::Quad; R]; 4],
     acc: &mut [[S::Ints; V]; R],
 ) {
-    let line = step * F::LINES;
-    let mut lines = [&columns[0].tile.quants[line..][..F::LINES]; V];
-    for v in 1..V {
-        lines[v] = &columns[v].tile.quants[line..][..F::LINES];
+    let mut weights: [&[[u8; LINE]]; V] = [&[]; V];
+    for v in 0..V {
+        let Some(next) = lines[v].next() else { return };
+        weights[v] = next;
     }
     if R <= PREFETCH_ROWS && !F::UNPACKED {
         for v in 0..V {
-            for line in lines[v] {
+            for line in weights[v] {
                 s.prefetch(line);
             }
         }
     }
-    F::accumulate(s, lines, quads, acc);
+    F::accumulate(s, weights, quads, acc);
 }
 
 /// Returns the initial values of a block's sums, which account for the zero points or for the bias of the activations.

@@ -14,9 +14,13 @@ pub(crate) struct Step {
 }
 
 /// Divides rows into panels of up to `panel_rows` rows. The numbers of rows in two panels differ by at most one.
+#[inline]
 pub(crate) fn panels(rows: usize, panel_rows: usize) -> impl Iterator<Item = Range<usize>> {
     let count = rows.div_ceil(panel_rows.max(1));
-    (0..count).map(move |panel| panel * rows / count..(panel + 1) * rows / count)
+    // The first panels have one row more. A division for each panel would take too much of the time.
+    let (least, longer) = (rows / count.max(1), rows % count.max(1));
+    let start = move |panel: usize| panel * least + panel.min(longer);
+    (0..count).map(move |panel| start(panel)..start(panel + 1))
 }
 
 /// Position of a register tile in the output.

@@ -1,4 +1,5 @@
-//! The limits of this machine, with which speeds are compared: int8 multiply-accumulates and bytes of memory per second.
+//! The limits of this machine, with which speeds are compared: multiply-accumulates of integers and bytes of memory per
+//! second.
 //!
 //! All threads measure at the same time. Products are computed in vector registers, so units such as AMX could do more.
 //! Memory is read sequentially from buffers that no cache holds.
@@ -10,10 +11,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use narthex_kernels::Kernels;
+use narthex_kernels::{Bits, Kernels};
 use serde::Serialize;
 
-use crate::peers::spread::Spread;
+use crate::peers::{side::Side, spread::Spread};
 
 /// Duration of a pass.
 const PASS: Duration = Duration::from_millis(80);
@@ -30,8 +31,10 @@ const BUFFER: usize = 192 << 20;
 /// Limits of all threads together.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct MachineLimits {
-    /// Multiply-accumulates of 8-bit integers per second.
+    /// Multiply-accumulates of 8-bit weights and 8-bit activations per second.
     pub(super) multiply_accumulates: f64,
+    /// Multiply-accumulates of 4-bit weights and 8-bit activations per second.
+    pub(super) multiply_accumulates_4_bit: f64,
     /// Bytes read from memory per second.
     pub(super) bytes: f64,
 }
@@ -41,17 +44,22 @@ impl MachineLimits {
     pub(super) fn measure(kernels: &Kernels, threads: usize) -> Self {
         let memory: Vec<Vec<u8>> = (0..threads).map(|_| vec![1; BUFFER]).collect();
         Self {
-            multiply_accumulates: best(threads, |_| kernels.run_dots(ROUNDS)),
+            multiply_accumulates: best(threads, |_| kernels.run_dots(Bits::Eight, ROUNDS)),
+            multiply_accumulates_4_bit: best(threads, |_| kernels.run_dots(Bits::Four, ROUNDS)),
             bytes: best(threads, |thread| memory.get(thread).map_or(0, |bytes| kernels.run_reads(bytes))),
         }
     }
 }
 
 impl fmt::Display for MachineLimits {
-    /// Formats as `433 G multiply-accumulates/s, 45.2 GB/s`.
+    /// Formats as `433 G multiply-accumulates/s, 440 G with 4-bit weights, 45.2 GB/s`.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (products, bytes) = (self.multiply_accumulates / 1e9, self.bytes / 1e9);
-        write!(formatter, "{products:.0} G multiply-accumulates/s, {bytes:.1} GB/s")
+        let [products, products_4_bit, bytes] =
+            [self.multiply_accumulates, self.multiply_accumulates_4_bit, self.bytes].map(|limit| limit / 1e9);
+        write!(
+            formatter,
+            "{products:.0} G multiply-accumulates/s, {products_4_bit:.0} G with 4-bit weights, {bytes:.1} GB/s"
+        )
     }
 }
 
@@ -59,15 +67,26 @@ impl fmt::Display for MachineLimits {
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct LimitSpreads {
     pub(super) multiply_accumulates_per_second: Spread,
+    pub(super) multiply_accumulates_4_bit_per_second: Spread,
     pub(super) bytes_per_second: Spread,
 }
 
 impl LimitSpreads {
+    /// Returns the limit of the multiply-accumulates of a side.
+    pub(super) fn multiply_accumulates(&self, side: Side) -> &Spread {
+        if side.has_4_bits() {
+            &self.multiply_accumulates_4_bit_per_second
+        } else {
+            &self.multiply_accumulates_per_second
+        }
+    }
+
     /// Returns the spreads of the limits of at least one round.
     pub(super) fn of(rounds: &[MachineLimits]) -> Option<Self> {
         let spread = |limit: fn(&MachineLimits) -> f64| Spread::of(rounds.iter().map(limit).collect());
         Some(Self {
             multiply_accumulates_per_second: spread(|limits| limits.multiply_accumulates)?,
+            multiply_accumulates_4_bit_per_second: spread(|limits| limits.multiply_accumulates_4_bit)?,
             bytes_per_second: spread(|limits| limits.bytes)?,
         })
     }
@@ -117,8 +136,15 @@ mod tests {
     #[test]
     fn the_limits_of_this_machine_are_measured() {
         let limits = MachineLimits::measure(&Kernels::portable(), 1);
-        assert!(limits.multiply_accumulates > 0.0 && limits.bytes > 0.0, "{limits:?}");
-        let limits = MachineLimits { multiply_accumulates: 4.326e11, bytes: 4.518e10 };
-        assert_eq!(limits.to_string(), "433 G multiply-accumulates/s, 45.2 GB/s");
+        let MachineLimits { multiply_accumulates, multiply_accumulates_4_bit, bytes } = limits;
+        let least = multiply_accumulates.min(multiply_accumulates_4_bit).min(bytes);
+        assert!(least > 0.0, "{limits:?}");
+        let limits = MachineLimits {
+            multiply_accumulates: 4.326e11,
+            multiply_accumulates_4_bit: 4.398e11,
+            bytes: 4.518e10,
+        };
+        let expected = "433 G multiply-accumulates/s, 440 G with 4-bit weights, 45.2 GB/s";
+        assert_eq!(limits.to_string(), expected);
     }
 }

@@ -292,7 +292,7 @@ impl<'a> SideRun<'a> {
         let bytes = runner.as_ref().ok().and_then(|runner| runner.weight_bytes(setup).ok());
         let result = SideResult::of(side, runner.and(measurements));
         match cost.zip(bytes) {
-            Some((cost, bytes)) => result.with_shares(limits, cost.multiply_accumulates, bytes),
+            Some((cost, bytes)) => result.with_shares(side, limits, cost.multiply_accumulates, bytes),
             None => result,
         }
     }

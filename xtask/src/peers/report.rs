@@ -168,6 +168,7 @@ impl SideResult {
     /// which are read for each generated token. Attention is not included.
     pub(super) fn with_shares(
         self,
+        side: Side,
         limits: Option<&LimitSpreads>,
         multiply_accumulates: u64,
         weight_bytes: u64,
@@ -176,7 +177,7 @@ impl SideResult {
             let prefill = speed.prefill.times(multiply_accumulates as f64);
             let decode = speed.decode.times(weight_bytes as f64);
             Some(Speed {
-                prefill: prefill.over(&limits.multiply_accumulates_per_second)?,
+                prefill: prefill.over(limits.multiply_accumulates(side))?,
                 decode: decode.over(&limits.bytes_per_second)?,
             })
         });
@@ -268,16 +269,18 @@ pub(super) mod tests {
     /// Returns a run of three sides, one of which failed.
     pub(in crate::peers) fn report() -> Report {
         let added = Some(Overhead { token_ratio: 1.01, request_ms: 1.5 });
-        let limits = [(1e9, 1e10), (5e8, 1e10)];
-        let limits =
-            limits.map(|(multiply_accumulates, bytes)| MachineLimits { multiply_accumulates, bytes });
+        let limits = [1e9, 5e8].map(|multiply_accumulates| MachineLimits {
+            multiply_accumulates,
+            multiply_accumulates_4_bit: 2.0 * multiply_accumulates,
+            bytes: 1e10,
+        });
         let limits = LimitSpreads::of(&limits);
         let narthex = SideResult::of(
             Side::NarthexW8,
             Ok(vec![measurement(96.0, 47.0, added), measurement(48.0, 47.0, added)]),
         );
         let sides = vec![
-            narthex.with_shares(limits.as_ref(), 2_500_000, 150_000_000),
+            narthex.with_shares(Side::NarthexW8, limits.as_ref(), 2_500_000, 150_000_000),
             SideResult::of(
                 Side::LoopW8,
                 Ok(vec![measurement(100.0, 50.0, None), measurement(50.0, 50.0, None)]),

@@ -92,6 +92,14 @@ impl Side {
         }
     }
 
+    /// Returns whether its weights have 4 bits, rather than 8.
+    pub(super) fn has_4_bits(self) -> bool {
+        match self {
+            Self::NarthexW8 | Self::LoopW8 | Self::LlamaQ8 => false,
+            Self::NarthexW4 | Self::LoopW4 | Self::LlamaQ4 | Self::GenaiW4 | Self::OpenVino => true,
+        }
+    }
+
     /// Returns the scheme of its package, if it runs a package.
     pub(super) fn scheme(self) -> Option<&'static str> {
         match self {

@@ -132,8 +132,10 @@ fn resources(text: &mut String, run: &SpeedRun) -> anyhow::Result<()> {
     if let Some(limits) = &run.limits {
         writeln!(
             text,
-            "\nLimits of the machine: {} G int8 multiply-accumulates/s, {} GB/s.",
+            "\nLimits of the machine: {} G multiply-accumulates/s of 8-bit weights and activations, {} G with 4-bit weights, \
+             {} GB/s.",
             limits.multiply_accumulates_per_second.times(1e-9).format(0),
+            limits.multiply_accumulates_4_bit_per_second.times(1e-9).format(0),
             limits.bytes_per_second.times(1e-9).format(1)
         )?;
     }
@@ -341,7 +343,10 @@ mod tests {
         check("`openvino-q4_1` did not run: no wheel | for this machine");
         check("| narthex-w8 over loop-w8 | 0.960 (0.960 to 0.960) | 0.940 (0.940 to 0.940) |");
         check("| narthex-w8 over loop-w8, decode | at least 0.95 | 0.940 (0.940 to 0.940) | **no** |");
-        check("Limits of the machine: 1 (0 to 1) G int8 multiply-accumulates/s, 10.0 (10.0 to 10.0) GB/s.");
+        check(
+            "Limits of the machine: 1 (0 to 1) G multiply-accumulates/s of 8-bit weights and activations, 2 (1 to 2) G with \
+             4-bit weights, 10.0 (10.0 to 10.0) GB/s.",
+        );
         check("| narthex-w8 | 24 (24 to 24) | 70 (70 to 70) | 150 | 80 (80 to 80) | 300 (300 to 300) |");
         check("| loop-w8 | unknown | unknown | unknown | 80 (80 to 80) | 300 (300 to 300) |");
         check("| narthex serve, w4 | 150 (100 to 200) | 75 (50 to 100) | 225 (150 to 300) |");

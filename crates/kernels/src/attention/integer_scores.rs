@@ -7,7 +7,7 @@ use super::{
     BLOCK, Buffers,
     cache::CacheRows,
     scores::store,
-    split_queries::{BASE, PanelDigits, SplitPanel},
+    split_queries::{BASE, PanelDigits, SplitPanel, SplitQueries},
 };
 use crate::{
     aligned::LINE,
@@ -21,7 +21,7 @@ const OFFSET: i32 = 128;
 const GROUP: usize = LINE / LANES;
 
 /// Arranges the keys of a block in lines: for each sixteen keys, and for each four elements, the four elements of each of
-/// the keys. The bytes for keys after the last one are unspecified.
+/// the keys, in the order of [`Simd::widen`] if there are two lines. The bytes for keys after the last one are unspecified.
 #[inline(always)]
 pub(super) fn load_keys<S: Simd>(
     s: S,
@@ -32,14 +32,23 @@ pub(super) fn load_keys<S: Simd>(
 ) {
     let width = size + CacheRows::SCALE_BYTES;
     let keys = keys[block.start * width..block.end * width].chunks(LANES * width);
-    for (keys, lines) in keys.zip(lines.chunks_exact_mut(size.next_multiple_of(LANES) / GROUP)) {
-        for (part, lines) in lines.chunks_mut(LANES).enumerate() {
+    let padded = size.next_multiple_of(LANES);
+    let per_group = SplitQueries::lines_per_group::<S>(padded);
+    for (keys, lines) in keys.zip(lines.chunks_exact_mut(padded / GROUP * per_group)) {
+        for (part, lines) in lines.chunks_mut(LANES * per_group).enumerate() {
             let mut tile = [s.splat(0.0); LANES];
             for (row, slot) in keys.chunks_exact(width).zip(&mut tile) {
                 *slot = s.load_le(&to_unsigned(&row[part * LINE..size]));
             }
-            for (column, line) in s.transpose(tile).into_iter().zip(lines) {
-                s.store_le(column, line);
+            let columns = s.transpose(tile).into_iter();
+            if per_group == 2 {
+                let mut line = [0; LINE];
+                for (column, pair) in columns.zip(lines.as_chunks_mut().0) {
+                    s.store_le(column, &mut line);
+                    s.widen(&line, s.splat_int(OFFSET), pair);
+                }
+            } else {
+                columns.zip(lines).for_each(|(column, line)| s.store_le(column, line));
             }
         }
     }
@@ -66,15 +75,40 @@ pub(super) fn score<S: Simd, const R: usize>(
     count: usize,
 ) {
     let queries = buffers.split_queries.panel(panel);
-    let groups = buffers.padded / GROUP;
+    let lines = buffers.padded / GROUP * SplitQueries::lines_per_group::<S>(buffers.padded);
     for first in (0..count).step_by(LANES * S::TILES) {
-        let (lines, scores) = (&buffers.key_lines[first / LANES * groups..], &mut buffers.scores[first..]);
-        if S::TILES == 2 {
+        let (lines, scores) = (&buffers.key_lines[first / LANES * lines..], &mut buffers.scores[first..]);
+        if !queries.integers.is_empty() {
+            score_integers::<S, R>(s, queries, lines, scores);
+        } else if S::TILES == 2 {
             score_tiles::<S, R, 2>(s, queries, lines, scores);
         } else {
             score_tiles::<S, R, 1>(s, queries, lines, scores);
         }
     }
+}
+
+/// Computes the products of a panel with sixteen keys, whose elements have sixteen bits. They have the bits of
+/// [`score_tiles`], because both round the exact products once.
+#[inline(always)]
+fn score_integers<S: Simd, const R: usize>(
+    s: S,
+    queries: SplitPanel<'_>,
+    lines: &[[u8; LINE]],
+    scores: &mut [f32],
+) {
+    let mut sums = [s.splat_int(0); R];
+    let (groups, _) = queries.integers.as_chunks::<R>();
+    for (queries, keys) in groups.iter().zip(lines.as_chunks().0) {
+        for r in 0..R {
+            sums[r] = s.dot_wide(sums[r], keys, &queries[r]);
+        }
+    }
+    let mut products = [[s.splat(0.0)]; R];
+    for (r, scale) in queries.scales.iter().enumerate().take(R) {
+        products[r] = [s.mul(s.to_floats(sums[r]), s.splat(*scale))];
+    }
+    store::<S, R, 1>(s, &products, BLOCK, scores);
 }
 
 /// Computes the products of a panel with `V` times sixteen keys.

@@ -1,6 +1,6 @@
-//! Queries for keys of eight bits: integers of sixteen bits, in two digits of eight bits. The products of their digits with
-//! keys are exact integers, computed with instructions for products of bytes. Their rounding error is 256 times smaller
-//! than that of the keys.
+//! Queries for keys of eight bits: integers of sixteen bits, also in two digits of eight bits. The products of their digits
+//! with keys are exact integers, computed with instructions for products of bytes. Their rounding error is 256 times
+//! smaller than that of the keys.
 
 use std::ops::Range;
 
@@ -27,6 +27,8 @@ const TOP: f32 = TOP_DIGIT * BASE + TOP_DIGIT;
 pub(super) struct SplitQueries {
     high: Digits,
     low: Digits,
+    /// For each panel and group of four elements, the integers of each query. It is empty where products use the digits.
+    integers: Vec<[i16; 4]>,
     /// Scale of each query.
     scales: Vec<f32>,
     /// Elements of one query, padded with zeros.
@@ -58,11 +60,19 @@ pub(super) struct PanelDigits<'a> {
 pub(super) struct SplitPanel<'a> {
     pub(super) high: PanelDigits<'a>,
     pub(super) low: PanelDigits<'a>,
+    /// For each group of four elements, the integers of each query. It is empty where products use the digits.
+    pub(super) integers: &'a [[i16; 4]],
     /// Scale of each query.
     pub(super) scales: &'a [f32],
 }
 
 impl SplitQueries {
+    /// Returns the number of lines for four elements of sixteen keys: one if products use the digits of queries, two if they
+    /// use the integers. Sums of integer products over more elements could exceed 32 bits.
+    pub(super) fn lines_per_group<S: Simd>(padded: usize) -> usize {
+        if S::WIDENS && padded <= 512 { 2 } else { 1 }
+    }
+
     /// Rounds the queries of all panels. They are padded with zeros to a multiple of sixteen elements.
     #[inline(always)]
     pub(super) fn fill<S: Simd>(
@@ -91,6 +101,13 @@ impl SplitQueries {
                 self.low.place(&panel, query);
             }
         }
+        self.integers.clear();
+        if Self::lines_per_group::<S>(vectors * LANES) == 2 {
+            let digits = self.high.groups.iter().zip(&self.low.groups);
+            self.integers.extend(digits.map(|(high, low)| {
+                std::array::from_fn(|i| i16::from(high[i]) * BASE as i16 + i16::from(low[i]))
+            }));
+        }
     }
 
     /// Rounds the elements in `row`, and returns their scale.
@@ -114,7 +131,9 @@ impl SplitQueries {
 
     /// Returns the queries of a panel.
     pub(super) fn panel(&self, panel: &Range<usize>) -> SplitPanel<'_> {
+        let integers = if self.integers.is_empty() { &[] } else { &self.integers[self.high.places(panel)] };
         SplitPanel {
+            integers,
             high: self.high.panel(panel),
             low: self.low.panel(panel),
             scales: &self.scales[panel.clone()],

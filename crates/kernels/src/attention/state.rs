@@ -134,7 +134,8 @@ impl Buffers {
         if let CacheRows::I8(_) = attend.cache.keys {
             let panels = self.panels();
             self.split_queries.fill(s, attend, panels);
-            self.key_lines.resize(padded * BLOCK / LINE, [0; LINE]);
+            let lines = padded * BLOCK / LINE * SplitQueries::lines_per_group::<S>(padded);
+            self.key_lines.resize(lines, [0; LINE]);
         } else {
             self.queries.reset(self.count, size, panel_rows);
             for panel in self.panels() {

@@ -1,6 +1,6 @@
 //! AVX2, with or without AVX-VNNI: two registers hold the sixteen lanes.
 
-use std::arch::x86_64::*;
+use std::arch::{asm, x86_64::*};
 
 use half::f16;
 
@@ -50,15 +50,28 @@ macro_rules! instruction {
     };
 }
 
-/// Adds the products of unsigned and signed bytes to sums of 32 bits. The sum of two products must fit into sixteen
-/// bits.
+/// Adds the products of unsigned and signed bytes to sums of sixteen bits, which must not overflow.
 #[inline(always)]
 fn dot_in_shorts(acc: __m256i, unsigned: __m256i, signed: __m256i) -> __m256i {
     // SAFETY: only methods of `Avx2` call this, which exists only where `detect` found the features.
-    unsafe {
-        let pairs = _mm256_maddubs_epi16(unsigned, signed);
-        _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
-    }
+    unsafe { in_order(_mm256_add_epi16(acc, _mm256_maddubs_epi16(unsigned, signed))) }
+}
+
+/// Returns its argument. Without this, the compiler changes the order of additions and computes all products before them,
+/// for which there are not enough registers.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn in_order(mut sum: __m256i) -> __m256i {
+    // SAFETY: this has no instructions.
+    unsafe { asm!("/* {0} */", inout(ymm_reg) sum, options(pure, nomem, nostack, preserves_flags)) };
+    sum
+}
+
+/// Adds pairs of sums of sixteen bits to sums of 32 bits.
+#[inline(always)]
+fn add_shorts(acc: __m256i, shorts: __m256i) -> __m256i {
+    // SAFETY: only methods of `Avx2` call this, which exists only where `detect` found the features.
+    unsafe { _mm256_add_epi32(acc, _mm256_madd_epi16(shorts, _mm256_set1_epi16(1))) }
 }
 
 impl<const VNNI: bool> Simd for Avx2<VNNI> {
@@ -66,13 +79,16 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     type Floats = [__m256; 2];
     type Bytes = SignedBytes;
     type Nibbles = [__m256i; 2];
+    /// Pairs of sums of sixteen bits, or sums of 32 bits with VNNI.
+    type StepSums = [__m256i; 2];
     type Quad = __m256i;
 
     const BYTE_OFFSET: i32 = if VNNI { 0 } else { 128 };
     const CENTERED_BIAS: i32 = 128;
-    const ROWS: usize = 3;
+    const ROWS: usize = if VNNI { 3 } else { 4 };
     const FLOAT_ROWS: usize = 6;
     const TILES: usize = 1;
+    const WIDENS: bool = !VNNI;
 
     #[inline(always)]
     fn run<O: Operation>(self, operation: O) -> O::Output {
@@ -184,6 +200,12 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
+    fn prefetch_write(self, out: &f32) {
+        // SAFETY: a prefetch reads nothing, whatever its address.
+        unsafe { _mm_prefetch::<_MM_HINT_ET0>(std::ptr::from_ref(out).cast()) }
+    }
+
+    #[inline(always)]
     fn store_nibbles(self, x: [__m256i; 2], out: &mut [u8; 64]) {
         // SAFETY: 64 bytes are writable, and `self` proves the features.
         unsafe {
@@ -199,39 +221,89 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         }
         // The sum of two products of a magnitude up to 128 and an activation up to 127 fits into sixteen bits; with
         // unsigned weights up to 255 it would not. The sign of the weight is applied to the activation.
-        let signed = instruction!([
-            _mm256_sign_epi8(quad, weights.weights[0]),
-            _mm256_sign_epi8(quad, weights.weights[1])
-        ]);
-        [
-            dot_in_shorts(acc[0], weights.magnitudes[0], signed[0]),
-            dot_in_shorts(acc[1], weights.magnitudes[1], signed[1]),
-        ]
+        let dot = |acc, half: usize| {
+            instruction!({
+                let signed = _mm256_sign_epi8(quad, weights.weights[half]);
+                add_shorts(acc, _mm256_maddubs_epi16(weights.magnitudes[half], signed))
+            })
+        };
+        [dot(acc[0], 0), dot(acc[1], 1)]
     }
 
     #[inline(always)]
-    fn dot_nibbles(self, acc: [__m256i; 2], weights: [__m256i; 2], quad: __m256i) -> [__m256i; 2] {
+    fn begin_step(self, acc: [__m256i; 2]) -> [__m256i; 2] {
+        if VNNI { acc } else { [instruction!(_mm256_setzero_si256()); 2] }
+    }
+
+    #[inline(always)]
+    fn finish_step(self, acc: [__m256i; 2], step: [__m256i; 2]) -> [__m256i; 2] {
+        if VNNI { step } else { [add_shorts(acc[0], step[0]), add_shorts(acc[1], step[1])] }
+    }
+
+    #[inline(always)]
+    fn dot_nibbles(self, step: [__m256i; 2], weights: [__m256i; 2], quad: __m256i) -> [__m256i; 2] {
         if VNNI {
             instruction!([
-                _mm256_dpbusd_avx_epi32(acc[0], weights[0], quad),
-                _mm256_dpbusd_avx_epi32(acc[1], weights[1], quad)
+                _mm256_dpbusd_avx_epi32(step[0], weights[0], quad),
+                _mm256_dpbusd_avx_epi32(step[1], weights[1], quad)
             ])
         } else {
-            [dot_in_shorts(acc[0], weights[0], quad), dot_in_shorts(acc[1], weights[1], quad)]
+            // Sums of eight products of a weight up to 15 and an activation up to 127 fit into sixteen bits.
+            [dot_in_shorts(step[0], weights[0], quad), dot_in_shorts(step[1], weights[1], quad)]
         }
     }
 
     #[inline(always)]
-    fn dot_centered(self, acc: [__m256i; 2], weights: [__m256i; 2], quad: __m256i) -> [__m256i; 2] {
+    fn dot_centered(self, step: [__m256i; 2], weights: [__m256i; 2], quad: __m256i) -> [__m256i; 2] {
         if VNNI {
             instruction!([
-                _mm256_dpbusd_avx_epi32(acc[0], quad, weights[0]),
-                _mm256_dpbusd_avx_epi32(acc[1], quad, weights[1])
+                _mm256_dpbusd_avx_epi32(step[0], quad, weights[0]),
+                _mm256_dpbusd_avx_epi32(step[1], quad, weights[1])
             ])
         } else {
-            // The sum of two products of an activation up to 255 and a magnitude up to 15 fits into sixteen bits.
-            [dot_in_shorts(acc[0], quad, weights[0]), dot_in_shorts(acc[1], quad, weights[1])]
+            // Sums of eight products of an activation up to 255 and a magnitude up to 15 fit into sixteen bits.
+            [dot_in_shorts(step[0], quad, weights[0]), dot_in_shorts(step[1], quad, weights[1])]
         }
+    }
+
+    #[inline(always)]
+    fn widen(self, x: &[u8; 64], zeros: [__m256i; 2], out: &mut [[u8; 64]; 2]) {
+        let bytes = self.load_nibbles(x);
+        // SAFETY: 64 bytes of each line are writable, and `self` proves the features.
+        unsafe {
+            // Positions of the first two bytes of each lane. Those with the upper bit yield 0.
+            let first = _mm_setr_epi32(
+                0x8001_8000_u32 as i32,
+                0x8005_8004_u32 as i32,
+                0x8009_8008_u32 as i32,
+                0x800d_800c_u32 as i32,
+            );
+            let first = _mm256_broadcastsi128_si256(first);
+            let orders = [first, _mm256_add_epi32(first, _mm256_set1_epi32(0x0002_0002))];
+            for half in 0..2 {
+                let zeros = _mm256_or_si256(zeros[half], _mm256_slli_epi32::<16>(zeros[half]));
+                for (order, out) in orders.into_iter().zip(&mut *out) {
+                    let wide = _mm256_sub_epi16(_mm256_shuffle_epi8(bytes[half], order), zeros);
+                    _mm256_storeu_si256(out.as_mut_ptr().add(32 * half).cast(), wide);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn dot_wide(self, acc: [__m256i; 2], weights: &[[u8; 64]; 2], quad: &[i16; 4]) -> [__m256i; 2] {
+        let mut acc = acc;
+        for (weights, pair) in weights.iter().zip(quad.as_chunks::<2>().0) {
+            let weights = self.load_nibbles(weights);
+            let [low, high] = pair.map(|x| i32::from(x.cast_unsigned()));
+            instruction!({
+                let pair = _mm256_set1_epi32(low | high << 16);
+                for half in 0..2 {
+                    acc[half] = in_order(_mm256_add_epi32(acc[half], _mm256_madd_epi16(weights[half], pair)));
+                }
+            });
+        }
+        acc
     }
 
     #[inline(always)]

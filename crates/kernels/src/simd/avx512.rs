@@ -44,6 +44,7 @@ impl Simd for Avx512 {
     type Floats = __m512;
     type Bytes = __m512i;
     type Nibbles = __m512i;
+    type StepSums = __m512i;
     type Quad = __m512i;
 
     const BYTE_OFFSET: i32 = 0;
@@ -139,6 +140,12 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn prefetch_write(self, out: &f32) {
+        // SAFETY: a prefetch reads nothing, whatever its address.
+        unsafe { _mm_prefetch::<_MM_HINT_ET0>(std::ptr::from_ref(out).cast()) }
+    }
+
+    #[inline(always)]
     fn store_nibbles(self, x: __m512i, out: &mut [u8; 64]) {
         // SAFETY: 64 bytes are writable, and `self` proves the features.
         unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), x) }
@@ -150,13 +157,23 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn dot_nibbles(self, acc: __m512i, weights: __m512i, quad: __m512i) -> __m512i {
-        self.dot_bytes(acc, weights, quad)
+    fn begin_step(self, acc: __m512i) -> __m512i {
+        acc
     }
 
     #[inline(always)]
-    fn dot_centered(self, acc: __m512i, weights: __m512i, quad: __m512i) -> __m512i {
-        instruction!(_mm512_dpbusd_epi32(acc, quad, weights))
+    fn finish_step(self, _: __m512i, step: __m512i) -> __m512i {
+        step
+    }
+
+    #[inline(always)]
+    fn dot_nibbles(self, step: __m512i, weights: __m512i, quad: __m512i) -> __m512i {
+        self.dot_bytes(step, weights, quad)
+    }
+
+    #[inline(always)]
+    fn dot_centered(self, step: __m512i, weights: __m512i, quad: __m512i) -> __m512i {
+        instruction!(_mm512_dpbusd_epi32(step, quad, weights))
     }
 
     #[inline(always)]

@@ -53,6 +53,9 @@ pub(crate) trait Simd: Copy {
     type Bytes: Copy;
     /// 64 weights of four bits, four for each lane.
     type Nibbles: Copy;
+    /// Sums of the products of up to sixteen inputs with weights of four bits, which may have fewer bits than
+    /// [`Self::Ints`].
+    type StepSums: Copy;
     /// Four activations, repeated for each lane.
     type Quad: Copy;
 
@@ -66,6 +69,9 @@ pub(crate) trait Simd: Copy {
     const FLOAT_ROWS: usize;
     /// Number of tiles of sixteen columns in a register tile, 1 or 2.
     const TILES: usize;
+    /// Products of many rows are faster if weights of eight bits are converted to sixteen bits first, with
+    /// [`Self::widen`] and [`Self::dot_wide`].
+    const WIDENS: bool = false;
 
     /// Runs an operation, which is compiled for this instruction set as a function of its own.
     fn run<O: Operation>(self, operation: O) -> O::Output;
@@ -101,16 +107,51 @@ pub(crate) trait Simd: Copy {
     fn center_nibbles(self, x: Self::Nibbles, zeros: Self::Nibbles) -> Self::Nibbles;
     /// Starts to load the cache line [`PREFETCH`] bytes after `line`, which need not be readable.
     fn prefetch(self, line: &[u8; 64]);
+    /// Starts to load the cache line of a number that will be written.
+    fn prefetch_write(self, out: &f32);
     /// Stores 64 weights, one in each byte.
     fn store_nibbles(self, x: Self::Nibbles, out: &mut [u8; 64]);
     /// Adds to each lane the exact product of its four weights, less [`Self::BYTE_OFFSET`], with four activations.
     /// Activations are at least -127.
     fn dot_bytes(self, acc: Self::Ints, weights: Self::Bytes, quad: Self::Quad) -> Self::Ints;
+    /// Returns the sums with which a step of up to sixteen inputs starts, if those of the steps before it are `acc`.
+    fn begin_step(self, acc: Self::Ints) -> Self::StepSums;
+    /// Returns the sums after a step that began with `acc`.
+    fn finish_step(self, acc: Self::Ints, step: Self::StepSums) -> Self::Ints;
     /// Adds to each lane the exact product of its four weights with four activations.
-    fn dot_nibbles(self, acc: Self::Ints, weights: Self::Nibbles, quad: Self::Quad) -> Self::Ints;
+    fn dot_nibbles(self, step: Self::StepSums, weights: Self::Nibbles, quad: Self::Quad) -> Self::StepSums;
     /// Adds to each lane the exact product of its four weights of [`Self::center_nibbles`] with four activations, to
     /// each of which [`Self::CENTERED_BIAS`] was added.
-    fn dot_centered(self, acc: Self::Ints, weights: Self::Nibbles, quad: Self::Quad) -> Self::Ints;
+    fn dot_centered(self, step: Self::StepSums, weights: Self::Nibbles, quad: Self::Quad) -> Self::StepSums;
+
+    /// Writes 64 weights of eight bits, from which the zero points of their lanes are subtracted, in sixteen bits: two
+    /// weights of each lane, then the other two of each lane.
+    #[inline(always)]
+    fn widen(self, x: &[u8; 64], zeros: Self::Ints, out: &mut [[u8; 64]; 2]) {
+        let mut lanes = [0; LANES];
+        self.store_ints(zeros, &mut lanes);
+        for (at, x) in x.iter().enumerate() {
+            let weight = i16::from(*x) - lanes[at / 4] as i16;
+            out[at % 4 / 2][at / 4 * 4 + at % 2 * 2..][..2].copy_from_slice(&weight.to_ne_bytes());
+        }
+    }
+
+    /// Adds to each lane the exact product of its four weights of [`Self::widen`] with four activations.
+    #[inline(always)]
+    fn dot_wide(self, acc: Self::Ints, weights: &[[u8; 64]; 2], quad: &[i16; 4]) -> Self::Ints {
+        let mut sums = [0; LANES];
+        self.store_ints(acc, &mut sums);
+        for (weights, pair) in weights.iter().zip(quad.as_chunks::<2>().0) {
+            for (sum, weights) in sums.iter_mut().zip(weights.as_chunks::<4>().0) {
+                let [a, b, c, d] = *weights;
+                let weights = [i16::from_ne_bytes([a, b]), i16::from_ne_bytes([c, d])];
+                for (weight, activation) in weights.into_iter().zip(pair) {
+                    *sum = sum.wrapping_add(i32::from(weight) * i32::from(*activation));
+                }
+            }
+        }
+        self.load_ints(&sums)
+    }
 
     /// Returns a vector with the same number in every lane.
     fn splat(self, x: f32) -> Self::Floats;

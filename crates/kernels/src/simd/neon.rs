@@ -96,6 +96,7 @@ impl Simd for Neon {
     type Floats = [float32x4_t; 4];
     type Bytes = [int8x16_t; 4];
     type Nibbles = [int8x16_t; 4];
+    type StepSums = [int32x4_t; 4];
     type Quad = int8x16_t;
 
     const BYTE_OFFSET: i32 = 128;
@@ -206,6 +207,15 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
+    fn prefetch_write(self, out: &f32) {
+        let out = std::ptr::from_ref(out);
+        // SAFETY: a prefetch reads nothing, whatever its address.
+        unsafe {
+            asm!("prfm pstl1keep, [{out}]", out = in(reg) out, options(nostack, readonly, preserves_flags))
+        }
+    }
+
+    #[inline(always)]
     fn store_nibbles(self, x: [int8x16_t; 4], out: &mut [u8; 64]) {
         for (x, out) in x.into_iter().zip(out.as_chunks_mut::<16>().0) {
             // SAFETY: sixteen bytes are writable, and `self` proves the features.
@@ -219,13 +229,23 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    fn dot_nibbles(self, acc: [int32x4_t; 4], weights: [int8x16_t; 4], quad: int8x16_t) -> [int32x4_t; 4] {
-        self.dot_bytes(acc, weights, quad)
+    fn begin_step(self, acc: [int32x4_t; 4]) -> [int32x4_t; 4] {
+        acc
     }
 
     #[inline(always)]
-    fn dot_centered(self, acc: [int32x4_t; 4], weights: [int8x16_t; 4], quad: int8x16_t) -> [int32x4_t; 4] {
-        self.dot_bytes(acc, weights, quad)
+    fn finish_step(self, _: [int32x4_t; 4], step: [int32x4_t; 4]) -> [int32x4_t; 4] {
+        step
+    }
+
+    #[inline(always)]
+    fn dot_nibbles(self, step: [int32x4_t; 4], weights: [int8x16_t; 4], quad: int8x16_t) -> [int32x4_t; 4] {
+        self.dot_bytes(step, weights, quad)
+    }
+
+    #[inline(always)]
+    fn dot_centered(self, step: [int32x4_t; 4], weights: [int8x16_t; 4], quad: int8x16_t) -> [int32x4_t; 4] {
+        self.dot_bytes(step, weights, quad)
     }
 
     #[inline(always)]

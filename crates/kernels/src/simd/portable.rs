@@ -24,6 +24,7 @@ impl Simd for Portable {
     type Floats = [f32; 16];
     type Bytes = [u8; 64];
     type Nibbles = [u8; 64];
+    type StepSums = [i32; 16];
     type Quad = [i8; 4];
 
     const BYTE_OFFSET: i32 = 0;
@@ -31,6 +32,7 @@ impl Simd for Portable {
     const ROWS: usize = 4;
     const FLOAT_ROWS: usize = 4;
     const TILES: usize = 1;
+    const WIDENS: bool = true;
 
     fn run<O: Operation>(self, operation: O) -> O::Output {
         operation.run(self)
@@ -90,6 +92,8 @@ impl Simd for Portable {
 
     fn prefetch(self, _: &[u8; 64]) {}
 
+    fn prefetch_write(self, _: &f32) {}
+
     fn store_nibbles(self, x: [u8; 64], out: &mut [u8; 64]) {
         *out = x;
     }
@@ -98,14 +102,22 @@ impl Simd for Portable {
         dot(acc, &weights, &quad)
     }
 
-    fn dot_nibbles(self, acc: [i32; 16], weights: [u8; 64], quad: [i8; 4]) -> [i32; 16] {
-        dot(acc, &weights, &quad)
+    fn begin_step(self, acc: [i32; 16]) -> [i32; 16] {
+        acc
     }
 
-    fn dot_centered(self, acc: [i32; 16], weights: [u8; 64], quad: [i8; 4]) -> [i32; 16] {
+    fn finish_step(self, _: [i32; 16], step: [i32; 16]) -> [i32; 16] {
+        step
+    }
+
+    fn dot_nibbles(self, step: [i32; 16], weights: [u8; 64], quad: [i8; 4]) -> [i32; 16] {
+        dot(step, &weights, &quad)
+    }
+
+    fn dot_centered(self, step: [i32; 16], weights: [u8; 64], quad: [i8; 4]) -> [i32; 16] {
         std::array::from_fn(|lane| {
             let products = (0..4).map(|i| i32::from(weights[lane * 4 + i] as i8) * i32::from(quad[i]));
-            acc[lane].wrapping_add(products.sum())
+            step[lane].wrapping_add(products.sum())
         })
     }
 
