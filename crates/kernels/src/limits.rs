@@ -27,44 +27,54 @@ impl Operation for Dots {
 
 #[inline(always)]
 fn dots<S: Simd, const CHAINS: usize>(s: S, bits: Bits, rounds: usize) -> u64 {
-    let (line, wide) = (black_box(&[3; 64]), black_box(&[[3; 64]; 2]));
+    let products = (rounds * CHAINS * 64) as u64;
+    match bits {
+        Bits::Eight if S::WIDENS => {
+            let weights = black_box(&[[3; 64]; 2]);
+            repeat::<S, _, CHAINS>(s, rounds, [1, 2, 3, 4], |acc, quad| s.dot_wide(acc, weights, quad));
+            products
+        }
+        Bits::Eight => {
+            let weights = s.load_bytes(black_box(&[3; 64]));
+            let dot = |acc, quad: &_| s.dot_bytes(acc, weights, s.splat_quad(quad));
+            repeat::<S, _, CHAINS>(s, rounds, [1, 2, 3, 4], dot);
+            products
+        }
+        Bits::Four => {
+            let weights = s.load_nibbles(black_box(&[3; 64]));
+            repeat::<S, _, CHAINS>(s, rounds, [[1, 2, 3, 4]; 4], |acc, quads| {
+                let mut step = s.begin_step(acc);
+                for quad in quads {
+                    step = s.dot_centered(step, weights, s.splat_quad(quad));
+                }
+                s.finish_step(acc, step)
+            });
+            4 * products
+        }
+    }
+}
+
+/// Adds products to each of `CHAINS` sums, again and again.
+#[inline(always)]
+fn repeat<S: Simd, A: Copy, const CHAINS: usize>(
+    s: S,
+    rounds: usize,
+    activations: A,
+    add: impl Fn(S::Ints, &A) -> S::Ints,
+) {
+    let activations = [activations; CHAINS];
     let mut acc = [s.splat_int(0); CHAINS];
-    let mut done = 0;
     for _ in 0..rounds {
         // Where a product takes several instructions, they depend on the activations and must be executed for each.
-        match bits {
-            Bits::Eight if S::WIDENS => {
-                let quads = black_box(&[[1, 2, 3, 4]; CHAINS]);
-                for (acc, quad) in acc.iter_mut().zip(quads) {
-                    *acc = s.dot_wide(*acc, wide, quad);
-                }
-                done += CHAINS;
-            }
-            Bits::Eight => {
-                let (weights, quads) = (s.load_bytes(line), black_box(&[[1, 2, 3, 4]; CHAINS]));
-                for (acc, quad) in acc.iter_mut().zip(quads) {
-                    *acc = s.dot_bytes(*acc, weights, s.splat_quad(quad));
-                }
-                done += CHAINS;
-            }
-            Bits::Four => {
-                let (weights, quads) = (s.load_nibbles(line), black_box(&[[[1, 2, 3, 4]; 4]; CHAINS]));
-                for (acc, quads) in acc.iter_mut().zip(quads) {
-                    let mut step = s.begin_step(*acc);
-                    for quad in quads {
-                        step = s.dot_centered(step, weights, s.splat_quad(quad));
-                    }
-                    *acc = s.finish_step(*acc, step);
-                }
-                done += 4 * CHAINS;
-            }
+        let activations = black_box(&activations);
+        for i in 0..CHAINS {
+            acc[i] = add(acc[i], &activations[i]);
         }
     }
     let mut lanes = [0; LANES];
     for acc in acc {
         s.store_ints(acc, black_box(&mut lanes));
     }
-    (done * 64) as u64
 }
 
 /// Operation that computes fused multiply-adds of numbers in registers.
