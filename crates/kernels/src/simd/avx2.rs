@@ -292,18 +292,17 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
 
     #[inline(always)]
     fn dot_wide(self, acc: [__m256i; 2], weights: &[[u8; 64]; 2], quad: &[i16; 4]) -> [__m256i; 2] {
-        let mut acc = acc;
-        for (weights, pair) in weights.iter().zip(quad.as_chunks::<2>().0) {
-            let weights = self.load_nibbles(weights);
-            let [low, high] = pair.map(|x| i32::from(x.cast_unsigned()));
-            instruction!({
-                let pair = _mm256_set1_epi32(low | high << 16);
-                for half in 0..2 {
-                    acc[half] = in_order(_mm256_add_epi32(acc[half], _mm256_madd_epi16(weights[half], pair)));
-                }
-            });
+        let mut sums = acc;
+        for pair in 0..2 {
+            let weights = self.load_nibbles(&weights[pair]);
+            // SAFETY: `pair` is at most 1, so two activations are readable, and `self` proves the features.
+            unsafe {
+                let pair = _mm256_set1_epi32(quad.as_ptr().cast::<i32>().add(pair).read_unaligned());
+                sums[0] = in_order(_mm256_add_epi32(sums[0], _mm256_madd_epi16(weights[0], pair)));
+                sums[1] = in_order(_mm256_add_epi32(sums[1], _mm256_madd_epi16(weights[1], pair)));
+            }
         }
-        acc
+        sums
     }
 
     #[inline(always)]
