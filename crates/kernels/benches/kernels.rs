@@ -33,9 +33,9 @@ fn now() -> Duration {
 
 /// Limits of one core, in operations or bytes per second.
 struct Limits {
-    /// Products of weights of eight bits.
+    /// Products with weights of eight bits.
     byte_dots: f64,
-    /// Products of weights of four bits.
+    /// Products with weights of four bits.
     nibble_dots: f64,
     mul_adds: f64,
     reads: f64,

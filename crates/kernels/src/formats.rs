@@ -3,7 +3,6 @@
 use crate::{
     activations::toggle_bias,
     aligned::LINE,
-    packed::Tile,
     simd::{LANES, Simd},
 };
 
@@ -34,8 +33,13 @@ pub(crate) trait Format {
 
 /// Layout of a copy of a tile's weights, relative to their zero points. The copy has two lines for each of the tile's.
 pub(crate) trait UnpackedFormat: Format {
-    /// Writes the copy, and the sums with which products of blocks start.
-    fn unpack<S: Simd>(s: S, tile: &Tile<'_>, lines: &mut [[u8; LINE]], starts: &mut [[i32; LANES]]);
+    /// Writes the copy of a block's lines, and returns the initial sums of its products.
+    fn unpack<S: Simd>(
+        s: S,
+        packed: &[[u8; LINE]],
+        zeros: Option<&[u8; LANES]>,
+        lines: &mut [[u8; LINE]],
+    ) -> S::Ints;
 }
 
 /// Weights of eight bits.
@@ -147,29 +151,29 @@ impl Format for CenteredNibbles {
 
 impl UnpackedFormat for CenteredNibbles {
     #[inline(always)]
-    fn unpack<S: Simd>(s: S, tile: &Tile<'_>, lines: &mut [[u8; LINE]], starts: &mut [[i32; LANES]]) {
-        let Some(count) = tile.quants.len().checked_div(starts.len()) else { return };
-        let blocks = tile.quants.chunks_exact(count).zip(lines.chunks_exact_mut(2 * count));
-        for (block, ((packed, lines), start)) in blocks.zip(starts).enumerate() {
-            let zeros = tile.zeros.map_or(&[Nibbles::MIDDLE as u8; LANES], |zeros| &zeros[block]);
-            // It is outside the loop because the compiler must assume that the stores change the zero points.
-            let zeros = s.repeat_zero_points(zeros);
-            let mut sum = s.splat_int(0);
-            for (packed, lines) in packed.iter().zip(lines.as_chunks_mut::<2>().0) {
-                s.prefetch(packed);
-                let mut step = s.begin_step(sum);
-                for (weights, line) in s.unpack_nibbles(packed).into_iter().zip(lines) {
-                    let weights = s.center_nibbles(weights, zeros);
-                    s.store_nibbles(weights, line);
-                    if S::CENTERED_BIAS != 0 {
-                        // The part of the products that comes from the bias.
-                        step = s.dot_centered(step, weights, s.splat_quad(&toggle_bias([0; 4], true)));
-                    }
+    fn unpack<S: Simd>(
+        s: S,
+        packed: &[[u8; LINE]],
+        zeros: Option<&[u8; LANES]>,
+        lines: &mut [[u8; LINE]],
+    ) -> S::Ints {
+        // It is outside the loop because the compiler must assume that the stores change the zero points.
+        let zeros = s.repeat_zero_points(zeros.unwrap_or(&[Nibbles::MIDDLE as u8; LANES]));
+        let mut sum = s.splat_int(0);
+        for (packed, lines) in packed.iter().zip(lines.as_chunks_mut::<2>().0) {
+            s.prefetch(packed);
+            let mut step = s.begin_step(sum);
+            for (weights, line) in s.unpack_nibbles(packed).into_iter().zip(lines) {
+                let weights = s.center_nibbles(weights, zeros);
+                s.store_nibbles(weights, line);
+                if S::CENTERED_BIAS != 0 {
+                    // The part of the products that comes from the bias.
+                    step = s.dot_centered(step, weights, s.splat_quad(&toggle_bias([0; 4], true)));
                 }
-                sum = s.finish_step(sum, step);
             }
-            s.store_ints(s.sub_ints(s.splat_int(0), sum), start);
+            sum = s.finish_step(sum, step);
         }
+        s.sub_ints(s.splat_int(0), sum)
     }
 }
 
@@ -200,24 +204,22 @@ impl Format for WideBytes {
 
 impl UnpackedFormat for WideBytes {
     #[inline(always)]
-    fn unpack<S: Simd>(s: S, tile: &Tile<'_>, lines: &mut [[u8; LINE]], starts: &mut [[i32; LANES]]) {
-        starts.fill([0; LANES]);
-        let Some(count) = tile.quants.len().checked_div(starts.len()) else { return };
-        let blocks = tile.quants.chunks_exact(count).zip(lines.chunks_exact_mut(2 * count));
-        for (block, (packed, lines)) in blocks.enumerate() {
-            let zeros = match tile.zeros {
-                None => s.splat_int(Bytes::MIDDLE),
-                Some(zeros) => s.load_zero_points(&zeros[block]),
-            };
-            for (packed, lines) in packed.iter().zip(lines.as_chunks_mut::<2>().0) {
-                s.prefetch(packed);
-                s.widen(packed, zeros, lines);
-            }
+    fn unpack<S: Simd>(
+        s: S,
+        packed: &[[u8; LINE]],
+        zeros: Option<&[u8; LANES]>,
+        lines: &mut [[u8; LINE]],
+    ) -> S::Ints {
+        let zeros = zeros.map_or(s.splat_int(Bytes::MIDDLE), |zeros| s.load_zero_points(zeros));
+        for (packed, lines) in packed.iter().zip(lines.as_chunks_mut::<2>().0) {
+            s.prefetch(packed);
+            s.widen(packed, zeros, lines);
         }
+        s.splat_int(0)
     }
 }
 
-/// Returns the sums with which a step of sixteen inputs starts.
+/// Returns the initial sums of a step of sixteen inputs.
 #[inline(always)]
 fn begin_step<S: Simd, const R: usize, const V: usize>(
     s: S,
@@ -232,7 +234,7 @@ fn begin_step<S: Simd, const R: usize, const V: usize>(
     sums
 }
 
-/// Replaces sums by those after a step.
+/// Replaces the sums of all earlier steps by those after this one.
 #[inline(always)]
 fn finish_step<S: Simd, const R: usize, const V: usize>(
     s: S,

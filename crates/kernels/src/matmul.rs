@@ -118,9 +118,9 @@ impl MatMul<'_> {
             let count = loaded[0].quants.len() * 2;
             let (lines, _) = buffer.reserve(2 * count * LINE).as_chunks_mut::<LINE>();
             let (lines, starts) = (lines.split_at_mut(count), sums.split_at_mut(blocks));
-            F::unpack(s, &loaded[0], lines.0, starts.0);
+            unpack::<S, F>(s, &loaded[0], lines.0, starts.0);
             if step.count == 2 {
-                F::unpack(s, &loaded[1], lines.1, starts.1);
+                unpack::<S, F>(s, &loaded[1], lines.1, starts.1);
             }
             let columns = [
                 Columns { tile: Tile { quants: lines.0, ..loaded[0] }, starts: starts.0 },
@@ -241,6 +241,22 @@ fn widened<'a>(input: &'a QuantizedRows, copy: &'a mut Vec<[i16; 4]>) -> &'a [[i
     copy.clear();
     copy.extend(input.quads().iter().map(|quad| toggle_bias(*quad, input.biased()).map(i16::from)));
     copy
+}
+
+/// Writes the weights of a tile in another format, and the initial sums of its blocks.
+#[inline(always)]
+fn unpack<S: Simd, F: UnpackedFormat>(
+    s: S,
+    tile: &Tile<'_>,
+    lines: &mut [[u8; LINE]],
+    starts: &mut [[i32; LANES]],
+) {
+    let Some(count) = tile.quants.len().checked_div(starts.len()) else { return };
+    let blocks = tile.quants.chunks_exact(count).zip(lines.chunks_exact_mut(2 * count));
+    for (block, ((packed, lines), start)) in blocks.zip(starts).enumerate() {
+        let zeros = tile.zeros.map(|zeros| &zeros[block]);
+        s.store_ints(F::unpack(s, packed, zeros, lines), start);
+    }
 }
 
 fn load_tiles<'a>(tiles: &Tiles<'a>, step: Step) -> [Tile<'a>; 2] {

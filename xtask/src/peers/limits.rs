@@ -72,7 +72,7 @@ pub(super) struct LimitSpreads {
 }
 
 impl LimitSpreads {
-    /// Returns the limit of the multiply-accumulates of a side.
+    /// Returns the limit of multiply-accumulates for the width of a side's weights.
     pub(super) fn multiply_accumulates(&self, side: Side) -> &Spread {
         if side.has_4_bits() {
             &self.multiply_accumulates_4_bit_per_second

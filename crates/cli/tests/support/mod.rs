@@ -60,7 +60,7 @@ pub(crate) fn serve(command: &mut Command) -> ListeningServer {
     ListeningServer { process, address, log: Box::new(lines) }
 }
 
-/// Runs a command whose standard output is a pipe without a reader.
+/// Runs a command whose standard output is a pipe with a closed read end.
 pub(crate) fn run_without_reader(command: &mut Command) -> Output {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());

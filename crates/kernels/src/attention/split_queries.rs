@@ -19,6 +19,10 @@ const TOP_DIGIT: f32 = 127.0;
 /// Largest magnitude of an integer.
 const TOP: f32 = TOP_DIGIT * BASE + TOP_DIGIT;
 
+/// Largest number of elements for which the sum of the products of integers fits into 32 bits: 512 * 32512 * 128 is less
+/// than 2^31.
+const MAX_WIDE_ELEMENTS: usize = 512;
+
 /// Queries multiplied by the factor of the scores, in panels. An element is the scale of its query multiplied by
 /// `high * 255 + low`.
 ///
@@ -27,7 +31,7 @@ const TOP: f32 = TOP_DIGIT * BASE + TOP_DIGIT;
 pub(super) struct SplitQueries {
     high: Digits,
     low: Digits,
-    /// For each panel and group of four elements, the integers of each query. It is empty where products use the digits.
+    /// For each panel and group of four elements, the integers of each query. Empty if products use the digits.
     integers: Vec<[i16; 4]>,
     /// Scale of each query.
     scales: Vec<f32>,
@@ -60,17 +64,17 @@ pub(super) struct PanelDigits<'a> {
 pub(super) struct SplitPanel<'a> {
     pub(super) high: PanelDigits<'a>,
     pub(super) low: PanelDigits<'a>,
-    /// For each group of four elements, the integers of each query. It is empty where products use the digits.
+    /// For each group of four elements, the integers of each query. Empty if products use the digits.
     pub(super) integers: &'a [[i16; 4]],
     /// Scale of each query.
     pub(super) scales: &'a [f32],
 }
 
 impl SplitQueries {
-    /// Returns the number of lines for four elements of sixteen keys: one if products use the digits of queries, two if they
-    /// use the integers. Sums of integer products over more elements could exceed 32 bits.
+    /// Returns the number of lines that hold four elements of sixteen keys: one line of bytes, which are multiplied by the
+    /// digits of queries, or two lines of 16-bit integers, which are multiplied by the integers of queries.
     pub(super) fn lines_per_group<S: Simd>(padded: usize) -> usize {
-        if S::WIDENS && padded <= 512 { 2 } else { 1 }
+        if S::WIDENS && padded <= MAX_WIDE_ELEMENTS { 2 } else { 1 }
     }
 
     /// Rounds the queries of all panels. They are padded with zeros to a multiple of sixteen elements.

@@ -114,9 +114,9 @@ pub(crate) trait Simd: Copy {
     /// Adds to each lane the exact product of its four weights, less [`Self::BYTE_OFFSET`], with four activations.
     /// Activations are at least -127.
     fn dot_bytes(self, acc: Self::Ints, weights: Self::Bytes, quad: Self::Quad) -> Self::Ints;
-    /// Returns the sums with which a step of up to sixteen inputs starts, if those of the steps before it are `acc`.
+    /// Returns the initial sums of a step of up to sixteen inputs. `acc` has the sums of all earlier steps.
     fn begin_step(self, acc: Self::Ints) -> Self::StepSums;
-    /// Returns the sums after a step that began with `acc`.
+    /// Returns the sums of all steps up to one that began with `acc` and ended with the sums `step`.
     fn finish_step(self, acc: Self::Ints, step: Self::StepSums) -> Self::Ints;
     /// Adds to each lane the exact product of its four weights with four activations.
     fn dot_nibbles(self, step: Self::StepSums, weights: Self::Nibbles, quad: Self::Quad) -> Self::StepSums;
@@ -136,7 +136,7 @@ pub(crate) trait Simd: Copy {
         }
     }
 
-    /// Adds to each lane the exact product of its four weights of [`Self::widen`] with four activations.
+    /// Adds to each lane the exact product of its four weights, which [`Self::widen`] has written, with four activations.
     #[inline(always)]
     fn dot_wide(self, acc: Self::Ints, weights: &[[u8; 64]; 2], quad: &[i16; 4]) -> Self::Ints {
         let mut sums = [0; LANES];
