@@ -15,7 +15,7 @@
 use std::{
     fs::{self, File},
     io,
-    ops::Deref,
+    ops::{Deref, Range},
     path::Path,
     sync::Arc,
     time::SystemTime,
@@ -26,6 +26,9 @@ use memmap2::Mmap;
 #[cfg(unix)]
 use crate::faults::Region;
 use crate::regular::open_regular;
+
+/// Number of bytes that contain at least one large page, wherever the map starts.
+const PROBE: usize = 4 << 20;
 
 /// A file mapped as read-only memory.
 #[derive(Debug)]
@@ -47,14 +50,29 @@ impl MappedFile {
     /// then. That depends on the kernel and the file system of Linux; on other systems, nothing is requested and the
     /// result is `false`.
     pub fn fill_large_pages(&self) -> bool {
-        // A kernel that does not know a request returns an error, and the pages are then filled at their first use.
+        // Small pages take long to fill, so the first bytes show whether there are large ones.
+        let (probe, length) = (PROBE.min(self.map.len()), self.map.len());
+        self.fill(0..probe);
+        if self.large_page_bytes() == 0 {
+            return false;
+        }
+        self.fill(probe..length);
+        self.large_page_bytes() >= length / 8 * 7
+    }
+
+    /// Requests large pages for a range and reads it. A kernel that does not know a request returns an error, and the
+    /// pages are then filled at their first use.
+    fn fill(&self, range: Range<usize>) {
         #[cfg(target_os = "linux")]
         for advice in [memmap2::Advice::HugePage, memmap2::Advice::PopulateRead] {
-            let _ = self.map.advise(advice);
+            let _ = self.map.advise_range(advice, range.start, range.len());
         }
-        let Ok(maps) = fs::read("/proc/self/smaps") else { return false };
-        let found = large_page_bytes(&String::from_utf8_lossy(&maps), self.map.as_ptr() as usize);
-        found.is_some_and(|bytes| bytes >= self.map.len() / 8 * 7)
+    }
+
+    /// Returns the number of bytes in large pages, or 0 if the system does not state it.
+    fn large_page_bytes(&self) -> usize {
+        let maps = fs::read("/proc/self/smaps").unwrap_or_default();
+        large_page_bytes(&String::from_utf8_lossy(&maps), self.map.as_ptr() as usize).unwrap_or(0)
     }
 }
 
