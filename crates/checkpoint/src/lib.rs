@@ -37,7 +37,7 @@ use std::{borrow::Cow, path::PathBuf};
 
 use narthex_mmap::FileWatch;
 use narthex_spec::{TokenId, arch::Architecture, manifest::Prompts};
-use narthex_text::tokenizer::{GgufVocab, Tokenizer, TokenizerError};
+use narthex_text::tokenizer::{GgufVocab, Tokenizer, TokenizerError, gguf_json, package_json};
 
 /// Result of reading or writing a checkpoint.
 pub type Result<T, E = CheckpointError> = std::result::Result<T, E>;
@@ -148,6 +148,17 @@ impl TokenizerSource {
         match self {
             Self::Gguf(vocab) => Tokenizer::from_gguf(vocab),
             Self::Json(bytes) => Tokenizer::from_json(bytes),
+        }
+    }
+
+    /// Returns the `tokenizer.json` of a package.
+    ///
+    /// # Errors
+    /// The errors of [`gguf_json`] and [`package_json`].
+    pub fn package_json(&self) -> Result<Vec<u8>, TokenizerError> {
+        match self {
+            Self::Gguf(vocab) => package_json(&gguf_json(vocab)?),
+            Self::Json(bytes) => package_json(bytes),
         }
     }
 }

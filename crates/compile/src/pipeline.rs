@@ -74,7 +74,7 @@ pub fn compile(
     keep(job.keep_stages, "architecture.json", || json(&checkpoint.architecture))?;
     keep(job.keep_stages, "plan.json", || json(&plan))?;
 
-    package.write(TOKENIZER_FILE, &tokenizer.to_json()?)?;
+    package.write(TOKENIZER_FILE, &checkpoint.tokenizer.package_json()?)?;
     if let Some(template) = &checkpoint.chat_template {
         package.write(TEMPLATE_FILE, template.as_bytes())?;
     }

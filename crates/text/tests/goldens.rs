@@ -13,7 +13,9 @@ use narthex_text::{
     detokenize::Detokenizer,
     prompt,
     template::{ChatTemplate, FunctionCall, Message, RenderOptions, Role, ToolCall},
-    tokenizer::{BoundedTokens, Bounds, GgufVocab, Specials, Tokenizer},
+    tokenizer::{
+        BoundedTokens, Bounds, GgufVocab, Specials, Tokenizer, gguf_json, package_json, sentencepiece_json,
+    },
 };
 use proptest::prelude::*;
 use serde_json::Value;
@@ -52,13 +54,17 @@ static SMOLLM: LazyLock<Value> = LazyLock::new(|| fixture(include_str!("fixtures
 static MINILM: LazyLock<Value> = LazyLock::new(|| fixture(include_str!("fixtures/minilm.json")));
 static SPM: LazyLock<Value> = LazyLock::new(|| fixture(include_str!("fixtures/spm.json")));
 
-static BYTE_LEVEL: LazyLock<Tokenizer> = LazyLock::new(|| Tokenizer::from_gguf(&gguf(&SMOLLM)).unwrap());
-static SENTENCE: LazyLock<Tokenizer> = LazyLock::new(|| Tokenizer::from_gguf(&gguf(&SPM)).unwrap());
-static UNIGRAM: LazyLock<Tokenizer> = LazyLock::new(|| {
-    Tokenizer::from_sentencepiece(include_bytes!("fixtures/pieces/unigram.model"), &[]).unwrap()
-});
-static WORD_PIECE: LazyLock<Tokenizer> =
-    LazyLock::new(|| Tokenizer::from_json(&serde_json::to_vec(&MINILM["tokenizer"]).unwrap()).unwrap());
+static BYTE_LEVEL_JSON: LazyLock<Vec<u8>> = LazyLock::new(|| gguf_json(&gguf(&SMOLLM)).unwrap());
+static SENTENCE_JSON: LazyLock<Vec<u8>> = LazyLock::new(|| gguf_json(&gguf(&SPM)).unwrap());
+static UNIGRAM_JSON: LazyLock<Vec<u8>> =
+    LazyLock::new(|| sentencepiece_json(include_bytes!("fixtures/pieces/unigram.model"), &[]).unwrap());
+static WORD_PIECE_JSON: LazyLock<Vec<u8>> =
+    LazyLock::new(|| serde_json::to_vec(&MINILM["tokenizer"]).unwrap());
+
+static BYTE_LEVEL: LazyLock<Tokenizer> = LazyLock::new(|| Tokenizer::from_json(&BYTE_LEVEL_JSON).unwrap());
+static SENTENCE: LazyLock<Tokenizer> = LazyLock::new(|| Tokenizer::from_json(&SENTENCE_JSON).unwrap());
+static UNIGRAM: LazyLock<Tokenizer> = LazyLock::new(|| Tokenizer::from_json(&UNIGRAM_JSON).unwrap());
+static WORD_PIECE: LazyLock<Tokenizer> = LazyLock::new(|| Tokenizer::from_json(&WORD_PIECE_JSON).unwrap());
 
 /// Converts ids of the fixture's vocabulary to those of the full vocabulary from which it was cut.
 fn original(tokens: &[u32]) -> Vec<u32> {
@@ -66,9 +72,9 @@ fn original(tokens: &[u32]) -> Vec<u32> {
     tokens.iter().map(|&token| whole[token as usize]).collect()
 }
 
-/// Returns the tokenizer, and the same one after it was written to a package and read again.
-fn both(tokenizer: &Tokenizer) -> [Tokenizer; 2] {
-    [tokenizer.clone(), Tokenizer::from_json(&tokenizer.to_json().unwrap()).unwrap()]
+/// Returns the tokenizer of a file, and that of the file in a package.
+fn both(json: &[u8]) -> [Tokenizer; 2] {
+    [json.to_vec(), package_json(json).unwrap()].map(|json| Tokenizer::from_json(&json).unwrap())
 }
 
 /// Returns the tokenizers and a special token of each.
@@ -105,7 +111,7 @@ proptest! {
 
 #[test]
 fn smollm_tokenizes_as_the_reference() {
-    for t in both(&BYTE_LEVEL) {
+    for t in both(&BYTE_LEVEL_JSON) {
         for case in SMOLLM["cases"].as_array().unwrap() {
             let text = case["text"].as_str().unwrap();
             let tokens = t.encode(text, Specials::AsText).unwrap();
@@ -117,7 +123,7 @@ fn smollm_tokenizes_as_the_reference() {
 
 #[test]
 fn sentence_pieces_are_those_of_the_reference() {
-    for t in both(&SENTENCE) {
+    for t in both(&SENTENCE_JSON) {
         for case in SPM["cases"].as_array().unwrap() {
             let text = case["text"].as_str().unwrap();
             let tokens = t.encode(text, Specials::AsText).unwrap();
@@ -160,7 +166,7 @@ fn mistral_s_models_cut_text_as_sentencepiece_does() {
 
 #[test]
 fn minilm_tokenizes_as_the_reference() {
-    for t in both(&WORD_PIECE) {
+    for t in both(&WORD_PIECE_JSON) {
         for case in MINILM["cases"].as_array().unwrap() {
             let text = case["text"].as_str().unwrap();
             let tokens = t.encode_document(text).unwrap();

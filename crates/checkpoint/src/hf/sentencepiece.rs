@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use narthex_spec::arch::Family;
-use narthex_text::tokenizer::{Addition, Tokenizer, TokenizerError};
+use narthex_text::tokenizer::{Addition, Tokenizer, TokenizerError, sentencepiece_json};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -49,12 +49,14 @@ pub(super) fn tokenizer_json(
     };
     let mut additions = additions(folder, stated, special)?;
     if family == Some(Family::ChatGlm) {
-        let pieces = Tokenizer::from_sentencepiece(&model, &[]).map_err(refused)?.vocab_size();
+        let json = sentencepiece_json(&model, &[]).map_err(refused)?;
+        let pieces = Tokenizer::from_json(&json).map_err(refused)?.vocab_size();
         additions.retain(|addition| !CHATGLM3_TOKENS.contains(&addition.content.as_str()));
         additions.extend(chatglm3(pieces));
     }
-    let tokenizer = Tokenizer::from_sentencepiece(&model, &additions).map_err(refused)?;
-    tokenizer.to_json().map(Some).map_err(refused)
+    let json = sentencepiece_json(&model, &additions).map_err(refused)?;
+    Tokenizer::from_json(&json).map_err(refused)?;
+    Ok(Some(json))
 }
 
 /// Returns the tokens that ChatGLM3's own code numbers after the pieces. `sop` and `eop` also occur inside words.

@@ -313,7 +313,6 @@ fn files(
     settings.extend(ids.clone());
     settings.insert("torch_dtype".to_owned(), "float16".into());
     settings.insert("quantization_config".to_owned(), quantization(job.group));
-    let tokenizer = checkpoint.tokenizer.tokenizer()?;
     let template = checkpoint.chat_template.clone();
     let said = TokenizerSettings {
         bos: special.bos,
@@ -324,7 +323,7 @@ fn files(
     let mut files = vec![
         (hf::CONFIG, config::pretty(&Value::Object(settings))),
         ("generation_config.json", config::pretty(&Value::Object(ids))),
-        (TOKENIZER_FILE, tokenizer.to_json()?),
+        (TOKENIZER_FILE, checkpoint.tokenizer.package_json()?),
         ("tokenizer_config.json", config::pretty(&said.tokenizer_config())),
     ];
     files.extend(template.map(|template| (TEMPLATE_FILE, template.into_bytes())));

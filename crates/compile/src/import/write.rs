@@ -20,7 +20,7 @@ use narthex_spec::{
     manifest::{FORMAT, Manifest, Provenance, TokenizerEntry},
     progress::{Stage, Unit},
 };
-use narthex_text::tokenizer::Tokenizer;
+use narthex_text::tokenizer::{Tokenizer, package_json};
 use sha2::Digest;
 
 use super::{Import, refused};
@@ -57,7 +57,9 @@ impl Import {
         cancel: &AtomicBool,
     ) -> Result<Manifest> {
         let package = PackageWriter::new(job.out);
-        package.write(TOKENIZER_FILE, &Tokenizer::from_json(&self.text.tokenizer)?.to_json()?)?;
+        // A tokenizer that cannot be read is refused now.
+        Tokenizer::from_json(&self.text.tokenizer)?;
+        package.write(TOKENIZER_FILE, &package_json(&self.text.tokenizer)?)?;
         let template = self.text.chat_template.take();
         if let Some(template) = &template {
             package.write(TEMPLATE_FILE, template.as_bytes())?;

@@ -118,7 +118,6 @@ pub struct Tokenizer {
 
 struct Inner {
     tokenizer: tokenizers::Tokenizer,
-    json: Vec<u8>,
     specials: SpecialTable,
     /// Added tokens that are not special.
     markup: SpecialTable,
@@ -140,15 +139,35 @@ fn malformed(reason: impl ToString) -> TokenizerError {
     TokenizerError::Malformed { reason: reason.to_string() }
 }
 
+/// Returns the `tokenizer.json` of GGUF metadata.
+pub fn gguf_json(vocab: &GgufVocab) -> Result<Vec<u8>, TokenizerError> {
+    serde_json::to_vec(&gguf::tokenizer_json(vocab)?).map_err(malformed)
+}
+
+/// Returns the `tokenizer.json` of a SentencePiece model, `tokenizer.model`, and of the tokens that other files add to it.
+pub fn sentencepiece_json(model: &[u8], additions: &[Addition]) -> Result<Vec<u8>, TokenizerError> {
+    serde_json::to_vec(&sentencepiece::tokenizer_json(model, additions)?).map_err(malformed)
+}
+
+/// Returns a `tokenizer.json` as packages have it: without truncation and padding.
+pub fn package_json(json: &[u8]) -> Result<Vec<u8>, TokenizerError> {
+    serde_json::to_vec(&without_lengths(json)?).map_err(malformed)
+}
+
+/// Parses a `tokenizer.json` and removes its truncation and padding.
+fn without_lengths(bytes: &[u8]) -> Result<Value, TokenizerError> {
+    let mut json: Value = serde_json::from_slice(bytes).map_err(malformed)?;
+    let Some(fields) = json.as_object_mut() else { return Err(malformed("expected a JSON object")) };
+    fields.insert("truncation".to_owned(), Value::Null);
+    fields.insert("padding".to_owned(), Value::Null);
+    Ok(json)
+}
+
 impl Tokenizer {
     /// Reads a Hugging Face `tokenizer.json`. Its truncation, padding and dropout are ignored.
     pub fn from_json(bytes: &[u8]) -> Result<Self, TokenizerError> {
         let outline = outline::read(bytes)?;
-        let mut json: Value = serde_json::from_slice(bytes).map_err(malformed)?;
-        let Some(fields) = json.as_object_mut() else { return Err(malformed("expected a JSON object")) };
-        fields.insert("truncation".to_owned(), Value::Null);
-        fields.insert("padding".to_owned(), Value::Null);
-        let stored = serde_json::to_vec(&json).map_err(malformed)?;
+        let mut json = without_lengths(bytes)?;
         charsmap::check(&json)?;
         growth::check(&json)?;
         patterns::check(&json)?;
@@ -175,25 +194,18 @@ impl Tokenizer {
             reach,
             recent: RecentPrompts::new(added.values().map(|token| token.content.len()).max().unwrap_or(0)),
             tokenizer,
-            json: stored,
         };
         Ok(Self { inner: Arc::new(inner) })
     }
 
     /// Builds a tokenizer from GGUF metadata.
     pub fn from_gguf(vocab: &GgufVocab) -> Result<Self, TokenizerError> {
-        Self::from_json(&serde_json::to_vec(&gguf::tokenizer_json(vocab)?).map_err(malformed)?)
+        Self::from_json(&gguf_json(vocab)?)
     }
 
-    /// Builds a tokenizer from a SentencePiece model, `tokenizer.model`, and the tokens that other files add to it.
+    /// Builds a tokenizer from a SentencePiece model, as [`sentencepiece_json`].
     pub fn from_sentencepiece(model: &[u8], additions: &[Addition]) -> Result<Self, TokenizerError> {
-        let json = sentencepiece::tokenizer_json(model, additions)?;
-        Self::from_json(&serde_json::to_vec(&json).map_err(malformed)?)
-    }
-
-    /// Returns a `tokenizer.json` that [`Self::from_json`] reads back.
-    pub fn to_json(&self) -> Result<Vec<u8>, TokenizerError> {
-        Ok(self.inner.json.clone())
+        Self::from_json(&sentencepiece_json(model, additions)?)
     }
 
     /// Returns the tokens of a text, without those that the post-processor adds.
@@ -338,21 +350,24 @@ pub(crate) mod tests {
 
     /// Returns a byte-level tokenizer with every byte, two merges, one special and one plain added token.
     pub(crate) fn tiny() -> Tokenizer {
+        Tokenizer::from_gguf(&tiny_vocab()).unwrap()
+    }
+
+    fn tiny_vocab() -> GgufVocab {
         let mut tokens: Vec<String> = bytes::alphabet().iter().map(|c| c.to_string()).collect();
         tokens.extend(["he", "hell"].map(str::to_owned));
         tokens.extend(["ll", "<|end|>", "<tool>"].map(str::to_owned));
         let mut types = vec![1; tokens.len() - 2];
         types.extend([3, 4]);
         let merges = ["h e", "l l", "he ll"].map(str::to_owned).to_vec();
-        let vocab = GgufVocab {
+        GgufVocab {
             model: "gpt2".to_owned(),
             pre: Some("smollm".to_owned()),
             tokens,
             types: Some(types),
             merges,
             ..GgufVocab::default()
-        };
-        Tokenizer::from_gguf(&vocab).unwrap()
+        }
     }
 
     #[test]
@@ -399,9 +414,13 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_tokenizer_survives_its_json() {
-        let t = tiny();
-        let again = Tokenizer::from_json(&t.to_json().unwrap()).unwrap();
+    fn the_file_of_a_package_has_the_same_tokens_without_truncation() {
+        let (t, mut json) = (tiny(), gguf::tokenizer_json(&tiny_vocab()).unwrap());
+        json["truncation"] =
+            json!({"max_length": 2, "strategy": "LongestFirst", "stride": 0, "direction": "Right"});
+        let stored = package_json(&serde_json::to_vec(&json).unwrap()).unwrap();
+        assert!(serde_json::from_slice::<Value>(&stored).unwrap()["truncation"].is_null());
+        let again = Tokenizer::from_json(&stored).unwrap();
         for text in ["hello 123", "ünï ☃ 🙂", " \n\t x", "<tool>hell"] {
             let tokens = t.encode(text, Specials::Parse).unwrap();
             assert_eq!(again.encode(text, Specials::Parse).unwrap(), tokens);
