@@ -36,6 +36,7 @@ use crate::{
         request::LoadRequest,
         residency::{Claim, LoadStart, PendingLoad, ReadyModel, ResidencyLimits, ResidentModels},
         runtime_choice::RuntimeChoice,
+        tokenizer_reader::TokenizerReader,
     },
     report::models::ModelStatus,
     rights::{AutoPull, Rights},
@@ -347,17 +348,16 @@ impl Gateway {
         steps.plan(1);
         let folder = package_build::package_for_load(library, key, graphs, source, &steps, cancel)?;
         steps.begin(format!("Loading {}", key.name));
+        let package = Arc::new(Package::open_verified(&library.store, key, &folder, progress, cancel)?);
+        let tokenizer = TokenizerReader::start(&package)?;
         let runtime = choice.load(library, progress, cancel)?;
-        let package = Package::open_verified(&library.store, key, &folder, progress, cancel)?;
         let draft = DraftPackage::of(library, &package, progress, cancel)?;
-        // A tokenizer's file takes several times its size while it is read.
-        memory::release_freed_memory();
         let has_kv = package.manifest.architecture.is_decoder();
         let draft_kv = draft.as_ref().map_or(0, |draft| draft.kv_budget);
         let kv_bytes = if has_kv { library.config.kv_budget.saturating_add(draft_kv) } else { 0 };
         let reservation = self.models.reserve(key, kv_bytes, cancel)?;
         let request = LoadRequest {
-            package: Arc::new(package),
+            package,
             runtime,
             facts: Arc::new(choice.facts),
             config: library.config.clone(),
@@ -368,7 +368,7 @@ impl Gateway {
         };
         let draft = draft.map(|draft| draft.open(&request, device_selection::select)).transpose()?;
         let format = library.tool_format(&key.name);
-        let loaded = LoadedModel::load(&request, draft, format, device_selection::select)?;
+        let loaded = LoadedModel::load(&request, tokenizer, draft, format, device_selection::select)?;
         // The graphs would be those of another package than the tokenizer, and unverified.
         if !loaded.is_current() {
             return Err(Error::PackageReplaced(key.name.clone()));

@@ -19,12 +19,11 @@ use narthex_text::tokenizer::{MAX_FILE_BYTES, Tokenizer};
 
 use crate::{cancel::Cancel, error::Error, library::package_key::PackageKey};
 
-/// A package in a folder, with its manifest and tokenizer.
+/// A package in a folder, with its manifest.
 pub(crate) struct Package {
     pub(crate) key: PackageKey,
     pub(crate) folder: PathBuf,
     pub(crate) manifest: Manifest,
-    pub(crate) tokenizer: Tokenizer,
     /// Time and length of the manifest's file when it was read.
     stamp: Option<ManifestStamp>,
 }
@@ -47,13 +46,17 @@ impl Package {
         Ok(Self { stamp, ..Self::open(key, folder)? })
     }
 
-    /// Reads the manifest and the tokenizer.
+    /// Reads the manifest.
     pub(crate) fn open(key: &PackageKey, folder: &Path) -> Result<Self, Error> {
-        // The stamp is taken first, so that a replacement during the reads is noticed.
+        // The stamp is taken first, so that a replacement during the read is noticed.
         let stamp = manifest_stamp(folder);
         let manifest = read_manifest(folder, key)?;
-        let tokenizer = Tokenizer::from_json(&read(folder, &manifest.tokenizer.file)?)?;
-        Ok(Self { key: key.clone(), folder: folder.to_owned(), manifest, tokenizer, stamp })
+        Ok(Self { key: key.clone(), folder: folder.to_owned(), manifest, stamp })
+    }
+
+    /// Reads the tokenizer, which takes longer than most other steps of a load.
+    pub(crate) fn read_tokenizer(&self) -> Result<Tokenizer, Error> {
+        Ok(Tokenizer::from_json(&read(&self.folder, &self.manifest.tokenizer.file)?)?)
     }
 
     /// Returns the bytes of its files without the manifest.

@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Instant};
 
 use narthex_engine::{draft_model::DraftModel, supervise::SupervisedExecutor};
 use narthex_spec::{ModelName, ProgressSink, Variant, manifest::Manifest};
+use narthex_text::tokenizer::Tokenizer;
 
 use crate::{
     cancel::Cancel,
@@ -83,17 +84,18 @@ pub(crate) fn status(package: &Package) -> DraftModelStatus {
 
 /// Refuses a draft model whose tokens are not those of the chat model.
 fn check_vocabulary(target: &Package, draft: &Package) -> Result<(), Error> {
-    let Some(token) = target.tokenizer.first_difference(&draft.tokenizer) else { return Ok(()) };
-    let text = |package: &Package| {
-        package.tokenizer.id_text(token).map_or_else(|| "missing".to_owned(), |text| format!("{text:?}"))
+    let (of_target, of_draft) = (target.read_tokenizer()?, draft.read_tokenizer()?);
+    let Some(token) = of_target.first_difference(&of_draft) else { return Ok(()) };
+    let text = |tokenizer: &Tokenizer| {
+        tokenizer.id_text(token).map_or_else(|| "missing".to_owned(), |text| format!("{text:?}"))
     };
     let message = format!(
         "expected a model with the vocabulary of {}, found {}, whose token {token} is {} instead of {}; name a smaller \
          model of the same family, or none",
         target.key.name,
         draft.key.name,
-        text(draft),
-        text(target)
+        text(&of_draft),
+        text(&of_target)
     );
     Err(Error::invalid("draft_model", message))
 }

@@ -14,6 +14,7 @@ use narthex_spec::{ModelName, ReasoningFormat, ToolFormat, manifest::ChatEntry};
 use narthex_text::{
     grammar::{Grammar, GrammarCompiler, GrammarError, GrammarMatcher},
     template::{Abilities, ChatTemplate},
+    tokenizer::Tokenizer,
 };
 
 use crate::{
@@ -26,6 +27,7 @@ use crate::{
         prefix_cache,
         request::LoadRequest,
         sessions::Model,
+        tokenizer_reader::TokenizerReader,
     },
     report::{
         models::{DeviceRefusal, EngineCounters, ModelKind, ModelState, ModelStatus},
@@ -36,6 +38,7 @@ use crate::{
 /// A model that answers requests.
 pub(crate) struct LoadedModel {
     pub(crate) package: Arc<Package>,
+    pub(crate) tokenizer: Tokenizer,
     pub(crate) template: Option<ChatTemplate>,
     pub(crate) template_abilities: Abilities,
     /// Format of tool calls.
@@ -65,6 +68,7 @@ impl LoadedModel {
     /// package's.
     pub(crate) fn load(
         request: &LoadRequest<'_>,
+        tokenizer: TokenizerReader,
         draft: Option<OpenDraftModel>,
         tool_format: Option<ToolFormat>,
         open: impl FnOnce(&LoadRequest<'_>) -> Result<OpenModel, Error>,
@@ -73,9 +77,11 @@ impl LoadedModel {
         let tools = ToolFormatChoice::new(request.package.manifest.chat.as_ref(), tool_format);
         let abilities = template.as_ref().map_or_else(Abilities::default, ChatTemplate::abilities);
         let OpenModel { model, report, passed_over, monitors } = open(request)?;
+        let tokenizer = tokenizer.finish()?;
         let config = &request.config;
         Ok(Self {
             package: request.package.clone(),
+            tokenizer,
             template_abilities: if tools.is_foreign { Abilities::default() } else { abilities },
             tool_format: tools.format,
             template,
@@ -125,9 +131,9 @@ impl LoadedModel {
 
     /// Compiles a grammar for this model's vocabulary.
     pub(crate) fn compile_grammar(&self, grammar: &Grammar) -> Result<GrammarMatcher, GrammarError> {
-        let compiler = self.grammars.get_or_init(|| {
-            GrammarCompiler::new(&self.package.tokenizer, &self.package.manifest.tokenizer.stop)
-        });
+        let compiler = self
+            .grammars
+            .get_or_init(|| GrammarCompiler::new(&self.tokenizer, &self.package.manifest.tokenizer.stop));
         compiler.as_ref().map_err(Clone::clone)?.compile(grammar)
     }
 

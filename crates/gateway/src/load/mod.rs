@@ -21,5 +21,6 @@ pub(crate) mod residency;
 pub(crate) mod runtime_choice;
 pub(crate) mod sessions;
 pub(crate) mod supervise;
+pub(crate) mod tokenizer_reader;
 pub(crate) mod trial_run;
 pub(crate) mod verify;

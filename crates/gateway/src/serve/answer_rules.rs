@@ -43,7 +43,7 @@ impl AnswerRules {
         let refused = |error| grammar_refusal(model, tools, options, error, cancel);
         let compile = |tools: &ToolSettings| {
             let (format, content) = (model.tool_format, options.grammar.as_ref());
-            let grammar = tools::answer_grammar(tools, format, &model.package.tokenizer, content)?;
+            let grammar = tools::answer_grammar(tools, format, &model.tokenizer, content)?;
             grammar.map(|grammar| model.compile_grammar(&grammar)).transpose()
         };
         let grammar = match compile(tools) {

@@ -12,7 +12,6 @@ use narthex_text::{
 use crate::{
     cancel::Cancel,
     error::{Error, TokenCount},
-    library::package::Package,
     load::{loaded_model::LoadedModel, residency::ReadyModel},
     serve::{
         answer_rules::AnswerRules,
@@ -129,7 +128,7 @@ impl ReadyModel {
             return Err(Error::invalid("content", message));
         }
         cancel.check()?;
-        let Package { tokenizer, manifest, .. } = &*self.loaded.package;
+        let (tokenizer, manifest) = (&self.loaded.tokenizer, &self.loaded.package.manifest);
         let specials = if options.parse_special { Specials::Parse } else { Specials::AsText };
         let is_encoder = !manifest.architecture.is_decoder();
         let tokens = match options.add_special.unwrap_or(is_encoder) {
@@ -143,13 +142,13 @@ impl ReadyModel {
     /// Returns the text of tokens, without special tokens.
     pub fn detokenize(&self, tokens: &[TokenId]) -> Result<String, Error> {
         self.text_bytes(tokens)?;
-        Ok(self.loaded.package.tokenizer.decode(tokens))
+        Ok(self.loaded.tokenizer.decode(tokens))
     }
 
     /// Returns the number of bytes of the tokens. Their text has at most three times as many, because each invalid byte
     /// becomes a character of three bytes. Fails if there are too many.
     pub fn text_bytes(&self, tokens: &[TokenId]) -> Result<usize, Error> {
-        let tokenizer = &self.loaded.package.tokenizer;
+        let tokenizer = &self.loaded.tokenizer;
         if let Some(bad) = tokens.iter().find(|&&token| token as usize >= tokenizer.vocab_size()) {
             let message = format!("token {bad} is not below the vocabulary size {}", tokenizer.vocab_size());
             return Err(Error::invalid("tokens", message));
@@ -186,7 +185,7 @@ impl ReadyModel {
             (Echo::Completion, _) => None,
             (Echo::PromptAndCompletion, Prompt::Text(text)) => Some(text),
             (Echo::PromptAndCompletion, Prompt::Tokens(tokens)) => {
-                let detokenizer = Detokenizer::new(model.package.tokenizer.clone());
+                let detokenizer = Detokenizer::new(model.tokenizer.clone());
                 Some(match request.options.special_tokens {
                     SpecialTokens::Skip => detokenizer.whole(&tokens),
                     SpecialTokens::Show => detokenizer.showing_all().whole(&tokens),
@@ -214,7 +213,7 @@ fn check_fewest<'a>(
     messages: impl IntoIterator<Item = &'a Message>,
     limit: usize,
 ) -> Result<(), Error> {
-    let tokenizer = &model.package.tokenizer;
+    let tokenizer = &model.tokenizer;
     let fewest: usize = messages.into_iter().map(|message| tokenizer.min_tokens(&message.content)).sum();
     if fewest / MAX_CONTEXT_MULTIPLE < limit {
         return Ok(());
@@ -241,7 +240,7 @@ fn prompt(
     limit: usize,
     cancel: &Cancel,
 ) -> Result<ChatPrompt, Error> {
-    let tokenizer = &model.package.tokenizer;
+    let tokenizer = &model.tokenizer;
     let Some(template) = &model.template else {
         return Err(Error::invalid(
             "model",
@@ -340,7 +339,7 @@ fn tokenize(
     cancel: &Cancel,
 ) -> Result<Vec<TokenId>, Error> {
     let engine = model.engine()?;
-    let tokenizer = &model.package.tokenizer;
+    let tokenizer = &model.tokenizer;
     let fewest = tokenizer.min_tokens(text);
     if fewest >= limit {
         return Err(generation::prompt_too_long(param, TokenCount::AtLeast(fewest), engine.limits()));

@@ -46,7 +46,7 @@ impl ReadyModel {
             prompt: select_prompt(&model.package.manifest.prompts, request)?,
             limit: limits.max_length,
             overlong: request.overlong,
-            frame: has_tokens(request).then(|| model.package.tokenizer.document_frame()).transpose()?,
+            frame: has_tokens(request).then(|| model.tokenizer.document_frame()).transpose()?,
             cancel,
         };
         let queued = encoder.enter(cancel, &self.computed)?;
@@ -97,7 +97,7 @@ struct Tokenization<'a> {
 impl Tokenization<'_> {
     fn tokens(&self, index: usize, input: &Prompt) -> Result<Vec<u32>, Error> {
         let Self { model, prompt, limit, overlong, ref frame, cancel } = *self;
-        let tokenizer = &model.package.tokenizer;
+        let tokenizer = &model.tokenizer;
         if let Prompt::Text(text) = input
             && overlong == InputOverflow::Refuse
         {

@@ -49,7 +49,7 @@ impl ReadyModel {
             return Err(Error::invalid("text", message));
         }
         let prompt_tokens = tokens.len();
-        let text = |id| model.package.tokenizer.decode(&[id]);
+        let text = |id| model.tokenizer.decode(&[id]);
         let logits = masked.logits(&tokens, masks)?;
         let masks = masked.rows(&logits).map(|row| top_tokens(row, request.top_k, text)).collect();
         Ok(Fillings { masks, prompt_tokens, ran_on: model.ran_on() })
@@ -65,7 +65,7 @@ impl<'a> MaskedModel<'a> {
         let model = &*ready.loaded;
         let encoder = model.encoder(ModelKind::Masked)?;
         let mask = model.package.manifest.tokenizer.mask.as_deref().unwrap_or_default();
-        let Some(mask_id) = model.package.tokenizer.token_id(mask) else {
+        let Some(mask_id) = model.tokenizer.token_id(mask) else {
             let key = model.package.key.clone();
             let reason = format!("its tokenizer has no token for its mask {mask:?}");
             return Err(Error::BadPackage { name: key.name, scheme: key.scheme, reason });
@@ -84,7 +84,7 @@ impl<'a> MaskedModel<'a> {
     pub(super) fn tokenize(&self, text: &str) -> Result<(Vec<TokenId>, Vec<usize>), Error> {
         let limit = self.limits.max_length;
         let bounds = Bounds { limit, is_cancelled: &|| self.cancel.is_cancelled() };
-        let tokenizer = &self.model.package.tokenizer;
+        let tokenizer = &self.model.tokenizer;
         let BoundedTokens::Whole(tokens) = tokenizer.encode_document_with_within(text, self.mask, bounds)?
         else {
             let message = format!("it has more than {limit} tokens, which is this model's limit; shorten it");

@@ -83,7 +83,7 @@ pub(super) fn start(
     if options.stop_tokens == StopTokens::Never {
         sampling.logit_bias.extend(stop.iter().map(|&token| (token, f32::NEG_INFINITY)));
     }
-    let track = |parser| ReasoningTrack::new(&model.package.tokenizer, parser, rules.reasoning_limit);
+    let track = |parser| ReasoningTrack::new(&model.tokenizer, parser, rules.reasoning_limit);
     let parts = ConstraintParts {
         grammar: rules.grammar.clone(),
         reasoning: rules.reasoning.clone().map(track),
@@ -98,7 +98,7 @@ pub(super) fn start(
         if let Some(text) = echo.clone() {
             state.lock().send(GenerationEvent::Text { choice, text, tokens: Vec::new() });
         }
-        let text = ChoiceText::new(&model.package.tokenizer, stop_strings.clone(), options, &rules);
+        let text = ChoiceText::new(&model.tokenizer, stop_strings.clone(), options, &rules);
         let request = Request {
             prompt: tokens.clone(),
             max_tokens,

@@ -41,7 +41,7 @@ impl ReadyModel {
             return Err(Error::invalid("query", message));
         }
         let bounds = Bounds { limit, is_cancelled: &|| cancel.is_cancelled() };
-        let query = model.package.tokenizer.encode_document_within(&request.query, bounds)?;
+        let query = model.tokenizer.encode_document_within(&request.query, bounds)?;
         if !matches!(query, BoundedTokens::Whole(_)) {
             let message =
                 format!("this model allows at most {limit} tokens for query and document; shorten it");
@@ -79,7 +79,7 @@ fn encode_pair(
     bounds: Bounds<'_>,
 ) -> Result<EncoderInput, Error> {
     let (limit, document) = (bounds.limit, &request.documents[index]);
-    let encoded = model.package.tokenizer.encode_pair_within(&request.query, document, bounds)?;
+    let encoded = model.tokenizer.encode_pair_within(&request.query, document, bounds)?;
     let too_long = |found: TokenCount| {
         let message = format!(
             "the query and document {index} have {found} tokens, but this model allows at most {limit}; shorten the document \

@@ -26,7 +26,7 @@ use crate::{
     },
     load::{
         device_selection, eligibility, loaded_model::LoadedModel, request::LoadRequest,
-        runtime_choice::RuntimeChoice,
+        runtime_choice::RuntimeChoice, tokenizer_reader::TokenizerReader,
     },
     report::models::DeviceRefusal,
 };
@@ -133,9 +133,10 @@ impl DeviceBench<'_> {
     fn load(&self, place: DevicePlacement) -> Result<LoadedModel, Error> {
         self.cancel.check()?;
         let Self { library, key, folder, progress, cancel, .. } = self;
-        let package = Package::open_verified(&library.store, key, folder, *progress, cancel)?;
+        let package = Arc::new(Package::open_verified(&library.store, key, folder, *progress, cancel)?);
+        let tokenizer = TokenizerReader::start(&package)?;
         let request = LoadRequest {
-            package: Arc::new(package),
+            package,
             runtime: self.runtime,
             facts: self.facts.clone(),
             config: self.library.config.clone(),
@@ -144,7 +145,8 @@ impl DeviceBench<'_> {
             progress: self.progress,
             cancel: self.cancel.clone(),
         };
-        LoadedModel::load(&request, None, None, |request| device_selection::open_first(request, [place]))
+        let open = |request: &LoadRequest<'_>| device_selection::open_first(request, [place]);
+        LoadedModel::load(&request, tokenizer, None, None, open)
     }
 
     /// Runs the rounds. The first device of a round becomes the last of the next, so that a machine that warms up

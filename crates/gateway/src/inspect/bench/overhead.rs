@@ -141,7 +141,7 @@ impl OverheadBench<'_> {
         let options = RenderOptions::answer(Date::today());
         let bos = self.loaded.package.manifest.tokenizer.bos;
         let messages = self.messages(number);
-        Ok(prompt::tokens(&self.loaded.package.tokenizer, self.template, &messages, &options, bos)?)
+        Ok(prompt::tokens(&self.loaded.tokenizer, self.template, &messages, &options, bos)?)
     }
 
     fn suppressed(&self) -> &[TokenId] {

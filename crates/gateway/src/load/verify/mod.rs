@@ -148,9 +148,10 @@ fn refusal(name: DeviceName, reason: &str) -> Refusal {
 /// uses, and for each of a decoder's contexts that none of them reaches.
 pub(crate) fn reference_texts(package: &Package) -> Result<Vec<Vec<TokenId>>, Error> {
     let longest = MAX_PROMPT.min(package.manifest.max_length.saturating_sub(STEPS + 1)).max(1);
+    let tokenizer = package.read_tokenizer()?;
     let mut texts = Vec::with_capacity(REFERENCE_TEXTS.len());
     for text in REFERENCE_TEXTS {
-        let tokens = package.tokenizer.encode(text, Specials::AsText)?;
+        let tokens = tokenizer.encode(text, Specials::AsText)?;
         texts.extend((!tokens.is_empty()).then_some(tokens));
     }
     let (mut buckets, mut contexts) = (BTreeSet::new(), BTreeSet::new());

@@ -51,7 +51,7 @@ impl ReadyModel {
         let generated = decode_after(model, &tokens[..last], first);
         let fillings = tokens[first..last].iter().zip(scores).map(|(&token, score)| Filling {
             token,
-            text: model.package.tokenizer.decode(&[token]),
+            text: model.tokenizer.decode(&[token]),
             score,
         });
         Ok(MaskPredictOutput {
@@ -94,7 +94,7 @@ fn predict(masked: &MaskedModel<'_>, tokens: &mut [TokenId], indices: Vec<usize>
     indices.iter().for_each(|&index| tokens[index] = masked.mask_id);
     let logits = masked.logits(tokens, indices.clone())?;
     let replace = |(&index, row): (&usize, &[f32])| {
-        let (token, logit) = likeliest(row, |token| masked.model.package.tokenizer.is_special(token));
+        let (token, logit) = likeliest(row, |token| masked.model.tokenizer.is_special(token));
         tokens[index] = token;
         softmax(row)(logit)
     };
@@ -114,7 +114,7 @@ fn likeliest(row: &[f32], is_excluded: impl Fn(TokenId) -> bool) -> (TokenId, f3
 
 /// Returns the text of `tokens[first..]`, as it appears after the preceding text.
 fn decode_after(model: &LoadedModel, tokens: &[TokenId], first: usize) -> String {
-    let tokenizer = &model.package.tokenizer;
+    let tokenizer = &model.tokenizer;
     let text = |tokens: &[TokenId]| {
         let plain = tokens.iter().copied().filter(|&token| !tokenizer.is_special(token));
         tokenizer.decode(&plain.collect::<Vec<_>>())

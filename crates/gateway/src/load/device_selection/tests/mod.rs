@@ -32,7 +32,10 @@ use crate::{
     fixtures,
     inspect::check::{CheckRequest, VendorCompiler, Verdict},
     library::{package, package_key::PackageKey},
-    load::{eligibility, loaded_model::LoadedModel, runtime_choice::cpu_runtime},
+    load::{
+        eligibility, loaded_model::LoadedModel, runtime_choice::cpu_runtime,
+        tokenizer_reader::TokenizerReader,
+    },
 };
 
 /// Package of the tiny Llama with static graphs, in a temporary store.
@@ -138,7 +141,8 @@ impl Package {
             progress,
             cancel: cancel.clone(),
         };
-        LoadedModel::load(&request, None, None, select)
+        let tokenizer = TokenizerReader::start(&request.package)?;
+        LoadedModel::load(&request, tokenizer, None, None, select)
     }
 }
 
