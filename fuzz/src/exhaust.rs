@@ -44,7 +44,7 @@ fn weight(weights: &dyn WeightSource, name: &str, rows: usize, cols: usize) {
     }
 }
 
-/// Encodes and decodes texts. `stored`, the `tokenizer.json` that a package would have, must be accepted and give the
+/// Encodes and decodes texts. `stored` is the `tokenizer.json` that a package would store. It must be accepted and give the
 /// same tokens.
 pub fn tokenizer(tokenizer: &Tokenizer, stored: &[u8]) {
     let size = tokenizer.vocab_size();

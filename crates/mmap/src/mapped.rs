@@ -60,8 +60,12 @@ impl MappedFile {
         self.large_page_bytes() >= length / 8 * 7
     }
 
-    /// Requests large pages for a range and reads it. A kernel that does not know a request returns an error, and the
-    /// pages are then filled at their first use.
+    /// Requests large pages for a range and reads it, on Linux only. A kernel that does not know a request returns an error,
+    /// and the pages are then filled at their first use.
+    #[cfg_attr(
+        not(target_os = "linux"),
+        allow(unused_variables, reason = "other systems have no such request")
+    )]
     fn fill(&self, range: Range<usize>) {
         #[cfg(target_os = "linux")]
         for advice in [memmap2::Advice::HugePage, memmap2::Advice::PopulateRead] {
@@ -69,7 +73,7 @@ impl MappedFile {
         }
     }
 
-    /// Returns the number of bytes in large pages, or 0 if the system does not state it.
+    /// Returns the number of bytes in large pages, or 0 if the system does not report it.
     fn large_page_bytes(&self) -> usize {
         let maps = fs::read("/proc/self/smaps").unwrap_or_default();
         large_page_bytes(&String::from_utf8_lossy(&maps), self.map.as_ptr() as usize).unwrap_or(0)

@@ -72,7 +72,7 @@ fn original(tokens: &[u32]) -> Vec<u32> {
     tokens.iter().map(|&token| whole[token as usize]).collect()
 }
 
-/// Returns the tokenizer of a file, and that of the file in a package.
+/// Returns the tokenizer of a `tokenizer.json`, and that of the file that a package would store.
 fn both(json: &[u8]) -> [Tokenizer; 2] {
     [json.to_vec(), package_json(json).unwrap()].map(|json| Tokenizer::from_json(&json).unwrap())
 }

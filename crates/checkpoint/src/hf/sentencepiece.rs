@@ -49,12 +49,12 @@ pub(super) fn tokenizer_json(
     };
     let mut additions = additions(folder, stated, special)?;
     if family == Some(Family::ChatGlm) {
-        let json = sentencepiece_json(&model, &[]).map_err(refused)?;
-        let pieces = Tokenizer::from_json(&json).map_err(refused)?.vocab_size();
+        let pieces = Tokenizer::from_sentencepiece(&model, &[]).map_err(refused)?.vocab_size();
         additions.retain(|addition| !CHATGLM3_TOKENS.contains(&addition.content.as_str()));
         additions.extend(chatglm3(pieces));
     }
     let json = sentencepiece_json(&model, &additions).map_err(refused)?;
+    // A tokenizer that cannot be read is refused now.
     Tokenizer::from_json(&json).map_err(refused)?;
     Ok(Some(json))
 }

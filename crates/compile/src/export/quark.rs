@@ -313,6 +313,8 @@ fn files(
     settings.extend(ids.clone());
     settings.insert("torch_dtype".to_owned(), "float16".into());
     settings.insert("quantization_config".to_owned(), quantization(job.group));
+    // A tokenizer that cannot be read is refused now.
+    checkpoint.tokenizer.tokenizer()?;
     let template = checkpoint.chat_template.clone();
     let said = TokenizerSettings {
         bos: special.bos,

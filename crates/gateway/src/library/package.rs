@@ -54,7 +54,7 @@ impl Package {
         Ok(Self { key: key.clone(), folder: folder.to_owned(), manifest, stamp })
     }
 
-    /// Reads the tokenizer, which takes longer than most other steps of a load.
+    /// Reads the tokenizer. This takes longer than most other steps of a load.
     pub(crate) fn read_tokenizer(&self) -> Result<Tokenizer, Error> {
         Ok(Tokenizer::from_json(&read(&self.folder, &self.manifest.tokenizer.file)?)?)
     }

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Instant};
 
+use narthex_device::memory;
 use narthex_engine::{draft_model::DraftModel, supervise::SupervisedExecutor};
 use narthex_spec::{ModelName, ProgressSink, Variant, manifest::Manifest};
 use narthex_text::tokenizer::Tokenizer;
@@ -43,6 +44,8 @@ impl DraftPackage {
             return Err(Error::WrongKind { name: key.name, is, wanted: ModelKind::Chat });
         }
         check_vocabulary(target, &package)?;
+        // The tokenizers that were compared are freed.
+        memory::release_freed_memory();
         let kv_budget = kv_budget(library.config.kv_budget, &target.manifest, &package.manifest);
         Ok(Some(Self { package: Arc::new(package), kv_budget }))
     }

@@ -149,7 +149,7 @@ pub fn sentencepiece_json(model: &[u8], additions: &[Addition]) -> Result<Vec<u8
     serde_json::to_vec(&sentencepiece::tokenizer_json(model, additions)?).map_err(malformed)
 }
 
-/// Returns a `tokenizer.json` as packages have it: without truncation and padding.
+/// Removes truncation and padding from a `tokenizer.json`. Packages store the result.
 pub fn package_json(json: &[u8]) -> Result<Vec<u8>, TokenizerError> {
     serde_json::to_vec(&without_lengths(json)?).map_err(malformed)
 }
@@ -203,7 +203,7 @@ impl Tokenizer {
         Self::from_json(&gguf_json(vocab)?)
     }
 
-    /// Builds a tokenizer from a SentencePiece model, as [`sentencepiece_json`].
+    /// Builds a tokenizer from a SentencePiece model and the tokens that other files add to it.
     pub fn from_sentencepiece(model: &[u8], additions: &[Addition]) -> Result<Self, TokenizerError> {
         Self::from_json(&sentencepiece_json(model, additions)?)
     }
