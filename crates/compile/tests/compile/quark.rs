@@ -197,6 +197,16 @@ fn what_has_no_place_in_it_is_refused_and_nothing_is_left() {
 }
 
 #[test]
+fn a_tokenizer_that_cannot_be_read_is_refused_and_nothing_is_left() {
+    let (home, source) = (tempfile::tempdir().unwrap(), folder("families/llama"));
+    let malformed = r#"{"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a x"]}}"#;
+    fs::write(source.path().join("tokenizer.json"), malformed).unwrap();
+    let error = export(source.path(), GROUP, &home.path().join("out")).unwrap_err();
+    assert!(matches!(error, CompileError::Tokenizer(_)), "{error}");
+    assert_eq!(fs::read_dir(home.path()).unwrap().count(), 0);
+}
+
+#[test]
 fn tensors_and_settings_that_do_not_fit_are_named() {
     let check = |file: &str, [from, to]: [&str; 2], expect: &str| {
         let folder = folder("quark");
