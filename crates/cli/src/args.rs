@@ -328,8 +328,12 @@ pub(crate) struct BenchArgs {
     #[arg(long, default_value_t = 5, value_name = "N")]
     pub(crate) rounds: usize,
 
+    /// Measure the engine alone, without the overhead of the gateway
+    #[arg(long)]
+    pub(crate) engine_only: bool,
+
     /// Compare these devices and splits, as in cpu,qnn,prefill=qnn,decode=cpu
-    #[arg(long, value_name = "DEVICE,...", conflicts_with_all = ["providers", "place", "draft_model"])]
+    #[arg(long, value_name = "DEVICE,...", conflicts_with_all = ["providers", "place", "draft_model", "engine_only"])]
     pub(crate) devices: Option<DevicePlacements>,
 
     /// Also write the comparison to this file, as a self-contained web page

@@ -432,8 +432,13 @@ fn a_server_states_its_models_and_access_rules() {
 fn a_benchmark_reports_json() {
     let home = Home::new();
     let words = "bench -m genai-dml --rounds 1 --prompt-tokens 8 --generate-tokens 4 --json";
-    let output = home.command(&words.split(' ').collect::<Vec<_>>()).output().unwrap();
-    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let bench = |more: &[&str]| -> Value {
+        let words: Vec<&str> = words.split(' ').chain(more.iter().copied()).collect();
+        serde_json::from_slice(&home.command(&words).output().unwrap().stdout).unwrap()
+    };
+    assert!(bench(&["--engine-only"])["gateway"].is_null());
+    let report = bench(&[]);
+    assert!(report["gateway"].is_object());
     insta::assert_snapshot!("bench-json", shape(&report));
     assert_eq!((&report["rounds"], &report["model"]), (&1.into(), &"genai-dml".into()));
     assert!(report["decode_tokens_per_second"]["median"].as_f64().unwrap() > 0.0);

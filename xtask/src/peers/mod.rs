@@ -78,6 +78,10 @@ pub(crate) struct PeersArgs {
     /// Parts to measure, separated by commas [default: all].
     #[arg(long, value_name = "PARTS", value_delimiter = ',')]
     parts: Vec<Part>,
+    /// Prompt lengths to measure in the part depths, separated by commas [default: all]. Five rounds of the longest one
+    /// take most of an hour.
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = workload::parse_depth)]
+    depths: Vec<usize>,
     /// Number of measurements of each side.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = value_parser!(u64).range(1..))]
     rounds: u64,
@@ -96,6 +100,10 @@ impl PeersArgs {
         if !self.parts.is_empty() {
             let names: Vec<&str> = self.parts.iter().map(|part| part.into()).collect();
             command += &format!(" --parts {}", names.join(","));
+        }
+        if !self.depths.is_empty() {
+            let depths: Vec<String> = self.depths.iter().map(usize::to_string).collect();
+            command += &format!(" --depths {}", depths.join(","));
         }
         command += &format!(" --rounds {}", self.rounds);
         if self.output.record {
@@ -172,7 +180,8 @@ fn measure_decoders(setup: &Setup<'_>, args: &PeersArgs, report: &mut Report) ->
         SHAPES.into_iter().for_each(|work| measure(work, &PEERS, STANDARD_WANTED));
     }
     if args.has(Part::Depths) {
-        for work in DEPTHS {
+        let is_selected = |work: &Workload| args.depths.is_empty() || args.depths.contains(&work.prompt);
+        for work in DEPTHS.into_iter().filter(is_selected) {
             let wanted = if work.is_deep() { DEEP_WANTED } else { STANDARD_WANTED };
             measure(work, &AT_DEPTH, wanted);
         }
@@ -316,20 +325,27 @@ mod tests {
 
     #[test]
     fn arguments_are_parsed() {
-        let standard =
-            PeersArgs { only: vec![], parts: vec![], rounds: 5, output: RecordArgs { record: false } };
+        let standard = PeersArgs {
+            only: vec![],
+            parts: vec![],
+            depths: vec![],
+            rounds: 5,
+            output: RecordArgs { record: false },
+        };
         assert!(Side::VARIANTS.iter().all(|side| standard.includes(*side)));
         check("peers", Ok(standard));
         let only = vec![Side::LoopW8, Side::NarthexW8];
         let parts = vec![Part::Shapes, Part::Servers, Part::Embeddings];
-        let two = PeersArgs { only, parts, rounds: 3, output: RecordArgs { record: true } };
+        let two =
+            PeersArgs { only, parts, depths: vec![1024], rounds: 3, output: RecordArgs { record: true } };
         assert!(two.includes(Side::LoopW8) && !two.includes(Side::LlamaQ8));
         assert!(two.has(Part::Servers) && !two.has(Part::Standard));
         check(
-            "peers --only loop-w8,narthex-w8 --parts shapes,servers,embeddings --rounds 3 --record",
+            "peers --only loop-w8,narthex-w8 --parts shapes,servers,embeddings --depths 1024 --rounds 3 --record",
             Ok(two),
         );
         check("peers --only loop-w8,nobody", Err("invalid value 'nobody'"));
+        check("peers --depths 100", Err("expected one of 128, 1024, 4096, 8160"));
         check("peers --rounds 0", Err("--rounds"));
         check("peers --rounds", Err("--rounds"));
     }

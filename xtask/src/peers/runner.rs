@@ -163,6 +163,9 @@ impl<'a> Runner<'a> {
                 let mut bench = setup.session.command(&setup.narthex);
                 bench.args(["bench", "--json", "--model", model, "--scheme", scheme, "--threads", &threads]);
                 bench.args(["--prompt-tokens", &prompt, "--generate-tokens", &decode, "--rounds", &repeat]);
+                if work.is_deep() {
+                    bench.arg("--engine-only");
+                }
                 let (printed, peak_bytes) = process::output_with_peak(&mut bench)?;
                 let answer = serde_json::from_str(&printed.stdout);
                 let answer: BenchAnswer =

@@ -28,6 +28,13 @@ pub(super) const DEPTHS: [Workload; 4] = [
     Workload { prompt: 8160, decode: 32, repeat: 1 },
 ];
 
+/// Parses the prompt length of one of [`DEPTHS`].
+pub(super) fn parse_depth(text: &str) -> Result<usize, String> {
+    let prompts = DEPTHS.map(|work| work.prompt);
+    let found = prompts.into_iter().find(|prompt| prompt.to_string() == text);
+    found.ok_or_else(|| format!("expected one of {}", prompts.map(|prompt| prompt.to_string()).join(", ")))
+}
+
 /// Text whose words and perplexity are used, relative to the root.
 pub(super) const TEXT: &str = "bench/text/ferry.txt";
 

@@ -17,6 +17,7 @@ pub(crate) fn run(gateway: &Gateway, args: &BenchArgs) -> anyhow::Result<()> {
         prompt_tokens: args.prompt_tokens,
         generate_tokens: args.generate_tokens,
         rounds: args.rounds,
+        engine_only: args.engine_only,
     };
     stated_scheme(&args.model, gateway.config().scheme)?;
     gateway.check_kind(&args.model, &[ModelKind::Chat, ModelKind::Text])?;

@@ -10,7 +10,8 @@ use narthex_spec::progress::Quiet;
 
 use crate::support::Tiny;
 
-const OPTIONS: BenchOptions = BenchOptions { prompt_tokens: 12, generate_tokens: 4, rounds: 2 };
+const OPTIONS: BenchOptions =
+    BenchOptions { prompt_tokens: 12, generate_tokens: 4, rounds: 2, engine_only: true };
 
 fn compare(tiny: &Tiny, model: &str, places: &str) -> Result<Comparison, Error> {
     tiny.gateway().compare(model, &places.parse().unwrap(), OPTIONS, &Quiet, &Cancel::new())

@@ -169,7 +169,7 @@ mod tests {
             notes: Vec::new(),
         };
         let load = LoadFigures { load_ms: 3.0, memory_bytes: None, placement };
-        let options = BenchOptions { prompt_tokens: 100, generate_tokens: 5, rounds: 3 };
+        let options = BenchOptions { prompt_tokens: 100, generate_tokens: 5, rounds: 3, engine_only: true };
         // The machine was twice as slow in the second round, for both.
         let own = [lap(100, 40, Some(2.0)), lap(200, 80, Some(4.0)), lap(100, 40, Some(2.0))];
         let cpu = [lap(400, 20, None), lap(800, 40, None), lap(400, 20, None)];
