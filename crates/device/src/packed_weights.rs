@@ -8,16 +8,11 @@
 //! The header shows that a file belongs to a graph, and not that its bytes are undamaged: the caller must store files
 //! with the package that they were made from, and must not pass files that were changed.
 
-use std::{
-    fs,
-    io::{self, Read},
-    path::Path,
-    sync::Arc,
-};
+use std::{fs, io, path::Path, sync::Arc};
 
 use memmap2::MmapMut;
 use narthex_kernels::SharedBytes;
-use narthex_mmap::{map, open_regular};
+use narthex_mmap::map;
 
 /// Packed weights of a graph.
 #[derive(Clone)]
@@ -81,22 +76,37 @@ fn file_name(graph: &Path) -> String {
     format!("{}.packed", graph.file_name().unwrap_or_default().to_string_lossy())
 }
 
-/// Maps a file with this header and length. On Linux, reads it into memory with large pages if its map has small ones:
-/// a product of one row reads all weights once, and small pages halve its speed. Other systems have no large pages for
-/// such memory.
+/// Loads a file with this header and length.
 fn load(path: &Path, header: &[u8], length: usize) -> io::Result<SharedBytes> {
-    let mapped = map(path)?;
-    if mapped.len() != length || !mapped.starts_with(header) {
-        let message = format!("expected {length} bytes for this graph, found {} other bytes", mapped.len());
+    let bytes = read_or_map(path)?;
+    let found = (*bytes).as_ref();
+    if found.len() != length || !found.starts_with(header) {
+        let message = format!("expected {length} bytes for this graph, found {} other bytes", found.len());
         return Err(io::Error::new(io::ErrorKind::InvalidData, message));
     }
-    if !cfg!(target_os = "linux") || mapped.fill_large_pages() {
+    Ok(bytes)
+}
+
+/// Maps a file in large pages, or reads it into memory with large pages if its map can only have small ones: a product
+/// of one row reads all weights once, and small pages halve its speed.
+#[cfg(target_os = "linux")]
+fn read_or_map(path: &Path) -> io::Result<SharedBytes> {
+    use std::io::Read;
+
+    if let Some(mapped) = narthex_mmap::map_in_large_pages(path)? {
         return Ok(Arc::new(mapped));
     }
-    drop(mapped);
+    let mut file = narthex_mmap::open_regular(path)?;
+    let length = file.metadata()?.len().try_into().map_err(io::Error::other)?;
     let mut memory = zeroed(length)?;
-    open_regular(path)?.read_exact(&mut memory)?;
+    file.read_exact(&mut memory)?;
     Ok(Arc::new(memory))
+}
+
+/// Maps a file. This system has no large pages for files.
+#[cfg(not(target_os = "linux"))]
+fn read_or_map(path: &Path) -> io::Result<SharedBytes> {
+    Ok(Arc::new(map(path)?))
 }
 
 /// Returns zeros in memory for which large pages were requested.

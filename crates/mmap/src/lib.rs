@@ -11,6 +11,8 @@ pub mod mapped;
 mod owner;
 mod regular;
 
+#[cfg(target_os = "linux")]
+pub use mapped::map_in_large_pages;
 pub use mapped::{FileWatch, MappedFile, map};
 pub use owner::{check_own, create_private_folder, read_own};
 pub use regular::{open_inside, open_regular, read, read_bounded, read_inside, utf8};

@@ -12,14 +12,10 @@
 //! Files of the store need no watch: the store renames whole folders into place, never writes to them again, keeps them
 //! private to their user, and verifies their digests before a model is loaded.
 
-use std::{
-    fs::{self, File},
-    io,
-    ops::{Deref, Range},
-    path::Path,
-    sync::Arc,
-    time::SystemTime,
-};
+#[cfg(target_os = "linux")]
+mod large_pages;
+
+use std::{fs::File, io, ops::Deref, path::Path, sync::Arc, time::SystemTime};
 
 use memmap2::Mmap;
 
@@ -27,8 +23,8 @@ use memmap2::Mmap;
 use crate::faults::Region;
 use crate::regular::open_regular;
 
-/// Number of bytes that contain at least one large page, wherever the map starts.
-const PROBE: usize = 4 << 20;
+#[cfg(target_os = "linux")]
+pub use large_pages::map_in_large_pages;
 
 /// A file mapped as read-only memory.
 #[derive(Debug)]
@@ -45,48 +41,6 @@ impl MappedFile {
     pub fn watch(&self) -> FileWatch {
         self.watch.clone()
     }
-
-    /// Requests large pages and reads the whole file into the map. Returns whether most of the map is in large pages
-    /// then. That depends on the kernel and the file system of Linux; on other systems, nothing is requested and the
-    /// result is `false`.
-    pub fn fill_large_pages(&self) -> bool {
-        // Small pages take long to fill, so the first bytes show whether there are large ones.
-        let (probe, length) = (PROBE.min(self.map.len()), self.map.len());
-        self.fill(0..probe);
-        if self.large_page_bytes() == 0 {
-            return false;
-        }
-        self.fill(probe..length);
-        self.large_page_bytes() >= length / 8 * 7
-    }
-
-    /// Requests large pages for a range and reads it, on Linux only. A kernel that does not know a request returns an error,
-    /// and the pages are then filled at their first use.
-    #[cfg_attr(
-        not(target_os = "linux"),
-        allow(unused_variables, reason = "other systems have no such request")
-    )]
-    fn fill(&self, range: Range<usize>) {
-        #[cfg(target_os = "linux")]
-        for advice in [memmap2::Advice::HugePage, memmap2::Advice::PopulateRead] {
-            let _ = self.map.advise_range(advice, range.start, range.len());
-        }
-    }
-
-    /// Returns the number of bytes in large pages, or 0 if the system does not report it.
-    fn large_page_bytes(&self) -> usize {
-        let maps = fs::read("/proc/self/smaps").unwrap_or_default();
-        large_page_bytes(&String::from_utf8_lossy(&maps), self.map.as_ptr() as usize).unwrap_or(0)
-    }
-}
-
-/// Returns the number of bytes in large pages of the file map that starts at an address, from the text of
-/// `/proc/self/smaps`.
-fn large_page_bytes(smaps: &str, start: usize) -> Option<usize> {
-    let bounds = format!("{start:08x}-");
-    let lines = smaps.lines().skip_while(|line| !line.starts_with(&bounds));
-    let kilobytes = lines.skip(1).find_map(|line| line.strip_prefix("FilePmdMapped:"))?;
-    kilobytes.trim().strip_suffix("kB")?.trim().parse::<usize>().ok()?.checked_mul(1024)
 }
 
 impl Deref for MappedFile {
@@ -182,34 +136,6 @@ mod tests {
         for absent in [folder.path().join("none"), folder.path().to_owned()] {
             map(&absent).unwrap_err();
         }
-    }
-
-    #[test]
-    fn a_map_has_the_files_bytes_in_pages_of_any_size() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("weights");
-        let bytes: Vec<u8> = (0..5usize << 20).map(|at| (at / 3) as u8).collect();
-        std::fs::write(&path, &bytes).unwrap();
-        let mapped = map(&path).unwrap();
-        mapped.fill_large_pages();
-        assert!(mapped[..] == bytes[..]);
-    }
-
-    #[test]
-    fn large_pages_are_counted_for_one_map() {
-        let map = |start: &str, kilobytes: usize| {
-            format!(
-                "{start}000-{start}fff r--p 00000000 08:01 7 /f\nRss: 4 kB\nFilePmdMapped: {kilobytes:8} kB\n"
-            )
-        };
-        let smaps = map("00400", 6) + &map("7f0000400", 4096) + &map("7f0000900", 0);
-        let check =
-            |start: usize, expected| assert_eq!(large_page_bytes(&smaps, start), expected, "{start:x}");
-        check(0x0040_0000, Some(6 << 10));
-        check(0x7f00_0040_0000, Some(4 << 20));
-        check(0x7f00_0090_0000, Some(0));
-        check(0x7f00_0050_0000, None);
-        assert_eq!(large_page_bytes("7f0000400000-7f0000401000 r--p\nRss: 4 kB\n", 0x7f00_0040_0000), None);
     }
 
     #[cfg(unix)]
