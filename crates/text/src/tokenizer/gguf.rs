@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{
     TokenizerError,
-    outline::{MAX_ADDED, MAX_MERGES},
+    file::{MAX_ADDED, MAX_MERGES},
     pre::{self, IgnoreMerges, Unicode},
 };
 

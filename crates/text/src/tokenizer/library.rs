@@ -1,67 +1,122 @@
 //! Construction of the `tokenizers` crate's tokenizer from a parsed `tokenizer.json`.
 //!
-//! The crate's own reader copies the vocabulary and the merges twice before it builds a model, which takes most of the
-//! time and memory of opening a package. This module reads each part once and moves the strings.
+//! The crate's own reader copies the vocabulary and the merges several times before it builds a model, which takes most
+//! of the time and memory of reading a tokenizer. Here they are moved into the model.
 
-use std::mem;
-
+use serde::Deserialize;
 use serde_json::{Value, json};
 use tokenizers::{
     AddedToken, ModelWrapper,
     models::{
-        bpe::{BPE, Vocab},
+        bpe::{BPE, Merges, Vocab},
         unigram::Unigram,
         wordlevel::WordLevel,
         wordpiece::WordPiece,
     },
 };
 
-/// Builds the tokenizer of a `tokenizer.json`.
-pub(super) fn build(mut json: Value) -> tokenizers::Result<tokenizers::Tokenizer> {
-    let mut model = model(json["model"].take())?;
+use super::file::Vocabulary;
+
+/// Settings of a model, by the type that the file states.
+#[derive(Deserialize)]
+#[serde(tag = "type")]
+enum ModelSettings {
+    #[serde(rename = "BPE")]
+    Bpe(BpeSettings),
+    Unigram {
+        unk_id: Option<usize>,
+        #[serde(default)]
+        byte_fallback: bool,
+    },
+    WordPiece {
+        unk_token: String,
+        continuing_subword_prefix: String,
+        max_input_chars_per_word: usize,
+    },
+    WordLevel {
+        unk_token: String,
+    },
+}
+
+#[derive(Deserialize)]
+struct BpeSettings {
+    dropout: Option<f32>,
+    unk_token: Option<String>,
+    continuing_subword_prefix: Option<String>,
+    end_of_word_suffix: Option<String>,
+    fuse_unk: Option<bool>,
+    byte_fallback: Option<bool>,
+    ignore_merges: Option<bool>,
+}
+
+/// Builds the tokenizer of a file with these fields, vocabulary and merges.
+pub(super) fn build(
+    mut json: Value,
+    vocab: Vocabulary,
+    merges: Option<Merges>,
+) -> tokenizers::Result<tokenizers::Tokenizer> {
+    let mut model = model(json["model"].take(), vocab, merges)?;
     // The crate keeps up to 10,000 words in each thread that tokenizes, each of several kilobytes at worst, and never
     // frees those of a BPE model that was dropped. Without the cache, tokenizing takes about 1.3 times as long.
     model.resize_cache(0);
     // Added tokens take their ids from the model, so they are added after it.
-    let added = json.as_object_mut().and_then(|fields| fields.shift_remove("added_tokens"));
-    let added: Option<Vec<AddedToken>> = serde_json::from_value(added.unwrap_or_default())?;
+    let added: Vec<AddedToken> = serde_json::from_value(json["added_tokens"].take())?;
+    json["added_tokens"] = json!([]);
     json["model"] = json!({"type": "WordLevel", "vocab": {}, "unk_token": ""});
     let mut tokenizer: tokenizers::Tokenizer = serde_json::from_value(json)?;
     tokenizer.with_model(model);
-    tokenizer.add_tokens(added.unwrap_or_default())?;
+    tokenizer.add_tokens(added)?;
     Ok(tokenizer)
 }
 
-/// Builds a model. Files without a type are left to the crate, which tries one kind after another.
-fn model(mut json: Value) -> tokenizers::Result<ModelWrapper> {
-    let Some(kind) = json.get_mut("type").map(Value::take) else { return Ok(serde_json::from_value(json)?) };
-    if let Some(fields) = json.as_object_mut() {
-        fields.shift_remove("type");
+/// Builds a model.
+fn model(mut settings: Value, vocab: Vocabulary, merges: Option<Merges>) -> tokenizers::Result<ModelWrapper> {
+    if settings.get("type").is_none() {
+        settings["type"] = json!(type_of_old_file(&settings, &vocab, merges.as_ref()));
     }
-    Ok(match kind.as_str() {
-        Some("BPE") => bpe(json)?.into(),
-        Some("Unigram") => serde_json::from_value::<Unigram>(json)?.into(),
-        Some("WordPiece") => serde_json::from_value::<WordPiece>(json)?.into(),
-        Some("WordLevel") => serde_json::from_value::<WordLevel>(json)?.into(),
-        _ => {
-            return Err(
-                format!("expected the model BPE, Unigram, WordPiece or WordLevel, found {kind}").into()
-            );
+    Ok(match (serde_json::from_value(settings)?, vocab) {
+        (ModelSettings::Bpe(settings), Vocabulary::Ids(vocab)) => {
+            bpe(settings, vocab, merges.ok_or("expected the merges of a BPE model, found none")?)?.into()
         }
+        (ModelSettings::Unigram { unk_id, byte_fallback }, Vocabulary::Scores(tokens)) => {
+            Unigram::from(tokens, unk_id, byte_fallback)?.into()
+        }
+        (
+            ModelSettings::WordPiece { unk_token, continuing_subword_prefix, max_input_chars_per_word },
+            Vocabulary::Ids(vocab),
+        ) => WordPiece::builder()
+            .vocab(vocab)
+            .unk_token(unk_token)
+            .continuing_subword_prefix(continuing_subword_prefix)
+            .max_input_chars_per_word(max_input_chars_per_word)
+            .build()?
+            .into(),
+        (ModelSettings::WordLevel { unk_token }, Vocabulary::Ids(vocab)) => {
+            WordLevel::builder().vocab(vocab).unk_token(unk_token).build()?.into()
+        }
+        (ModelSettings::Unigram { .. }, _) => {
+            return Err("expected a vocabulary that is an array of tokens with scores".into());
+        }
+        _ => return Err("expected a vocabulary that is an object of token ids".into()),
     })
 }
 
-/// Builds a BPE model. The crate's own reader tries several forms of merges and copies them each time, so merges of
-/// the usual forms are read here, and all other files there.
-fn bpe(mut json: Value) -> tokenizers::Result<BPE> {
-    let Some(merges) = take_merges(&mut json) else { return Ok(serde_json::from_value(json)?) };
-    let vocab: Vocab = serde_json::from_value(mem::replace(&mut json["vocab"], json!({})))?;
-    let settings: BPE = serde_json::from_value(json)?;
+/// Returns the type of a model whose file does not state it.
+fn type_of_old_file(settings: &Value, vocab: &Vocabulary, merges: Option<&Merges>) -> &'static str {
+    match vocab {
+        Vocabulary::Scores(_) => "Unigram",
+        _ if merges.is_some() => "BPE",
+        _ if settings.get("max_input_chars_per_word").is_some() => "WordPiece",
+        _ => "WordLevel",
+    }
+}
+
+fn bpe(settings: BpeSettings, vocab: Vocab, merges: Merges) -> tokenizers::Result<BPE> {
     let mut builder = BPE::builder()
         .vocab_and_merges(vocab, merges)
-        .fuse_unk(settings.fuse_unk)
-        .byte_fallback(settings.byte_fallback)
-        .ignore_merges(settings.ignore_merges);
+        .fuse_unk(settings.fuse_unk.unwrap_or(false))
+        .byte_fallback(settings.byte_fallback.unwrap_or(false))
+        .ignore_merges(settings.ignore_merges.unwrap_or(false));
     if let Some(token) = settings.unk_token {
         builder = builder.unk_token(token);
     }
@@ -77,38 +132,27 @@ fn bpe(mut json: Value) -> tokenizers::Result<BPE> {
     builder.build()
 }
 
-/// Takes the merges out of a model with a vocabulary, if all of them are pairs, or texts with one space.
-fn take_merges(json: &mut Value) -> Option<Vec<(String, String)>> {
-    let is_pair = |merge: &Value| {
-        matches!(merge.as_array().map(Vec::as_slice), Some([Value::String(_), Value::String(_)]))
-    };
-    let is_text = |merge: &Value| {
-        merge.as_str().is_some_and(|text| !text.starts_with("#version") && text.split(' ').count() == 2)
-    };
-    json.get("vocab").filter(|vocab| vocab.is_object())?;
-    let merges = json.get_mut("merges")?.as_array_mut()?;
-    let is_usual = merges.iter().all(is_pair) || merges.iter().all(is_text);
-    is_usual.then(|| mem::take(merges).into_iter().filter_map(pair).collect())
-}
-
-fn pair(merge: Value) -> Option<(String, String)> {
-    match merge {
-        Value::String(text) => text.split_once(' ').map(|(left, right)| (left.to_owned(), right.to_owned())),
-        Value::Array(parts) => match <[Value; 2]>::try_from(parts) {
-            Ok([Value::String(left), Value::String(right)]) => Some((left, right)),
-            _ => None,
-        },
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tokenizer::tests::added;
+    use crate::tokenizer::{file::TokenizerFile, tests::added};
 
-    /// Checks that the tokenizer is the same as that of the crate's own reader.
+    fn build_file(json: &Value) -> Result<tokenizers::Tokenizer, String> {
+        let file =
+            TokenizerFile::parse(&serde_json::to_vec(json).unwrap()).map_err(|error| error.to_string())?;
+        build(file.json, file.vocab, file.merges).map_err(|error| error.to_string())
+    }
+
+    /// Checks that the tokenizer is the same as that of the crate's own reader, also for an old file, which does not state
+    /// the type of the model.
     fn check(model: &Value) {
+        check_file(model);
+        let mut old = model.clone();
+        old.as_object_mut().unwrap().shift_remove("type");
+        check_file(&old);
+    }
+
+    fn check_file(model: &Value) {
         let json = json!({
             "version": "1.0",
             "truncation": null,
@@ -122,7 +166,7 @@ mod tests {
             "decoder": {"type": "Fuse"},
             "model": model,
         });
-        let ours = build(json.clone()).unwrap();
+        let ours = build_file(&json).unwrap();
         let theirs = tokenizers::Tokenizer::from_bytes(serde_json::to_vec(&json).unwrap()).unwrap();
         assert_eq!(ours.to_string(false).unwrap(), theirs.to_string(false).unwrap(), "{model}");
         for (text, id) in [("b", Some(1)), ("<s>", Some(4)), ("ab", Some(2)), ("?", None)] {
@@ -143,7 +187,7 @@ mod tests {
         check(&bpe(json!([["a", "b"]])));
         check(&bpe(json!([])));
         check(&bpe(json!(["#version: 0.2", "a b"])));
-        let mut prefixed = bpe(json!([["a", "##b"]]));
+        let mut prefixed = bpe(json!([]));
         prefixed["vocab"] = json!({"a": 0, "b": 1, "ab": 2, "##b": 3});
         prefixed["unk_token"] = Value::Null;
         prefixed["continuing_subword_prefix"] = json!("##");
@@ -153,36 +197,26 @@ mod tests {
         check(&prefixed);
         check(&json!({"type": "Unigram", "unk_id": 3, "byte_fallback": false, "vocab": pieces}));
         check(&json!({"type": "WordLevel", "unk_token": "<u>", "vocab": vocab}));
-        let mut word_piece = json!({"type": "WordPiece", "unk_token": "<u>", "continuing_subword_prefix": "##",
-            "max_input_chars_per_word": 100, "vocab": vocab});
-        check(&word_piece);
-        // Old files do not state the type.
-        word_piece.as_object_mut().unwrap().shift_remove("type");
-        check(&word_piece);
+        check(&json!({"type": "WordPiece", "unk_token": "<u>", "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100, "vocab": vocab}));
     }
 
     #[test]
-    fn malformed_merges_are_refused_as_by_the_crate_s_own_reader() {
-        let vocab = json!({"a": 0, "b": 1, "ab": 2});
-        let merges =
-            [json!(["a b", ["a", "b"]]), json!(["a b c"]), json!([["a"]]), json!([["a", "x"]]), json!([1])];
-        let mut models: Vec<Value> = merges.map(|merges| json!({"vocab": vocab, "merges": merges})).into();
-        models.extend([
-            json!({"merges": []}),
-            json!({"vocab": vocab}),
-            json!({"vocab": {"a": -1}, "merges": []}),
-        ]);
-        for model in models {
-            let theirs = serde_json::from_value::<BPE>(model.clone()).unwrap_err().to_string();
-            assert_eq!(bpe(model.clone()).unwrap_err().to_string(), theirs, "{model}");
-        }
-    }
-
-    #[test]
-    fn unknown_models_are_refused() {
+    fn unusable_models_are_refused() {
+        let check = |model: Value, expect: &str| {
+            let error = build_file(&json!({"model": model})).unwrap_err();
+            assert!(error.contains(expect), "{model}: {error}");
+        };
         for kind in [json!("Char"), json!(1), Value::Null] {
-            let error = build(json!({"model": {"type": kind, "vocab": {}, "merges": []}})).unwrap_err();
-            assert!(error.to_string().contains(&kind.to_string()), "{error}");
+            check(json!({"type": kind, "vocab": {}, "merges": []}), "expected");
         }
+        let (vocab, scores) = (json!({"a": 0, "b": 1}), json!([["a", 0.5]]));
+        check(json!({"type": "BPE", "vocab": vocab}), "expected the merges");
+        check(json!({"type": "BPE", "vocab": {"a": 0, "bc": 1}, "merges": [["a", "x"]]}), "`x`");
+        check(json!({"type": "BPE", "vocab": scores, "merges": []}), "an object of token ids");
+        check(json!({"type": "Unigram", "vocab": vocab}), "an array of tokens with scores");
+        check(json!({"type": "Unigram", "vocab": scores, "unk_id": 1}), "unk_id");
+        check(json!({"type": "WordLevel", "vocab": vocab}), "unk_token");
+        check(json!({"merges": []}), "an object of token ids");
     }
 }

@@ -1,4 +1,4 @@
-//! JSON values of limited size, counted while they are parsed and not kept.
+//! JSON values of limited size, counted while they are parsed.
 
 use std::fmt;
 
@@ -6,6 +6,7 @@ use serde::{
     Deserialize, Deserializer,
     de::{DeserializeSeed, Error, MapAccess, SeqAccess, Visitor},
 };
+use serde_json::{Map, Value};
 
 /// Maximum number of JSON values inside one value, and inside all fields of a file together.
 pub(super) const MAX_VALUES: usize = 1 << 16;
@@ -24,17 +25,22 @@ pub(super) fn add_values<E: Error>(sum: &mut usize, more: usize, limit: usize) -
     if *sum > limit { Err(too_many("values in all fields", limit)) } else { Ok(()) }
 }
 
-/// Number of values in a value that is not kept and has a limited size.
+/// A value of limited size.
 #[derive(Debug)]
-pub(super) struct LimitedValue(pub(super) usize);
+pub(super) struct LimitedValue {
+    pub(super) value: Value,
+    /// Number of values in it, itself and the names of fields included.
+    pub(super) count: usize,
+}
 
+/// Parses a value and adds its number of values to the sum.
 struct CountValues<'a>(&'a mut usize);
 
 impl<'de> Deserialize<'de> for LimitedValue {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let mut count = 0;
-        CountValues(&mut count).deserialize(deserializer)?;
-        Ok(Self(count))
+        let value = CountValues(&mut count).deserialize(deserializer)?;
+        Ok(Self { value, count })
     }
 }
 
@@ -46,54 +52,59 @@ impl CountValues<'_> {
 }
 
 impl<'de> DeserializeSeed<'de> for CountValues<'_> {
-    type Value = ();
+    type Value = Value;
 
-    fn deserialize<D: Deserializer<'de>>(mut self, deserializer: D) -> Result<(), D::Error> {
+    fn deserialize<D: Deserializer<'de>>(mut self, deserializer: D) -> Result<Value, D::Error> {
         self.count()?;
         deserializer.deserialize_any(self)
     }
 }
 
 impl<'de> Visitor<'de> for CountValues<'_> {
-    type Value = ();
+    type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a JSON value")
     }
 
-    fn visit_unit<E>(self) -> Result<(), E> {
-        Ok(())
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
     }
 
-    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
-        Ok(())
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(value.into())
     }
 
-    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
-        Ok(())
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
     }
 
-    fn visit_u64<E>(self, _: u64) -> Result<(), E> {
-        Ok(())
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
     }
 
-    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
-        Ok(())
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(value.into())
     }
 
-    fn visit_str<E: Error>(self, text: &str) -> Result<(), E> {
-        if text.len() > MAX_TEXT { Err(too_many("bytes of a string", MAX_TEXT)) } else { Ok(()) }
+    fn visit_str<E: Error>(self, text: &str) -> Result<Value, E> {
+        if text.len() > MAX_TEXT { Err(too_many("bytes of a string", MAX_TEXT)) } else { Ok(text.into()) }
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
-        while seq.next_element_seed(CountValues(&mut *self.0))?.is_some() {}
-        Ok(())
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        while map.next_key_seed(CountValues(&mut *self.0))?.is_some() {
-            map.next_value_seed(CountValues(&mut *self.0))?;
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
+        let mut items = Vec::new();
+        while let Some(item) = seq.next_element_seed(CountValues(&mut *self.0))? {
+            items.push(item);
         }
-        Ok(())
+        Ok(Value::Array(items))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Value, A::Error> {
+        let mut fields = Map::new();
+        while let Some(name) = map.next_key()? {
+            self.count()?;
+            fields.insert(name, map.next_value_seed(CountValues(&mut *self.0))?);
+        }
+        Ok(Value::Object(fields))
     }
 }

@@ -13,11 +13,11 @@
 mod bounded;
 mod bytes;
 mod charsmap;
+mod file;
 mod gguf;
 mod growth;
 mod library;
 mod limited_json;
-mod outline;
 mod pair;
 mod patterns;
 mod pre;
@@ -34,8 +34,8 @@ use serde_json::Value;
 use tokenizers::AddedToken;
 
 pub use bounded::{BoundedTokens, Bounds};
+pub use file::{MAX_FILE_BYTES, MAX_MERGES, MAX_TOKENS};
 pub use gguf::GgufVocab;
-pub use outline::{MAX_FILE_BYTES, MAX_MERGES, MAX_TOKENS};
 pub use pair::Pair;
 pub use sentencepiece::Addition;
 pub use special::SpecialToken;
@@ -43,6 +43,7 @@ pub use special::SpecialToken;
 pub(crate) use bytes::LeadingTrim;
 
 use bytes::Pieces;
+use file::TokenizerFile;
 use recent::RecentPrompts;
 use shield::{add_shield, is_marker};
 use special::{SpecialTable, break_outside};
@@ -151,33 +152,27 @@ pub fn sentencepiece_json(model: &[u8], additions: &[Addition]) -> Result<Vec<u8
 
 /// Removes truncation and padding from a `tokenizer.json`. Packages store the result.
 pub fn package_json(json: &[u8]) -> Result<Vec<u8>, TokenizerError> {
-    serde_json::to_vec(&without_lengths(json)?).map_err(malformed)
-}
-
-/// Parses a `tokenizer.json` and removes its truncation and padding.
-fn without_lengths(bytes: &[u8]) -> Result<Value, TokenizerError> {
-    let mut json: Value = serde_json::from_slice(bytes).map_err(malformed)?;
+    let mut json: Value = serde_json::from_slice(json).map_err(malformed)?;
     let Some(fields) = json.as_object_mut() else { return Err(malformed("expected a JSON object")) };
     fields.insert("truncation".to_owned(), Value::Null);
     fields.insert("padding".to_owned(), Value::Null);
-    Ok(json)
+    serde_json::to_vec(&json).map_err(malformed)
 }
 
 impl Tokenizer {
     /// Reads a Hugging Face `tokenizer.json`. Its truncation, padding and dropout are ignored.
     pub fn from_json(bytes: &[u8]) -> Result<Self, TokenizerError> {
-        let outline = outline::read(bytes)?;
-        let mut json = without_lengths(bytes)?;
-        charsmap::check(&json)?;
-        growth::check(&json)?;
-        patterns::check(&json)?;
-        let reach = TokenLengthBound::of(&json, outline.longest_piece());
-        add_shield(&mut json)?;
-        let decoder = json["decoder"].clone();
-        let tokenizer = contain(|| library::build(json))
+        let mut file = TokenizerFile::parse(bytes)?;
+        charsmap::check(&file.json)?;
+        growth::check(&file.json)?;
+        patterns::check(&file.json)?;
+        let reach = TokenLengthBound::of(&file);
+        add_shield(&mut file)?;
+        let (decoder, vocab_size) = (file.json["decoder"].clone(), file.vocab_size());
+        let tokenizer = contain(|| library::build(file.json, file.vocab, file.merges))
             .map_err(|_| malformed("the tokenizers crate panicked on it"))?
             .map_err(malformed)?;
-        outline.check_added(|text| tokenizer.token_to_id(text))?;
+        file.added.check(|text| tokenizer.token_to_id(text))?;
         let added = tokenizer.get_added_tokens_decoder();
         let table = |wanted: fn(&AddedToken) -> bool| {
             let tokens = added.iter().filter(|(_, token)| wanted(token));
@@ -189,8 +184,8 @@ impl Tokenizer {
             // is left out. That setting remains for plain words only.
             markup: table(|token| !token.special && !token.normalized && !token.content.trim().is_empty()),
             markers: table(|token| !token.special && is_marker(&token.content)),
-            pieces: Pieces::new(&tokenizer, &decoder, outline.vocab_size())?,
-            vocab_size: outline.vocab_size() as usize,
+            pieces: Pieces::new(&tokenizer, &decoder, vocab_size)?,
+            vocab_size: vocab_size as usize,
             reach,
             recent: RecentPrompts::new(added.values().map(|token| token.content.len()).max().unwrap_or(0)),
             tokenizer,
@@ -481,10 +476,11 @@ pub(crate) mod tests {
     #[test]
     fn an_added_token_that_is_listed_twice_is_broken_once() {
         let token = json!({"id": 1, "content": "<s>", "special": true});
-        let mut json = json!({"added_tokens": [token, token], "normalizer": {"type": "NFC"},
+        let json = json!({"added_tokens": [token, token], "normalizer": {"type": "NFC"},
             "model": {"type": "Unigram"}});
-        add_shield(&mut json).unwrap();
-        let steps = json["normalizer"]["normalizers"].as_array().unwrap();
+        let mut file = TokenizerFile::parse(&serde_json::to_vec(&json).unwrap()).unwrap();
+        add_shield(&mut file).unwrap();
+        let steps = file.json["normalizer"]["normalizers"].as_array().unwrap();
         let breaking = json!({"type": "Replace", "pattern": {"String": "<s>"},
             "content": format!("<{SHIELD}s>")});
         assert_eq!(steps, &[json!({"type": "NFC"}), breaking]);

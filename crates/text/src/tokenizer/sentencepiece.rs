@@ -17,8 +17,8 @@ use serde_json::{Value, json};
 
 use super::{
     GgufVocab, TokenizerError,
+    file::MAX_TOKENS,
     gguf::{self, Fallback},
-    outline::MAX_TOKENS,
 };
 
 /// A token that a model's other files add to its pieces.
@@ -249,7 +249,7 @@ fn read_normalizer(bytes: &[u8], model: &mut Model) -> Result<(), TokenizerError
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tokenizer::{Specials, Tokenizer, outline};
+    use crate::tokenizer::{Specials, Tokenizer, file};
 
     /// Returns one field in the wire format.
     fn bytes(number: u8, content: &[u8]) -> Vec<u8> {
@@ -308,7 +308,7 @@ mod tests {
         assert_eq!(found("<end> asop<s>sop"), [9, 3, 0, 1, 7]);
         let t = Tokenizer::from_sentencepiece(&tiny(BPE, &[]), &additions).unwrap();
         assert_eq!((t.vocab_size(), t.special_tokens().len()), (10, 4));
-        let many = vec![addition(9, "<end>"); outline::MAX_ADDED];
+        let many = vec![addition(9, "<end>"); file::MAX_ADDED];
         let error = Tokenizer::from_sentencepiece(&tiny(BPE, &[]), &many).unwrap_err().to_string();
         assert!(error.contains("at most 65536 added tokens, found 65539"), "{error}");
     }

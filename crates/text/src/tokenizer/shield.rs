@@ -3,8 +3,14 @@
 use std::collections::{BTreeSet, HashSet};
 
 use serde_json::{Value, json};
+use tokenizers::models::bpe::Merges;
 
-use super::{SHIELD, TokenizerError, malformed, token_length::steps};
+use super::{
+    SHIELD, TokenizerError,
+    file::{TokenizerFile, Vocabulary},
+    malformed,
+    token_length::steps,
+};
 
 /// Maximum number of added tokens whose spelling is broken after normalising, each by a step over the whole text. T5
 /// has a hundred.
@@ -13,12 +19,14 @@ pub(super) const MAX_BROKEN: usize = 1 << 12;
 /// Adds the removal of [`SHIELD`] at the front of the normaliser or the pre-tokenizer, and resets two settings: added
 /// tokens matched after normalising would be found in shielded text, and dropout makes tokens random. Added words keep
 /// the first setting, because a tokenizer that lowers letters finds them in any case.
-pub(super) fn add_shield(json: &mut Value) -> Result<(), TokenizerError> {
+pub(super) fn add_shield(file: &mut TokenizerFile) -> Result<(), TokenizerError> {
     let pattern = json!({"String": SHIELD.to_string()});
+    let words = words_of_model(file);
+    let is_unigram = is_unigram(file);
+    let json = &mut file.json;
     let is_normalized = !json["normalizer"].is_null();
-    let words = words_of_model(json);
     // The spellings must stay broken while the model runs, even those that a normaliser produces from other characters.
-    if is_unigram(&json["model"]) || !words.is_empty() {
+    if is_unigram || !words.is_empty() {
         break_normalized(json, words)?;
         let split = json!({"type": "Split", "pattern": pattern, "behavior": "Removed", "invert": false});
         json["pre_tokenizer"] = match json["pre_tokenizer"].take() {
@@ -61,43 +69,37 @@ pub(super) fn is_marker(content: &str) -> bool {
 
 /// Returns the spellings of added tokens, except of plain words, that the model itself could write as one token. Those
 /// of one character cannot be broken and are left out.
-fn words_of_model(json: &Value) -> BTreeSet<String> {
+fn words_of_model(file: &TokenizerFile) -> BTreeSet<String> {
+    let json = &file.json;
     let added = json["added_tokens"].as_array().map_or(&[][..], Vec::as_slice);
     let spellings = added.iter().filter_map(|token| Some((token, token["content"].as_str()?)));
     let markup = spellings.filter(|(token, text)| token["special"] == true || !is_plain(text));
     let texts = markup.map(|(_, text)| text).filter(|text| text.chars().nth(1).is_some());
-    let model = &json["model"];
     // The pieces of a unigram model include special tokens.
-    if is_unigram(model) {
+    if is_unigram(file) {
         return texts.map(str::to_owned).collect();
     }
     // This pre-tokenizer makes a word of each punctuation mark.
     let divides =
         steps(&json["pre_tokenizer"], "pretokenizers").iter().any(|step| step["type"] == "BertPreTokenizer");
     let is_divided = |text: &str| divides && text.contains(|char: char| char.is_ascii_punctuation());
-    let words: HashSet<&str> =
-        texts.filter(|text| model["vocab"].get(text).is_some() && !is_divided(text)).collect();
-    match model["merges"].as_array() {
-        Some(merges) if model["ignore_merges"] != true => merged(merges, &words),
+    let words: HashSet<&str> = texts.filter(|text| file.vocab.has_id(text) && !is_divided(text)).collect();
+    match &file.merges {
+        Some(merges) if json["model"]["ignore_merges"] != true => merged(merges, &words),
         _ => words.into_iter().map(str::to_owned).collect(),
     }
 }
 
 /// Returns true for a unigram model. Old files do not state the type, but no other vocabulary is a list.
-fn is_unigram(model: &Value) -> bool {
-    model["type"] == "Unigram" || model["vocab"].is_array()
+fn is_unigram(file: &TokenizerFile) -> bool {
+    file.json["model"]["type"] == "Unigram" || matches!(file.vocab, Vocabulary::Scores(_))
 }
 
-/// Returns those of the words that result from a merge, which is a pair or a text with a space inside.
-fn merged(merges: &[Value], words: &HashSet<&str>) -> BTreeSet<String> {
+/// Returns those of the words that result from a merge.
+fn merged(merges: &Merges, words: &HashSet<&str>) -> BTreeSet<String> {
     let firsts: HashSet<u8> = words.iter().filter_map(|word| word.bytes().next()).collect();
-    let begins = |text: &&str| text.bytes().next().is_some_and(|first| firsts.contains(&first));
-    let texts = merges.iter().filter_map(|merge| match merge {
-        Value::String(text) => Some(text.as_str()).filter(begins).map(|text| text.replacen(' ', "", 1)),
-        pair => {
-            pair[0].as_str().filter(begins).and_then(|first| Some(format!("{first}{}", pair[1].as_str()?)))
-        }
-    });
+    let begins = |text: &str| text.bytes().next().is_some_and(|first| firsts.contains(&first));
+    let texts = merges.iter().filter(|(left, _)| begins(left)).map(|(left, right)| format!("{left}{right}"));
     texts.filter(|text| words.contains(text.as_str())).collect()
 }
 

@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use super::{SHIELD, bytes::alphabet};
+use super::{SHIELD, bytes::alphabet, file::TokenizerFile};
 
 /// Factor by which canonical composition (NFC) may shrink a text: three Hangul letters of three bytes each become one
 /// syllable of three bytes (Unicode Standard Annex 15).
@@ -26,10 +26,9 @@ fn in_utf8(byte: u8) -> bool {
 }
 
 impl TokenLengthBound {
-    /// Reads a `tokenizer.json` whose longest piece has `longest` bytes. Returns `None` if text may vanish or one token
-    /// may represent unknown text of any length.
-    pub(super) fn of(json: &Value, longest: usize) -> Option<Self> {
-        let known = |spelling: &str| json["model"]["vocab"].get(spelling).is_some();
+    /// Returns the bound of a tokenizer; `None` if text may vanish or one token may represent unknown text of any length.
+    pub(super) fn of(file: &TokenizerFile) -> Option<Self> {
+        let (json, known) = (&file.json, |spelling: &str| file.vocab.has_id(spelling));
         let (model, splits) = (&json["model"], steps(&json["pre_tokenizer"], "pretokenizers"));
         let bytes = (0..=u8::MAX).filter(|&byte| in_utf8(byte));
         let lacks: Vec<u8> = if splits.iter().any(|step| step["type"] == "ByteLevel") {
@@ -63,7 +62,7 @@ impl TokenLengthBound {
         let added = json["added_tokens"].as_array().map_or(&[][..], Vec::as_slice);
         let spelled = added.iter().filter_map(|token| token["content"].as_str()).map(str::len);
         Some(Self {
-            bytes: spelled.fold(longest.max(1), usize::max).saturating_mul(shrinks),
+            bytes: spelled.fold(file.vocab.longest().max(1), usize::max).saturating_mul(shrinks),
             strips: added.iter().any(|token| token["lstrip"] == true || token["rstrip"] == true),
             lacks,
         })
@@ -104,9 +103,10 @@ mod tests {
     use super::*;
 
     fn reach(changes: Value) -> Option<TokenLengthBound> {
-        let letters: Map<String, Value> = alphabet().iter().map(|c| (c.to_string(), 0.into())).collect();
+        let spellings = alphabet().iter().map(char::to_string).chain(["four".to_owned()]);
+        let letters: Map<String, Value> = spellings.map(|spelling| (spelling, 0.into())).collect();
         let mut json = json!({
-            "added_tokens": [{"content": "<|end|>"}],
+            "added_tokens": [{"id": 1, "content": "<|end|>"}],
             "normalizer": null,
             "pre_tokenizer": {"type": "ByteLevel"},
             "model": {"type": "BPE", "vocab": letters},
@@ -114,7 +114,7 @@ mod tests {
         for (key, value) in changes.as_object().unwrap() {
             json[key] = value.clone();
         }
-        TokenLengthBound::of(&json, 4)
+        TokenLengthBound::of(&TokenizerFile::parse(&serde_json::to_vec(&json).unwrap()).unwrap())
     }
 
     #[test]
@@ -124,7 +124,7 @@ mod tests {
         };
         check(json!({}), 7, false);
         check(json!({"added_tokens": null}), 4, false);
-        check(json!({"added_tokens": [{"content": "<s>", "rstrip": true}]}), 4, true);
+        check(json!({"added_tokens": [{"id": 1, "content": "<s>", "rstrip": true}]}), 4, true);
         check(json!({"normalizer": {"type": "NFC"}}), 21, false);
         let spaces = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
         check(
