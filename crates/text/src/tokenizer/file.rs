@@ -11,34 +11,23 @@ use serde::{
     de::{Error, MapAccess, SeqAccess, Visitor},
 };
 use serde_json::{Map, Value};
-use tokenizers::models::bpe::{Merges, Vocab};
+use tokenizers::models::bpe::Merges;
 
 use super::{
     SHIELD, TokenizerError,
-    limited_json::{LimitedValue, MAX_VALUES, add_values, too_many},
+    file_model::{FileModel, FileVocabulary, token_id},
+    limited_json::{MAX_VALUES, add_values, next_value, too_many},
     malformed,
 };
 
-/// Maximum token id. Real vocabularies have fewer than 300,000 tokens.
-const MAX_ID: u32 = (1 << 22) - 1;
-
 /// Maximum size of a `tokenizer.json` in bytes. One of 250,000 tokens takes about 30 MB.
 pub const MAX_FILE_BYTES: u64 = 64 << 20;
-
-/// Maximum number of tokens of the vocabulary.
-pub const MAX_TOKENS: usize = 1 << 19;
-
-/// Maximum number of merges. Gemma has half a million.
-pub const MAX_MERGES: usize = 3 << 18;
 
 /// Maximum number of added tokens. Gemma has six thousand.
 pub(super) const MAX_ADDED: usize = 1 << 16;
 
 /// Maximum number of values of an added token besides its id and text. Real files have five.
 const MAX_ADDED_VALUES: usize = 16;
-
-/// Maximum number of bytes of a token's spelling.
-const MAX_SPELLING: usize = 1 << 14;
 
 /// Maximum number of bytes of an added token's spelling. The spellings are compared with a text at each position. Real ones
 /// have fewer than 100.
@@ -49,22 +38,10 @@ const MAX_ADDED_SPELLING: usize = 1 << 10;
 pub(super) struct TokenizerFile {
     /// All fields except the truncation, the padding, and the vocabulary and the merges of the model.
     pub(super) json: Value,
-    pub(super) vocab: Vocabulary,
+    pub(super) vocab: FileVocabulary,
     /// Pairs of tokens of a BPE model, the most frequent ones first. Other models may have none.
     pub(super) merges: Option<Merges>,
     pub(super) added: AddedIds,
-}
-
-/// Vocabulary of a model.
-#[derive(Debug, Default)]
-pub(super) enum Vocabulary {
-    /// The file has none.
-    #[default]
-    None,
-    /// Ids of the tokens.
-    Ids(Vocab),
-    /// Tokens with their scores, in the order of their ids.
-    Scores(Vec<(String, f64)>),
 }
 
 /// The ids that a file states for added tokens.
@@ -90,31 +67,6 @@ impl AddedIds {
             }
         }
         Ok(())
-    }
-}
-
-impl Vocabulary {
-    /// Returns true if it has ids and this token.
-    pub(super) fn has_id(&self, token: &str) -> bool {
-        matches!(self, Self::Ids(ids) if ids.contains_key(token))
-    }
-
-    /// Returns the number of bytes of the longest token.
-    pub(super) fn longest(&self) -> usize {
-        let longest = match self {
-            Self::None => None,
-            Self::Ids(ids) => ids.keys().map(String::len).max(),
-            Self::Scores(tokens) => tokens.iter().map(|(token, _)| token.len()).max(),
-        };
-        longest.unwrap_or(0)
-    }
-
-    fn largest_id(&self) -> u32 {
-        match self {
-            Self::None => 0,
-            Self::Ids(ids) => ids.values().copied().max().unwrap_or(0),
-            Self::Scores(tokens) => tokens.len().saturating_sub(1) as u32,
-        }
     }
 }
 
@@ -145,25 +97,6 @@ impl TokenizerFile {
     }
 }
 
-/// Reads the value of a field and adds its number of values to `count`.
-fn next_value<'de, A: MapAccess<'de>>(
-    map: &mut A,
-    count: &mut usize,
-    most: usize,
-) -> Result<Value, A::Error> {
-    let LimitedValue { value, count: more } = map.next_value()?;
-    add_values(count, more, most)?;
-    Ok(value)
-}
-
-/// Checks the id of a token.
-fn token_id<E: Error>(id: u64) -> Result<u32, E> {
-    match u32::try_from(id) {
-        Ok(id) if id <= MAX_ID => Ok(id),
-        _ => Err(E::custom(format!("expected token ids up to {MAX_ID}, found {id}"))),
-    }
-}
-
 impl<'de> Deserialize<'de> for TokenizerFile {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct FileVisitor;
@@ -181,7 +114,7 @@ impl<'de> Deserialize<'de> for TokenizerFile {
                     match name.as_str() {
                         "added_tokens" => added = map.next_value()?,
                         "model" => {
-                            let found: Model = map.next_value()?;
+                            let found: FileModel = map.next_value()?;
                             add_values::<A::Error>(&mut values, found.values, MAX_VALUES)?;
                             model = Some(found);
                         }
@@ -191,10 +124,10 @@ impl<'de> Deserialize<'de> for TokenizerFile {
                         }
                     }
                 }
-                let Model { fields: model, vocab, merges, .. } =
+                let FileModel { settings, vocab, merges, .. } =
                     model.ok_or_else(|| A::Error::missing_field("model"))?;
                 fields.insert("added_tokens".to_owned(), Value::Array(added.tokens));
-                fields.insert("model".to_owned(), Value::Object(model));
+                fields.insert("model".to_owned(), Value::Object(settings));
                 for setting in ["truncation", "padding"] {
                     fields.insert(setting.to_owned(), Value::Null);
                 }
@@ -202,46 +135,6 @@ impl<'de> Deserialize<'de> for TokenizerFile {
             }
         }
         deserializer.deserialize_map(FileVisitor)
-    }
-}
-
-/// The model of a file.
-#[derive(Default)]
-struct Model {
-    /// All fields except the vocabulary and the merges.
-    fields: Map<String, Value>,
-    vocab: Vocabulary,
-    merges: Option<Merges>,
-    /// Number of values in the fields.
-    values: usize,
-}
-
-impl<'de> Deserialize<'de> for Model {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct ModelVisitor;
-        impl<'de> Visitor<'de> for ModelVisitor {
-            type Value = Model;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("the object of a model")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Model, A::Error> {
-                let mut model = Model::default();
-                while let Some(name) = map.next_key::<String>()? {
-                    match name.as_str() {
-                        "vocab" => model.vocab = map.next_value()?,
-                        "merges" => model.merges = map.next_value::<Option<MergeList>>()?.map(|list| list.0),
-                        _ => {
-                            let value = next_value(&mut map, &mut model.values, MAX_VALUES)?;
-                            model.fields.insert(name, value);
-                        }
-                    }
-                }
-                Ok(model)
-            }
-        }
-        deserializer.deserialize_map(ModelVisitor)
     }
 }
 
@@ -327,141 +220,13 @@ impl<'de> Deserialize<'de> for AddedToken {
     }
 }
 
-impl<'de> Deserialize<'de> for Vocabulary {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct VocabularyVisitor;
-        impl<'de> Visitor<'de> for VocabularyVisitor {
-            type Value = Vocabulary;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object of token ids or an array of tokens with scores")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Vocabulary, A::Error> {
-                let mut ids = Vocab::default();
-                while let Some((Spelling(token), id)) = map.next_entry()? {
-                    if ids.len() == MAX_TOKENS {
-                        return Err(too_many("tokens", MAX_TOKENS));
-                    }
-                    ids.insert(token, token_id(id)?);
-                }
-                Ok(Vocabulary::Ids(ids))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Vocabulary, A::Error> {
-                let mut tokens = Vec::new();
-                while let Some((Spelling(token), score)) = seq.next_element()? {
-                    if tokens.len() == MAX_TOKENS {
-                        return Err(too_many("tokens", MAX_TOKENS));
-                    }
-                    tokens.push((token, score));
-                }
-                Ok(Vocabulary::Scores(tokens))
-            }
-        }
-        deserializer.deserialize_any(VocabularyVisitor)
-    }
-}
-
-/// Merges: pairs, or texts with a space between the tokens.
-struct MergeList(Merges);
-
-impl<'de> Deserialize<'de> for MergeList {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct ListVisitor;
-        impl<'de> Visitor<'de> for ListVisitor {
-            type Value = MergeList;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a list of merges")
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<MergeList, A::Error> {
-                let mut merges = Merges::new();
-                while let Some(Merge(pair)) = seq.next_element()? {
-                    if merges.len() == MAX_MERGES {
-                        return Err(too_many("merges", MAX_MERGES));
-                    }
-                    merges.extend(pair);
-                }
-                Ok(MergeList(merges))
-            }
-        }
-        deserializer.deserialize_seq(ListVisitor)
-    }
-}
-
-/// The two tokens of a merge; `None` for the line with the version of old files.
-struct Merge(Option<(String, String)>);
-
-impl<'de> Deserialize<'de> for Merge {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct MergeVisitor;
-        impl<'de> Visitor<'de> for MergeVisitor {
-            type Value = Merge;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("two tokens")
-            }
-
-            fn visit_str<E: Error>(self, merge: &str) -> Result<Merge, E> {
-                if merge.starts_with("#version") {
-                    return Ok(Merge(None));
-                }
-                match merge.split_once(' ') {
-                    Some((left, right)) if !right.contains(' ') => {
-                        Ok(Merge(Some((left.to_owned(), right.to_owned()))))
-                    }
-                    _ => Err(E::custom(format!(
-                        "expected two tokens with a space between them, found {merge:?}"
-                    ))),
-                }
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Merge, A::Error> {
-                let (Some(Spelling(left)), Some(Spelling(right))) =
-                    (seq.next_element()?, seq.next_element()?)
-                else {
-                    return Err(A::Error::custom("expected a merge of two tokens, found fewer"));
-                };
-                match seq.next_element::<Spelling>()? {
-                    None => Ok(Merge(Some((left, right)))),
-                    Some(_) => Err(too_many("tokens in a merge", 2)),
-                }
-            }
-        }
-        deserializer.deserialize_any(MergeVisitor)
-    }
-}
-
-/// A token's text of limited length.
-struct Spelling(String);
-
-impl<'de> Deserialize<'de> for Spelling {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct SpellingVisitor;
-        impl Visitor<'_> for SpellingVisitor {
-            type Value = Spelling;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a token's text")
-            }
-
-            fn visit_str<E: Error>(self, text: &str) -> Result<Spelling, E> {
-                if text.len() > MAX_SPELLING {
-                    return Err(too_many("bytes of a token", MAX_SPELLING));
-                }
-                Ok(Spelling(text.to_owned()))
-            }
-        }
-        deserializer.deserialize_str(SpellingVisitor)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tokenizer::limited_json::MAX_TEXT;
+    use crate::tokenizer::{
+        file_model::{MAX_MERGES, MAX_SPELLING, MAX_TOKENS},
+        limited_json::MAX_TEXT,
+    };
 
     fn check(json: &str, expect: &str) {
         let found = match TokenizerFile::parse(json.as_bytes()) {

@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 
 use super::{
     TokenizerError,
-    file::{MAX_ADDED, MAX_MERGES},
+    file::MAX_ADDED,
+    file_model::MAX_MERGES,
     pre::{self, IgnoreMerges, Unicode},
 };
 

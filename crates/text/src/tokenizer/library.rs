@@ -15,7 +15,7 @@ use tokenizers::{
     },
 };
 
-use super::file::Vocabulary;
+use super::file_model::FileVocabulary;
 
 /// Settings of a model, by the type that the file states.
 #[derive(Deserialize)]
@@ -52,7 +52,7 @@ struct BpeSettings {
 /// Builds the tokenizer of a file with these fields, vocabulary and merges.
 pub(super) fn build(
     mut json: Value,
-    vocab: Vocabulary,
+    vocab: FileVocabulary,
     merges: Option<Merges>,
 ) -> tokenizers::Result<tokenizers::Tokenizer> {
     let mut model = model(json["model"].take(), vocab, merges)?;
@@ -70,20 +70,24 @@ pub(super) fn build(
 }
 
 /// Builds a model.
-fn model(mut settings: Value, vocab: Vocabulary, merges: Option<Merges>) -> tokenizers::Result<ModelWrapper> {
+fn model(
+    mut settings: Value,
+    vocab: FileVocabulary,
+    merges: Option<Merges>,
+) -> tokenizers::Result<ModelWrapper> {
     if settings.get("type").is_none() {
         settings["type"] = json!(type_of_old_file(&settings, &vocab, merges.as_ref()));
     }
     Ok(match (serde_json::from_value(settings)?, vocab) {
-        (ModelSettings::Bpe(settings), Vocabulary::Ids(vocab)) => {
+        (ModelSettings::Bpe(settings), FileVocabulary::Ids(vocab)) => {
             bpe(settings, vocab, merges.ok_or("expected the merges of a BPE model, found none")?)?.into()
         }
-        (ModelSettings::Unigram { unk_id, byte_fallback }, Vocabulary::Scores(tokens)) => {
+        (ModelSettings::Unigram { unk_id, byte_fallback }, FileVocabulary::Scores(tokens)) => {
             Unigram::from(tokens, unk_id, byte_fallback)?.into()
         }
         (
             ModelSettings::WordPiece { unk_token, continuing_subword_prefix, max_input_chars_per_word },
-            Vocabulary::Ids(vocab),
+            FileVocabulary::Ids(vocab),
         ) => WordPiece::builder()
             .vocab(vocab)
             .unk_token(unk_token)
@@ -91,7 +95,7 @@ fn model(mut settings: Value, vocab: Vocabulary, merges: Option<Merges>) -> toke
             .max_input_chars_per_word(max_input_chars_per_word)
             .build()?
             .into(),
-        (ModelSettings::WordLevel { unk_token }, Vocabulary::Ids(vocab)) => {
+        (ModelSettings::WordLevel { unk_token }, FileVocabulary::Ids(vocab)) => {
             WordLevel::builder().vocab(vocab).unk_token(unk_token).build()?.into()
         }
         (ModelSettings::Unigram { .. }, _) => {
@@ -102,9 +106,9 @@ fn model(mut settings: Value, vocab: Vocabulary, merges: Option<Merges>) -> toke
 }
 
 /// Returns the type of a model whose file does not state it.
-fn type_of_old_file(settings: &Value, vocab: &Vocabulary, merges: Option<&Merges>) -> &'static str {
+fn type_of_old_file(settings: &Value, vocab: &FileVocabulary, merges: Option<&Merges>) -> &'static str {
     match vocab {
-        Vocabulary::Scores(_) => "Unigram",
+        FileVocabulary::Scores(_) => "Unigram",
         _ if merges.is_some() => "BPE",
         _ if settings.get("max_input_chars_per_word").is_some() => "WordPiece",
         _ => "WordLevel",

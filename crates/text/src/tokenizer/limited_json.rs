@@ -25,12 +25,23 @@ pub(super) fn add_values<E: Error>(sum: &mut usize, more: usize, limit: usize) -
     if *sum > limit { Err(too_many("values in all fields", limit)) } else { Ok(()) }
 }
 
+/// Reads the value of a field and adds its number of values to `count`.
+pub(super) fn next_value<'de, A: MapAccess<'de>>(
+    map: &mut A,
+    count: &mut usize,
+    most: usize,
+) -> Result<Value, A::Error> {
+    let LimitedValue { value, count: more } = map.next_value()?;
+    add_values(count, more, most)?;
+    Ok(value)
+}
+
 /// A value of limited size.
 #[derive(Debug)]
-pub(super) struct LimitedValue {
-    pub(super) value: Value,
+struct LimitedValue {
+    value: Value,
     /// Number of values in it, itself and the names of fields included.
-    pub(super) count: usize,
+    count: usize,
 }
 
 /// Parses a value and adds its number of values to the sum.

@@ -14,6 +14,7 @@ mod bounded;
 mod bytes;
 mod charsmap;
 mod file;
+mod file_model;
 mod gguf;
 mod growth;
 mod library;
@@ -34,7 +35,8 @@ use serde_json::Value;
 use tokenizers::AddedToken;
 
 pub use bounded::{BoundedTokens, Bounds};
-pub use file::{MAX_FILE_BYTES, MAX_MERGES, MAX_TOKENS};
+pub use file::MAX_FILE_BYTES;
+pub use file_model::{MAX_MERGES, MAX_TOKENS};
 pub use gguf::GgufVocab;
 pub use pair::Pair;
 pub use sentencepiece::Addition;

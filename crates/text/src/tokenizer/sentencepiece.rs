@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use super::{
     GgufVocab, TokenizerError,
-    file::MAX_TOKENS,
+    file_model::MAX_TOKENS,
     gguf::{self, Fallback},
 };
 

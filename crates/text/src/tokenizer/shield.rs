@@ -6,10 +6,7 @@ use serde_json::{Value, json};
 use tokenizers::models::bpe::Merges;
 
 use super::{
-    SHIELD, TokenizerError,
-    file::{TokenizerFile, Vocabulary},
-    malformed,
-    token_length::steps,
+    SHIELD, TokenizerError, file::TokenizerFile, file_model::FileVocabulary, malformed, token_length::steps,
 };
 
 /// Maximum number of added tokens whose spelling is broken after normalising, each by a step over the whole text. T5
@@ -92,7 +89,7 @@ fn words_of_model(file: &TokenizerFile) -> BTreeSet<String> {
 
 /// Returns true for a unigram model. Old files do not state the type, but no other vocabulary is a list.
 fn is_unigram(file: &TokenizerFile) -> bool {
-    file.json["model"]["type"] == "Unigram" || matches!(file.vocab, Vocabulary::Scores(_))
+    file.json["model"]["type"] == "Unigram" || matches!(file.vocab, FileVocabulary::Scores(_))
 }
 
 /// Returns those of the words that result from a merge.
