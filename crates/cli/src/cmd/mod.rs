@@ -78,6 +78,14 @@ fn stated_scheme(model: &str, option: Option<Scheme>) -> Result<Option<Scheme>, 
     }
 }
 
+/// Refuses a text without words. Commands check their texts before they load a model, which may take minutes.
+fn check_text(param: &'static str, text: &str) -> Result<(), Error> {
+    if text.trim().is_empty() {
+        return Err(Error::invalid(param, "expected a text, found an empty one"));
+    }
+    Ok(())
+}
+
 /// Loads a model of one of these kinds, which is fetched and compiled first if it is not installed.
 fn load(gateway: &Gateway, model: &str, kinds: &[ModelKind], bars: &Bars) -> anyhow::Result<ModelStatus> {
     stated_scheme(model, gateway.config().scheme)?;

@@ -26,11 +26,13 @@ struct RankedDocument<'a> {
 
 /// Ranks the given documents, or the lines of standard input.
 pub(crate) fn run(gateway: &Gateway, args: &RerankArgs) -> anyhow::Result<()> {
+    super::check_text("query", &args.query)?;
     let documents = if args.documents.is_empty() {
         standard_input::lines("Type the documents, one per line")?
     } else {
         args.documents.clone()
     };
+    super::check_text("documents", &documents.concat())?;
     let status = super::load(gateway, &args.model, &[ModelKind::Rerank], &Bars::new())?;
     let request = RerankRequest {
         query: args.query.clone(),

@@ -38,6 +38,18 @@ fn an_empty_prompt_is_refused_before_a_model_is_loaded() {
     for args in [&["chat", ""][..], &["run", "no-such-model", " "], &["complete", ""], &["chat"]] {
         check(home.path(), args, 2, "prompt: expected a text, found an empty one");
     }
+    std::fs::write(home.path().join("empty.txt"), "\n").unwrap();
+    for (args, param) in [
+        (&["embed", "", " "][..], "text"),
+        (&["rerank", "", "a"], "query"),
+        (&["rerank", "a", ""], "documents"),
+        (&["fill", " "], "text"),
+        (&["answer", "", "--context", "empty.txt"], "question"),
+        (&["answer", "a", "--context", "empty.txt"], "context"),
+    ] {
+        let text = check(home.path(), args, 2, &format!("{param}: expected a text, found an empty one"));
+        assert!(!text.contains("Fetching"), "{args:?}: {text}");
+    }
 }
 
 #[test]
