@@ -20,7 +20,7 @@ use crate::{
 pub(crate) struct Session<'a> {
     /// The workspace.
     pub(crate) workspace: &'a Workspace,
-    /// The store: `NARTHEX_HOME`, or else `narthex-home` in the target folder.
+    /// The store; by default `NARTHEX_HOME`, or else `narthex-home` in the target folder.
     pub(crate) home: PathBuf,
 }
 
@@ -44,6 +44,11 @@ impl<'a> Session<'a> {
         // Tests run in the folders of their crates, where a relative path would be another folder.
         let home = std::path::absolute(&home).with_context(|| home.display().to_string())?;
         Ok(Self { workspace, home })
+    }
+
+    /// Returns the session with another store.
+    pub(crate) fn with_store(self, home: PathBuf) -> Self {
+        Self { home, ..self }
     }
 
     /// Returns a command for a program, without arguments.

@@ -12,7 +12,7 @@ use std::{fs, io, path::Path, sync::Arc};
 
 use memmap2::MmapMut;
 use narthex_kernels::SharedBytes;
-use narthex_mmap::map;
+use narthex_mmap::{map, open_regular};
 
 /// Packed weights of a graph.
 #[derive(Clone)]
@@ -78,34 +78,41 @@ fn file_name(graph: &Path) -> String {
 
 /// Loads a file with this header and length.
 fn load(path: &Path, header: &[u8], length: usize) -> io::Result<SharedBytes> {
-    let bytes = read_or_map(path)?;
-    let found = (*bytes).as_ref();
-    if found.len() != length || !found.starts_with(header) {
-        let message = format!("expected {length} bytes for this graph, found {} other bytes", found.len());
-        return Err(io::Error::new(io::ErrorKind::InvalidData, message));
+    let other = |found: u64| {
+        let message = format!("expected {length} bytes for this graph, found {found} other bytes");
+        io::Error::new(io::ErrorKind::InvalidData, message)
+    };
+    // The length is checked before the bytes are read, so that another file costs neither time nor memory.
+    let found = open_regular(path)?.metadata()?.len();
+    if found != length as u64 {
+        return Err(other(found));
     }
-    Ok(bytes)
+    let bytes = read_or_map(path, length)?;
+    let found = (*bytes).as_ref();
+    if found.len() == length && found.starts_with(header) {
+        Ok(bytes)
+    } else {
+        Err(other(found.len() as u64))
+    }
 }
 
 /// Maps a file in large pages, or reads it into memory with large pages if its map can only have small ones: a product
 /// of one row reads all weights once, and small pages halve its speed.
 #[cfg(target_os = "linux")]
-fn read_or_map(path: &Path) -> io::Result<SharedBytes> {
+fn read_or_map(path: &Path, length: usize) -> io::Result<SharedBytes> {
     use std::io::Read;
 
     if let Some(mapped) = narthex_mmap::map_in_large_pages(path)? {
         return Ok(Arc::new(mapped));
     }
-    let mut file = narthex_mmap::open_regular(path)?;
-    let length = file.metadata()?.len().try_into().map_err(io::Error::other)?;
     let mut memory = zeroed(length)?;
-    file.read_exact(&mut memory)?;
+    open_regular(path)?.read_exact(&mut memory)?;
     Ok(Arc::new(memory))
 }
 
 /// Maps a file. This system has no large pages for files.
 #[cfg(not(target_os = "linux"))]
-fn read_or_map(path: &Path) -> io::Result<SharedBytes> {
+fn read_or_map(path: &Path, _length: usize) -> io::Result<SharedBytes> {
     Ok(Arc::new(map(path)?))
 }
 

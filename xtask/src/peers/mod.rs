@@ -78,8 +78,7 @@ pub(crate) struct PeersArgs {
     /// Parts to measure, separated by commas [default: all].
     #[arg(long, value_name = "PARTS", value_delimiter = ',')]
     parts: Vec<Part>,
-    /// Prompt lengths to measure in the part depths, separated by commas [default: all]. Five rounds of the longest one
-    /// take most of an hour.
+    /// Prompt lengths of the part depths, separated by commas [default: all]. The longest one takes most of an hour.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = workload::parse_depth)]
     depths: Vec<usize>,
     /// Number of measurements of each side.
@@ -147,7 +146,8 @@ struct SpeedPlan<'a> {
 
 /// Measures every selected part and writes the result.
 pub(crate) fn run(workspace: &Workspace, args: &PeersArgs) -> anyhow::Result<()> {
-    let session = Session::new(workspace)?;
+    // The generated models must not appear in the store of the tests.
+    let session = Session::new(workspace)?.with_store(workspace.target.join("peers/store"));
     let setup = Setup::prepare(&session)?;
     let mut report = Report::new(&setup, args)?;
     let outcome = measure_parts(&setup, args, &mut report);

@@ -1,6 +1,6 @@
 //! Requirements of the sides: the program under test, a Python environment, the checkpoint and its packages.
 //!
-//! All files are under `target/peers` and are reused. The store is that of `cargo xtask test`.
+//! All files are under `target/peers` and are reused, the store included.
 
 use std::{env, fs, path::PathBuf, process::Command, thread};
 

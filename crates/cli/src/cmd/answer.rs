@@ -32,7 +32,7 @@ struct Span<'a> {
 
 /// Answers the question from the context.
 pub(crate) fn run(gateway: &Gateway, args: &AnswerArgs) -> anyhow::Result<()> {
-    super::check_text("question", &args.question)?;
+    super::check_texts("question", &[&args.question], "pass it as an argument")?;
     let context = if args.context.as_os_str() == "-" {
         standard_input::text_up_to("Type the text that contains the answer", MAX_CONTEXT_BYTES)?
     } else {
@@ -40,7 +40,7 @@ pub(crate) fn run(gateway: &Gateway, args: &AnswerArgs) -> anyhow::Result<()> {
         let text = narthex_mmap::read(&args.context, MAX_CONTEXT_BYTES).and_then(narthex_mmap::utf8);
         text.map_err(|source| Error::Io { what, source })?
     };
-    super::check_text("context", &context)?;
+    super::check_texts("context", &[&context], "name a file that contains the answer")?;
     let status = super::load(gateway, &args.model, &[ModelKind::Answer], &Bars::new())?;
     let request = AnswerRequest { top_k: args.top_k, ..AnswerRequest::new(&args.question, context) };
     let found = gateway.answer(&status.id(), &request, interrupt::cancel())?;

@@ -97,9 +97,6 @@ fn prompt(given: Option<&str>) -> anyhow::Result<String> {
         Some(prompt) => prompt.to_owned(),
         None => standard_input::text("Type the text")?.trim_end_matches(['\n', '\r']).to_owned(),
     };
-    if prompt.trim().is_empty() {
-        let message = "expected a text, found an empty one; pass it as an argument or on standard input";
-        return Err(Error::invalid("prompt", message).into());
-    }
+    super::check_texts("prompt", &[&prompt], "pass it as an argument or on standard input")?;
     Ok(prompt)
 }

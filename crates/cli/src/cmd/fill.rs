@@ -39,7 +39,7 @@ impl<'a> From<&'a Filling> for Token<'a> {
 
 /// Predicts masked tokens, or generates the requested number of tokens.
 pub(crate) fn run(gateway: &Gateway, args: &FillArgs) -> anyhow::Result<()> {
-    super::check_text("text", &args.text)?;
+    super::check_texts("text", &[&args.text], "pass it as an argument")?;
     let cancel = interrupt::cancel();
     let model = super::load(gateway, &args.model, &[ModelKind::Masked], &Bars::new())?.id();
     match args.generate {

@@ -78,10 +78,11 @@ fn stated_scheme(model: &str, option: Option<Scheme>) -> Result<Option<Scheme>, 
     }
 }
 
-/// Refuses a text without words. Commands check their texts before they load a model, which may take minutes.
-fn check_text(param: &'static str, text: &str) -> Result<(), Error> {
-    if text.trim().is_empty() {
-        return Err(Error::invalid(param, "expected a text, found an empty one"));
+/// Refuses texts that are all empty. Commands check their texts before they load a model, which may take minutes.
+fn check_texts(param: &'static str, texts: &[impl AsRef<str>], next_step: &str) -> Result<(), Error> {
+    if texts.iter().all(|text| text.as_ref().trim().is_empty()) {
+        let message = format!("expected a text, found an empty one; {next_step}");
+        return Err(Error::invalid(param, message));
     }
     Ok(())
 }

@@ -26,13 +26,13 @@ struct RankedDocument<'a> {
 
 /// Ranks the given documents, or the lines of standard input.
 pub(crate) fn run(gateway: &Gateway, args: &RerankArgs) -> anyhow::Result<()> {
-    super::check_text("query", &args.query)?;
+    super::check_texts("query", &[&args.query], "pass it as the first argument")?;
     let documents = if args.documents.is_empty() {
         standard_input::lines("Type the documents, one per line")?
     } else {
         args.documents.clone()
     };
-    super::check_text("documents", &documents.concat())?;
+    super::check_texts("documents", &documents, "pass them as arguments, or one per line on standard input")?;
     let status = super::load(gateway, &args.model, &[ModelKind::Rerank], &Bars::new())?;
     let request = RerankRequest {
         query: args.query.clone(),

@@ -8,7 +8,7 @@ use rustix::fs::fadvise;
 use super::{MappedFile, map};
 use crate::regular::open_regular;
 
-/// Number of bytes that contain at least one large page, wherever the map starts.
+/// Length of a range that contains a whole large page wherever it starts.
 const PROBE: usize = 4 << 20;
 
 /// Maps a file and reads all of it into large pages. Returns `None` if the kernel or the file system has none for it.
@@ -19,19 +19,19 @@ const PROBE: usize = 4 << 20;
 /// # Errors
 /// As [`map`].
 pub fn map_in_large_pages(path: &Path) -> io::Result<Option<MappedFile>> {
-    // Small pages take long to read, so the first bytes show whether there are large ones.
     let mapped = map(path)?;
-    if mapped.probe() && mapped.fill_rest() {
+    if mapped.fill() {
         return Ok(Some(mapped));
     }
     drop(mapped);
+    // At first only the first bytes, because the file system may have no large pages at all.
     drop_cached_pages(path, Some(PROBE))?;
     if !map(path)?.probe() {
         return Ok(None);
     }
     drop_cached_pages(path, None)?;
     let mapped = map(path)?;
-    Ok((mapped.probe() && mapped.fill_rest()).then_some(mapped))
+    Ok(mapped.fill().then_some(mapped))
 }
 
 /// Drops the first `length` bytes of a file, or all of them, from the page cache. Pages that are not written to the disk
@@ -42,22 +42,26 @@ fn drop_cached_pages(path: &Path, length: Option<usize>) -> io::Result<()> {
 }
 
 impl MappedFile {
-    /// Reads the first bytes in large pages. Returns whether some of them are in such pages then.
-    fn probe(&self) -> bool {
-        self.fill(0..PROBE.min(self.map.len()));
-        self.large_page_bytes() > 0
+    /// Reads all bytes in large pages. Returns whether most of the map is in such pages afterwards.
+    fn fill(&self) -> bool {
+        // Small pages take long to read, so nothing more is read if the first ones are small.
+        if !self.probe() {
+            return false;
+        }
+        let length = self.map.len();
+        self.fill_range(PROBE.min(length)..length);
+        self.large_page_bytes() >= length / 8 * 7
     }
 
-    /// Reads the other bytes in large pages. Returns whether most of the map is in such pages then.
-    fn fill_rest(&self) -> bool {
-        let length = self.map.len();
-        self.fill(PROBE.min(length)..length);
-        self.large_page_bytes() >= length / 8 * 7
+    /// Reads the first bytes in large pages. Returns whether some of them are in such pages afterwards.
+    fn probe(&self) -> bool {
+        self.fill_range(0..PROBE.min(self.map.len()));
+        self.large_page_bytes() > 0
     }
 
     /// Requests large pages for a range and reads it. A kernel that does not know a request returns an error, and the
     /// pages are then filled at their first use.
-    fn fill(&self, range: Range<usize>) {
+    fn fill_range(&self, range: Range<usize>) {
         for advice in [Advice::HugePage, Advice::PopulateRead] {
             let _ = self.map.advise_range(advice, range.start, range.len());
         }
@@ -70,8 +74,8 @@ impl MappedFile {
     }
 }
 
-/// Returns the number of bytes in large pages of the file map that starts at an address, from the text of
-/// `/proc/self/smaps`.
+/// Parses the text of `/proc/self/smaps`. Returns the number of bytes in large pages of the file that is mapped at
+/// `start`.
 fn large_page_bytes(smaps: &str, start: usize) -> Option<usize> {
     let bounds = format!("{start:08x}-");
     let lines = smaps.lines().skip_while(|line| !line.starts_with(&bounds));

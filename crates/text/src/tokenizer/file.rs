@@ -1,8 +1,8 @@
-//! Reading of a `tokenizer.json` with limits. On some malformed files the `tokenizers` crate panics, allocates as much
+//! Parser of `tokenizer.json` with limits. On some malformed files the `tokenizers` crate panics, allocates as much
 //! memory as the file states, or gives an added token another id than the file states.
 //!
-//! Most of a file is vocabulary and merges. They are read once, into the types from which the crate's models are built.
-//! The other fields become a [`Value`].
+//! Vocabulary and merges are most of a file. They are parsed into the types from which the crate's models are built, and
+//! all other fields into a [`Value`].
 
 use std::fmt;
 
@@ -36,10 +36,10 @@ const MAX_ADDED_SPELLING: usize = 1 << 10;
 /// A parsed `tokenizer.json`.
 #[derive(Debug, Default)]
 pub(super) struct TokenizerFile {
-    /// All fields except the truncation, the padding, and the vocabulary and the merges of the model.
+    /// All fields. The model lacks its vocabulary and merges; truncation and padding are null.
     pub(super) json: Value,
     pub(super) vocab: FileVocabulary,
-    /// Pairs of tokens of a BPE model, the most frequent ones first. Other models may have none.
+    /// Merges in order of priority. Only BPE models require them.
     pub(super) merges: Option<Merges>,
     pub(super) added: AddedIds,
 }
@@ -221,12 +221,17 @@ impl<'de> Deserialize<'de> for AddedToken {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::tokenizer::{
         file_model::{MAX_MERGES, MAX_SPELLING, MAX_TOKENS},
         limited_json::MAX_TEXT,
     };
+
+    /// Parses a file with these fields.
+    pub(in crate::tokenizer) fn parse_value(json: &Value) -> Result<TokenizerFile, TokenizerError> {
+        TokenizerFile::parse(&serde_json::to_vec(json).unwrap())
+    }
 
     fn check(json: &str, expect: &str) {
         let found = match TokenizerFile::parse(json.as_bytes()) {

@@ -144,7 +144,7 @@ impl<'de> Deserialize<'de> for FileVocabulary {
     }
 }
 
-/// Merges: pairs, or texts with a space between the tokens.
+/// A list of merges. Each is a pair of tokens, or a text with a space between them.
 struct MergeList(Merges);
 
 impl<'de> Deserialize<'de> for MergeList {

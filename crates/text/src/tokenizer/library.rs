@@ -105,7 +105,7 @@ fn model(
     })
 }
 
-/// Returns the type of a model whose file does not state it.
+/// Returns the type of the model of an old file, which does not state it.
 fn type_of_old_file(settings: &Value, vocab: &FileVocabulary, merges: Option<&Merges>) -> &'static str {
     match vocab {
         FileVocabulary::Scores(_) => "Unigram",
@@ -139,11 +139,10 @@ fn bpe(settings: BpeSettings, vocab: Vocab, merges: Merges) -> tokenizers::Resul
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tokenizer::{file::TokenizerFile, tests::added};
+    use crate::tokenizer::{file::tests::parse_value, tests::added};
 
     fn build_file(json: &Value) -> Result<tokenizers::Tokenizer, String> {
-        let file =
-            TokenizerFile::parse(&serde_json::to_vec(json).unwrap()).map_err(|error| error.to_string())?;
+        let file = parse_value(json).map_err(|error| error.to_string())?;
         build(file.json, file.vocab, file.merges).map_err(|error| error.to_string())
     }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use serde::{
-    Deserialize, Deserializer,
+    Deserializer,
     de::{DeserializeSeed, Error, MapAccess, SeqAccess, Visitor},
 };
 use serde_json::{Map, Value};
@@ -31,38 +31,23 @@ pub(super) fn next_value<'de, A: MapAccess<'de>>(
     count: &mut usize,
     most: usize,
 ) -> Result<Value, A::Error> {
-    let LimitedValue { value, count: more } = map.next_value()?;
+    let mut more = 0;
+    let value = map.next_value_seed(LimitedValue(&mut more))?;
     add_values(count, more, most)?;
     Ok(value)
 }
 
-/// A value of limited size.
-#[derive(Debug)]
-struct LimitedValue {
-    value: Value,
-    /// Number of values in it, itself and the names of fields included.
-    count: usize,
-}
+/// Parser of a value of limited size. Adds the number of values in it, itself and the names of fields included.
+struct LimitedValue<'a>(&'a mut usize);
 
-/// Parses a value and adds its number of values to the sum.
-struct CountValues<'a>(&'a mut usize);
-
-impl<'de> Deserialize<'de> for LimitedValue {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let mut count = 0;
-        let value = CountValues(&mut count).deserialize(deserializer)?;
-        Ok(Self { value, count })
-    }
-}
-
-impl CountValues<'_> {
+impl LimitedValue<'_> {
     fn count<E: Error>(&mut self) -> Result<(), E> {
         *self.0 += 1;
         if *self.0 > MAX_VALUES { Err(too_many("values in a field", MAX_VALUES)) } else { Ok(()) }
     }
 }
 
-impl<'de> DeserializeSeed<'de> for CountValues<'_> {
+impl<'de> DeserializeSeed<'de> for LimitedValue<'_> {
     type Value = Value;
 
     fn deserialize<D: Deserializer<'de>>(mut self, deserializer: D) -> Result<Value, D::Error> {
@@ -71,7 +56,7 @@ impl<'de> DeserializeSeed<'de> for CountValues<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for CountValues<'_> {
+impl<'de> Visitor<'de> for LimitedValue<'_> {
     type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -104,7 +89,7 @@ impl<'de> Visitor<'de> for CountValues<'_> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
         let mut items = Vec::new();
-        while let Some(item) = seq.next_element_seed(CountValues(&mut *self.0))? {
+        while let Some(item) = seq.next_element_seed(LimitedValue(&mut *self.0))? {
             items.push(item);
         }
         Ok(Value::Array(items))
@@ -114,7 +99,7 @@ impl<'de> Visitor<'de> for CountValues<'_> {
         let mut fields = Map::new();
         while let Some(name) = map.next_key()? {
             self.count()?;
-            fields.insert(name, map.next_value_seed(CountValues(&mut *self.0))?);
+            fields.insert(name, map.next_value_seed(LimitedValue(&mut *self.0))?);
         }
         Ok(Value::Object(fields))
     }

@@ -480,7 +480,7 @@ pub(crate) mod tests {
         let token = json!({"id": 1, "content": "<s>", "special": true});
         let json = json!({"added_tokens": [token, token], "normalizer": {"type": "NFC"},
             "model": {"type": "Unigram"}});
-        let mut file = TokenizerFile::parse(&serde_json::to_vec(&json).unwrap()).unwrap();
+        let mut file = file::tests::parse_value(&json).unwrap();
         add_shield(&mut file).unwrap();
         let steps = file.json["normalizer"]["normalizers"].as_array().unwrap();
         let breaking = json!({"type": "Replace", "pattern": {"String": "<s>"},

@@ -101,6 +101,7 @@ mod tests {
     use serde_json::{Map, json};
 
     use super::*;
+    use crate::tokenizer::file::tests::parse_value;
 
     fn reach(changes: Value) -> Option<TokenLengthBound> {
         let spellings = alphabet().iter().map(char::to_string).chain(["four".to_owned()]);
@@ -114,7 +115,7 @@ mod tests {
         for (key, value) in changes.as_object().unwrap() {
             json[key] = value.clone();
         }
-        TokenLengthBound::of(&TokenizerFile::parse(&serde_json::to_vec(&json).unwrap()).unwrap())
+        TokenLengthBound::of(&parse_value(&json).unwrap())
     }
 
     #[test]

@@ -56,7 +56,7 @@ pub struct BenchOptions {
     pub generate_tokens: usize,
     /// Measured rounds after a warm-up.
     pub rounds: usize,
-    /// Omits the overhead of the gateway, which takes two thirds of the time.
+    /// Skips the overhead of the gateway, whose measurement takes two thirds of the time.
     pub engine_only: bool,
 }
 
