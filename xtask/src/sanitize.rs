@@ -19,7 +19,7 @@ use crate::{
 
 /// Crates of the product with `unsafe` code, except the command line. It has four `unsafe` blocks, of which one reads the
 /// action of a signal, and the others access no memory: they ignore signals and end the process.
-const PACKAGES: [&str; 3] = ["narthex-kernels", "narthex-mmap", "narthex-device"];
+const PACKAGES: [&str; 3] = ["narthex-kernels", "narthex-files", "narthex-device"];
 
 /// Test programs that cannot run: OpenVINO loads a library with `RTLD_DEEPBIND`, which the sanitizer refuses, and the
 /// sanitizer replaces the allocator that returns freed memory.
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn the_page_names_commit_and_counts() {
-        let page = page("abc", "| narthex-mmap | 3 passed; 0 failed; 0 ignored |\n");
+        let page = page("abc", "| narthex-files | 3 passed; 0 failed; 0 ignored |\n");
         assert!(page.contains("on abc,") && page.ends_with("3 passed; 0 failed; 0 ignored |\n"), "{page}");
     }
 }

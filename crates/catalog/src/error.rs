@@ -7,7 +7,7 @@ mod pip;
 
 use std::{io, path::PathBuf};
 
-use narthex_mmap::environment;
+use narthex_files::environment;
 use narthex_spec::{Ep, ModelName, Scheme, Sha256, id::BadModelName};
 
 pub use self::hub::HubError;

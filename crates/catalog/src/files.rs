@@ -10,7 +10,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use narthex_mmap::open_regular;
+use narthex_files::open_regular;
 use narthex_spec::Sha256;
 use sha2::Digest;
 

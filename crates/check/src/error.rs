@@ -2,8 +2,8 @@
 
 use std::{io, path::PathBuf};
 
+use narthex_files::environment;
 use narthex_graph::onnx::files::OnnxFileError;
-use narthex_mmap::environment;
 
 /// Reason why a model could not be checked or fixed.
 #[derive(Debug, thiserror::Error)]

@@ -35,7 +35,7 @@ pub use yarn::{YarnError, extend};
 
 use std::{borrow::Cow, path::PathBuf};
 
-use narthex_mmap::FileWatch;
+use narthex_files::FileWatch;
 use narthex_spec::{TokenId, arch::Architecture, manifest::Prompts};
 use narthex_text::tokenizer::{GgufVocab, Tokenizer, TokenizerError, gguf_json, package_json};
 

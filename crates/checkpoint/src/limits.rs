@@ -5,7 +5,7 @@
 
 use std::{fmt::Display, io, ops::RangeInclusive, path::Path};
 
-use narthex_mmap::MappedFile;
+use narthex_files::MappedFile;
 use narthex_spec::{
     arch::{
         Architecture, Attention, DecoderArch, DecoderLayer, EncoderArch, EncoderHead, KvSource, NormKind,
@@ -67,7 +67,7 @@ pub fn read_small(path: &Path) -> Result<Vec<u8>> {
 
 /// Reads a file of at most `most` bytes.
 pub(crate) fn read_at_most(path: &Path, most: u64) -> Result<Vec<u8>> {
-    narthex_mmap::read(path, most).map_err(|source| match source.kind() {
+    narthex_files::read(path, most).map_err(|source| match source.kind() {
         io::ErrorKind::FileTooLarge => malformed(path, format!("at most {most} bytes"), "more"),
         _ => CheckpointError::Read { path: path.to_owned(), source },
     })
@@ -84,7 +84,7 @@ pub(crate) fn check_values(path: &Path, bytes: &[u8], most: usize) -> Result<()>
 
 /// Maps the whole of the regular file `path` read-only.
 pub fn map(path: &Path) -> Result<MappedFile> {
-    narthex_mmap::map(path).map_err(|source| CheckpointError::Read { path: path.to_owned(), source })
+    narthex_files::map(path).map_err(|source| CheckpointError::Read { path: path.to_owned(), source })
 }
 
 /// Fails unless the numbers of `architecture` are consistent.

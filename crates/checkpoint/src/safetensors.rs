@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use narthex_mmap::MappedFile;
+use narthex_files::MappedFile;
 use safetensors::{
     Dtype,
     tensor::{Metadata, TensorInfo},

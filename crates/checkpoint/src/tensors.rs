@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use narthex_mmap::MappedFile;
+use narthex_files::MappedFile;
 
 use super::{
     CheckpointError, Encoding, FileWatches, Result, Weight, WeightSource,

@@ -5,8 +5,8 @@ use std::{
     process::{ExitCode, ExitStatus},
 };
 
+use narthex_files::environment;
 use narthex_gateway::{Error, ErrorKind};
-use narthex_mmap::environment;
 use narthex_server::ServeError;
 
 use crate::output;

@@ -9,7 +9,7 @@ const LIMIT: u64 = 1 << 20;
 
 /// Reads a small regular file.
 pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
-    narthex_mmap::read(path, LIMIT).with_context(|| format!("cannot read {}", path.display()))
+    narthex_files::read(path, LIMIT).with_context(|| format!("cannot read {}", path.display()))
 }
 
 #[cfg(test)]

@@ -178,7 +178,7 @@ impl Drop for NewFile {
 fn check_replaceable(path: &Path) -> io::Result<()> {
     match path.metadata() {
         // The error names the kind that was found.
-        Ok(found) if !found.is_file() => narthex_mmap::open_regular(path).map(drop),
+        Ok(found) if !found.is_file() => narthex_files::open_regular(path).map(drop),
         _ => Ok(()),
     }
 }

@@ -56,7 +56,7 @@ fn read_line(input: impl BufRead, limit: u64) -> io::Result<String> {
 }
 
 fn read(input: impl Read, limit: u64) -> io::Result<String> {
-    narthex_mmap::utf8(narthex_mmap::read_bounded(input, limit)?)
+    narthex_files::utf8(narthex_files::read_bounded(input, limit)?)
 }
 
 #[cfg(test)]

@@ -3,8 +3,8 @@
 use std::{io, path::PathBuf};
 
 use narthex_checkpoint::{CheckpointError, SliceError, YarnError};
+use narthex_files::environment;
 use narthex_graph::{check::GraphError, onnx::files::OnnxFileError, patch::PatchError, typed::BuildError};
-use narthex_mmap::environment;
 use narthex_text::tokenizer::TokenizerError;
 
 use crate::vocab_subset::VocabSubsetError;

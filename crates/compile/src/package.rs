@@ -82,7 +82,7 @@ impl PackageWriter {
     /// [`CompileError::Open`] if the file cannot be read, [`CompileError::Write`] if the copy cannot be written, and
     /// [`CompileError::Cancelled`].
     pub(crate) fn copy(&self, name: &str, from: &Path, cancel: &AtomicBool) -> Result<()> {
-        let source = narthex_mmap::open_regular(from).map_err(|source| read_error(from, source))?;
+        let source = narthex_files::open_regular(from).map_err(|source| read_error(from, source))?;
         let mut file = self.create(name)?;
         let path = file.path.clone();
         copy_stream(Stream { data: source, path: from }, Stream { data: &mut file, path: &path }, cancel)?;
@@ -103,7 +103,7 @@ pub fn add_files(folder: &Path, manifest: &mut Manifest, names: &[String]) -> Re
     for name in names {
         let path = folder.join(name);
         let failed = |source| CompileError::Write { path: path.clone(), source };
-        let mut file = narthex_mmap::open_regular(&path).map_err(failed)?;
+        let mut file = narthex_files::open_regular(&path).map_err(failed)?;
         let (mut hash, mut bytes, mut part) = (sha2::Sha256::new(), 0, vec![0; 1 << 20]);
         loop {
             let read = file.read(&mut part).map_err(failed)?;

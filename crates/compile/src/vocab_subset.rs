@@ -107,13 +107,13 @@ impl VocabSubset {
     /// [`VocabSubsetError::Read`], [`VocabSubsetError::TooLong`] and [`VocabSubsetError::List`].
     pub fn read(path: &Path, most: Option<usize>) -> Result<Self, VocabSubsetError> {
         let failed = |source| VocabSubsetError::Read { path: path.to_owned(), source };
-        let bytes = narthex_mmap::read(path, MAX_BYTES).map_err(|source| match source.kind() {
+        let bytes = narthex_files::read(path, MAX_BYTES).map_err(|source| match source.kind() {
             io::ErrorKind::FileTooLarge => {
                 VocabSubsetError::TooLong { path: path.to_owned(), most: MAX_BYTES }
             }
             _ => failed(source),
         })?;
-        let text = narthex_mmap::utf8(bytes).map_err(failed)?;
+        let text = narthex_files::utf8(bytes).map_err(failed)?;
         let listed = path.extension().is_some_and(|extension| extension == "json");
         let source = if listed {
             let bad = |error: serde_json::Error| VocabSubsetError::List {

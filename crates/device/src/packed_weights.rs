@@ -11,8 +11,8 @@
 use std::{fs, io, path::Path, sync::Arc};
 
 use memmap2::MmapMut;
+use narthex_files::{map, open_regular};
 use narthex_kernels::SharedBytes;
-use narthex_mmap::{map, open_regular};
 
 /// Packed weights of a graph.
 #[derive(Clone)]
@@ -102,7 +102,7 @@ fn load(path: &Path, header: &[u8], length: usize) -> io::Result<SharedBytes> {
 fn read_or_map(path: &Path, length: usize) -> io::Result<SharedBytes> {
     use std::io::Read;
 
-    if let Some(mapped) = narthex_mmap::map_in_large_pages(path)? {
+    if let Some(mapped) = narthex_files::map_in_large_pages(path)? {
         return Ok(Arc::new(mapped));
     }
     let mut memory = zeroed(length)?;

@@ -185,7 +185,7 @@ pub(crate) fn check_placement(
 
 /// Reads the graph of a file; `None` if it cannot be read.
 fn read(path: &Path) -> Option<Graph> {
-    Graph::decode(&narthex_mmap::read(path, MAX_FILE_BYTES).ok()?).ok()
+    Graph::decode(&narthex_files::read(path, MAX_FILE_BYTES).ok()?).ok()
 }
 
 /// Operators that only change the element type.

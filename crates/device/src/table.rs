@@ -4,7 +4,7 @@ use std::path::Path;
 
 use half::f16;
 use narthex_engine::executor::StepError;
-use narthex_mmap::MappedFile;
+use narthex_files::MappedFile;
 use narthex_spec::{
     DType, TokenId,
     arch::DecoderArch,
@@ -136,7 +136,7 @@ impl MappedBytes {
     fn open(package: &Path, range: &FileRange, expected: usize) -> Result<Self, DeviceError> {
         let path = package::path(package, &range.file)?;
         let read = |reason: String| DeviceError::Read { path: path.clone(), reason };
-        let map = narthex_mmap::map(&path).map_err(|error| read(error.to_string()))?;
+        let map = narthex_files::map(&path).map_err(|error| read(error.to_string()))?;
         let end = range.offset.checked_add(range.length).filter(|&end| end <= map.len() as u64);
         if end.is_none() || range.length != expected as u64 {
             return Err(DeviceError::Package {

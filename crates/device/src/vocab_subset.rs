@@ -34,7 +34,7 @@ impl VocabSubset {
         let path = package::path(package, manifest.kept_tokens.as_deref().ok_or_else(none)?)?;
         let read = |reason: String| DeviceError::Read { path: path.clone(), reason };
         let most = (vocab as u64).saturating_mul(TOKEN_BYTES).min(MAX_BYTES);
-        let bytes = narthex_mmap::read(&path, most).map_err(|error| read(error.to_string()))?;
+        let bytes = narthex_files::read(&path, most).map_err(|error| read(error.to_string()))?;
         let tokens: Vec<TokenId> = serde_json::from_slice(&bytes).map_err(|error| read(error.to_string()))?;
         let found = format!("{} in {}", tokens.len(), path.display());
         Self::new(vocab, tokens).filter(|subset| subset.width() == count).ok_or_else(|| {

@@ -148,12 +148,12 @@ fn read_record(path: &Path) -> Option<RunningServer> {
         return None;
     }
     for _ in 0..READS {
-        let file = narthex_mmap::open_regular(path).ok()?;
+        let file = narthex_files::open_regular(path).ok()?;
         if file.try_lock().is_ok() {
             let _ = fs::remove_file(path);
             return None;
         }
-        let bytes = narthex_mmap::read_bounded(file, RECORD_LIMIT).ok()?;
+        let bytes = narthex_files::read_bounded(file, RECORD_LIMIT).ok()?;
         if let Ok(server) = serde_json::from_slice(&bytes) {
             return Some(server);
         }

@@ -2,7 +2,7 @@
 
 use std::thread;
 
-pub use narthex_mmap::environment::check_threads;
+pub use narthex_files::environment::check_threads;
 
 use crate::error::Error;
 

@@ -32,7 +32,7 @@ const LAYERS: &[(&str, Layer)] = &[
     ("narthex-catalog", Layer::Product(1)),
     ("narthex-kernels", Layer::Product(1)),
     ("narthex-spec", Layer::Product(0)),
-    ("narthex-mmap", Layer::Product(0)),
+    ("narthex-files", Layer::Product(0)),
     ("narthex-testkit", Layer::Development),
     ("xtask", Layer::Development),
 ];

@@ -38,7 +38,7 @@ pub(crate) fn unpack(
     cancel: &CancelFlag,
 ) -> Result<BTreeMap<String, FileEntry>, Error> {
     let bad = |source| Error::BadArchive { path: archive.to_path_buf(), source };
-    let file = narthex_mmap::open_regular(archive).map_err(Error::io("open", archive))?;
+    let file = narthex_files::open_regular(archive).map_err(Error::io("open", archive))?;
     let mut zip = ZipArchive::new(BufReader::new(file)).map_err(bad)?;
     let chosen = chosen_members(archive, &mut zip, choose)?;
     let total = chosen.iter().map(|member| member.bytes).sum();

@@ -88,7 +88,7 @@ impl HubOptions {
             .or_else(|| path("HUGGINGFACE_HUB_CACHE"))
             .unwrap_or_else(|| home.join("hub"));
         let token_file = path("HF_TOKEN_PATH").unwrap_or_else(|| home.join("token"));
-        let from_file = || String::from_utf8(narthex_mmap::read(&token_file, 4096).ok()?).ok();
+        let from_file = || String::from_utf8(narthex_files::read(&token_file, 4096).ok()?).ok();
         let token = variable("HF_TOKEN").or_else(|| variable("HUGGING_FACE_HUB_TOKEN")).or_else(from_file);
         Ok(Self {
             endpoint: variable("HF_ENDPOINT").unwrap_or_else(|| DEFAULT_ENDPOINT.to_owned()),
@@ -231,7 +231,7 @@ impl Hub {
         for name in tokenizer_files {
             self.download_file(&cache, &commit, name, cancel)?;
             let (from, to) = (cache.snapshot(&commit).join(name), snapshot.join(name));
-            let bytes = narthex_mmap::read(&from, SMALL_FILE).map_err(Error::io("read", &from))?;
+            let bytes = narthex_files::read(&from, SMALL_FILE).map_err(Error::io("read", &from))?;
             files::replace(&to, |new| files::write_durably(new, &bytes))?;
         }
         Ok(tokenizer_files.clone())

@@ -187,7 +187,7 @@ fn append(
     if found.is_empty() {
         return Err(Error::MissingMember { path: wheel.to_owned(), member: part.inside.clone() });
     }
-    let mut from = narthex_mmap::open_regular(&beside).map_err(Error::io("open", &beside))?;
+    let mut from = narthex_files::open_regular(&beside).map_err(Error::io("open", &beside))?;
     let mut to = File::options().append(true).open(whole).map_err(Error::io("open", whole))?;
     std::io::copy(&mut from, &mut to).map_err(Error::io("write", whole))?;
     to.sync_all().map_err(Error::io("flush", whole))?;

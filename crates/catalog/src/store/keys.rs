@@ -38,7 +38,7 @@ impl Store {
     /// it.
     pub fn keys(&self) -> Result<Vec<ApiKey>, Error> {
         let path = self.key_file();
-        match narthex_mmap::read_own(&path, keys::FILE_LIMIT) {
+        match narthex_files::read_own(&path, keys::FILE_LIMIT) {
             Ok(bytes) => keys::parse(&bytes).map_err(|reason| Error::BadKeyFile { path, reason }),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
             Err(error) => Err(Error::io("read", path)(error)),

@@ -91,7 +91,7 @@ impl MachineFolder {
     /// Returns a record, or `None` if it does not exist.
     pub fn read(&self, name: &str) -> Result<Option<Vec<u8>>, Error> {
         let path = self.path.join(name);
-        match narthex_mmap::read(&path, RECORD_LIMIT) {
+        match narthex_files::read(&path, RECORD_LIMIT) {
             Ok(bytes) => Ok(Some(bytes)),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(Error::io("read", path)(error)),

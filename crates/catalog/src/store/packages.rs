@@ -153,7 +153,7 @@ fn has_manifest(folder: &Path) -> bool {
 
 /// Reads the text of a manifest. Fails if it is too long or may have too many values.
 pub(super) fn read_manifest(path: &Path) -> io::Result<Vec<u8>> {
-    let text = narthex_mmap::read(path, MAX_MANIFEST_BYTES)?;
+    let text = narthex_files::read(path, MAX_MANIFEST_BYTES)?;
     check_text(&text)?;
     Ok(text)
 }

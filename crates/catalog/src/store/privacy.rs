@@ -8,7 +8,7 @@ use crate::error::Error;
 
 /// Creates a folder of the store, with its parents.
 pub(super) fn create_folder(path: &Path) -> Result<(), Error> {
-    narthex_mmap::create_private_folder(path).map_err(Error::io("create", path))
+    narthex_files::create_private_folder(path).map_err(Error::io("create", path))
 }
 
 /// Removes the permissions of other users from the entries of a store, and from its folder if that has no other entries.

@@ -32,7 +32,7 @@ pub(crate) struct Receipt {
 impl Receipt {
     /// Reads a receipt, if there is a readable one.
     pub(crate) fn read(path: &Path) -> Option<Self> {
-        serde_json::from_slice(&narthex_mmap::read(path, LIMIT).ok()?).ok()
+        serde_json::from_slice(&narthex_files::read(path, LIMIT).ok()?).ok()
     }
 
     /// Reads the receipt of a folder, if all files are present with their sizes.

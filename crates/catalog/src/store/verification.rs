@@ -15,7 +15,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use narthex_mmap::open_inside;
+use narthex_files::open_inside;
 use narthex_spec::{
     ProgressSink, Sha256,
     manifest::FileEntry,
@@ -244,7 +244,7 @@ pub(super) fn forget(record: &MachineFolder) {
 
 /// Returns the files of a folder that this machine made, by name, if their digests are recorded.
 pub(super) fn made_files(folder: &Path) -> Option<BTreeMap<String, FileEntry>> {
-    let bytes = narthex_mmap::read(&folder.join(DIGESTS_RECORD), MAX_DIGESTS).ok()?;
+    let bytes = narthex_files::read(&folder.join(DIGESTS_RECORD), MAX_DIGESTS).ok()?;
     let digests: BTreeMap<String, Sha256> = serde_json::from_slice(&bytes).ok()?;
     let entry = |(name, sha256): (String, Sha256)| {
         // A missing file is found when it is read.

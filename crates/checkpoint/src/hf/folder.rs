@@ -7,7 +7,7 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use narthex_mmap::open_regular;
+use narthex_files::open_regular;
 use serde::de::DeserializeOwned;
 
 use crate::{

@@ -11,7 +11,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use narthex_mmap::open_regular;
+use narthex_files::open_regular;
 use narthex_spec::arch::{Architecture, Pooling};
 
 use crate::{

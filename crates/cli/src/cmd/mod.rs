@@ -29,12 +29,12 @@ mod welcome;
 use std::thread;
 
 use anyhow::Context;
+use narthex_files::environment;
 use narthex_gateway::{
     Config, Drain, Error, Gateway,
     models::{ModelKind, ModelStatus},
     split_scheme,
 };
-use narthex_mmap::environment;
 use narthex_spec::Scheme;
 
 use crate::{

@@ -14,8 +14,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use narthex_files::open_regular;
 use narthex_graph::{Graph, onnx::files::open_files};
-use narthex_mmap::open_regular;
 use narthex_spec::{
     Variant,
     arch::{DecoderArch, Structure},

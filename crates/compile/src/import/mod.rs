@@ -33,11 +33,11 @@ use narthex_checkpoint::hf::{
     pooling, prompts,
     tokenizer::{self, FolderTokenizer, Vocab},
 };
+use narthex_files::FileWatch;
 use narthex_graph::{
     Graph,
     onnx::files::{OnnxFile, OnnxFileError, open_files},
 };
-use narthex_mmap::FileWatch;
 use narthex_spec::{
     Recipe, Scheme,
     arch::{EncoderHead, Structure},

@@ -34,9 +34,9 @@ use std::{
 };
 
 use half::f16;
+use narthex_files::map;
 use narthex_graph::{Bytes, Graph};
 use narthex_kernels::{AttentionPart, Kernels, QuantizedRows, Scratch};
-use narthex_mmap::map;
 use narthex_spec::KvPrecision;
 use ort::operator::OperatorDomain;
 use parking_lot::Mutex;

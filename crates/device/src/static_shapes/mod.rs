@@ -135,7 +135,7 @@ pub(crate) fn shared_by(
 
 /// Returns the binaries to which a file's contexts refer; empty if the contexts are embedded.
 fn binaries(path: &Path) -> Result<Vec<PathBuf>, DeviceError> {
-    let bytes = narthex_mmap::read(path, MAX_FILE_BYTES)
+    let bytes = narthex_files::read(path, MAX_FILE_BYTES)
         .map_err(|error| DeviceError::Read { path: path.to_owned(), reason: error.to_string() })?;
     let graph = Graph::decode(&bytes).map_err(|error| DeviceError::package("a context in ONNX", error))?;
     Ok(graph.context_binaries().map(|name| path.with_file_name(name)).collect())

@@ -245,7 +245,7 @@ fn check_context(path: &Path, manifest: &Manifest) -> Result<(), Error> {
 }
 
 fn decode(path: &Path, manifest: &Manifest) -> Result<Graph, Error> {
-    let bytes = narthex_mmap::read(path, MAX_FILE_BYTES).map_err(Error::io("read", path))?;
+    let bytes = narthex_files::read(path, MAX_FILE_BYTES).map_err(Error::io("read", path))?;
     Graph::decode(&bytes).map_err(|error| bad(manifest, format!("{}: {error}", path.display())))
 }
 

@@ -1,6 +1,6 @@
 //! Next steps that depend on the text or the system's error.
 
-use narthex_mmap::environment;
+use narthex_files::environment;
 use narthex_spec::{ModelName, Scheme};
 
 use crate::report::models::{DeviceRefusal, ModelKind};

@@ -2,7 +2,7 @@
 
 use narthex_checkpoint::CheckpointError;
 use narthex_compile::vocab_subset::VocabSubsetError;
-use narthex_mmap::environment;
+use narthex_files::environment;
 
 /// Kind of a failure. The server maps it to an HTTP status, the command line to an exit code.
 ///

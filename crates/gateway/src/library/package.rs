@@ -121,7 +121,7 @@ fn check_graphs(folder: &Path, key: &PackageKey, manifest: &Manifest) -> Result<
 /// Checks that a graph refers only to listed files, or returns the reason why not.
 fn check_references(folder: &Path, graph: &str, files: &BTreeMap<String, FileEntry>) -> Result<(), String> {
     let failed = |reason: String| format!("{graph} cannot be read: {reason}");
-    let bytes = narthex_mmap::map(&folder.join(graph)).map_err(|error| failed(error.to_string()))?;
+    let bytes = narthex_files::map(&folder.join(graph)).map_err(|error| failed(error.to_string()))?;
     let beside = graph.rfind('/').map_or("", |end| &graph[..=end]);
     // Listed paths are inside the package, so another spelling of one counts as not listed.
     let is_unlisted =
@@ -170,7 +170,7 @@ pub(crate) fn read_manifest(folder: &Path, key: &PackageKey) -> Result<Manifest,
 
 /// Reads the text of the manifest. Fails if it is too long or may have too many values.
 fn manifest_text(folder: &Path) -> io::Result<Vec<u8>> {
-    let text = narthex_mmap::read_inside(folder, MANIFEST_FILE, MAX_MANIFEST_BYTES)?;
+    let text = narthex_files::read_inside(folder, MANIFEST_FILE, MAX_MANIFEST_BYTES)?;
     check_text(&text)?;
     Ok(text)
 }
@@ -192,12 +192,12 @@ struct FormatOnly {
 
 /// Reads a file of the package: the tokenizer, the template or the list of tokens.
 pub(crate) fn read(folder: &Path, file: &str) -> Result<Vec<u8>, Error> {
-    narthex_mmap::read_inside(folder, file, MAX_FILE_BYTES).map_err(Error::io("read", folder.join(file)))
+    narthex_files::read_inside(folder, file, MAX_FILE_BYTES).map_err(Error::io("read", folder.join(file)))
 }
 
 /// Reads a UTF-8 file of the package.
 pub(crate) fn read_text(folder: &Path, file: &str) -> Result<String, Error> {
-    narthex_mmap::utf8(read(folder, file)?).map_err(Error::io("read", folder.join(file)))
+    narthex_files::utf8(read(folder, file)?).map_err(Error::io("read", folder.join(file)))
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use narthex_mmap::{FileWatch, MappedFile, environment, map};
+use narthex_files::{FileWatch, MappedFile, environment, map};
 
 use super::DecodeError;
 use crate::{Bytes, Graph, Initializer, InitializerData};

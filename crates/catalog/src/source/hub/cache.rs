@@ -80,7 +80,7 @@ impl RepoCache {
             return Ok(());
         }
         let path = self.root.join("refs").join(revision);
-        if narthex_mmap::read(&path, 100).is_ok_and(|known| known == commit.as_bytes()) {
+        if narthex_files::read(&path, 100).is_ok_and(|known| known == commit.as_bytes()) {
             return Ok(());
         }
         let parent = path.parent().unwrap_or(&self.root);
@@ -97,7 +97,7 @@ impl RepoCache {
         let commit = if is_commit(revision) {
             revision.to_owned()
         } else {
-            String::from_utf8(narthex_mmap::read(&self.root.join("refs").join(revision), 100).ok()?).ok()?
+            String::from_utf8(narthex_files::read(&self.root.join("refs").join(revision), 100).ok()?).ok()?
         };
         let commit = commit.trim().to_owned();
         if !is_commit(&commit) {
@@ -129,7 +129,7 @@ struct ShardIndex {
 fn shards_present(folder: &Path, names: &[String]) -> bool {
     let indices = names.iter().filter(|name| name.ends_with(".safetensors.index.json"));
     indices.map(|name| folder.join(name)).all(|index| {
-        let Ok(bytes) = narthex_mmap::read(&index, INDEX_LIMIT) else { return false };
+        let Ok(bytes) = narthex_files::read(&index, INDEX_LIMIT) else { return false };
         let Ok(ShardIndex { weight_map }) = serde_json::from_slice(&bytes) else { return false };
         let shards: BTreeSet<&String> = weight_map.values().collect();
         shards.into_iter().all(|shard| names.contains(shard))

@@ -257,7 +257,7 @@ fn root_certificates() -> Result<RootCerts, HubError> {
     let Some(path) = env::var("SSL_CERT_FILE").ok().filter(|path| !path.is_empty()) else {
         return Ok(RootCerts::WebPki);
     };
-    let bytes = narthex_mmap::read(path.as_ref(), 16 << 20).unwrap_or_default();
+    let bytes = narthex_files::read(path.as_ref(), 16 << 20).unwrap_or_default();
     let items = parse_pem(&bytes).filter_map(|item| match item {
         Ok(PemItem::Certificate(certificate)) => Some(certificate),
         _ => None,

@@ -67,7 +67,7 @@ impl Hub {
             let parent = target.parent().unwrap_or(folder);
             fs::create_dir_all(parent).map_err(Error::io("create", parent))?;
             let from = repo.snapshot(&listing.sha).join(name);
-            let copied = narthex_mmap::open_regular(&from)
+            let copied = narthex_files::open_regular(&from)
                 .and_then(|mut file| io::copy(&mut file, &mut File::create(&target)?));
             copied.map_err(Error::io("copy", &from))?;
         }

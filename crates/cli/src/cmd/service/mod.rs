@@ -133,7 +133,7 @@ fn check_arguments(arguments: &[String]) -> anyhow::Result<()> {
 ///
 /// A file without the mark was not written by Narthex.
 fn earlier_file(file: &Path) -> anyhow::Result<Option<String>> {
-    match narthex_mmap::read(file, FILE_LIMIT).map(String::from_utf8) {
+    match narthex_files::read(file, FILE_LIMIT).map(String::from_utf8) {
         Ok(Ok(text)) if text.contains(FILE_MARKER) => Ok(Some(text)),
         Ok(_) => bail!(
             "{} was not written by `narthex service install`; remove or rename it first",

@@ -14,8 +14,8 @@ use narthex_check::{
     write,
 };
 use narthex_device::precompile::LOG;
+use narthex_files::open_regular;
 use narthex_graph::onnx::files::OnnxFile;
-use narthex_mmap::open_regular;
 use narthex_spec::Target;
 
 use super::{CheckRequest, trial::Trial};

@@ -219,7 +219,7 @@ fn compiler_result(outcome: Result<usize, DeviceError>) -> Result<CompilerResult
 
 /// Reads a subprocess's answer, if it is complete.
 fn read_answer(answer: &Path) -> Option<CompilerResult> {
-    let bytes = narthex_mmap::read(answer, MAX_ANSWER_BYTES).ok()?;
+    let bytes = narthex_files::read(answer, MAX_ANSWER_BYTES).ok()?;
     serde_json::from_slice(&bytes).ok()
 }
 

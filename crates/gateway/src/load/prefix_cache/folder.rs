@@ -74,7 +74,7 @@ impl PrefixFolder {
 
     /// Creates the folder, which only this user may read.
     pub(super) fn create(&self) -> io::Result<()> {
-        narthex_mmap::create_private_folder(&self.own)
+        narthex_files::create_private_folder(&self.own)
     }
 
     /// Refuses folders that another user can change: their files would be read as keys and values of the model.
@@ -84,7 +84,7 @@ impl PrefixFolder {
     pub(super) fn check_own(&self) -> io::Result<()> {
         for folder in [&self.root, &self.own] {
             match fs::metadata(folder) {
-                Ok(meta) => narthex_mmap::check_own(&meta).map_err(|error| {
+                Ok(meta) => narthex_files::check_own(&meta).map_err(|error| {
                     io::Error::new(error.kind(), format!("{}: {error}", folder.display()))
                 })?,
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
@@ -108,7 +108,7 @@ impl PrefixFolder {
     /// # Errors
     /// The reason for a file that is damaged or foreign, or that cannot be read.
     pub(super) fn read(&self, key: BlockKey) -> Result<Option<(KvBlock, u64)>, String> {
-        match narthex_mmap::read_own(&self.path(&key), self.limits.file) {
+        match narthex_files::read_own(&self.path(&key), self.limits.file) {
             Ok(bytes) => {
                 let block = block_file::decode(&bytes, self.label(key))?;
                 Ok(Some((block, bytes.len() as u64)))
@@ -226,7 +226,7 @@ impl PrefixFolder {
 /// Opens a regular file to change its times, for which its owner needs no write access.
 #[cfg(unix)]
 fn open_to_touch(path: &Path) -> io::Result<File> {
-    narthex_mmap::open_regular(path)
+    narthex_files::open_regular(path)
 }
 
 /// Opens a file to change its times.
