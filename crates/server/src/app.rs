@@ -15,13 +15,11 @@ use narthex_gateway::{
 };
 
 use crate::{
-    budget::{AnswerMemory, BodyBudget},
     error::ApiError,
+    http::budget::{AnswerMemory, BodyBudget},
     jobs::Jobs,
     keys::Caller,
-    memory_reports::MemoryReports,
-    metrics::Metrics,
-    npus::NpuList,
+    reports::{memory_reports::MemoryReports, metrics::Metrics, npus::NpuList},
 };
 
 /// The gateway with the rights of a caller, and the caller's meter. Access control adds it to each request.

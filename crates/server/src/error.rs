@@ -15,8 +15,6 @@ use narthex_gateway::{Error, ErrorKind, redact};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::protocol::{ErrorMessage, OverlongPrompt};
-
 /// Maximum bytes of the message of an error.
 const MAX_TEXT: usize = 1000;
 
@@ -63,6 +61,24 @@ struct OpenAiError {
     param: Option<String>,
     /// Code for programs.
     code: Option<&'static str>,
+}
+
+/// Message of an error, attached to its response for the translation to another protocol.
+#[derive(Debug, Clone)]
+pub(crate) struct ErrorMessage {
+    pub(crate) message: String,
+    pub(crate) overlong: Option<OverlongPrompt>,
+    /// Parameter of the request.
+    pub(crate) param: Option<String>,
+}
+
+/// A prompt that leaves no room for an answer.
+#[derive(Debug, Clone)]
+pub(crate) struct OverlongPrompt {
+    /// Number of tokens, which may be a lower bound.
+    pub(crate) prompt: String,
+    /// Maximum number of tokens.
+    pub(crate) context: usize,
 }
 
 fn status(kind: ErrorKind) -> StatusCode {

@@ -5,8 +5,8 @@ use serde_json::Value;
 use crate::{
     access::host_of,
     anthropic::messages::ParsedMessages,
-    body::read_checked,
     error::ApiError,
+    http::tls::TlsFiles,
     ollama::{
         chat::ParsedOllamaChat,
         embed::{EmbedBody, PromptEmbedBody},
@@ -24,7 +24,7 @@ use crate::{
         responses::ParsedResponses,
         token_endpoints::{DetokenizeBody, ParsedTemplate, ParsedTokenize},
     },
-    tls::TlsFiles,
+    protocol::body::read_checked,
 };
 
 /// Endpoint that reads a body.
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn every_route_with_a_body_is_listed() {
-        let document = crate::openapi::document(&crate::routes::operations());
+        let document = crate::routes::openapi::document(&crate::routes::operations());
         let paths = document["paths"].as_object().unwrap().iter();
         let with_body: Vec<&str> = paths
             .filter(|(_, methods)| {

@@ -4,7 +4,7 @@ use std::{sync::Arc, thread::available_parallelism, time::Duration};
 
 use tokio::sync::Semaphore;
 
-use crate::{error::ApiError, incomplete_bodies::BodySize};
+use crate::{error::ApiError, http::incomplete_bodies::BodySize};
 
 /// Maximum number of concurrent jobs. The runtime has more threads for blocking work, so that work outside jobs
 /// never waits.

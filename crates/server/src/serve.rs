@@ -11,14 +11,16 @@ use tokio::{net::TcpListener, sync::watch};
 use tokio_rustls::TlsAcceptor;
 
 #[cfg(unix)]
-use crate::unix_socket::UnixSocket;
+use crate::http::unix_socket::UnixSocket;
 use crate::{
-    accept::{Connections, Listener, ServerAddress},
     access::{Access, AccessOptions, Authentication, Exposure, is_loopback},
     app::{RequestOptions, ServerResources},
-    limits::Limits,
+    http::{
+        accept::{Connections, Listener, ServerAddress},
+        limits::Limits,
+        tls::TlsFiles,
+    },
     routes,
-    tls::TlsFiles,
 };
 
 /// Number of threads that serve connections.
@@ -265,7 +267,8 @@ async fn serve(
     let shared = ServerResources::new(&gateway, requests, limits.memory);
     let access = Access::new(gateway.clone(), access, &exposure, shared)?;
     let (stop, stopped) = watch::channel(false);
-    let connections = Connections::new(routes::router(access), limits, stopped);
+    let router = routes::router(access);
+    let connections = Connections::new(router.clone(), routes::only_reports(router), limits, stopped);
     ready(address);
     tokio::select! {
         () = connections.serve(&listener) => {}

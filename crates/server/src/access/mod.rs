@@ -30,11 +30,10 @@ pub use self::{
 };
 use crate::{
     app::{App, Meter, ServerResources},
-    budget::AnswerMemory,
     error::ApiError,
-    held_body::hold,
+    http::{budget::AnswerMemory, held_body::hold},
     keys::{self, Caller, KeyPolicy, KeyRing},
-    metrics::Metrics,
+    reports::metrics::Metrics,
 };
 
 /// Path of the report that callers without a required key see only in part.

@@ -6,10 +6,12 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::{
-    body,
-    conversation::{omission_note, stable_text},
     error::ApiError,
-    text_or_list::{ListElement, TextOrList},
+    protocol::{
+        body,
+        conversation::{omission_note, stable_text},
+        text_or_list::{ListElement, TextOrList},
+    },
 };
 
 /// A text or a list of content blocks.

@@ -13,16 +13,19 @@ use super::{
 };
 use crate::{
     app::App,
-    body::{Body, FromBody},
-    conversation::{self, AnswerForm, Conversation},
     error::ApiError,
-    events::Events,
-    hints,
-    ignored::IgnoredParameters,
-    metrics::Metrics,
-    openai::{new_id, shared_fields::ConversationBody},
-    reply::Reply,
-    sse,
+    protocol::{
+        body::{Body, FromBody},
+        conversation::{self, AnswerForm, Conversation},
+        events::Events,
+        hints,
+        id::new_id,
+        ignored::IgnoredParameters,
+        reply::Reply,
+        shared_fields::ConversationBody,
+        sse,
+    },
+    reports::metrics::Metrics,
 };
 
 /// A body that was read and checked.

@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::{
+use crate::protocol::{
     reply::{AnswerPart, Choice, WholeToolCall},
     timings::Timings,
 };
@@ -215,7 +215,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::reply::samples;
+    use crate::protocol::reply::samples;
 
     #[test]
     fn a_call_that_was_cut_off_is_text() {

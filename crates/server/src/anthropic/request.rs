@@ -10,11 +10,11 @@ use serde_json::Value;
 
 use super::blocks::{Block, Blocks, not_text};
 use crate::{
-    body,
-    conversation::stable_text,
     error::ApiError,
-    ignored::IgnoredParameters,
-    openai::{
+    protocol::{
+        body,
+        conversation::stable_text,
+        ignored::IgnoredParameters,
         reasoning::{Effort, ThinkingSettings},
         shared_fields::SharedFields,
         tools::{WireFunction, call_limit},

@@ -7,7 +7,9 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::object::{AnthropicMessage, ContentBlock, MessageEnd, MessageUsage};
-use crate::{protocol::AnthropicErrorBody, reply::WholeToolCall, sse::EventEncoder, timings::Timings};
+use crate::protocol::{
+    errors::AnthropicErrorBody, reply::WholeToolCall, sse::EventEncoder, timings::Timings,
+};
 
 /// Event of a streamed message.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -167,7 +169,7 @@ fn named(value: Value) -> Event {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
+    use crate::protocol::{
         reply::samples,
         sse::{event_stream, frames},
     };

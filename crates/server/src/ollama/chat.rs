@@ -15,11 +15,14 @@ use super::{
 };
 use crate::{
     app::App,
-    body::{self, Body, FromBody},
-    conversation::{self, Conversation},
     error::ApiError,
-    ignored::IgnoredParameters,
-    openai::{shared_fields::ConversationBody, tools::ToolOptions},
+    protocol::{
+        body::{self, Body, FromBody},
+        conversation::{self, Conversation},
+        ignored::IgnoredParameters,
+        shared_fields::ConversationBody,
+        tools::ToolOptions,
+    },
 };
 
 /// Fields of [`OllamaBody`].

@@ -13,24 +13,23 @@ use serde::{Deserialize, Serialize};
 use super::nanoseconds;
 use crate::{
     app::App,
-    blocking::json_response,
-    body::{Body, FromBody},
-    device_headers::with_device_headers,
     error::ApiError,
-    hints,
-    ignored::IgnoredParameters,
-    loading,
-    openai::{embeddings, prompts::Prompts},
+    protocol::{
+        blocking::json_response,
+        body::{Body, FromBody},
+        device_headers::with_device_headers,
+        embeddings, hints,
+        ignored::IgnoredParameters,
+        loading,
+        prompts::Prompts,
+    },
 };
-
-/// Maximum number of inputs in one request.
-const MAX_INPUTS: usize = 2048;
 
 /// Body of `/api/embed`.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct EmbedBody {
     model: String,
-    input: Option<Prompts<MAX_INPUTS>>,
+    input: Option<Prompts<{ embeddings::MAX_INPUTS }>>,
     truncate: Option<bool>,
     dimensions: Option<usize>,
 }

@@ -18,12 +18,14 @@ use super::{
 };
 use crate::{
     app::App,
-    body::{self, Body, FromBody},
-    conversation::{self, Conversation, ResponseMode},
     error::ApiError,
-    events,
-    ignored::IgnoredParameters,
-    openai::shared_fields::ConversationBody,
+    protocol::{
+        body::{self, Body, FromBody},
+        conversation::{self, Conversation, ResponseMode},
+        events,
+        ignored::IgnoredParameters,
+        shared_fields::ConversationBody,
+    },
 };
 
 /// Fields of [`GenerateBody`].

@@ -10,12 +10,14 @@ use serde_json::{Value, json};
 
 use super::nanoseconds;
 use crate::{
-    conversation::AnswerForm,
-    events::Events,
-    metrics::Metrics,
-    protocol::OllamaErrorBody,
-    reply::{Choice, Reply, WholeToolCall},
-    sse, timestamp,
+    protocol::{
+        conversation::AnswerForm,
+        errors::OllamaErrorBody,
+        events::Events,
+        reply::{Choice, Reply, WholeToolCall},
+        sse, timestamp,
+    },
+    reports::metrics::Metrics,
 };
 
 /// An answer, or a line of one.
@@ -270,7 +272,7 @@ impl<C: LineContent> AnswerForm for AnswerLines<C> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reply::samples;
+    use crate::protocol::reply::samples;
 
     #[test]
     fn streams_give_the_text_and_the_calls_of_whole_answers() {

@@ -20,7 +20,7 @@ use self::{
     lines::{AnswerLines, LineContent},
     options::MemoryChange,
 };
-use crate::{app::App, error::ApiError, keys::admins_only, loading};
+use crate::{app::App, error::ApiError, keys::admins_only, protocol::loading};
 
 /// Loads or unloads the model of a request without a prompt. Returns the answer to the request.
 async fn change_memory<C: LineContent>(

@@ -14,10 +14,12 @@ use serde_json::{Value, json};
 
 use crate::{
     app::App,
-    body::{self, Body, FromBody},
     error::ApiError,
-    ignored::IgnoredParameters,
-    timestamp::{self, rfc_3339},
+    protocol::{
+        body::{self, Body, FromBody},
+        ignored::IgnoredParameters,
+        timestamp::{self, rfc_3339},
+    },
 };
 
 /// Expiry time of a loaded model. Models do not expire.

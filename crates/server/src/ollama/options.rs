@@ -7,9 +7,10 @@ use serde_json::{Map, Value};
 
 use crate::{
     error::ApiError,
-    hints,
-    ignored::IgnoredParameters,
-    openai::{options::Sampling, reasoning::Effort, response_format::GrammarOptions},
+    protocol::{
+        hints, ignored::IgnoredParameters, options::Sampling, reasoning::Effort,
+        response_format::GrammarOptions,
+    },
 };
 
 /// `think`: a switch or a level.

@@ -21,10 +21,12 @@ use tokio::{sync::mpsc, task::JoinHandle};
 use super::models::NamedModel;
 use crate::{
     app::App,
-    blocking::CancelOnDrop,
-    body::{self, Body, FromBody},
     error::ApiError,
-    ignored::IgnoredParameters,
+    protocol::{
+        blocking::CancelOnDrop,
+        body::{self, Body, FromBody},
+        ignored::IgnoredParameters,
+    },
 };
 
 /// Maximum number of lines that wait for the client. Further lines are dropped.

@@ -11,12 +11,14 @@ use serde::{Deserialize, Serialize};
 use super::{PromptUsage, usage_of_prompt};
 use crate::{
     app::App,
-    blocking::{WholeText, run_encoder},
-    body::{Body, FromBody},
-    device_headers::with_device_headers,
     error::ApiError,
-    hints,
-    ignored::IgnoredParameters,
+    protocol::{
+        blocking::{WholeText, run_encoder},
+        body::{Body, FromBody},
+        device_headers::with_device_headers,
+        hints,
+        ignored::IgnoredParameters,
+    },
 };
 
 /// Type of the objects that this endpoint returns.

@@ -12,22 +12,24 @@ use super::{
     CompletionHeader,
     chat_answer::{ChatCompletion, ChatDelta, ChatForm, ChatStream},
     messages::{WireMessage, into_messages},
-    options::{ChoiceOptions, StreamOptions},
-    reasoning::{ReasoningObject, ThinkingSettings},
-    shared_fields::{ConversationBody, SharedFields},
     stream::ChunkEncoder,
-    tools::ToolOptions,
 };
 use crate::{
     app::App,
-    body::{self, Body, FromBody},
-    conversation,
-    device_headers::with_device_headers,
     error::ApiError,
-    events,
-    ignored::IgnoredParameters,
-    reply::collect,
-    sse,
+    protocol::{
+        body::{self, Body, FromBody},
+        conversation,
+        device_headers::with_device_headers,
+        events,
+        ignored::IgnoredParameters,
+        options::{ChoiceOptions, StreamOptions},
+        reasoning::{ReasoningObject, ThinkingSettings},
+        reply::collect,
+        shared_fields::{ConversationBody, SharedFields},
+        sse,
+        tools::ToolOptions,
+    },
 };
 
 /// Fields of [`ChatBody`].

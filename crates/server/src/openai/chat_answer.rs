@@ -6,12 +6,10 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::{
-    CompletionHeader, CompletionUsage, WireFinishReason,
-    custom_tools::{self, CUSTOM},
-    logprobs::ChatLogprobs,
-    stream::ChunkChoice,
+    CompletionHeader, CompletionUsage, WireFinishReason, logprobs::ChatLogprobs, stream::ChunkChoice,
 };
-use crate::{
+use crate::protocol::{
+    custom_tools::{self, CUSTOM},
     reply::{Choice, Reply, WholeToolCall, is_cut},
     timings::Timings,
 };
@@ -350,11 +348,8 @@ mod tests {
     use narthex_gateway::request::{Summary, ToolCallStart};
     use serde_json::json;
 
-    use super::{
-        super::{options::StreamOptions, stream::ChunkEncoder},
-        *,
-    };
-    use crate::reply::samples;
+    use super::{super::stream::ChunkEncoder, *};
+    use crate::protocol::{options::StreamOptions, reply::samples};
 
     #[test]
     fn a_stream_with_a_malformed_call_ends_as_a_whole_answer() {

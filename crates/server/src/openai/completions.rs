@@ -13,21 +13,23 @@ use serde::{Deserialize, Serialize};
 use super::{
     CompletionHeader, CompletionUsage, WireFinishReason,
     logprobs::TextLogprobs,
-    options::{ChoiceOptions, Sampling, StreamOptions},
-    prompts::Prompts,
-    response_format::GrammarOptions,
     stream::{ChunkChoice, ChunkEncoder},
 };
 use crate::{
     app::App,
-    body::{self, Body, FromBody},
-    device_headers::with_device_headers,
     error::ApiError,
-    events, hints,
-    ignored::IgnoredParameters,
-    reply::{Choice, collect},
-    sse,
-    timings::Timings,
+    protocol::{
+        body::{self, Body, FromBody},
+        device_headers::with_device_headers,
+        events, hints,
+        ignored::IgnoredParameters,
+        options::{ChoiceOptions, Sampling, StreamOptions},
+        prompts::Prompts,
+        reply::{Choice, collect},
+        response_format::GrammarOptions,
+        sse,
+        timings::Timings,
+    },
 };
 
 /// Type of the objects that this endpoint returns.

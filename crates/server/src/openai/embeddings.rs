@@ -2,27 +2,23 @@
 
 use axum::response::Response;
 use base64::{Engine, prelude::BASE64_STANDARD};
-use narthex_gateway::{
-    Cancel, ReadyModel,
-    request::{EmbedRequest, Embeddings, InputOverflow},
-};
+use narthex_gateway::request::{EmbedRequest, Embeddings, InputOverflow};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{PromptUsage, prompts::Prompts, usage_of_prompt};
+use super::{PromptUsage, usage_of_prompt};
 use crate::{
     app::App,
-    blocking::{json_response, run_encoder},
-    body::{Body, FromBody},
-    budget::Reservation,
-    device_headers::with_device_headers,
     error::ApiError,
-    hints,
-    ignored::IgnoredParameters,
+    protocol::{
+        blocking::json_response,
+        body::{Body, FromBody},
+        device_headers::with_device_headers,
+        embeddings, hints,
+        ignored::IgnoredParameters,
+        prompts::Prompts,
+    },
 };
-
-/// Maximum number of inputs in one request.
-const MAX_INPUTS: usize = 2048;
 
 /// Fields of a body.
 const FIELDS: &[&str] = &["model", "input", "encoding_format", "dimensions", "truncate", "prompt_name"];
@@ -30,7 +26,7 @@ const FIELDS: &[&str] = &["model", "input", "encoding_format", "dimensions", "tr
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct EmbeddingsBody {
     model: String,
-    input: Prompts<MAX_INPUTS>,
+    input: Prompts<{ embeddings::MAX_INPUTS }>,
     encoding_format: Option<Format>,
     dimensions: Option<usize>,
     truncate: Option<Truncate>,
@@ -117,7 +113,7 @@ pub(crate) async fn create(app: App, body: Body<ParsedEmbeddings>) -> Result<Res
     let Body { request, ignored, reservation } = body;
     let ParsedEmbeddings { model, mut request, truncate, format } = request;
     request.overlong = app.shared.options.overlong(truncate);
-    let answer = embed(&app, &model, request, reservation).await?;
+    let answer = embeddings::embed(&app, &model, request, reservation).await?;
     let Embeddings { vectors, prompt_tokens, ran_on } = answer;
     let list = move || {
         let data = vectors.into_iter().enumerate().map(|(index, vector)| EmbeddingObject {
@@ -130,34 +126,6 @@ pub(crate) async fn create(app: App, body: Body<ParsedEmbeddings>) -> Result<Res
     };
     let response = json_response(&app, list).await?;
     Ok(ignored.name_in(with_device_headers(&ran_on, response)))
-}
-
-/// Embeds the inputs of a request, in any protocol.
-pub(crate) async fn embed(
-    app: &App,
-    model: &str,
-    request: EmbedRequest,
-    reservation: Reservation,
-) -> Result<Embeddings, ApiError> {
-    let (answer_bytes, meter) = (embeddings_memory(&request), app.meter.clone());
-    let call = move |model: &ReadyModel, cancel: &Cancel| {
-        model.embed(&request, cancel).inspect(|found| meter.tokens(found.prompt_tokens))
-    };
-    run_encoder(app, model, reservation.into(), answer_bytes, call).await
-}
-
-/// Maximum memory of an element of a vector in an answer: the number, and a buffer with its JSON that doubles when it is
-/// full.
-const ELEMENT_BYTES: usize = 32;
-
-/// Returns a function for the maximum memory of the answer to a request.
-fn embeddings_memory(request: &EmbedRequest) -> impl FnOnce(&ReadyModel) -> usize + use<> {
-    let (inputs, dimensions) = (request.inputs.len(), request.dimensions);
-    move |model| {
-        let width = model.embedding_width().unwrap_or(0);
-        let width = dimensions.map_or(width, |dimensions| dimensions.min(width));
-        inputs.saturating_mul(width).saturating_mul(ELEMENT_BYTES)
-    }
 }
 
 fn encode(vector: Vec<f32>, format: Format) -> EmbeddingVector {

@@ -5,12 +5,13 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::custom_tools;
 use crate::{
-    conversation::{omission_note, stable_text},
     error::ApiError,
-    outline,
-    text_or_list::{ListElement, TextOrList},
+    protocol::{
+        conversation::{omission_note, stable_text},
+        custom_tools, outline,
+        text_or_list::{ListElement, TextOrList},
+    },
 };
 
 /// A message.

@@ -1,38 +1,28 @@
-//! OpenAI's protocol: one file per endpoint, and the JSON that endpoints share.
-//!
-//! Another protocol is a folder next to this one, with its own JSON types and an
-//! [`EventEncoder`](crate::sse::EventEncoder) for its streams. Reading bodies, starting requests, streaming and the
-//! mapping of errors are shared modules outside these folders.
+//! OpenAI's protocol: one file per endpoint, and the JSON that these endpoints share.
 
 pub(crate) mod answer;
 pub(crate) mod chat;
 pub(crate) mod chat_answer;
 pub(crate) mod completions;
-pub(crate) mod custom_tools;
 pub(crate) mod embeddings;
 pub(crate) mod fill;
 mod logprobs;
 pub(crate) mod messages;
 pub(crate) mod models;
-pub(crate) mod options;
-pub(crate) mod prompts;
-pub(crate) mod reasoning;
 pub(crate) mod rerank;
-pub(crate) mod response_format;
 pub(crate) mod responses;
-pub(crate) mod shared_fields;
 pub(crate) mod stream;
 pub(crate) mod token_endpoints;
-pub(crate) mod tools;
-
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use narthex_gateway::request::{FinishReason, Summary};
 use narthex_spec::date::unix_now;
 use schemars::JsonSchema;
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::{body, error::ApiError, ignored::CALLER_FIELDS};
+use crate::{
+    error::ApiError,
+    protocol::{body, id, ignored::CALLER_FIELDS},
+};
 
 /// Reads a body with these fields and the caller's. Refuses other fields, as [`body::read_body`] does.
 pub(crate) fn read_body<T: DeserializeOwned>(body: &[u8], fields: &[&[&str]]) -> Result<T, ApiError> {
@@ -55,15 +45,8 @@ pub(crate) struct CompletionHeader {
 impl CompletionHeader {
     /// Creates a header with a new id and the current time.
     pub(crate) fn new(id_prefix: &str, model: String) -> Self {
-        Self { id: new_id(id_prefix), created: unix_now(), model, system_fingerprint: FINGERPRINT }
+        Self { id: id::new_id(id_prefix), created: unix_now(), model, system_fingerprint: FINGERPRINT }
     }
-}
-
-/// Returns an id that is unique in this process. Clients test the prefix, with its separator.
-pub(crate) fn new_id(prefix: &str) -> String {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-    use std::hash::{BuildHasher, RandomState};
-    format!("{prefix}{:016x}", RandomState::new().hash_one(COUNT.fetch_add(1, Ordering::Relaxed)))
 }
 
 /// Value of `finish_reason`. OpenAI has no value for an answer that a shutdown cut short; "length" indicates to clients

@@ -10,7 +10,11 @@ use narthex_spec::date::unix_seconds;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::{app::App, error::ApiError, protocol::Protocol, timestamp::rfc_3339};
+use crate::{
+    app::App,
+    error::ApiError,
+    protocol::{Protocol, timestamp::rfc_3339},
+};
 
 /// A list of models.
 #[derive(Debug, Serialize, JsonSchema)]

@@ -13,15 +13,18 @@ use serde::{
     de::{MapAccess, Visitor, value::MapAccessDeserializer},
 };
 
-use super::{PromptUsage, new_id, usage_of_prompt};
+use super::{PromptUsage, usage_of_prompt};
 use crate::{
     app::App,
-    blocking::{json_response, run_encoder},
-    body::{Body, FromBody},
-    device_headers::with_device_headers,
     error::ApiError,
-    hints,
-    ignored::IgnoredParameters,
+    protocol::{
+        blocking::{json_response, run_encoder},
+        body::{Body, FromBody},
+        device_headers::with_device_headers,
+        hints,
+        id::new_id,
+        ignored::IgnoredParameters,
+    },
 };
 
 /// Fields of a body.

@@ -6,8 +6,11 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{CompletionHeader, CompletionUsage, options::StreamOptions};
-use crate::{error::OpenAiErrorBody, sse::EventEncoder, timings::Timings};
+use super::{CompletionHeader, CompletionUsage};
+use crate::{
+    error::OpenAiErrorBody,
+    protocol::{options::StreamOptions, sse::EventEncoder, timings::Timings},
+};
 
 /// Choice of a chunk: a part of an answer, or its end.
 pub(crate) trait ChunkChoice: Serialize + JsonSchema + Send + Sized + 'static {
@@ -126,7 +129,7 @@ mod tests {
     use narthex_gateway::request::{FinishReason, Summary};
 
     use super::*;
-    use crate::sse::event_stream;
+    use crate::protocol::sse::event_stream;
 
     /// Index of a choice that ended.
     #[derive(Debug, Serialize, JsonSchema)]

@@ -17,16 +17,18 @@ use serde::{Deserialize, Serialize};
 use super::{
     messages::{WireMessage, into_messages},
     read_body,
-    reasoning::ReasoningOptions,
-    tools::{WireTool, into_tools},
 };
 use crate::{
     app::App,
-    blocking::{WholeText, run_cancellable, run_tokenizing},
-    body::{self, Body, FromBody},
-    conversation,
     error::ApiError,
-    ignored::IgnoredParameters,
+    protocol::{
+        blocking::{WholeText, run_cancellable, run_tokenizing},
+        body::{self, Body, FromBody},
+        conversation,
+        ignored::IgnoredParameters,
+        reasoning::ReasoningOptions,
+        tools::{WireTool, into_tools},
+    },
 };
 
 /// Body of `/tokenize`: a text, or a conversation.

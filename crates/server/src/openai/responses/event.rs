@@ -4,10 +4,10 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::{
-    super::logprobs::ChatToken,
     item::{OutputItem, OutputPart, ReasoningPart, SummaryPart},
     object::ResponseObject,
 };
+use crate::openai::logprobs::ChatToken;
 
 /// Event with its number in the stream.
 #[derive(Debug, Serialize, JsonSchema)]

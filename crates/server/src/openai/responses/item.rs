@@ -5,11 +5,11 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{
-    super::{custom_tools, logprobs::ChatToken},
-    history::{HistoryItem, full_name},
+use super::history::{HistoryItem, full_name};
+use crate::{
+    openai::logprobs::ChatToken,
+    protocol::{custom_tools, outline},
 };
-use crate::outline;
 
 /// State of a response or of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]

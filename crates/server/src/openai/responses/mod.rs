@@ -34,20 +34,23 @@ use self::{
     store::{PendingStore, Turns, json_length, memory_of, messages},
     stream::ResponseEvents,
 };
-use super::{new_id, shared_fields::ConversationBody};
 use crate::{
     app::App,
-    body::{self, Body, FromBody},
-    budget::Reservation,
-    conversation::{self, AnswerForm, Conversation},
     error::ApiError,
-    events::Events,
-    hints,
-    ignored::IgnoredParameters,
-    metrics::Metrics,
-    outline::VALUE_BYTES,
-    reply::Reply,
-    sse,
+    http::budget::Reservation,
+    protocol::{
+        body::{self, Body, FromBody},
+        conversation::{self, AnswerForm, Conversation},
+        events::Events,
+        hints,
+        id::new_id,
+        ignored::IgnoredParameters,
+        outline::VALUE_BYTES,
+        reply::Reply,
+        shared_fields::ConversationBody,
+        sse,
+    },
+    reports::metrics::Metrics,
 };
 
 /// Maximum bytes of the settings that a response repeats, as JSON.

@@ -5,14 +5,17 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::{
-    super::{logprobs::ChatToken, new_id},
     history::to_messages,
     item::{OutputItem, OutputPart, ResponseStatus},
     settings::ResponseSettings,
 };
 use crate::{
-    reply::{AnswerPart, Choice},
-    timings::Timings,
+    openai::logprobs::ChatToken,
+    protocol::{
+        id::new_id,
+        reply::{AnswerPart, Choice},
+        timings::Timings,
+    },
 };
 
 /// A response.

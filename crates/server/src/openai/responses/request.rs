@@ -7,22 +7,20 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{
-    super::{
+use super::history::{HistoryItem, InputItem, full_name};
+use crate::{
+    error::ApiError,
+    openai::messages::{Content, Part},
+    protocol::{
+        body,
         custom_tools::{self, CUSTOM, CustomFormat, CustomTool},
-        messages::{Content, Part},
+        ignored::IgnoredParameters,
+        outline,
         reasoning::Effort,
         shared_fields::SharedFields,
+        text_or_list::{ListElement, TextOrList},
         tools::{ChoiceMode, NamedTool, WireFunction, allow, call_limit},
     },
-    history::{HistoryItem, InputItem, full_name},
-};
-use crate::{
-    body,
-    error::ApiError,
-    ignored::IgnoredParameters,
-    outline,
-    text_or_list::{ListElement, TextOrList},
 };
 
 /// Names of the fields, without the hints.

@@ -5,11 +5,12 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::{
-    super::custom_tools::{self, CUSTOM},
-    item::{OutputItem, ReasoningPart, ResponseStatus, SummaryPart},
+use super::item::{OutputItem, ReasoningPart, ResponseStatus, SummaryPart};
+use crate::protocol::{
+    custom_tools::{self, CUSTOM},
+    outline::values_in,
+    reply::WholeToolCall,
 };
-use crate::{outline::values_in, reply::WholeToolCall};
 
 /// `truncation` of a request.
 #[derive(Debug, Clone, Copy, Deserialize, Serialize, JsonSchema)]

@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 use super::{history::HistoryItem, item::OutputItem, object::ResponseObject};
 use crate::{
     error::ApiError,
-    outline::{VALUE_BYTES, values_in},
+    protocol::outline::{VALUE_BYTES, values_in},
 };
 
 /// Maximum number of stored responses.
@@ -260,7 +260,7 @@ mod tests {
         super::{item::ResponseStatus, settings::ResponseSettings},
         *,
     };
-    use crate::reply::WholeToolCall;
+    use crate::protocol::reply::WholeToolCall;
 
     fn add(store: &ResponseStore, id: &str, turns: Turns) {
         add_of(store, None, id, turns);

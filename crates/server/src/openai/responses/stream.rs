@@ -10,7 +10,6 @@ use narthex_gateway::request::{FinishReason, GenerationEvent, TokenInfo, ToolCal
 use serde_json::json;
 
 use super::{
-    super::logprobs::ChatToken,
     ResponseForm,
     event::{ContentPart, ItemPosition, NumberedEvent, PartPosition, ResponseEvent, SummaryPosition},
     item::{OutputItem, OutputPart, ReasoningPart, ResponseStatus, SummaryPart},
@@ -20,9 +19,12 @@ use super::{
 };
 use crate::{
     error::ApiError,
-    reply::{WholeToolCall, is_cut},
-    sse::EventEncoder,
-    timings::Timings,
+    openai::logprobs::ChatToken,
+    protocol::{
+        reply::{WholeToolCall, is_cut},
+        sse::EventEncoder,
+        timings::Timings,
+    },
 };
 
 /// Encodes an answer as output items: a message, and one item for each call.
@@ -312,7 +314,7 @@ mod tests {
     use serde_json::Value;
 
     use super::{super::object::output_items, *};
-    use crate::{
+    use crate::protocol::{
         reply::samples,
         sse::{event_stream, frames},
     };

@@ -17,11 +17,11 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{
-    error::ApiError,
+use super::{
     freed_memory::FreedMemory,
     incomplete_bodies::{BodySize, IncompleteBodies, IncompleteBody, SMALL_BODY_BYTES},
 };
+use crate::error::ApiError;
 
 /// Maximum size of a body.
 pub(crate) const MAX_BODY_BYTES: usize = 32 << 20;

@@ -9,7 +9,7 @@ use tokio::{
     time::{Duration, Instant, timeout_at},
 };
 
-use crate::limits::Limits;
+use crate::http::limits::Limits;
 
 /// Time to send the last bytes of an answer after its request has ended, when the server stops.
 const FLUSH: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! The protocols, identified by their paths, and the form of an error in each.
+//! The form of an error in each protocol.
 //!
 //! Handlers and access control make one kind of error, [`ApiError`](crate::error::ApiError), in OpenAI's form.
 //! [`translate_errors`] converts it to the form of the request's protocol.
@@ -6,50 +6,15 @@
 use axum::{
     Json,
     extract::Request,
-    http::{HeaderName, HeaderValue, StatusCode, header::CONTENT_LENGTH},
+    http::{HeaderName, StatusCode, header::CONTENT_LENGTH},
     middleware::Next,
     response::{IntoResponse, Response},
 };
 use schemars::JsonSchema;
 use serde::Serialize;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Protocol {
-    OpenAi,
-    Anthropic,
-    Ollama,
-}
-
-impl Protocol {
-    /// Returns the protocol of a canonical path.
-    pub(crate) fn of(path: &str) -> Self {
-        if path.starts_with("/v1/messages") {
-            Self::Anthropic
-        } else if path.starts_with("/api/") {
-            Self::Ollama
-        } else {
-            Self::OpenAi
-        }
-    }
-}
-
-/// Message of an error, attached to its response for the translation to another protocol.
-#[derive(Debug, Clone)]
-pub(crate) struct ErrorMessage {
-    pub(crate) message: String,
-    pub(crate) overlong: Option<OverlongPrompt>,
-    /// Parameter of the request.
-    pub(crate) param: Option<String>,
-}
-
-/// A prompt that leaves no room for an answer.
-#[derive(Debug, Clone)]
-pub(crate) struct OverlongPrompt {
-    /// Number of tokens, which may be a lower bound.
-    pub(crate) prompt: String,
-    /// Maximum number of tokens.
-    pub(crate) context: usize,
-}
+use super::{Protocol, id::RequestId};
+use crate::error::{ErrorMessage, OverlongPrompt};
 
 impl ErrorMessage {
     /// Returns the message for clients of Anthropic's protocol. They compact a conversation if they find Anthropic's
@@ -133,10 +98,6 @@ pub(crate) struct OllamaErrorBody<'a> {
     pub(crate) error: &'a str,
 }
 
-/// Id of a request, in its extensions.
-#[derive(Debug, Clone)]
-pub(crate) struct RequestId(pub(crate) HeaderValue);
-
 /// Translates errors to the form of their request's protocol, and adds the request's id where that protocol has it.
 pub(crate) async fn translate_errors(request: Request, next: Next) -> Response {
     let protocol = Protocol::of(request.uri().path());
@@ -171,15 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_protocol_has_its_paths_and_errors() {
-        for (path, expect) in [
-            ("/v1/chat/completions", Protocol::OpenAi),
-            ("/v1/messages/count_tokens", Protocol::Anthropic),
-            ("/api/chat", Protocol::Ollama),
-            ("/tokenize", Protocol::OpenAi),
-        ] {
-            assert_eq!(Protocol::of(path), expect, "{path}");
-        }
+    fn an_error_of_anthropic_names_its_kind() {
         let body = AnthropicErrorBody::new(StatusCode::NOT_FOUND, "none");
         let error = json!({"type": "not_found_error", "message": "none"});
         let expect = json!({"type": "error", "error": error, "request_id": null});

@@ -7,8 +7,11 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::custom_tools::{CUSTOM, CustomTool};
-use crate::{body, error::ApiError};
+use super::{
+    body,
+    custom_tools::{CUSTOM, CustomTool},
+};
+use crate::error::ApiError;
 
 /// Parameters of tools.
 #[derive(Debug, Deserialize, JsonSchema)]

@@ -3,7 +3,7 @@
 //!
 //! A connection ends when its deadline has passed. There is a deadline while no request is active, and while a client
 //! does not read an answer over HTTP/2, whose windows stop an answer before it is written. During an active request,
-//! the reader of its body ([`crate::body`]) and the writes of its answer ([`stream`]) have time limits.
+//! the reader of its body ([`crate::protocol::body`]) and the writes of its answer ([`stream`]) have time limits.
 
 mod heads;
 mod state;
@@ -31,7 +31,7 @@ use heads::{HeadMemory, NoRoomForHead};
 use state::ActiveRequest;
 use stream::Connection;
 
-use crate::held_body::{PollResult, hold_watched};
+use crate::http::held_body::{PollResult, hold_watched};
 
 /// Maximum size of the head of an HTTP/1 request.
 const MAX_HEAD_BYTES: usize = 64 << 10;

@@ -9,18 +9,15 @@ use narthex_gateway::{
 };
 use serde::Serialize;
 
-use crate::{
-    app::App,
+use super::{
     blocking::run_cancellable,
     body::Body,
-    budget::Reservation,
     device_headers::with_device_headers,
-    error::ApiError,
     events::{self, Events},
     ignored::IgnoredParameters,
-    metrics::Metrics,
     reply::{Reply, collect},
 };
+use crate::{app::App, error::ApiError, http::budget::Reservation, reports::metrics::Metrics};
 
 /// Prefix of a line that Claude Code adds before its instructions, also through proxies that speak other protocols. The
 /// line differs in each request, so that prompts would share no prefix in the KV cache.

@@ -7,7 +7,8 @@ use narthex_spec::Speculation;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use crate::{error::ApiError, text_or_list::TextOrList};
+use super::text_or_list::TextOrList;
+use crate::error::ApiError;
 
 /// `stream_options`.
 #[derive(Debug, Clone, Copy, Default, Deserialize, JsonSchema)]

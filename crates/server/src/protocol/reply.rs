@@ -9,7 +9,8 @@ use narthex_gateway::{
 };
 use serde_json::Value;
 
-use crate::{error::ApiError, events::Events, timings::Timings};
+use super::{events::Events, timings::Timings};
+use crate::error::ApiError;
 
 /// One choice of a complete answer.
 #[derive(Debug, Clone, Default)]

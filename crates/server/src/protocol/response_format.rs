@@ -5,7 +5,8 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::{body, error::ApiError};
+use super::body;
+use crate::error::ApiError;
 
 /// Grammar of the answer's text, in OpenAI's API and in the APIs of other local servers.
 #[derive(Debug, Default, Deserialize, JsonSchema)]

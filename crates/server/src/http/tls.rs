@@ -143,9 +143,9 @@ mod tests {
 
     #[test]
     fn files_that_do_not_fit_are_refused_with_a_reason() {
-        let certificate = include_bytes!("../tests/tls/certificate.pem").to_vec();
-        let key = include_bytes!("../tests/tls/key.pem").to_vec();
-        let other = include_bytes!("../tests/tls/other-key.pem").to_vec();
+        let certificate = include_bytes!("../../tests/tls/certificate.pem").to_vec();
+        let key = include_bytes!("../../tests/tls/key.pem").to_vec();
+        let other = include_bytes!("../../tests/tls/other-key.pem").to_vec();
         let check = |certificate: &[u8], key: &[u8], expect: &str| {
             let files = TlsFiles { certificate: certificate.to_vec(), key: key.to_vec() };
             let reason = files.acceptor().err().unwrap();

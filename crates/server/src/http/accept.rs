@@ -19,11 +19,10 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 
 #[cfg(unix)]
-use crate::unix_socket::UnixSocket;
-use crate::{
+use super::unix_socket::UnixSocket;
+use super::{
     connection::{self, ClientStream, ConnectionState, HeadBudget},
     limits::Limits,
-    routes,
     tls::TlsConnection,
 };
 
@@ -144,10 +143,14 @@ impl Drop for ConnectionPermit {
 }
 
 impl Connections {
-    pub(crate) fn new(router: Router, limits: Limits, stopped: watch::Receiver<bool>) -> Self {
-        let (permits, report_permits) =
-            (ConnectionPermits::new(limits.connections), ConnectionPermits::new(REPORT_CONNECTIONS));
-        let report_router = routes::only_reports(router.clone());
+    pub(crate) fn new(
+        router: Router,
+        report_router: Router,
+        limits: Limits,
+        stopped: watch::Receiver<bool>,
+    ) -> Self {
+        let permits = ConnectionPermits::new(limits.connections);
+        let report_permits = ConnectionPermits::new(REPORT_CONNECTIONS);
         Self { router, limits, stopped, permits, report_router, report_permits, heads: HeadBudget::new() }
     }
 

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::error::ApiError;
 
 /// Type of a custom tool, of its calls and of its choice.
-pub(super) const CUSTOM: &str = "custom";
+pub(crate) const CUSTOM: &str = "custom";
 
 /// Argument that has the input.
 const INPUT: &str = "input";

@@ -18,13 +18,15 @@ use narthex_gateway::{
 use parking_lot::Mutex;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
+use super::blocking::run_cancellable;
 use crate::{
     app::{App, Meter},
-    blocking::run_cancellable,
-    budget::{AnswerMemory, Reservation},
     error::{ApiError, public_text},
+    http::{
+        budget::{AnswerMemory, Reservation},
+        limits::MAX_UNREAD,
+    },
     keys::Permit,
-    limits::MAX_UNREAD,
 };
 
 /// Sending end of the channel, on the engine's thread.
@@ -258,7 +260,7 @@ pub(crate) async fn start(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::budget::BodyBudget;
+    use crate::http::budget::BodyBudget;
 
     fn memory() -> AnswerMemory {
         AnswerMemory::new(&BodyBudget::new(Duration::ZERO))

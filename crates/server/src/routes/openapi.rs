@@ -16,7 +16,10 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     error::OpenAiErrorBody,
-    protocol::{AnthropicErrorBody, OllamaErrorBody, Protocol},
+    protocol::{
+        Protocol,
+        errors::{AnthropicErrorBody, OllamaErrorBody},
+    },
 };
 
 /// Returns the schema of a type.

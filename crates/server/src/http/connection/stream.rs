@@ -230,7 +230,7 @@ mod tests {
         super::state::{ActiveRequest, ConnectionState},
         *,
     };
-    use crate::limits::Limits;
+    use crate::http::limits::Limits;
 
     /// Returns a client, and its connection after a complete request.
     fn asked(limits: Limits) -> (DuplexStream, Connection<DuplexStream>, ActiveRequest) {

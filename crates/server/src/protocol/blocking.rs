@@ -7,7 +7,8 @@ use axum::{
 use narthex_gateway::{Cancel, Error, ReadyModel};
 use serde::Serialize;
 
-use crate::{app::App, budget::Reservation, error::ApiError, loading};
+use super::loading;
+use crate::{app::App, error::ApiError, http::budget::Reservation};
 
 /// Memory that is reserved for each byte of a text that is tokenized. The most that was measured is 430 bytes, for digits
 /// between spaces with a byte-level BPE.

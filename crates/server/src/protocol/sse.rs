@@ -16,7 +16,8 @@ use narthex_gateway::request::GenerationEvent;
 use serde_json::Value;
 use tokio::time::timeout;
 
-use crate::{device_headers::with_device_headers, events::Events, metrics::Metrics};
+use super::{device_headers::with_device_headers, events::Events};
+use crate::reports::metrics::Metrics;
 
 /// Interval of the events that keep a quiet stream open and detect disconnected clients.
 const KEEP_ALIVE: Duration = Duration::from_secs(3);

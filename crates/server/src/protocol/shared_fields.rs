@@ -3,8 +3,11 @@
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 
-use super::{options::Sampling, reasoning::ReasoningOptions, response_format::GrammarOptions};
-use crate::{body, error::ApiError, hints, ignored::IgnoredParameters};
+use super::{
+    body, hints, ignored::IgnoredParameters, options::Sampling, reasoning::ReasoningOptions,
+    response_format::GrammarOptions,
+};
+use crate::error::ApiError;
 
 /// Parameters that mean the same in every protocol. A protocol's own parameters take precedence.
 #[derive(Debug, Default, JsonSchema)]

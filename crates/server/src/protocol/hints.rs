@@ -14,11 +14,11 @@ use serde::{
 };
 use serde_json::{Map, Value, json};
 
-use crate::{
+use super::{
     body,
-    error::ApiError,
     ignored::{CALLER_FIELDS, IgnoredParameters},
 };
+use crate::error::ApiError;
 
 /// Values of a hint that require nothing. Null, false and empty values count as absent.
 #[derive(Debug, Clone, Copy)]

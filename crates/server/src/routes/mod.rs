@@ -1,5 +1,8 @@
 //! The route table.
 
+pub(crate) mod openapi;
+mod paths;
+
 use std::sync::Arc;
 
 use axum::{
@@ -15,9 +18,9 @@ use axum::{
 };
 use hyper::body::Body as _;
 
+use self::openapi::Operation;
 use crate::{
     access::{self, Access},
-    access_log::AccessLine,
     anthropic::{
         messages::{self, InputTokenCount},
         object::AnthropicMessage,
@@ -26,11 +29,11 @@ use crate::{
     },
     app::App,
     error::ApiError,
-    health::HealthReport,
-    held_body::{hold, hold_until_sent},
-    hints::Hints,
+    http::{
+        access_log::AccessLine,
+        held_body::{hold, hold_until_sent},
+    },
     keys,
-    metrics::Metrics,
     ollama::{
         self,
         embed::{EmbedAnswer, EmbedBody, EmbeddingAnswer, PromptEmbedBody},
@@ -40,7 +43,6 @@ use crate::{
         pull::PullLine,
     },
     openai::{
-        self,
         answer::{self, QuestionAnswers},
         chat,
         chat_answer::{ChatCompletion, ChatDelta},
@@ -48,21 +50,24 @@ use crate::{
         embeddings::{self, EmbeddingList},
         fill::{self, FilledText},
         models::{self, ModelList, ModelObject},
-        options::{ChoiceOptions, Sampling},
-        reasoning::ReasoningOptions,
         rerank::{self, RerankAnswer},
-        response_format::GrammarOptions,
         responses::{
             self, DeletedResponse, NumberedEvent, ResponseInputTokens, ResponseObject, ResponseStore,
         },
-        shared_fields::SharedFields,
         stream::Chunk,
         token_endpoints::{self, DetokenizeBody, TemplateText, TokenList, TokenText, TokenizeBody},
+    },
+    protocol::{
+        errors,
+        hints::Hints,
+        id::{self, RequestId},
+        options::{ChoiceOptions, Sampling},
+        reasoning::ReasoningOptions,
+        response_format::GrammarOptions,
+        shared_fields::SharedFields,
         tools::ToolOptions,
     },
-    openapi::{self, Operation},
-    paths,
-    protocol::{self, RequestId},
+    reports::{health::HealthReport, metrics::Metrics},
 };
 
 /// Header with the id of a request, for the logs of clients and proxies.
@@ -88,7 +93,7 @@ pub(crate) fn router(access: Access) -> Router {
         .layer(middleware::from_fn(hold_answer))
         .layer(middleware::from_fn_with_state(metrics, count))
         .layer(middleware::from_fn_with_state(Arc::new(access), access::check))
-        .layer(middleware::from_fn(protocol::translate_errors))
+        .layer(middleware::from_fn(errors::translate_errors))
         .layer(middleware::from_fn(identify));
     // The path must be canonical before it is matched with a route.
     Router::new().fallback_service(routes).layer(middleware::from_fn(paths::normalise))
@@ -105,7 +110,7 @@ pub(crate) fn only_reports(router: Router) -> Router {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         response
     };
-    router.layer(middleware::from_fn(answer)).layer(middleware::from_fn(protocol::translate_errors))
+    router.layer(middleware::from_fn(answer)).layer(middleware::from_fn(errors::translate_errors))
 }
 
 /// Returns the routes of the API.
@@ -301,7 +306,7 @@ async fn identify(mut request: Request, next: Next) -> Response {
     let is_printable =
         |id: &&HeaderValue| id.len() <= MAX_ID && id.as_bytes().iter().all(u8::is_ascii_graphic);
     let chosen = request.headers().get(REQUEST_ID).filter(|id| !id.is_empty()).filter(is_printable).cloned();
-    let id = chosen.or_else(|| HeaderValue::try_from(openai::new_id("req_")).ok());
+    let id = chosen.or_else(|| HeaderValue::try_from(id::new_id("req_")).ok());
     if let Some(id) = &id {
         request.extensions_mut().insert(RequestId(id.clone()));
     }
