@@ -20,7 +20,7 @@ use crate::{
         limits::Limits,
         tls::TlsFiles,
     },
-    routes,
+    routes::{self, Routers},
 };
 
 /// Number of threads that serve connections.
@@ -267,8 +267,8 @@ async fn serve(
     let shared = ServerResources::new(&gateway, requests, limits.memory);
     let access = Access::new(gateway.clone(), access, &exposure, shared)?;
     let (stop, stopped) = watch::channel(false);
-    let router = routes::router(access);
-    let connections = Connections::new(router.clone(), routes::only_reports(router), limits, stopped);
+    let Routers { all, reports } = routes::routers(access);
+    let connections = Connections::new(all, reports, limits, stopped);
     ready(address);
     tokio::select! {
         () = connections.serve(&listener) => {}

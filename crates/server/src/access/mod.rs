@@ -7,7 +7,7 @@
 mod host;
 mod origin;
 
-use std::{sync::Arc, time::Instant};
+use std::{collections::HashMap, sync::Arc, time::Instant};
 
 use axum::{
     extract::{Request, State},
@@ -35,12 +35,6 @@ use crate::{
     keys::{self, Caller, KeyPolicy, KeyRing},
     reports::metrics::Metrics,
 };
-
-/// Path of the report that callers without a required key see only in part.
-const HEALTH: &str = "/health";
-
-/// Paths that do not count against the limits of a key.
-const UNLIMITED: [&str; 4] = ["/", HEALTH, "/metrics", "/openapi.json"];
 
 /// Access to a server.
 #[derive(Debug, Clone, Default)]
@@ -89,6 +83,15 @@ pub(crate) enum Exposure {
     },
 }
 
+/// Access to the requests of a path, which the route table states.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct PathAccess {
+    /// Callers without a required key get an answer too.
+    pub(crate) is_public: bool,
+    /// Requests do not count against the limits of a key.
+    pub(crate) is_unmetered: bool,
+}
+
 /// The access rules of a server.
 pub(crate) struct Access {
     metrics: Arc<Metrics>,
@@ -96,6 +99,8 @@ pub(crate) struct Access {
     hosts: HostList,
     origins: OriginList,
     keys: KeyRing,
+    /// Paths whose access differs from that of others.
+    paths: HashMap<&'static str, PathAccess>,
 }
 
 impl Access {
@@ -124,7 +129,13 @@ impl Access {
             },
             origins: OriginList { allowed: options.cors_origins, with_loopback: is_local },
             keys: KeyRing::open(gateway, options.keys, policy, keyless, auto_pull)?,
+            paths: HashMap::new(),
         })
+    }
+
+    /// Adds the access to paths of the route table. Other paths need a key if one is required, and are metered.
+    pub(crate) fn with_paths(self, paths: HashMap<&'static str, PathAccess>) -> Self {
+        Self { paths, ..self }
     }
 
     /// Returns the counters of the server.
@@ -135,12 +146,12 @@ impl Access {
     /// Forwards a request with the rights of its caller, within the limits of the caller's key.
     async fn admit(&self, mut request: Request, next: Next) -> Result<Response, ApiError> {
         let caller = self.keys.caller(request.headers())?;
-        let path = request.uri().path();
-        if !caller.is_known() && path != HEALTH {
+        let path = self.paths.get(request.uri().path()).copied().unwrap_or_default();
+        if !caller.is_known() && !path.is_public {
             return Err(keys::key_missing());
         }
         let key = match &caller {
-            Caller::Key(key) if !UNLIMITED.contains(&path) => Some(key.clone()),
+            Caller::Key(key) if !path.is_unmetered => Some(key.clone()),
             _ => None,
         };
         let gateway = self.keys.gateway(&caller);

@@ -14,11 +14,11 @@ use axum::{
     },
     middleware::{self, Next},
     response::{IntoResponse, Response},
-    routing::get,
 };
 use hyper::body::Body as _;
+use serde_json::Value;
 
-use self::openapi::Operation;
+use self::{openapi::Operation, paths::Paths};
 use crate::{
     access::{self, Access},
     anthropic::{
@@ -76,46 +76,75 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Maximum length of an id from a client.
 const MAX_ID: usize = 128;
 
-/// Returns the router with every route, protected by access control.
-pub(crate) fn router(access: Access) -> Router {
+/// The routers of a server.
+pub(crate) struct Routers {
+    /// Every route, protected by access control.
+    pub(crate) all: Router,
+    /// Answers only reports about the server, on connections that end after one answer. It refuses other requests,
+    /// because every connection is in use.
+    pub(crate) reports: Router,
+}
+
+/// Returns the routers of the route table.
+pub(crate) fn routers(access: Access) -> Routers {
+    let mut operations = operations();
+    operations.extend(outside_api(openapi::document(&operations)));
+    let paths = Arc::new(Paths::new(&operations));
+    let all = router(access, operations, paths.clone());
+    let reports = all
+        .clone()
+        .layer(middleware::from_fn_with_state(paths, only_reports))
+        .layer(middleware::from_fn(errors::translate_errors));
+    Routers { all, reports }
+}
+
+/// Returns the router with every route.
+fn router(access: Access, operations: Vec<Operation>, paths: Arc<Paths>) -> Router {
     let metrics = access.metrics();
-    let operations = operations();
-    let document = Arc::new(openapi::document(&operations));
+    let access = access.with_paths(operations.iter().map(|one| (one.path, one.access)).collect());
     let routes = operations
         .into_iter()
         .fold(Router::new(), |routes, operation| routes.route(operation.path, operation.handler));
     let routes = routes
-        .route("/", get(async || "Narthex is running"))
-        .route("/openapi.json", get(async move || Json(document.as_ref().clone())))
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
         .layer(Extension(ResponseStore::new()))
-        .layer(middleware::from_fn(hold_answer))
+        .layer(middleware::from_fn_with_state(paths.clone(), hold_answer))
         .layer(middleware::from_fn_with_state(metrics, count))
         .layer(middleware::from_fn_with_state(Arc::new(access), access::check))
         .layer(middleware::from_fn(errors::translate_errors))
         .layer(middleware::from_fn(identify));
     // The path must be canonical before it is matched with a route.
-    Router::new().fallback_service(routes).layer(middleware::from_fn(paths::normalise))
+    Router::new().fallback_service(routes).layer(middleware::from_fn_with_state(paths, paths::normalise))
 }
 
-/// Returns a router that answers only reports about the server, on connections that end after one answer. It
-/// refuses other requests, because every connection is in use.
-pub(crate) fn only_reports(router: Router) -> Router {
-    let answer = async |request: Request, next: Next| {
-        let mut response = match paths::is_report(request.uri().path()) {
-            true => next.run(request).await,
-            false => ApiError::no_connection().into_response(),
-        };
-        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-        response
+/// Answers a request on a connection beyond the maximum if it is for a report.
+async fn only_reports(State(paths): State<Arc<Paths>>, request: Request, next: Next) -> Response {
+    let mut response = match paths.is_report(request.uri().path()) {
+        true => next.run(request).await,
+        false => ApiError::no_connection().into_response(),
     };
-    router.layer(middleware::from_fn(answer)).layer(middleware::from_fn(errors::translate_errors))
+    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    response
 }
 
 /// Returns the routes of the API.
 pub(crate) fn operations() -> Vec<Operation> {
     [of_openai(), of_others(), of_ollama()].into_iter().flatten().collect()
+}
+
+/// Returns the routes that the document of the API does not list.
+fn outside_api(document: Value) -> [Operation; 2] {
+    let document = Arc::new(document);
+    [
+        Operation::get("/", async || "Narthex is running", "Report that the server is running").unmetered(),
+        Operation::get(
+            "/openapi.json",
+            async move || Json(document.as_ref().clone()),
+            "Return the document of the API",
+        )
+        .unmetered(),
+    ]
 }
 
 fn of_openai() -> Vec<Operation> {
@@ -202,8 +231,14 @@ fn of_others() -> Vec<Operation> {
             .body::<TokenizeBody>()
             .body::<ReasoningOptions>()
             .answers::<TemplateText>(),
-        Op::get("/health", health, "Report the state of the server").answers::<HealthReport>(),
+        Op::get("/health", health, "Report the state of the server")
+            .public()
+            .unmetered()
+            .report()
+            .answers::<HealthReport>(),
         Op::get("/metrics", metrics_text, "Return metrics for Prometheus")
+            .unmetered()
+            .report()
             .answers_text("application/openmetrics-text"),
     ]
 }
@@ -288,8 +323,13 @@ async fn count(
 
 /// Holds the memory of an answer until its client has taken it. Refuses an answer if its memory was not reserved before
 /// and there is no room. Reports about the server are always answered.
-async fn hold_answer(app: App, request: Request, next: Next) -> Result<Response, ApiError> {
-    let is_report = paths::is_report(request.uri().path());
+async fn hold_answer(
+    State(paths): State<Arc<Paths>>,
+    app: App,
+    request: Request,
+    next: Next,
+) -> Result<Response, ApiError> {
+    let is_report = paths.is_report(request.uri().path());
     let response = next.run(request).await;
     if is_report {
         return Ok(response);

@@ -15,6 +15,7 @@ use schemars::{
 use serde_json::{Map, Value, json};
 
 use crate::{
+    access::PathAccess,
     error::OpenAiErrorBody,
     protocol::{
         Protocol,
@@ -33,6 +34,9 @@ fn schema_of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
 pub(crate) struct Operation {
     pub(crate) path: &'static str,
     pub(crate) handler: MethodRouter,
+    pub(crate) access: PathAccess,
+    /// Set for a report about the server itself, which is answered whatever its clients do.
+    pub(crate) is_report: bool,
     method: &'static str,
     summary: &'static str,
     /// Types that share the body's object.
@@ -56,7 +60,16 @@ enum AnswerSchema {
 impl Operation {
     /// Creates an operation without types.
     fn new(method: &'static str, path: &'static str, handler: MethodRouter, summary: &'static str) -> Self {
-        Self { path, handler, method, summary, bodies: Vec::new(), answers: Vec::new() }
+        Self {
+            path,
+            handler,
+            access: PathAccess::default(),
+            is_report: false,
+            method,
+            summary,
+            bodies: Vec::new(),
+            answers: Vec::new(),
+        }
     }
 
     /// Creates an operation for GET.
@@ -84,6 +97,23 @@ impl Operation {
         summary: &'static str,
     ) -> Self {
         Self::new("delete", path, routing::delete(handler), summary)
+    }
+
+    /// Answers callers without a required key too.
+    pub(crate) fn public(mut self) -> Self {
+        self.access.is_public = true;
+        self
+    }
+
+    /// Does not count requests against the limits of a key.
+    pub(crate) fn unmetered(mut self) -> Self {
+        self.access.is_unmetered = true;
+        self
+    }
+
+    /// Answers on connections beyond the maximum too, and without a limit on the memory of answers.
+    pub(crate) fn report(self) -> Self {
+        Self { is_report: true, ..self }
     }
 
     /// Adds a type whose fields are in the body.
