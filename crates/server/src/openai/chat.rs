@@ -1,10 +1,9 @@
 //! `POST /v1/chat/completions`.
 
-use axum::{Json, response::Response};
-use narthex_gateway::{
-    ReadyModel,
-    request::{ChatRequest, GenerateOptions, HistoryOverflow, ReasoningSettings},
-};
+use std::sync::Arc;
+
+use axum::response::Response;
+use narthex_gateway::request::{ChatRequest, GenerateOptions, HistoryOverflow, ReasoningSettings};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -19,17 +18,17 @@ use crate::{
     error::ApiError,
     protocol::{
         body::{self, Body, FromBody},
-        conversation,
-        device_headers::with_device_headers,
-        events,
+        conversation::{self, AnswerForm, Conversation},
+        events::Events,
         ignored::IgnoredParameters,
         options::{ChoiceOptions, StreamOptions},
         reasoning::{ReasoningObject, ThinkingSettings},
-        reply::collect,
+        reply::Reply,
         shared_fields::{ConversationBody, SharedFields},
         sse,
         tools::ToolOptions,
     },
+    reports::metrics::Metrics,
 };
 
 /// Fields of [`ChatBody`].
@@ -85,12 +84,9 @@ impl ChatBody {
 
 /// A body that was read and checked.
 pub(crate) struct ParsedChat {
-    model: String,
-    request: ChatRequest,
+    conversation: Conversation,
     streaming: Option<StreamOptions>,
     form: ChatForm,
-    /// Parameters of reasoning, which have no effect on a model that does not reason.
-    reasoning_parameters: Vec<&'static str>,
 }
 
 impl FromBody for ParsedChat {
@@ -100,41 +96,56 @@ impl FromBody for ParsedChat {
             ConversationBody::<ChatBody>::read(body, &fields, &[], ignored)?;
         let choices: ChoiceOptions = body::read_fields(body)?;
         let tools: ToolOptions = body::read_fields(body)?;
+
         let form = ChatForm { with_logprobs: chat.logprobs.unwrap_or(false), custom: tools.custom_names() };
         let tools = tools.settings()?;
         let SharedFields { sampling, reasoning, grammar } = shared;
         let reasoning_parameters = chat.reasoning_parameters().chain(reasoning.given()).collect();
         let reasoning = reasoning.settings_after(chat.reasoning());
         chat.check()?;
-        let (grammar, logprobs) = (grammar.grammar(None)?, chat.top_logprobs()?);
+
+        let grammar = grammar.grammar(None)?;
+        let logprobs = chat.top_logprobs()?;
         let options = GenerateOptions { n: choices.n(), grammar, logprobs, ..sampling.options()? };
         let messages = into_messages(chat.messages)?;
-        Ok(Self {
-            request: ChatRequest { messages, tools, reasoning, overflow: HistoryOverflow::Refuse, options },
-            streaming: choices.streaming(),
-            form,
-            model: chat.model,
-            reasoning_parameters,
-        })
+        let request = ChatRequest { messages, tools, reasoning, overflow: HistoryOverflow::Refuse, options };
+        let streaming = choices.streaming();
+        let is_streamed = streaming.is_some();
+        let conversation = Conversation { model: chat.model, request, is_streamed, reasoning_parameters };
+        Ok(Self { conversation, streaming, form })
+    }
+}
+
+/// Form of an answer to `/v1/chat/completions`.
+struct CompletionForm {
+    header: CompletionHeader,
+    /// Number of choices.
+    n: usize,
+    /// Present if the answer is streamed.
+    streaming: Option<StreamOptions>,
+    form: ChatForm,
+}
+
+impl AnswerForm for CompletionForm {
+    type Whole = ChatCompletion;
+
+    fn whole(self, reply: Reply) -> ChatCompletion {
+        ChatCompletion::new(self.header, reply, &self.form)
+    }
+
+    fn streamed(self, events: Events, metrics: Arc<Metrics>) -> Response {
+        let options = self.streaming.unwrap_or_default();
+        let state = ChatStream::new(self.form, self.n);
+        let device = events.ran_on().device;
+        let encoder = ChunkEncoder::<ChatDelta>::new(self.header, options, self.n, state, device);
+        sse::respond(events, Box::new(encoder), metrics)
     }
 }
 
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<ParsedChat>) -> Result<Response, ApiError> {
-    let Body { request, mut ignored, reservation } = body;
-    let ParsedChat { model, request, streaming, form, reasoning_parameters } = request;
-    let n = request.options.n;
-    let header = CompletionHeader::new("chatcmpl-", model.clone());
-    let call = move |model: &ReadyModel, sink| model.chat(conversation::stable(request), sink);
-    let more_answers = app.meter.caller.add_answers(n.saturating_sub(1))?;
-    let events = events::start(&app, &model, reservation, more_answers, call).await?;
-    conversation::ignore_reasoning(&app, &events, reasoning_parameters, &mut ignored)?;
-    if let Some(options) = streaming {
-        let (state, device) = (ChatStream::new(form, n), events.ran_on().device);
-        let encoder = ChunkEncoder::<ChatDelta>::new(header, options, n, state, device);
-        return Ok(ignored.name_in(sse::respond(events, Box::new(encoder), app.meter.metrics)));
-    }
-    let ran_on = events.ran_on();
-    let answer = ChatCompletion::new(header, collect(events, n).await?, &form);
-    Ok(ignored.name_in(with_device_headers(&ran_on, Json(answer))))
+    let Body { request: ParsedChat { conversation, streaming, form }, ignored, reservation } = body;
+    let header = CompletionHeader::new("chatcmpl-", conversation.model.clone());
+    let form = CompletionForm { header, n: conversation.request.options.n, streaming, form };
+    conversation::answer(&app, Body { request: conversation, ignored, reservation }, form).await
 }

@@ -119,7 +119,7 @@ pub(crate) async fn count_tokens(
 
 /// Adds the parameters of reasoning to the ignored ones if the model does not reason. Refuses them on a strict server,
 /// which cancels the answer.
-pub(crate) fn ignore_reasoning(
+fn ignore_reasoning(
     app: &App,
     events: &Events,
     reasoning_parameters: Vec<&'static str>,
