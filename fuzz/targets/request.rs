@@ -2,10 +2,10 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use narthex_server::fuzzing::{Endpoint, read_body};
+use narthex_server::fuzzing::Endpoint;
 
 fuzz_target!(init: narthex_fuzz::prepare(), |data: &[u8]| {
-    for endpoint in Endpoint::ALL {
-        let _ = read_body(endpoint, data);
+    for endpoint in Endpoint::all() {
+        let _ = endpoint.read(data);
     }
 });

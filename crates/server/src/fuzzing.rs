@@ -1,154 +1,40 @@
 //! Entry points for fuzz targets: request bodies as the endpoints read them, and files for TLS. Not part of the product.
 
+use std::sync::LazyLock;
+
 use serde_json::Value;
 
 use crate::{
     access::host_of,
-    anthropic::messages::ParsedMessages,
-    error::ApiError,
     http::tls::TlsFiles,
-    ollama::{
-        chat::ParsedOllamaChat,
-        embed::{EmbedBody, PromptEmbedBody},
-        generate::ParsedGenerate,
-        models::ShowBody,
-        pull::PullBody,
-    },
-    openai::{
-        answer::ParsedAnswer,
-        chat::ParsedChat,
-        completions::ParsedCompletion,
-        embeddings::ParsedEmbeddings,
-        fill::ParsedFill,
-        rerank::ParsedRerank,
-        responses::ParsedResponses,
-        token_endpoints::{DetokenizeBody, ParsedTemplate, ParsedTokenize},
-    },
-    protocol::body::read_checked,
+    routes::{self, openapi::ReadBody},
 };
 
 /// Endpoint that reads a body.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Endpoint {
-    /// `/v1/chat/completions`.
-    Chat,
-    /// `/v1/completions`.
-    Completions,
-    /// `/v1/embeddings`.
-    Embeddings,
-    /// `/v1/rerank`.
-    Rerank,
-    /// `/v1/answer`.
-    Answer,
-    /// `/v1/fill`.
-    Fill,
-    /// `/v1/responses`.
-    Responses,
-    /// `/v1/responses/input_tokens`.
-    ResponseInputTokens,
-    /// `/v1/messages`.
-    Messages,
-    /// `/v1/messages/count_tokens`.
-    CountTokens,
-    /// `/api/chat`.
-    OllamaChat,
-    /// `/api/generate`.
-    OllamaGenerate,
-    /// `/api/embed`.
-    OllamaEmbed,
-    /// `/api/embeddings`.
-    OllamaEmbeddings,
-    /// `/api/show`.
-    OllamaShow,
-    /// `/api/pull`.
-    OllamaPull,
-    /// `/tokenize`.
-    Tokenize,
-    /// `/detokenize`.
-    Detokenize,
-    /// `/apply-template`.
-    ApplyTemplate,
+#[derive(Debug, Clone, Copy)]
+pub struct Endpoint {
+    /// Path in the route table.
+    pub path: &'static str,
+    reader: ReadBody,
 }
 
 impl Endpoint {
-    /// Every endpoint that has a body.
-    pub const ALL: [Self; 19] = [
-        Self::Chat,
-        Self::Completions,
-        Self::Embeddings,
-        Self::Rerank,
-        Self::Answer,
-        Self::Fill,
-        Self::Responses,
-        Self::ResponseInputTokens,
-        Self::Messages,
-        Self::CountTokens,
-        Self::OllamaChat,
-        Self::OllamaGenerate,
-        Self::OllamaEmbed,
-        Self::OllamaEmbeddings,
-        Self::OllamaShow,
-        Self::OllamaPull,
-        Self::Tokenize,
-        Self::Detokenize,
-        Self::ApplyTemplate,
-    ];
-
-    /// Returns the path.
-    pub const fn path(self) -> &'static str {
-        match self {
-            Self::Chat => "/v1/chat/completions",
-            Self::Completions => "/v1/completions",
-            Self::Embeddings => "/v1/embeddings",
-            Self::Rerank => "/v1/rerank",
-            Self::Answer => "/v1/answer",
-            Self::Fill => "/v1/fill",
-            Self::Responses => "/v1/responses",
-            Self::ResponseInputTokens => "/v1/responses/input_tokens",
-            Self::Messages => "/v1/messages",
-            Self::CountTokens => "/v1/messages/count_tokens",
-            Self::OllamaChat => "/api/chat",
-            Self::OllamaGenerate => "/api/generate",
-            Self::OllamaEmbed => "/api/embed",
-            Self::OllamaEmbeddings => "/api/embeddings",
-            Self::OllamaShow => "/api/show",
-            Self::OllamaPull => "/api/pull",
-            Self::Tokenize => "/tokenize",
-            Self::Detokenize => "/detokenize",
-            Self::ApplyTemplate => "/apply-template",
-        }
+    /// Returns every endpoint of the route table that reads a body.
+    pub fn all() -> &'static [Self] {
+        static ALL: LazyLock<Vec<Endpoint>> = LazyLock::new(|| {
+            let operations = routes::operations().into_iter();
+            operations.filter_map(|one| Some(Endpoint { path: one.path, reader: one.reader? })).collect()
+        });
+        &ALL
     }
-}
 
-/// Reads a body up to the call of the gateway.
-///
-/// # Errors
-/// The JSON body of the error response.
-pub fn read_body(endpoint: Endpoint, body: &[u8]) -> Result<(), Value> {
-    let read = || -> Result<(), ApiError> {
-        match endpoint {
-            Endpoint::Chat => read_checked::<ParsedChat>(body).map(drop),
-            Endpoint::Completions => read_checked::<ParsedCompletion>(body).map(drop),
-            Endpoint::Embeddings => read_checked::<ParsedEmbeddings>(body).map(drop),
-            Endpoint::Rerank => read_checked::<ParsedRerank>(body).map(drop),
-            Endpoint::Answer => read_checked::<ParsedAnswer>(body).map(drop),
-            Endpoint::Fill => read_checked::<ParsedFill>(body).map(drop),
-            Endpoint::Responses | Endpoint::ResponseInputTokens => {
-                read_checked::<ParsedResponses>(body).map(drop)
-            }
-            Endpoint::Messages | Endpoint::CountTokens => read_checked::<ParsedMessages>(body).map(drop),
-            Endpoint::OllamaChat => read_checked::<ParsedOllamaChat>(body).map(drop),
-            Endpoint::OllamaGenerate => read_checked::<ParsedGenerate>(body).map(drop),
-            Endpoint::OllamaEmbed => read_checked::<EmbedBody>(body).map(drop),
-            Endpoint::OllamaEmbeddings => read_checked::<PromptEmbedBody>(body).map(drop),
-            Endpoint::OllamaShow => read_checked::<ShowBody>(body).map(drop),
-            Endpoint::OllamaPull => read_checked::<PullBody>(body).map(drop),
-            Endpoint::Tokenize => read_checked::<ParsedTokenize>(body).map(drop),
-            Endpoint::ApplyTemplate => read_checked::<ParsedTemplate>(body).map(drop),
-            Endpoint::Detokenize => read_checked::<DetokenizeBody>(body).map(drop),
-        }
-    };
-    read().map_err(|error| error.body())
+    /// Reads a body up to the call of the gateway.
+    ///
+    /// # Errors
+    /// The JSON body of the error response.
+    pub fn read(self, body: &[u8]) -> Result<(), Value> {
+        (self.reader)(body).map_err(|error| error.body())
+    }
 }
 
 /// Returns the host in a `Host` header, if the header is well-formed.
@@ -168,66 +54,61 @@ pub fn read_tls_files(files: &TlsFiles) -> Result<(), String> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn every_endpoint_reads_its_own_body() {
-        let check = |endpoint, body: &str, param: Option<&str>| {
-            let found = read_body(endpoint, body.as_bytes());
-            let found =
-                found.err().map(|error| error["error"]["param"].as_str().unwrap_or("none").to_owned());
-            assert_eq!(found.as_deref(), param, "{endpoint:?} {body}");
-        };
-        let messages = r#""messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]"#;
-        check(Endpoint::Chat, &format!(r#"{{"model": "m", {messages}}}"#), None);
-        check(Endpoint::Chat, &format!(r#"{{"model": "m", {messages}, "n": -1}}"#), Some("n"));
-        check(Endpoint::Chat, r#"{"model": "m", "prompt": "a"}"#, Some("messages"));
-        check(Endpoint::Completions, r#"{"model": "m", "prompt": ["a", "b"]}"#, None);
-        check(Endpoint::Completions, r#"{"model": "m", "prompt": []}"#, Some("prompt"));
-        check(Endpoint::Embeddings, r#"{"model": "m", "input": [[1, 2], [3]]}"#, None);
-        check(Endpoint::Embeddings, r#"{"model": "m"}"#, Some("input"));
-        check(Endpoint::Embeddings, "{", Some("none"));
-        check(Endpoint::Rerank, r#"{"model": "m", "query": "a", "documents": ["b", {"text": "c"}]}"#, None);
-        check(Endpoint::Rerank, r#"{"model": "m", "query": "a"}"#, Some("documents"));
-        check(Endpoint::Answer, r#"{"model": "m", "question": "a", "context": "b"}"#, None);
-        check(Endpoint::Answer, r#"{"model": "m", "question": "a"}"#, Some("context"));
-        check(Endpoint::Fill, r#"{"model": "m", "text": "a [MASK]", "top_k": 2}"#, None);
-        check(Endpoint::Fill, r#"{"model": "m", "text": "a", "generate": 2, "rounds": 3}"#, None);
-        check(Endpoint::Fill, r#"{"model": "m", "text": "a", "generate": 2, "top_k": 3}"#, Some("top_k"));
-        check(Endpoint::Fill, r#"{"model": "m", "text": "a", "rounds": 3}"#, Some("rounds"));
-        check(Endpoint::Responses, r#"{"model": "m", "input": "a"}"#, None);
-        check(Endpoint::Messages, &format!(r#"{{"model": "m", "max_tokens": 1, {messages}}}"#), None);
-        check(
-            Endpoint::OllamaChat,
-            r#"{"model": "m", "messages": [{"role": "user", "content": "a"}]}"#,
-            None,
-        );
-        check(Endpoint::OllamaGenerate, r#"{"model": "m", "prompt": "a"}"#, None);
-        check(Endpoint::OllamaEmbed, r#"{"model": "m", "input": ["a"]}"#, None);
-        check(Endpoint::OllamaEmbeddings, r#"{"model": "m", "prompt": "a"}"#, None);
-        check(Endpoint::OllamaEmbeddings, r#"{"prompt": "a"}"#, Some("model"));
-        check(Endpoint::OllamaShow, r#"{"name": "m", "verbose": true}"#, None);
-        check(Endpoint::OllamaPull, r#"{"model": "m", "stream": false}"#, None);
-        check(Endpoint::OllamaPull, r#"{"stream": false}"#, Some("model"));
-        check(Endpoint::CountTokens, &format!(r#"{{"model": "m", {messages}}}"#), None);
-        check(Endpoint::ApplyTemplate, &format!(r#"{{"model": "m", {messages}}}"#), None);
-        check(Endpoint::ApplyTemplate, r#"{"model": "m", "content": "a"}"#, Some("messages"));
-        check(Endpoint::Tokenize, r#"{"model": "m", "content": "a"}"#, None);
-        check(Endpoint::Detokenize, r#"{"model": "m", "tokens": [1]}"#, None);
-        check(Endpoint::Detokenize, r#"{"model": "m"}"#, Some("tokens"));
+    fn read(path: &str, body: &str) -> Result<(), Value> {
+        let endpoint = Endpoint::all().iter().find(|endpoint| endpoint.path == path).unwrap();
+        endpoint.read(body.as_bytes())
     }
 
     #[test]
-    fn every_route_with_a_body_is_listed() {
-        let document = crate::routes::openapi::document(&crate::routes::operations());
-        let paths = document["paths"].as_object().unwrap().iter();
-        let with_body: Vec<&str> = paths
-            .filter(|(_, methods)| {
-                methods.as_object().unwrap().values().any(|method| method.get("requestBody").is_some())
-            })
-            .map(|(path, _)| path.as_str())
-            .collect();
-        let mut listed = Endpoint::ALL.map(Endpoint::path);
-        listed.sort_unstable();
-        assert_eq!(with_body, listed);
+    fn every_endpoint_reads_its_own_body() {
+        let check = |path: &str, body: &str, param: Option<&str>| {
+            let found = read(path, body);
+            let found =
+                found.err().map(|error| error["error"]["param"].as_str().unwrap_or("none").to_owned());
+            assert_eq!(found.as_deref(), param, "{path} {body}");
+        };
+        let messages = r#""messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]"#;
+        check("/v1/chat/completions", &format!(r#"{{"model": "m", {messages}}}"#), None);
+        check("/v1/chat/completions", &format!(r#"{{"model": "m", {messages}, "n": -1}}"#), Some("n"));
+        check("/v1/chat/completions", r#"{"model": "m", "prompt": "a"}"#, Some("messages"));
+        check("/v1/completions", r#"{"model": "m", "prompt": ["a", "b"]}"#, None);
+        check("/v1/completions", r#"{"model": "m", "prompt": []}"#, Some("prompt"));
+        check("/v1/embeddings", r#"{"model": "m", "input": [[1, 2], [3]]}"#, None);
+        check("/v1/embeddings", r#"{"model": "m"}"#, Some("input"));
+        check("/v1/embeddings", "{", Some("none"));
+        check("/v1/rerank", r#"{"model": "m", "query": "a", "documents": ["b", {"text": "c"}]}"#, None);
+        check("/v1/rerank", r#"{"model": "m", "query": "a"}"#, Some("documents"));
+        check("/v1/answer", r#"{"model": "m", "question": "a", "context": "b"}"#, None);
+        check("/v1/answer", r#"{"model": "m", "question": "a"}"#, Some("context"));
+        check("/v1/fill", r#"{"model": "m", "text": "a [MASK]", "top_k": 2}"#, None);
+        check("/v1/fill", r#"{"model": "m", "text": "a", "generate": 2, "rounds": 3}"#, None);
+        check("/v1/fill", r#"{"model": "m", "text": "a", "generate": 2, "top_k": 3}"#, Some("top_k"));
+        check("/v1/fill", r#"{"model": "m", "text": "a", "rounds": 3}"#, Some("rounds"));
+        check("/v1/responses", r#"{"model": "m", "input": "a"}"#, None);
+        check("/v1/messages", &format!(r#"{{"model": "m", "max_tokens": 1, {messages}}}"#), None);
+        check("/api/chat", r#"{"model": "m", "messages": [{"role": "user", "content": "a"}]}"#, None);
+        check("/api/generate", r#"{"model": "m", "prompt": "a"}"#, None);
+        check("/api/embed", r#"{"model": "m", "input": ["a"]}"#, None);
+        check("/api/embeddings", r#"{"model": "m", "prompt": "a"}"#, None);
+        check("/api/embeddings", r#"{"prompt": "a"}"#, Some("model"));
+        check("/api/show", r#"{"name": "m", "verbose": true}"#, None);
+        check("/api/pull", r#"{"model": "m", "stream": false}"#, None);
+        check("/api/pull", r#"{"stream": false}"#, Some("model"));
+        check("/v1/messages/count_tokens", &format!(r#"{{"model": "m", {messages}}}"#), None);
+        check("/apply-template", &format!(r#"{{"model": "m", {messages}}}"#), None);
+        check("/apply-template", r#"{"model": "m", "content": "a"}"#, Some("messages"));
+        check("/tokenize", r#"{"model": "m", "content": "a"}"#, None);
+        check("/detokenize", r#"{"model": "m", "tokens": [1]}"#, None);
+        check("/detokenize", r#"{"model": "m"}"#, Some("tokens"));
+    }
+
+    #[test]
+    fn every_endpoint_documents_its_body() {
+        let document = routes::openapi::document(&routes::operations());
+        for endpoint in Endpoint::all() {
+            let operation = &document["paths"][endpoint.path]["post"];
+            assert!(operation["requestBody"].is_object(), "{}: add `.body` in routes/mod.rs", endpoint.path);
+        }
     }
 
     #[test]
@@ -238,24 +119,24 @@ mod tests {
 
     #[test]
     fn long_lists_are_lists_of_tokens() {
-        let check = |endpoint, field: &str, item: &str, items: usize, is_read: bool| {
+        let check = |path: &str, field: &str, item: &str, items: usize, is_read: bool| {
             let list = vec![item; items].join(",");
             let body = format!(r#"{{"model": "m", "{field}": [{list}]}}"#);
-            match read_body(endpoint, body.as_bytes()) {
-                Ok(()) => assert!(is_read, "{endpoint:?} {item}"),
+            match read(path, &body) {
+                Ok(()) => assert!(is_read, "{path} {item}"),
                 Err(error) => {
-                    assert!(!is_read && error["error"]["param"] == field, "{endpoint:?} {item}: {error}");
+                    assert!(!is_read && error["error"]["param"] == field, "{path} {item}: {error}");
                 }
             }
         };
-        check(Endpoint::Completions, "prompt", "0", 131_072, true);
-        check(Endpoint::Embeddings, "input", "0", 131_072, true);
-        check(Endpoint::Embeddings, "input", r#""a""#, 2048, true);
-        check(Endpoint::OllamaEmbed, "input", "0", 131_072, true);
-        check(Endpoint::Detokenize, "tokens", "0", 131_072, true);
-        check(Endpoint::Detokenize, "tokens", "0", 1 << 21, false);
-        check(Endpoint::Responses, "input", "{}", 65_536, false);
-        check(Endpoint::Chat, "messages", "{}", 65_536, false);
-        check(Endpoint::OllamaGenerate, "prompt", "0", 65_536, false);
+        check("/v1/completions", "prompt", "0", 131_072, true);
+        check("/v1/embeddings", "input", "0", 131_072, true);
+        check("/v1/embeddings", "input", r#""a""#, 2048, true);
+        check("/api/embed", "input", "0", 131_072, true);
+        check("/detokenize", "tokens", "0", 131_072, true);
+        check("/detokenize", "tokens", "0", 1 << 21, false);
+        check("/v1/responses", "input", "{}", 65_536, false);
+        check("/v1/chat/completions", "messages", "{}", 65_536, false);
+        check("/api/generate", "prompt", "0", 65_536, false);
     }
 }

@@ -119,7 +119,8 @@ fn routes(document: &Value) -> anyhow::Result<Vec<Route>> {
 
 /// Returns a request to a route. Half of the bodies are those of the route, and two thirds are mutated.
 fn malformed(live: &Live, route: &Route, bodies: &[Input], random: &mut Random) -> Vec<u8> {
-    let own: Vec<&Input> = bodies.iter().filter(|body| body.name.starts_with(&topic(&route.path))).collect();
+    let topic = topic(&route.path);
+    let own: Vec<&Input> = bodies.iter().filter(|body| body.name.starts_with(&topic)).collect();
     let body = match random.below(2) {
         0 if !own.is_empty() => own[random.below(own.len())],
         _ => &bodies[random.below(bodies.len())],
@@ -133,14 +134,14 @@ fn malformed(live: &Live, route: &Route, bodies: &[Input], random: &mut Random) 
     live.request(&route.method, &path, &body)
 }
 
-/// Returns the start of the names of the bodies of a path: `chat` for `/v1/chat/completions`.
+/// Returns the start of the names of the bodies of a path: `chat-completions` for `/v1/chat/completions`, and
+/// `ollama-chat` for `/api/chat`.
 fn topic(path: &str) -> String {
-    let (prefix, rest) = match path.strip_prefix("/api/") {
-        Some(rest) => ("ollama-", rest),
-        None => ("", path.strip_prefix("/v1").unwrap_or(path).trim_start_matches('/')),
+    let words = match path.strip_prefix("/api/") {
+        Some(rest) => format!("ollama-{rest}"),
+        None => path.strip_prefix("/v1").unwrap_or(path).trim_start_matches('/').to_owned(),
     };
-    let first = rest.split('/').next().unwrap_or_default().trim_end_matches('s');
-    format!("{prefix}{first}")
+    words.replace(['/', '_'], "-")
 }
 
 /// Bytes to send.
@@ -171,6 +172,7 @@ fn formed(request: Vec<u8>, form: usize, random: &mut Random) -> Form {
 
 #[cfg(test)]
 mod tests {
+    use narthex_server::fuzzing::Endpoint;
     use serde_json::json;
 
     use super::*;
@@ -212,29 +214,12 @@ mod tests {
     }
 
     #[test]
-    fn most_routes_have_bodies_of_their_own() {
+    fn every_endpoint_has_a_body_of_its_own() {
         let bodies = seeds::of(Target::Request).unwrap();
-        for path in [
-            "/v1/chat/completions",
-            "/v1/completions",
-            "/v1/responses",
-            "/v1/embeddings",
-            "/v1/messages",
-            "/v1/rerank",
-            "/v1/answer",
-            "/v1/fill",
-            "/tokenize",
-            "/detokenize",
-            "/apply-template",
-            "/api/chat",
-            "/api/generate",
-            "/api/embed",
-            "/api/embeddings",
-            "/api/show",
-            "/api/pull",
-        ] {
+        for Endpoint { path, .. } in Endpoint::all() {
             let topic = topic(path);
-            assert!(bodies.iter().any(|body| body.name.starts_with(&topic)), "{path}: {topic}");
+            let is_listed = bodies.iter().any(|body| body.name == topic);
+            assert!(is_listed, "{path}: add a body named {topic} to xtask/src/fuzz/seeds/requests.rs");
         }
     }
 }

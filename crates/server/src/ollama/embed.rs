@@ -46,13 +46,13 @@ impl FromBody for EmbedBody {
 
     fn read(body: &[u8], ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
         let fields = ["model", "input", "truncate", "dimensions"];
-        hints::read_body(body, &[&fields], hints::OF_EMBEDDINGS, ignored)
+        hints::read_with_hints(body, &[&fields], hints::OF_EMBEDDINGS, ignored)
     }
 }
 
 impl FromBody for PromptEmbedBody {
     fn read(body: &[u8], ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
-        hints::read_body(body, &[&["model", "prompt"]], hints::OF_EMBEDDINGS, ignored)
+        hints::read_with_hints(body, &[&["model", "prompt"]], hints::OF_EMBEDDINGS, ignored)
     }
 }
 

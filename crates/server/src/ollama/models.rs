@@ -175,7 +175,7 @@ pub(crate) struct ShowBody {
 
 impl FromBody for ShowBody {
     fn read(body: &[u8], _: &mut IgnoredParameters) -> Result<Self, ApiError> {
-        let read: Self = body::read_body(body, &[NamedModel::FIELDS, &["verbose"]])?;
+        let read: Self = body::read_strict(body, &[NamedModel::FIELDS, &["verbose"]])?;
         read.model.check()?;
         Ok(read)
     }

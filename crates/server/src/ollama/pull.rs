@@ -43,7 +43,7 @@ pub(crate) struct PullBody {
 
 impl FromBody for PullBody {
     fn read(body: &[u8], _: &mut IgnoredParameters) -> Result<Self, ApiError> {
-        let read: Self = body::read_body(body, &[NamedModel::FIELDS, &["stream", "insecure"]])?;
+        let read: Self = body::read_strict(body, &[NamedModel::FIELDS, &["stream", "insecure"]])?;
         read.model.check()?;
         Ok(read)
     }

@@ -44,7 +44,7 @@ pub(crate) struct ParsedAnswer {
 
 impl FromBody for ParsedAnswer {
     fn read(bytes: &[u8], ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
-        let body: AnswerBody = hints::read_body(bytes, &[FIELDS], &[], ignored)?;
+        let body: AnswerBody = hints::read_with_hints(bytes, &[FIELDS], &[], ignored)?;
         let mut request = AnswerRequest::new(body.question, body.context);
         request.top_k = body.top_k.unwrap_or(request.top_k);
         request.longest = body.max_answer_tokens.unwrap_or(request.longest);

@@ -71,7 +71,7 @@ impl FromBody for ParsedCompletion {
 
     fn read(body: &[u8], ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
         let fields = [FIELDS, ChoiceOptions::FIELDS, Sampling::FIELDS, GrammarOptions::FIELDS];
-        let request: CompletionBody = hints::read_body(body, &fields, &[], ignored)?;
+        let request: CompletionBody = hints::read_with_hints(body, &fields, &[], ignored)?;
         let choices: ChoiceOptions = body::read_fields(body)?;
         let sampling: Sampling = body::read_fields(body)?;
         let grammar = body::read_fields::<GrammarOptions>(body)?.grammar(None)?;

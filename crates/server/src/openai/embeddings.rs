@@ -69,7 +69,7 @@ impl FromBody for ParsedEmbeddings {
     const TOKENS: Option<&'static str> = Some("input");
 
     fn read(bytes: &[u8], ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
-        let body: EmbeddingsBody = hints::read_body(bytes, &[FIELDS], &[], ignored)?;
+        let body: EmbeddingsBody = hints::read_with_hints(bytes, &[FIELDS], &[], ignored)?;
         let truncate = body.truncate.map(|truncate| match truncate {
             Truncate::Flag(flag) => flag,
             Truncate::End(end) => matches!(end, End::End),

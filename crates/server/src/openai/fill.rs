@@ -68,7 +68,7 @@ pub(crate) struct ParsedFill {
 
 impl FromBody for ParsedFill {
     fn read(bytes: &[u8], ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
-        let body: FillBody = hints::read_body(bytes, &[FIELDS], &[], ignored)?;
+        let body: FillBody = hints::read_with_hints(bytes, &[FIELDS], &[], ignored)?;
         Ok(Self { model: body.model.clone(), request: body.into_request()? })
     }
 }

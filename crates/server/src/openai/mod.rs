@@ -17,17 +17,9 @@ pub(crate) mod token_endpoints;
 use narthex_gateway::request::{FinishReason, Summary};
 use narthex_spec::date::unix_now;
 use schemars::JsonSchema;
-use serde::{Serialize, de::DeserializeOwned};
+use serde::Serialize;
 
-use crate::{
-    error::ApiError,
-    protocol::{body, id, ignored::CALLER_FIELDS},
-};
-
-/// Reads a body with these fields and the caller's. Refuses other fields, as [`body::read_body`] does.
-pub(crate) fn read_body<T: DeserializeOwned>(body: &[u8], fields: &[&[&str]]) -> Result<T, ApiError> {
-    body::read_body(body, &[fields, &[CALLER_FIELDS]].concat())
-}
+use crate::protocol::id;
 
 /// Value of `system_fingerprint`: the program that computes the answers.
 const FINGERPRINT: &str = concat!("narthex-", env!("CARGO_PKG_VERSION"));

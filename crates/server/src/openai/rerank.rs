@@ -96,7 +96,7 @@ pub(crate) struct ParsedRerank {
 
 impl FromBody for ParsedRerank {
     fn read(bytes: &[u8], ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
-        let body: RerankBody = hints::read_body(bytes, &[FIELDS], &[], ignored)?;
+        let body: RerankBody = hints::read_with_hints(bytes, &[FIELDS], &[], ignored)?;
         let request = RerankRequest {
             query: body.query,
             documents: body.documents.into_iter().map(Document::into_text).collect(),

@@ -14,10 +14,7 @@ use narthex_gateway::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{
-    messages::{WireMessage, into_messages},
-    read_body,
-};
+use super::messages::{WireMessage, into_messages};
 use crate::{
     app::App,
     error::ApiError,
@@ -25,7 +22,7 @@ use crate::{
         blocking::{WholeText, run_cancellable, run_tokenizing},
         body::{self, Body, FromBody},
         conversation,
-        ignored::IgnoredParameters,
+        ignored::{CALLER_FIELDS, IgnoredParameters},
         reasoning::ReasoningOptions,
         tools::{WireTool, into_tools},
     },
@@ -124,7 +121,7 @@ impl FromBody for DetokenizeBody {
     const TOKENS: Option<&'static str> = Some("tokens");
 
     fn read(body: &[u8], _: &mut IgnoredParameters) -> Result<Self, ApiError> {
-        read_body(body, &[&["model", "tokens"]])
+        body::read_strict(body, &[&["model", "tokens"], CALLER_FIELDS])
     }
 }
 
@@ -140,7 +137,7 @@ impl TokenizeBody {
             "add_special_tokens",
             "parse_special",
         ];
-        let read: Self = read_body(body, &[&fields, ReasoningOptions::FIELDS])?;
+        let read: Self = body::read_strict(body, &[&fields, ReasoningOptions::FIELDS, CALLER_FIELDS])?;
         Ok(Self { reasoning: body::read_fields(body)?, ..read })
     }
 

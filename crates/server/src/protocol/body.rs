@@ -113,7 +113,7 @@ pub(crate) fn read_checked<T: FromBody>(body: &[u8]) -> Result<T, ApiError> {
 
 /// Reads a body with these fields. Refuses every other field with a value other than null, false or empty: if it were
 /// ignored, the answer would be to a different request.
-pub(crate) fn read_body<T: DeserializeOwned>(body: &[u8], known: &[&[&str]]) -> Result<T, ApiError> {
+pub(crate) fn read_strict<T: DeserializeOwned>(body: &[u8], known: &[&[&str]]) -> Result<T, ApiError> {
     let unknown = outline::unknown_field(body, known)?;
     let read = read_fields(body)?;
     match unknown {
@@ -122,7 +122,7 @@ pub(crate) fn read_body<T: DeserializeOwned>(body: &[u8], known: &[&[&str]]) -> 
     }
 }
 
-/// Reads some fields of a body that [`read_body`] has read. An error names the field. Structs that share one JSON
+/// Reads some fields of a body that [`read_strict`] has read. An error names the field. Structs that share one JSON
 /// object are read one by one, because serde loses the path of flattened fields.
 pub(crate) fn read_fields<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let mut json = serde_json::Deserializer::from_slice(body);
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn errors_name_the_field() {
-        let read = |body: &str| read_body::<Sample>(body.as_bytes(), &[&["model", "n"]]);
+        let read = |body: &str| read_strict::<Sample>(body.as_bytes(), &[&["model", "n"]]);
         let check = |body: &str, param: Option<&str>, text: &str| {
             let error = read(body).unwrap_err().body();
             assert_eq!(error["error"]["param"].as_str(), param, "{error}");

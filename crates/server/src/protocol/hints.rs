@@ -186,15 +186,15 @@ pub(crate) fn without_effect(name: &str, value: &Value) -> Option<&'static str> 
 }
 
 /// Reads a body with these fields, and with the hints that are not among them: those of every endpoint, and `own`. Adds
-/// the hints to `ignored`. Refuses other fields, as [`body::read_body`] does, and hints that would require an effect.
-pub(crate) fn read_body<T: DeserializeOwned>(
+/// the hints to `ignored`. Refuses other fields, as [`body::read_strict`] does, and hints that would require an effect.
+pub(crate) fn read_with_hints<T: DeserializeOwned>(
     bytes: &[u8],
     fields: &[&[&str]],
     own: &'static [&'static str],
     ignored: &mut IgnoredParameters,
 ) -> Result<T, ApiError> {
     let names: Vec<&str> = HINTS.iter().map(|(name, _)| *name).collect();
-    let body = body::read_body(bytes, &[fields, &[&names, CALLER_FIELDS, own]].concat())?;
+    let body = body::read_strict(bytes, &[fields, &[&names, CALLER_FIELDS, own]].concat())?;
     let mut json = serde_json::Deserializer::from_slice(bytes);
     let hints = json.deserialize_map(HintVisitor { fields, own }).map_err(|error| {
         ApiError::plain(StatusCode::BAD_REQUEST, format!("the body is not the expected JSON: {error}"))
@@ -309,7 +309,7 @@ mod tests {
         let fields: &[&[&str]] = &[&["model", "repeat_penalty"], &["presence_penalty"]];
         let check = |body: &str, expect: Result<&[&str], &str>| {
             let mut ignored = IgnoredParameters::default();
-            let read = read_body::<Value>(body.as_bytes(), fields, OF_RESPONSES, &mut ignored);
+            let read = read_with_hints::<Value>(body.as_bytes(), fields, OF_RESPONSES, &mut ignored);
             match (read, expect) {
                 (Ok(_), Ok(names)) => assert_eq!(ignored.names(), names, "{body}"),
                 (Err(error), Err(param)) => assert_eq!(error.body()["error"]["param"], param, "{body}"),
@@ -372,7 +372,7 @@ mod tests {
     fn a_field_of_the_endpoint_is_not_a_hint() {
         let body = br#"{"best_of": 3, "n": 3, "tool_choice": "required"}"#;
         let mut ignored = IgnoredParameters::default();
-        read_body::<Value>(body, &[&["n"], &["tool_choice"]], &[], &mut ignored).unwrap();
+        read_with_hints::<Value>(body, &[&["n"], &["tool_choice"]], &[], &mut ignored).unwrap();
         assert_eq!(ignored.names(), ["best_of"]);
     }
 }

@@ -29,7 +29,7 @@ pub(crate) struct ConversationBody<T> {
 
 impl<T: DeserializeOwned> ConversationBody<T> {
     /// Reads a body with these fields, the shared ones and hints, whose names are added to `ignored`. `hints` are those
-    /// of the protocol. Refuses other fields, as [`body::read_body`] does.
+    /// of the protocol. Refuses other fields, as [`body::read_strict`] does.
     pub(crate) fn read(
         bytes: &[u8],
         fields: &[&[&str]],
@@ -37,7 +37,7 @@ impl<T: DeserializeOwned> ConversationBody<T> {
         ignored: &mut IgnoredParameters,
     ) -> Result<Self, ApiError> {
         let fields = [fields, &[Sampling::FIELDS, ReasoningOptions::FIELDS, GrammarOptions::FIELDS]].concat();
-        let own = hints::read_body(bytes, &fields, hints, ignored)?;
+        let own = hints::read_with_hints(bytes, &fields, hints, ignored)?;
         let shared = SharedFields {
             sampling: body::read_fields(bytes)?,
             reasoning: body::read_fields(bytes)?,

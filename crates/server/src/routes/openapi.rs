@@ -19,15 +19,36 @@ use crate::{
     error::OpenAiErrorBody,
     protocol::{
         Protocol,
+        body::{Body, FromBody},
         errors::{AnthropicErrorBody, OllamaErrorBody},
     },
 };
+#[cfg(any(test, feature = "fuzzing"))]
+use crate::{error::ApiError, protocol::body::read_checked};
 
 /// Returns the schema of a type.
 type SchemaOf = fn(&mut SchemaGenerator) -> Schema;
 
 fn schema_of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
     generator.subschema_for::<T>()
+}
+
+/// Reads a body, or returns the error of the request.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) type ReadBody = fn(&[u8]) -> Result<(), ApiError>;
+
+/// Arguments of a handler that reads a body, with axum's marker before them.
+pub(crate) trait BodyArguments {
+    /// The request in the body.
+    type Body: FromBody;
+}
+
+impl<M, A, B: FromBody> BodyArguments for (M, A, Body<B>) {
+    type Body = B;
+}
+
+impl<M, A1, A2, B: FromBody> BodyArguments for (M, A1, A2, Body<B>) {
+    type Body = B;
 }
 
 /// A route with its documentation.
@@ -37,6 +58,9 @@ pub(crate) struct Operation {
     pub(crate) access: PathAccess,
     /// Set for a report about the server itself, which is answered whatever its clients do.
     pub(crate) is_report: bool,
+    /// Reads a body up to the call of the gateway.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(crate) reader: Option<ReadBody>,
     method: &'static str,
     summary: &'static str,
     /// Types that share the body's object.
@@ -65,6 +89,8 @@ impl Operation {
             handler,
             access: PathAccess::default(),
             is_report: false,
+            #[cfg(any(test, feature = "fuzzing"))]
+            reader: None,
             method,
             summary,
             bodies: Vec::new(),
@@ -81,13 +107,16 @@ impl Operation {
         Self::new("get", path, routing::get(handler), summary)
     }
 
-    /// Creates an operation for POST.
-    pub(crate) fn post<T: 'static>(
+    /// Creates an operation for POST, whose handler reads a body.
+    pub(crate) fn post<T: BodyArguments + 'static>(
         path: &'static str,
         handler: impl Handler<T, ()>,
         summary: &'static str,
     ) -> Self {
-        Self::new("post", path, routing::post(handler), summary)
+        let operation = Self::new("post", path, routing::post(handler), summary);
+        #[cfg(any(test, feature = "fuzzing"))]
+        let operation = Self { reader: Some(|body| read_checked::<T::Body>(body).map(drop)), ..operation };
+        operation
     }
 
     /// Creates an operation for DELETE.

@@ -8,7 +8,7 @@ use narthex_server::{AccessOptions, Authentication, ServeError, ServeOptions, ru
 use narthex_testkit::checkpoint::{BERT_MAX_LENGTH, LLAMA_CONTEXT};
 use serde_json::{Value, json};
 
-use crate::support::{Answer, Live, Tiny, chat, local, with};
+use crate::support::{Answer, Live, Tiny, chat, check_paths, local, with};
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
@@ -294,6 +294,7 @@ fn a_path_has_the_same_answer_whether_its_file_exists_or_not() {
     let user = json!([{"role": "user", "content": "x"}]);
     let requests = [
         (CHAT, json!({"messages": user})),
+        ("/v1/responses/input_tokens", json!({"input": "x"})),
         (COMPLETIONS, json!({"prompt": "x"})),
         (EMBEDDINGS, json!({"input": "x"})),
         ("/v1/responses", json!({"input": "x"})),
@@ -312,6 +313,8 @@ fn a_path_has_the_same_answer_whether_its_file_exists_or_not() {
         ("/api/show", json!({})),
         ("/api/pull", json!({"stream": false})),
     ];
+    let document = live.get("/openapi.json").json();
+    check_paths(&document, requests.iter().map(|(path, _)| *path));
     for (route, body) in requests {
         let ask = |model: String| live.post(route, &with(body.clone(), json!({"model": model})));
         let paths = [

@@ -6,7 +6,7 @@ use jsonschema::Validator;
 use narthex_gateway::Config;
 use serde_json::{Map, Value, json};
 
-use crate::support::{Head, Live, Tiny, chat, with};
+use crate::support::{Head, Live, Tiny, chat, check_paths, with};
 
 fn validator(document: &Value, schema: &Value) -> Validator {
     let mut schema = schema.clone();
@@ -38,18 +38,20 @@ fn answers_are_those_of_the_document() {
     let tiny = Tiny::new();
     let (model, embedding) = (tiny.chat(), tiny.embedding());
     let (reranker, masked) = (tiny.encoder("bert", Head::Score), tiny.encoder("bert", Head::Masked));
+    let spans = tiny.encoder("bert", Head::Spans);
     let live = Live::start(tiny.config());
     let document = live.get("/openapi.json").json();
     assert_eq!(document["openapi"], "3.1.0");
     let messages = json!([{"role": "user", "content": "the cat"}]);
     let brief = json!({"model": model, "messages": messages, "max_tokens": 2});
     let text = json!({"model": model, "content": "the cat"});
-    for (path, body) in [
+    let requests = [
         ("/v1/chat/completions", with(chat(&model, 2), json!({"logprobs": true}))),
         ("/v1/completions", json!({"model": model, "prompt": "the cat", "max_tokens": 2, "logprobs": 1})),
         ("/v1/responses", json!({"model": model, "input": "the cat", "max_output_tokens": 2})),
         ("/v1/messages", brief.clone()),
         ("/v1/messages/count_tokens", brief),
+        ("/v1/responses/input_tokens", json!({"model": model, "input": "the cat"})),
         ("/v1/embeddings", json!({"model": embedding, "input": ["the cat"]})),
         ("/v1/embeddings", json!({"model": embedding, "input": "the cat", "encoding_format": "base64"})),
         (
@@ -57,6 +59,7 @@ fn answers_are_those_of_the_document() {
             json!({"model": reranker, "query": "a", "documents": ["b"], "return_documents": true}),
         ),
         ("/v1/fill", json!({"model": masked, "text": "the [MASK]"})),
+        ("/v1/answer", json!({"model": spans, "question": "a", "context": "the cat"})),
         ("/tokenize", text),
         ("/detokenize", json!({"model": model, "tokens": [5]})),
         ("/apply-template", json!({"model": model, "messages": messages})),
@@ -66,7 +69,9 @@ fn answers_are_those_of_the_document() {
         ("/api/embeddings", json!({"model": embedding, "prompt": "the cat"})),
         ("/api/show", json!({"model": model})),
         ("/api/pull", json!({"model": model, "stream": false})),
-    ] {
+    ];
+    check_paths(&document, requests.iter().map(|(path, _)| *path));
+    for (path, body) in requests {
         let answer = live.post(path, &body);
         assert_eq!(answer.status, 200, "{path}: {}", answer.text());
         check(&document, "post", path, 200, &answer.json());

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
 use std::{
+    collections::BTreeSet,
     io::{self, BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpStream},
     sync::mpsc,
@@ -280,6 +281,15 @@ pub(crate) fn chat(model: &str, max_tokens: usize) -> Value {
         "model": model, "messages": [{"role": "user", "content": "the cat"}], "max_tokens": max_tokens,
         "temperature": 0, "logit_bias": unending(),
     })
+}
+
+/// Checks that a test has a request to every path whose body the API's document describes.
+#[track_caller]
+pub(crate) fn check_paths<'a>(document: &Value, tested: impl Iterator<Item = &'a str>) {
+    let paths = document["paths"].as_object().unwrap().iter();
+    let with_body = paths.filter(|(_, methods)| methods["post"]["requestBody"].is_object());
+    let expected: BTreeSet<&str> = with_body.map(|(path, _)| path.as_str()).collect();
+    assert_eq!(tested.collect::<BTreeSet<_>>(), expected, "expected a request to every path with a body");
 }
 
 /// Returns the request with changed or added fields.

@@ -1,4 +1,5 @@
-//! Bodies of requests; every endpoint parses each of them.
+//! Bodies of requests; every endpoint parses each of them. The name of a body begins with its path, as
+//! `attack/routes.rs` writes it.
 
 use serde_json::{Value, json};
 
@@ -50,9 +51,9 @@ fn valid() -> Vec<(&'static str, Value)> {
         {"role": "tool", "content": "3", "tool_call_id": "c1"},
     ]);
     vec![
-        ("chat", json!({"model": "m", "messages": messages})),
+        ("chat-completions", json!({"model": "m", "messages": messages})),
         (
-            "chat-full",
+            "chat-completions-full",
             json!({
                 "model": "smollm2:135m", "messages": messages, "max_completion_tokens": 40, "temperature": 0.7, "top_p": 0.9,
                 "top_k": 40, "min_p": 0.05, "repetition_penalty": 1.1, "presence_penalty": -0.5, "frequency_penalty": 0.5,
@@ -62,21 +63,21 @@ fn valid() -> Vec<(&'static str, Value)> {
             }),
         ),
         (
-            "completion",
+            "completions",
             json!({
                 "model": "m", "prompt": "Once", "max_tokens": 8, "echo": true, "logprobs": 2, "stop": "\n", "best_of": 1,
             }),
         ),
-        ("completions", json!({"model": "m", "prompt": ["a", "b"]})),
-        ("completion-tokens", json!({"model": "m", "prompt": [1, 2, 3]})),
-        ("embedding", json!({"model": "m", "input": "a cat"})),
+        ("completions-list", json!({"model": "m", "prompt": ["a", "b"]})),
+        ("completions-tokens", json!({"model": "m", "prompt": [1, 2, 3]})),
+        ("embeddings", json!({"model": "m", "input": "a cat"})),
         (
-            "embeddings",
+            "embeddings-list",
             json!({
                 "model": "m", "input": ["a", "b"], "encoding_format": "base64", "dimensions": 8, "truncate": "END",
             }),
         ),
-        ("embedding-tokens", json!({"model": "m", "input": [[1, 2], [3]], "truncate": true})),
+        ("embeddings-tokens", json!({"model": "m", "input": [[1, 2], [3]], "truncate": true})),
         (
             "rerank",
             json!({"model": "m", "query": "q", "documents": ["a", {"text": "b"}], "top_n": 1, "truncate": true}),
@@ -95,7 +96,7 @@ fn agents() -> Vec<(&'static str, Value)> {
     let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]});
     vec![
         (
-            "chat-tools",
+            "chat-completions-tools",
             json!({
                 "model": "m", "tools": [{"type": "function", "function": {"name": "f", "parameters": schema, "strict": true}}],
                 "tool_choice": {"type": "function", "function": {"name": "f"}}, "parallel_tool_calls": false,
@@ -109,7 +110,7 @@ fn agents() -> Vec<(&'static str, Value)> {
             }),
         ),
         (
-            "chat-schema",
+            "chat-completions-schema",
             json!({
                 "model": "m", "messages": [{"role": "user", "content": "a"}],
                 "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": true}},
@@ -164,8 +165,9 @@ fn without_generation() -> Vec<(&'static str, Value)> {
         ),
         ("ollama-show", json!({"name": "m", "verbose": true})),
         ("ollama-pull", json!({"model": "m", "stream": true, "insecure": false})),
+        ("responses-input-tokens", json!({"model": "m", "input": "a", "instructions": "Be brief."})),
         (
-            "count-tokens",
+            "messages-count-tokens",
             json!({
                 "model": "m", "system": "s", "tools": [{"name": "f", "input_schema": schema}],
                 "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}],
