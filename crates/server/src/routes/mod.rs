@@ -53,6 +53,7 @@ use crate::{
         rerank::{self, RerankAnswer},
         responses::{
             self, DeletedResponse, NumberedEvent, ResponseInputTokens, ResponseObject, ResponseStore,
+            input_items::InputItemList,
         },
         stream::Chunk,
         token_endpoints::{self, DetokenizeBody, TemplateText, TokenList, TokenText, TokenizeBody},
@@ -183,6 +184,12 @@ fn of_openai() -> Vec<Operation> {
         .answers::<ResponseInputTokens>(),
         Op::get("/v1/responses/{id}", responses::retrieve, "Return a stored response")
             .answers::<ResponseObject>(),
+        Op::get(
+            "/v1/responses/{id}/input_items",
+            responses::input_items::list,
+            "List the input of a stored response",
+        )
+        .answers::<InputItemList>(),
         Op::delete("/v1/responses/{id}", responses::remove, "Remove a stored response")
             .answers::<DeletedResponse>(),
         Op::post("/v1/embeddings", embeddings::create, "Embed texts")

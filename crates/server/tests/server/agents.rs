@@ -327,6 +327,11 @@ fn responses_are_stored_continued_and_removed() {
     let first = ask(json!({"input": "the cat", "instructions": "Be brief."})).json();
     let id = first["id"].as_str().unwrap();
     assert_eq!(live.get(&format!("/v1/responses/{id}")).json(), first);
+    let items = live.get(&format!("/v1/responses/{id}/input_items")).json();
+    assert_eq!((items["data"].as_array().unwrap().len(), &items["has_more"]), (1, &json!(false)));
+    assert_eq!(items["data"][0]["content"], json!([{"type": "input_text", "text": "the cat"}]));
+    live.get(&format!("/v1/responses/{id}/input_items?limit=x")).error(400);
+    live.get("/v1/responses/resp_none/input_items").error(404);
     let streamed = live.get(&format!("/v1/responses/{id}?starting_after=1&stream=true")).error(400);
     assert_eq!(streamed["param"], "stream");
     assert_eq!((&first["store"], &first["instructions"]), (&json!(true), &json!("Be brief.")));

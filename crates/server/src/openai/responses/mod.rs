@@ -2,6 +2,7 @@
 
 mod event;
 mod history;
+pub(crate) mod input_items;
 mod item;
 mod object;
 mod request;

@@ -60,6 +60,17 @@ pub(crate) struct Turn {
     charge: Charge,
 }
 
+impl Turn {
+    pub(super) fn messages(&self) -> &[Message] {
+        &self.messages
+    }
+
+    /// Returns the memory of the messages in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        self.charge.bytes
+    }
+}
+
 /// Turns of a conversation, the oldest first.
 pub(crate) type Turns = Vec<Arc<Turn>>;
 
@@ -118,6 +129,12 @@ impl ResponseStore {
         let responses = self.responses.lock();
         let found = responses.iter().find(|stored| stored.id == id && stored.owner == owner);
         found.map(|stored| stored.turns.clone())
+    }
+
+    /// Returns the input of a response of this owner.
+    pub(super) fn input(&self, owner: Option<KeyHash>, id: &str) -> Option<Arc<Turn>> {
+        // The last turn is the answer.
+        self.turns(owner, id)?.into_iter().nth_back(1)
     }
 
     /// Returns the memory of all stored responses in bytes.
