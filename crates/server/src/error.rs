@@ -7,7 +7,7 @@ use axum::{
     Json,
     http::{
         HeaderValue, StatusCode,
-        header::{RETRY_AFTER, WWW_AUTHENTICATE},
+        header::{ACCEPT_ENCODING, RETRY_AFTER, WWW_AUTHENTICATE},
     },
     response::{IntoResponse, Response},
 };
@@ -277,6 +277,9 @@ impl IntoResponse for ApiError {
         let mut response = (self.status, Json(self.typed_body())).into_response();
         let (message, param, overlong) = (self.message(), self.param(), self.overlong);
         response.extensions_mut().insert(ErrorMessage { message, overlong, param });
+        if response.status() == StatusCode::UNSUPPORTED_MEDIA_TYPE {
+            response.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
+        }
         if response.status() == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }

@@ -7,7 +7,7 @@ use std::{net::IpAddr, str::FromStr};
 
 use axum::{
     extract::Request,
-    http::{StatusCode, header::HOST},
+    http::{StatusCode, Version, header::HOST},
 };
 
 use crate::error::ApiError;
@@ -152,7 +152,8 @@ impl HostList {
     }
 
     /// Refuses a request unless it has exactly one well-formed host, and that host is in the list. HTTP/2 has the host
-    /// in `:authority`, HTTP/1.1 in `Host` or in the request's target; if a request has both, both are checked.
+    /// in `:authority`, HTTP/1.1 in `Host` or in the request's target; if a request has both, both are checked. A request
+    /// of HTTP/1.0 may have none.
     pub(crate) fn check(&self, request: &Request) -> Result<(), ApiError> {
         let bad = |message: &str| Err(ApiError::plain(StatusCode::BAD_REQUEST, message));
         let mut headers = request.headers().get_all(HOST).iter();
@@ -162,7 +163,8 @@ impl HostList {
         }
         let target = request.uri().authority().map(|authority| authority.as_str());
         let header = header.map(|value| value.to_str().unwrap_or_default());
-        if target.is_none() && header.is_none() {
+        // HTTP/1.0 has no Host header. Browsers, which DNS rebinding needs, send HTTP/1.1 or later.
+        if target.is_none() && header.is_none() && request.version() > Version::HTTP_10 {
             return bad("expected a Host header, found none; send Host: localhost");
         }
         for named in [target, header].into_iter().flatten() {
@@ -238,6 +240,8 @@ mod tests {
     fn missing_doubled_and_malformed_hosts_are_refused() {
         let list = HostList::local(Vec::new());
         assert_eq!(status(&list, "/x", &[]), 400);
+        let old = Request::builder().version(Version::HTTP_10).uri("/x").body(Body::empty()).unwrap();
+        assert!(list.check(&old).is_ok());
         assert_eq!(status(&list, "/x", &["localhost", "localhost"]), 400);
         for host in ["", "localhost:x", "localhost:800000", "u@localhost", "a b", "[::1", "localhost:80:80"] {
             assert_eq!(status(&list, "/x", &[host]), 400, "{host}");

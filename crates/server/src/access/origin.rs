@@ -9,7 +9,7 @@ use std::str::FromStr;
 use axum::{
     extract::Request,
     http::{
-        HeaderMap, HeaderValue, StatusCode,
+        HeaderMap, HeaderName, HeaderValue, StatusCode,
         header::{
             ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
             ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_REQUEST_HEADERS, ORIGIN, VARY,
@@ -134,13 +134,23 @@ impl OriginList {
     }
 }
 
+/// Header of the preflight request of a public page for a server in a private network, or on this machine.
+const REQUEST_PRIVATE_NETWORK: HeaderName = HeaderName::from_static("access-control-request-private-network");
+
+/// Header of its answer.
+const ALLOW_PRIVATE_NETWORK: HeaderName = HeaderName::from_static("access-control-allow-private-network");
+
 /// Responds to a preflight request. Any request header is allowed, because access depends only on the origin.
 pub(crate) fn preflight(origin: HeaderValue, headers: &HeaderMap) -> Response {
     let usual = HeaderValue::from_static("Authorization, Content-Type");
     let asked = headers.get(ACCESS_CONTROL_REQUEST_HEADERS).cloned().unwrap_or(usual);
+    let is_private = headers.get(REQUEST_PRIVATE_NETWORK).is_some_and(|value| value == "true");
     let mut response = StatusCode::NO_CONTENT.into_response();
     allow(origin, &mut response);
     let headers = response.headers_mut();
+    if is_private {
+        headers.insert(ALLOW_PRIVATE_NETWORK, HeaderValue::from_static("true"));
+    }
     headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, DELETE"));
     headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, asked);
     response

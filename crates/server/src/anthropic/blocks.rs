@@ -9,7 +9,7 @@ use crate::{
     error::ApiError,
     protocol::{
         body,
-        conversation::{omission_note, stable_text},
+        conversation::{join_parts, omission_note, stable_text},
         text_or_list::{ListElement, TextOrList},
     },
 };
@@ -162,7 +162,7 @@ impl Blocks {
             Self::Text(text) => Some(text),
             Self::List(blocks) => {
                 let texts: Option<Vec<_>> = blocks.into_iter().map(Block::into_plain_text).collect();
-                Some(texts?.join("\n"))
+                Some(join_parts(texts?))
             }
         }
     }
@@ -177,6 +177,6 @@ impl Blocks {
             Block::Text { text } => stable_text(role, text).map(Ok),
             other => Some(other.into_plain_text().ok_or_else(|| not_text(path))),
         });
-        Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
+        Ok(join_parts(texts.collect::<Result<Vec<_>, _>>()?))
     }
 }

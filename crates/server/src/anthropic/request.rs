@@ -13,7 +13,7 @@ use crate::{
     error::ApiError,
     protocol::{
         body,
-        conversation::stable_text,
+        conversation::{join_parts, stable_text},
         ignored::IgnoredParameters,
         reasoning::{Effort, ThinkingSettings},
         shared_fields::SharedFields,
@@ -170,7 +170,7 @@ impl WireTurn {
         }
         if !texts.is_empty() || !tool_calls.is_empty() || !has_results {
             let reasoning_content = (!reasoning.is_empty()).then(|| reasoning.join("\n"));
-            messages.push(Message { tool_calls, reasoning_content, ..Message::new(role, texts.join("\n")) });
+            messages.push(Message { tool_calls, reasoning_content, ..Message::new(role, join_parts(texts)) });
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::{
     error::ApiError,
     protocol::{
-        conversation::{omission_note, stable_text},
+        conversation::{join_parts, omission_note, stable_text},
         custom_tools, outline,
         text_or_list::{ListElement, TextOrList},
     },
@@ -94,7 +94,7 @@ impl Content {
                     let text = part.into_text(role, &format!("{path}[{index}]"));
                     text.map(|text| stable_text(role, text)).transpose()
                 });
-                texts.collect()
+                Ok(join_parts(texts.collect::<Result<Vec<_>, _>>()?))
             }
         }
     }
@@ -223,7 +223,7 @@ mod tests {
         let read = message(json!({"role": "function", "name": "f", "content": "7"})).unwrap();
         assert_eq!((read.role, read.name.as_deref()), (Role::Tool, Some("f")));
         let parts = json!([{"type": "input_text", "text": "a"}, {"type": "refusal", "refusal": "b"}]);
-        assert_eq!(message(json!({"role": "user", "content": parts})).unwrap().content, "ab");
+        assert_eq!(message(json!({"role": "user", "content": parts})).unwrap().content, "a\nb");
         assert_eq!(message(json!({"role": "assistant", "refusal": "no"})).unwrap().content, "no");
         let parts = json!([{"type": "text", "text": "x-anthropic-billing-header: cch=1;"}, {"type": "text", "text": "a"}]);
         assert_eq!(message(json!({"role": "system", "content": parts})).unwrap().content, "a");
@@ -247,7 +247,7 @@ mod tests {
         let parts = json!([{"type": "text", "text": "A cat."}, image, {"type": "input_file"}]);
         let read = message(json!({"role": "tool", "tool_call_id": "c1", "content": parts})).unwrap();
         let note = |what: &str| format!("[{what} omitted: this model reads text]");
-        assert_eq!(read.content, format!("A cat.{}{}", note("image"), note("file")));
+        assert_eq!(read.content, format!("A cat.\n{}\n{}", note("image"), note("file")));
     }
 
     #[test]

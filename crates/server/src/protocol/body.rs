@@ -11,7 +11,7 @@ use axum::{
 use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error};
 use serde_json::Value;
 
-use super::{ignored::IgnoredParameters, outline};
+use super::{ignored::IgnoredParameters, lenient_json, outline};
 use crate::{
     app::{App, ServerResources},
     error::ApiError,
@@ -73,8 +73,9 @@ impl<S: Send + Sync, T: FromBody> FromRequest<S> for Body<T> {
         };
         let (held, budget) = (reservation.clone(), bodies.clone());
         let count = move || {
-            let bytes = encoding.decode(bytes)?;
+            let mut bytes = encoding.decode(bytes)?;
             drop(compressed);
+            lenient_json::normalise(&mut bytes);
             held.shrink(bytes.len());
             let values = outline::count_values(&bytes, T::TOKENS)?.bytes();
             if budget.try_reserve_values(&held, values) {
@@ -107,8 +108,10 @@ enum CountedBody<T> {
 /// Reads a body as [`Body`] does, without reserving memory.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn read_checked<T: FromBody>(body: &[u8]) -> Result<T, ApiError> {
-    outline::count_values(body, T::TOKENS)?;
-    T::read(body, &mut IgnoredParameters::default())
+    let mut body = body.to_vec();
+    lenient_json::normalise(&mut body);
+    outline::count_values(&body, T::TOKENS)?;
+    T::read(&body, &mut IgnoredParameters::default())
 }
 
 /// Reads a body with these fields. Refuses every other field with a value other than null, false or empty: if it were

@@ -46,6 +46,20 @@ pub(crate) fn stable_text(role: Role, text: String) -> Option<String> {
     Some(lines.collect()).filter(|text: &String| !text.is_empty())
 }
 
+/// Returns the text of a message with these parts, in every protocol: a part begins a new line, unless there is white
+/// space between it and the part before it.
+pub(crate) fn join_parts(parts: impl IntoIterator<Item = String>) -> String {
+    let mut text = String::new();
+    for part in parts {
+        let is_divided = text.ends_with(char::is_whitespace) || part.starts_with(char::is_whitespace);
+        if !text.is_empty() && !part.is_empty() && !is_divided {
+            text.push('\n');
+        }
+        text.push_str(&part);
+    }
+    text
+}
+
 /// Lets the answer continue the last message if it is a text of the assistant, as in the protocols of Anthropic and Ollama.
 pub(crate) fn continue_last(request: &mut ChatRequest) {
     if let [.., _, last] = request.messages.as_slice()
@@ -161,6 +175,17 @@ mod tests {
     use narthex_gateway::request::{GenerateOptions, HistoryOverflow, Message, ToolSettings};
 
     use super::*;
+
+    #[test]
+    fn parts_without_white_space_between_them_are_lines() {
+        let check = |parts: &[&str], expect: &str| {
+            assert_eq!(join_parts(parts.iter().map(|part| (*part).to_owned())), expect);
+        };
+        check(&["Be brief.", "Be kind."], "Be brief.\nBe kind.");
+        check(&["the ", "cat"], "the cat");
+        check(&["a", "", "\nb"], "a\nb");
+        check(&[], "");
+    }
 
     #[test]
     fn a_line_that_changes_with_each_request_is_left_out() {

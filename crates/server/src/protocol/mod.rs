@@ -14,6 +14,7 @@ pub(crate) mod events;
 pub(crate) mod hints;
 pub(crate) mod id;
 pub(crate) mod ignored;
+pub(crate) mod lenient_json;
 pub(crate) mod loading;
 pub(crate) mod options;
 pub(crate) mod outline;

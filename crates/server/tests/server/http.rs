@@ -139,7 +139,11 @@ fn an_allowed_origin_may_ask_first() {
     let wanted = ("Access-Control-Request-Headers", "content-type,x-stainless-lang");
     let asked = live.request("OPTIONS", CHAT, &[("Origin", origin), wanted], b"");
     assert_eq!(asked.header("access-control-allow-headers"), Some(wanted.1));
+    let private = ("Access-Control-Request-Private-Network", "true");
+    let asked = live.request("OPTIONS", CHAT, &[("Origin", origin), private], b"");
+    assert_eq!(asked.header("access-control-allow-private-network"), Some("true"));
     let answer = live.request("OPTIONS", CHAT, &[("Origin", origin)], b"");
+    assert_eq!(answer.header("access-control-allow-private-network"), None);
     assert_eq!((answer.status, answer.header("access-control-allow-origin")), (204, Some(origin)));
     assert!(answer.header("access-control-allow-methods").unwrap().contains("POST"));
     assert!(answer.header("access-control-allow-headers").unwrap().contains("Content-Type"));

@@ -88,6 +88,7 @@ fn bodies_come_in_chunks_and_compressed() {
     let send = |encoding: &str| live.request("POST", CHAT, &[("Content-Encoding", encoding)], &zipped);
     assert_eq!(send("gzip").error(400)["param"], "model");
     assert!(send("br").error(415)["message"].as_str().unwrap().contains("\"br\""));
+    assert_eq!(send("br").header("accept-encoding"), Some("gzip"));
 }
 
 #[test]
