@@ -129,8 +129,7 @@ enum ResponseChoice {
     },
     /// A tool that runs on OpenAI's servers.
     Hosted {
-        #[serde(rename = "type")]
-        _type: HostedTool,
+        r#type: HostedTool,
     },
 }
 
@@ -156,14 +155,20 @@ impl Item {
         self.r#type == "item_reference" || (self.r#type == "message" && is_bare)
     }
 
-    fn into_input(self, index: usize) -> Result<InputItem, ApiError> {
+    /// Returns the item; `None` for one that is not part of the conversation, whose type is added to `ignored`.
+    fn into_input(
+        self,
+        index: usize,
+        ignored: &mut IgnoredParameters,
+    ) -> Result<Option<InputItem>, ApiError> {
         let path = format!("input[{index}]");
         let missing = |field: &str| {
             let path = format!("{path}.{field}");
             ApiError::required(&path)
         };
         if self.is_reference() {
-            return self.id.map(InputItem::Reference).ok_or_else(|| missing("id"));
+            let id = self.id.ok_or_else(|| missing("id"))?;
+            return Ok(Some(InputItem::Reference(id)));
         }
         let text = |role, content: Option<Content>| {
             content.map_or(Ok(String::new()), |content| content.into_text(role, &path))
@@ -200,18 +205,36 @@ impl Item {
                 HistoryItem::Reasoning(content.or(summary).unwrap_or_default())
             }
             other => {
-                let message =
-                    format!("{path}: items of type {other:?} are not supported by this version of Narthex");
-                return Err(ApiError::unsupported_as(&path, message));
+                let kind = HOSTED_ITEMS.into_iter().find(|kind| *kind == other);
+                ignored.push(kind.unwrap_or("input"));
+                return Ok(None);
             }
         };
-        Ok(InputItem::Given(item))
+        Ok(Some(InputItem::Given(item)))
     }
 }
 
-/// Type of items for searches on OpenAI's servers. Their results are not part of the conversation, so that the items do
-/// not change the prompt.
-const HOSTED_CALL: &str = "web_search_call";
+/// Types of items that the tools of OpenAI's servers write. Their results are not part of the conversation, so that the
+/// items do not change the prompt. The header names other unknown items as `input`.
+const HOSTED_ITEMS: [&str; 17] = [
+    "web_search_call",
+    "file_search_call",
+    "code_interpreter_call",
+    "image_generation_call",
+    "computer_call",
+    "computer_call_output",
+    "mcp_call",
+    "mcp_list_tools",
+    "mcp_approval_request",
+    "mcp_approval_response",
+    "shell_call",
+    "shell_call_output",
+    "apply_patch_call",
+    "apply_patch_call_output",
+    "tool_search_call",
+    "tool_search_output",
+    "compaction",
+];
 
 /// Value of `include` for the log-probabilities of the text.
 const LOGPROBS: &str = "message.output_text.logprobs";
@@ -221,23 +244,48 @@ const LOCAL_SHELL: &str = "local_shell";
 
 /// Types of tools that run on OpenAI's servers; versions have a date after them. They are ignored, as if the model did
 /// not call them.
-const HOSTED_TOOLS: [&str; 2] = ["web_search_preview", "web_search"];
+const HOSTED_TOOLS: [&str; 12] = [
+    "web_search_preview",
+    "web_search",
+    "file_search",
+    "code_interpreter",
+    "image_generation",
+    "computer_use_preview",
+    "computer",
+    "mcp",
+    "local_shell",
+    "shell",
+    "apply_patch",
+    "tool_search",
+];
 
 /// Returns the type of a tool that runs on OpenAI's servers, without its date.
 fn hosted(kind: &str) -> Option<&'static str> {
-    HOSTED_TOOLS.into_iter().find(|hosted| kind.starts_with(hosted))
+    HOSTED_TOOLS
+        .into_iter()
+        .find(|hosted| kind.strip_prefix(hosted).is_some_and(|date| date.is_empty() || date.starts_with('_')))
+}
+
+/// Returns the error of a `tool_choice` that asks for such a tool.
+fn cannot_call(name: &str) -> ApiError {
+    let message = format!(
+        "tool_choice: expected a function or a custom tool, found {name}, which runs on OpenAI's servers; send \"auto\""
+    );
+    ApiError::unsupported_as("tool_choice", message)
 }
 
 /// Type of a tool that runs on OpenAI's servers.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(try_from = "String")]
-struct HostedTool;
+struct HostedTool(String);
 
 impl TryFrom<String> for HostedTool {
     type Error = String;
 
     fn try_from(kind: String) -> Result<Self, String> {
-        hosted(&kind).map(|_| Self).ok_or_else(|| format!("{kind:?} is not a tool of OpenAI's servers"))
+        hosted(&kind)
+            .map(|name| Self(name.to_owned()))
+            .ok_or_else(|| format!("{kind:?} is not a tool of OpenAI's servers"))
     }
 }
 
@@ -317,30 +365,24 @@ impl ResponsesBody {
             }
             TextOrList::List(items) => {
                 for (index, item) in items.into_iter().enumerate() {
-                    if item.r#type == HOSTED_CALL {
-                        ignored.push(HOSTED_CALL);
-                    } else {
-                        input.push(item.into_input(index)?);
-                    }
+                    input.extend(item.into_input(index, ignored)?);
                 }
             }
         }
-        let (mut tools, mut has_hosted) = (Vec::new(), false);
+        let mut tools = Vec::new();
+        let mut hosted_tool = None;
         for (index, tool) in self.tools.unwrap_or_default().into_iter().enumerate() {
             match hosted(&tool.r#type) {
                 Some(hosted) => {
-                    has_hosted = true;
+                    hosted_tool = Some(hosted);
                     ignored.push(hosted);
                 }
                 None => tool.add_to(&mut tools, index)?,
             }
         }
-        let mut choice = match self.tool_choice {
+        let choice = match self.tool_choice {
             None => ToolChoice::Auto,
-            Some(ResponseChoice::Hosted { .. }) => {
-                ignored.push("tool_choice");
-                ToolChoice::Auto
-            }
+            Some(ResponseChoice::Hosted { r#type: HostedTool(name) }) => return Err(cannot_call(&name)),
             Some(ResponseChoice::Mode(mode)) => mode.into(),
             Some(ResponseChoice::Function { name }) => ToolChoice::Function(name),
             Some(ResponseChoice::Allowed { mode, tools: allowed }) => {
@@ -348,10 +390,8 @@ impl ResponsesBody {
                 mode.into()
             }
         };
-        // The call of a tool that is ignored cannot be required.
-        if choice == ToolChoice::Required && tools.is_empty() && has_hosted {
-            ignored.push("tool_choice");
-            choice = ToolChoice::Auto;
+        if let (ToolChoice::Required, true, Some(name)) = (&choice, tools.is_empty(), hosted_tool) {
+            return Err(cannot_call(name));
         }
         let calls = call_limit(self.parallel_tool_calls);
         if self.text.as_ref().is_some_and(|text| text.verbosity.is_some()) {
@@ -499,18 +539,36 @@ mod tests {
     }
 
     #[test]
-    fn calls_of_hosted_tools_are_not_required() {
+    fn hosted_tools_are_ignored_unless_a_choice_asks_for_them() {
         let function = json!({"type": "function", "name": "a"});
-        let hosted = json!({"type": "web_search_preview"});
+        let hosted: Vec<Value> = HOSTED_TOOLS.iter().map(|kind| json!({"type": kind})).collect();
+        let tools = request(json!({"tools": hosted})).ok().unwrap().tools;
+        assert_eq!((tools.tools.len(), tools.choice), (0, ToolChoice::Auto));
+
+        let hosted = json!({"type": "web_search_preview_2025_03_11"});
         let check = |tools: Value, choice: Value| {
-            let tools = request(json!({"tools": tools, "tool_choice": choice})).ok().unwrap().tools;
-            assert_eq!(tools.choice, ToolChoice::Auto);
+            let error = request(json!({"tools": tools, "tool_choice": choice})).err().unwrap().body();
+            assert_eq!(error["error"]["param"], "tool_choice", "{error}");
         };
         check(json!([function, hosted]), hosted.clone());
         check(json!([hosted]), json!("required"));
         let allowed = json!({"type": "allowed_tools", "mode": "required", "tools": [hosted]});
         check(json!([function, hosted]), allowed);
-        assert!(serde_json::from_value::<ResponseChoice>(json!({"type": "file_search"})).is_err());
+        assert!(serde_json::from_value::<ResponseChoice>(json!({"type": "web_searches"})).is_err());
+        assert!(request(json!({"tools": [{"type": "functoin", "name": "a"}]})).is_err());
+    }
+
+    #[test]
+    fn items_of_hosted_tools_are_ignored_by_name() {
+        let body = json!({"model": "m", "input": [
+            {"role": "user", "content": "a"}, {"type": "image_generation_call", "id": "ig_1", "result": "AA"},
+            {"type": "mcp_list_tools", "id": "m", "tools": []}, {"type": "of_tomorrow"},
+        ]});
+        let mut ignored = IgnoredParameters::default();
+        let body: ResponsesBody = serde_json::from_value(body).unwrap();
+        let read = body.into_request(SharedFields::default(), &mut ignored).ok().unwrap();
+        assert_eq!(read.input.len(), 1);
+        assert_eq!(ignored.names(), ["image_generation_call", "mcp_list_tools", "input"]);
     }
 
     #[test]
