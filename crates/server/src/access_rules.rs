@@ -77,6 +77,7 @@ impl AccessRules {
                     .to_owned(),
             );
         }
+
         if self.origins.contains(&AllowedOrigin::Any) {
             warnings.push(
                 "every web page that a user of this machine opens may use the models (--cors-origin *); name the \
@@ -84,6 +85,7 @@ impl AccessRules {
                     .to_owned(),
             );
         }
+
         if self.origins.contains(&AllowedOrigin::Exactly("null".to_owned())) {
             warnings.push(
                 "every web page that a user of this machine opens may use the models, because any page can send \
@@ -92,6 +94,7 @@ impl AccessRules {
                     .to_owned(),
             );
         }
+
         if !is_open && self.hosts.contains(&AllowedHost::Any) {
             warnings.push(
                 "a web page can reach the server under a name of its own (--allowed-host *, DNS rebinding); name the \
@@ -99,6 +102,7 @@ impl AccessRules {
                     .to_owned(),
             );
         }
+
         if is_open && self.auto_pull != AutoPull::Never {
             warnings.push("requests without a key may download models (--auto-pull)".to_owned());
         }
@@ -114,6 +118,7 @@ impl fmt::Display for AccessRules {
             Clients::Network if self.is_encrypted => "every machine that can connect, over TLS",
             Clients::Network => "every machine that can connect, without TLS",
         })?;
+
         f.write_str(if self.needs_key { ", with a key; " } else { ", without a key; " })?;
         let mut origins: Vec<&str> = self
             .origins
@@ -127,6 +132,7 @@ impl fmt::Display for AccessRules {
         if self.clients != Clients::Network {
             origins.insert(0, "this machine");
         }
+
         match origins.as_slice() {
             [] => f.write_str("no web pages; ")?,
             origins => write!(f, "web pages of {}; ", origins.join(", "))?,

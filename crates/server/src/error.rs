@@ -255,12 +255,14 @@ impl From<Error> for ApiError {
             Error::ModelNotAllowed { .. } => Some("model_not_allowed"),
             _ => None,
         };
+
         let overlong = match &error {
             Error::ContextLength { prompt, context, .. } => {
                 Some(OverlongPrompt { prompt: prompt.to_string(), context: *context })
             }
             _ => None,
         };
+
         Self {
             status: status(error.kind()),
             message: public_text(&message),

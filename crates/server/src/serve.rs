@@ -274,6 +274,7 @@ async fn serve(
         () = connections.serve(&listener) => {}
         () = signal() => {}
     }
+
     drop(listener);
     tracing::info!("finishing running answers; a second signal stops at once");
     let _ = stop.send(true);

@@ -161,12 +161,14 @@ impl HostList {
         if headers.next().is_some() {
             return bad("expected one Host header, found several");
         }
+
         let target = request.uri().authority().map(|authority| authority.as_str());
         let header = header.map(|value| value.to_str().unwrap_or_default());
         // HTTP/1.0 has no Host header. Browsers, which DNS rebinding needs, send HTTP/1.1 or later.
         if target.is_none() && header.is_none() && request.version() > Version::HTTP_10 {
             return bad("expected a Host header, found none; send Host: localhost");
         }
+
         for named in [target, header].into_iter().flatten() {
             let Some(Authority { host, .. }) = Authority::parse(named) else {
                 return bad("the Host header is malformed; expected a name or an address, and a port");

@@ -117,6 +117,7 @@ impl Access {
             Authentication::Standard if is_local => KeyPolicy::IfConfigured,
             Authentication::Standard => KeyPolicy::Always,
         };
+
         // Other machines are never administrators without a key.
         let keyless = if is_local { KeyRole::Admin } else { KeyRole::User };
         let auto_pull = options.auto_pull.unwrap_or_else(|| AccessOptions::default_auto_pull(is_local));

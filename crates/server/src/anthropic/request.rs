@@ -133,6 +133,7 @@ impl WireTurn {
             TurnRole::Assistant => Role::Assistant,
             TurnRole::System => Role::System,
         };
+
         let (mut texts, mut tool_calls, mut reasoning) = (Vec::new(), Vec::new(), Vec::new());
         let mut has_results = false;
         for block in blocks {
@@ -168,6 +169,7 @@ impl WireTurn {
                 other => texts.push(other.into_plain_text().ok_or_else(|| not_text(&path))?),
             }
         }
+
         if !texts.is_empty() || !tool_calls.is_empty() || !has_results {
             let reasoning_content = (!reasoning.is_empty()).then(|| reasoning.join("\n"));
             messages.push(Message { tool_calls, reasoning_content, ..Message::new(role, join_parts(texts)) });
@@ -207,6 +209,7 @@ impl MessagesBody {
         for (index, turn) in self.messages.into_iter().enumerate() {
             turn.add_to(&mut messages, index, ignored)?;
         }
+
         let options = shared.sampling.options()?;
         let (format, effort) =
             self.output_config.map_or((None, None), |config| (config.format, config.effort));
@@ -218,6 +221,7 @@ impl MessagesBody {
             grammar: shared.grammar.grammar(format)?,
             ..options
         };
+
         let mut tools = Vec::new();
         for (index, tool) in self.tools.unwrap_or_default().into_iter().enumerate() {
             match HOSTED_TOOLS.iter().find(|hosted| tool.is_of(hosted)) {
@@ -225,6 +229,7 @@ impl MessagesBody {
                 None => tools.push(tool.into_tool(index)?),
             }
         }
+
         let is_single = self.tool_choice.as_ref().is_some_and(TurnChoice::disables_parallel_calls);
         let calls = if is_single { CallLimit::One } else { call_limit(self.parallel_tool_calls) };
         let choice = self.tool_choice.map_or(Ok(ToolChoice::Auto), TurnChoice::into_choice)?;
@@ -234,6 +239,7 @@ impl MessagesBody {
         if !is_asked {
             own.thinking = Thinking::Off;
         }
+
         let reasoning = shared.reasoning.settings_after(own);
         let tools = ToolSettings { tools, choice, calls };
         Ok(ChatRequest { messages, tools, reasoning, overflow: HistoryOverflow::Refuse, options })

@@ -93,6 +93,7 @@ impl BodyReader<'_> {
                 (reservation, Some(self.budget.reserve_compressed(room).await?))
             }
         };
+
         let reserved = |room| if encoding == Encoding::Identity { room } else { MAX_BODY_BYTES };
         let mut incomplete = self.budget.add_incomplete(reserved(room));
         let (mut bytes, mut parts, mut turn) = (Vec::new(), body.into_data_stream(), 0);

@@ -148,6 +148,7 @@ impl KeyRing {
                 return Ok(Caller::Key(key));
             }
         }
+
         match self.policy {
             KeyPolicy::Never => Ok(Caller::Anonymous(self.keyless)),
             KeyPolicy::IfConfigured if !self.had_key.load(Ordering::Relaxed) => {
@@ -197,6 +198,7 @@ impl KeyRing {
                 file.stamp = stamp;
             }
         }
+
         let keys: Vec<_> = self.fixed.iter().chain(&file.keys).cloned().collect();
         if !keys.is_empty() {
             self.had_key.store(true, Ordering::Relaxed);

@@ -126,12 +126,14 @@ impl KeyState {
             let message = format!("this key may have {limit} {what}; wait and send the request again");
             Err(ApiError::rate_limited(message, wait))
         };
+
         if let Some(limit) = limits.concurrency.filter(|limit| *running >= limit.get()) {
             return refused(limit, "concurrent answers", Duration::from_secs(1));
         }
         for bucket in [&mut *requests, tokens].into_iter().flatten() {
             bucket.refill(now);
         }
+
         if let (Some(limit), Some(wait)) =
             (limits.tokens_per_minute, tokens.as_ref().and_then(|bucket| bucket.wait_for(1.0)))
         {
@@ -188,6 +190,7 @@ impl KeyState {
                 }
             }
         };
+
         let names = |names: [&'static str; 3]| names.map(HeaderName::from_static);
         write(
             limits.requests_per_minute,
@@ -198,6 +201,7 @@ impl KeyState {
                 "x-ratelimit-reset-requests",
             ]),
         );
+
         write(
             limits.tokens_per_minute,
             tokens,

@@ -74,6 +74,7 @@ impl FromBody for ParsedGenerate {
             // A continuation has no chat template and does not reason.
             ignored.extend(reasoning_parameters.drain(..).chain(shared.reasoning.given_without_template()));
         }
+
         reasoning_parameters.extend(shared.reasoning.given());
         let work = if let Some(change) = change {
             GenerateWork::ChangeMemory(change)

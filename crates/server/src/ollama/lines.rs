@@ -226,6 +226,7 @@ impl<C: LineContent> AnswerLines<C> {
                 // A client would run a call without its arguments, so a call that was cut off is text.
                 let cut = self.choice.cut_call().map(WholeToolCall::cut_text).unwrap_or_default();
                 let calls: Vec<&WholeToolCall> = self.choice.calls().collect();
+
                 // Some clients read only the end of the last line.
                 let rest = (!calls.is_empty()).then(|| self.line(C::new(cut, &calls), &[], None));
                 let end = self.line(C::new(String::new(), &[]), &[], Some(end));

@@ -242,6 +242,7 @@ fn shown(gateway: &Gateway, model: &str) -> Result<ShownModel, narthex_gateway::
     if let Some(parameters) = listing.parameters {
         info.insert("general.parameter_count".to_owned(), json!(parameters));
     }
+
     if let Some(manifest) = &manifest {
         info.insert(format!("{architecture}.context_length"), json!(manifest.max_length));
     }

@@ -81,6 +81,7 @@ impl FromBody for ParsedCompletion {
                 format!("logprobs: expected at most {MAX_LOGPROBS}"),
             ));
         }
+
         let mut options =
             GenerateOptions { n: choices.n(), logprobs: request.logprobs, grammar, ..sampling.options()? };
         if !sampling.has_limit() {
@@ -127,6 +128,7 @@ pub(crate) async fn create(app: App, body: Body<ParsedCompletion>) -> Result<Res
         ran_on.get_or_insert_with(|| events.ran_on());
         pending.push_back((events, mem::take(&mut unused)));
     }
+
     let Some(ran_on) = ran_on else {
         return Err(ApiError::bad_request("prompt", "prompt: expected at least one, found none"));
     };
@@ -136,6 +138,7 @@ pub(crate) async fn create(app: App, body: Body<ParsedCompletion>) -> Result<Res
         let encoder = ChunkEncoder::<TextChoice>::new(header, options, n, vec![0; n], ran_on.device);
         return Ok(ignored.name_in(sse::respond(events, Box::new(encoder), app.meter.metrics)));
     }
+
     for (events, _) in pending {
         replies.push(collect(events, n).await?);
     }
@@ -144,6 +147,7 @@ pub(crate) async fn create(app: App, body: Body<ParsedCompletion>) -> Result<Res
         choices.extend(reply.choices);
         total = sum(total, reply.summary);
     }
+
     let choices = choices.into_iter().enumerate();
     let answer = TextCompletion {
         header,

@@ -152,6 +152,7 @@ pub(crate) async fn create(app: App, body: Body<ParsedRerank>) -> Result<Respons
         meter.tokens(found.prompt_tokens);
         Ok((found, request.documents))
     };
+
     let (answer, documents) = run_encoder(&app, &model, reservation.into(), |_| answer_bytes, call).await?;
     let ran_on = answer.ran_on.clone();
     let body = move || {

@@ -58,6 +58,7 @@ impl<S: Send + Sync, T: FromBody> FromRequest<S> for Body<T> {
         if let Some(connection) = connection {
             connection.request_received();
         }
+
         let size = match encoding {
             Encoding::Identity => BodySize::of(bytes.len()),
             Encoding::Gzip => BodySize::Large,
@@ -71,6 +72,7 @@ impl<S: Send + Sync, T: FromBody> FromRequest<S> for Body<T> {
                 _ => Ok((request, ignored)),
             }
         };
+
         let (held, budget) = (reservation.clone(), bodies.clone());
         let count = move || {
             let mut bytes = encoding.decode(bytes)?;
@@ -83,6 +85,7 @@ impl<S: Send + Sync, T: FromBody> FromRequest<S> for Body<T> {
             }
             Ok(CountedBody::Unread { bytes, values })
         };
+
         let (request, ignored) = match jobs.run_reader(size, count).await? {
             CountedBody::Read(read) => read,
             CountedBody::Unread { bytes, values } => {

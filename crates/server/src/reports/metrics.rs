@@ -80,6 +80,7 @@ impl Metrics {
             "Generated tokens of finished requests",
             generated_tokens.clone(),
         );
+
         registry.register("first_token_seconds", "Time to the first token", first_token.clone());
         registry.register("request_seconds", "Time of a whole generation", request_time.clone());
         registry.register("requests_running", "Sequences in slots, per model", running.clone());
@@ -89,12 +90,14 @@ impl Metrics {
             "Share of the KV budget in use, per model, 0 to 1",
             kv_usage.clone(),
         );
+
         registry.register(
             "memory_bytes",
             "Memory in bytes: resident in the process, packages in memory, KV caches in use, free, total, and the \
              threshold of a warning",
             memory.clone(),
         );
+
         registry.register("memory_low", "1 if the free memory is below the threshold", memory_low.clone());
         registry.register("open_streams", "Open streams", streams.clone());
         Arc::new(Self {

@@ -194,6 +194,7 @@ impl Operation {
             let content = json!({"application/json": {"schema": schema}});
             operation["requestBody"] = json!({"required": true, "content": content});
         }
+
         let error = match Protocol::of(self.path) {
             Protocol::OpenAi => schema_of::<OpenAiErrorBody>(&mut schemas.answers),
             Protocol::Anthropic => schema_of::<AnthropicErrorBody>(&mut schemas.answers),
@@ -204,6 +205,7 @@ impl Operation {
             let (media, schema) = answer.document(&error, &mut schemas.answers);
             content.insert(media.to_owned(), json!({"schema": schema}));
         }
+
         let mut responses = Map::new();
         responses.insert("200".to_owned(), json!({"description": "The answer", "content": content}));
         for (status, description) in self.errors() {
@@ -325,6 +327,7 @@ pub(crate) fn document(operations: &[Operation]) -> Value {
             .or_default()
             .insert(operation.method.to_owned(), entry);
     }
+
     let mut definitions = schemas.bodies.take_definitions(true);
     definitions.extend(schemas.answers.take_definitions(true));
     json!({

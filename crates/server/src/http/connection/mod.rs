@@ -87,6 +87,7 @@ pub(crate) async fn serve(
             Ok::<_, NoRoomForHead>(answer)
         }
     });
+
     let mut builder = Builder::new(TokioExecutor::new());
     builder.http1().max_buf_size(MAX_HEAD_BYTES);
     builder

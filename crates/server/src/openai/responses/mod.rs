@@ -186,6 +186,7 @@ impl NewTurn {
             Some(id) => store.turns(owner, id).ok_or_else(|| no_previous(id))?,
             None => Turns::new(),
         };
+
         let refers = input.iter().any(|item| matches!(item, InputItem::Reference(_)));
         let referenced = if refers { store.memory() } else { 0 };
         app.shared.bodies.reserve_work(reservation, memory_of(&turns).saturating_add(referenced)).await?;

@@ -170,6 +170,7 @@ impl Item {
             let id = self.id.ok_or_else(|| missing("id"))?;
             return Ok(Some(InputItem::Reference(id)));
         }
+
         let text = |role, content: Option<Content>| {
             content.map_or(Ok(String::new()), |content| content.into_text(role, &path))
         };
@@ -369,6 +370,7 @@ impl ResponsesBody {
                 }
             }
         }
+
         let mut tools = Vec::new();
         let mut hosted_tool = None;
         for (index, tool) in self.tools.unwrap_or_default().into_iter().enumerate() {
@@ -380,6 +382,7 @@ impl ResponsesBody {
                 None => tool.add_to(&mut tools, index)?,
             }
         }
+
         let choice = match self.tool_choice {
             None => ToolChoice::Auto,
             Some(ResponseChoice::Hosted { r#type: HostedTool(name) }) => return Err(cannot_call(&name)),
@@ -390,6 +393,7 @@ impl ResponsesBody {
                 mode.into()
             }
         };
+
         if let (ToolChoice::Required, true, Some(name)) = (&choice, tools.is_empty(), hosted_tool) {
             return Err(cannot_call(name));
         }
@@ -397,6 +401,7 @@ impl ResponsesBody {
         if self.text.as_ref().is_some_and(|text| text.verbosity.is_some()) {
             ignored.push("text.verbosity");
         }
+
         let format = match self.text.and_then(|text| text.format) {
             None | Some(TextFormat::Text) => None,
             Some(TextFormat::JsonObject) => Some(Grammar::json_object()),

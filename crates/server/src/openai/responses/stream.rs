@@ -257,6 +257,7 @@ impl ResponseEvents {
                 (call_end(&item, call, output_index), item)
             }
         };
+
         if is_answer {
             self.output.push(item.clone());
         }
