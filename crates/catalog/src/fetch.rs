@@ -100,6 +100,12 @@ impl Outline {
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
+
+    /// Returns the file or folder with the checkpoint's headers.
+    pub fn checkpoint(&self) -> PathBuf {
+        let folder = self.folder.path();
+        self.stated.gguf.as_ref().map_or(folder.to_owned(), |file| folder.join(file))
+    }
 }
 
 /// Downloads the outline of a model on the hub. Returns `None` for models from elsewhere, or without a network.

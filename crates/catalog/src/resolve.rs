@@ -203,12 +203,8 @@ fn from_entry(entry: &Entry, file: Option<PathBuf>) -> CheckpointSource {
 fn from_hub(hub: &HubSource, catalog: &Catalog) -> Result<CheckpointSource, Error> {
     let mut name = hub.repo.to_ascii_lowercase();
     if let Some(file) = hub.files.first() {
-        let stem = file
-            .rsplit('/')
-            .next()
-            .and_then(|file| file.rsplit_once('.'))
-            .map_or(file.as_str(), |(stem, _)| stem);
-        name = format!("{name}/{}", local::safe_name(stem));
+        let file = file.rsplit('/').next().unwrap_or(file);
+        name = format!("{name}/{}", local::safe_name(local::stem(file)));
     }
     if hub.revision != "main" {
         name = format!("{name}:{}", local::safe_name(&hub.revision));
@@ -300,6 +296,7 @@ mod tests {
         check("hf:Owner/Repo-1.5", "owner/repo-1.5");
         check("hf:o/r@v1.0", "o/r:v1.0");
         check("hf:o/r/x.Q4_0.gguf", "o/r/x.q4_0");
+        check("hf:o/r/q4/x-00002-of-00003.gguf", "o/r/x");
     }
 
     #[test]

@@ -515,7 +515,8 @@ fn an_outline_is_settings_and_beginnings() {
         let (folder, done) = outline(&server.endpoint, wanted);
         let stated = done.unwrap().unwrap();
         // The weights, and two files of two bytes each.
-        assert_eq!(stated, RepoSummary { license: Some("apache-2.0".to_owned()), bytes: Some(3_000_004) });
+        let license = Some("apache-2.0".to_owned());
+        assert_eq!(stated, RepoSummary { license, bytes: Some(3_000_004), gguf: None });
         let found = fs::read(folder.path().join(WEIGHTS)).unwrap();
         assert_eq!(found.len(), whole.len(), "a hole has the file's length");
         let begun = (wanted as usize).max(256 << 10);

@@ -154,6 +154,14 @@ pub enum HubError {
         /// File names.
         names: Vec<String>,
     },
+    /// The repository lacks a part of a divided GGUF file.
+    #[error("{repo} has no {name}, a part of its weights")]
+    MissingPart {
+        /// The repository.
+        repo: String,
+        /// Name of the missing part.
+        name: String,
+    },
     /// A file name would leave the folder of the cache.
     #[error("{repo} lists a file named {name:?}, which would leave its folder")]
     HostileName {
@@ -189,7 +197,9 @@ impl HubError {
     /// Returns the kind of failure.
     pub(crate) fn kind(&self) -> ErrorKind {
         match self {
-            Self::NotFound { .. } | Self::NoSuchWeights { .. } => ErrorKind::NotFound,
+            Self::NotFound { .. } | Self::NoSuchWeights { .. } | Self::MissingPart { .. } => {
+                ErrorKind::NotFound
+            }
             Self::BadEndpoint { .. }
             | Self::BadToken
             | Self::BadCertificates { .. }
@@ -235,6 +245,9 @@ impl HubError {
             Self::ManyGguf { repo, names } | Self::NoSuchWeights { repo, names, .. } => {
                 let first = names.first().map_or("FILE.gguf", String::as_str);
                 return Some(format!("name one of them: hf:{repo}/{first}"));
+            }
+            Self::MissingPart { .. } => {
+                "its publisher has not uploaded all parts; look for another conversion of the model"
             }
             Self::HostileName { .. } => "do not use this repository",
             Self::NotCached { .. } => super::ONLINE,

@@ -333,11 +333,7 @@ impl Hub {
                 digests.insert(name.clone(), files::digest_file(&path, cancel, |_| ())?);
             }
         }
-        let mut weights = names.iter().filter(|name| glob::is_weights(name));
-        let path = match (weights.next(), weights.next()) {
-            (Some(only), None) if glob::is_gguf(only) => folder.join(only),
-            _ => folder,
-        };
+        let path = glob::gguf_of(&names).map_or(folder.clone(), |file| folder.join(file));
         Ok(Snapshot { path, commit, digests, license })
     }
 }

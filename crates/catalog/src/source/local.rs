@@ -6,6 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use narthex_files::PartName;
 use narthex_spec::{
     ModelName, ProgressSink, Sha256,
     progress::{Stage, Unit},
@@ -52,19 +53,47 @@ pub(crate) struct LocalName {
 
 /// Returns the names of a local checkpoint.
 pub(crate) fn name(path: &Path) -> Result<LocalName, Error> {
-    let absolute = fs::canonicalize(path).map_err(Error::io("find", path))?;
-    let mut identity = absolute.to_string_lossy().into_owned();
-    for (name, file) in files_of(&absolute)? {
+    let absolute = own_path(path)?;
+    let files = files_of(&absolute)?;
+    // Every part of a divided file identifies the same model.
+    let identified = match (absolute.is_dir(), files.first()) {
+        (false, Some((_, first))) => first,
+        _ => &absolute,
+    };
+    let mut identity = identified.to_string_lossy().into_owned();
+    for (name, file) in files {
         let meta = fs::metadata(&file).map_err(Error::io("look at", &file))?;
         let modified = meta.modified().map_or(0, files::nanos);
         identity.push_str(&format!("\n{name} {} {modified}", meta.len()));
     }
     let Sha256(digest) = files::digest(identity.as_bytes());
     let version: String = digest.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
-    let stem = if absolute.is_dir() { absolute.file_name() } else { absolute.file_stem() };
-    let stem = safe_name(&stem.unwrap_or_default().to_string_lossy());
+    let file_name = absolute.file_name().unwrap_or_default().to_string_lossy();
+    let stem = safe_name(if absolute.is_dir() { &file_name } else { stem(&file_name) });
     let exact = format!("local/{stem}-{version}").parse()?;
     Ok(LocalName { short: format!("local/{stem}").parse()?, exact, version })
+}
+
+/// Returns the absolute path of a file or folder. A link keeps its name: those of a hub cache refer to files that are
+/// named after their digests.
+fn own_path(path: &Path) -> Result<PathBuf, Error> {
+    let failed = |source| Error::io("find", path)(source);
+    let absolute = fs::canonicalize(path).map_err(failed)?;
+    match (path.file_name(), path.parent()) {
+        (Some(name), Some(parent)) if !absolute.is_dir() => {
+            let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+            Ok(fs::canonicalize(parent).map_err(failed)?.join(name))
+        }
+        _ => Ok(absolute),
+    }
+}
+
+/// Returns the name of a file without its extension, and without the number of a part.
+pub(crate) fn stem(file_name: &str) -> &str {
+    match PartName::parse(file_name) {
+        Some(part) => part.stem,
+        None => file_name.rsplit_once('.').map_or(file_name, |(stem, _)| stem),
+    }
 }
 
 /// Returns a name with only ASCII letters in lower case, digits, `_` and `.`, at most 80 characters; each run of others
@@ -105,11 +134,17 @@ pub(crate) fn digests(
     Ok(digests)
 }
 
-/// Returns the files of a checkpoint, by name: the file itself, or the folder's files that a compiler may read.
+/// Returns the files of a checkpoint, by name: the file itself with all of its parts, or the folder's files that a
+/// compiler may read. Fails with the name of a missing part.
 fn files_of(path: &Path) -> Result<Vec<(String, PathBuf)>, Error> {
     if !path.is_dir() {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        return Ok(vec![(name, path.to_path_buf())]);
+        let names = PartName::parse(&name).map_or(vec![name.clone()], |part| part.all().collect());
+        let files: Vec<_> = names.into_iter().map(|name| (name.clone(), path.with_file_name(name))).collect();
+        return match files.iter().find(|(_, file)| !file.exists()) {
+            Some((_, missing)) => Err(Error::LocalMissing { path: missing.clone() }),
+            None => Ok(files),
+        };
     }
     let mut found = Vec::new();
     for folder in [path.to_path_buf(), path.join("1_Pooling")] {
@@ -123,7 +158,12 @@ fn files_of(path: &Path) -> Result<Vec<(String, PathBuf)>, Error> {
         }
     }
     found.sort();
-    Ok(found)
+    let names: Vec<String> = found.iter().map(|(name, _)| name.clone()).collect();
+    let weights = glob::gguf_of(&names).and_then(|name| PartName::parse(name));
+    match weights.and_then(|part| glob::missing_part(part, &names)) {
+        Some(missing) => Err(Error::LocalMissing { path: path.join(missing) }),
+        None => Ok(found),
+    }
 }
 
 #[cfg(test)]
@@ -153,6 +193,34 @@ mod tests {
         assert_eq!(name(&path).unwrap().exact, first.exact);
         fs::write(&path, b"longer").unwrap();
         assert_ne!(name(&path).unwrap().exact, first.exact);
+    }
+
+    #[test]
+    fn every_part_names_the_same_model() {
+        let folder = tempfile::tempdir().unwrap();
+        let parts = [1, 2].map(|number| folder.path().join(format!("Big-0000{number}-of-00002.gguf")));
+        parts.iter().for_each(|part| fs::write(part, "GGUF").unwrap());
+        let names = parts.each_ref().map(|part| name(part).unwrap());
+        assert_eq!(names[0].short.as_str(), "local/big");
+        assert_eq!(names[0].exact, names[1].exact);
+        let files = digests(&parts[1], &Quiet, &CancelFlag::new(false)).unwrap();
+        assert_eq!(files, digests(folder.path(), &Quiet, &CancelFlag::new(false)).unwrap());
+        fs::remove_file(&parts[0]).unwrap();
+        for path in [&parts[1], folder.path()] {
+            let error = classify(path).map_or_else(|e| e, |_| name(path).err().unwrap()).to_string();
+            assert!(error.contains("Big-00001-of-00002.gguf"), "{error}");
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_linked_file_is_named_after_the_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let blob = folder.path().join("0123abcd");
+        fs::write(&blob, "GGUF").unwrap();
+        let link = folder.path().join("tiny.gguf");
+        std::os::unix::fs::symlink(&blob, &link).unwrap();
+        assert_eq!(name(&link).unwrap().short.as_str(), "local/tiny");
     }
 
     #[test]

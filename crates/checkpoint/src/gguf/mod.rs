@@ -1,11 +1,12 @@
-//! GGUF: one file with configuration, tokenizer and weights.
+//! GGUF: configuration, tokenizer and weights in one file, or divided into parts.
 //!
-//! `read` is the only module that handles raw bytes: it parses them into metadata and tensor locations. `decoder` and
-//! `vocab` interpret the metadata.
+//! `read` is the only module that handles raw bytes: it parses them into metadata and tensor locations. `parts` opens
+//! all files of a checkpoint. `decoder` and `vocab` interpret the metadata.
 
 mod data_section;
 pub(crate) mod decoder;
 pub(crate) mod meta;
+pub(crate) mod parts;
 pub(crate) mod read;
 pub(crate) mod vocab;
 

@@ -26,8 +26,8 @@ const BUDGET: usize = 512 << 20;
 const ENTRY_COST: usize = 128;
 /// Memory that a string in an array takes in addition to its text, in bytes.
 const STRING_COST: usize = size_of::<String>() + 32;
-/// Maximum number of tensors in a file.
-const MAX_TENSORS: u64 = 1 << 16;
+/// Maximum number of tensors of a model.
+pub(super) const MAX_TENSORS: u64 = 1 << 16;
 /// Maximum number of dimensions of a tensor in ggml.
 const MAX_DIMS: u32 = 4;
 /// Alignment of the tensor data if the file states none, in bytes.

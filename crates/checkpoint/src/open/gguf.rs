@@ -10,11 +10,11 @@ use crate::{
     gguf::{
         decoder::GgufKeys,
         meta::Metadata,
-        read::{Contents, read},
+        parts::GgufFiles,
         vocab::{self, Vocabulary},
     },
     layout::Layout,
-    limits::{check_architecture, map, unsupported},
+    limits::{check_architecture, unsupported},
     required_tensors,
     tensors::Tensors,
 };
@@ -25,14 +25,13 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint> {
 }
 
 fn opened(path: &Path) -> Result<Checkpoint> {
-    let file = map(path)?;
-    let Contents { metadata, tensors: by_name } = read(path, &file)?;
-    refuse_parts(&metadata)?;
+    let GgufFiles { maps, paths, metadata, tensors: by_name } = GgufFiles::open(path)?;
+    refuse_other_types(&metadata)?;
     let family = gguf_family(&metadata)?;
     let mut tensors = Tensors {
         origin: path.to_owned(),
-        maps: vec![file],
-        files: vec![path.to_owned()],
+        maps,
+        files: paths.clone(),
         by_name,
         names: family.names,
         layout: Layout::default(),
@@ -51,7 +50,7 @@ fn opened(path: &Path) -> Result<Checkpoint> {
         chat_template: metadata.text("tokenizer.chat_template")?.map(str::to_owned),
         prompts: Prompts::default(),
         max_length,
-        files: vec![path.to_owned()],
+        files: paths,
         license: metadata.text("general.license")?.map(str::to_owned),
     })
 }
@@ -92,15 +91,8 @@ fn settings(family: &GgufFamily, metadata: &Metadata, tensors: &Tensors) -> Resu
     }
 }
 
-/// Refuses files with only a part of a model: one shard of several, an adapter, an image projector.
-fn refuse_parts(metadata: &Metadata) -> Result<()> {
-    if let Some(parts) = metadata.count("split.count")?.filter(|&parts| parts > 1) {
-        return Err(unsupported(
-            "number of split GGUF files",
-            "a single file; join the parts first, as with llama-gguf-split --merge",
-            parts,
-        ));
-    }
+/// Refuses files that are not models: an adapter, an image projector.
+fn refuse_other_types(metadata: &Metadata) -> Result<()> {
     match metadata.text("general.type")? {
         None | Some("model") => Ok(()),
         Some(other) => Err(unsupported("general.type", "model", other)),
@@ -229,13 +221,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tiny.gguf");
         std::fs::write(&path, file.to_bytes()).unwrap();
-        let map = map(&path).unwrap();
-        let Contents { metadata, tensors: by_name } = read(&path, &map).unwrap();
+        let GgufFiles { maps, paths, metadata, tensors: by_name } = GgufFiles::open(&path).unwrap();
         let family = gguf_family(&metadata).unwrap();
         let tensors = Tensors {
-            origin: path.clone(),
-            maps: vec![map],
-            files: vec![path],
+            origin: path,
+            maps,
+            files: paths,
             by_name,
             names: family.names,
             layout: Layout::default(),
@@ -334,7 +325,7 @@ mod tests {
             "unsupported architecture: found mamba, expected one of llama, ",
         );
         check(&text("general.type", "adapter"), "general.type: found adapter");
-        check(&number("split.count", 2), "join the parts first");
+        check(&number("split.count", 2), "name of a part of a GGUF file: found tiny.gguf");
         check(&number("llama.expert_count", 8), "a dense model");
         check(&number("llama.attention.head_count", 5), "head_count that divides 64, found 5");
         check(&number("llama.attention.head_count", 0), "head_count that divides 64, found 0");

@@ -11,7 +11,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use narthex_files::open_regular;
+use narthex_files::{PartName, open_regular};
 use narthex_spec::arch::{Architecture, Pooling};
 
 use crate::{
@@ -25,7 +25,8 @@ use crate::{
 /// Maximum number of names in a message.
 const MAX_LISTED: usize = 12;
 
-/// Opens a checkpoint: a GGUF file, a folder with `config.json` and safetensors, or a folder with one GGUF file.
+/// Opens a checkpoint: a GGUF file or any part of one, a folder with `config.json` and safetensors, or a folder with one
+/// GGUF file or its parts.
 ///
 /// A folder with both formats is read as safetensors, which has the higher precision. Weights stay encoded and
 /// memory-mapped. Every tensor that the architecture needs is checked for its presence and shape.
@@ -61,8 +62,11 @@ pub fn open(path: &Path) -> Result<Checkpoint> {
                 "a .gguf file, or config.json with model.safetensors; give the folder that contains them";
             Err(unsupported(format!("content of {}", path.display()), expected, listed(&names)))
         }
-        several => {
-            let names: Vec<String> = several.iter().map(|file| file_name(file)).collect();
+        [first, ..] => {
+            let names: Vec<String> = ggufs.iter().map(|file| file_name(file)).collect();
+            if are_parts_of_one_file(&names) {
+                return gguf::open(first);
+            }
             let expected = "a single .gguf file; give the path of the one you want";
             Err(unsupported(format!("content of {}", path.display()), expected, listed(&names)))
         }
@@ -123,6 +127,14 @@ fn open_file(path: &Path) -> Result<Checkpoint> {
     }
     let expected = "a .gguf file, or the folder that contains config.json and model.safetensors";
     Err(unsupported("file", expected, name))
+}
+
+fn are_parts_of_one_file(names: &[String]) -> bool {
+    let first = names.first().and_then(|name| PartName::parse(name));
+    let is_part = |first: PartName<'_>, name: &String| {
+        PartName::parse(name).is_some_and(|part| part.is_of_same_file(first))
+    };
+    first.is_some_and(|first| names.iter().all(|name| is_part(first, name)))
 }
 
 fn is_gguf(name: &str) -> bool {

@@ -120,7 +120,7 @@ fn named(
         fetch::outline(&library.store, &resolved, &checkpoint::header_length, cancel.flag())?
     {
         let remote = |path: &Path| in_repo(&resolved, path.strip_prefix(outline.path()).unwrap_or(path));
-        let architecture = checkpoint::architecture_from_headers(outline.path())
+        let architecture = checkpoint::architecture_from_headers(&outline.checkpoint())
             .map_err(|error| CompileError::from(error.renamed(remote)))?;
         let stated = Some(outline.stated);
         return Ok(ResolvedModel::Checkpoint(Box::new(CheckpointSettings {

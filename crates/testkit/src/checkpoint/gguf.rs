@@ -180,6 +180,22 @@ impl Gguf {
         self.meta.retain(|(name, _)| name != key);
     }
 
+    /// Divides the file into `count` parts, as `llama-gguf-split` does: the first has the metadata.
+    pub fn split(self, count: usize) -> Vec<Self> {
+        let total = self.tensors.len() as i32;
+        let each = self.tensors.len().div_ceil(count).max(1);
+        let mut chunks = self.tensors.chunks(each);
+        let part = |number: usize| {
+            let meta = if number == 0 { self.meta.clone() } else { Vec::new() };
+            let mut part = Self { meta, tensors: chunks.next().unwrap_or_default().to_vec() };
+            part.set("split.no", Meta::Raw(2, (number as u16).to_le_bytes().to_vec()));
+            part.set("split.count", Meta::Raw(2, (count as u16).to_le_bytes().to_vec()));
+            part.set("split.tensors.count", Meta::Raw(5, total.to_le_bytes().to_vec()));
+            part
+        };
+        (0..count).map(part).collect()
+    }
+
     /// Returns the bytes of the file.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = b"GGUF".to_vec();

@@ -2,6 +2,8 @@
 //!
 //! The matching is our own because entries use only `*` and a leading `!`.
 
+use narthex_files::PartName;
+
 use super::reference::is_safe_path;
 use crate::error::HubError;
 
@@ -54,14 +56,15 @@ pub(super) fn has_tokenizer(names: &[String]) -> bool {
 
 /// Returns the files to download from a repository, sorted.
 ///
-/// GGUF files are skipped if there are safetensors. A repository with only GGUF files must have exactly one, unless the
-/// user names one.
+/// GGUF files are skipped if there are safetensors. A repository with only GGUF files must have exactly one, or the parts
+/// of one, unless the user names one. Whoever names a part gets all of them.
 pub(super) fn choose<'a>(
     repo: &str,
     names: impl Iterator<Item = &'a str>,
     patterns: &[String],
 ) -> Result<Vec<String>, HubError> {
     let all: Vec<&str> = names.collect();
+    let patterns = &with_all_parts(patterns)[..];
     let chosen = all.iter().filter(|name| wanted(name, patterns));
     let mut chosen: Vec<String> = chosen.map(|&name| name.to_owned()).collect();
     chosen.sort();
@@ -86,9 +89,42 @@ pub(super) fn choose<'a>(
             chosen.retain(|name| !is_gguf(name));
             Ok(chosen)
         }
-        (1, _) => Ok(gguf),
-        _ => Err(HubError::ManyGguf { repo: repo.to_owned(), names: gguf }),
+        (1, _) if first_part(&gguf).is_none() => Ok(gguf),
+        _ => match first_part(&gguf) {
+            Some(part) => match missing_part(part, &gguf) {
+                None => Ok(gguf),
+                Some(name) => Err(HubError::MissingPart { repo: repo.to_owned(), name }),
+            },
+            None => Err(HubError::ManyGguf { repo: repo.to_owned(), names: gguf }),
+        },
     }
+}
+
+/// Returns the GGUF file to open among the chosen files of a repository, if its weights are in that format: the file
+/// itself, or the first of its parts.
+pub(crate) fn gguf_of(names: &[String]) -> Option<&String> {
+    names.iter().filter(|name| is_weights(name)).min().filter(|name| is_gguf(name))
+}
+
+/// Returns the name of the first of some files if all of them are parts of one GGUF file.
+fn first_part(names: &[String]) -> Option<PartName<'_>> {
+    let first = PartName::parse(names.first()?)?;
+    let is_part = |name: &String| PartName::parse(name).is_some_and(|part| part.is_of_same_file(first));
+    names.iter().all(is_part).then_some(first)
+}
+
+/// Returns the first part of a GGUF file that is not among `names`.
+pub(crate) fn missing_part(part: PartName<'_>, names: &[String]) -> Option<String> {
+    part.all().find(|name| !names.contains(name))
+}
+
+/// Returns the patterns with the names of all parts in the place of the name of one part.
+fn with_all_parts(patterns: &[String]) -> Vec<String> {
+    let parts = |pattern: &String| match PartName::parse(pattern) {
+        Some(part) => part.all().collect(),
+        None => vec![pattern.clone()],
+    };
+    patterns.iter().flat_map(parts).collect()
 }
 
 /// Returns true if `name` matches `pattern`, in which `*` matches any characters except `/`.
@@ -147,6 +183,15 @@ mod tests {
         check(&["x.gguf", "README.md", "config.json"], &[], Ok(&["x.gguf"]));
         check(&["q4.gguf", "q8.gguf"], &[], Err("has 2 GGUF files: q4.gguf, q8.gguf"));
         check(&["q4.gguf", "q8.gguf"], &["q8.gguf"], Ok(&["q8.gguf"]));
+        let parts = &["x-00001-of-00002.gguf", "x-00002-of-00002.gguf"];
+        check(parts, &[], Ok(parts));
+        check(parts, &[parts[1]], Ok(parts));
+        check(&["q8.gguf", parts[0], parts[1]], &[parts[0]], Ok(parts));
+        check(&["q8.gguf", parts[0], parts[1]], &[], Err("has 3 GGUF files"));
+        check(&parts[1..], &[], Err("has no x-00001-of-00002.gguf, a part of its weights"));
+        check(&parts[..1], &[parts[0]], Err("has no x-00002-of-00002.gguf"));
+        let folder = &["q4/x-00001-of-00002.gguf", "q4/x-00002-of-00002.gguf"];
+        check(folder, &[folder[1]], Ok(folder));
         check(&["config.json", "pytorch_model.bin"], &[], Err("no .safetensors or .gguf"));
         let there = &["config.json", "a.gguf", "b.gguf"];
         check(there, &["zz.gguf"], Err("o/r has no zz.gguf; its weights are a.gguf, b.gguf"));

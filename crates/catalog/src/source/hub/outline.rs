@@ -36,6 +36,8 @@ pub struct RepoSummary {
     pub license: Option<String>,
     /// Total size in bytes of the files that a download would fetch, if all sizes are known.
     pub bytes: Option<u64>,
+    /// Path of its GGUF file, or of the first part of it, if its weights have this format.
+    pub gguf: Option<String>,
 }
 
 impl Hub {
@@ -83,7 +85,7 @@ impl Hub {
             write_header(&folder.join(name), &header, size)?;
         }
         let (license, bytes) = (listing.license(), listing.bytes_of(&chosen));
-        Ok(Some(RepoSummary { license, bytes }))
+        Ok(Some(RepoSummary { license, bytes, gguf: glob::gguf_of(&chosen).cloned() }))
     }
 
     /// Downloads the header of a weights file.
