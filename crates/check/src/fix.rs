@@ -65,7 +65,7 @@ pub fn patches(part: &OnnxFile, options: &CheckOptions) -> Vec<Patch> {
     let extents = DimBindings::new(&options.extents);
     let facts = Facts::of(&options.target);
     let view = PlacedGraph::new(part, facts, &extents);
-    let mut patches = bindings(&part.graph, &extents);
+    let mut patches = bindings(&part.graph, &|symbol| extents.get(symbol));
     patches.extend(overridable(&view));
     for (_, node, outcome) in view.placed() {
         if *outcome == NodePlacement::Folded || facts.compiler != Compiler::Htp {
@@ -76,9 +76,10 @@ pub fn patches(part: &OnnxFile, options: &CheckOptions) -> Vec<Patch> {
     patches
 }
 
-fn bindings(graph: &Graph, extents: &DimBindings) -> Vec<Patch> {
+/// Returns the patches that fix the dimensions with an extent.
+pub(super) fn bindings(graph: &Graph, extent: &dyn Fn(&str) -> Option<u64>) -> Vec<Patch> {
     let bound = symbols(graph).into_iter().filter_map(|symbol| {
-        let extent = extents.get(&symbol)?;
+        let extent = extent(&symbol)?;
         let label = format!("fix dimension {symbol} at {extent}");
         Some(Patch { label, edits: vec![Edit::Bind { symbol, extent }] })
     });

@@ -12,6 +12,7 @@ mod dim_bindings;
 mod error;
 mod facts;
 pub mod fix;
+mod fix_command;
 mod numbers;
 mod operator_forms;
 mod operators;
@@ -31,14 +32,15 @@ pub mod write;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use narthex_graph::onnx::files::OnnxFile;
+use narthex_graph::{onnx::files::OnnxFile, patch::PatchError};
 use narthex_spec::Target;
 
 pub use compiler_result::{CompilerResult, ControlResult, Evidence, FallbackNode, FaultyNodes, ProcessEnd};
 pub use error::CheckError;
 pub use reasons::{Reason, reasons};
 pub use report::{
-    AfterFix, Component, Factor, Finding, Fix, FixAuthor, PartSummary, Report, Rule, Score, Severity, Verdict,
+    AfterFix, Basis, Component, Factor, Finding, Fix, FixAuthor, PartSummary, Report, Rule, Score, Severity,
+    Verdict,
 };
 
 use self::{
@@ -75,6 +77,18 @@ pub fn symbols(parts: &[OnnxFile]) -> BTreeSet<String> {
     parts.iter().flat_map(|part| dim_bindings::symbols(&part.graph)).collect()
 }
 
+/// Returns the graphs with the dimensions fixed that the user has set.
+///
+/// # Errors
+/// A patch that does not fit its graph, which is a defect of Narthex.
+pub fn bound(parts: &[OnnxFile], options: &CheckOptions) -> Result<Vec<OnnxFile>, PatchError> {
+    let mut bound = parts.to_vec();
+    for part in &mut bound {
+        part.graph.apply(&fix::bindings(&part.graph, &|symbol| options.extents.get(symbol).copied()))?;
+    }
+    Ok(bound)
+}
+
 /// Returns the maximum number of bytes of weights that one graph may have on a target's NPU.
 pub fn graph_limit(target: &Target) -> u64 {
     Facts::of(target).part_limit
@@ -101,7 +115,19 @@ impl Report {
         compiled: &BTreeMap<String, CompilerResult>,
     ) {
         let joined = check_graphs(&self.subject, parts, options, compiled);
-        *self = Self { after_fix: self.after_fix.take(), ..joined };
+        *self = Self { after_fix: self.after_fix.take(), fix_command: self.fix_command.take(), ..joined };
+    }
+
+    /// Adds the command that writes the model with Narthex's own fixes, if they improve it. `parts` are the graphs before
+    /// any dimension was fixed.
+    pub fn suggest_fix(&mut self, parts: &[OnnxFile], options: &CheckOptions) {
+        let is_better = |after: &AfterFix| {
+            after.score > self.score.total
+                || matches!(self.verdict, Verdict::Refused { .. }) && after.verdict == Verdict::Whole
+        };
+        if self.after_fix.as_ref().is_some_and(is_better) {
+            self.fix_command = Some(fix_command::fix_command(&self.subject, parts, options));
+        }
     }
 }
 
@@ -116,6 +142,7 @@ fn check_graphs(
     let extents = DimBindings::new(&options.extents);
     let mut findings = Vec::new();
     let mut summaries = Vec::new();
+    let is_compiled = !parts.is_empty() && parts.iter().all(|part| compiled.contains_key(&part.name));
     let (mut tally, mut weights) = (score::ScoreTotals::default(), storage::Weights::default());
     for part in parts {
         let mut view = PlacedGraph::new(part, facts, &extents);
@@ -144,11 +171,13 @@ fn check_graphs(
         target: options.target.clone(),
         score: tally.score(&summaries, weights.npu_bytes(), &facts).within(&verdict),
         verdict,
+        basis: if is_compiled { Basis::Compiled } else { Basis::Predicted },
         assumed: extents.assumed(),
         parts: summaries,
         npu_weight_bytes: weights.npu_bytes(),
         findings,
         after_fix: None,
+        fix_command: None,
     }
 }
 

@@ -16,6 +16,8 @@ pub struct Report {
     pub target: Target,
     /// Verdict on the model.
     pub verdict: Verdict,
+    /// Evidence for the verdict.
+    pub basis: Basis,
     /// Score of the model on the target.
     pub score: Score,
     /// Assumed extents of symbolic dimensions, which are used to count multiply-accumulates.
@@ -28,6 +30,18 @@ pub struct Report {
     pub findings: Vec<Finding>,
     /// Result after Narthex's own fixes, if it has any for this model.
     pub after_fix: Option<AfterFix>,
+    /// Command that writes the model with Narthex's own fixes, if they improve the verdict or the score.
+    pub fix_command: Option<String>,
+}
+
+/// Evidence for a verdict. Neither kind has run the model on an NPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Basis {
+    /// The rules.
+    Predicted,
+    /// A compile of every graph by the vendor's compiler.
+    Compiled,
 }
 
 /// Verdict of a check: the part of a model that runs on the target.
@@ -222,6 +236,8 @@ pub struct AfterFix {
 pub enum Rule {
     /// The graph is well-formed.
     Malformed,
+    /// The graph uses a version of ONNX's operators that ONNX Runtime supports.
+    OldOpset,
     /// Every extent is fixed.
     DynamicDimension,
     /// Every shape is known before the graph is run.

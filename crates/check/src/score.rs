@@ -7,7 +7,7 @@ use crate::{
     numbers::{count, plural},
     placed_graph::PlacedGraph,
     problem::NodePlacement,
-    report::{Component, Factor, Finding, PartSummary, Score, Severity, Verdict},
+    report::{Component, Factor, Finding, PartSummary, Rule, Score, Severity, Verdict},
     storage::npu_weight_bytes,
     types,
 };
@@ -80,6 +80,12 @@ fn pieces(view: &PlacedGraph<'_>) -> usize {
 
 pub(super) fn verdict(findings: &[Finding], summaries: &[PartSummary]) -> Verdict {
     if let Some(finding) = findings.iter().find(|finding| finding.severity == Severity::Blocking) {
+        return Verdict::Refused { reason: finding.message.clone() };
+    }
+    // A dynamic dimension has one verdict, whatever the number of nodes that do not read it.
+    let is_dynamic =
+        |finding: &&Finding| finding.rule == Rule::DynamicDimension && finding.severity == Severity::Fallback;
+    if let Some(finding) = findings.iter().find(is_dynamic) {
         return Verdict::Refused { reason: finding.message.clone() };
     }
     let sum = |of: fn(&PartSummary) -> u64| summaries.iter().map(of).sum::<u64>();

@@ -20,6 +20,7 @@ const MAX_INPUTS: usize = 4;
 /// Returns the findings on a graph's shapes.
 pub(super) fn check(view: &PlacedGraph<'_>, extents: &DimBindings) -> Vec<Finding> {
     let mut findings = well_formed(view);
+    findings.extend(old_opset(view));
     let symbols = symbols(view.graph());
     findings.extend(symbols.iter().take(MAX_SYMBOLS).map(|symbol| dynamic(view, extents, symbol)));
     findings.extend(more_symbols(symbols.into_iter().skip(MAX_SYMBOLS).collect()));
@@ -47,6 +48,19 @@ fn well_formed(view: &PlacedGraph<'_>) -> Vec<Finding> {
         Finding::new(Rule::NotRead, Severity::Cost, message)
     });
     graph_error.map(text).into_iter().chain(unread).collect()
+}
+
+/// Oldest version of ONNX's operators that ONNX Runtime supports. Earlier ones broadcast by attributes.
+const OLDEST_OPSET: i64 = 7;
+
+fn old_opset(view: &PlacedGraph<'_>) -> Option<Finding> {
+    let opset = view.graph().opset().filter(|&opset| opset < OLDEST_OPSET)?;
+    let message = format!(
+        "the graph uses opset {opset}, and ONNX Runtime and the compilers of NPUs support {OLDEST_OPSET} and later"
+    );
+    let fix = "convert it: python3 -c \"import onnx, onnx.version_converter as c; \
+               onnx.save(c.convert_version(onnx.load('OLD.onnx'), 17), 'NEW.onnx')\"";
+    Some(Finding::new(Rule::OldOpset, Severity::Blocking, message).fix(Fix::manual(fix)))
 }
 
 /// Returns the finding on one symbolic dimension: its inputs, and the number of affected nodes.

@@ -7,11 +7,20 @@ use std::{
 
 use super::{
     numbers::{count, plural},
-    report::{Finding, FixAuthor, PartSummary, Report, Severity, Verdict},
+    report::{Basis, Finding, FixAuthor, PartSummary, Report, Severity, Verdict},
 };
 
 /// Maximum number of listed places of a finding; JSON has all of them.
 const PLACES: usize = 3;
+
+impl Display for Basis {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Predicted => "predicted",
+            Self::Compiled => "compiled",
+        })
+    }
+}
 
 impl Display for Verdict {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
@@ -37,7 +46,7 @@ fn plain(text: &str) -> Cow<'_, str> {
 
 impl Display for Report {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{} for {}: {}", plain(&self.subject), self.target, self.verdict)?;
+        writeln!(f, "{} for {}: {} ({})", plain(&self.subject), self.target, self.verdict, self.basis)?;
         if let Verdict::Refused { reason } = &self.verdict {
             writeln!(f, "  {}", plain(reason))?;
         }
@@ -60,7 +69,7 @@ impl Display for Report {
             write_finding(f, finding, self.parts.len() > 1)?;
         }
         if let Some(after) = &self.after_fix {
-            writeln!(f, "\nafter --fix: {}, score {:.0}", after.verdict, after.score)?;
+            writeln!(f, "\nafter --fix: {} (predicted), score {:.0}", after.verdict, after.score)?;
             for change in &after.changes {
                 writeln!(f, "  {}", plain(change))?;
             }

@@ -252,6 +252,7 @@ fn job<'a>(checkpoint: &'a Path, recipe: Recipe, out: &'a Path) -> CompileJob<'a
         runner: None,
         vocabulary: None,
         out,
+        pooling: None,
         keep_stages: None,
         provenance: Provenance {
             source: "a test".to_owned(),

@@ -49,6 +49,58 @@ fn a_dimension_of_many_inputs_is_named_with_some_of_them() {
 }
 
 #[test]
+fn a_dynamic_dimension_refuses_a_graph_whatever_else_it_has() {
+    let mut b = Builder::new("g", &[("", 17)]);
+    let x = b.input("x", F32, &dims("height 4"));
+    let fixed = b.input("fixed", F32, &dims("8 4"));
+    let y = b.op("/layers.0", "Relu", &[&x]);
+    let z = b.op("/layers.1", "Relu", &[&fixed]);
+    b.output(&y, F32, &dims("height 4"));
+    b.output(&z, F32, &dims("8 4"));
+    let parts = [part(b.finish())];
+    let report = check("m.onnx", &parts, &options("qnn:x-elite", &[]));
+    assert_eq!(report.verdict.to_string(), REFUSED, "{report}");
+
+    let options = options("qnn:x-elite", &[("height", 2)]);
+    let bound = bound(&parts, &options).unwrap();
+    assert_eq!(bound[0].graph.inputs[0].shape, dims("2 4"));
+    assert_eq!(check("m.onnx", &bound, &options).verdict.to_string(), WHOLE);
+}
+
+#[test]
+fn the_command_of_a_fix_states_every_dimension() {
+    let mut b = Builder::new("g", &[("", 17)]);
+    let x = b.input("x", F32, &dims("batch height 4"));
+    let y = b.op("/layers.0", "Relu", &[&x]);
+    b.output(&y, F32, &dims("batch height 4"));
+    let parts = [part(b.finish())];
+    let command = |extents: &[(&str, u64)]| {
+        let options = options("qnn:x-elite", extents);
+        let mut report = check("models/m.onnx", &parts, &options);
+        report.suggest_fix(&parts, &options);
+        report.fix_command
+    };
+    let whole = "narthex check models/m.onnx --target qnn:x-elite --set batch=1 --set height=5 --fix m-fixed";
+    assert_eq!(command(&[("height", 5)]).as_deref(), Some(whole));
+    assert_eq!(command(&[]), None, "height stays dynamic");
+}
+
+#[test]
+fn old_opsets_are_refused() {
+    let verdict = |opset| {
+        let mut b = Builder::new("g", &[("", opset)]);
+        let x = b.input("x", F32, &dims("1 4"));
+        let y = b.op("/layers.0", "Relu", &[&x]);
+        b.output(&y, F32, &dims("1 4"));
+        let report = report_on(b.finish());
+        let rules: Vec<Rule> = report.findings.iter().map(|finding| finding.rule).collect();
+        (report.verdict.to_string(), rules.contains(&Rule::OldOpset))
+    };
+    assert_eq!(verdict(6), (REFUSED.to_owned(), true));
+    assert_eq!(verdict(7), (WHOLE.to_owned(), false));
+}
+
+#[test]
 fn malformed_graphs_are_refused() {
     let mut graph = one("Relu", F32, &["1 4"], &[]);
     graph.nodes[0].inputs[0] = "nowhere".into();

@@ -75,6 +75,10 @@ pub(crate) fn run(gateway: &Gateway, args: CheckArgs) -> anyhow::Result<()> {
         output::json(&found)?;
     } else {
         output::report(&found.report)?;
+        if let Some(command) = &found.report.fix_command {
+            // A line break inside the command would not survive a copy.
+            output::line(format!("\nto fix it, run\n{command}"))?;
+        }
         match &found.fixed {
             Some(fixed) => {
                 let files: Vec<String> = fixed.files.iter().map(|file| file.display().to_string()).collect();

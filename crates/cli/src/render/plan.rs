@@ -121,11 +121,17 @@ fn targets(schemes: &[SchemeEstimate]) -> String {
     groups.iter().map(group).collect::<Vec<_>>().join("\n\n")
 }
 
+/// Tokens or texts a second below which the verdict states the highest possible rate.
+const SLOW: f64 = 10.0;
+
 /// Returns the scheme, the score and the verdict of a target.
 fn verdict(scheme: Scheme, target: &TargetEstimate) -> [String; 3] {
     let verdict = match &target.verdict {
         narthex_gateway::check::Verdict::Refused { reason } => format!("refused: {reason}"),
-        other => other.to_string(),
+        other => match target.highest_rate.filter(|&rate| rate < SLOW) {
+            Some(rate) => format!("{other} (predicted), at most {rate:.1} tokens/s"),
+            None => format!("{other} (predicted)"),
+        },
     };
     [scheme.to_string(), format!("{:.1}", target.score.total), verdict]
 }

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use narthex_check::{CheckOptions, Finding, Fix, Report, Rule, Score, Severity, Verdict, check};
+use narthex_check::{Basis, CheckOptions, Finding, Fix, Report, Rule, Score, Severity, Verdict, check};
 use narthex_compile::{dry_run::DryRun, package::DATA_FILE};
 use narthex_graph::{Graph, onnx::files::OnnxFile};
 use narthex_spec::{Scheme, arch::Architecture, manifest::GraphEntry};
@@ -61,12 +61,14 @@ pub(crate) fn refused(subject: &str, reason: String, options: &CheckOptions) -> 
         subject: subject.to_owned(),
         target: options.target.clone(),
         verdict: Verdict::Refused { reason },
+        basis: Basis::Predicted,
         score: Score { total: 0.0, components: Vec::new(), factors: Vec::new() },
         assumed: BTreeMap::new(),
         parts: Vec::new(),
         npu_weight_bytes: 0,
         findings: vec![refusal],
         after_fix: None,
+        fix_command: None,
     }
 }
 

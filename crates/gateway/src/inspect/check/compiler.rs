@@ -16,7 +16,6 @@ use narthex_check::{
 use narthex_device::precompile::LOG;
 use narthex_files::open_regular;
 use narthex_graph::onnx::files::OnnxFile;
-use narthex_spec::Target;
 
 use super::{CheckRequest, trial::Trial};
 use crate::{
@@ -42,7 +41,7 @@ pub(super) struct Compiler<'a> {
     library: &'a Library,
     cancel: &'a Cancel,
     trial: Trial<'a>,
-    target: &'a Target,
+    request: &'a CheckRequest,
 }
 
 /// Adds the compiler's results to a report: those of earlier compiles, and new ones for every other graph with fixed
@@ -127,9 +126,8 @@ impl<'a> Compiler<'a> {
         request: &'a CheckRequest,
         cancel: &'a Cancel,
     ) -> Result<Option<Self>, Error> {
-        let target = &request.target;
-        let trial = Trial::new(library, target, &request.compiler, cancel)?;
-        Ok(trial.map(|trial| Self { library, cancel, trial, target }))
+        let trial = Trial::new(library, &request.target, &request.compiler, cancel)?;
+        Ok(trial.map(|trial| Self { library, cancel, trial, request }))
     }
 
     /// Compiles a graph. After a failure, finds the faulty nodes and stores the compiler's messages.
@@ -197,7 +195,8 @@ impl<'a> Compiler<'a> {
     /// store.
     fn store_evidence(&self, part: &OnnxFile, piece: Option<OnnxFile>) -> Result<Option<Evidence>, Error> {
         let whole = part.folder.join(&part.name);
-        let staging = self.library.store.failure(&format!("{} for {}", whole.display(), self.target))?;
+        let staging =
+            self.library.store.failure(&format!("{} for {}", whole.display(), self.request.target))?;
         let graph = match &piece {
             Some(piece) => {
                 let piece = OnnxFile { name: PIECE.to_owned(), ..piece.clone() };
@@ -210,16 +209,26 @@ impl<'a> Compiler<'a> {
         let control = self.trial.record(&graph, staging.path(), self.cancel)?;
         let log = read_log(&staging.path().join(LOG));
         let folder = staging.commit()?;
-        let graph = if piece.is_some() { folder.join(PIECE) } else { whole };
+        let graph = piece.is_some().then(|| folder.join(PIECE));
         Ok(Some(Evidence {
             log_lines: relevant_lines(&log),
             control: control.map(|result| match result {
                 CompilerResult::Whole { .. } | CompilerResult::Partly { .. } => ControlResult::Accepts,
                 CompilerResult::Failed { .. } | CompilerResult::Ended { .. } => ControlResult::Fails,
             }),
-            repeat_command: format!("narthex check {} --target {}", graph.display(), self.target),
+            repeat_command: self.repeat_command(graph.as_deref()),
             folder,
         }))
+    }
+
+    /// Returns the command that repeats a failure, for a stored piece or for the whole model.
+    fn repeat_command(&self, piece: Option<&Path>) -> String {
+        let CheckRequest { subject, target, extents, .. } = self.request;
+        if let Some(piece) = piece {
+            return format!("narthex check {} --target {target}", piece.display());
+        }
+        let set: String = extents.iter().map(|(name, extent)| format!(" --set {name}={extent}")).collect();
+        format!("narthex check {subject} --target {target}{set}")
     }
 
     /// Writes a piece of a graph with its weights and compiles it.
@@ -231,7 +240,7 @@ impl<'a> Compiler<'a> {
 
     /// Returns the paths of faulty nodes, with the fix that a rule has for one of them.
     fn describe(&self, part: &OnnxFile, nodes: &BTreeSet<usize>) -> FaultyNodes {
-        let rules = check::reasons(part, self.target);
+        let rules = check::reasons(part, &self.request.target);
         let paths: Vec<String> =
             nodes.iter().filter_map(|&at| part.graph.nodes.get(at)).map(narthex_graph::Node::path).collect();
         let fix = paths.iter().find_map(|path| rules.get(path)?.fix.clone());

@@ -140,11 +140,16 @@ impl ModelCheck<'_> {
         let parts = files::open_files(files).map_err(CheckError::from)?;
         refuse_unknown(&parts, options)?;
         let compiler = Compiler::new(library, request, cancel)?;
-        let mut report = check::check(&request.subject, &parts, options);
-        compiler::add_results(compiler.as_ref(), &mut report, &parts, options, BTreeMap::new())?;
-        let Some(folder) = &request.fix else { return Ok(CheckReport { report, fixed: None }) };
         let cannot_fix =
             |error: narthex_graph::patch::PatchError| CheckError::CannotFix { reason: error.to_string() };
+        let Some(folder) = &request.fix else {
+            let judged = check::bound(&parts, options).map_err(cannot_fix)?;
+            let mut report = self.judge(judged, compiler.as_ref())?;
+            report.suggest_fix(&parts, options);
+            return Ok(CheckReport { report, fixed: None });
+        };
+        let mut report = check::check(&request.subject, &parts, options);
+        compiler::add_results(compiler.as_ref(), &mut report, &parts, options, BTreeMap::new())?;
         let (fixed, changes) = fix::fixed(&parts, options).map_err(cannot_fix)?;
         if changes.is_empty() {
             return Ok(CheckReport { report, fixed: None });
@@ -155,6 +160,23 @@ impl ModelCheck<'_> {
         let mut after = check::check(&folder.display().to_string(), &parts, options);
         compiler::add_results(compiler.as_ref(), &mut after, &parts, options, BTreeMap::new())?;
         Ok(CheckReport { report, fixed: Some(FixedModel { files, report: after }) })
+    }
+
+    /// Checks graphs whose dimensions the user may have set. The compiler then gets a copy of them.
+    fn judge(&self, parts: Vec<OnnxFile>, compiler: Option<&Compiler<'_>>) -> Result<Report, Error> {
+        let Self { library, request, options, .. } = self;
+        let mut report = check::check(&request.subject, &parts, options);
+        if options.extents.is_empty() || compiler.is_none() {
+            compiler::add_results(compiler, &mut report, &parts, options, BTreeMap::new())?;
+            return Ok(report);
+        }
+
+        let copy = library.store.scratch()?;
+        write::write(&parts, copy.path())?;
+        let written: Vec<PathBuf> = parts.iter().map(|part| copy.path().join(&part.name)).collect();
+        let parts = files::open_files(&written).map_err(CheckError::from)?;
+        compiler::add_results(compiler, &mut report, &parts, options, BTreeMap::new())?;
+        Ok(report)
     }
 
     /// Checks the static graphs of a package with the results of their compile. Without such graphs, checks those that

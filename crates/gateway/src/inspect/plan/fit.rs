@@ -198,6 +198,7 @@ mod tests {
             targets: vec![TargetEstimate {
                 target: Target::Qnn(vec![QnnChip::XElite]),
                 graph_bytes: bytes,
+                npu_bytes: bytes,
                 limit: 5_000_000_000,
                 held: vec![RequiredMemory { bytes, token_bytes: 500_000, limit: 5_000_000_000 }],
                 verdict: if bytes > 5_000_000_000 {
@@ -206,6 +207,7 @@ mod tests {
                     Verdict::Whole
                 },
                 score: narthex_check::Score { total: 100.0, components: Vec::new(), factors: Vec::new() },
+                highest_rate: None,
             }],
         };
         ModelEstimate {

@@ -19,6 +19,7 @@ use narthex_graph::onnx::files::OnnxFileError;
 use narthex_spec::{ContextFactor, OpenVinoDevice, QnnChip, Target};
 use serde::Serialize;
 
+use self::model_estimate::NpuMachine;
 pub use self::{
     fit::{DeviceFit, MinimumMemory, SchemeFit},
     model_estimate::{CacheEstimate, ModelEstimate, RequiredMemory, SchemeEstimate, TargetEstimate},
@@ -38,6 +39,10 @@ use crate::{
 
 /// Assumed maximum memory of machines with an NPU in bytes: 64 GB. A machine with more memory uses its own.
 const NPU_MACHINE_MEMORY: u64 = 64_000_000_000;
+
+/// Assumed memory bandwidth of machines with an NPU, in bytes per second: that of LPDDR5X-8533 on 128 bits, which the
+/// fastest laptops with such NPUs have.
+const NPU_MACHINE_BANDWIDTH: u64 = 136_500_000_000;
 
 /// Request for the plan of a model.
 ///
@@ -154,7 +159,7 @@ impl Gateway {
         let machine = fit::machine(&estimate, &fit::memories());
         let origin = Origin::new(library, &request.subject, stated.as_ref());
         let memory = inventory::memory_bytes().unwrap_or(0).max(NPU_MACHINE_MEMORY);
-        estimate.adjust_scores(memory, &origin.divergences);
+        estimate.adjust_scores(NpuMachine { memory, bandwidth: NPU_MACHINE_BANDWIDTH }, &origin.divergences);
         Ok(PlanReport {
             subject: request.subject.clone(),
             origin,

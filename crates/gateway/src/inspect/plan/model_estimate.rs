@@ -8,7 +8,7 @@ use narthex_compile::{CompileError, dry_run::DryRun};
 use narthex_spec::{DType, Recipe, Scheme, Target, arch::Architecture, manifest::KvLayout};
 use serde::Serialize;
 
-use super::suitability::{RESERVED, kept_quality};
+use super::suitability::{READING, RESERVED, kept_quality};
 use crate::inspect::check::architecture::{check_dry_run, refused};
 
 /// Figures of a model.
@@ -48,6 +48,8 @@ pub struct TargetEstimate {
     pub target: Target,
     /// Bytes of weights of the largest graph.
     pub graph_bytes: u64,
+    /// Bytes of weights of all graphs together. Shared weights count once.
+    pub npu_bytes: u64,
     /// Maximum bytes of weights of a graph.
     pub limit: u64,
     /// Memory of each graph, and of all graphs if the driver limits their total.
@@ -56,6 +58,18 @@ pub struct TargetEstimate {
     pub verdict: Verdict,
     /// Score of `narthex check`.
     pub score: Score,
+    /// Upper bound of tokens or texts a second: how often the memory of machines with this NPU can be read for all
+    /// weights. `None` without an assumption about the machine.
+    pub highest_rate: Option<f64>,
+}
+
+/// Assumption about the machines that have an NPU.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct NpuMachine {
+    /// Bytes of memory.
+    pub(super) memory: u64,
+    /// Memory bandwidth in bytes per second.
+    pub(super) bandwidth: u64,
 }
 
 /// Memory for weights and their cache, and its limit.
@@ -129,12 +143,25 @@ impl ModelEstimate {
         })
     }
 
-    /// Adjusts the scores: a target whose weights exceed `memory` is refused, scores are multiplied by the quality that
-    /// the scheme keeps, and a device with a known divergence of its answers scores 0.
-    pub(super) fn adjust_scores(&mut self, memory: u64, known: &[KnownDivergence]) {
+    /// Adjusts the scores: a target whose weights exceed the memory is refused, scores are multiplied by the quality that
+    /// the scheme keeps and by the share of a useful speed that the memory bandwidth allows, and a device with a known
+    /// divergence of its answers scores 0.
+    pub(super) fn adjust_scores(&mut self, machine: NpuMachine, known: &[KnownDivergence]) {
+        let NpuMachine { memory, bandwidth } = machine;
         for SchemeEstimate { scheme, bytes, fixed_bytes, targets } in &mut self.schemes {
             let needed = fixed_bytes.unwrap_or(*bytes).saturating_add(RESERVED);
-            for TargetEstimate { target, verdict, score, .. } in targets {
+            for TargetEstimate { target, npu_bytes, verdict, score, highest_rate, .. } in targets {
+                let rate = bandwidth as f64 / (*npu_bytes).max(1) as f64;
+                *highest_rate = Some(rate);
+                if rate < READING {
+                    let detail = format!(
+                        "at most {rate:.1} tokens or texts a second, because each reads {:.0} GB of weights at {:.0} GB/s; \
+                         {READING:.0} are as fast as people read",
+                        *npu_bytes as f64 / 1e9,
+                        bandwidth as f64 / 1e9
+                    );
+                    score.scale(Factor { name: "speed", value: rate / READING, detail });
+                }
                 if needed > memory && !matches!(verdict, Verdict::Refused { .. }) {
                     let gigabytes = |bytes: u64| bytes as f64 / 1e9;
                     let reason = format!(
@@ -207,9 +234,11 @@ impl TargetEstimate {
             held: fixed.as_ref().map_or_else(|_| Vec::new(), |fixed| required_memory(fixed, &report)),
             target: report.target,
             graph_bytes: report.parts.iter().map(|part| part.npu_weight_bytes).max().unwrap_or(0),
+            npu_bytes: report.npu_weight_bytes,
             limit: graph_limit(target),
             verdict: report.verdict,
             score: report.score,
+            highest_rate: None,
         }
     }
 
@@ -260,6 +289,7 @@ mod tests {
         let target = |&(_, target, total, runs): &(Scheme, &str, f64, bool)| TargetEstimate {
             target: target.parse().unwrap(),
             graph_bytes: 0,
+            npu_bytes: 0,
             limit: 0,
             held: Vec::new(),
             verdict: if runs {
@@ -268,6 +298,7 @@ mod tests {
                 Verdict::Refused { reason: "it is large".to_owned() }
             },
             score: Score { total, components: Vec::new(), factors: Vec::new() },
+            highest_rate: None,
         };
         let scheme = |found: &(Scheme, &str, f64, bool)| SchemeEstimate {
             scheme: found.0,
@@ -305,7 +336,7 @@ mod tests {
         let weighed = |memory, known: &[KnownDivergence]| {
             let mut estimate = estimate(&found);
             estimate.schemes[0].bytes = 142_000_000_000;
-            estimate.adjust_scores(memory, known);
+            estimate.adjust_scores(NpuMachine { memory, bandwidth: 10_000_000_000_000 }, known);
             estimate.schemes.iter().map(|scheme| scheme.targets[0].score.total).collect::<Vec<_>>()
         };
         assert_eq!(weighed(64_000_000_000, &[]), [0.0, 87.7]);
@@ -313,6 +344,20 @@ mod tests {
         let measured = "HTP emulation".to_owned();
         let known = [KnownDivergence { provider: narthex_spec::Ep::Qnn, divergence: 0.126, measured }];
         assert_eq!(weighed(256_000_000_000, &known), [100.0, 0.0]);
+    }
+
+    #[test]
+    fn no_score_is_above_what_the_speed_allows() {
+        let scores = |weights| {
+            let mut estimate = estimate(&[(Scheme::W8, "openvino:npu", 100.0, true)]);
+            estimate.schemes[0].targets[0].npu_bytes = weights;
+            estimate.adjust_scores(NpuMachine { memory: 1 << 40, bandwidth: 100_000_000_000 }, &[]);
+            let found = &estimate.schemes[0].targets[0];
+            (found.score.total.round(), found.highest_rate.unwrap().round())
+        };
+        assert_eq!(scores(8_000_000_000), (100.0, 13.0));
+        assert_eq!(scores(33_000_000_000), (30.0, 3.0));
+        assert_eq!(scores(70_000_000_000), (14.0, 1.0));
     }
 
     #[test]

@@ -83,7 +83,7 @@ const BUFFER: usize = 128 << 20;
 const PASSES: usize = 10;
 
 /// Tokens per second above which more speed does not raise the score; faster than people read.
-const READING: f64 = 10.0;
+pub(super) const READING: f64 = 10.0;
 
 impl MachineSpeed {
     /// Measures this machine, in a fraction of a second, and keeps the highest bandwidth in the store.
