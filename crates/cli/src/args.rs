@@ -72,7 +72,10 @@ pub(crate) struct Args {
 impl Args {
     /// Returns whether the log shows the device of a loaded model. Commands that state it themselves need no such line.
     pub(crate) fn device_line(&self) -> DeviceLine {
-        match self.command {
+        match &self.command {
+            Some(Command::Run(args)) if args.generate.quiet => DeviceLine::Quiet,
+            Some(Command::Chat(args)) if args.generate.quiet => DeviceLine::Quiet,
+            Some(Command::Complete(args)) if args.generate.quiet => DeviceLine::Quiet,
             Some(
                 Command::Run(_)
                 | Command::Chat(_)
@@ -243,9 +246,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, default_value_t = Config::standard().kv_budget >> 20, value_name = "MIB", value_parser = at_least_one)]
     pub(crate) kv_budget: usize,
 
-    /// Memory for the KV caches of all models together, in MiB; idle models are unloaded to make room
-    #[arg(long, default_value_t = Config::standard().kv_total >> 20, value_name = "MIB", value_parser = at_least_one)]
-    pub(crate) kv_total: usize,
+    /// Memory for the KV caches of all models together, in MiB, at least --kv-budget; idle models are unloaded to make
+    /// room [default: 8192, or --kv-budget if that is more]
+    #[arg(long, value_name = "MIB", value_parser = at_least_one)]
+    pub(crate) kv_total: Option<usize>,
 
     /// Store the keys and values of prompts in this folder, so that prompts with the same beginning start faster after
     /// a restart [default: none]

@@ -21,12 +21,14 @@ use tracing_subscriber::{
 
 use crate::wrap;
 
-/// Log line with the device of a newly loaded model.
+/// Log lines about the devices of a newly loaded model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DeviceLine {
     Shown,
-    /// Hidden, because the command itself prints the device.
+    /// The device is hidden, because the command itself prints it.
     Hidden,
+    /// The device is hidden, and so are the reasons of other devices (`--quiet`).
+    Quiet,
 }
 
 /// Sends logs to standard error, filtered by `RUST_LOG` or else by the number of `-v`. Events show their module only
@@ -36,6 +38,7 @@ pub(crate) fn start_log(verbose: u8, devices: DeviceLine) {
         // rmcp logs every error that it answers.
         (0, DeviceLine::Shown) => "warn,narthex::device=info,rmcp=error",
         (0, DeviceLine::Hidden) => "warn,rmcp=error",
+        (0, DeviceLine::Quiet) => "warn,narthex::refusal=off,rmcp=error",
         (1, _) => "info,ort=warn,rmcp=error",
         _ => "debug",
     };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use narthex_gateway::{Config, Network, PrefixCacheConfig};
+use narthex_gateway::{Config, Error, Network, PrefixCacheConfig};
 use narthex_spec::Speculation;
 
 use crate::args::{ChatArgs, DecoderLoadArgs, LoadArgs, ServeArgs, StoreArgs};
@@ -36,13 +36,33 @@ pub(crate) fn decoder_config(store: &StoreArgs, decoder: &DecoderLoadArgs) -> Co
     }
 }
 
+/// Returns the memory for the KV caches of all models, in MiB. Unless it is stated, one model fits.
+fn kv_total(serve: &ServeArgs) -> usize {
+    serve.kv_total.unwrap_or_else(|| (Config::standard().kv_total >> 20).max(serve.kv_budget))
+}
+
+/// Refuses settings of `serve` that contradict each other.
+///
+/// # Errors
+/// [`Error::Invalid`] with both values.
+pub(crate) fn check_serve(serve: &ServeArgs) -> Result<(), Error> {
+    let (total, budget) = (kv_total(serve), serve.kv_budget);
+    if total >= budget {
+        return Ok(());
+    }
+    let message = format!(
+        "expected at least the --kv-budget of one model, {budget} MiB, found {total} MiB; raise --kv-total or lower \
+         --kv-budget"
+    );
+    Err(Error::invalid("kv_total", message))
+}
+
 /// The gateway's settings for `serve`.
 pub(crate) fn serve_config(store: &StoreArgs, serve: &ServeArgs) -> Config {
     Config {
         slots: serve.slots,
         kv_budget: serve.kv_budget.saturating_mul(1 << 20),
-        // One model must fit.
-        kv_total: serve.kv_total.max(serve.kv_budget).saturating_mul(1 << 20),
+        kv_total: kv_total(serve).saturating_mul(1 << 20),
         prefix_cache: serve.prefix_cache_dir.clone().map(|folder| PrefixCacheConfig {
             folder,
             bytes: (serve.prefix_cache_size as u64).saturating_mul(1 << 20),
@@ -84,6 +104,21 @@ mod tests {
     use crate::args::{Args, Command};
 
     #[test]
+    fn a_total_below_the_budget_of_one_model_is_refused() {
+        let checked = |flags: &[&str]| {
+            let args = Args::try_parse_from(["narthex", "serve"].iter().chain(flags)).unwrap();
+            let Some(Command::Serve(serve)) = args.command else { panic!("not serve") };
+            let total = serve_config(&args.store, &serve).kv_total >> 20;
+            check_serve(&serve).map(|()| total).map_err(|error| error.to_string())
+        };
+        assert_eq!(checked(&[]), Ok(8192));
+        assert_eq!(checked(&["--kv-budget", "10000"]), Ok(10_000));
+        assert_eq!(checked(&["--kv-budget", "8", "--kv-total", "8"]), Ok(8));
+        let error = checked(&["--kv-total", "8"]).unwrap_err();
+        assert!(error.contains("2048 MiB, found 8 MiB"), "{error}");
+    }
+
+    #[test]
     fn flags_become_settings() {
         let args = Args::try_parse_from([
             "narthex",
@@ -98,7 +133,7 @@ mod tests {
             "--kv-budget",
             "64",
             "--kv-total",
-            "32",
+            "96",
             "--prefix-cache-dir",
             "/prefixes",
             "--prefix-cache-size",
@@ -148,7 +183,7 @@ mod tests {
         assert_eq!(config.aliases["gpt-4"], "qwen3:0.6b@w4");
         assert_eq!(config.tool_format, Some(ToolFormat::Hermes));
         assert_eq!(config.tool_formats["qwen3:0.6b"], ToolFormat::LlamaJson);
-        assert_eq!((config.kv_total, config.max_models), (64 << 20, 5));
+        assert_eq!((config.kv_total, config.max_models), (96 << 20, 5));
         assert_eq!((config.speculation, config.kv_cache_dtype), (Speculation::Off, KvCacheDtype::F32));
         assert_eq!(config.token_latency, Some(Duration::from_millis(90)));
         assert_eq!((config.scheme, config.home), (Some(Scheme::W4), Some("/x".into())));

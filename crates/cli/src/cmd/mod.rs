@@ -41,7 +41,7 @@ use crate::{
     args::{Args, ChatArgs, Command, ListArgs, TryOutArgs},
     bars::Bars,
     interrupt,
-    settings::{bench_config, chat_config, config, decoder_config, serve_config},
+    settings::{bench_config, chat_config, check_serve, config, decoder_config, serve_config},
 };
 
 /// A gateway that is shut down when it is dropped: its models must stop before the process unloads ONNX Runtime.
@@ -146,7 +146,10 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         Command::Rerank(rerank) => rerank::run(&open(config(&store, Some(&rerank.load)))?.0, &rerank),
         Command::Answer(answer) => answer::run(&open(config(&store, Some(&answer.load)))?.0, &answer),
         Command::Fill(fill) => fill::run(&open(config(&store, Some(&fill.load)))?.0, &fill),
-        Command::Serve(serve) => serve::run(&open(serve_config(&store, &serve))?.0, serve),
+        Command::Serve(serve) => {
+            check_serve(&serve)?;
+            serve::run(&open(serve_config(&store, &serve))?.0, serve)
+        }
         Command::Mcp(mcp) => mcp::run(&open(decoder_config(&store, &mcp.load))?.0, mcp),
         Command::Launch(launch) => launch::run(&plain()?.0, &store, launch),
         Command::Service(service) => service::run(&store, service.command),

@@ -22,7 +22,14 @@ pub(crate) fn answer_line(status: &ModelStatus, summary: &Summary) -> String {
         (_, Some(stand_in)) => format!("{}: no time is reported", stand_in.describe()),
         (None, None) => "no time is reported".to_owned(),
     };
-    format!("{} ({}) on {on} · {speed} · {tokens} tokens", status.name, status.scheme)
+    let refusals: String = refusals(status).map(|reason| format!(" · {reason}")).collect();
+    format!("{} ({}) on {on} · {speed} · {tokens} tokens{refusals}", status.name, status.scheme)
+}
+
+/// Returns the reasons of the preferred devices that did not run a model: `not qnn: its runtime is not installed`.
+fn refusals(model: &ModelStatus) -> impl Iterator<Item = String> {
+    let announced = model.passed_over.iter().filter(|passed| passed.announced);
+    announced.map(|passed| format!("not {}: {}", passed.device, passed.reason))
 }
 
 /// Renders the device and its nodes: `cpu, all 304 nodes`, or `qnn, 2940 of 2942 nodes`.
@@ -50,12 +57,10 @@ fn remarks(model: &ModelStatus) -> Vec<String> {
     let why = report.and_then(|report| report.why.clone());
     let fallback = report.filter(|report| !report.fallback.is_empty());
     let fallback = fallback.map(|report| format!("on other devices: {}", report.fallback));
-    let announced = model.passed_over.iter().filter(|passed| passed.announced);
-    let reasons = announced.map(|passed| format!("not {}: {}", passed.device, passed.reason));
     let notes = report.into_iter().flat_map(|report| report.notes.iter().cloned());
     let draft = model.draft_model.as_ref();
     let draft = draft.map(|draft| format!("draft model: {} ({})", draft.name, draft.scheme));
-    why.into_iter().chain(fallback).chain(notes).chain(reasons).chain(draft).collect()
+    why.into_iter().chain(fallback).chain(notes).chain(refusals(model)).chain(draft).collect()
 }
 
 /// Renders running servers, followed by remarks on their models.
@@ -135,6 +140,21 @@ mod tests {
         check(DeviceName::QnnEmulation, untimed, " · HTP emulation: no time is reported · 11 tokens");
         let openvino = DeviceName::OpenVino(OpenVinoDevice::Cpu);
         check(openvino, untimed, " · OpenVINO's CPU device: no time is reported · 11 tokens");
+    }
+
+    #[test]
+    fn an_answer_ends_with_the_reasons_of_other_devices() {
+        let (mut status, _) = running();
+        let refusal = |device, announced| DeviceRefusal {
+            device,
+            reason: "its runtime is not installed".to_owned(),
+            fix: None,
+            announced,
+            fallback: FallbackNodes::default(),
+        };
+        status.passed_over = vec![refusal(DeviceName::Qnn, true), refusal(DeviceName::WebGpu, false)];
+        let line = answer_line(&status, &Summary { completion_tokens: 3, ..Summary::default() });
+        assert!(line.ends_with(" · 3 tokens · not qnn: its runtime is not installed"), "{line}");
     }
 
     #[test]

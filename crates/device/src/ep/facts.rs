@@ -212,6 +212,8 @@ pub enum Cause {
     NotInstalled,
     /// The device is present but refused the model.
     Refused,
+    /// The device runs only packages of another kind, whatever is installed.
+    OtherPackages,
 }
 
 impl Refusal {

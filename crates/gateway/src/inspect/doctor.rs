@@ -11,6 +11,7 @@ use narthex_catalog::{
 use narthex_device::{
     ep::{self, Facts},
     inventory,
+    runtime::Runtime,
 };
 use narthex_spec::{DeviceName, Ep, progress::Quiet};
 use serde::Serialize;
@@ -175,12 +176,28 @@ fn providers(report: &mut Doctor, library: &Library, choice: &mut RuntimeChoice)
     }
 }
 
-/// Examines the devices, without loading their providers.
+/// Examines the devices, and loads the providers' libraries of those that the machine has.
 fn devices(report: &mut Doctor, facts: &Facts) {
     for device in DeviceName::ALL {
-        match ep::probe(device, facts) {
-            Ok(_) => report.add(Level::Good, device.as_str(), "can be used", None),
-            Err(refusal) => report.add(Level::Note, device.as_str(), refusal.reason, refusal.fix),
+        let subject = device.as_str();
+        if let Err(refusal) = ep::probe(device, facts) {
+            report.add(Level::Note, subject, refusal.reason, refusal.fix);
+            continue;
+        }
+        match (facts.libraries.get(&device.ep()), Runtime::loaded()) {
+            (None, _) => report.add(Level::Good, subject, "can be used", None),
+            (Some(library), Some(runtime)) => match runtime.register(device.ep(), library) {
+                Ok(()) => report.add(Level::Good, subject, "can be used", None),
+                Err(error) => report.add(Level::Problem, subject, error.to_string(), error.hint()),
+            },
+            (Some(library), None) if !library.is_file() => {
+                let text = format!("its library {} does not exist", library.display());
+                report.add(Level::Problem, subject, text, None);
+            }
+            (Some(_), None) => {
+                let text = "its library is installed, and not tried without ONNX Runtime";
+                report.add(Level::Note, subject, text, None);
+            }
         }
     }
 }

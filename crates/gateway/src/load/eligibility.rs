@@ -43,10 +43,11 @@ pub(crate) fn refusal(config: &Config, name: DeviceName, facts: &Facts) -> Optio
 /// Returns the entry of a refused device.
 pub(crate) fn device_refusal(config: &Config, device: DeviceName, refusal: Refusal) -> DeviceRefusal {
     let Refusal { cause, reason, fix } = refusal;
-    // An absent device is worth a warning only if the user named it.
+    // An absent device, and one that is made for other packages, are worth a warning only if the user named them.
     let Config { place, providers, .. } = config;
     let placed = matches!(place, Some(PlacementChoice::Fixed(place)) if place.devices().contains(&device));
-    let announced = cause != Cause::Absent || placed || providers.is_explicit();
+    let is_expected = matches!(cause, Cause::Absent | Cause::OtherPackages);
+    let announced = !is_expected || placed || providers.is_explicit();
     DeviceRefusal { device, reason, fix, announced, fallback: FallbackNodes::default() }
 }
 
@@ -126,6 +127,21 @@ fn refusals(
 pub(crate) fn check_bound_provider(manifest: &Manifest, name: DeviceName) -> Result<(), Refusal> {
     let other = manifest.bound.as_ref().filter(|bound| bound.ep != name.ep());
     other.map_or(Ok(()), |bound| Err(bound_refusal(bound, None)))
+}
+
+/// Refuses AMD's NPU for a chat model that AMD's tools have not compiled. Without this, the user would be asked to install
+/// AMD's software, and the package would be refused after that.
+pub(crate) fn check_amd_tools(manifest: &Manifest, name: DeviceName) -> Result<(), Refusal> {
+    if name != DeviceName::VitisAi || manifest.bound.is_some() || !manifest.architecture.is_decoder() {
+        return Ok(());
+    }
+    let fix = "`narthex export MODEL DIR --format quark` prepares a checkpoint for AMD's model_generate, whose result \
+               `narthex import` reads";
+    Err(Refusal {
+        cause: Cause::OtherPackages,
+        reason: "AMD's NPU runs only chat models that AMD's tools have compiled".to_owned(),
+        fix: Some(fix.to_owned()),
+    })
 }
 
 /// Refuses a device when the package is bound to other chips and both chips are known.

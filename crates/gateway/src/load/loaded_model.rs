@@ -188,6 +188,7 @@ impl LoadedModel {
             announced.map(|passed| format!("{}: {}", passed.device, passed.reason)).collect();
         AnsweringDevice {
             device: self.placement.name(),
+            placement: self.placement.summary(),
             fallback: (!reasons.is_empty()).then(|| reasons.join("; ")),
         }
     }

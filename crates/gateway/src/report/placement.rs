@@ -125,6 +125,25 @@ impl PlacementReport {
         }
     }
 
+    /// Returns the nodes and the work on the devices of the model: `qnn 1470/1470 nodes, 100 % of MACs`. The share of the
+    /// work is that of the graph with the smallest share, rounded down.
+    pub fn summary(&self) -> String {
+        let devices = self.place().devices();
+        let is_own = |line: &&PlacementLine| devices.iter().any(|device| device.ep() == line.ep);
+        let nodes =
+            |lines: &mut dyn Iterator<Item = &PlacementLine>| lines.map(|line| line.nodes).sum::<usize>();
+        let (own, all) = (nodes(&mut self.lines.iter().filter(is_own)), nodes(&mut self.lines.iter()));
+        let mut shares: BTreeMap<&str, f64> = BTreeMap::new();
+        for line in &self.lines {
+            let share = shares.entry(&line.graph).or_default();
+            *share += if is_own(&line) { line.compute_share } else { 0.0 };
+        }
+        let share = shares.values().copied().fold(1.0, f64::min);
+        // Sums of shares may miss 1 by their rounding.
+        let percent = (share * 100.0 + 1e-6).floor();
+        format!("{} {own}/{all} nodes, {percent:.0} % of MACs", self.name())
+    }
+
     /// Returns the report of a decoder whose phases run on two devices.
     pub(crate) fn joined(prefill: Self, decode: Self) -> Self {
         let phases = PhaseShares {
@@ -151,6 +170,8 @@ impl PlacementReport {
 pub struct AnsweringDevice {
     /// Name of the device, or both as `prefill=qnn,decode=cpu`.
     pub device: String,
+    /// Nodes and work on it, as [`PlacementReport::summary`] writes them.
+    pub placement: String,
     /// Preferred devices that did not run the model, with their reasons.
     pub fallback: Option<String>,
 }

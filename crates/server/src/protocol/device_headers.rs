@@ -1,5 +1,5 @@
-//! Response headers about the device that computed an answer: `x-narthex-device`, and `x-narthex-fallback` with the
-//! reasons why preferred devices were not used.
+//! Response headers about the device that computed an answer: `x-narthex-device`, `x-narthex-placement` with its share of
+//! the model, and `x-narthex-fallback` with the reasons why preferred devices were not used.
 
 use axum::{
     http::HeaderValue,
@@ -9,6 +9,9 @@ use narthex_gateway::AnsweringDevice;
 
 /// Name of the device as in `--providers`, or of two devices as in `--place`.
 const DEVICE: &str = "x-narthex-device";
+
+/// Nodes and work on the device: `qnn 1470/1470 nodes, 100 % of MACs`.
+const PLACEMENT: &str = "x-narthex-placement";
 
 /// Devices and reasons: `qnn: the qnn runtime is not installed; webgpu: …`.
 const FALLBACK: &str = "x-narthex-fallback";
@@ -21,6 +24,9 @@ pub(crate) fn with_device_headers(ran_on: &AnsweringDevice, response: impl IntoR
     let headers = response.headers_mut();
     if let Ok(value) = HeaderValue::from_str(&ran_on.device) {
         headers.insert(DEVICE, value);
+    }
+    if let Ok(value) = HeaderValue::from_str(&ran_on.placement) {
+        headers.insert(PLACEMENT, value);
     }
     if let Some(reasons) = &ran_on.fallback
         && let Ok(value) = HeaderValue::from_str(&printable(reasons))
@@ -42,10 +48,15 @@ mod tests {
     #[test]
     fn a_fallback_is_reported() {
         let check = |fallback: Option<&str>, expected: Option<&str>| {
-            let ran_on = AnsweringDevice { device: "cpu".to_owned(), fallback: fallback.map(str::to_owned) };
+            let ran_on = AnsweringDevice {
+                device: "cpu".to_owned(),
+                placement: "cpu 9/9 nodes, 100 % of MACs".to_owned(),
+                fallback: fallback.map(str::to_owned),
+            };
             let response = with_device_headers(&ran_on, "answer");
             let header = |name| response.headers().get(name).map(|value| value.to_str().unwrap().to_owned());
             assert_eq!(header(DEVICE).as_deref(), Some("cpu"));
+            assert_eq!(header(PLACEMENT).as_deref(), Some("cpu 9/9 nodes, 100 % of MACs"));
             assert_eq!(header(FALLBACK).as_deref(), expected);
         };
         check(None, None);

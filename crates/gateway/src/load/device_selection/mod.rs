@@ -64,7 +64,7 @@ pub(crate) fn select(request: &LoadRequest<'_>) -> Result<OpenModel, Error> {
         open.report.why = Some(reasons.collect::<Vec<_>>().join("; "));
         open.passed_over.splice(0..0, refused);
     }
-    open.log(&request.manifest().name);
+    open.log(&request.manifest().name, &request.store);
     Ok(open)
 }
 
