@@ -232,8 +232,23 @@ fn from_path(path: &Path, catalog: &Catalog) -> Result<CheckpointSource, Error> 
         exact_name: Some(exact),
         source: Location::Local(path.to_path_buf()),
         license: None,
-        provenance: format!("local {}, version {version}", path.display()),
+        provenance: format!("{}, version {version}", local_source(path)?),
     })
+}
+
+/// Returns the source of a local checkpoint in manifests, without its version: the absolute path of the file or folder,
+/// so that every spelling of the path is the same source.
+///
+/// # Errors
+/// [`Error::Io`] if the path does not exist.
+pub fn local_source(path: &Path) -> Result<String, Error> {
+    Ok(format!("local {}", local::own_path(path)?.display()))
+}
+
+/// Returns the path of a local checkpoint from its source in a manifest; `None` for other sources.
+pub fn local_path(source: &str) -> Option<PathBuf> {
+    let (path, _) = source.strip_prefix("local ")?.rsplit_once(", version ")?;
+    Some(path.into())
 }
 
 #[cfg(test)]
@@ -307,6 +322,22 @@ mod tests {
         assert!(named.tokenizer.is_some());
         assert_eq!(source("hf:apple/OpenELM-270M-Instruct"), Location::Hub(named));
         assert!(matches!(source("hf:o/r"), Location::Hub(HubSource { tokenizer: None, .. })));
+    }
+
+    #[test]
+    fn every_spelling_of_a_path_is_the_same_source() {
+        let folder = tempfile::tempdir().unwrap();
+        let model = folder.path().canonicalize().unwrap().join("model");
+        std::fs::create_dir(&model).unwrap();
+        std::fs::write(model.join("tiny.gguf"), "GGUF").unwrap();
+        let provenance =
+            |path: PathBuf| ModelRef::Local(path).resolve(&Catalog::builtin().unwrap()).unwrap().provenance;
+        let source = provenance(model.clone());
+        assert_eq!(source, provenance(model.join("../model")));
+        assert_eq!(local_path(&source), Some(model.clone()));
+        assert_eq!(local_path(&provenance(model.join("./tiny.gguf"))), Some(model.join("tiny.gguf")));
+        assert_eq!(local_path("hub o/r@main"), None);
+        assert_eq!(local_path("local /x, an export of Optimum"), None);
     }
 
     #[test]

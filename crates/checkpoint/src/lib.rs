@@ -18,6 +18,7 @@ pub mod export;
 mod layout;
 pub mod limits;
 mod names;
+pub mod pooling;
 mod prune;
 pub mod quark;
 mod required_tensors;
@@ -32,6 +33,8 @@ pub use open::{architecture, architecture_from_config, architecture_from_headers
 pub use required_tensors::parameters;
 pub use slice::SliceError;
 pub use yarn::{YarnError, extend};
+
+use pooling::PoolingSource;
 
 use std::{borrow::Cow, path::PathBuf};
 
@@ -177,6 +180,8 @@ pub struct Checkpoint {
     pub chat_template: Option<String>,
     /// Prefixes of inputs, for embedding models.
     pub prompts: Prompts,
+    /// Source of the pooling, for embedding models.
+    pub pooling: PoolingSource,
     /// Maximum sequence length that its publisher serves, in tokens.
     pub max_length: usize,
     /// Files that it was read from.
@@ -292,6 +297,15 @@ pub enum CheckpointError {
         /// The error.
         what: Box<CheckpointError>,
     },
+    /// The files do not state the pooling of an embedding model.
+    #[error(
+        "{path} has no 1_Pooling/config.json or key for the pooling: expected how an embedding model makes one vector of \
+         the rows of a text"
+    )]
+    NoPooling {
+        /// A file of the model.
+        path: PathBuf,
+    },
     /// The model's class or family is not supported.
     #[error("unsupported architecture: found {found}, expected one of {}", expected.join(", "))]
     Architecture {
@@ -316,9 +330,11 @@ impl CheckpointError {
     /// Returns the error with the file that it is about, unless it already names one.
     fn in_file(self, path: &std::path::Path) -> Self {
         match self {
-            Self::Read { .. } | Self::Malformed { .. } | Self::MissingTensor { .. } | Self::InFile { .. } => {
-                self
-            }
+            Self::Read { .. }
+            | Self::Malformed { .. }
+            | Self::MissingTensor { .. }
+            | Self::NoPooling { .. }
+            | Self::InFile { .. } => self,
             Self::WrongShape { .. }
             | Self::WrongSize { .. }
             | Self::NotFinite { .. }
@@ -352,6 +368,7 @@ impl CheckpointError {
             Self::Read { path, .. }
             | Self::Malformed { path, .. }
             | Self::MissingTensor { path, .. }
+            | Self::NoPooling { path }
             | Self::InFile { path, .. } => *path = name(path),
             Self::WrongShape { .. }
             | Self::WrongSize { .. }

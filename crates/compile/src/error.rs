@@ -122,11 +122,18 @@ impl CompileError {
                 CheckpointError::Architecture { .. } => {
                     Some("`narthex list --available` shows models that this version compiles".to_owned())
                 }
+                CheckpointError::NoPooling { .. } => Some(
+                    "give the pooling that the model's card names: --pooling mean, cls, max or last"
+                        .to_owned(),
+                ),
                 CheckpointError::Unsupported { .. } => {
                     Some("choose another checkpoint of the model, or another model".to_owned())
                 }
                 _ => None,
             },
+            Self::Tokenizer(TokenizerError::Unknown { .. }) => {
+                Some("choose another conversion of the model, or another model".to_owned())
+            }
             Self::Open(error) => error.hint(),
             Self::Bound { instead, .. } => Some(instead.clone()),
             Self::Calibration(RunnerError { hint, .. }) => {

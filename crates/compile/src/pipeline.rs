@@ -7,11 +7,11 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use narthex_checkpoint::{self as checkpoint, Checkpoint};
+use narthex_checkpoint::{self as checkpoint, Checkpoint, TokenizerSource};
 use narthex_graph::onnx::external::ExternalWriter;
 use narthex_spec::{
     Calibration, DType, ModelName, Pass, ProgressSink, Recipe, Scheme, Sha256, Variant,
-    arch::Architecture,
+    arch::{Architecture, Pooling},
     manifest::{FORMAT, Manifest, Provenance, TokenizerEntry},
     progress::{Progress, Stage, Unit},
     recipe::KeptTokens,
@@ -32,6 +32,9 @@ use crate::{
 
 const KEPT_TOKENS_FILE: &str = "kept_tokens.json";
 
+/// Divisor of the head size of models that ONNX Runtime's attention can run. Narthex's own has no such limit.
+const CALIBRATED_HEADS: usize = 8;
+
 /// A compile of a checkpoint into a package.
 pub struct CompileJob<'a> {
     /// The checkpoint's file or folder.
@@ -46,6 +49,8 @@ pub struct CompileJob<'a> {
     pub vocabulary: Option<&'a VocabSubset>,
     /// An empty folder. On success it contains a complete package.
     pub out: &'a Path,
+    /// Pooling of an embedding model, in place of the checkpoint's own.
+    pub pooling: Option<Pooling>,
     /// Folder for the output of every stage in readable form.
     pub keep_stages: Option<&'a Path>,
     /// The origin of the checkpoint.
@@ -58,9 +63,11 @@ pub fn compile(
     progress: &dyn ProgressSink,
     cancel: &AtomicBool,
 ) -> Result<Manifest> {
-    let mut checkpoint = checkpoint::open(job.checkpoint)?.sliced(&job.recipe)?.extended(job.recipe.yarn)?;
+    let checkpoint = checkpoint::open(job.checkpoint)?.pooled(job.pooling)?;
+    let mut checkpoint = checkpoint.sliced(&job.recipe)?.extended(job.recipe.yarn)?;
     let package = PackageWriter::new(job.out);
     let tokenizer = checkpoint.tokenizer.tokenizer()?;
+    notes(&checkpoint).into_iter().for_each(|note| progress.event(Progress::Note(note)));
     if let Some(vocabulary) = job.vocabulary {
         let kept = vocabulary.kept(&tokenizer, &checkpoint)?;
         checkpoint = checkpoint.pruned(&kept);
@@ -103,6 +110,22 @@ pub fn compile(
     let mut manifest = manifest(job.name, recipe, job.provenance, &checkpoint, lowered);
     package.finish(&mut manifest)?;
     Ok(manifest)
+}
+
+/// Returns what the user should know about settings that the checkpoint does not state, in sentences.
+fn notes(checkpoint: &Checkpoint) -> Vec<String> {
+    let mut notes: Vec<String> = checkpoint.pooling_note().into_iter().collect();
+    if let TokenizerSource::Gguf(vocab) = &checkpoint.tokenizer
+        && vocab.model == "gpt2"
+        && vocab.pre.as_deref() == Some("default")
+    {
+        notes.push(
+            "The GGUF file does not state how its tokenizer splits text: tokenizer.ggml.pre is \"default\", the rule of \
+             old conversions. Answers are worse if it is not the publisher's rule; a newer conversion states it."
+                .to_owned(),
+        );
+    }
+    notes
 }
 
 /// Inputs and outputs of a pass over all weights.
@@ -153,6 +176,17 @@ impl WeightPass<'_> {
         if inputs.is_empty() {
             return Ok(None);
         }
+        let sizes = arch.layers.iter().map(|layer| layer.attention.head_size);
+        if let Some(size) = sizes.into_iter().find(|size| !size.is_multiple_of(CALIBRATED_HEADS)) {
+            let note = format!(
+                "{} is not calibrated: ONNX Runtime's attention needs heads of a multiple of {CALIBRATED_HEADS} \
+                 elements, and this model has heads of {size}.",
+                self.job.name
+            );
+            self.progress.event(Progress::Note(note));
+            return Ok(None);
+        }
+
         let title = format!("Compiling {} to calibrate it", self.job.name);
         // Each layer is measured separately, so passes that merge layers are not applied.
         let alone = Recipe { fixed: None, passes: BTreeSet::new(), ..self.job.recipe.clone() };

@@ -204,7 +204,7 @@ impl<'a> EncoderParts<'a> {
         let feed = EncoderInput::open(package, manifest)?;
         let (head, output_rows) = match &manifest.architecture {
             Structure::Encoder(arch) => (&arch.head, output_rows(arch)),
-            Structure::ImportedEncoder(ImportedEncoder { vocab, width, head }) => {
+            Structure::ImportedEncoder(ImportedEncoder { vocab, width, head, .. }) => {
                 (head, rows_of(head, *width, *vocab))
             }
             _ => return Err(DeviceError::package("an encoder", "a decoder")),

@@ -115,6 +115,7 @@ mod tests {
             runner: None,
             vocabulary: None,
             out: &out,
+            pooling: None,
             keep_stages: None,
             provenance,
         };

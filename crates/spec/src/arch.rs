@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 pub use altup::{AltUp, PerLayer};
 pub use encoder::{
     Bottleneck, BottleneckAttention, EncoderArch, EncoderHead, EncoderNorm, FactoredEmbedding, Pooling,
+    UnknownPooling,
 };
 pub use rope::{Rope, RopeScaling};
 pub use structure::{ImportedDecoder, ImportedEncoder, Steps, Structure};

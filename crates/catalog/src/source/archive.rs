@@ -1,7 +1,7 @@
-//! Extraction of selected members of a wheel, which is a zip archive.
+//! Extraction of selected members of a zip archive: a wheel, or a package in one file.
 //!
-//! The archive's digest has been checked, but its contents are not trusted: names that leave the folder, links, and
-//! members that are larger than stated or allowed are refused.
+//! The contents of an archive are not trusted, even if its digest has been checked: names that leave the folder, links,
+//! and members that are larger than stated or allowed are refused.
 
 use std::{
     collections::BTreeMap,
@@ -37,10 +37,31 @@ pub(crate) fn unpack(
     progress: &dyn ProgressSink,
     cancel: &CancelFlag,
 ) -> Result<BTreeMap<String, FileEntry>, Error> {
+    let members = Members { choose, limit: UNPACKED_LIMIT };
+    unpack_members(title, archive, into, &members, progress, cancel)
+}
+
+/// Members to unpack.
+pub(crate) struct Members<'a> {
+    /// Returns the path of a member, as for [`unpack`].
+    pub(crate) choose: &'a dyn Fn(&str) -> Option<String>,
+    /// Maximum unpacked size of all of them, in bytes.
+    pub(crate) limit: u64,
+}
+
+/// Unpacks members as [`unpack`], with another limit.
+pub(crate) fn unpack_members(
+    title: &str,
+    archive: &Path,
+    into: &Path,
+    members: &Members<'_>,
+    progress: &dyn ProgressSink,
+    cancel: &CancelFlag,
+) -> Result<BTreeMap<String, FileEntry>, Error> {
     let bad = |source| Error::BadArchive { path: archive.to_path_buf(), source };
     let file = narthex_files::open_regular(archive).map_err(Error::io("open", archive))?;
     let mut zip = ZipArchive::new(BufReader::new(file)).map_err(bad)?;
-    let chosen = chosen_members(archive, &mut zip, choose)?;
+    let chosen = chosen_members(archive, &mut zip, members)?;
     let total = chosen.iter().map(|member| member.bytes).sum();
     let stage = Stage::start(progress, format!("Unpacking {title}"), Unit::Bytes, Some(total));
     let mut done = 0;
@@ -67,7 +88,7 @@ struct ArchiveMember {
 fn chosen_members(
     archive: &Path,
     zip: &mut ZipArchive<impl Read + Seek>,
-    choose: &dyn Fn(&str) -> Option<String>,
+    members: &Members<'_>,
 ) -> Result<Vec<ArchiveMember>, Error> {
     let refuse = |member: &str, reason| Error::HostileArchive {
         path: archive.to_path_buf(),
@@ -86,7 +107,7 @@ fn chosen_members(
         if member.is_dir() {
             continue;
         }
-        let Some(path) = choose(&name) else { continue };
+        let Some(path) = (members.choose)(&name) else { continue };
         if !is_plain(&path) || !is_plain(&name) {
             return Err(refuse(&name, "would be written outside its folder"));
         }
@@ -94,8 +115,8 @@ fn chosen_members(
             return Err(refuse(&name, "is a link"));
         }
         total = total.saturating_add(member.size());
-        if total > UNPACKED_LIMIT {
-            return Err(refuse(&name, "brings the unpacked size above 16 GiB"));
+        if total > members.limit {
+            return Err(refuse(&name, "brings the unpacked size above the limit"));
         }
         chosen.push(ArchiveMember { index, name, path, bytes: member.size() });
     }

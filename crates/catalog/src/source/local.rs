@@ -76,7 +76,7 @@ pub(crate) fn name(path: &Path) -> Result<LocalName, Error> {
 
 /// Returns the absolute path of a file or folder. A link keeps its name: those of a hub cache refer to files that are
 /// named after their digests.
-fn own_path(path: &Path) -> Result<PathBuf, Error> {
+pub(crate) fn own_path(path: &Path) -> Result<PathBuf, Error> {
     let failed = |source| Error::io("find", path)(source);
     let absolute = fs::canonicalize(path).map_err(failed)?;
     match (path.file_name(), path.parent()) {

@@ -62,7 +62,7 @@ struct ManifestName {
 }
 
 impl Store {
-    fn package_folder(&self, name: &ModelName, scheme: Scheme) -> PathBuf {
+    pub(super) fn package_folder(&self, name: &ModelName, scheme: Scheme) -> PathBuf {
         self.root().join("packages").join(name.file_stem()).join(scheme.as_str())
     }
 

@@ -8,7 +8,7 @@ use std::{
     time::SystemTime,
 };
 
-use narthex_spec::manifest::MANIFEST_FILE;
+use narthex_spec::{ModelName, Scheme, manifest::MANIFEST_FILE};
 
 use super::{Guard, Store, lock, privacy};
 use crate::{error::Error, files};
@@ -21,7 +21,7 @@ const SWAP_LOCK: &str = "swap";
 #[derive(Debug)]
 pub(super) enum StagingTarget {
     /// A package, which must have a manifest.
-    Package { name: narthex_spec::ModelName, scheme: narthex_spec::Scheme },
+    Package { name: ModelName, scheme: Scheme },
     /// Anything else.
     Plain,
 }
@@ -60,6 +60,14 @@ impl Staging {
     /// Returns the path of the folder to fill, which is on the same file system as the store.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Returns this folder as that of a package.
+    #[must_use]
+    pub fn into_package(mut self, name: &ModelName, scheme: Scheme) -> Self {
+        self.target = self.store.package_folder(name, scheme);
+        self.becomes = StagingTarget::Package { name: name.clone(), scheme };
+        self
     }
 
     /// Flushes everything to the disk and renames the folder into place, replacing an older one. Returns its new path.

@@ -13,7 +13,8 @@ use crate::{
     },
     limits::unsupported,
     names::NameTable,
-    tensors::Tensors,
+    pooling::{self, PoolingSource},
+    tensors::{Tensors, file_name},
 };
 
 /// `BertModel` (`BertConfig` of `transformers`).
@@ -115,16 +116,25 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<EncoderArch> {
         factored: None,
         bottleneck: None,
         // The format has no key for scaling; llama.cpp scales embeddings by default.
-        head: EncoderHead::Embedding { pooling: pooling(keys)?, normalize: true },
+        head: EncoderHead::Embedding { pooling: pooling(keys)?.0, normalize: true },
     })
 }
 
-/// Maps llama.cpp's `llama_pooling_type`; the default is the mean.
-fn pooling(keys: &GgufKeys<'_>) -> Result<Pooling> {
+/// Maps llama.cpp's `llama_pooling_type`, or else finds the family by the model's name. Returns the source too. The mean
+/// stands for an unknown pooling.
+pub(crate) fn pooling(keys: &GgufKeys<'_>) -> Result<(Pooling, PoolingSource)> {
     match keys.count("pooling_type")? {
-        None | Some(0 | 1) => Ok(Pooling::Mean),
-        Some(2) => Ok(Pooling::Cls),
-        Some(3) => Ok(Pooling::Last),
+        None | Some(0) => {
+            let named = keys.metadata.text("general.name")?.map(str::to_owned);
+            let names: Vec<String> = named.into_iter().chain([file_name(keys.path())]).collect();
+            Ok(match pooling::family(&names) {
+                Some((family, pooling)) => (pooling, PoolingSource::Family(family)),
+                None => (Pooling::Mean, PoolingSource::Unknown),
+            })
+        }
+        Some(1) => Ok((Pooling::Mean, PoolingSource::Files)),
+        Some(2) => Ok((Pooling::Cls, PoolingSource::Files)),
+        Some(3) => Ok((Pooling::Last, PoolingSource::Files)),
         Some(other) => {
             let expected = "0 or 1 (mean), 2 (first token) or 3 (last token)";
             Err(unsupported(keys.name("pooling_type"), expected, other))
@@ -143,8 +153,8 @@ mod tests {
             "architectures": ["BertModel"], "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96,
             "num_hidden_layers": 2, "num_attention_heads": 4,
         });
-        let sentence =
-            SentenceEmbedding { pooling: Pooling::Cls, normalize: false, max_length: None, listed: false };
+        let sentence = SentenceEmbedding::of_pooling(Pooling::Cls, PoolingSource::Files);
+        let sentence = SentenceEmbedding { normalize: false, ..sentence };
         hf(&Config::changed(keys, &changes)?, &sentence)
     }
 
@@ -177,8 +187,8 @@ mod tests {
         check("BertForMaskedLM", json!({"hidden_act": "relu"}), masked);
         let keys = json!({"architectures": ["BertForMaskedLM"], "num_hidden_layers": 1, "vocab_size": 9, "hidden_size": 8,
             "intermediate_size": 8, "num_attention_heads": 2});
-        let sentence =
-            SentenceEmbedding { pooling: Pooling::Mean, normalize: true, max_length: None, listed: true };
+        let sentence = SentenceEmbedding::of_pooling(Pooling::Mean, PoolingSource::Files);
+        let sentence = SentenceEmbedding { listed: true, ..sentence };
         let found = hf(&Config::new("config.json".into(), keys).unwrap(), &sentence).unwrap();
         assert_eq!(found.head, EncoderHead::Embedding { pooling: Pooling::Mean, normalize: true });
     }

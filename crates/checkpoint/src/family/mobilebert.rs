@@ -129,8 +129,7 @@ mod tests {
             "architectures": ["MobileBertForSequenceClassification"], "vocab_size": 300, "hidden_size": 512,
             "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4,
         });
-        let sentence =
-            SentenceEmbedding { pooling: Pooling::Mean, normalize: true, max_length: None, listed: false };
+        let sentence = SentenceEmbedding::of_pooling(Pooling::Mean, crate::pooling::PoolingSource::Files);
         hf(&Config::changed(keys, &changes)?, &sentence)
     }
 

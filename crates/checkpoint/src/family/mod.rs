@@ -25,6 +25,8 @@ mod stablelm;
 
 use narthex_spec::arch::{DecoderArch, EncoderArch};
 
+pub(super) use bert::pooling as gguf_pooling;
+
 use serde_json::Value;
 
 use super::{

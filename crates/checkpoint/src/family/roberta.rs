@@ -86,8 +86,7 @@ mod tests {
             "architectures": ["XLMRobertaModel"], "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96,
             "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 514, "type_vocab_size": 1,
         });
-        let sentence =
-            SentenceEmbedding { pooling: Pooling::Mean, normalize: true, max_length: None, listed: false };
+        let sentence = SentenceEmbedding::of_pooling(Pooling::Mean, crate::pooling::PoolingSource::Files);
         hf(&Config::changed(keys, &changes)?, &sentence)
     }
 

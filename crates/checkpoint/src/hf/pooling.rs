@@ -1,15 +1,20 @@
 //! Pooling of an encoder's rows into one vector, from the files of sentence-transformers.
 //!
-//! `modules.json` lists the modules, and `1_Pooling/config.json` has the pooling mode. The default for a folder without
-//! them is the mean, scaled to unit length: embeddings are compared by cosine, which does not depend on the length.
+//! `modules.json` lists the modules, and `1_Pooling/config.json` has the pooling mode. A folder without them has the
+//! pooling of its family, if that is known. Its vectors are scaled to unit length: embeddings are compared by cosine,
+//! which does not depend on the length.
 
 use narthex_spec::arch::{EncoderHead, Pooling};
 use serde::Deserialize;
 
-use super::folder::{Folder, inside};
+use super::{
+    CONFIG,
+    folder::{Folder, inside},
+};
 use crate::{
-    Result,
+    CheckpointError, Result,
     limits::{malformed, unsupported},
+    pooling::{PoolingSource, family, names},
 };
 
 /// Default folder of the pooling module if `modules.json` does not state one.
@@ -18,8 +23,10 @@ const USUAL_POOLING: &str = "1_Pooling";
 /// Settings of sentence-transformers for an encoder.
 #[derive(Debug, PartialEq, Eq)]
 pub struct SentenceEmbedding {
-    /// Pooling of rows into one vector.
+    /// Pooling of rows into one vector; the mean if its source is unknown.
     pub pooling: Pooling,
+    /// Source of the pooling.
+    pub source: PoolingSource,
     /// True if the vector is scaled to unit length.
     pub normalize: bool,
     /// Maximum text length, in tokens.
@@ -29,6 +36,30 @@ pub struct SentenceEmbedding {
 }
 
 impl SentenceEmbedding {
+    /// Returns the settings of a folder without files of sentence-transformers, with this pooling.
+    pub(crate) fn of_pooling(pooling: Pooling, source: PoolingSource) -> Self {
+        Self { pooling, source, normalize: true, max_length: None, listed: false }
+    }
+
+    /// Returns these settings with the pooling that the user states, if any.
+    pub fn requested(self, requested: Option<Pooling>) -> Self {
+        match requested {
+            Some(pooling) => Self { pooling, source: PoolingSource::Request, ..self },
+            None => self,
+        }
+    }
+
+    /// Returns the pooling; `file` is for the error.
+    ///
+    /// # Errors
+    /// [`CheckpointError::NoPooling`] if its source is unknown.
+    pub fn known(&self, file: &str) -> Result<Pooling> {
+        match self.source {
+            PoolingSource::Unknown => Err(CheckpointError::NoPooling { path: file.into() }),
+            PoolingSource::Files | PoolingSource::Family(_) | PoolingSource::Request => Ok(self.pooling),
+        }
+    }
+
     /// Returns the encoder head with these settings.
     pub fn embedding(&self) -> EncoderHead {
         EncoderHead::Embedding { pooling: self.pooling, normalize: self.normalize }
@@ -63,11 +94,18 @@ pub fn read(folder: &mut Folder) -> Result<SentenceEmbedding> {
         .json::<Limits>("sentence_bert_config.json", "an object with max_seq_length")?
         .and_then(|limits| limits.max_seq_length);
     let Some(modules) = folder.json::<Vec<Module>>("modules.json", "a list of modules")? else {
-        let pooling = pooling(folder, USUAL_POOLING)?.unwrap_or(Pooling::Mean);
-        return Ok(SentenceEmbedding { pooling, normalize: true, max_length, listed: false });
+        let unlisted = match pooling(folder, USUAL_POOLING)? {
+            Some(pooling) => SentenceEmbedding::of_pooling(pooling, PoolingSource::Files),
+            None => of_family(folder)?,
+        };
+        return Ok(SentenceEmbedding { max_length, ..unlisted });
     };
-    let mut sentence =
-        SentenceEmbedding { pooling: Pooling::Mean, normalize: false, max_length, listed: true };
+    let mut sentence = SentenceEmbedding {
+        normalize: false,
+        max_length,
+        listed: true,
+        ..SentenceEmbedding::of_pooling(Pooling::Mean, PoolingSource::Files)
+    };
     for (at, module) in modules.iter().enumerate() {
         // The list is untrusted and must not refer to files outside the folder.
         if !inside(&module.path) {
@@ -93,6 +131,23 @@ pub fn read(folder: &mut Folder) -> Result<SentenceEmbedding> {
         }
     }
     Ok(sentence)
+}
+
+/// The key of `config.json` with the name of the model when it was saved.
+#[derive(Deserialize)]
+struct SavedName {
+    _name_or_path: Option<String>,
+}
+
+/// Returns the settings of the model's family.
+fn of_family(folder: &mut Folder) -> Result<SentenceEmbedding> {
+    let saved = folder.json::<SavedName>(CONFIG, "an object with the model's settings")?;
+    let mut names = names(folder.path());
+    names.extend(saved.and_then(|saved| saved._name_or_path));
+    Ok(match family(&names) {
+        Some((family, pooling)) => SentenceEmbedding::of_pooling(pooling, PoolingSource::Family(family)),
+        None => SentenceEmbedding::of_pooling(Pooling::Mean, PoolingSource::Unknown),
+    })
 }
 
 /// Returns the pooling of the module in `path`, or `None` if it has no configuration.
@@ -146,10 +201,8 @@ mod tests {
 
     fn check(files: &[(&str, Value)], pooling: Pooling, normalize: bool) {
         let listed = files.iter().any(|(name, _)| *name == "modules.json");
-        assert_eq!(
-            sentence(files).unwrap(),
-            SentenceEmbedding { pooling, normalize, max_length: None, listed }
-        );
+        let expect = SentenceEmbedding::of_pooling(pooling, PoolingSource::Files);
+        assert_eq!(sentence(files).unwrap(), SentenceEmbedding { normalize, listed, ..expect });
     }
 
     fn refused(files: &[(&str, Value)], expect: &str) {
@@ -183,9 +236,16 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_without_modules_is_pooled_by_the_mean_and_normalised() {
-        check(&[], Pooling::Mean, true);
+    fn a_folder_without_modules_is_normalised_and_has_the_pooling_of_its_family() {
         check(&[(USUAL, json!({CLS: true}))], Pooling::Cls, true);
+        let unknown = sentence(&[]).unwrap();
+        assert_eq!(unknown, SentenceEmbedding::of_pooling(Pooling::Mean, PoolingSource::Unknown));
+        assert!(unknown.known("model.onnx").is_err_and(|error| error.to_string().contains("model.onnx")));
+        assert_eq!(unknown.requested(Some(Pooling::Max)).known("").unwrap(), Pooling::Max);
+        let saved = (CONFIG, json!({"_name_or_path": "BAAI/bge-small-en-v1.5"}));
+        let bge = sentence(&[saved.clone()]).unwrap();
+        assert_eq!(bge, SentenceEmbedding::of_pooling(Pooling::Cls, PoolingSource::Family("bge")));
+        check(&[saved, (USUAL, json!({MEAN: true}))], Pooling::Mean, true);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use narthex_spec::{arch::Architecture, manifest::Prompts};
 
 use crate::{
     Checkpoint, Result, TokenizerSource,
-    family::{GgufFamily, GgufReader, gguf_family},
+    family::{GgufFamily, GgufReader, gguf_family, gguf_pooling},
     gguf::{
         decoder::GgufKeys,
         meta::Metadata,
@@ -15,6 +15,7 @@ use crate::{
     },
     layout::Layout,
     limits::{check_architecture, unsupported},
+    pooling::PoolingSource,
     required_tensors,
     tensors::Tensors,
 };
@@ -36,7 +37,7 @@ fn opened(path: &Path) -> Result<Checkpoint> {
         names: family.names,
         layout: Layout::default(),
     };
-    let GgufSettings { architecture, layout, max_length } = settings(family, &metadata, &tensors)?;
+    let GgufSettings { architecture, layout, max_length, pooling } = settings(family, &metadata, &tensors)?;
     tensors.layout = layout;
     check_architecture(path, &architecture)?;
     required_tensors::check(&tensors, &architecture)?;
@@ -49,6 +50,7 @@ fn opened(path: &Path) -> Result<Checkpoint> {
         special,
         chat_template: metadata.text("tokenizer.chat_template")?.map(str::to_owned),
         prompts: Prompts::default(),
+        pooling,
         max_length,
         files: paths,
         license: metadata.text("general.license")?.map(str::to_owned),
@@ -64,6 +66,8 @@ struct GgufSettings {
     layout: Layout,
     /// Maximum sequence length, in tokens.
     max_length: usize,
+    /// Source of the pooling, for embedding models.
+    pooling: PoolingSource,
 }
 
 /// Reads the settings. Shapes that the metadata does not state come from `tensors`.
@@ -77,6 +81,7 @@ fn settings(family: &GgufFamily, metadata: &Metadata, tensors: &Tensors) -> Resu
                 architecture: Architecture::Decoder(decoder.arch),
                 layout: decoder.layout,
                 max_length,
+                pooling: PoolingSource::Unknown,
             })
         }
         GgufReader::Encoder(read) => {
@@ -86,6 +91,7 @@ fn settings(family: &GgufFamily, metadata: &Metadata, tensors: &Tensors) -> Resu
                 architecture: Architecture::Encoder(encoder),
                 layout: Layout::default(),
                 max_length,
+                pooling: gguf_pooling(&keys)?.1,
             })
         }
     }

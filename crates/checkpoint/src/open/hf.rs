@@ -12,9 +12,16 @@ use serde_json::Value;
 use crate::{
     Checkpoint, CheckpointError, Result, TokenizerSource,
     family::{Decoder, HfFamily, HfReader, hf_family},
-    hf::{CONFIG, config::Config, folder::Folder, pooling, prompts, tokenizer},
+    hf::{
+        CONFIG,
+        config::Config,
+        folder::Folder,
+        pooling::{self, SentenceEmbedding},
+        prompts, tokenizer,
+    },
     layout::Layout,
     limits::check_architecture,
+    pooling::PoolingSource,
     quark, required_tensors, safetensors,
     tensors::Tensors,
 };
@@ -33,6 +40,8 @@ struct HfSettings {
     layout: Layout,
     /// Maximum sequence length, in tokens.
     max_length: usize,
+    /// Source of the pooling, for embedding models.
+    pooling: PoolingSource,
 }
 
 /// Returns the architecture from published settings: the keys of a [`CONFIG`], and an encoder's pooling.
@@ -43,8 +52,9 @@ pub(super) fn architecture_from_config(keys: Value, pooling: Option<Pooling>) ->
         HfReader::Decoder(read) => Architecture::Decoder(read(&config).map_err(in_config)?.arch),
         HfReader::Encoder(read) => {
             let listed = pooling.is_some();
-            let pooling = pooling.unwrap_or(Pooling::Mean);
-            let sentence = pooling::SentenceEmbedding { pooling, normalize: true, max_length: None, listed };
+            let sentence =
+                SentenceEmbedding::of_pooling(pooling.unwrap_or(Pooling::Mean), PoolingSource::Files);
+            let sentence = SentenceEmbedding { listed, ..sentence };
             Architecture::Encoder(read(&config, &sentence).map_err(in_config)?)
         }
     };
@@ -55,22 +65,22 @@ pub(super) fn architecture_from_config(keys: Value, pooling: Option<Pooling>) ->
 fn settings(folder: &mut Folder, config: &Config) -> Result<HfSettings> {
     let family = hf_family(config)?;
     let in_config = |error: CheckpointError| error.in_file(config.path());
-    let (architecture, layout, max_length) = match family.read {
+    let (architecture, layout, max_length, pooling) = match family.read {
         HfReader::Decoder(read) => {
             let Decoder { arch, layout } = read(config).map_err(in_config)?;
             let context = arch.context;
-            (Architecture::Decoder(arch), layout, context)
+            (Architecture::Decoder(arch), layout, context, PoolingSource::Unknown)
         }
         HfReader::Encoder(read) => {
             let sentence = pooling::read(folder)?;
             let encoder = read(config, &sentence).map_err(in_config)?;
             let longest = tokenizer::max_length(folder, &sentence)?.unwrap_or(usize::MAX);
             let max_length = encoder.positions.min(longest);
-            (Architecture::Encoder(encoder), Layout::default(), max_length)
+            (Architecture::Encoder(encoder), Layout::default(), max_length, sentence.source)
         }
     };
     check_architecture(config.path(), &architecture)?;
-    Ok(HfSettings { family, architecture, layout, max_length })
+    Ok(HfSettings { family, architecture, layout, max_length, pooling })
 }
 
 /// Returns the architecture of a folder whose weight files are truncated after their headers, and checks its tensors.
@@ -107,7 +117,7 @@ fn weights(
 pub(super) fn open(path: &Path) -> Result<Checkpoint> {
     let mut folder = Folder::new(path);
     let config = Config::read(&mut folder)?;
-    let HfSettings { family, architecture, layout, max_length } = settings(&mut folder, &config)?;
+    let HfSettings { family, architecture, layout, max_length, pooling } = settings(&mut folder, &config)?;
     let (embeds, vocab) = match &architecture {
         Architecture::Decoder(arch) => (false, tokenizer::Vocab::Decoder(arch.vocab, Some(arch.family))),
         Architecture::Encoder(arch) => {
@@ -127,6 +137,7 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint> {
         special: text.special,
         chat_template: text.chat_template,
         prompts,
+        pooling,
         max_length,
         files: folder.files,
         license,

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser};
 use narthex_spec::{
-    Calibration, ContextFactor, LayerList, MatFormer, ModelName, Pass, Scheme, Target, target::UnknownTarget,
+    Calibration, ContextFactor, LayerList, MatFormer, ModelName, Pass, Scheme, Target, arch::Pooling,
+    target::UnknownTarget,
 };
 
 use super::StoreArgs;
@@ -54,6 +55,10 @@ pub(crate) struct CompileArgs {
     /// linear-as-conv
     #[arg(long = "pass", value_name = "PASS,...", value_delimiter = ',')]
     pub(crate) passes: Vec<Pass>,
+
+    /// How an embedding model makes one vector of a text's rows: mean, cls, max or last [default: as its files state]
+    #[arg(long, value_name = "POOLING")]
+    pub(crate) pooling: Option<Pooling>,
 
     /// Write intermediate stages to this folder
     #[arg(long, value_name = "DIR")]

@@ -4,13 +4,14 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, ValueEnum};
 use narthex_gateway::ExportFormat;
-use narthex_spec::ModelName;
+use narthex_spec::{ModelName, arch::Pooling};
 
 /// `narthex import`.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct ImportArgs {
     /// A folder with an ONNX export (onnxruntime-genai, including a `decoder-pipeline` of Olive or AI Hub,
-    /// AMD's `model_generate`, Optimum, transformers.js, sentence-transformers), or one file of it
+    /// AMD's `model_generate`, Optimum, transformers.js, sentence-transformers), one file of it, or a file that
+    /// `narthex export --package` wrote
     pub(crate) path: PathBuf,
 
     /// Name of the package [default: the name of the folder]
@@ -20,6 +21,10 @@ pub(crate) struct ImportArgs {
     /// The graph to import if there are several, as in onnx/model_q4.onnx [default: the one without a suffix]
     #[arg(long, value_name = "FILE")]
     pub(crate) file: Option<String>,
+
+    /// How an embedding model makes one vector of a text's rows: mean, cls, max or last [default: as its files state]
+    #[arg(long, value_name = "POOLING")]
+    pub(crate) pooling: Option<Pooling>,
 }
 
 /// `narthex export`.
@@ -32,11 +37,15 @@ pub(crate) struct ExportArgs {
     #[arg(long, default_value = "genai")]
     pub(crate) format: Format,
 
+    /// Write the package itself into one file, for `narthex import` on another machine
+    #[arg(long, conflicts_with_all = ["format", "group"])]
+    pub(crate) package: bool,
+
     /// Group size of the quantisation for quark: 128, 64 or 32 [default: 128]
     #[arg(long, value_name = "N")]
     pub(crate) group: Option<usize>,
 
-    /// Output folder; must be new or empty
+    /// Output folder, which must be new or empty; with --package a new file that ends in .narthex
     pub(crate) out: PathBuf,
 }
 

@@ -1,6 +1,6 @@
 //! `narthex import` and `export`.
 
-use narthex_gateway::{ExportRequest, Gateway, ImportRequest};
+use narthex_gateway::{ExportFormat, ExportRequest, Gateway, ImportRequest};
 
 use crate::{
     args::{ExportArgs, ImportArgs},
@@ -10,7 +10,8 @@ use crate::{
 
 /// Imports an export as a package.
 pub(crate) fn import(gateway: &Gateway, args: ImportArgs) -> anyhow::Result<()> {
-    let request = ImportRequest { path: args.path, name: args.name, file: args.file };
+    let ImportArgs { path, name, file, pooling } = args;
+    let request = ImportRequest { path, name, file, pooling };
     let bars = Bars::new();
     let (folder, manifest) = gateway.import(&request, &bars, interrupt::cancel())?;
     let bytes = manifest.files.values().map(|file| file.bytes).sum();
@@ -27,8 +28,9 @@ pub(crate) fn import(gateway: &Gateway, args: ImportArgs) -> anyhow::Result<()> 
 
 /// Exports a model for another runtime.
 pub(crate) fn export(gateway: &Gateway, args: ExportArgs) -> anyhow::Result<()> {
-    let ExportArgs { model, format, group, out } = args;
-    let request = ExportRequest { model, format: format.into(), group, out };
+    let ExportArgs { model, format, package, group, out } = args;
+    let format = if package { ExportFormat::Package } else { format.into() };
+    let request = ExportRequest { model, format, group, out };
     gateway.export(&request, &Bars::new(), interrupt::cancel())?;
     output::note(format!("exported {}", request.model));
     output::line(request.out.display())

@@ -112,6 +112,7 @@ pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<(
         yarn: args.yarn,
         drop_layers: args.drop_layers.clone(),
         vocabulary,
+        pooling: args.pooling,
         keep_stages: args.keep_stages.clone(),
         rebuild: Rebuild::Always,
         target: args.target.clone(),

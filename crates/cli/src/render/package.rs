@@ -4,7 +4,7 @@ use comfy_table::Cell;
 use narthex_gateway::{UnsharedWeights, models::ModelListing};
 use narthex_spec::{
     Variant,
-    arch::{ImportedEncoder, Structure},
+    arch::{EncoderHead, ImportedEncoder, Structure},
     manifest::{Manifest, Quality},
 };
 
@@ -24,7 +24,7 @@ pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing) -> String {
             let layers = manifest.graphs.first().map_or(0, |graph| graph.kv.len());
             format!("imported decoder, {layers} layers, vocabulary {}", imported.vocab)
         }
-        Structure::ImportedEncoder(ImportedEncoder { vocab, width, head }) => {
+        Structure::ImportedEncoder(ImportedEncoder { vocab, width, head, .. }) => {
             format!("imported encoder, {}, vocabulary {vocab}", head.gives(*width))
         }
     };
@@ -53,6 +53,9 @@ pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing) -> String {
     if kv > 0 {
         lines.insert(5, format!("KV cache     {} per 1000 tokens in f32", bytes(kv as u64 * 1000)));
     }
+    if let Some(text) = pooling(&manifest.architecture) {
+        lines.insert(2, format!("pooling      {text}"));
+    }
     if let Some(matformer) = &manifest.recipe.matformer {
         lines.insert(2, format!("submodel     {matformer}"));
     }
@@ -64,6 +67,20 @@ pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing) -> String {
         lines.push(contexts(manifest));
     }
     lines.join("\n")
+}
+
+/// Renders how an embedding model makes one vector of a text's rows.
+fn pooling(structure: &Structure) -> Option<String> {
+    if let Structure::ImportedEncoder(ImportedEncoder { pooled_by_graph: true, .. }) = structure {
+        return Some("in the imported graph".to_owned());
+    }
+    match structure.head()? {
+        EncoderHead::Embedding { pooling, normalize: true } => {
+            Some(format!("{pooling}, scaled to unit length"))
+        }
+        EncoderHead::Embedding { pooling, normalize: false } => Some(pooling.to_string()),
+        EncoderHead::Score { .. } | EncoderHead::Spans {} | EncoderHead::MaskedLm { .. } => None,
+    }
 }
 
 /// Renders each change to a model, and the loss.

@@ -51,6 +51,7 @@ pub(super) fn encoder(
     reject_unknown_inputs(file, &adapter.inner, &[TOKENS, MASK, SEGMENTS])?;
     let mask = inputs(&mut adapter);
     let vocab = settings.vocab()?;
+    let pooled_by_graph = matches!(given, EncoderOutput::Vector(_));
     let (head, width) = match given {
         EncoderOutput::Vector(value) => {
             let width = width(file, &value, settings)?;
@@ -59,7 +60,7 @@ pub(super) fn encoder(
         }
         EncoderOutput::Rows(value) => {
             let width = width(file, &value, settings)?;
-            let pooled = pooled(&mut adapter, &value.name, &mask, sentence.pooling);
+            let pooled = pooled(&mut adapter, &value.name, &mask, sentence.known(file)?);
             let pooled = if sentence.normalize { unit(&mut adapter, &pooled) } else { pooled };
             vector(&mut adapter, &pooled, width);
             (sentence.embedding(), width)
@@ -82,7 +83,7 @@ pub(super) fn encoder(
         }
     };
     let (graph, entry) = adapter.finish(Vec::new())?;
-    Ok((graph, entry, ImportedEncoder { vocab, width, head }))
+    Ok((graph, entry, ImportedEncoder { vocab, width, pooled_by_graph, head }))
 }
 
 /// Feeds tokens, padding mask and segments from the slots; returns the mask.

@@ -40,7 +40,7 @@ use narthex_graph::{
 };
 use narthex_spec::{
     Recipe, Scheme,
-    arch::{EncoderHead, Structure},
+    arch::{EncoderHead, Pooling, Structure},
     manifest::{self, BoundDevice, GraphEntry, Prompts},
 };
 
@@ -101,16 +101,18 @@ impl Import {
 
 /// Reads the export at `path`: a folder, or an `.onnx` file in it. Configuration and tokenizer may be in the folder
 /// above, as with `onnx/model.onnx`. `file` selects one of several exports by the name of its graph; the default is the
-/// graph without a suffix (`model.onnx`, `decoder_model_merged.onnx`).
+/// graph without a suffix (`model.onnx`, `decoder_model_merged.onnx`). `pooling` replaces that of an embedding model whose
+/// graph returns a row for each token.
 ///
 /// # Errors
 /// [`CompileError::Open`] for graphs that cannot be read, [`CompileError::Foreign`] for models that cannot be imported,
 /// [`CompileError::Bound`] for graphs that run on only one kind of device.
-pub fn open(path: &Path, file: Option<&str>) -> Result<Import> {
+pub fn open(path: &Path, file: Option<&str>, pooling: Option<Pooling>) -> Result<Import> {
     let (root, named) = locate(path);
     let file = file.or(named.as_deref());
     let mut folder = Folder::new(&root);
     if folder.has(GENAI_CONFIG) {
+        refuse_pooling(pooling, "a chat model")?;
         return onnxruntime_genai(folder, file);
     }
     if let Some(error) = device_bundle::genie(&mut folder) {
@@ -121,10 +123,11 @@ pub fn open(path: &Path, file: Option<&str>) -> Result<Import> {
     let settings = Settings::read(&mut folder)?;
     let names = TensorNames::default();
     if parts.iter().any(|part| names.match_decoder(&part.graph)) {
+        refuse_pooling(pooling, "a chat model")?;
         let opened = DecoderExport { parts, names, settings, form, bound: None };
         return import_decoder(folder, opened, "Optimum or transformers.js");
     }
-    import_encoder(folder, parts, settings)
+    import_encoder(folder, parts, settings, pooling)
 }
 
 /// Returns the folder of the export that [`open`] reads at `path`.
@@ -271,16 +274,31 @@ fn note(decoder: &Decoder, settings: &Settings, compiled: bool) -> Option<String
     shorter.then(|| format!("Sequences are limited to {length} tokens, because {why}."))
 }
 
-fn import_encoder(mut folder: Folder, parts: Vec<OnnxFile>, settings: Settings) -> Result<Import> {
+/// Refuses a pooling that the user states for another model than `found`.
+fn refuse_pooling(pooling: Option<Pooling>, found: &str) -> Result<()> {
+    let expected = "a graph that returns a row for each token; leave out --pooling";
+    pooling.map_or(Ok(()), |_| Err(refused("pooling", expected, found)))
+}
+
+fn import_encoder(
+    mut folder: Folder,
+    parts: Vec<OnnxFile>,
+    settings: Settings,
+    pooling: Option<Pooling>,
+) -> Result<Import> {
     let (data, file) = origin(&parts, None)?;
     let files = parts.iter().map(|part| part.folder.join(&part.name)).collect();
     let watches = watches(&parts);
     let [part] = <[OnnxFile; 1]>::try_from(parts)
         .map_err(|parts| refused("graphs of an encoder", "one", parts.len()))?;
-    let sentence = pooling::read(&mut folder)?;
+    let sentence = pooling::read(&mut folder)?.requested(pooling);
     let mut recipe = recipe([&part.graph]);
     recipe.scheme = scheme(&part.graph);
     let (graph, entry, imported) = encoder::encoder(&file, part.graph, &settings, &sentence)?;
+    let is_pooled = matches!(imported.head, EncoderHead::Embedding { .. }) && !imported.pooled_by_graph;
+    if !is_pooled {
+        refuse_pooling(pooling, &format!("a graph that returns {}", imported.head.gives(imported.width)))?;
+    }
     let longest = tokenizer::max_length(&mut folder, &sentence)?;
     let max_length =
         settings.stated("the longest text", longest.into_iter().chain(settings.context).min())?;
@@ -306,7 +324,7 @@ fn import_encoder(mut folder: Folder, parts: Vec<OnnxFile>, settings: Settings) 
         prompts,
         license,
         exporter: "sentence-transformers or Optimum",
-        notes: Vec::new(),
+        notes: is_pooled.then(|| sentence.source.note(sentence.pooling)).flatten().into_iter().collect(),
     })
 }
 

@@ -5,7 +5,7 @@ use std::{
     cell::RefCell,
     fs,
     path::{Path, PathBuf},
-    sync::atomic::AtomicBool,
+    sync::{Mutex, atomic::AtomicBool},
 };
 
 use half::f16;
@@ -18,9 +18,11 @@ use narthex_graph::{Graph, Initializer, InitializerData};
 use narthex_spec::{
     Calibration, Feed, Fetch, Recipe, Scheme,
     manifest::{MANIFEST_FILE, Manifest},
-    progress::Quiet,
+    progress::{Progress, Quiet},
 };
-use narthex_testkit::checkpoint::{HIDDEN, INNER, LAYERS, LLAMA_CONTEXT, tiny_bert_safetensors, tiny_llama};
+use narthex_testkit::checkpoint::{
+    HIDDEN, INNER, LAYERS, LLAMA_CONTEXT, Meta, tiny_bert_safetensors, tiny_llama,
+};
 
 use crate::support::job;
 
@@ -232,6 +234,30 @@ fn only_chat_models_in_w8_are_calibrated() {
         let package = compile(checkpoint, scheme, Some(&Broken), None).unwrap();
         assert_eq!(package.manifest.recipe.calibration, Calibration::None, "{scheme}");
     }
+}
+
+#[test]
+fn heads_that_onnx_runtime_cannot_run_are_not_calibrated() {
+    let source = tempfile::tempdir().unwrap();
+    let path = source.path().join("tiny.gguf");
+    let mut gguf = tiny_llama(7);
+    for (key, value) in
+        [("attention.head_count", 16), ("attention.head_count_kv", 8), ("rope.dimension_count", 4)]
+    {
+        gguf.set(&format!("llama.{key}"), Meta::U32(value));
+    }
+    fs::write(&path, gguf.to_bytes()).unwrap();
+    let (out, notes) = (tempfile::tempdir().unwrap(), Mutex::new(Vec::new()));
+    let sink = |event: Progress| {
+        if let Progress::Note(note) = event {
+            notes.lock().unwrap().push(note);
+        }
+    };
+    let job = CompileJob { runner: Some(&Broken), ..job(&path, Recipe::new(Scheme::W8), out.path()) };
+    let manifest = pipeline::compile(job, &sink, &AtomicBool::new(false)).unwrap();
+    assert_eq!(manifest.recipe.calibration, Calibration::None);
+    let notes = notes.into_inner().unwrap();
+    assert!(notes.iter().any(|note| note.contains("this model has heads of 4")), "{notes:?}");
 }
 
 #[test]

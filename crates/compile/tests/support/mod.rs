@@ -16,6 +16,7 @@ pub(crate) fn job<'a>(checkpoint: &'a Path, recipe: Recipe, out: &'a Path) -> Co
         runner: None,
         vocabulary: None,
         out,
+        pooling: None,
         keep_stages: None,
         provenance: Provenance {
             source: "a test".to_owned(),

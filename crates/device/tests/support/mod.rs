@@ -85,7 +85,7 @@ impl Package {
             compiler: "test".to_owned(),
         };
         let found =
-            import::open(export, None).unwrap_or_else(|error| panic!("{}: {error}", export.display()));
+            import::open(export, None, None).unwrap_or_else(|error| panic!("{}: {error}", export.display()));
         let manifest = found.write(job, &Quiet, &AtomicBool::new(false)).unwrap();
         Self { folder, manifest, kv_precision: KvPrecision::F32 }
     }
@@ -171,6 +171,7 @@ impl Package {
             runner,
             vocabulary,
             out: folder.path(),
+            pooling: None,
             keep_stages: None,
             provenance,
         };

@@ -16,7 +16,8 @@ use narthex_compile::{
     vocab_subset::VocabSubset,
 };
 use narthex_spec::{
-    Calibration, Recipe, Target,
+    Calibration, ModelKind, Recipe, Target,
+    arch::{EncoderHead, Pooling},
     manifest::{Manifest, Provenance},
     progress::{JobSteps, Progress},
     recipe::FixedShapes,
@@ -139,7 +140,7 @@ impl PackageBuild<'_> {
         if let Some(folder) = self.existing() {
             return Ok(folder);
         }
-        let resolved = reference.resolve(&library.catalog)?;
+        let resolved = library.checkpoint_reference(reference, key)?.resolve(&library.catalog)?;
         // If two processes compile the same package, the second waits for the first and uses its package.
         let lock_name = format!("compile-{}-{}", key.name.file_stem(), key.scheme);
         let _lock = library.store.lock(&lock_name, progress, cancel.flag())?;
@@ -169,11 +170,16 @@ impl PackageBuild<'_> {
             return None;
         }
         let folder = self.library.store.package(&self.key.name, self.key.scheme)?;
-        let CompileRequest { target, contexts, prefill, part_bytes, .. } = self.request;
-        if target.is_none() && contexts.is_empty() && prefill.is_empty() && part_bytes.is_none() {
+        let CompileRequest { target, contexts, prefill, part_bytes, pooling, .. } = self.request;
+        if target.is_none()
+            && contexts.is_empty()
+            && prefill.is_empty()
+            && part_bytes.is_none()
+            && pooling.is_none()
+        {
             return Some(folder);
         }
-        let recipe = package::read_manifest(&folder, self.key).ok()?.recipe;
+        let Manifest { recipe, architecture, .. } = package::read_manifest(&folder, self.key).ok()?;
         let requested = FixedShapes::for_contexts(contexts).with_prefill(prefill);
         let has = |shapes: &FixedShapes| {
             (contexts.is_empty() || shapes.contexts().eq(requested.contexts()))
@@ -182,7 +188,11 @@ impl PackageBuild<'_> {
         let has_shapes = contexts.is_empty() && prefill.is_empty() || recipe.fixed.as_ref().is_some_and(has);
         let has_target = target.as_ref().is_none_or(|target| recipe.targets.contains(target));
         let has_parts = part_bytes.is_none_or(|requested| recipe.part_bytes == requested);
-        (has_target && has_shapes && has_parts).then_some(folder)
+        let has_pooling = pooling.is_none_or(|requested| {
+            let head = architecture.head();
+            matches!(head, Some(EncoderHead::Embedding { pooling, .. }) if *pooling == requested)
+        });
+        (has_target && has_shapes && has_parts && has_pooling).then_some(folder)
     }
 
     /// Returns the recipe. A new target is added to those of the installed package.
@@ -259,6 +269,7 @@ impl PackageBuild<'_> {
             runner: is_calibrated.then_some(&runner as &dyn GraphRunner),
             vocabulary,
             out: output.folder,
+            pooling: self.pooling(),
             keep_stages: output.keep_stages,
             provenance: Provenance {
                 source: checkpoint.source.clone(),
@@ -268,6 +279,12 @@ impl PackageBuild<'_> {
             },
         };
         Ok(pipeline::compile(job, progress, cancel.flag())?)
+    }
+
+    /// Returns the requested pooling, or else that of the model in the catalogue.
+    fn pooling(&self) -> Option<Pooling> {
+        let entry = self.library.catalog.get(&self.key.name);
+        self.request.pooling.or_else(|| entry.filter(|entry| entry.kind == ModelKind::Embedding)?.pooling)
     }
 
     /// Measures the loss of quality from the package's passes and from its reduction, and records both in the manifest.

@@ -8,7 +8,8 @@ use std::{
 use narthex_compile::CompileError;
 pub use narthex_compile::vocab_subset::VocabSubset;
 use narthex_spec::{
-    Calibration, ContextFactor, LayerList, MatFormer, ModelName, Pass, Scheme, Target, id::BadModelName,
+    Calibration, ContextFactor, LayerList, MatFormer, ModelName, Pass, Scheme, Target, arch::Pooling,
+    id::BadModelName,
 };
 
 use crate::{error::Error, library::package_key::PackageKey};
@@ -43,6 +44,8 @@ pub struct CompileRequest {
     pub drop_layers: Option<LayerList>,
     /// Tokens that the head of a chat model keeps. The package is named and measured as for [`Self::drop_layers`].
     pub vocabulary: Option<VocabSubset>,
+    /// Pooling of an embedding model, in place of the one that its files state.
+    pub pooling: Option<Pooling>,
     /// Folder for the intermediate stages as text.
     pub keep_stages: Option<PathBuf>,
     /// Treatment of an existing package.
@@ -73,6 +76,7 @@ impl CompileRequest {
             yarn: None,
             drop_layers: None,
             vocabulary: None,
+            pooling: None,
             keep_stages: None,
             rebuild: Rebuild::IfMissing,
             target: None,

@@ -10,6 +10,15 @@ pub(super) fn package_id(name: &ModelName, scheme: Option<Scheme>) -> String {
     scheme.map_or_else(|| name.to_string(), |scheme| format!("{name}@{scheme}"))
 }
 
+/// Returns the end of a sentence about a package that is not installed, which names the schemes of the model that are.
+pub(super) fn other_schemes(installed: &[Scheme]) -> String {
+    let names: Vec<&str> = installed.iter().map(|scheme| scheme.as_str()).collect();
+    if names.is_empty() {
+        return String::new();
+    }
+    format!(", where the model is installed in {}", names.join(" and "))
+}
+
 /// Returns the hint to the models of a kind.
 pub(super) fn models_of_kind(kind: ModelKind) -> String {
     format!("`narthex list --available --kind {}` lists suitable models", kind.as_str())
@@ -23,7 +32,9 @@ pub(super) fn install(name: &ModelName, scheme: Option<Scheme>, in_catalogue: bo
         (Some(reference), Some(scheme)) => format!("`narthex pull {reference}@{scheme}` installs this one"),
         (None, None) => "`narthex compile PATH` compiles one from its files".to_owned(),
         (None, Some(scheme)) => {
-            format!("`narthex compile PATH --scheme {scheme}` compiles one from its files")
+            let named =
+                if name.as_str().starts_with("local/") { String::new() } else { format!(" --name {name}") };
+            format!("`narthex compile PATH{named} --scheme {scheme}` compiles one from its files")
         }
     };
     format!("`narthex list` shows the installed models; {command}")

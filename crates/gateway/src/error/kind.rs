@@ -3,6 +3,7 @@
 use narthex_checkpoint::CheckpointError;
 use narthex_compile::vocab_subset::VocabSubsetError;
 use narthex_files::environment;
+use narthex_text::tokenizer::TokenizerError;
 
 /// Kind of a failure. The server maps it to an HTTP status, the command line to an exit code.
 ///
@@ -103,12 +104,24 @@ fn checkpoint_kind(error: &CheckpointError) -> ErrorKind {
     match error.what() {
         CheckpointError::Read { source, .. } => ErrorKind::of_io(source),
         CheckpointError::Architecture { .. } | CheckpointError::Unsupported { .. } => ErrorKind::Unsupported,
+        CheckpointError::NoPooling { .. } => ErrorKind::BadRequest,
         CheckpointError::Malformed { .. }
         | CheckpointError::MissingTensor { .. }
         | CheckpointError::WrongShape { .. }
         | CheckpointError::WrongSize { .. }
         | CheckpointError::NotFinite { .. }
         | CheckpointError::InFile { .. } => ErrorKind::Malformed,
+    }
+}
+
+pub(super) fn tokenizer_kind(error: &TokenizerError) -> ErrorKind {
+    match error {
+        TokenizerError::Cancelled => ErrorKind::Cancelled,
+        TokenizerError::Unknown { .. } => ErrorKind::Unsupported,
+        TokenizerError::Malformed { .. }
+        | TokenizerError::BadVocabulary { .. }
+        | TokenizerError::BadModel { .. }
+        | TokenizerError::Encode { .. } => ErrorKind::Malformed,
     }
 }
 
@@ -124,7 +137,7 @@ pub(super) fn compile_kind(error: &narthex_compile::CompileError) -> ErrorKind {
             other => other,
         },
         Compile::Checkpoint(error) => checkpoint_kind(error),
-        Compile::Tokenizer(_) => ErrorKind::Malformed,
+        Compile::Tokenizer(error) => tokenizer_kind(error),
         Compile::Calibration(_) => ErrorKind::Unavailable,
         Compile::Bound { .. } | Compile::Foreign { .. } | Compile::Unsupported { .. } => {
             ErrorKind::Unsupported

@@ -18,9 +18,9 @@ use crate::report::{
     fallback::FallbackNodes,
     models::{DeviceRefusal, ModelKind},
 };
-use hint::{io_hint, package_id, unknown_hint};
+use hint::{io_hint, other_schemes, package_id, unknown_hint};
 pub use kind::ErrorKind;
-use kind::{catalog_kind, check_kind, compile_kind};
+use kind::{catalog_kind, check_kind, compile_kind, tokenizer_kind};
 
 /// Length of a text in tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,12 +112,14 @@ pub enum Error {
         found: String,
     },
     /// The model is known, but not installed.
-    #[error("{} is not installed on this machine", package_id(name, *scheme))]
+    #[error("{} is not installed on this machine{}", package_id(name, *scheme), other_schemes(installed))]
     NotInstalled {
         /// Model.
         name: ModelName,
         /// Weight scheme, if it matters.
         scheme: Option<Scheme>,
+        /// Schemes in which the model is installed.
+        installed: Vec<Scheme>,
         /// Presence of the model in the catalogue.
         in_catalogue: bool,
     },
@@ -298,9 +300,8 @@ impl Error {
             }
             Self::ModelNotAllowed { .. } => ErrorKind::Forbidden,
             Self::Loading { .. } | Self::PackageReplaced(_) => ErrorKind::Loading,
-            Self::Cancelled
-            | Self::Device(DeviceError::Cancelled)
-            | Self::Tokenizer(TokenizerError::Cancelled) => ErrorKind::Cancelled,
+            Self::Cancelled | Self::Device(DeviceError::Cancelled) => ErrorKind::Cancelled,
+            Self::Tokenizer(error) => tokenizer_kind(error),
             Self::Device(DeviceError::Package { .. }) => ErrorKind::Malformed,
             Self::LoadFailed { .. }
             | Self::ShuttingDown
@@ -313,7 +314,7 @@ impl Error {
             Self::Catalog(error) => catalog_kind(error),
             Self::Compile(error) => compile_kind(error),
             Self::Check(error) => check_kind(error),
-            Self::BadPackage { .. } | Self::Tokenizer(_) | Self::Template(_) => ErrorKind::Malformed,
+            Self::BadPackage { .. } | Self::Template(_) => ErrorKind::Malformed,
         }
     }
 
@@ -359,7 +360,7 @@ impl Error {
                 "try again later, or start the server with larger --max-models and --kv-total".to_owned(),
             ),
             Self::ModelNotAllowed { .. } => Some("GET /v1/models lists the models of this key".to_owned()),
-            Self::NotInstalled { name, scheme, in_catalogue } => {
+            Self::NotInstalled { name, scheme, in_catalogue, .. } => {
                 Some(hint::install(name, *scheme, *in_catalogue))
             }
             Self::WrongKind { wanted, .. } => Some(hint::models_of_kind(*wanted)),
@@ -409,7 +410,8 @@ mod tests {
     fn a_model_that_is_not_installed_is_installed_from_its_source() {
         let check = |name: &str, scheme, in_catalogue, command: &str| {
             let name = name.parse().unwrap();
-            let hint = Error::NotInstalled { name, scheme, in_catalogue }.hint().unwrap();
+            let error = Error::NotInstalled { name, scheme, installed: Vec::new(), in_catalogue };
+            let hint = error.hint().unwrap();
             assert_eq!(hint, format!("`narthex list` shows the installed models; {command}"));
         };
         check("smollm2:135m", None, true, "`narthex pull smollm2:135m` installs this one");
@@ -423,12 +425,40 @@ mod tests {
     }
 
     #[test]
+    fn the_installed_schemes_of_a_model_are_named() {
+        let name = "mine".parse().unwrap();
+        let installed = vec![Scheme::W8, Scheme::F16];
+        let error = Error::NotInstalled { name, scheme: Some(Scheme::W4), installed, in_catalogue: false };
+        assert_eq!(
+            error.to_string(),
+            "mine@w4 is not installed on this machine, where the model is installed in w8 and f16"
+        );
+        let hint = error.hint().unwrap();
+        assert!(hint.contains("`narthex compile PATH --name mine --scheme w4`"), "{hint}");
+    }
+
+    #[test]
     fn the_kv_budget_is_named_where_it_is_the_limit() {
         let prompt = TokenCount::Exact(40);
         let hint =
             |context| Error::ContextLength { param: "messages", prompt, context, of_model: 8192 }.hint();
         assert!(hint(33).unwrap().contains("--kv-budget"));
         assert_eq!(hint(8192), None);
+    }
+
+    #[test]
+    fn an_unknown_tokenizer_is_unsupported_and_a_broken_one_malformed() {
+        let unknown = || TokenizerError::Unknown {
+            what: "pre-tokenizer",
+            found: "new".to_owned(),
+            known: "gpt-2".to_owned(),
+        };
+        let broken = TokenizerError::Malformed { reason: "it is empty".to_owned() };
+        assert_eq!(Error::from(unknown()).kind(), ErrorKind::Unsupported);
+        let compiled = Error::from(narthex_compile::CompileError::from(unknown()));
+        assert_eq!(compiled.kind(), ErrorKind::Unsupported);
+        assert!(compiled.hint().is_some_and(|hint| hint.contains("another conversion")));
+        assert_eq!(Error::from(broken).kind(), ErrorKind::Malformed);
     }
 
     #[test]

@@ -187,9 +187,9 @@ impl Gateway {
         precompile::check_request(request)?;
         let library = &*self.library;
         let model = split_scheme(model).0;
-        let reference = &library.reference(model)?;
         let key = library.key(model)?;
         library.refuse_import(&key)?;
+        let reference = &library.checkpoint_reference(&library.reference(model)?, &key)?;
         if let Some(name) = &request.name {
             library.check_compile_name(name, &key.name, reference)?;
         }

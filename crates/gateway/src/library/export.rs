@@ -2,7 +2,11 @@
 
 use std::path::PathBuf;
 
-use narthex_catalog::{fetch, resolve::ModelRef};
+use narthex_catalog::{
+    fetch,
+    resolve::ModelRef,
+    store::{self, PACKAGE_EXTENSION},
+};
 use narthex_compile::export::{self, ExportJob, GROUPS, QuarkJob};
 use narthex_spec::ProgressSink;
 
@@ -18,6 +22,8 @@ use crate::{
 pub enum ExportFormat {
     /// Folder for onnxruntime-genai, made from an installed package.
     Genai,
+    /// One file with an installed package, which [`Gateway::import`](crate::Gateway::import) reads on another machine.
+    Package,
     /// Folder in the format of AMD Quark, for Ryzen AI's `model_generate`, made from a checkpoint.
     Quark,
 }
@@ -52,11 +58,11 @@ pub struct ExportRequest {
     pub format: ExportFormat,
     /// Number of columns that share a scale and a zero point in [`ExportFormat::Quark`]; 128 by default.
     pub group: Option<usize>,
-    /// Output folder, which must be missing or empty.
+    /// Output folder, which must be missing or empty; for [`ExportFormat::Package`] a file, which must be missing.
     pub out: PathBuf,
 }
 
-/// Writes a model into a folder.
+/// Writes a model into a folder or a file.
 pub(crate) fn export(
     library: &Library,
     request: &ExportRequest,
@@ -65,20 +71,47 @@ pub(crate) fn export(
 ) -> Result<(), Error> {
     match request.format {
         ExportFormat::Genai => genai(library, request, progress, cancel),
+        ExportFormat::Package => whole_package(library, request, progress, cancel),
         ExportFormat::Quark => quark(library, request, progress, cancel),
     }
 }
 
-fn genai(
+/// Refuses groups for exports that are made from a package.
+fn refuse_group(request: &ExportRequest) -> Result<(), Error> {
+    if request.group.is_none() {
+        return Ok(());
+    }
+    let message = "--group applies only to --format quark; a package is exported with its own groups";
+    Err(Error::Invalid { param: "group", message: message.to_owned() })
+}
+
+fn whole_package(
     library: &Library,
-    ExportRequest { model, group, out, .. }: &ExportRequest,
+    request: &ExportRequest,
     progress: &dyn ProgressSink,
     cancel: &Cancel,
 ) -> Result<(), Error> {
-    if group.is_some() {
-        let message = "--group applies only to --format quark; a package is exported with its own groups";
-        return Err(Error::Invalid { param: "group", message: message.to_owned() });
+    refuse_group(request)?;
+    let ExportRequest { model, out, .. } = request;
+    if out.extension().is_none_or(|found| found != PACKAGE_EXTENSION) {
+        let message =
+            format!("expected a file name that ends in .{PACKAGE_EXTENSION}, found {}", out.display());
+        return Err(Error::invalid("out", message));
     }
+    let key = library.installed_key(model)?;
+    let folder = library.package_folder(&key)?;
+    let manifest = package::verified_manifest(&library.store, &key, &folder, progress, cancel)?;
+    Ok(store::pack(&folder, &manifest.files, out, progress, cancel.flag())?)
+}
+
+fn genai(
+    library: &Library,
+    request: &ExportRequest,
+    progress: &dyn ProgressSink,
+    cancel: &Cancel,
+) -> Result<(), Error> {
+    refuse_group(request)?;
+    let ExportRequest { model, out, .. } = request;
     let key = library.installed_key(model)?;
     let package = library.package_folder(&key)?;
     let manifest = package::verified_manifest(&library.store, &key, &package, progress, cancel)?;

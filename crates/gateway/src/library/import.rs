@@ -1,16 +1,22 @@
-//! Import of an existing ONNX export as a package of the store.
+//! Import of an existing ONNX export, or of a package in one file, as a package of the store.
 
 use std::path::{Path, PathBuf};
 
-use narthex_catalog::resolve::import_name;
-use narthex_compile::import::{self, Import, ImportJob};
+use narthex_catalog::{
+    resolve::import_name,
+    store::{PACKAGE_EXTENSION, UnpackedPackage},
+};
+use narthex_compile::{
+    import::{self, Import, ImportJob},
+    package::add_files,
+};
 use narthex_graph::onnx::files::graph_files;
-use narthex_spec::{ModelName, ProgressSink, progress::Progress};
+use narthex_spec::{ModelName, ProgressSink, arch::Pooling, progress::Progress};
 
 use crate::{
     cancel::Cancel,
     error::Error,
-    library::{Library, package_key::PackageKey},
+    library::{Library, package, package_key::PackageKey},
 };
 
 /// Import of an ONNX export.
@@ -23,7 +29,8 @@ use crate::{
 /// # let home = tempfile::tempdir().unwrap();
 /// # let config = Config { home: Some(home.path().to_owned()), ..Config::standard() };
 /// let gateway = Gateway::open(config)?;
-/// let request = ImportRequest { path: "exports/missing".into(), name: None, file: None };
+/// let request =
+///     ImportRequest { path: "exports/missing".into(), name: None, file: None, pooling: None };
 /// let error = gateway.import(&request, &Quiet, &Cancel::new()).unwrap_err();
 /// assert_eq!(error.kind(), ErrorKind::NotFound);
 /// # Ok(())
@@ -31,12 +38,65 @@ use crate::{
 /// ```
 #[derive(Debug, Clone)]
 pub struct ImportRequest {
-    /// Folder of the export, or one ONNX file in it.
+    /// Folder of the export, one ONNX file in it, or a package in one file.
     pub path: PathBuf,
     /// Name of the package; by default the folder's name.
     pub name: Option<ModelName>,
     /// File name of the graph to import, if the folder has several.
     pub file: Option<String>,
+    /// Pooling of an embedding model, in place of the one that its files state.
+    pub pooling: Option<Pooling>,
+}
+
+/// Returns whether a path names a package in one file.
+fn is_package_file(path: &Path) -> bool {
+    path.is_file() && path.extension().is_some_and(|found| found.eq_ignore_ascii_case(PACKAGE_EXTENSION))
+}
+
+/// Installs a package from one file, after comparing every file with the manifest.
+fn import_package(
+    library: &Library,
+    request: &ImportRequest,
+    progress: &dyn ProgressSink,
+    cancel: &Cancel,
+) -> Result<(PackageKey, PathBuf), Error> {
+    let ImportRequest { path, name, file, pooling } = request;
+    if file.is_some() || pooling.is_some() {
+        let message =
+            format!("--file and --pooling are for ONNX exports, and {} is a package", path.display());
+        return Err(Error::invalid("path", message));
+    }
+    let UnpackedPackage { staging, files } = library.store.unpack_package(path, progress, cancel.flag())?;
+    let found = package::stated_key(staging.path()).map_err(Error::io("read the manifest in", path))?;
+    let mut manifest = package::read_manifest(staging.path(), &found)?;
+    let bad = |reason: String| Error::BadPackage { name: found.name.clone(), scheme: found.scheme, reason };
+    let expected = manifest.files.len() + 1;
+    if files.len() != expected {
+        let reason =
+            format!("{} has {} files, and its manifest states {expected}", path.display(), files.len());
+        return Err(bad(reason));
+    }
+    for (file, stated) in &manifest.files {
+        match files.get(file).filter(|unpacked| *unpacked != stated) {
+            Some(unpacked) => {
+                let (stated, unpacked) = (stated.sha256, unpacked.sha256);
+                return Err(bad(format!("{file} has SHA-256 {unpacked}, but its manifest states {stated}")));
+            }
+            None => {}
+        }
+    }
+    package::check(staging.path(), &found)?;
+
+    let key = PackageKey { name: name.clone().unwrap_or_else(|| found.name.clone()), ..found.clone() };
+    library.check_name(&key.name, Some(&found.name), &manifest.provenance.source)?;
+    if key != found {
+        manifest.name = key.name.clone();
+        add_files(staging.path(), &mut manifest, &[])?;
+    }
+    let lock_name = format!("compile-{}-{}", key.name.file_stem(), key.scheme);
+    let _lock = library.store.lock(&lock_name, progress, cancel.flag())?;
+    let folder = staging.into_package(&key.name, key.scheme).commit()?;
+    Ok((key, folder))
 }
 
 /// Runs a new package in a folder before it is kept.
@@ -50,6 +110,9 @@ pub(crate) fn import(
     progress: &dyn ProgressSink,
     cancel: &Cancel,
 ) -> Result<(PackageKey, PathBuf), Error> {
+    if is_package_file(&request.path) {
+        return import_package(library, request, progress, cancel);
+    }
     let name = match &request.name {
         Some(name) => name.clone(),
         None => import_name(&import::folder(&request.path))?,
@@ -77,7 +140,7 @@ pub(crate) fn import(
 
 /// Opens the export. A checkpoint in its place has an error of its own.
 fn open(request: &ImportRequest) -> Result<Import, Error> {
-    match import::open(&request.path, request.file.as_deref()) {
+    match import::open(&request.path, request.file.as_deref(), request.pooling) {
         Err(_) if holds_checkpoint_alone(&request.path) => {
             let path = request.path.display();
             let message =

@@ -125,8 +125,12 @@ impl Library {
 
     /// Returns whether a name is in the catalogue or installed.
     fn is_known(&self, name: &ModelName) -> bool {
-        self.catalog.get(name).is_some()
-            || Scheme::ALL.iter().any(|&scheme| self.store.package(name, scheme).is_some())
+        self.catalog.get(name).is_some() || !self.installed_schemes(name).is_empty()
+    }
+
+    /// Returns the schemes in which a model is installed.
+    pub(crate) fn installed_schemes(&self, name: &ModelName) -> Vec<Scheme> {
+        Scheme::ALL.into_iter().filter(|&scheme| self.store.package(name, scheme).is_some()).collect()
     }
 
     fn unknown(&self, text: &str) -> Error {
@@ -148,11 +152,12 @@ impl Library {
     /// Returns the error of a missing package. It names the scheme if that is not the default one, or if the model is
     /// installed in another.
     pub(crate) fn not_installed(&self, key: &PackageKey) -> Error {
-        let is_installed = |&scheme: &Scheme| self.store.package(&key.name, scheme).is_some();
-        let is_named = key.scheme != DEFAULT_SCHEME || Scheme::ALL.iter().any(is_installed);
+        let installed = self.installed_schemes(&key.name);
+        let is_named = key.scheme != DEFAULT_SCHEME || !installed.is_empty();
         Error::NotInstalled {
             name: key.name.clone(),
             scheme: is_named.then_some(key.scheme),
+            installed,
             in_catalogue: self.catalog.get(&key.name).is_some(),
         }
     }

@@ -133,6 +133,12 @@ fn check_references(folder: &Path, graph: &str, files: &BTreeMap<String, FileEnt
     }
 }
 
+/// Returns the key that the manifest of a package states.
+pub(crate) fn stated_key(folder: &Path) -> io::Result<PackageKey> {
+    let manifest: Manifest = serde_json::from_slice(&manifest_text(folder)?)?;
+    Ok(PackageKey { name: manifest.name, scheme: manifest.recipe.scheme })
+}
+
 /// Reads `manifest.json` and checks that every file has the size stated there.
 pub(crate) fn read_manifest(folder: &Path, key: &PackageKey) -> Result<Manifest, Error> {
     let bad = |reason: String| Error::BadPackage { name: key.name.clone(), scheme: key.scheme, reason };

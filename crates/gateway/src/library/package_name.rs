@@ -1,6 +1,6 @@
 //! Names that users give to packages.
 
-use narthex_catalog::resolve::{Location, ModelRef};
+use narthex_catalog::resolve::{Location, ModelId, ModelRef, local_path, local_source};
 use narthex_spec::{ModelName, Scheme};
 
 use crate::{
@@ -9,6 +9,28 @@ use crate::{
 };
 
 impl Library {
+    /// Returns the reference to the checkpoint of a package. A name that only installed packages have stands for the local
+    /// checkpoint of one of them, so that it can be compiled in another scheme.
+    ///
+    /// # Errors
+    /// [`Error::NotInstalled`], with the installed schemes, if no package states a checkpoint that still exists.
+    pub(crate) fn checkpoint_reference(
+        &self,
+        reference: &ModelRef,
+        key: &PackageKey,
+    ) -> Result<ModelRef, Error> {
+        let ModelRef::Id(ModelId::Catalogue(name)) = reference else { return Ok(reference.clone()) };
+        let installed = self.installed_schemes(name);
+        if self.catalog.get(name).is_some() || installed.is_empty() {
+            return Ok(reference.clone());
+        }
+        let mut sources = installed.into_iter().filter_map(|scheme| {
+            let manifest = self.manifest(&PackageKey { name: name.clone(), scheme }).ok()?;
+            local_path(&manifest.provenance.source).filter(|path| path.exists())
+        });
+        sources.next().map(ModelRef::Local).ok_or_else(|| self.not_installed(key))
+    }
+
     /// Fails if the package of a compile cannot have this name; `model` is the name of the compiled model.
     pub(crate) fn check_compile_name(
         &self,
@@ -18,7 +40,7 @@ impl Library {
     ) -> Result<(), Error> {
         let resolved = reference.resolve(&self.catalog)?;
         let source = match &resolved.source {
-            Location::Local(path) => format!("local {}", path.display()),
+            Location::Local(path) => local_source(path)?,
             Location::Hub(hub) => format!("hub {}", hub.repo),
             Location::Wheel { .. } => resolved.provenance,
         };

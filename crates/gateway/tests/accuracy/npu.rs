@@ -101,6 +101,7 @@ pub(crate) fn compiled(
         runner,
         vocabulary: None,
         out: out.path(),
+        pooling: None,
         keep_stages: None,
         provenance,
     };

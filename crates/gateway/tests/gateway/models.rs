@@ -5,8 +5,8 @@
 use std::{fs, path::Path, time::Duration};
 
 use narthex_gateway::{
-    AuditedFile, AutoPull, Cancel, CompileRequest, Config, Encryption, Error, ErrorKind, FileCondition,
-    Gateway, LoadStart, PendingLoad, Rebuild, Rights,
+    AuditedFile, AutoPull, Cancel, CompileRequest, Config, Encryption, Error, ErrorKind, ExportFormat,
+    ExportRequest, FileCondition, Gateway, ImportRequest, LoadStart, PendingLoad, Rebuild, Rights,
     doctor::Level,
     models::{ModelKind, ModelState},
     request::{EmbedRequest, InputOverflow, Prompt},
@@ -523,4 +523,56 @@ fn a_request_does_not_wait_for_a_load_longer_than_it_is_told() {
     assert!(matches!(error, Error::Loading { .. }) && error.retry_after().is_some(), "{error}");
     eventually("the load", || states(&gateway) == [(model.clone(), ModelState::Ready)]);
     assert_eq!(ask(&gateway, &model, question("the cat", greedy(4))).summary.completion_tokens, 4);
+}
+
+#[test]
+fn a_package_is_carried_to_another_store_in_one_file() {
+    let (from, to) = (Tiny::new(), Tiny::new());
+    let (model, folder) = (from.chat(), tempfile::tempdir().unwrap());
+    let file = folder.path().join("tiny.narthex");
+    let export = |out: &Path| {
+        let (model, format) = (model.clone(), ExportFormat::Package);
+        let request = ExportRequest { model, format, group: None, out: out.to_owned() };
+        from.gateway().export(&request, &Quiet, &Cancel::new())
+    };
+    export(&file).unwrap();
+    assert_eq!(export(&folder.path().join("tiny")).unwrap_err().param(), Some("out"));
+
+    let import = |path: &Path, name: Option<&str>| {
+        let name = name.map(|name| name.parse().unwrap());
+        let request = ImportRequest { path: path.to_owned(), name, file: None, pooling: None };
+        to.gateway().import(&request, &Quiet, &Cancel::new())
+    };
+    let (_, manifest) = import(&file, None).unwrap();
+    assert_eq!(manifest, from.gateway().manifest(&model).unwrap());
+    let (_, renamed) = import(&file, Some("carried")).unwrap();
+    assert_eq!((renamed.name.as_str(), &renamed.files), ("carried", &manifest.files));
+    let answer = |tiny: &Tiny, model: &str| ask(&tiny.gateway(), model, question("the cat", greedy(8))).text;
+    assert_eq!(answer(&to, "carried"), answer(&from, &model));
+
+    let mut bytes = fs::read(&file).unwrap();
+    let at = bytes.len() / 2;
+    bytes[at] ^= 1;
+    let damaged = folder.path().join("damaged.narthex");
+    fs::write(&damaged, bytes).unwrap();
+    assert!(import(&damaged, Some("damaged")).is_err());
+    assert!(to.gateway().manifest("damaged").is_err());
+}
+
+#[test]
+fn a_named_package_is_compiled_in_another_scheme_by_its_name() {
+    let tiny = Tiny::new();
+    let compile = |model: &str, scheme, name: Option<&str>| {
+        let name = name.map(|name| name.parse().unwrap());
+        let request = CompileRequest { name, ..CompileRequest::new(scheme) };
+        tiny.gateway().compile(model, &request, &Quiet, &Cancel::new())
+    };
+    let checkpoint = tiny.checkpoint();
+    compile(&checkpoint, Scheme::F32, Some("mine")).unwrap();
+    compile("mine", Scheme::F16, None).unwrap();
+    fs::remove_file(&checkpoint).unwrap();
+    let error = compile("mine", Scheme::W4, None).unwrap_err().to_string();
+    assert!(error.ends_with("where the model is installed in f16 and f32"), "{error}");
+    let error = refused(&tiny.gateway(), "mine@w4").to_string();
+    assert!(error.starts_with("mine@w4 is not installed on this machine, where"), "{error}");
 }

@@ -125,7 +125,7 @@ impl Tiny {
     pub(crate) fn import(&self, export: &str) -> String {
         let path =
             PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../compile/tests/goldens/import").join(export);
-        let request = ImportRequest { path, name: None, file: None };
+        let request = ImportRequest { path, name: None, file: None, pooling: None };
         let imported = self.gateway().import(&request, &Quiet, &Cancel::new());
         imported.unwrap_or_else(|error| panic!("{error}")).1.name.to_string()
     }

@@ -1,5 +1,7 @@
 //! BERT-like encoders and their heads.
 
+use std::{fmt, str::FromStr};
+
 use serde::{Deserialize, Serialize};
 
 use super::{Activation, Family};
@@ -203,10 +205,55 @@ pub enum Pooling {
     Last,
 }
 
+impl Pooling {
+    /// All poolings.
+    pub const ALL: [Self; 4] = [Self::Mean, Self::Cls, Self::Max, Self::Last];
+
+    /// Returns the name that manifests and users write.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Mean => "mean",
+            Self::Cls => "cls",
+            Self::Max => "max",
+            Self::Last => "last",
+        }
+    }
+}
+
+impl fmt::Display for Pooling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A text that names no pooling.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("expected mean, cls, max or last, found {0:?}")]
+pub struct UnknownPooling(String);
+
+impl FromStr for Pooling {
+    type Err = UnknownPooling;
+
+    fn from_str(text: &str) -> Result<Self, UnknownPooling> {
+        let found = Self::ALL.into_iter().find(|pooling| pooling.as_str() == text);
+        found.ok_or_else(|| UnknownPooling(text.to_owned()))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::arch::Architecture;
+
+    #[test]
+    fn poolings_are_written_as_they_are_read() {
+        for pooling in Pooling::ALL {
+            assert_eq!(pooling.to_string().parse(), Ok(pooling));
+            assert_eq!(serde_json::to_value(pooling).unwrap(), pooling.as_str());
+        }
+        let error = "lasttoken".parse::<Pooling>().unwrap_err().to_string();
+        assert_eq!(error, "expected mean, cls, max or last, found \"lasttoken\"");
+    }
 
     #[test]
     fn heads_are_read_as_they_are_written() {

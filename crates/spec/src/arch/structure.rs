@@ -44,6 +44,9 @@ pub struct ImportedEncoder {
     pub vocab: usize,
     /// Width of the output.
     pub width: usize,
+    /// True if the graph itself makes the vector of an embedding model, so that `head` does not state how.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub pooled_by_graph: bool,
     /// Head over the rows.
     #[serde(flatten)]
     pub head: EncoderHead,
@@ -103,8 +106,8 @@ mod tests {
             EncoderHead::Embedding { pooling: Pooling::Cls, normalize: false },
             EncoderHead::Score { labels: 1, dense: None },
         ];
-        for head in heads {
-            let encoder = ImportedEncoder { vocab: 9, width: 8, head };
+        for (head, pooled_by_graph) in heads.into_iter().zip([true, false]) {
+            let encoder = ImportedEncoder { vocab: 9, width: 8, pooled_by_graph, head };
             check(Structure::ImportedEncoder(encoder), "imported_encoder");
         }
     }

@@ -104,7 +104,7 @@ fn a_file_and_its_folder_give_the_same_import() {
     assert_eq!(written(&other.path().join("model_q4.onnx"), None).graphs.len(), 1);
     let stages = copy("pipeline");
     fs::copy(exports("genai-cpu/model.onnx"), stages.path().join("other.onnx")).unwrap();
-    let error = open(&stages.path().join("other.onnx"), None).err().map(|error| error.to_string());
+    let error = open(&stages.path().join("other.onnx"), None, None).err().map(|error| error.to_string());
     assert!(
         error.as_ref().is_some_and(|error| error.contains("a stage of it: embeddings.onnx")),
         "{error:?}"
@@ -115,8 +115,8 @@ fn a_file_and_its_folder_give_the_same_import() {
 fn nodes_in_any_order_give_the_same_package() {
     let shuffled = copy("genai-cpu");
     edit(&shuffled.path().join("model.onnx"), &|graph| graph.nodes.reverse());
-    let found = open(shuffled.path(), None).unwrap();
-    assert_eq!(found.graphs[0].1, open(&exports("genai-cpu"), None).unwrap().graphs[0].1);
+    let found = open(shuffled.path(), None, None).unwrap();
+    assert_eq!(found.graphs[0].1, open(&exports("genai-cpu"), None, None).unwrap().graphs[0].1);
     found.graphs[0].0.check_values().unwrap();
 }
 

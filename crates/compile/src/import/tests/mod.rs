@@ -41,7 +41,7 @@ fn write(path: &Path, file: Option<&str>, out: &Path) -> Result<Manifest> {
         source: "local x".to_owned(),
         compiler: "test".to_owned(),
     };
-    open(path, file)?.write(job, &Quiet, &AtomicBool::new(false))
+    open(path, file, None)?.write(job, &Quiet, &AtomicBool::new(false))
 }
 
 /// Imports a folder and returns the manifest of the package.
@@ -54,6 +54,37 @@ fn edit(path: &Path, change: &dyn Fn(&mut Graph)) {
     let mut graph = Graph::decode(&fs::read(path).unwrap()).unwrap();
     change(&mut graph);
     fs::write(path, graph.encode()).unwrap();
+}
+
+#[test]
+fn an_unknown_pooling_is_asked_for_and_a_known_one_is_said() {
+    let folder = copy("sentence");
+    fs::remove_file(folder.path().join("modules.json")).unwrap();
+    fs::remove_dir_all(folder.path().join("1_Pooling")).unwrap();
+    let error = open(folder.path(), None, None).err().unwrap();
+    assert!(error.to_string().contains("model.onnx has no 1_Pooling/config.json"), "{error}");
+    assert!(error.hint().is_some_and(|hint| hint.contains("--pooling mean, cls, max or last")));
+    let head = |import: Import| import.structure.head().copied();
+    let cls = EncoderHead::Embedding { pooling: Pooling::Cls, normalize: true };
+    let requested = open(folder.path(), None, Some(Pooling::Cls)).unwrap();
+    assert!(requested.notes().is_empty());
+    assert_eq!(head(requested), Some(cls));
+
+    let config = folder.path().join("config.json");
+    let mut keys: serde_json::Value = serde_json::from_slice(&fs::read(&config).unwrap()).unwrap();
+    keys["_name_or_path"] = "BAAI/bge-small-en-v1.5".into();
+    fs::write(&config, keys.to_string()).unwrap();
+    let known = open(folder.path(), None, None).unwrap();
+    assert!(known.notes()[0].contains("it is cls"), "{:?}", known.notes());
+    assert_eq!(head(known), Some(cls));
+}
+
+#[test]
+fn a_pooling_of_another_model_is_refused() {
+    for export in ["genai-cpu", "optimum-two", "reranker"] {
+        let error = open(&exports(export), None, Some(Pooling::Mean)).err().unwrap().to_string();
+        assert!(error.contains("leave out --pooling"), "{error}");
+    }
 }
 
 fn refusal(folder: &Path) -> (String, Option<String>) {
