@@ -8,7 +8,7 @@ use narthex_spec::arch::{Activation, Architecture, DecoderArch, Family, Rope, Ro
 use serde_json::{Map, Value, json};
 
 use crate::{
-    CheckpointError, Result,
+    error::{CheckpointError, Result},
     family::{HfReader, hf_family},
     hf::{CONFIG, config::Config},
     layout::{Layout, NormGains},

@@ -7,7 +7,12 @@ use std::{borrow::Cow, ops::Range};
 
 use narthex_spec::arch::{DecoderArch, DecoderLayer};
 
-use super::{CheckpointError, Encoding, Result, Weight, names::TensorPart};
+use crate::{
+    encoding::Encoding,
+    error::{CheckpointError, Result},
+    names::TensorPart,
+    weight::Weight,
+};
 
 /// Layout of weights in a file; the canonical layout by default.
 #[derive(Debug, Clone, Default, PartialEq)]

@@ -14,7 +14,7 @@ use narthex_spec::{
     manifest::max_json_values,
 };
 
-use super::{CheckpointError, Result};
+use crate::error::{CheckpointError, Result};
 
 /// Number of layers.
 pub const LAYERS: RangeInclusive<usize> = 1..=1024;

@@ -6,7 +6,11 @@ use std::path::Path;
 
 use narthex_spec::arch::{Architecture, EncoderHead, Pooling};
 
-use super::{Checkpoint, CheckpointError, Result, limits::unsupported};
+use crate::{
+    checkpoint::Checkpoint,
+    error::{CheckpointError, Result},
+    limits::unsupported,
+};
 
 /// Source of an embedding model's pooling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

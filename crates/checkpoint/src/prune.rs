@@ -5,7 +5,10 @@ use std::{ops::Range, path::Path};
 
 use narthex_spec::{TokenId, arch::DecoderArch};
 
-use super::{Result, Weight, WeightSource};
+use crate::{
+    error::Result,
+    weight::{Weight, WeightSource},
+};
 
 /// Canonical name of the head's weight if it is not tied to the embedding.
 const HEAD: &str = "head.weight";

@@ -8,10 +8,12 @@ use std::{borrow::Cow, collections::HashMap, path::Path};
 use rayon::prelude::*;
 use serde_json::Value;
 
-use super::{
-    CheckpointError, Encoding, Result, Weight,
+use crate::{
+    encoding::Encoding,
+    error::{CheckpointError, Result},
     limits::{malformed, unsupported},
     stored_tensor::{PackedTensor, StoredTensor, TensorEncoding},
+    weight::Weight,
 };
 
 /// Position of each of eight rows among the nibbles of a packed 32-bit word, counted from the lowest. Nibble `i` is row

@@ -9,7 +9,7 @@ use narthex_spec::arch::{
     KvSource, NormKind, PerLayer, QkNorm, Residual,
 };
 
-use super::{Result, limits::unsupported, tensors::Tensors};
+use crate::{error::Result, limits::unsupported, tensors::Tensors};
 
 /// Fails unless every weight of `architecture` is present with the right shape and a supported encoding, and every
 /// weight of a layer is used.

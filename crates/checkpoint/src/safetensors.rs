@@ -15,8 +15,9 @@ use safetensors::{
 };
 use serde::Deserialize;
 
-use super::{
-    CheckpointError, Encoding, Result,
+use crate::{
+    encoding::Encoding,
+    error::{CheckpointError, Result},
     limits::map,
     limits::{check_values, malformed, read_at_most, unsupported},
     stored_tensor::{StoredTensor, TensorEncoding},

@@ -12,7 +12,11 @@ use narthex_spec::{
     matformer::MatFormer,
 };
 
-use super::{Checkpoint, Result, Weight, WeightSource};
+use crate::{
+    checkpoint::Checkpoint,
+    error::Result,
+    weight::{Weight, WeightSource},
+};
 
 /// Reason why a smaller model cannot be made from a checkpoint.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]

@@ -1,8 +1,24 @@
-//! Tokens that end an answer, by their texts in chat formats, and settings of ChatGLM3 that are only in its own code.
+//! Special tokens: those that a checkpoint states, those that end an answer, by their texts in chat formats, and settings
+//! of ChatGLM3 that are only in its own code.
 //!
 //! Both readers add these tokens to those of the checkpoint: conversions often state only one of a model's end tokens.
 
+use std::collections::BTreeMap;
+
 use narthex_spec::arch::Family;
+
+/// Special tokens as the checkpoint states them.
+#[derive(Debug, Clone, Default)]
+pub struct SpecialTokens {
+    /// Token at the beginning of every sequence, if the model requires one (not merely defines one).
+    pub bos: Option<u32>,
+    /// All tokens that end an answer.
+    pub stop: Vec<u32>,
+    /// Padding token of a batch.
+    pub pad: Option<u32>,
+    /// Texts by the names that templates use: `bos_token`, `eos_token`, `unk_token`, `pad_token`, ….
+    pub texts: BTreeMap<String, String>,
+}
 
 /// Texts that end a turn in common chat formats. None of them occurs in ordinary text.
 const END_OF_TURN: [&str; 13] = [

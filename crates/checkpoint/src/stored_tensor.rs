@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::Encoding;
+use crate::encoding::Encoding;
 
 /// Encoding of a tensor's elements.
 #[derive(Debug, Clone, PartialEq, Eq)]

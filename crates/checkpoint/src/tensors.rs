@@ -9,13 +9,16 @@ use std::{
 
 use narthex_files::MappedFile;
 
-use super::{
-    CheckpointError, Encoding, FileWatches, Result, Weight, WeightSource,
+use crate::{
+    encoding::Encoding,
+    error::{CheckpointError, Result},
+    file_watches::FileWatches,
     layout::Layout,
     limits::unsupported,
     names::{NameTable, TensorPart},
     quark::{self, Elements},
     stored_tensor::{StoredTensor, TensorEncoding},
+    weight::{Weight, WeightSource},
 };
 
 /// Supported encodings, for errors about another one.

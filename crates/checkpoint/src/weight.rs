@@ -1,12 +1,74 @@
-//! Access to one [`Weight`]: rows, shapes, sizes.
+//! One [`Weight`] with its rows, shape and size, and the [`WeightSource`] that has all of a checkpoint.
 //!
-//! `tensors` finds weights in files; the block formats are in `decode`.
+//! `tensors` finds weights in files; the block formats are in `encoding`.
 
-use std::{borrow::Cow, ops::Range};
+use std::{borrow::Cow, ops::Range, path::Path};
 
 use rayon::prelude::*;
 
-use super::{CheckpointError, Columns, Encoding, Result, Weight};
+use crate::{
+    encoding::Encoding,
+    error::{CheckpointError, Result},
+};
+
+/// A weight in its encoded form, usually borrowed from a memory map.
+#[derive(Debug, Clone)]
+pub struct Weight<'a> {
+    /// Canonical name.
+    pub name: String,
+    /// Row-major shape; linear weights are `[out, in]`, vectors `[n]`.
+    pub shape: Vec<usize>,
+    /// Encoding of elements; blocks run along the last dimension.
+    pub encoding: Encoding,
+    /// The encoded rows, in file order.
+    pub bytes: Cow<'a, [u8]>,
+    /// Row `r` of the weight is row `rows[r]` of `bytes`; `None` is the identity. (GGUF stores the q and k rows of
+    /// Llama interleaved.)
+    pub rows: Option<Vec<u32>>,
+    /// Elements of a stored row that belong to the weight; `None` for all of them.
+    pub columns: Option<Columns>,
+    /// Factor by which every decoded element is multiplied.
+    pub scale: f32,
+}
+
+/// Selected columns of a stored weight, in whole blocks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Columns {
+    /// Number of elements in a stored row.
+    stored: usize,
+    /// Ranges to read, in this order.
+    ranges: Vec<Range<usize>>,
+}
+
+/// A checkpoint's weights by canonical name.
+pub trait WeightSource: Send + Sync {
+    /// Returns the weight called `name` with the shape as stored.
+    fn weight(&self, name: &str) -> Result<Weight<'_>>;
+
+    /// Returns whether the weight called `name` exists.
+    fn has(&self, name: &str) -> bool;
+
+    /// Returns the file that has the weight called `name`, for messages.
+    fn file(&self, _name: &str) -> Option<&Path> {
+        None
+    }
+
+    /// Returns the weight's name, with the file's own name for it if that differs, for messages.
+    fn called(&self, name: &str) -> String {
+        name.to_owned()
+    }
+
+    /// Checks the values of the weight called `name`. Fails with [`CheckpointError::NotFinite`] if one of them is not
+    /// finite.
+    fn check_finite(&self, name: &str, values: &[f32]) -> Result<()> {
+        let Some(&found) = values.iter().find(|value| !value.is_finite()) else { return Ok(()) };
+        let error = CheckpointError::NotFinite { name: self.called(name), found };
+        Err(match self.file(name) {
+            Some(file) => error.in_file(file),
+            None => error,
+        })
+    }
+}
 
 impl<'a> Weight<'a> {
     /// Creates a weight in file order: `bytes` has `shape` in row-major order, encoded in `encoding`.

@@ -7,7 +7,7 @@ use narthex_spec::{
     arch::{Architecture, RopeScaling},
 };
 
-use super::{Checkpoint, limits::CONTEXT};
+use crate::{checkpoint::Checkpoint, limits::CONTEXT};
 
 /// Reason why YaRN cannot extend a model's context.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]

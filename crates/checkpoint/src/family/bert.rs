@@ -4,7 +4,7 @@ use narthex_spec::arch::{Activation, EncoderArch, EncoderHead, EncoderNorm, Fami
 
 use super::{GgufFamily, GgufReader, HfFamily, HfReader};
 use crate::{
-    Result, WeightSource,
+    error::Result,
     gguf::decoder::{GgufKeys, rows},
     hf::{
         config::Config,
@@ -15,6 +15,7 @@ use crate::{
     names::NameTable,
     pooling::{self, PoolingSource},
     tensors::{Tensors, file_name},
+    weight::WeightSource,
 };
 
 /// `BertModel` (`BertConfig` of `transformers`).

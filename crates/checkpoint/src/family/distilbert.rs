@@ -5,7 +5,7 @@ use serde::Deserialize;
 
 use super::{HfFamily, HfReader};
 use crate::{
-    Result,
+    error::Result,
     hf::{
         config::Config,
         decoder::activation,

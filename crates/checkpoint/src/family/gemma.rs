@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
 use crate::{
-    CheckpointError, Result,
+    error::{CheckpointError, Result},
     gguf::decoder::GgufKeys,
     hf::{
         config::Config,

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, gemma};
 use crate::{
-    Result,
+    error::Result,
     gguf::decoder::{GgufKeys, rows},
     hf::{
         config::Config,

@@ -2,7 +2,7 @@
 
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader};
 use crate::{
-    Result,
+    error::Result,
     gguf::decoder::GgufKeys,
     hf::{
         config::Config,

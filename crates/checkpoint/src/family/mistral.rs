@@ -4,7 +4,7 @@ use narthex_spec::arch::Family;
 
 use super::{Decoder, HfFamily, HfReader, llama};
 use crate::{
-    Result,
+    error::Result,
     hf::{
         config::Config,
         decoder::{DecoderKeys, Defaults, LayerType},

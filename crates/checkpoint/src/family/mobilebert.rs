@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::{HfFamily, HfReader, bert};
 use crate::{
-    Result,
+    error::Result,
     hf::{
         config::Config,
         encoder::{EncoderKeys, Heads, head},

@@ -4,7 +4,7 @@ use narthex_spec::arch::{Family, RopeScaling};
 
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
 use crate::{
-    CheckpointError, Result,
+    error::{CheckpointError, Result},
     gguf::decoder::GgufKeys,
     hf::{
         config::Config,

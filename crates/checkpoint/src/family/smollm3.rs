@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
 use crate::{
-    Result,
+    error::Result,
     gguf::decoder::GgufKeys,
     hf::{
         config::Config,

@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
 use crate::{
-    Result, WeightSource,
+    error::Result,
     gguf::decoder::GgufKeys,
     hf::{
         config::Config,
@@ -14,6 +14,7 @@ use crate::{
     },
     names::{NameTable, TensorPart},
     tensors::Tensors,
+    weight::WeightSource,
 };
 
 /// `StableLmForCausalLM` (`StableLmConfig` of `transformers`).

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, path::Path};
 
 use crate::{
-    Result,
+    error::Result,
     limits::malformed,
     stored_tensor::{StoredTensor, TensorEncoding},
     tensors::end_of,

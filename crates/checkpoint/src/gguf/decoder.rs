@@ -9,10 +9,11 @@ use narthex_spec::arch::{
 
 use super::meta::Metadata;
 use crate::{
-    CheckpointError, Result, WeightSource,
+    error::{CheckpointError, Result},
     hf::decoder::extended,
     limits::{LAYERS, bounded, malformed, unsupported},
     tensors::Tensors,
+    weight::WeightSource,
 };
 
 /// Metadata keys of one family, addressed without the family's prefix.

@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{Result, limits::malformed};
+use crate::{error::Result, limits::malformed};
 
 /// A metadata value. Numbers have the widest type of their kind.
 #[derive(Debug, Clone, PartialEq)]

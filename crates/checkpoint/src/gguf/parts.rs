@@ -16,7 +16,7 @@ use super::{
     read::{Contents, MAX_TENSORS, read},
 };
 use crate::{
-    CheckpointError, Result,
+    error::{CheckpointError, Result},
     limits::{malformed, map, unsupported},
     stored_tensor::StoredTensor,
     tensors::file_name,

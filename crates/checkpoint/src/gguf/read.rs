@@ -15,7 +15,8 @@ use super::{
     meta::{Metadata, Value},
 };
 use crate::{
-    Encoding, Result,
+    encoding::Encoding,
+    error::Result,
     limits::{malformed, unsupported},
     stored_tensor::{StoredTensor, TensorEncoding},
 };

@@ -9,9 +9,9 @@ use narthex_text::tokenizer::GgufVocab;
 
 use super::meta::Metadata;
 use crate::{
-    CheckpointError, Result, SpecialTokens,
+    error::{CheckpointError, Result},
     limits::{malformed, unsupported},
-    special::{ends_of, sorted},
+    special::{SpecialTokens, ends_of, sorted},
 };
 
 /// Pre-tokenizers of BPE vocabularies whose sequences begin with BOS if the file has no setting for it.
@@ -211,7 +211,7 @@ mod tests {
     use narthex_text::tokenizer::{Specials, Tokenizer};
 
     use super::*;
-    use crate::{Checkpoint, TokenizerSource};
+    use crate::checkpoint::{Checkpoint, TokenizerSource};
 
     /// Vocabularies in llama.cpp's source that have test texts with expected ids. Gemma 4's is left out, because its
     /// tokenizer model is not supported.

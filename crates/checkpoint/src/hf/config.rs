@@ -6,7 +6,10 @@ use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use super::{CONFIG, folder::Folder};
-use crate::{CheckpointError, Result, limits::malformed};
+use crate::{
+    error::{CheckpointError, Result},
+    limits::malformed,
+};
 
 /// A folder's `config.json`.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer};
 
 use super::config::Config;
 use crate::{
-    Result,
+    error::Result,
     limits::{HEADS, LAYERS, bounded, malformed, unsupported},
 };
 

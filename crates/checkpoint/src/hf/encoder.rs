@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{config::Config, decoder::activation, pooling::SentenceEmbedding};
 use crate::{
-    Result,
+    error::Result,
     limits::{LAYERS, bounded, unsupported},
 };
 

@@ -11,7 +11,7 @@ use narthex_files::open_regular;
 use serde::de::DeserializeOwned;
 
 use crate::{
-    CheckpointError, Result,
+    error::{CheckpointError, Result},
     limits::{MAX_CONFIG_BYTES, MAX_CONFIG_VALUES, MAX_TEXT_BYTES, check_values, malformed, read_at_most},
 };
 

@@ -12,7 +12,7 @@ use super::{
     folder::{Folder, inside},
 };
 use crate::{
-    CheckpointError, Result,
+    error::{CheckpointError, Result},
     limits::{malformed, unsupported},
     pooling::{PoolingSource, family, names},
 };

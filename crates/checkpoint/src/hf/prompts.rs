@@ -6,7 +6,7 @@ use narthex_spec::manifest::Prompts;
 use serde::Deserialize;
 
 use super::folder::Folder;
-use crate::{Result, limits::malformed};
+use crate::{error::Result, limits::malformed};
 
 const FILE: &str = "config_sentence_transformers.json";
 

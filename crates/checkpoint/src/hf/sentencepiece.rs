@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::folder::Folder;
 use crate::{
-    Result,
+    error::Result,
     limits::{malformed, unsupported},
     special::CHATGLM3_TOKENS,
 };
@@ -113,7 +113,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::{Checkpoint, TokenizerSource};
+    use crate::checkpoint::{Checkpoint, TokenizerSource};
 
     /// Returns a BPE model with byte pieces: `<unk>`, `<s>`, `</s>`, a newline, and letters.
     fn model() -> Vec<u8> {

@@ -15,9 +15,9 @@ use serde_json::Value;
 
 use super::{config::TokenIds, folder::Folder, pooling::SentenceEmbedding, sentencepiece};
 use crate::{
-    Result, SpecialTokens,
+    error::Result,
     limits::{malformed, unsupported},
-    special::{ends_of, sorted, template_of},
+    special::{SpecialTokens, ends_of, sorted, template_of},
 };
 
 /// Roles of special tokens that templates use.
@@ -350,7 +350,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::Checkpoint;
+    use crate::checkpoint::Checkpoint;
 
     /// A change to a JSON file: its name, and keys to set in it.
     type Change<'a> = (&'a str, Value);

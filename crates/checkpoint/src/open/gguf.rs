@@ -5,7 +5,8 @@ use std::path::Path;
 use narthex_spec::{arch::Architecture, manifest::Prompts};
 
 use crate::{
-    Checkpoint, Result, TokenizerSource,
+    checkpoint::{Checkpoint, TokenizerSource},
+    error::Result,
     family::{GgufFamily, GgufReader, gguf_family, gguf_pooling},
     gguf::{
         decoder::GgufKeys,

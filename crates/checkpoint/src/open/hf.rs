@@ -10,7 +10,8 @@ use narthex_spec::{
 use serde_json::Value;
 
 use crate::{
-    Checkpoint, CheckpointError, Result, TokenizerSource,
+    checkpoint::{Checkpoint, TokenizerSource},
+    error::{CheckpointError, Result},
     family::{Decoder, HfFamily, HfReader, hf_family},
     hf::{
         CONFIG,

@@ -15,7 +15,8 @@ use narthex_files::{PartName, open_regular};
 use narthex_spec::arch::{Architecture, Pooling};
 
 use crate::{
-    Checkpoint, CheckpointError, Result,
+    checkpoint::Checkpoint,
+    error::{CheckpointError, Result},
     hf::CONFIG,
     limits::unsupported,
     safetensors::{self, INDEX, SINGLE, refuse_other_formats},
@@ -160,7 +161,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::TokenizerSource;
+    use crate::checkpoint::TokenizerSource;
 
     fn check(files: &[&str], expect: &str) {
         let folder = tempfile::tempdir().unwrap();

@@ -1,14 +1,41 @@
-//! Decoding of encoded rows to `f32`, exactly as ggml does it.
+//! Encodings of weights, and decoding of rows to `f32`, exactly as ggml does it.
 //!
 //! This module only computes on bytes; `tensors` locates them in files. The block layouts follow `ggml-common.h`, and
 //! the order of the floating-point operations follows `ggml-quants.c` without fused multiply-add.
 
 use half::{bf16, f16};
 
-use super::Encoding;
-
 /// Number of elements in a K-quant super-block.
 const SUPER_BLOCK: usize = 256;
+
+/// Encoding of a weight's elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Encoding {
+    /// IEEE single precision.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// Brain float.
+    Bf16,
+    /// 4-bit blocks of 32 with scale. This and the following are GGUF block formats as ggml defines them.
+    Q4_0,
+    /// 4-bit blocks of 32 with scale and minimum.
+    Q4_1,
+    /// 5-bit blocks of 32 with scale.
+    Q5_0,
+    /// 5-bit blocks of 32 with scale and minimum.
+    Q5_1,
+    /// 8-bit blocks of 32 with scale.
+    Q8_0,
+    /// 4-bit super-blocks of 256.
+    Q4K,
+    /// 5-bit super-blocks of 256.
+    Q5K,
+    /// 6-bit super-blocks of 256.
+    Q6K,
+    /// 4-bit blocks of 32 with a scale in single precision and a zero point. Groups of AMD Quark are converted to it.
+    Uint4,
+}
 
 impl Encoding {
     /// Returns the number of elements that are encoded together; 1 for plain types.
