@@ -12,16 +12,17 @@ use std::{
 
 use anyhow::{Context, ensure};
 use serde_json::Value;
-
-use crate::{
+use xtask_tools::{
     process,
     python::VirtualEnvironment,
     record::{self, RecordArgs},
     server::Server,
     session::Session,
-    terminal, test,
+    terminal,
     workspace::Workspace,
 };
+
+use crate::test;
 
 /// Agent frameworks, with their pinned versions. The last four are packages that Qwen-Agent needs and does not name.
 const FRAMEWORKS: [&str; 12] = [

@@ -2,7 +2,7 @@
 //!
 //! Tests generate the pages and compare them with the files. This command runs ignored tests, which write the files.
 
-use crate::{process, session::Session, workspace::Workspace};
+use xtask_tools::{process, session::Session, workspace::Workspace};
 
 /// Arguments of `cargo test` for each page.
 const PAGES: [&[&str]; 2] = [

@@ -10,15 +10,16 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
-
-use crate::{
+use xtask_tools::{
     process,
     python::VirtualEnvironment,
     record::{self, RecordArgs},
     session::Session,
-    terminal, test,
+    terminal,
     workspace::Workspace,
 };
+
+use crate::test;
 
 /// Exact versions of the libraries.
 const LIBRARIES: [&str; 3] = ["onnxruntime-genai==0.18.0", "onnxruntime==1.31.1", "tokenizers==0.23.3"];

@@ -1,8 +1,8 @@
 //! Checks and other tasks of the workspace, run as `cargo xtask`.
 //!
-//! This crate is not part of the product. Start at [`Command`] for the list, at [`tidy`] for the house rules, at
-//! [`mod@test`] for the stages, at [`fuzz`] for the fuzz targets and at [`peers`] for the benchmark against other
-//! runtimes.
+//! This crate is not part of the product. Start at [`Command`] for the list, at [`mod@test`] for the stages and at
+//! [`fuzz`] for the fuzz targets. The house rules (`xtask-tidy`) and the benchmarks against other runtimes (`xtask-peers`)
+//! are packages of their own; `xtask-run` starts the package of a command.
 
 mod attack;
 mod bfcl;
@@ -10,31 +10,20 @@ mod clients;
 mod docs;
 mod fuzz;
 mod genai;
-mod http;
 mod load;
 mod masks;
 mod memory;
 mod npu;
 mod package;
-mod peers;
-mod process;
-mod pypi;
-mod python;
-mod record;
 mod sanitize;
-mod server;
-mod session;
 mod swiftshader;
-mod terminal;
 mod test;
-mod tidy;
-mod usage;
 mod vocabularies;
-mod workspace;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use xtask_tools::{record::RecordArgs, terminal, workspace::Workspace};
 
 use crate::{
     attack::AttackArgs,
@@ -42,16 +31,19 @@ use crate::{
     fuzz::FuzzArgs,
     load::LoadArgs,
     package::PackageArgs,
-    peers::PeersArgs,
-    record::RecordArgs,
     test::{Selection, Stage, TestArgs},
-    tidy::TidyArgs,
-    workspace::Workspace,
 };
+
+/// Commands of other packages, for the help. `xtask-run` passes them on.
+const OTHER_PACKAGES: &str = "\
+Commands in packages of their own:
+  tidy          Check the house rules: layers, module cycles, sizes, names, prose, documents
+  peers         Compare the speed of Narthex with other runtimes, as bench/README.md describes
+  perplexity    Compare the perplexity of models in f32 with llama.cpp on the same files";
 
 /// Checks and other tasks of Narthex.
 #[derive(Debug, Parser)]
-#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", after_help = OTHER_PACKAGES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -59,8 +51,6 @@ struct Cli {
 
 #[derive(Debug, PartialEq, Subcommand)]
 enum Command {
-    /// Check the house rules: layers, module cycles, sizes, names, prose, documents.
-    Tidy(TidyArgs),
     /// Set up the store and run every check.
     Test(TestArgs),
     /// Write the generated pages of the book: the command line and the catalogue.
@@ -87,10 +77,6 @@ enum Command {
     Package(PackageArgs),
     /// Run a server under load: no request may fail, and no resource may leak.
     Load(LoadArgs),
-    /// Compare the speed of Narthex with other runtimes, as bench/README.md describes.
-    Peers(PeersArgs),
-    /// Compare the perplexity of models in f32 with llama.cpp on the same files.
-    Perplexity(RecordArgs),
     /// Compare tokenizers with other programs on real vocabularies.
     Vocabularies,
 }
@@ -109,7 +95,6 @@ fn main() -> ExitCode {
 fn run(command: Command) -> anyhow::Result<()> {
     let workspace = Workspace::read()?;
     match command {
-        Command::Tidy(args) => tidy::report(&workspace, args),
         Command::Test(args) if args.list => {
             Stage::print_list();
             Ok(())
@@ -127,8 +112,6 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Memory(args) => memory::run(&workspace, args),
         Command::Package(args) => package::run(&workspace, args),
         Command::Load(args) => load::run(&workspace, args),
-        Command::Peers(args) => peers::run(&workspace, &args),
-        Command::Perplexity(args) => peers::perplexity::run(&workspace, args),
         Command::Vocabularies => vocabularies::run(&workspace),
     }
 }
@@ -161,8 +144,6 @@ mod tests {
 
     #[test]
     fn commands_are_parsed() {
-        check("tidy", Ok(Command::Tidy(TidyArgs { pending: false })));
-        check("tidy --pending", Ok(Command::Tidy(TidyArgs { pending: true })));
         check("test", Ok(Command::Test(TestArgs { list: false, only: None })));
         check("test --list", Ok(Command::Test(TestArgs { list: true, only: None })));
         check("test --only clippy", Ok(Command::Test(TestArgs { list: false, only: Some(Stage::Clippy) })));
@@ -173,7 +154,6 @@ mod tests {
         check("genai --record", Ok(Command::Genai(RecordArgs { record: true })));
         check("sanitize --record", Ok(Command::Sanitize(RecordArgs { record: true })));
         check("npu --record", Ok(Command::Npu(RecordArgs { record: true })));
-        check("perplexity", Ok(Command::Perplexity(RecordArgs { record: false })));
         check("clients --record", Ok(Command::Clients(RecordArgs { record: true })));
         check("masks --record", Ok(Command::Masks(RecordArgs { record: true })));
         check("memory --record", Ok(Command::Memory(RecordArgs { record: true })));

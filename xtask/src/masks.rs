@@ -4,8 +4,7 @@
 //! profile, on the vocabulary of an installed model and on two small ones.
 
 use anyhow::{Context, ensure};
-
-use crate::{
+use xtask_tools::{
     process,
     record::{self, RecordArgs},
     session::Session,

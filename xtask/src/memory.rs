@@ -20,14 +20,15 @@ use anyhow::{Context, bail};
 use narthex_engine::sample::SplitMix64;
 use narthex_testkit::checkpoint::tiny_llama_safetensors;
 use serde_json::{Map, Value, json};
-
-use crate::{
+use xtask_tools::{
     record::{self, RecordArgs},
     session::Session,
-    terminal, test,
+    terminal,
     usage::Usage,
     workspace::Workspace,
 };
+
+use crate::test;
 
 /// Maximum memory of a compile in bytes, in addition to three times the largest tensor.
 const BASE: u64 = 2 << 30;

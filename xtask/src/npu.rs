@@ -6,14 +6,17 @@
 use std::time::Instant;
 
 use anyhow::bail;
-
-use crate::{
+use xtask_tools::{
     process,
     record::{self, RecordArgs},
     session::Session,
-    swiftshader::{self, Variables},
-    terminal, test,
+    terminal,
     workspace::Workspace,
+};
+
+use crate::{
+    swiftshader::{self, Variables},
+    test,
 };
 
 /// Ignored tests of one test program.

@@ -7,14 +7,16 @@
 use std::fs;
 
 use anyhow::{Context, ensure};
-
-use crate::{
-    fuzz::host,
+use xtask_tools::{
     process,
     record::{self, RecordArgs},
     terminal,
-    test::{self, count::TestCount},
     workspace::Workspace,
+};
+
+use crate::{
+    fuzz::host,
+    test::{self, count::TestCount},
 };
 
 /// Crates of the product with `unsafe` code, except the command line. It has four `unsafe` blocks, of which one reads the

@@ -8,8 +8,7 @@ use std::{
 };
 
 use anyhow::Context;
-
-use crate::{
+use xtask_tools::{
     process::{self, works},
     python::Python,
     session::Session,

@@ -11,8 +11,7 @@ use std::{
 };
 
 use anyhow::Context;
-
-use crate::{
+use xtask_tools::{
     process,
     pypi::{LLAMA_CPP, PinnedPackage},
     session::Session,

@@ -14,7 +14,7 @@ use anyhow::Context;
 use narthex_testkit::hub::{HubServer, Repo};
 
 use super::{Outcome, Subject, child::peak_memory, files, mutation::Random};
-use crate::{
+use xtask_tools::{
     http::{self, Disconnect, Request},
     server::{self, Server},
 };

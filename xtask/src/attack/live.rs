@@ -15,7 +15,7 @@ use super::{
     child::{peak_memory, resident_memory},
     files,
 };
-use crate::server::Server;
+use xtask_tools::server::Server;
 
 /// A server under attack.
 pub(super) struct Live {

@@ -21,8 +21,7 @@ use std::{
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use strum::{IntoStaticStr, VariantArray};
-
-use crate::{
+use xtask_tools::{
     record::{self, RecordArgs},
     session::Session,
     terminal,

@@ -12,15 +12,16 @@ use std::{thread, time::Duration};
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use serde_json::{Value, json};
-
-use crate::{
+use xtask_tools::{
     http::{self, Answer, Disconnect, Request},
     pypi::PinnedPackage,
     record,
     server::Server,
-    terminal, test,
+    terminal,
     workspace::Workspace,
 };
+
+use crate::test;
 
 use data::{CATEGORIES, Call, Question};
 

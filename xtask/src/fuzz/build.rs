@@ -7,12 +7,12 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-
-use crate::{
-    fuzz::{Folders, Target},
+use xtask_tools::{
     process,
     workspace::{Workspace, cargo},
 };
+
+use crate::fuzz::{Folders, Target};
 
 /// Counters of edges, table of their addresses, and tracing of comparison operands. They are LLVM's own options, which
 /// stable Rust accepts. They do not include AddressSanitizer: parsers are safe Rust, the targets limit memory, and

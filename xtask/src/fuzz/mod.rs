@@ -20,8 +20,7 @@ use anyhow::{anyhow, bail};
 use clap::{Args, ValueEnum, value_parser};
 use parking_lot::Mutex;
 use strum::{IntoStaticStr, VariantArray};
-
-use crate::{
+use xtask_tools::{
     record::{self, RecordArgs},
     terminal,
     workspace::Workspace,

@@ -3,12 +3,9 @@
 use std::{fmt::Write as _, fs, num::NonZeroUsize};
 
 use anyhow::Context;
+use xtask_tools::{record, workspace::Workspace};
 
-use crate::{
-    fuzz::{build::rustc, campaign::CampaignResult},
-    record,
-    workspace::Workspace,
-};
+use crate::fuzz::{build::rustc, campaign::CampaignResult};
 
 /// Formats the results of a commit as Markdown, with the versions and limits. `jobs` targets ran at once.
 pub(super) fn table(

@@ -17,15 +17,16 @@ use anyhow::{Context, bail};
 use clap::{Args, value_parser};
 use parking_lot::Mutex;
 use strum::VariantArray;
-
-use crate::{
+use xtask_tools::{
     http::{Disconnect, Request, send},
     record::{self, RecordArgs},
     server::Server,
-    terminal, test,
+    terminal,
     usage::{Usage, quarters},
     workspace::Workspace,
 };
+
+use crate::test;
 
 use traffic::{CHAT, Client, EMBED, GreedyAnswers, RequestKind};
 

@@ -11,8 +11,7 @@ use narthex_engine::sample::SplitMix64;
 use serde_json::{Value, json};
 
 use strum::VariantArray;
-
-use crate::http::{self, Answer, Disconnect, Request};
+use xtask_tools::http::{self, Answer, Disconnect, Request};
 
 /// The chat model.
 pub(super) const CHAT: &str = "smollm2:135m";

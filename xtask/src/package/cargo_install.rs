@@ -3,7 +3,7 @@
 use std::{path::Path, process::Command, time::Instant};
 
 use super::{Attempt, Installation, packages::Packages};
-use crate::process;
+use xtask_tools::process;
 
 /// Installs from the sources. This uses the release build in the target folder, so its time is not that of a build.
 pub(super) fn install(packages: &Packages<'_>, folder: &Path) -> anyhow::Result<Attempt> {

@@ -13,7 +13,7 @@ use super::{
     Attempt, Installation,
     packages::{Packages, quietly},
 };
-use crate::process::works;
+use xtask_tools::process::works;
 
 /// Script that starts a program in a root. Its mounts belong to a namespace, which ends with the program.
 const ENTER: &str = r#"

@@ -30,7 +30,7 @@ use self::{
     packages::Packages,
     page::{WayOutcome, WayReport},
 };
-use crate::{
+use xtask_tools::{
     record::{self, RecordArgs},
     session::Session,
     terminal,

@@ -12,7 +12,7 @@ use super::{
     Attempt, Installation,
     packages::{Packages, quietly},
 };
-use crate::process::works;
+use xtask_tools::process::works;
 
 /// Installs the package into a prefix in the folder.
 pub(super) fn install(packages: &Packages<'_>, folder: &Path) -> anyhow::Result<Attempt> {

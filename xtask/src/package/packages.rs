@@ -9,8 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
-
-use crate::{
+use xtask_tools::{
     process::{self, works},
     session::Session,
     terminal,

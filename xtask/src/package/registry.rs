@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use sha2::Digest;
 
 use super::{Attempt, cargo_install, packages::Packages};
-use crate::{process, session::Session, terminal};
+use xtask_tools::{process, session::Session, terminal};
 
 /// Name of the registry in Cargo's configuration.
 const NAME: &str = "narthex-packages";

@@ -13,7 +13,7 @@ use anyhow::{Context, ensure};
 use zip::ZipArchive;
 
 use super::{Attempt, Installation, packages::Packages};
-use crate::{process, python::VirtualEnvironment};
+use xtask_tools::{process, python::VirtualEnvironment};
 
 /// The builder of wheels, with its pinned version.
 const MATURIN: &str = "maturin==1.16.0";

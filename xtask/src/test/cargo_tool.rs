@@ -2,7 +2,7 @@
 
 use std::{env, path::PathBuf};
 
-use crate::{
+use xtask_tools::{
     process::{self, works},
     session::Session,
     terminal,

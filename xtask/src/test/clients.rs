@@ -6,8 +6,7 @@
 use std::path::PathBuf;
 
 use anyhow::bail;
-
-use crate::{process, python::VirtualEnvironment, server::Server, session::Session, terminal};
+use xtask_tools::{process, python::VirtualEnvironment, server::Server, session::Session, terminal};
 
 /// A client with its script.
 struct ScriptedClient {

@@ -17,8 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use clap::{Args, ValueEnum};
 use strum::{IntoStaticStr, VariantArray};
-
-use crate::{record, session::Session, terminal, workspace::Workspace};
+use xtask_tools::{record, session::Session, terminal, workspace::Workspace};
 
 /// Arguments of `cargo xtask test`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Args)]

@@ -3,8 +3,7 @@
 use std::fs;
 
 use anyhow::ensure;
-
-use crate::{process, python::VirtualEnvironment, session::Session};
+use xtask_tools::{process, python::VirtualEnvironment, session::Session};
 
 /// The notebook, relative to the root.
 const NOTEBOOK: &str = "examples/plot_bench.ipynb";

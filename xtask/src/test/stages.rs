@@ -1,15 +1,9 @@
 //! The stages of `cargo xtask test` that have no module of their own. Each prints the commands that it runs.
 
 use anyhow::bail;
+use xtask_tools::{process, session::Session, terminal, workspace::cargo};
 
-use crate::{
-    process,
-    session::Session,
-    terminal,
-    test::{cargo_tool::CargoTool, count::TestCount},
-    tidy::{self, TidyArgs},
-    workspace::cargo,
-};
+use crate::test::{cargo_tool::CargoTool, count::TestCount};
 
 /// Checker of licences, bans and sources.
 const DENY: CargoTool = CargoTool { name: "cargo-deny", version: "0.20.2", options: &[] };
@@ -31,7 +25,7 @@ pub(crate) fn format(session: &Session<'_>) -> anyhow::Result<String> {
 
 /// Checks the house rules.
 pub(crate) fn tidy(session: &Session<'_>) -> anyhow::Result<String> {
-    tidy::report(session.workspace, TidyArgs { pending: false })?;
+    process::run(&mut session.cargo(&["run", "--quiet", "--package", "xtask-tidy", "--", "tidy"]))?;
     Ok(String::new())
 }
 

@@ -1,8 +1,7 @@
 //! The programs that the stages call.
 
 use anyhow::bail;
-
-use crate::{process::works, python::Python, session::Session};
+use xtask_tools::{process::works, python::Python, session::Session};
 
 /// Checks that every program is installed. The error lists all missing programs.
 pub(crate) fn check(session: &Session<'_>) -> anyhow::Result<String> {

@@ -23,7 +23,7 @@ use self::{
     pages::Page,
 };
 use super::{cargo_tool::CargoTool, clients};
-use crate::{process, python::VirtualEnvironment, server::Server, session::Session, terminal};
+use xtask_tools::{process, python::VirtualEnvironment, server::Server, session::Session, terminal};
 
 /// The program that builds the book. It is built without its server and its search, and without optimisation, because
 /// the book is small.

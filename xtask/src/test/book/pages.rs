@@ -6,8 +6,7 @@ use std::{
 };
 
 use anyhow::Context;
-
-use crate::workspace::relative;
+use xtask_tools::workspace::relative;
 
 /// A page in Markdown.
 pub(super) struct Page {

@@ -1,0 +1,126 @@
+//! The store of a run, and the environment of its programs: the workspace's root as the current folder, no standard
+//! input, and telemetry disabled.
+
+use std::{
+    env,
+    ffi::OsStr,
+    path::PathBuf,
+    process::{Command, Stdio},
+};
+
+use anyhow::Context;
+use serde::Deserialize;
+use xtask_workspace::workspace::{Workspace, cargo};
+
+use crate::process::each_line;
+
+/// A workspace and the store that its programs use.
+pub struct Session<'a> {
+    /// The workspace.
+    pub workspace: &'a Workspace,
+    /// The store; by default `NARTHEX_HOME`, or else `narthex-home` in the target folder.
+    pub home: PathBuf,
+}
+
+/// Cargo's message about one artifact that it built.
+#[derive(Deserialize)]
+struct Artifact {
+    target: Option<ArtifactTarget>,
+    executable: Option<PathBuf>,
+}
+
+#[derive(Deserialize)]
+struct ArtifactTarget {
+    name: String,
+}
+
+impl<'a> Session<'a> {
+    /// Creates a session with the store that the environment names.
+    pub fn new(workspace: &'a Workspace) -> anyhow::Result<Self> {
+        let chosen = env::var_os("NARTHEX_HOME").filter(|value| !value.is_empty()).map(PathBuf::from);
+        let home = chosen.unwrap_or_else(|| workspace.target.join("narthex-home"));
+        // Tests run in the folders of their crates, where a relative path would be another folder.
+        let home = std::path::absolute(&home).with_context(|| home.display().to_string())?;
+        Ok(Self { workspace, home })
+    }
+
+    /// Returns the session with another store.
+    pub fn with_store(self, home: PathBuf) -> Self {
+        Self { home, ..self }
+    }
+
+    /// Returns a command for a program, without arguments.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new(program);
+        command
+            .current_dir(&self.workspace.root)
+            .env("ORT_DISABLE_TELEMETRY", "1")
+            .env("NARTHEX_HOME", &self.home)
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Returns a command for Cargo. The variables that `cargo run` set for this program are removed, because build
+    /// scripts that read them would run again and rebuild everything that depends on them.
+    pub fn cargo(&self, arguments: &[&str]) -> Command {
+        let mut command = self.command(cargo());
+        let is_ours = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+        env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_ours)).for_each(|(name, _)| {
+            command.env_remove(name);
+        });
+        command.args(arguments);
+        command
+    }
+
+    /// Builds the command-line program with the profile of tests, and returns its path. It is built as for a test of the
+    /// workspace: with other features, most crates would be compiled twice.
+    pub fn build_narthex(&self) -> anyhow::Result<PathBuf> {
+        self.build_program(&["test", "--workspace", "--no-run", "--test", "cli"])
+    }
+
+    /// Builds the command-line program with the release profile, and returns its path.
+    pub fn build_release(&self) -> anyhow::Result<PathBuf> {
+        self.build_program(&["build", "--package", "narthex", "--release"])
+    }
+
+    fn build_program(&self, arguments: &[&str]) -> anyhow::Result<PathBuf> {
+        let mut found = None;
+        let mut build = self.cargo(arguments);
+        each_line(build.arg("--message-format=json-render-diagnostics"), |line| {
+            found = found.take().or_else(|| executable(line, "narthex"));
+        })?;
+        found.with_context(|| format!("`cargo {}` built no program called narthex", arguments.join(" ")))
+    }
+}
+
+/// Returns the path of the program `name` if a line of Cargo's messages reports it.
+fn executable(line: &str, name: &str) -> Option<PathBuf> {
+    let artifact: Artifact = serde_json::from_str(line).ok()?;
+    artifact.executable.filter(|_| artifact.target.is_some_and(|target| target.name == name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_built_program_is_found_among_the_messages() {
+        let message =
+            r#"{"reason":"compiler-artifact","target":{"name":"narthex"},"executable":"/t/debug/narthex"}"#;
+        assert_eq!(executable(message, "narthex"), Some("/t/debug/narthex".into()));
+        assert_eq!(executable(message, "xtask"), None);
+        assert_eq!(executable(&message.replace("\"/t/debug/narthex\"", "null"), "narthex"), None);
+        assert_eq!(executable(r#"{"reason":"build-finished","success":true}"#, "narthex"), None);
+        assert_eq!(executable("warning: not JSON", "narthex"), None);
+    }
+
+    #[test]
+    fn cargo_does_not_inherit_this_program_s_variables() {
+        let workspace = Workspace::read().unwrap();
+        let cargo = Session::new(&workspace).unwrap().cargo(&["--version"]);
+        for name in ["CARGO_PKG_NAME", "CARGO_MANIFEST_DIR"] {
+            assert!(env::var_os(name).is_some(), "tests run under Cargo, which sets {name}");
+            assert!(cargo.get_envs().any(|found| found == (OsStr::new(name), None)), "{name}");
+        }
+    }
+}
