@@ -22,7 +22,7 @@ use crate::{
 
 pub use bound_device::BoundDevice;
 pub use consistency::{Contradiction, check_consistency};
-pub use kv::{KeyOrder, KeyRotation, KvLayout};
+pub use kv::{KeyOrder, KvLayout};
 pub use limits::{MAX_MANIFEST_BYTES, ManifestTooLong, check_files, check_text, max_json_values};
 pub use part::{LayerRange, Part};
 pub use paths::{BadPath, check_path};

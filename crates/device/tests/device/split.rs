@@ -302,16 +302,12 @@ fn blocks_that_do_not_fit_are_refused_by_both_kinds() {
     run(&mut from, &[(0, 0, &prompt(1, 10), LogitRows::Nothing)]);
     let block = from.read_kv(SlotId(0), 0..10).unwrap();
     let check = |executor: &mut dyn Executor| {
-        let mut turned = block.layers().to_vec();
-        turned[0].rotation = narthex_spec::manifest::KeyRotation::Before;
-        let turned = KvBlock::new(10, turned).unwrap();
         let fewer = KvBlock::new(10, block.layers()[1..].to_vec()).unwrap();
         let mut refused = |slot, at, block: &KvBlock, expect: &str| {
             let error = executor.write_kv(SlotId(slot), at, block).unwrap_err();
             let words = error.to_string();
             assert!(matches!(error, StepError::BadPlan { .. }) && words.contains(expect), "{words}");
         };
-        refused(0, 0, &turned, "expected keys after their rotation, found before");
         refused(0, 0, &fewer, "layers of keys and values");
         refused(0, 1, &block, "found 10 at 1");
         refused(9, 0, &block, "slot 9 is unknown");

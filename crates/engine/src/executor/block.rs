@@ -3,7 +3,7 @@
 //! The module is independent of devices: every executor converts between this form and the form of its graphs.
 
 use half::f16;
-use narthex_spec::manifest::{KeyRotation, KvLayout};
+use narthex_spec::manifest::KvLayout;
 
 use super::StepError;
 
@@ -21,9 +21,7 @@ pub struct KvLayer {
     pub heads: usize,
     /// Number of elements in a head.
     pub head_size: usize,
-    /// Rotation state of the keys.
-    pub rotation: KeyRotation,
-    /// Keys `[tokens, heads, head_size]`.
+    /// Keys `[tokens, heads, head_size]`, after their rotation.
     pub keys: KvRows,
     /// Values `[tokens, heads, head_size]`.
     pub values: KvRows,
@@ -99,13 +97,14 @@ impl KvRows {
         if let Self::F16(values) = self {
             return Ok(values.clone());
         }
-        let narrow = |value: f32| {
-            let half = f16::from_f32(value);
-            let lost = value.is_finite() && !half.is_finite();
-            let message = || format!("expected keys and values within half precision, found {value}");
-            if lost { Err(StepError::Device { message: message() }) } else { Ok(half) }
-        };
-        self.f32s().map(narrow).collect()
+        self.f32s()
+            .map(|value| {
+                let half = f16::from_f32(value);
+                let lost = value.is_finite() && !half.is_finite();
+                let message = || format!("expected keys and values within half precision, found {value}");
+                if lost { Err(StepError::Device { message: message() }) } else { Ok(half) }
+            })
+            .collect()
     }
 }
 
@@ -141,12 +140,12 @@ impl KvBlock {
         layouts: &[KvLayout],
         read: impl Fn(usize) -> Result<[KvRows; 2], StepError>,
     ) -> Result<Self, StepError> {
-        let layer = |(index, layout): (usize, &KvLayout)| {
+        let mut layers = Vec::with_capacity(layouts.len());
+        for (index, layout) in layouts.iter().enumerate() {
             let [keys, values] = read(index)?;
-            let (heads, head_size, rotation) = (layout.heads, layout.head_size, layout.keys);
-            Ok(KvLayer { heads, head_size, rotation, keys, values })
-        };
-        Self::new(tokens, layouts.iter().enumerate().map(layer).collect::<Result<_, StepError>>()?)
+            layers.push(KvLayer { heads: layout.heads, head_size: layout.head_size, keys, values });
+        }
+        Self::new(tokens, layers)
     }
 
     /// Returns the number of tokens.
@@ -176,7 +175,8 @@ impl KvBlock {
             return Err(StepError::bad_plan(format!("expected {fits}, found {} at {at}", self.tokens)));
         }
         if self.layers.len() != layouts.len() {
-            let (expected, found) = (layouts.len(), self.layers.len());
+            let expected = layouts.len();
+            let found = self.layers.len();
             return Err(StepError::bad_plan(format!(
                 "expected {expected} layers of keys and values, found {found}"
             )));
@@ -190,21 +190,8 @@ impl KvBlock {
                     "layer {index}: expected {expected}, found {found}"
                 )));
             }
-            if layout.keys != layer.rotation {
-                let (expected, found) = (words(layout.keys), words(layer.rotation));
-                return Err(StepError::bad_plan(format!(
-                    "layer {index}: expected keys {expected}, found {found}"
-                )));
-            }
         }
         Ok(())
-    }
-}
-
-fn words(rotation: KeyRotation) -> &'static str {
-    match rotation {
-        KeyRotation::After => "after their rotation",
-        KeyRotation::Before => "before their rotation",
     }
 }
 
@@ -212,9 +199,9 @@ fn words(rotation: KeyRotation) -> &'static str {
 mod tests {
     use super::*;
 
-    fn layer(heads: usize, head_size: usize, rotation: KeyRotation, elements: usize) -> KvLayer {
+    fn layer(heads: usize, head_size: usize, elements: usize) -> KvLayer {
         let rows = KvRows::F32(vec![0.5; elements]);
-        KvLayer { heads, head_size, rotation, keys: rows.clone(), values: rows }
+        KvLayer { heads, head_size, keys: rows.clone(), values: rows }
     }
 
     #[test]
@@ -236,18 +223,13 @@ mod tests {
             let found = format!("{:?}", outcome.map_err(|error| error.to_string()));
             assert!(found.contains(expect), "{found}");
         };
-        let good = || layer(2, 3, KeyRotation::After, 24);
+        let good = || layer(2, 3, 24);
         check(vec![good()], (6, 6), "Ok");
         check(vec![good()], (7, 7), "expected 1 to 3 tokens at 0 to 7, found 4 at 7");
         check(vec![good()], (3, 2), "found 4 at 3");
         check(vec![good(), good()], (0, 0), "expected 1 layers of keys and values, found 2");
-        check(
-            vec![layer(3, 2, KeyRotation::After, 24)],
-            (0, 0),
-            "expected 2 heads of 3 elements, found 3 of 2",
-        );
-        check(vec![layer(2, 3, KeyRotation::Before, 24)], (0, 0), "found before their rotation");
-        check(vec![layer(2, 3, KeyRotation::After, 23)], (0, 0), "found 23 keys");
+        check(vec![layer(3, 2, 24)], (0, 0), "expected 2 heads of 3 elements, found 3 of 2");
+        check(vec![layer(2, 3, 23)], (0, 0), "found 23 keys");
     }
 
     #[test]
@@ -257,10 +239,7 @@ mod tests {
         assert_eq!(rows(vec![0.5, 2.0]).to_f32(), [0.5, -1.0, 1.5, 8.0, 10.0, 12.0]);
         let block = |scales| {
             let (keys, values) = (rows(scales), rows(vec![1.0, 1.0]));
-            KvBlock::new(
-                2,
-                vec![KvLayer { heads: 1, head_size: 3, rotation: KeyRotation::After, keys, values }],
-            )
+            KvBlock::new(2, vec![KvLayer { heads: 1, head_size: 3, keys, values }])
         };
         assert!(block(vec![0.5, 2.0]).is_ok());
         assert!(matches!(block(vec![0.5]), Err(StepError::BadPlan { .. })));

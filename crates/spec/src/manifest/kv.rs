@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::DType;
 
-/// KV cache of one layer: two tensors `[slots, heads, capacity, head_size]`. In a cache of [`DType::I8`], each row of
+/// KV cache of one layer: two tensors `[slots, heads, capacity, head_size]`. Keys are stored after their rotation. In a cache of [`DType::I8`], each row of
 /// `head_size` integers is followed by the [`Self::SCALE_BYTES`] bytes of its scale, a number in single precision.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvLayout {
@@ -16,24 +16,15 @@ pub struct KvLayout {
     pub window: Option<usize>,
     /// Element type.
     pub dtype: DType,
-    /// Rotation state of stored keys.
-    pub keys: KeyRotation,
     /// Layout of the keys of one head.
     #[serde(default)]
     pub order: KeyOrder,
 }
 
 impl KvLayout {
-    /// Returns the layout of a layer in `f32` without a window. Its keys are stored as rows, after rotation.
+    /// Returns the layout of a layer in `f32` without a window. Its keys are stored as rows.
     pub const fn plain(heads: usize, head_size: usize) -> Self {
-        Self {
-            heads,
-            head_size,
-            window: None,
-            dtype: DType::F32,
-            keys: KeyRotation::After,
-            order: KeyOrder::Rows,
-        }
+        Self { heads, head_size, window: None, dtype: DType::F32, order: KeyOrder::Rows }
     }
 
     /// Number of bytes of the scale of a row of integers.
@@ -49,16 +40,6 @@ impl KvLayout {
     pub fn bytes_per_token(&self) -> usize {
         (2 * self.dtype.size()).saturating_mul(self.heads).saturating_mul(self.row_elements())
     }
-}
-
-/// Rotation state of cached keys.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum KeyRotation {
-    /// Stored after rotation.
-    After,
-    /// Stored before rotation.
-    Before,
 }
 
 /// Layout of one head's keys in the cache.

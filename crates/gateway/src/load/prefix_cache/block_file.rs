@@ -11,8 +11,7 @@
 //! | | payload |
 //!
 //! The payload has the numbers of tokens and layers (4 bytes each). For each layer follow the numbers of heads and
-//! elements of a head (4 bytes each), a byte each for the rotation of the keys, the type of the keys and the type of
-//! the values, then the keys and the values. Numbers are little-endian. Every length is compared with the bytes that
+//! elements of a head (4 bytes each), a byte each for the type of the keys and the type of the values, then the keys and the values. Numbers are little-endian. Every length is compared with the bytes that
 //! are left before anything is allocated.
 
 use half::f16;
@@ -20,13 +19,12 @@ use narthex_engine::{
     executor::{KvBlock, KvLayer, KvRows},
     prefix_storage::BlockKey,
 };
-use narthex_spec::manifest::KeyRotation;
 
 /// First bytes of every file.
 const MAGIC: [u8; 8] = *b"NTHXKVPB";
 
 /// Version of the format.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 
 /// Bytes before the digest.
 const LABEL_BYTES: usize = 8 + 4 + 32 + 4 + 32 + 8;
@@ -60,16 +58,12 @@ impl FileLabel {
 pub(crate) fn encode(label: FileLabel, block: &KvBlock) -> Option<Vec<u8>> {
     let data: usize =
         block.layers().iter().flat_map(|layer| [&layer.keys, &layer.values]).map(bytes_of).sum();
-    let mut payload = Vec::with_capacity(8 + 11 * block.layers().len() + data);
+    let mut payload = Vec::with_capacity(8 + 10 * block.layers().len() + data);
     payload.extend((block.tokens() as u32).to_le_bytes());
     payload.extend((block.layers().len() as u32).to_le_bytes());
     for layer in block.layers() {
         payload.extend((layer.heads as u32).to_le_bytes());
         payload.extend((layer.head_size as u32).to_le_bytes());
-        payload.push(match layer.rotation {
-            KeyRotation::After => 0,
-            KeyRotation::Before => 1,
-        });
         payload.extend([type_of(&layer.keys), type_of(&layer.values)]);
         let is_finite = put(&mut payload, &layer.keys) && put(&mut payload, &layer.values);
         if !is_finite {
@@ -88,8 +82,9 @@ pub(crate) fn encode(label: FileLabel, block: &KvBlock) -> Option<Vec<u8>> {
 /// # Errors
 /// The reason for bytes that are not the file with this label.
 pub(crate) fn decode(bytes: &[u8], label: FileLabel) -> Result<KvBlock, String> {
-    let short = || format!("expected at least {HEADER_BYTES} bytes, found {}", bytes.len());
-    let (header, payload) = bytes.split_at_checked(HEADER_BYTES).ok_or_else(short)?;
+    let (header, payload) = bytes
+        .split_at_checked(HEADER_BYTES)
+        .ok_or_else(|| format!("expected at least {HEADER_BYTES} bytes, found {}", bytes.len()))?;
     let (found, checksum) = header.split_at(LABEL_BYTES);
     check_label(found, &label.to_bytes(payload.len()))?;
     if digest(found, payload) != checksum {
@@ -104,7 +99,8 @@ pub(crate) fn decode(bytes: &[u8], label: FileLabel) -> Result<KvBlock, String> 
 /// The reason for bytes that are not a block.
 pub(crate) fn decode_payload(payload: &[u8]) -> Result<KvBlock, String> {
     let mut rest = payload;
-    let (tokens, layers) = (number(&mut rest)?, number(&mut rest)?);
+    let tokens = number(&mut rest)?;
+    let layers = number(&mut rest)?;
     let mut read = Vec::new();
     for _ in 0..layers {
         read.push(layer(&mut rest, tokens)?);
@@ -134,17 +130,13 @@ fn digest(label: &[u8], payload: &[u8]) -> [u8; 32] {
 }
 
 fn layer(rest: &mut &[u8], tokens: usize) -> Result<KvLayer, String> {
-    let (heads, head_size) = (number(rest)?, number(rest)?);
-    let rotation = match take(rest, 1)? {
-        [0] => KeyRotation::After,
-        [1] => KeyRotation::Before,
-        other => return Err(format!("expected a rotation of 0 or 1, found {other:?}")),
-    };
+    let heads = number(rest)?;
+    let head_size = number(rest)?;
     let types = [take(rest, 1)?, take(rest, 1)?];
     let count = tokens.checked_mul(heads).ok_or("its shape is too large")?;
     let keys = rows(rest, types[0], count, head_size)?;
     let values = rows(rest, types[1], count, head_size)?;
-    Ok(KvLayer { heads, head_size, rotation, keys, values })
+    Ok(KvLayer { heads, head_size, keys, values })
 }
 
 /// Removes `count` rows of `size` elements from the front.
@@ -224,20 +216,15 @@ pub(super) mod tests {
     pub(in crate::load::prefix_cache) fn block(seed: f32) -> KvBlock {
         let single = KvRows::F32((0..12).map(|i| seed + i as f32).collect());
         let half = KvRows::F16((0..24).map(|i| f16::from_f32(seed * i as f32)).collect());
-        let layer = |heads, rotation, keys: &KvRows, values: &KvRows| KvLayer {
+        let layer = |heads, keys: &KvRows, values: &KvRows| KvLayer {
             heads,
             head_size: 3,
-            rotation,
             keys: keys.clone(),
             values: values.clone(),
         };
         let scales = (0..8).map(|i| seed * i as f32).collect();
         let integers = KvRows::I8 { integers: (-12..12).collect(), scales };
-        let layers = vec![
-            layer(2, KeyRotation::After, &single, &single),
-            layer(4, KeyRotation::Before, &half, &half),
-            layer(4, KeyRotation::After, &integers, &half),
-        ];
+        let layers = vec![layer(2, &single, &single), layer(4, &half, &half), layer(4, &integers, &half)];
         KvBlock::new(2, layers).unwrap()
     }
 
@@ -288,11 +275,10 @@ pub(super) mod tests {
         let one = 1u32.to_le_bytes();
         check(&[], "expected 4 more bytes, found 0");
         check(&[one, most].concat(), "expected 4 more bytes, found 0");
-        let huge = [&most[..], &one, &most, &most, &[0, 0, 0]].concat();
+        let huge = [&most[..], &one, &most, &most, &[0, 0]].concat();
         check(&huge, "its shape is too large");
-        check(&[&one[..], &one, &most, &one, &[0, 0, 0]].concat(), "expected 17179869180 more bytes");
-        check(&[&one[..], &one, &one, &one, &[2, 0, 0]].concat(), "rotation");
-        check(&[&one[..], &one, &one, &one, &[0, 3, 0]].concat(), "element type");
+        check(&[&one[..], &one, &most, &one, &[0, 0]].concat(), "expected 17179869180 more bytes");
+        check(&[&one[..], &one, &one, &one, &[3, 0]].concat(), "element type");
         check(&[&one[..], &[0; 4], &[1]].concat(), "1 more bytes");
     }
 }
