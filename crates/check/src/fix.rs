@@ -13,15 +13,14 @@ use narthex_graph::{
 };
 use narthex_spec::DType;
 
-use super::{
-    CheckOptions,
+use crate::{
     dim_bindings::{DimBindings, symbols},
     facts::{Compiler, Facts},
-    operator_forms,
-    placed_graph::PlacedGraph,
-    problem::NodePlacement,
+    options::CheckOptions,
+    placement::{
+        operator_forms, placed_graph::PlacedGraph, problem::NodePlacement, rewrites::narthex_rewrites,
+    },
     report::Rule,
-    rewrites::narthex_rewrites,
 };
 
 /// Value added to the scores of masked tokens. Half precision represents it exactly, and e^-100 is 0 there.
@@ -114,6 +113,20 @@ fn rewrite(view: &PlacedGraph<'_>, node: &Node, outcome: &NodePlacement) -> Opti
     }
 }
 
+/// Returns the name of an output, if the node has it.
+fn output(node: &Node, index: usize) -> Option<&String> {
+    node.outputs.get(index).filter(|name| !name.is_empty())
+}
+
+/// Returns the bytes of a number.
+fn number_bytes(element: DType, value: f32) -> Option<Vec<u8>> {
+    match element {
+        DType::F32 => Some(value.to_le_bytes().to_vec()),
+        DType::F16 => Some(half::f16::from_f32(value).to_le_bytes().to_vec()),
+        _ => None,
+    }
+}
+
 #[derive(Clone, Copy, PartialEq)]
 enum Norm {
     Rms,
@@ -126,13 +139,15 @@ enum Norm {
 /// ```
 fn skip_norm(node: &Node, norm: Norm) -> Option<Patch> {
     let mut new = Replacement::of(node);
-    let (x, skip, gain) = (node.input(0)?, node.input(1)?, node.input(2)?);
+    let x = node.input(0)?;
+    let skip = node.input(1)?;
+    let gain = node.input(2)?;
     let (beta, bias) = match norm {
         Norm::Rms => (None, node.input(3)),
         Norm::Layer => (node.input(3), node.input(4)),
     };
-    let out = |index: usize| node.outputs.get(index).filter(|name| !name.is_empty());
-    let sum = out(3).cloned().unwrap_or_else(|| format!("{}/sum", new.stem()));
+
+    let sum = output(node, 3).cloned().unwrap_or_else(|| format!("{}/sum", new.stem()));
     match bias {
         Some(bias) => {
             let plain = new.op("Add", &[x, skip], &[]);
@@ -140,13 +155,15 @@ fn skip_norm(node: &Node, norm: Norm) -> Option<Patch> {
         }
         None => new.op_to("Add", &[x, skip], &[], &[&sum]),
     }
+
     let epsilon = node.attribute("epsilon").cloned().unwrap_or(Attribute::Float(1e-12));
     let attributes = [("axis", Attribute::Int(-1)), ("epsilon", epsilon)];
-    if let Some(normed) = out(0) {
+    if let Some(normed) = output(node, 0) {
         let inputs: Vec<&str> = [Some(sum.as_str()), Some(gain), beta].into_iter().flatten().collect();
         let op = if norm == Norm::Rms { "SimplifiedLayerNormalization" } else { "LayerNormalization" };
         new.op_to(op, &inputs, &attributes, &[normed]);
     }
+
     let kind = if norm == Norm::Rms {
         "replace SkipSimplifiedLayerNormalization with Add and SimplifiedLayerNormalization"
     } else {
@@ -164,18 +181,22 @@ fn matmul_nbits(view: &PlacedGraph<'_>, node: &Node) -> Option<Patch> {
     if node.input(4).is_some() || !blocks_fit {
         return None;
     }
+
     let shape = view.input(node, 0)?.shape.clone()?;
-    let (output, bias) = (node.outputs.first()?, node.input(5));
+    let output = node.outputs.first()?;
+    let bias = node.input(5);
     let mut new = Replacement::of(node);
     let is_3d = shape.len() == 3;
     let mut inputs: Vec<String> = node.inputs.iter().take(4).cloned().collect();
     while inputs.last().is_some_and(String::is_empty) {
         inputs.pop();
     }
+
     if !is_3d {
         let flat = new.shape("flat", &[1, -1, node.int("K")?]);
         *inputs.first_mut()? = new.op("Reshape", &[node.input(0)?, &flat], &[]);
     }
+
     let attributes: Vec<(&str, Attribute)> =
         node.attributes.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
     let inputs: Vec<&str> = inputs.iter().map(String::as_str).collect();
@@ -183,6 +204,7 @@ fn matmul_nbits(view: &PlacedGraph<'_>, node: &Node) -> Option<Patch> {
     if is_3d && bias.is_none() {
         return None;
     }
+
     let mut value = new.op(&op, &inputs, &attributes);
     if !is_3d {
         let back = back_shape(&shape, node.int("N")?)?;
@@ -192,6 +214,7 @@ fn matmul_nbits(view: &PlacedGraph<'_>, node: &Node) -> Option<Patch> {
             None => new.op_to("Reshape", &[&value, &back], &[], &[output]),
         }
     }
+
     if let Some(bias) = bias {
         new.op_to("Add", &[&value, bias], &[], &[output]);
     }
@@ -214,14 +237,9 @@ fn back_shape(shape: &[Option<u64>], n: i64) -> Option<Vec<i64>> {
 /// ```
 fn float_mask(view: &PlacedGraph<'_>, node: &Node) -> Option<Patch> {
     let element = view.input(node, 0)?.element?;
-    let number = |value: f32| match element.dtype()? {
-        DType::F32 => Some(value.to_le_bytes().to_vec()),
-        DType::F16 => Some(half::f16::from_f32(value).to_le_bytes().to_vec()),
-        _ => None,
-    };
     let mut new = Replacement::of(node);
-    let seen = new.constant("seen", element, &[], number(0.0)?);
-    let hidden = new.constant("hidden", element, &[], number(MASKED)?);
+    let seen = new.constant("seen", element, &[], number_bytes(element.dtype()?, 0.0)?);
+    let hidden = new.constant("hidden", element, &[], number_bytes(element.dtype()?, MASKED)?);
     let mask = new.op("Where", &[node.input(3)?, &seen, &hidden], &[]);
     let mut attention = node.clone();
     *attention.inputs.get_mut(3)? = mask;
@@ -255,7 +273,8 @@ fn pick(view: &PlacedGraph<'_>, node: &Node) -> Option<Patch> {
     }
     let mut new = Replacement::of(node);
     let one_axis = new.shape("one_axis", &[-1]);
-    let (extents, strides) = (new.shape("extents", &extents), new.shape("strides", &strides));
+    let extents = new.shape("extents", &extents);
+    let strides = new.shape("strides", &strides);
     let wrapped = new.op("Mod", &[node.input(1)?, &extents], &[]);
     let steps = new.op("Mul", &[&wrapped, &strides], &[]);
     let place = new.op("ReduceSum", &[&steps, &one_axis], &[("keepdims", Attribute::Int(0))]);

@@ -4,29 +4,19 @@
 //! neither run a model nor load weights. Start at [`check`]. [`fix`] rewrites graphs, and [`Report::record`] adds the
 //! results of a vendor's compiler to a report.
 
-mod answers;
-pub mod bisect;
-mod compiler_result;
-mod decoder_loop;
+mod compiler;
 mod dim_bindings;
 mod error;
 mod facts;
 pub mod fix;
 mod fix_command;
 mod numbers;
-mod operator_forms;
-mod operators;
-mod placed_graph;
-mod problem;
-pub mod qnn_errors;
+mod options;
+mod placement;
 mod reasons;
 mod report;
-mod rewrites;
+mod rules;
 mod score;
-mod shapes;
-mod storage;
-mod text;
-mod types;
 mod view;
 pub mod write;
 
@@ -35,8 +25,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use narthex_graph::{onnx::files::OnnxFile, patch::PatchError};
 use narthex_spec::Target;
 
-pub use compiler_result::{CompilerResult, ControlResult, Evidence, FallbackNode, FaultyNodes, ProcessEnd};
+pub use compiler::compiler_result::{
+    CompilerResult, ControlResult, Evidence, FallbackNode, FaultyNodes, ProcessEnd,
+};
+pub use compiler::{bisect, qnn_errors};
 pub use error::CheckError;
+pub use options::CheckOptions;
 pub use reasons::{Reason, reasons};
 pub use report::{
     AfterFix, Basis, Component, Factor, Finding, Fix, FixAuthor, PartSummary, Report, Rule, Score, Severity,
@@ -44,20 +38,12 @@ pub use report::{
 };
 
 use self::{
+    compiler::compiler_result,
     dim_bindings::DimBindings,
     facts::{Facts, Sessions},
-    placed_graph::PlacedGraph,
-    problem::Problem,
+    placement::{placed_graph::PlacedGraph, problem::Problem},
+    rules::{decoder_loop, shapes, storage, types},
 };
-
-/// Options of a check.
-#[derive(Debug, Clone)]
-pub struct CheckOptions {
-    /// Target of the check.
-    pub target: Target,
-    /// Extents of the model's symbolic dimensions, by symbol.
-    pub extents: BTreeMap<String, u64>,
-}
 
 /// Checks the graphs of one model.
 pub fn check(subject: &str, parts: &[OnnxFile], options: &CheckOptions) -> Report {
@@ -143,7 +129,8 @@ fn check_graphs(
     let mut findings = Vec::new();
     let mut summaries = Vec::new();
     let is_compiled = !parts.is_empty() && parts.iter().all(|part| compiled.contains_key(&part.name));
-    let (mut tally, mut weights) = (score::ScoreTotals::default(), storage::Weights::default());
+    let mut tally = score::ScoreTotals::default();
+    let mut weights = storage::Weights::default();
     for part in parts {
         let mut view = PlacedGraph::new(part, facts, &extents);
         let compiled = compiled.get(&part.name);
@@ -163,9 +150,11 @@ fn check_graphs(
         weights.add(&view);
         summaries.push(summary);
     }
+
     findings.extend(storage::check_layout(parts, &weights, &facts));
     findings.sort_by_key(|finding| finding.severity);
     let verdict = score::verdict(&findings, &summaries);
+
     Report {
         subject: subject.to_owned(),
         target: options.target.clone(),

@@ -5,11 +5,13 @@ use std::collections::BTreeMap;
 use narthex_graph::onnx::files::OnnxFile;
 use narthex_spec::Target;
 
-use super::{
+use crate::{
     dim_bindings::{DimBindings, symbols},
     facts::Facts,
-    placed_graph::PlacedGraph,
-    problem::{NodePlacement, Problem},
+    placement::{
+        placed_graph::PlacedGraph,
+        problem::{NodePlacement, Problem},
+    },
     report::Fix,
 };
 
@@ -31,14 +33,20 @@ pub fn reasons(part: &OnnxFile, target: &Target) -> BTreeMap<String, Reason> {
     let extents = DimBindings::new(&BTreeMap::new());
     let view = PlacedGraph::new(part, Facts::of(target), &extents);
     let open = open(&view, &extents);
-    let reason = |outcome: &NodePlacement| match outcome {
-        NodePlacement::Folded | NodePlacement::Npu | NodePlacement::Fallback => None,
-        NodePlacement::Dynamic => Some(open.clone()),
-        NodePlacement::Problem(Problem { why, fix, .. }) => {
-            Some(Reason { why: why.clone(), fix: fix.clone() })
+
+    let mut reasons = BTreeMap::new();
+    for (_, node, outcome) in view.placed() {
+        match outcome {
+            NodePlacement::Folded | NodePlacement::Npu | NodePlacement::Fallback => {}
+            NodePlacement::Dynamic => {
+                reasons.insert(node.path(), open.clone());
+            }
+            NodePlacement::Problem(Problem { why, fix, .. }) => {
+                reasons.insert(node.path(), Reason { why: why.clone(), fix: fix.clone() });
+            }
         }
-    };
-    view.placed().filter_map(|(_, node, outcome)| Some((node.path(), reason(outcome)?))).collect()
+    }
+    reasons
 }
 
 /// Returns the reason for nodes that depend on symbolic dimensions.
@@ -50,14 +58,17 @@ fn open(view: &PlacedGraph<'_>, extents: &DimBindings) -> Reason {
         "it depends on a dimension of the inputs that is dynamic ({}{more}), and an NPU's compiler needs fixed shapes",
         named.join(", ")
     );
-    let set = |symbol: &String| match extents.get(symbol) {
-        Some(extent) => format!(" --set {symbol}={extent}"),
-        None => format!(" --set {symbol}=N"),
-    };
-    let set: String = symbols.iter().take(MAX_SYMBOLS).map(set).collect();
+    let settings: String = symbols
+        .iter()
+        .take(MAX_SYMBOLS)
+        .map(|symbol| match extents.get(symbol) {
+            Some(extent) => format!(" --set {symbol}={extent}"),
+            None => format!(" --set {symbol}=N"),
+        })
+        .collect();
     Reason {
         why,
-        fix: Some(Fix::automatic(format!("fix it: narthex check {} --fix DIR{set}", view.part.name))),
+        fix: Some(Fix::automatic(format!("fix it: narthex check {} --fix DIR{settings}", view.part.name))),
     }
 }
 

@@ -5,11 +5,9 @@ use std::{collections::BTreeSet, fmt};
 use crate::{
     facts::Facts,
     numbers::{count, plural},
-    placed_graph::PlacedGraph,
-    problem::NodePlacement,
+    placement::{placed_graph::PlacedGraph, problem::NodePlacement},
     report::{Component, Factor, Finding, PartSummary, Rule, Score, Severity, Verdict},
-    storage::npu_weight_bytes,
-    types,
+    rules::{storage::npu_weight_bytes, types},
 };
 
 /// Returns the summary of one graph. If its weights exceed the NPU's limit, none of its nodes runs there.
@@ -30,6 +28,7 @@ pub(super) fn summary(view: &PlacedGraph<'_>) -> PartSummary {
         npu_pieces: if loads { pieces(view) } else { 0 },
         scheme: types::scheme(view),
     };
+
     for (index, _, outcome) in view.placed() {
         if *outcome == NodePlacement::Folded {
             summary.folded_nodes += 1;
@@ -83,14 +82,15 @@ pub(super) fn verdict(findings: &[Finding], summaries: &[PartSummary]) -> Verdic
         return Verdict::Refused { reason: finding.message.clone() };
     }
     // A dynamic dimension has one verdict, whatever the number of nodes that do not read it.
-    let is_dynamic =
-        |finding: &&Finding| finding.rule == Rule::DynamicDimension && finding.severity == Severity::Fallback;
-    if let Some(finding) = findings.iter().find(is_dynamic) {
+    let dynamic = findings
+        .iter()
+        .find(|finding| finding.rule == Rule::DynamicDimension && finding.severity == Severity::Fallback);
+    if let Some(finding) = dynamic {
         return Verdict::Refused { reason: finding.message.clone() };
     }
-    let sum = |of: fn(&PartSummary) -> u64| summaries.iter().map(of).sum::<u64>();
-    let nodes = sum(|summary| summary.nodes as u64);
-    let npu_nodes = sum(|summary| summary.npu_nodes as u64);
+
+    let nodes = sum(summaries, |summary| summary.nodes as u64);
+    let npu_nodes = sum(summaries, |summary| summary.npu_nodes as u64);
     if nodes == 0 {
         return Verdict::Refused { reason: "it has no node that computes at run time".to_owned() };
     }
@@ -103,9 +103,9 @@ pub(super) fn verdict(findings: &[Finding], summaries: &[PartSummary]) -> Verdic
             .map_or_else(|| "the NPU accepts none of its nodes".to_owned(), |first| first.message.clone());
         return Verdict::Refused { reason };
     }
-    let (all, npu) = match sum(|summary| summary.multiply_accumulates) {
+    let (all, npu) = match sum(summaries, |summary| summary.multiply_accumulates) {
         0 => (nodes, npu_nodes),
-        work => (work, sum(|summary| summary.npu_multiply_accumulates)),
+        work => (work, sum(summaries, |summary| summary.npu_multiply_accumulates)),
     };
     let elsewhere_percent = 100.0 * (1.0 - npu as f64 / all as f64);
     Verdict::Partly { elsewhere_percent, elsewhere_nodes: nodes - npu_nodes }
@@ -137,17 +137,19 @@ impl ScoreTotals {
 
     /// Returns the score of graphs whose weights take `total` bytes together. Shared weights count once.
     pub(super) fn score(&self, summaries: &[PartSummary], total: u64, facts: &Facts) -> Score {
-        let sum = |of: fn(&PartSummary) -> u64| summaries.iter().map(of).sum::<u64>();
-        let share = |part: u64, whole: u64| if whole == 0 { 1.0 } else { part as f64 / whole as f64 };
-        let (nodes, npu_nodes) = (sum(|s| s.nodes as u64), sum(|s| s.npu_nodes as u64));
-        let (work, npu_work) = (sum(|s| s.multiply_accumulates), sum(|s| s.npu_multiply_accumulates));
-        let uncounted = sum(|s| s.uncounted_nodes as u64);
-        let (pieces, graphs) = (sum(|s| s.npu_pieces as u64), summaries.len() as u64);
+        let nodes = sum(summaries, |s| s.nodes as u64);
+        let npu_nodes = sum(summaries, |s| s.npu_nodes as u64);
+        let work = sum(summaries, |s| s.multiply_accumulates);
+        let npu_work = sum(summaries, |s| s.npu_multiply_accumulates);
+        let uncounted = sum(summaries, |s| s.uncounted_nodes as u64);
+        let pieces = sum(summaries, |s| s.npu_pieces as u64);
+        let graphs = summaries.len() as u64;
         let computing = if work == 0 { share(npu_nodes, nodes) } else { share(npu_work, work) };
         let mut compute = format!("{} of {} multiply-accumulates", count(npu_work), count(work));
         if uncounted > 0 {
             compute.push_str(&format!("; the work of {uncounted} nodes is unknown"));
         }
+
         let components = vec![
             Component { name: "compute on the NPU", value: computing, weight: 50.0, detail: compute },
             Component {
@@ -181,21 +183,17 @@ impl ScoreTotals {
 /// Returns the share of the weights that fit in memory: the largest part compared with the safe size of a part, and all
 /// parts compared with the memory of a program.
 fn memory(summaries: &[PartSummary], total: u64, facts: &Facts) -> Component {
-    let room = |bytes: u64, room: u64| if bytes == 0 { 1.0 } else { (room as f64 / bytes as f64).min(1.0) };
     let largest = summaries.iter().map(|summary| summary.npu_weight_bytes).max().unwrap_or(0);
-    let megabytes = |bytes: u64| bytes as f64 / 1e6;
-    let (mut value, mut detail) = (
-        room(largest, facts.part_caution),
-        format!(
-            "the largest part has {:.1} MB of weights; up to {:.0} MB is safe",
-            megabytes(largest),
-            megabytes(facts.part_caution)
-        ),
+    let mut value = share_that_fits(largest, facts.part_caution);
+    let mut detail = format!(
+        "the largest part has {:.1} MB of weights; up to {:.0} MB is safe",
+        megabytes(largest),
+        megabytes(facts.part_caution)
     );
     if let Some(sessions) = facts.sessions
         && total > largest
     {
-        value = value.min(room(total, sessions.all()));
+        value = value.min(share_that_fits(total, sessions.all()));
         detail.push_str(&format!(
             "; {:.1} MB in total; the limit for one program is {:.0} MB",
             megabytes(total),
@@ -256,4 +254,22 @@ impl fmt::Display for Score {
         }
         Ok(())
     }
+}
+
+/// Adds one count of all parts.
+fn sum(summaries: &[PartSummary], count: fn(&PartSummary) -> u64) -> u64 {
+    summaries.iter().map(count).sum()
+}
+
+fn share(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 1.0 } else { part as f64 / whole as f64 }
+}
+
+/// Returns the share of `bytes` that fits into `room`.
+fn share_that_fits(bytes: u64, room: u64) -> f64 {
+    if bytes == 0 { 1.0 } else { (room as f64 / bytes as f64).min(1.0) }
+}
+
+fn megabytes(bytes: u64) -> f64 {
+    bytes as f64 / 1e6
 }

@@ -17,7 +17,7 @@ use narthex_graph::{
 };
 use narthex_spec::{DType, dtype::Dim};
 
-use super::*;
+use crate::*;
 
 const F32: DType = DType::F32;
 const F16: DType = DType::F16;

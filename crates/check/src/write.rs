@@ -29,8 +29,7 @@ pub fn write(parts: &[OnnxFile], folder: &Path) -> Result<Vec<PathBuf>, CheckErr
         let reason = format!("{} contains {what}, which would be lost", part.name);
         return Err(CheckError::CannotFix { reason });
     }
-    let failed = |source| CheckError::Write { path: folder.to_owned(), source };
-    fs::create_dir_all(folder).map_err(failed)?;
+    fs::create_dir_all(folder).map_err(|source| CheckError::Write { path: folder.to_owned(), source })?;
     let mut written = Vec::new();
     match write_all(parts, folder, &mut written) {
         Ok(()) => Ok(written),
@@ -72,8 +71,11 @@ fn write_all(parts: &[OnnxFile], folder: &Path, written: &mut Vec<PathBuf>) -> R
 const DATA_FILE: &str = "model.onnx.data";
 
 fn create(path: &Path, written: &mut Vec<PathBuf>) -> Result<File, CheckError> {
-    let failed = |source| CheckError::Write { path: path.to_owned(), source };
-    let file = File::options().write(true).create_new(true).open(path).map_err(failed)?;
+    let file = File::options()
+        .write(true)
+        .create_new(true)
+        .open(path)
+        .map_err(|source| CheckError::Write { path: path.to_owned(), source })?;
     written.push(path.to_owned());
     Ok(file)
 }

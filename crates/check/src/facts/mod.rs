@@ -143,27 +143,37 @@ static HTP: LazyLock<HashMap<&'static str, Rows>> = LazyLock::new(|| {
     let mut table: HashMap<&'static str, Rows> = HashMap::new();
     for line in HTP_OPERATORS.lines().filter(|line| !line.starts_with('#')) {
         let mut fields = line.split('\t');
-        let mut field = || fields.next().unwrap_or_default();
-        let (operator, case, element) = (field(), field(), field());
-        let mut ranks = || field().split(',').filter_map(|rank| rank.parse().ok()).collect();
-        let row = Row { case, element, supported: ranks(), refused: ranks(), failing: ranks() };
+        let operator = fields.next().unwrap_or_default();
+        let row = Row {
+            case: fields.next().unwrap_or_default(),
+            element: fields.next().unwrap_or_default(),
+            supported: ranks(fields.next()),
+            refused: ranks(fields.next()),
+            failing: ranks(fields.next()),
+        };
         table.entry(operator).or_default().push(row);
     }
     table
 });
 
+/// Reads a list of ranks.
+fn ranks(field: Option<&str>) -> Vec<usize> {
+    field.unwrap_or_default().split(',').filter_map(|rank| rank.parse().ok()).collect()
+}
+
 fn htp(operator: &str, case: &str, element: Element, rank: usize) -> OperatorSupport {
     let Some(rows) = HTP.get(operator) else { return OperatorSupport::Unsupported };
     let name = element.to_string();
-    let row = |wanted: &str| rows.iter().find(|row| row.case == case && row.element == wanted);
-    let Some(own) = row(&name) else {
+    let Some(own) = rows.iter().find(|row| row.case == case && row.element == name) else {
         let any = rows.iter().any(|row| row.case == case && !row.supported.is_empty());
         return if any { OperatorSupport::UnsupportedType } else { OperatorSupport::Unsupported };
     };
+
     // Scalars are treated like vectors. Few types were recorded for every rank; the others use the results of a related
     // type.
     let rank = rank.max(1);
-    let relative = row(if name == "f16" { "f32" } else { "i32" }).unwrap_or(own);
+    let related = if name == "f16" { "f32" } else { "i32" };
+    let relative = rows.iter().find(|row| row.case == case && row.element == related).unwrap_or(own);
     if own.supported.is_empty() {
         let answer =
             if own.failing.is_empty() { OperatorSupport::Unsupported } else { OperatorSupport::CompileFails };
@@ -174,6 +184,7 @@ fn htp(operator: &str, case: &str, element: Element, rank: usize) -> OperatorSup
             answer
         };
     }
+
     for row in [own, relative] {
         if row.supported.contains(&rank) {
             return OperatorSupport::Supported;
@@ -191,6 +202,7 @@ fn htp(operator: &str, case: &str, element: Element, rank: usize) -> OperatorSup
             };
         }
     }
+
     let max = own.supported.iter().chain(&relative.supported).copied().max().unwrap_or(0);
     if rank > max.max(4) { OperatorSupport::RankTooHigh { max } } else { OperatorSupport::Supported }
 }

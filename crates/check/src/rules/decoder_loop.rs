@@ -2,10 +2,9 @@
 
 use narthex_graph::{Node, Value};
 
-use super::{
+use crate::{
     numbers::plural,
-    placed_graph::PlacedGraph,
-    problem::NodePlacement,
+    placement::{placed_graph::PlacedGraph, problem::NodePlacement},
     report::{Finding, Fix, Rule, Severity},
 };
 
@@ -13,28 +12,31 @@ use super::{
 const VOCABULARY: u64 = 8192;
 
 /// Returns the findings on the loop.
-pub(super) fn check(view: &PlacedGraph<'_>) -> Vec<Finding> {
+pub(crate) fn check(view: &PlacedGraph<'_>) -> Vec<Finding> {
     let mut findings: Vec<Finding> = embedding_tables(view).into_iter().collect();
     let (past, present) = caches(view);
     let has_switch = view.graph().inputs.iter().any(|input| input.name.contains("use_cache"));
     if past.is_empty() && present.is_empty() && !has_switch {
         return findings;
     }
+
     let names = past.iter().chain(&present).map(|value| value.name.clone()).collect();
-    let count = |values: &[&Value], thing| plural(values.len() as u64, thing);
-    let mut message =
-        format!("a decoder with {} and {}", count(&past, "cache input"), count(&present, "cache output"));
+    let inputs = plural(past.len() as u64, "cache input");
+    let outputs = plural(present.len() as u64, "cache output");
+    let mut message = format!("a decoder with {inputs} and {outputs}");
     if has_switch {
         message.push_str(", prompt and continuation merged into one graph by use_cache");
     } else if past.is_empty() {
         message.push_str(": it reads prompts, and a graph with a past must continue them");
     }
+
     let fix = (has_switch || !returns_only_new_rows(view, &past, &present)).then(|| {
         Fix::manual(
             "an NPU needs a graph for the prompt and one for the next token, with fixed shapes and the same past width; \
              `narthex compile MODEL --target` makes both from a checkpoint",
         )
     });
+
     findings.push(Finding::new(Rule::DecoderLoop, Severity::Note, message).at(names).fix(fix));
     findings.extend(whole_cache(view, &past, &present));
     findings.extend(all_logits(view));
@@ -42,35 +44,37 @@ pub(super) fn check(view: &PlacedGraph<'_>) -> Vec<Finding> {
 }
 
 fn caches<'a>(view: &PlacedGraph<'a>) -> (Vec<&'a Value>, Vec<&'a Value>) {
-    let says = |value: &&Value, words: &[&str]| {
-        let name = value.name.to_ascii_lowercase();
-        words.iter().any(|word| name.contains(word)) && value.shape.len() >= 3
-    };
     let graph = view.graph();
     (
-        graph.inputs.iter().filter(|value| says(value, &["past", "cache", "pk_", "pv_"])).collect(),
+        graph.inputs.iter().filter(|value| is_cache(value, &["past", "cache", "pk_", "pv_"])).collect(),
         graph
             .outputs
             .iter()
-            .filter(|value| says(value, &["present", "cache", "knew", "vnew", "new_", "new."]))
+            .filter(|value| is_cache(value, &["present", "cache", "knew", "vnew", "new_", "new."]))
             .collect(),
     )
 }
 
 /// Returns whether the loop suits an NPU: its shapes are fixed, and only the new rows of each cache are outputs.
 fn returns_only_new_rows(view: &PlacedGraph<'_>, past: &[&Value], present: &[&Value]) -> bool {
-    let fixed = |value: &&Value| view.open.get(&value.name).is_fixed();
     past.len() == present.len()
-        && past.iter().chain(present).all(fixed)
+        && past.iter().chain(present).all(|value| view.open.get(&value.name).is_fixed())
         && cache_bytes(view, past, present).is_some_and(|(into, out)| out < into)
 }
 
 /// Returns the number of bytes of the cache inputs and of the cache outputs.
 fn cache_bytes(view: &PlacedGraph<'_>, past: &[&Value], present: &[&Value]) -> Option<(u64, u64)> {
-    let bytes = |values: &[&Value]| {
-        values.iter().map(|value| view.known.get(&value.name).bytes()).sum::<Option<u64>>()
-    };
-    Some((bytes(past)?, bytes(present)?))
+    Some((sum_bytes(view, past)?, sum_bytes(view, present)?))
+}
+
+fn sum_bytes(view: &PlacedGraph<'_>, values: &[&Value]) -> Option<u64> {
+    values.iter().map(|value| view.known.get(&value.name).bytes()).sum()
+}
+
+/// Returns true if a value has a shape like a cache's, and a name with one of these words.
+fn is_cache(value: &Value, words: &[&str]) -> bool {
+    let name = value.name.to_ascii_lowercase();
+    words.iter().any(|word| name.contains(word)) && value.shape.len() >= 3
 }
 
 /// Returns a finding if the graph outputs the whole cache, which is then copied in every step.
@@ -102,16 +106,17 @@ fn all_logits(view: &PlacedGraph<'_>) -> Option<Finding> {
 /// Returns a finding on token tables that run on the NPU: they fill its address space, and a tied head stores them a
 /// second time.
 fn embedding_tables(view: &PlacedGraph<'_>) -> Option<Finding> {
-    let is_table = |node: &&Node| {
-        let shape =
-            view.input(node, 0).filter(|table| table.constant).and_then(|table| table.shape.as_deref());
-        node.op.starts_with("Gather")
-            && matches!(shape, Some([Some(rows), Some(_)]) if *rows >= VOCABULARY)
-            && view.input(node, 1).is_some_and(|indices| !indices.constant)
-    };
     let nodes =
         view.placed().filter(|(_, _, outcome)| **outcome != NodePlacement::Folded).map(|(_, node, _)| node);
-    let tables: Vec<&Node> = nodes.filter(is_table).collect();
+    let tables: Vec<&Node> = nodes
+        .filter(|node| {
+            let shape =
+                view.input(node, 0).filter(|table| table.constant).and_then(|table| table.shape.as_deref());
+            node.op.starts_with("Gather")
+                && matches!(shape, Some([Some(rows), Some(_)]) if *rows >= VOCABULARY)
+                && view.input(node, 1).is_some_and(|indices| !indices.constant)
+        })
+        .collect();
     let bytes: u64 = tables.iter().filter_map(|node| view.input(node, 0)?.bytes()).sum();
     (!tables.is_empty()).then(|| {
         let message = format!(

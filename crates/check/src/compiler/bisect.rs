@@ -35,23 +35,29 @@ pub fn smallest<E>(
         tries = tries.checked_sub(1).ok_or(BisectionError::TooManyAttempts)?;
         fails(nodes).map_err(BisectionError::Failed)
     };
+
     // Invariant: the compiler accepts the run up to `low`, and fails on the run up to `high`.
-    let (mut low, mut high) = (0, count);
+    let mut low = 0;
+    let mut high = count;
     while high - low > 1 {
         let middle = low + (high - low) / 2;
         if fails_on(&(0..middle).collect())? { high = middle } else { low = middle }
     }
+
     let end = high;
     // Invariant: the compiler fails on `nodes[low..end]` and accepts `nodes[high..end]`.
-    let (mut low, mut high) = (0, end);
+    let mut low = 0;
+    let mut high = end;
     while high - low > 1 {
         let middle = low + (high - low) / 2;
         if fails_on(&(middle..end).collect())? { low = middle } else { high = middle }
     }
+
     let mut found: BTreeSet<usize> = (low..end).collect();
     if !fails_on(&found)? {
         return Err(BisectionError::NotReproduced);
     }
+
     if found.len() <= MAX_SINGLE_REMOVALS {
         for node in found.clone() {
             let without: BTreeSet<usize> = found.iter().copied().filter(|other| *other != node).collect();

@@ -1,15 +1,15 @@
 //! Results of vendors' compilers, and their place in a report next to the predictions of the rules.
 //!
-//! If the compiler is installed, the gateway lets it finalize each part, and [`Report::record`](super::Report::record)
+//! If the compiler is installed, the gateway lets it finalize each part, and [`Report::record`](crate::Report::record)
 //! checks the model again with the results.
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::{
+use crate::{
+    compiler::qnn_errors::{DIAGNOSTIC_STEPS, code_in, explain},
     numbers::plural,
-    qnn_errors::{DIAGNOSTIC_STEPS, code_in, explain},
     report::{Finding, Fix, Rule, Severity},
 };
 
@@ -130,7 +130,7 @@ impl Evidence {
 }
 
 /// Combines the findings of the rules on a graph's form with the compiler's result, which comes first.
-pub(super) fn join(found: &mut Vec<Finding>, compiled: &CompilerResult) {
+pub(crate) fn join(found: &mut Vec<Finding>, compiled: &CompilerResult) {
     let findings = match compiled {
         CompilerResult::Whole { nodes } => {
             found.iter_mut().filter(|found| found.severity == Severity::Fallback).for_each(overrule);
@@ -169,13 +169,15 @@ fn fallback_findings(elsewhere: &[FallbackNode], nodes: usize) -> Vec<Finding> {
             None => groups.push((why.as_deref(), vec![path.clone()])),
         }
     }
-    let fallback = |(why, paths): (Option<&str>, Vec<String>)| {
-        let why = why.map(|why| format!(": {why}")).unwrap_or_default();
-        let message =
-            format!("the vendor's compiler left {} of {nodes} nodes to other devices{why}", paths.len());
-        Finding::new(Rule::Compiler, Severity::Fallback, message).at(paths)
-    };
-    groups.into_iter().map(fallback).collect()
+    groups
+        .into_iter()
+        .map(|(why, paths)| {
+            let why = why.map(|why| format!(": {why}")).unwrap_or_default();
+            let message =
+                format!("the vendor's compiler left {} of {nodes} nodes to other devices{why}", paths.len());
+            Finding::new(Rule::Compiler, Severity::Fallback, message).at(paths)
+        })
+        .collect()
 }
 
 /// Returns the finding for a failure: its message, its usual fix and the nodes at fault.
@@ -193,8 +195,13 @@ fn failure_finding(message: String, usual: Fix, fault: &FaultyNodes, evidence: O
                     several.len()
                 ),
             };
-            let rewrite = || Fix::manual("replace these nodes with other operators, or reorder them");
-            (message, fix.clone().unwrap_or_else(rewrite), paths.clone())
+            (
+                message,
+                fix.clone().unwrap_or_else(|| {
+                    Fix::manual("replace these nodes with other operators, or reorder them")
+                }),
+                paths.clone(),
+            )
         }
     };
     message.extend(evidence.map(Evidence::text));

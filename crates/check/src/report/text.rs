@@ -5,7 +5,7 @@ use std::{
     fmt::{self, Display, Formatter},
 };
 
-use super::{
+use crate::{
     numbers::{count, plural},
     report::{Basis, Finding, FixAuthor, PartSummary, Report, Severity, Verdict},
 };
@@ -50,11 +50,13 @@ impl Display for Report {
         if let Verdict::Refused { reason } = &self.verdict {
             writeln!(f, "  {}", plain(reason))?;
         }
+
         if !self.assumed.is_empty() {
             let pairs: Vec<String> =
                 self.assumed.iter().map(|(symbol, extent)| format!("{symbol}={extent}")).collect();
             writeln!(f, "  counted with {} (--set changes them)", plain(&pairs.join(", ")))?;
         }
+
         write!(f, "\n{}", self.score)?;
         if !self.parts.is_empty() {
             writeln!(f, "\ngraphs")?;
@@ -68,6 +70,7 @@ impl Display for Report {
         for finding in &self.findings {
             write_finding(f, finding, self.parts.len() > 1)?;
         }
+
         if let Some(after) = &self.after_fix {
             writeln!(f, "\nafter --fix: {} (predicted), score {:.0}", after.verdict, after.score)?;
             for change in &after.changes {

@@ -3,10 +3,9 @@
 use narthex_graph::check::GraphError;
 use narthex_spec::dtype::Dim;
 
-use super::{
+use crate::{
     dim_bindings::{DimBindings, names, symbols},
-    placed_graph::PlacedGraph,
-    problem::NodePlacement,
+    placement::{placed_graph::PlacedGraph, problem::NodePlacement},
     report::{Finding, Fix, Rule, Severity},
 };
 
@@ -18,7 +17,7 @@ const MAX_SYMBOLS: usize = 32;
 const MAX_INPUTS: usize = 4;
 
 /// Returns the findings on a graph's shapes.
-pub(super) fn check(view: &PlacedGraph<'_>, extents: &DimBindings) -> Vec<Finding> {
+pub(crate) fn check(view: &PlacedGraph<'_>, extents: &DimBindings) -> Vec<Finding> {
     let mut findings = well_formed(view);
     findings.extend(old_opset(view));
     let symbols = symbols(view.graph());
@@ -37,17 +36,21 @@ fn well_formed(view: &PlacedGraph<'_>) -> Vec<Finding> {
     {
         graph_error = None;
     }
-    let text = |error: GraphError| {
-        let fix = Fix::manual("export the model again; ONNX Runtime refuses this file");
-        Finding::new(Rule::Malformed, Severity::Blocking, format!("the graph is malformed: {error}")).fix(fix)
-    };
     let unread = view.graph().unread.iter().map(|what| {
         let message = format!(
             "{what} is not examined, so the nodes that depend on it are not checked and --fix writes no file"
         );
         Finding::new(Rule::NotRead, Severity::Cost, message)
     });
-    graph_error.map(text).into_iter().chain(unread).collect()
+    graph_error
+        .map(|error| {
+            let fix = Fix::manual("export the model again; ONNX Runtime refuses this file");
+            Finding::new(Rule::Malformed, Severity::Blocking, format!("the graph is malformed: {error}"))
+                .fix(fix)
+        })
+        .into_iter()
+        .chain(unread)
+        .collect()
 }
 
 /// Oldest version of ONNX's operators that ONNX Runtime supports. Earlier ones broadcast by attributes.
@@ -81,6 +84,7 @@ fn dynamic(view: &PlacedGraph<'_>, extents: &DimBindings, symbol: &str) -> Findi
         })
         .map(|(_, node, _)| node.path())
         .collect();
+
     let nodes = match touched.as_slice() {
         [] => "no node reads it".to_owned(),
         [only] => format!("{only} reads it and would run elsewhere"),
@@ -99,16 +103,17 @@ fn dynamic(view: &PlacedGraph<'_>, extents: &DimBindings, symbol: &str) -> Findi
 
 /// Lists the inputs that have a dimension, the first ones with their shapes.
 fn inputs(view: &PlacedGraph<'_>, symbol: &str) -> String {
-    let having =
-        || view.graph().inputs.iter().filter(|input| input.shape.iter().any(|dim| names(dim, symbol)));
-    let mut shown: Vec<String> = having()
+    let all = view.graph().inputs.iter();
+    let inputs: Vec<_> = all.filter(|input| input.shape.iter().any(|dim| names(dim, symbol))).collect();
+    let mut shown: Vec<String> = inputs
+        .iter()
         .take(MAX_INPUTS)
         .map(|input| {
             let shape: Vec<String> = input.shape.iter().map(Dim::to_string).collect();
             format!("{} [{}]", input.name, shape.join(", "))
         })
         .collect();
-    let more = having().count().saturating_sub(MAX_INPUTS);
+    let more = inputs.len().saturating_sub(MAX_INPUTS);
     shown.extend((more > 0).then(|| format!("{more} more inputs")));
     shown.join(", ")
 }

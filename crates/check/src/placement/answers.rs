@@ -5,9 +5,11 @@ use narthex_spec::DType;
 
 use crate::{
     facts::{Compiler, OperatorSupport},
-    problem::Problem,
+    placement::{
+        problem::Problem,
+        rewrites::{narthex_rewrites, rewrite},
+    },
     report::{Fix, Rule},
-    rewrites::{narthex_rewrites, rewrite},
     view::View,
 };
 
@@ -24,6 +26,7 @@ pub(crate) fn check_case(
     if view.facts.compiler == Compiler::OpenVino && element == Element::F64 {
         return Some(other_type(node, element));
     }
+
     match view.facts.support(&operator, case, element, rank) {
         OperatorSupport::Supported => None,
         OperatorSupport::RankTooHigh { max } => Some(Problem::fallback(

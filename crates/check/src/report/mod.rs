@@ -1,6 +1,8 @@
 //! Reports of checks: a verdict, a score with its components, and findings with their fixes. They are plain data, for
 //! text output and for JSON.
 
+mod text;
+
 use std::collections::BTreeMap;
 
 use narthex_spec::Target;

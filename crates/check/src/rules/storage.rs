@@ -7,21 +7,27 @@ use narthex_graph::{
     onnx::files::{OnnxFile, stays_inside},
 };
 
-use super::{
+use crate::{
     facts::{Facts, Sessions},
-    placed_graph::PlacedGraph,
-    problem::NodePlacement,
+    placement::{placed_graph::PlacedGraph, problem::NodePlacement},
     report::{Finding, Fix, Rule, Severity},
 };
 
 /// Returns the findings on one graph's files and sizes.
-pub(super) fn check(view: &PlacedGraph<'_>) -> Vec<Finding> {
+pub(crate) fn check(view: &PlacedGraph<'_>) -> Vec<Finding> {
     let mut findings = external(view.part);
     findings.extend(several_files(view.part));
     findings.extend(overridable(view));
     findings.extend(part_size(view));
     findings.extend(tensor_size(view));
     findings
+}
+
+/// Returns a finding on one data file.
+fn data_file_finding(file: &str, message: String, fix: &str) -> Finding {
+    Finding::new(Rule::ExternalData, Severity::Blocking, message)
+        .at(vec![file.to_owned()])
+        .fix(Fix::manual(fix))
 }
 
 /// Returns findings on data files that are missing, too short, or not accessible to ONNX Runtime.
@@ -33,40 +39,31 @@ fn external(part: &OnnxFile) -> Vec<Finding> {
             *need = (need.0.max(offset.saturating_add(*length)), need.1 + 1);
         }
     }
+
     let mut findings = Vec::new();
-    let mut refuse = |file: &str, message: String, fix: &str| {
-        findings.push(
-            Finding::new(Rule::ExternalData, Severity::Blocking, message)
-                .at(vec![file.to_owned()])
-                .fix(Fix::manual(fix)),
-        );
-    };
     for (file, (bytes, tensors)) in needed {
         if !stays_inside(file) {
             let message = format!(
                 "{tensors} weights are in {file:?}, and ONNX Runtime reads data files only from the model's folder"
             );
-            refuse(
-                file,
-                message,
-                "move the data file into the model's folder, and name it without folders above it",
-            );
+            let fix = "move the data file into the model's folder, and name it without folders above it";
+            findings.push(data_file_finding(file, message, fix));
             continue;
         }
         match part.data_files.get(file) {
             Some(Some(found)) if *found >= bytes => {}
-            Some(Some(found)) => refuse(
+            Some(Some(found)) => findings.push(data_file_finding(
                 file,
                 format!(
                     "{file} has {found} bytes, but the model's {tensors} weights in it extend to byte {bytes}"
                 ),
                 "fetch or export the data file again; it is truncated or belongs to another model",
-            ),
-            _ => refuse(
+            )),
+            _ => findings.push(data_file_finding(
                 file,
                 format!("{file}, which contains {tensors} weights, does not exist"),
                 "put the data file into the model's folder",
-            ),
+            )),
         }
     }
     findings
@@ -94,16 +91,13 @@ fn part_size(view: &PlacedGraph<'_>) -> Option<Finding> {
     let bytes = npu_weight_bytes(view);
     let Facts { part_caution, part_limit, .. } = view.facts;
     let parts = bytes.div_ceil(part_caution.max(1));
-    let fix = || {
-        Some(Fix::manual(format!(
-            "split the model into {parts} parts of whole layers, each a separate graph"
-        )))
-    };
+    let fix =
+        Fix::manual(format!("split the model into {parts} parts of whole layers, each a separate graph"));
     if bytes > part_limit {
         let [takes, holds] = gigabytes([bytes, part_limit]);
         let message =
             format!("its weights take {takes} GB on the NPU, and one part holds at most {holds} GB");
-        return Some(Finding::new(Rule::PartSize, Severity::Blocking, message).fix(fix()));
+        return Some(Finding::new(Rule::PartSize, Severity::Blocking, message).fix(fix));
     }
     (bytes > part_caution).then(|| {
         let [takes, safe] = gigabytes([bytes, part_caution]);
@@ -111,19 +105,28 @@ fn part_size(view: &PlacedGraph<'_>) -> Option<Finding> {
             "its weights take {takes} GB on the NPU, in addition to activations and spills; parts above {safe} GB often \
              fail to load"
         );
-        Finding::new(Rule::PartSize, Severity::Cost, message).fix(fix())
+        Finding::new(Rule::PartSize, Severity::Cost, message).fix(fix)
     })
 }
 
 /// Formats two sizes in GB, with enough digits to show that they differ.
 fn gigabytes(sizes: [u64; 2]) -> [String; 2] {
-    let shown = |digits: usize| sizes.map(|bytes| format!("{:.digits$}", bytes as f64 / 1e9));
     // Nine digits show single bytes.
-    (1..=9).map(shown).find(|[one, other]| one != other).unwrap_or_else(|| shown(1))
+    for digits in 1..=9 {
+        let texts = gigabytes_with(digits, sizes);
+        if texts[0] != texts[1] {
+            return texts;
+        }
+    }
+    gigabytes_with(1, sizes)
+}
+
+fn gigabytes_with(digits: usize, sizes: [u64; 2]) -> [String; 2] {
+    sizes.map(|bytes| format!("{:.digits$}", bytes as f64 / 1e9))
 }
 
 /// Returns the number of bytes that the constants of the NPU's nodes take there.
-pub(super) fn npu_weight_bytes(view: &PlacedGraph<'_>) -> u64 {
+pub(crate) fn npu_weight_bytes(view: &PlacedGraph<'_>) -> u64 {
     npu_weights(view).values().fold(0, |sum, bytes| sum.saturating_add(*bytes))
 }
 
@@ -161,36 +164,43 @@ enum WeightLocation<'a> {
 
 /// Weights of all graphs of a model; shared weights count once.
 #[derive(Debug, Default)]
-pub(super) struct Weights<'a> {
+pub(crate) struct Weights<'a> {
     /// Number of bytes that each weight takes on the NPU.
     npu: BTreeMap<WeightLocation<'a>, u64>,
     /// Number of bytes of each weight, and number of graphs that read it.
     read: BTreeMap<WeightLocation<'a>, (u64, usize)>,
 }
 
+impl<'a> WeightLocation<'a> {
+    fn of(view: &PlacedGraph<'a>, name: &'a str) -> Self {
+        match view.constants.get(name).map(|constant| &constant.data) {
+            Some(InitializerData::External { file, offset, .. }) => {
+                Self::File(&view.part.folder, file, *offset)
+            }
+            _ => Self::Graph(&view.part.name, name),
+        }
+    }
+}
+
 impl<'a> Weights<'a> {
     /// Adds the weights of a graph.
-    pub(super) fn add(&mut self, view: &PlacedGraph<'a>) {
-        let place = |name: &'a str| match view.constants.get(name).map(|constant| &constant.data) {
-            Some(InitializerData::External { file, offset, .. }) => {
-                WeightLocation::File(&view.part.folder, file, *offset)
-            }
-            _ => WeightLocation::Graph(&view.part.name, name),
-        };
+    pub(crate) fn add(&mut self, view: &PlacedGraph<'a>) {
         for (name, bytes) in npu_weights(view) {
-            let known = self.npu.entry(place(name)).or_default();
+            let known = self.npu.entry(WeightLocation::of(view, name)).or_default();
             *known = bytes.max(*known);
         }
-        let own: BTreeMap<WeightLocation<'a>, u64> =
-            view.constants.iter().map(|(name, constant)| (place(name), constant.bytes())).collect();
-        for (place, bytes) in own {
+
+        let constants = view.constants.iter();
+        let weights: BTreeMap<WeightLocation<'a>, u64> =
+            constants.map(|(name, constant)| (WeightLocation::of(view, name), constant.bytes())).collect();
+        for (place, bytes) in weights {
             let known = self.read.entry(place).or_default();
             *known = (bytes.max(known.0), known.1 + 1);
         }
     }
 
     /// Returns the number of bytes that all weights take on the NPU.
-    pub(super) fn npu_bytes(&self) -> u64 {
+    pub(crate) fn npu_bytes(&self) -> u64 {
         self.npu.values().fold(0, |sum, bytes| sum.saturating_add(*bytes))
     }
 
@@ -204,11 +214,6 @@ impl<'a> Weights<'a> {
 /// Returns a finding on tensors that are so large that one operator may not fit in the memory next to the NPU's cores.
 fn tensor_size(view: &PlacedGraph<'_>) -> Option<Finding> {
     let near = view.facts.near_memory?;
-    let large = |tensor: &narthex_graph::infer::TensorInfo| {
-        // The NPU computes with two bytes per element, whatever the float type of the graph.
-        tensor.count().is_some_and(|count| count.saturating_mul(2) > near.saturating_mul(8))
-            && !tensor.constant
-    };
     let mut largest = 0;
     let mut places = Vec::new();
     for (_, node, outcome) in view.placed() {
@@ -216,11 +221,14 @@ fn tensor_size(view: &PlacedGraph<'_>) -> Option<Finding> {
             continue;
         }
         let output = view.known.output(node);
-        if large(output) {
-            largest = largest.max(output.count().unwrap_or(0).saturating_mul(2));
+        // The NPU computes with two bytes per element, whatever the float type of the graph.
+        let bytes = output.count().unwrap_or(0).saturating_mul(2);
+        if bytes > near.saturating_mul(8) && !output.constant {
+            largest = largest.max(bytes);
             places.push(node.path());
         }
     }
+
     (!places.is_empty()).then(|| {
         let message = format!(
             "it produces tensors of up to {} MB, but the memory next to the cores has {} MB; an operator that cannot be split \
@@ -234,7 +242,7 @@ fn tensor_size(view: &PlacedGraph<'_>) -> Option<Finding> {
 }
 
 /// Returns the findings on the division of a model into files.
-pub(super) fn check_layout(parts: &[OnnxFile], weights: &Weights<'_>, facts: &Facts) -> Vec<Finding> {
+pub(crate) fn check_layout(parts: &[OnnxFile], weights: &Weights<'_>, facts: &Facts) -> Vec<Finding> {
     let mut findings = Vec::new();
     if parts.len() > 1 {
         let names: Vec<String> = parts.iter().map(|part| part.name.clone()).collect();

@@ -4,51 +4,63 @@ use narthex_graph::{Element, Node, graph::MICROSOFT};
 use narthex_spec::DType;
 
 use crate::{
-    answers::check_case,
     facts::Compiler,
-    problem::Problem,
+    placement::{answers::check_case, problem::Problem},
     report::{Fix, Rule},
     view::View,
 };
 
-/// Returns the placement of a node that its form decides; `None` for operators without special forms.
-pub(super) fn special(view: &View<'_>, node: &Node) -> Option<Result<(), Problem>> {
+/// Decision on a node by its form.
+pub(crate) enum FormDecision {
+    /// The operator has no special form. Its type and rank decide.
+    None,
+    /// The compiler supports this form.
+    Supported,
+    /// The compiler does not support this form.
+    Refused(Problem),
+}
+
+/// Returns the decision on a node by its form.
+pub(crate) fn decide(view: &View<'_>, node: &Node) -> FormDecision {
     if view.facts.compiler == Compiler::OpenVino {
-        return None;
+        return FormDecision::None;
     }
-    let outcome = |problem: Option<Problem>| Some(problem.map_or(Ok(()), Err));
-    match (node.domain.as_str(), node.op.as_str()) {
+
+    let problem = match (node.domain.as_str(), node.op.as_str()) {
         // ONNX Runtime removes these when it loads the graph.
-        ("", "Identity" | "Dropout" | "Constant") => outcome(None),
-        ("" | MICROSOFT, "QuantizeLinear") => outcome(None),
-        ("" | MICROSOFT, "DequantizeLinear") => outcome(dequantize(view, node)),
-        ("", "Mul") if is_faulty_norm(view, node) => outcome(Some(faulty_norm())),
-        ("", "MatMulInteger" | "DynamicQuantizeLinear") if is_dynamic_product(view, node) => outcome(None),
-        ("", "Erf") if is_gelu(view, node) => outcome(None),
-        ("", "Cast") => outcome(cast(view, node)),
-        ("", "Attention") => outcome(attention(view, node)),
-        (MICROSOFT, "MatMulNBits") => outcome(matmul_nbits(view, node)),
-        (MICROSOFT, "GroupQueryAttention") => outcome(Some(group_query())),
-        ("", "Gemm") => outcome(gemm(view, node)),
-        ("", "LayerNormalization" | "RMSNormalization" | "SimplifiedLayerNormalization") => {
-            outcome(norm(view, node))
-        }
-        ("", "Reshape" | "Expand" | "Tile") => outcome(parameters(view, node, &[1])),
-        ("", "Slice") => outcome(parameters(view, node, &[1, 2, 3, 4])),
+        ("", "Identity" | "Dropout" | "Constant") => None,
+        ("" | MICROSOFT, "QuantizeLinear") => None,
+        ("" | MICROSOFT, "DequantizeLinear") => dequantize(view, node),
+        ("", "Mul") if is_faulty_norm(view, node) => Some(faulty_norm()),
+        ("", "MatMulInteger" | "DynamicQuantizeLinear") if is_dynamic_product(view, node) => None,
+        ("", "Erf") if is_gelu(view, node) => None,
+        ("", "Cast") => cast(view, node),
+        ("", "Attention") => attention(view, node),
+        (MICROSOFT, "MatMulNBits") => matmul_nbits(view, node),
+        (MICROSOFT, "GroupQueryAttention") => Some(group_query()),
+        ("", "Gemm") => gemm(view, node),
+        ("", "LayerNormalization" | "RMSNormalization" | "SimplifiedLayerNormalization") => norm(view, node),
+        ("", "Reshape" | "Expand" | "Tile") => parameters(view, node, &[1]),
+        ("", "Slice") => parameters(view, node, &[1, 2, 3, 4]),
         ("", "TopK" | "CumSum" | "OneHot" | "Split" | "Squeeze" | "Unsqueeze") => {
-            outcome(parameters(view, node, &[1]))
+            parameters(view, node, &[1])
         }
-        ("", "Pad") => outcome(parameters(view, node, &[1, 2, 3])),
+        ("", "Pad") => parameters(view, node, &[1, 2, 3]),
         ("", "Gather" | "GatherElements" | "GatherND" | "ScatterElements" | "ScatterND") => {
-            outcome(indexed(view, node))
+            indexed(view, node)
         }
-        ("", "Resize") => outcome(resize(view, node)),
+        ("", "Resize") => resize(view, node),
         ("", "RotaryEmbedding") => {
             let case = if node.input(3).is_some() { "positions" } else { "" };
-            outcome(check_case(view, node, case, view.input(node, 0)))
+            check_case(view, node, case, view.input(node, 0))
         }
-        ("", "Range" | "ConstantOfShape") => outcome(Some(late_extent())),
-        _ => None,
+        ("", "Range" | "ConstantOfShape") => Some(late_extent()),
+        _ => return FormDecision::None,
+    };
+
+    match problem {
+        Some(problem) => FormDecision::Refused(problem),
+        None => FormDecision::Supported,
     }
 }
 
@@ -91,7 +103,8 @@ fn index_case(view: &View<'_>, node: &Node) -> &'static str {
     let index = view.input(node, 1);
     let short = index.and_then(|tensor| tensor.element).is_some_and(|element| element == DType::I32);
     let rank = index.and_then(|tensor| tensor.shape.as_ref()).map_or(0, Vec::len);
-    let (wide, deep) = (rank > 1, rank > 2);
+    let wide = rank > 1;
+    let deep = rank > 2;
     match (node.op.as_str(), wide, short) {
         ("Gather", true, true) => "wide i32 indices",
         ("Gather", true, false) => "wide i64 indices",
@@ -104,8 +117,9 @@ fn index_case(view: &View<'_>, node: &Node) -> &'static str {
 
 /// Returns the extents of the data if `GatherND` selects single elements by constant indices, as in the padding-mask
 /// broadcasts that exporters write.
-pub(super) fn picks_elements(view: &View<'_>, node: &Node) -> Option<Vec<i64>> {
-    let (data, index) = (view.input(node, 0)?, view.input(node, 1)?);
+pub(crate) fn picks_elements(view: &View<'_>, node: &Node) -> Option<Vec<i64>> {
+    let data = view.input(node, 0)?;
+    let index = view.input(node, 1)?;
     let extents: Option<Vec<i64>> =
         data.shape.as_ref()?.iter().map(|extent| i64::try_from((*extent)?).ok().filter(|&e| e > 0)).collect();
     let extents = extents?;
@@ -121,18 +135,29 @@ pub(super) fn picks_elements(view: &View<'_>, node: &Node) -> Option<Vec<i64>> {
 /// PyTorch's exporter writes the norms of Llama and similar models in this form. QNN 2.51 recognises it and then fails
 /// to compile it. With the weight second, or in half precision, it compiles.
 fn is_faulty_norm(view: &View<'_>, node: &Node) -> bool {
-    let made_by = |name: Option<&str>, op: &str| {
-        name.and_then(|name| view.producer(name)).filter(|producer| producer.is_onnx(op))
-    };
-    let norm = || {
-        let scaled = made_by(node.input(1), "Mul")?;
-        let sqrt = made_by(made_by(scaled.input(1), "Reciprocal")?.input(0), "Sqrt")?;
-        let mean = made_by(made_by(sqrt.input(0), "Add")?.input(0), "ReduceMean")?;
-        let square = made_by(mean.input(0), "Pow")?;
-        Some(square.input(0) == scaled.input(0))
-    };
-    let single = |index| view.input(node, index).and_then(|tensor| tensor.element) == Some(DType::F32.into());
-    view.input(node, 0).is_some_and(|weight| weight.constant) && single(1) && norm() == Some(true)
+    let is_single = element(view, node, 1) == Some(DType::F32.into());
+    let has_constant_weight = view.input(node, 0).is_some_and(|weight| weight.constant);
+    has_constant_weight && is_single && ends_norm(view, node) == Some(true)
+}
+
+/// Returns true if the second operand of a product is a norm of Pow, ReduceMean, Add, Sqrt, Reciprocal and Mul.
+fn ends_norm(view: &View<'_>, node: &Node) -> Option<bool> {
+    let scaled = made_by(view, node.input(1), "Mul")?;
+    let reciprocal = made_by(view, scaled.input(1), "Reciprocal")?;
+    let sqrt = made_by(view, reciprocal.input(0), "Sqrt")?;
+    let sum = made_by(view, sqrt.input(0), "Add")?;
+    let mean = made_by(view, sum.input(0), "ReduceMean")?;
+    let square = made_by(view, mean.input(0), "Pow")?;
+    Some(square.input(0) == scaled.input(0))
+}
+
+/// Returns the node that produces a value, if it has this operator.
+fn made_by<'a>(view: &View<'a>, name: Option<&str>, op: &str) -> Option<&'a Node> {
+    name.and_then(|name| view.producer(name)).filter(|producer| producer.is_onnx(op))
+}
+
+fn element(view: &View<'_>, node: &Node, index: usize) -> Option<Element> {
+    view.input(node, index).and_then(|tensor| tensor.element)
 }
 
 fn faulty_norm() -> Problem {
@@ -161,8 +186,8 @@ fn cast(view: &View<'_>, node: &Node) -> Option<Problem> {
 
 fn gemm(view: &View<'_>, node: &Node) -> Option<Problem> {
     use narthex_graph::Attribute::Float;
-    let scaled = |name| matches!(node.attribute(name), Some(Float(factor)) if *factor != 1.0);
-    if scaled("alpha") || scaled("beta") {
+    let mut factors = ["alpha", "beta"].iter().filter_map(|name| node.attribute(name));
+    if factors.any(|value| matches!(value, Float(factor) if *factor != 1.0)) {
         let why = "alpha or beta is not 1, so the compiler leaves Gemm to another device";
         return form(why, "fold alpha and beta into the weight and the bias");
     }
@@ -178,8 +203,7 @@ fn norm(view: &View<'_>, node: &Node) -> Option<Problem> {
         );
         return form(why, "fold the normalised axes into one with Reshape");
     }
-    let element = |index| view.input(node, index).and_then(|tensor| tensor.element);
-    if let (Some(data), Some(gain)) = (element(0), element(1))
+    if let (Some(data), Some(gain)) = (element(view, node, 0), element(view, node, 1))
         && data != gain
     {
         let why =
@@ -237,14 +261,16 @@ fn group_query() -> Problem {
 }
 
 fn matmul_nbits(view: &View<'_>, node: &Node) -> Option<Problem> {
-    let number = |name: &str| node.int(name).unwrap_or(0);
-    let (bits, block, k) = (node.int("bits").unwrap_or(4), number("block_size"), number("K"));
+    let bits = node.int("bits").unwrap_or(4);
+    let block = node.int("block_size").unwrap_or(0);
+    let k = node.int("K").unwrap_or(0);
     if node.input(4).is_some() {
         return form(
             "it reorders columns with g_idx, which the compiler does not support",
             "reorder the weight's columns once when exporting, and drop g_idx",
         );
     }
+
     let step = match bits {
         2 => 16,
         4 => 8,
@@ -256,12 +282,14 @@ fn matmul_nbits(view: &View<'_>, node: &Node) -> Option<Problem> {
             );
         }
     };
+
     if block <= 0 || block % step != 0 || k % block != 0 {
         let why = format!(
             "its K is {k} with blocks of {block}; the compiler requires blocks of a multiple of {step} that divide K"
         );
         return form(why, "quantise with a block size that divides K, such as 32");
     }
+
     let rank = view.input(node, 0).and_then(|tensor| tensor.shape.as_ref()).map(Vec::len);
     if rank.is_some_and(|rank| rank != 3) {
         let why = format!(
@@ -276,6 +304,7 @@ fn matmul_nbits(view: &View<'_>, node: &Node) -> Option<Problem> {
         let why = "it has a bias, which the compiler does not support";
         return Some(Problem::fallback(Rule::OperatorForm, why, fix));
     }
+
     let case = if node.input(3).is_some() && bits == 4 {
         "4 bits, zero points".to_owned()
     } else {
@@ -287,16 +316,13 @@ fn matmul_nbits(view: &View<'_>, node: &Node) -> Option<Problem> {
 /// Returns a problem if a weight is dequantised for an operator whose activations are not quantised.
 fn dequantize(view: &View<'_>, node: &Node) -> Option<Problem> {
     let value = node.outputs.first()?;
-    let is_weight = |name: &str| view.constants.contains_key(name) || view.known.get(name).constant;
-    if !is_weight(node.input(0)?) {
+    if !is_weight(view, node.input(0)?) {
         return None;
     }
-    let quantised =
-        |name: &str| view.producer(name).is_some_and(|producer| producer.op == "DequantizeLinear");
     let lone = view.readers_of(value).find(|reader| {
         let products = ["MatMul", "Gemm", "Conv", "ConvTranspose"];
         products.contains(&reader.op.as_str())
-            && reader.inputs.iter().any(|input| !input.is_empty() && !is_weight(input) && !quantised(input))
+            && reader.inputs.iter().any(|input| is_plain_activation(view, input))
     })?;
     let why = format!(
         "it dequantises a weight for {}, whose activations are not quantised: the CPU would unpack the weight in every run",
@@ -310,29 +336,47 @@ fn dequantize(view: &View<'_>, node: &Node) -> Option<Problem> {
 /// Returns whether a node is part of `DynamicQuantizeLinear`, `MatMulInteger` with a constant, and the `Cast` back,
 /// which the compiler supports only together.
 fn is_dynamic_product(view: &View<'_>, node: &Node) -> bool {
-    let is_product = |product: &Node| {
-        let constant = product.input(1).is_some_and(|weight| view.known.get(weight).constant);
-        let quantised = product.input(0).and_then(|x| view.producer(x));
-        let mut readers = product.outputs.iter().flat_map(|output| view.readers_of(output));
-        product.op == "MatMulInteger"
-            && constant
-            && quantised.is_some_and(|producer| producer.op == "DynamicQuantizeLinear")
-            && readers.all(|reader| reader.op == "Cast")
-    };
     match node.op.as_str() {
-        "MatMulInteger" => is_product(node),
-        _ => node.outputs.first().is_some_and(|output| view.readers_of(output).all(is_product)),
+        "MatMulInteger" => is_integer_product(view, node),
+        _ => {
+            let output = node.outputs.first();
+            output
+                .is_some_and(|output| view.readers_of(output).all(|reader| is_integer_product(view, reader)))
+        }
     }
 }
 
+/// Returns true if a node multiplies quantised activations by a constant, and only casts read its result.
+fn is_integer_product(view: &View<'_>, node: &Node) -> bool {
+    let has_constant = node.input(1).is_some_and(|weight| view.known.get(weight).constant);
+    let quantiser = node.input(0).and_then(|activations| view.producer(activations));
+    let mut readers = node.outputs.iter().flat_map(|output| view.readers_of(output));
+    node.op == "MatMulInteger"
+        && has_constant
+        && quantiser.is_some_and(|producer| producer.op == "DynamicQuantizeLinear")
+        && readers.all(|reader| reader.op == "Cast")
+}
+
+fn is_weight(view: &View<'_>, name: &str) -> bool {
+    view.constants.contains_key(name) || view.known.get(name).constant
+}
+
+/// Returns true if a value is neither a weight nor quantised.
+fn is_plain_activation(view: &View<'_>, name: &str) -> bool {
+    let is_quantised = view.producer(name).is_some_and(|producer| producer.op == "DequantizeLinear");
+    !name.is_empty() && !is_weight(view, name) && !is_quantised
+}
+
 /// Returns whether a node is part of `x · (1 + Erf(x / √2)) / 2`, which the compiler supports only as a whole.
-pub(super) fn is_gelu(view: &View<'_>, node: &Node) -> bool {
-    let only_reader = |value: &str| {
-        let mut readers = view.readers_of(value);
-        readers.next().filter(|_| readers.next().is_none())
-    };
-    let then = |node: &Node, op: &str| only_reader(node.outputs.first()?).filter(|reader| reader.is_onnx(op));
+pub(crate) fn is_gelu(view: &View<'_>, node: &Node) -> bool {
     let scaled = node.input(0).and_then(|input| view.producer(input));
     scaled.is_some_and(|producer| matches!(producer.op.as_str(), "Div" | "Mul"))
-        && then(node, "Add").and_then(|add| then(add, "Mul")).is_some()
+        && only_reader(view, node, "Add").and_then(|add| only_reader(view, add, "Mul")).is_some()
+}
+
+/// Returns the only node that reads a node's first output, if it has this operator.
+fn only_reader<'a>(view: &View<'a>, node: &Node, op: &str) -> Option<&'a Node> {
+    let mut readers = view.readers_of(node.outputs.first()?);
+    let reader = readers.next().filter(|reader| reader.is_onnx(op))?;
+    readers.next().is_none().then_some(reader)
 }

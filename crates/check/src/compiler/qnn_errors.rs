@@ -45,13 +45,14 @@ const ROWS: &str = include_str!("qnn_errors.tsv");
 static TABLE: LazyLock<Vec<Explanation>> = LazyLock::new(|| {
     let rows = ROWS.lines().filter(|line| !line.starts_with('#'));
     let fields = rows.map(|line| line.split('\t').collect::<Vec<_>>());
-    let entry = |row: Vec<&'static str>| match row[..] {
-        [code, name, meaning, cause, next] => {
-            code.parse().ok().map(|code| Explanation { code, name, meaning, cause, next })
-        }
-        _ => None,
-    };
-    fields.filter_map(entry).collect()
+    fields
+        .filter_map(|row| match row[..] {
+            [code, name, meaning, cause, next] => {
+                code.parse().ok().map(|code| Explanation { code, name, meaning, cause, next })
+            }
+            _ => None,
+        })
+        .collect()
 });
 
 /// Ranges of numbers, for numbers without an entry.
@@ -73,24 +74,29 @@ pub fn explain(code: u32) -> Option<Explanation> {
         return Some(*found);
     }
     let (_, meaning) = RANGES.iter().find(|(range, _)| range.contains(&code))?;
-    let (name, cause) = ("no published name", "it is in the verbose log");
+    let name = "no published name";
+    let cause = "it is in the verbose log";
     Some(Explanation { code, name, meaning, cause, next: "follow the diagnostic steps" })
 }
 
 /// Returns the error number in a message of QNN's provider: `Failed to finalize QNN graph. Error code: 1002`.
 pub fn code_in(message: &str) -> Option<u32> {
     let lower = message.to_ascii_lowercase();
-    let number = |text: &str| {
-        let text = text.trim_start_matches([' ', ':', '=', '(', '#']);
-        let digits: String = text.chars().take_while(char::is_ascii_digit).collect();
-        digits.parse().ok().filter(|code| explain(*code).is_some())
-    };
-    let named = ["error code", "qnn error", "error_code", "error:", ", code:"];
-    let after =
-        |words: &str| lower.match_indices(words).find_map(|(at, _)| number(lower.get(at + words.len()..)?));
-    named.iter().find_map(|words| after(words)).or_else(|| {
-        TABLE.iter().find(|entry| lower.contains(&entry.name.to_ascii_lowercase())).map(|entry| entry.code)
-    })
+    for words in ["error code", "qnn error", "error_code", "error:", ", code:"] {
+        let code =
+            lower.match_indices(words).find_map(|(at, _)| leading_code(lower.get(at + words.len()..)?));
+        if code.is_some() {
+            return code;
+        }
+    }
+    TABLE.iter().find(|entry| lower.contains(&entry.name.to_ascii_lowercase())).map(|entry| entry.code)
+}
+
+/// Returns the error number at the beginning of a text.
+fn leading_code(text: &str) -> Option<u32> {
+    let text = text.trim_start_matches([' ', ':', '=', '(', '#']);
+    let digits: String = text.chars().take_while(char::is_ascii_digit).collect();
+    digits.parse().ok().filter(|code| explain(*code).is_some())
 }
 
 /// Maximum number of log lines in a report.

@@ -3,15 +3,17 @@
 use narthex_graph::{Attribute, Element, Node, context::CONTEXT_OP};
 
 use crate::{
-    answers::{check_case, other_type},
-    operator_forms,
-    problem::{NodePlacement, Problem},
+    placement::{
+        answers::{check_case, other_type},
+        operator_forms::{self, FormDecision},
+        problem::{NodePlacement, Problem},
+    },
     report::{Fix, Rule},
     view::View,
 };
 
 /// Returns the placement that the rules predict for a node.
-pub(super) fn place(view: &View<'_>, node: &Node) -> NodePlacement {
+pub(crate) fn place(view: &View<'_>, node: &Node) -> NodePlacement {
     // Dequantisation of constant weights is not folded: the compiler fuses it with the nodes that read the weights.
     if view.known.output(node).constant && node.op != "DequantizeLinear" {
         return NodePlacement::Folded;
@@ -19,20 +21,25 @@ pub(super) fn place(view: &View<'_>, node: &Node) -> NodePlacement {
     if let Some(problem) = control_flow(node) {
         return NodePlacement::Problem(problem);
     }
-    let no_numbers = |element: &Element| *element == Element::STRING || *element == Element::NONE;
+
     let touched = node.inputs.iter().chain(&node.outputs).filter(|name| !name.is_empty());
-    if let Some(element) = touched.filter_map(|name| view.known.get(name).element).find(no_numbers) {
+    if let Some(element) = touched
+        .filter_map(|name| view.known.get(name).element)
+        .find(|element| *element == Element::STRING || *element == Element::NONE)
+    {
         return NodePlacement::Problem(other_type(node, element));
     }
     // A context that a vendor's compiler produced runs on the NPU by definition.
     if node.op == CONTEXT_OP {
         return NodePlacement::Npu;
     }
-    let answer = match operator_forms::special(view, node) {
-        Some(Ok(())) => None,
-        Some(Err(problem)) => Some(problem),
-        None => check_plain_case(view, node),
+
+    let answer = match operator_forms::decide(view, node) {
+        FormDecision::Supported => None,
+        FormDecision::Refused(problem) => Some(problem),
+        FormDecision::None => check_plain_case(view, node),
     };
+
     match answer {
         Some(problem) => NodePlacement::Problem(problem),
         None => match open(view, node) {

@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 use narthex_graph::{Element, InitializerData, graph::MICROSOFT};
 use narthex_spec::DType;
 
-use super::{
-    placed_graph::PlacedGraph,
-    problem::NodePlacement,
+use crate::{
+    placement::{placed_graph::PlacedGraph, problem::NodePlacement},
     report::{Finding, Fix, Rule, Severity},
 };
 
@@ -15,7 +14,7 @@ use super::{
 const MIN_CHOSEN_MASK: f64 = -10_000.0;
 
 /// Returns the findings on element types.
-pub(super) fn check(view: &PlacedGraph<'_>) -> Vec<Finding> {
+pub(crate) fn check(view: &PlacedGraph<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     findings.extend(no_tensor(view));
     findings.extend(boolean_inputs(view));
@@ -56,13 +55,15 @@ fn boolean_inputs(view: &PlacedGraph<'_>) -> Option<Finding> {
 
 /// Returns a finding on constants that represent minus infinity.
 fn mask_values(view: &PlacedGraph<'_>) -> Option<Finding> {
-    let masks =
-        |reader: &narthex_graph::Node| matches!(reader.op.as_str(), "Where" | "Add" | "Mul" | "Expand");
     let mut places = Vec::new();
     let mut lowest = 0.0f64;
     for constant in &view.graph().initializers {
         let Some(value) = scalar(constant) else { continue };
-        if value < MIN_CHOSEN_MASK && view.readers_of(&constant.name).any(masks) {
+        if value < MIN_CHOSEN_MASK
+            && view
+                .readers_of(&constant.name)
+                .any(|reader| matches!(reader.op.as_str(), "Where" | "Add" | "Mul" | "Expand"))
+        {
             places.extend(view.readers_of(&constant.name).map(|reader| reader.path()));
             lowest = lowest.min(value);
         }
@@ -88,31 +89,30 @@ fn scalar(constant: &narthex_graph::Initializer) -> Option<f64> {
 }
 
 /// Returns a description of the storage of weights and activations.
-pub(super) fn scheme(view: &PlacedGraph<'_>) -> String {
+pub(crate) fn scheme(view: &PlacedGraph<'_>) -> String {
     let mut kinds: BTreeMap<String, u64> = BTreeMap::new();
     for node in &view.graph().nodes {
-        let bytes = |index: usize| {
-            let constant = node.input(index).and_then(|name| view.constants.get(name));
-            constant.map_or(0, |constant| constant.bytes())
-        };
-        let int = |name: &str, absent| node.int(name).unwrap_or(absent);
         match (node.domain.as_str(), node.op.as_str()) {
             (MICROSOFT, "MatMulNBits") => {
-                let kind = format!("MatMulNBits {} bits, blocks of {}", int("bits", 4), int("block_size", 0));
-                *kinds.entry(kind).or_default() += bytes(1);
+                let bits = node.int("bits").unwrap_or(4);
+                let block = node.int("block_size").unwrap_or(0);
+                let kind = format!("MatMulNBits {bits} bits, blocks of {block}");
+                *kinds.entry(kind).or_default() += constant_bytes(view, node, 1);
             }
-            (_, "DequantizeLinear") if bytes(0) > 0 => {
+            (_, "DequantizeLinear") if constant_bytes(view, node, 0) > 0 => {
                 let element = view.input(node, 0).and_then(|tensor| tensor.element);
                 let kind = format!("{} with DequantizeLinear", element.map_or("?".into(), |e| e.to_string()));
-                *kinds.entry(kind).or_default() += bytes(0);
+                *kinds.entry(kind).or_default() += constant_bytes(view, node, 0);
             }
-            ("", "MatMul" | "Gemm" | "Conv") if bytes(1) > 0 => {
+            ("", "MatMul" | "Gemm" | "Conv") if constant_bytes(view, node, 1) > 0 => {
                 let element = view.input(node, 1).and_then(|tensor| tensor.element);
-                *kinds.entry(element.map_or("?".into(), |e| e.to_string())).or_default() += bytes(1);
+                *kinds.entry(element.map_or("?".into(), |e| e.to_string())).or_default() +=
+                    constant_bytes(view, node, 1);
             }
             _ => {}
         }
     }
+
     let mut kinds: Vec<(String, u64)> = kinds.into_iter().collect();
     kinds.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
     let weights = kinds.into_iter().map(|(kind, _)| kind).collect::<Vec<_>>().join(" and ");
@@ -157,4 +157,10 @@ fn quantisation(view: &PlacedGraph<'_>) -> Finding {
         return Finding::new(Rule::Quantisation, Severity::Cost, message).fix(fix);
     }
     Finding::new(Rule::Quantisation, Severity::Note, scheme)
+}
+
+/// Returns the number of bytes of an input if it is a constant, or else 0.
+fn constant_bytes(view: &PlacedGraph<'_>, node: &narthex_graph::Node, index: usize) -> u64 {
+    let constant = node.input(index).and_then(|name| view.constants.get(name));
+    constant.map_or(0, |constant| constant.bytes())
 }

@@ -3,7 +3,7 @@
 use crate::report::{Fix, Rule, Severity};
 
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum NodePlacement {
+pub(crate) enum NodePlacement {
     /// ONNX Runtime computes it when it loads the graph.
     Folded,
     /// The NPU runs it.
@@ -18,22 +18,22 @@ pub(super) enum NodePlacement {
 
 /// A problem that keeps a node off the NPU.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Problem {
-    pub(super) rule: Rule,
-    pub(super) severity: Severity,
+pub(crate) struct Problem {
+    pub(crate) rule: Rule,
+    pub(crate) severity: Severity,
     /// Description of the problem, without the node's name.
-    pub(super) why: String,
-    pub(super) fix: Option<Fix>,
+    pub(crate) why: String,
+    pub(crate) fix: Option<Fix>,
 }
 
 impl Problem {
     /// Returns a problem for which the node runs on another device.
-    pub(super) fn fallback(rule: Rule, why: impl Into<String>, fix: Fix) -> Self {
+    pub(crate) fn fallback(rule: Rule, why: impl Into<String>, fix: Fix) -> Self {
         Self { rule, severity: Severity::Fallback, why: why.into(), fix: Some(fix) }
     }
 
     /// Returns a problem that prevents the whole graph from running.
-    pub(super) fn blocking(rule: Rule, why: impl Into<String>, fix: Fix) -> Self {
+    pub(crate) fn blocking(rule: Rule, why: impl Into<String>, fix: Fix) -> Self {
         Self { severity: Severity::Blocking, ..Self::fallback(rule, why, fix) }
     }
 }

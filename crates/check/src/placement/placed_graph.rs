@@ -5,11 +5,13 @@ use std::{collections::BTreeSet, ops::Deref};
 use narthex_graph::{Node, Value, onnx::files::OnnxFile};
 
 use crate::{
-    compiler_result::CompilerResult,
+    compiler::compiler_result::CompilerResult,
     dim_bindings::DimBindings,
     facts::Facts,
-    operators,
-    problem::{NodePlacement, Problem},
+    placement::{
+        operators,
+        problem::{NodePlacement, Problem},
+    },
     report::Severity,
     view::View,
 };
@@ -51,9 +53,11 @@ impl<'a> PlacedGraph<'a> {
             // A failure is reported as a separate finding.
             CompilerResult::Failed { .. } | CompilerResult::Ended { .. } => return,
         };
+
         let paths: Vec<String> = self.graph().nodes.iter().map(Node::path).collect();
         let own = paths.iter().filter(|path| left.contains(path.as_str())).count();
         self.made = left.len().saturating_sub(own);
+
         for (index, (path, outcome)) in paths.iter().zip(&mut self.outcomes).enumerate() {
             match outcome {
                 NodePlacement::Npu | NodePlacement::Folded if left.contains(path.as_str()) => {

@@ -5,18 +5,17 @@ use narthex_graph::{Node, graph::MICROSOFT};
 use crate::view::View;
 
 /// Returns the replacement that `--fix` writes for an operator that the compiler refuses.
-pub(super) fn narthex_rewrites(view: &View<'_>, node: &Node) -> Option<&'static str> {
-    let unread = |index: usize| {
-        node.outputs.get(index).is_none_or(|name| {
-            name.is_empty() || (!view.readers.contains_key(name.as_str()) && !view.is_output(name))
-        })
-    };
+pub(crate) fn narthex_rewrites(view: &View<'_>, node: &Node) -> Option<&'static str> {
     let opset = view.graph().opset();
     match (node.domain.as_str(), node.op.as_str()) {
-        (MICROSOFT, "SkipSimplifiedLayerNormalization") if unread(1) && unread(2) => {
+        (MICROSOFT, "SkipSimplifiedLayerNormalization")
+            if is_unread(view, node, 1) && is_unread(view, node, 2) =>
+        {
             Some("replace it with Add and SimplifiedLayerNormalization")
         }
-        (MICROSOFT, "SkipLayerNormalization") if unread(1) && unread(2) && opset >= Some(17) => {
+        (MICROSOFT, "SkipLayerNormalization")
+            if opset >= Some(17) && is_unread(view, node, 1) && is_unread(view, node, 2) =>
+        {
             Some("replace it with Add and LayerNormalization")
         }
         (MICROSOFT, "BiasGelu") => Some("replace it with Add and Gelu"),
@@ -25,6 +24,13 @@ pub(super) fn narthex_rewrites(view: &View<'_>, node: &Node) -> Option<&'static 
         }
         _ => None,
     }
+}
+
+/// Returns true if nothing reads an output of a node.
+fn is_unread(view: &View<'_>, node: &Node, index: usize) -> bool {
+    node.outputs.get(index).is_none_or(|name| {
+        name.is_empty() || (!view.readers.contains_key(name.as_str()) && !view.is_output(name))
+    })
 }
 
 /// Returns the replacement that an exporter can write for an operator.
