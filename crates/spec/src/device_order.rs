@@ -87,9 +87,11 @@ impl FromStr for DeviceOrder {
             return Ok(Self { devices: devices.to_vec(), explicit: name != "auto" });
         }
         let devices: Result<Vec<DeviceName>, UnknownName> = text.split(',').map(str::parse).collect();
-        let none = || UnknownName::new("device", "", DeviceName::ALL.map(DeviceName::as_str));
         devices
-            .and_then(|devices| Self::of(&devices).ok_or_else(none))
+            .and_then(|devices| {
+                Self::of(&devices)
+                    .ok_or_else(|| UnknownName::new("device", "", DeviceName::ALL.map(DeviceName::as_str)))
+            })
             .map_err(|source| UnknownOrder { source })
     }
 }

@@ -53,9 +53,12 @@ impl FromStr for ModelName {
 
     fn from_str(text: &str) -> Result<Self, BadModelName> {
         let name = text.trim().to_ascii_lowercase();
-        let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-:/".contains(c);
         let starts_well = name.starts_with(|c: char| c.is_ascii_alphanumeric());
-        if starts_well && name.len() <= 200 && name.chars().all(allowed) && !name.contains("..") {
+        if starts_well
+            && name.len() <= 200
+            && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-:/".contains(c))
+            && !name.contains("..")
+        {
             Ok(Self(name))
         } else {
             Err(BadModelName { found: text.chars().take(200).collect() })

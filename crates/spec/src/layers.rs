@@ -65,11 +65,14 @@ pub(crate) fn numbers(text: &str, separator: char) -> Option<Vec<usize>> {
 
 /// Formats ascending layers in the form that [`numbers`] parses.
 pub(crate) fn written(layers: &[usize], separator: &str) -> String {
-    let run = |&(first, count): &(usize, usize)| match count {
-        1 => first.to_string(),
-        _ => format!("{first}-{}", first + count - 1),
-    };
-    runs(layers, 1).iter().map(run).collect::<Vec<_>>().join(separator)
+    runs(layers, 1)
+        .iter()
+        .map(|&(first, count)| match count {
+            1 => first.to_string(),
+            _ => format!("{first}-{}", first + count - 1),
+        })
+        .collect::<Vec<_>>()
+        .join(separator)
 }
 
 /// Groups equal numbers (`step` 0) or consecutive numbers (`step` 1) into runs: the first number and the length.
@@ -91,8 +94,9 @@ pub(crate) fn short(text: &str, kind: &str) -> Option<String> {
 
 /// Returns the FNV-1a hash (64 bits).
 pub(crate) fn hash(bytes: &[u8]) -> u64 {
-    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte: &u8| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 impl FromStr for LayerList {

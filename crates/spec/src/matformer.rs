@@ -59,8 +59,8 @@ impl MatFormer {
     /// long text.
     pub fn slug(&self) -> String {
         let text = self.to_string();
-        let whole = || text.replace('=', "").replace('*', "x").replace('+', ".").replace(',', "-");
-        short(&text, "mix").unwrap_or_else(whole)
+        short(&text, "mix")
+            .unwrap_or_else(|| text.replace('=', "").replace('*', "x").replace('+', ".").replace(',', "-"))
     }
 }
 
@@ -69,7 +69,8 @@ fn widths(text: &str) -> Option<Vec<usize>> {
     let mut widths = Vec::new();
     for run in text.split('+') {
         let (width, count) = run.split_once('*').unwrap_or((run, "1"));
-        let (width, count): (usize, usize) = (width.parse().ok()?, count.parse().ok()?);
+        let width: usize = width.parse().ok()?;
+        let count: usize = count.parse().ok()?;
         if width == 0 || !(1..=MAX_LAYERS - widths.len()).contains(&count) {
             return None;
         }
@@ -114,11 +115,13 @@ impl FromStr for MatFormer {
 impl fmt::Display for MatFormer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self::Mix(Mix { widths, skip }) = self else { return f.write_str("e2b") };
-        let width = |&(width, count): &(usize, usize)| match count {
-            1 => width.to_string(),
-            _ => format!("{width}*{count}"),
-        };
-        let ffn: Vec<String> = runs(widths, 0).iter().map(width).collect();
+        let ffn: Vec<String> = runs(widths, 0)
+            .iter()
+            .map(|&(width, count)| match count {
+                1 => width.to_string(),
+                _ => format!("{width}*{count}"),
+            })
+            .collect();
         let parts = [("ffn", ffn.join("+")), ("skip", written(skip, "+"))];
         let parts = parts.into_iter().filter(|(_, runs)| !runs.is_empty());
         let parts: Vec<String> = parts.map(|(name, runs)| format!("{name}={runs}")).collect();

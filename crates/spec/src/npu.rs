@@ -82,11 +82,14 @@ impl FromStr for NpuOptions {
         for word in text.split(',') {
             let unknown = || InvalidNpuOption { found: word.chars().take(80).collect() };
             let (key, value) = word.split_once('=').ok_or_else(unknown)?;
-            let (key, value) = (key.trim().to_ascii_lowercase(), value.trim().to_ascii_lowercase());
+            let key = key.trim().to_ascii_lowercase();
+            let value = value.trim().to_ascii_lowercase();
             let up_to = |most: u32| value.parse().ok().filter(|found| (1..=most).contains(found));
-            let priority = || UnknownName::find("priority", &value, &Priority::ALL).ok();
             let new = match key.as_str() {
-                "priority" => options.priority.replace(priority().ok_or_else(unknown)?).is_none(),
+                "priority" => {
+                    let priority = UnknownName::find("priority", &value, &Priority::ALL);
+                    options.priority.replace(priority.map_err(|_| unknown())?).is_none()
+                }
                 "vtcm" => options.vtcm_mb.replace(up_to(Self::MAX_VTCM_MB).ok_or_else(unknown)?).is_none(),
                 "rpc-latency" => {
                     options.rpc_latency.replace(up_to(Self::MAX_RPC_LATENCY).ok_or_else(unknown)?).is_none()

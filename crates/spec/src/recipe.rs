@@ -103,7 +103,8 @@ impl FixedShapes {
     /// Returns the shapes for sequences of up to `context` tokens: prefill lengths that the compiler chooses, and
     /// buckets of 64 to 512 tokens for texts.
     pub fn new(context: usize) -> Self {
-        let (shorter, prefill) = (Vec::new(), Vec::new());
+        let shorter = Vec::new();
+        let prefill = Vec::new();
         Self { context, shorter, prefill, buckets: vec![64, 128, 256, 512] }.within(context)
     }
 

@@ -145,9 +145,11 @@ impl FromStr for Target {
         let (provider, devices) = name.split_once(':').ok_or_else(unknown)?;
         match Ep::ALL.into_iter().find(|ep| ep.as_str() == provider) {
             Some(Ep::Qnn) => {
-                let chip = |name: &str| UnknownName::find("chip", name, &QnnChip::ALL);
-                let mut chips =
-                    devices.split(',').map(chip).collect::<Result<Vec<_>, _>>().map_err(|_| unknown())?;
+                let mut chips = devices
+                    .split(',')
+                    .map(|name| UnknownName::find("chip", name, &QnnChip::ALL))
+                    .collect::<Result<Vec<_>, _>>()
+                    .map_err(|_| unknown())?;
                 chips.sort_unstable();
                 chips.dedup();
                 Ok(Self::Qnn(chips))

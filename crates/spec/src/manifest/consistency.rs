@@ -45,7 +45,8 @@ pub fn check_consistency(manifest: &Manifest) -> Result<(), Contradiction> {
 fn check_decoder(arch: &DecoderArch) -> Result<(), Contradiction> {
     ensure(!arch.layers.is_empty(), "at least one layer", "none")?;
     for (index, layer) in arch.layers.iter().enumerate() {
-        let (heads, kv_heads) = (layer.attention.heads, layer.attention.kv_heads);
+        let heads = layer.attention.heads;
+        let kv_heads = layer.attention.kv_heads;
         let divides = kv_heads > 0 && heads > 0 && heads % kv_heads == 0 && layer.attention.head_size > 0;
         let expected = format!("attention heads of layer {index} in groups of equal size");
         ensure(divides, expected, format!("{heads} heads and {kv_heads} key/value heads"))?;
@@ -62,6 +63,7 @@ fn check_graph(manifest: &Manifest, graph: &GraphEntry) -> Result<(), Contradict
         let expected = format!("heads with elements in entry {entry} of the KV cache of {file}");
         ensure(*heads > 0 && *head_size > 0, expected, format!("{heads} heads of {head_size} elements"))?;
     }
+
     // In a graph for a range of layers, slots refer to the entries of the whole cache.
     if !matches!(graph.part, Part::Layers { range: Some(_), .. }) {
         for binding in graph.inputs.iter().chain(&graph.outputs) {
@@ -79,19 +81,25 @@ fn check_graph(manifest: &Manifest, graph: &GraphEntry) -> Result<(), Contradict
             }
         }
     }
+
     let Structure::Decoder(arch) = &manifest.architecture else { return Ok(()) };
     if !matches!(graph.part, Part::Whole | Part::Layers { range: None, .. }) {
         return Ok(());
     }
+
     let own = arch.layers.iter().map(|layer| &layer.attention).filter(|layer| layer.kv == KvSource::Own);
     let wanted: Vec<[usize; 2]> = own.map(|layer| [layer.kv_heads, layer.head_size]).collect();
     let found: Vec<[usize; 2]> = graph.kv.iter().map(|entry| [entry.heads, entry.head_size]).collect();
     let expected = format!("a KV cache of {} layers in {file}", wanted.len());
     ensure(found.len() == wanted.len(), expected, found.len())?;
+
     for (entry, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
-        let text = |[heads, size]: &[usize; 2]| format!("{heads} heads of {size} elements");
-        let expected = format!("{} in entry {entry} of the KV cache of {file}", text(wanted));
-        ensure(found == wanted, expected, text(found))?;
+        let expected = format!("{} in entry {entry} of the KV cache of {file}", heads_text(wanted));
+        ensure(found == wanted, expected, heads_text(found))?;
     }
     Ok(())
+}
+
+fn heads_text([heads, size]: &[usize; 2]) -> String {
+    format!("{heads} heads of {size} elements")
 }

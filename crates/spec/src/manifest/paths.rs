@@ -25,9 +25,11 @@ pub struct BadPath {
 /// Fails unless `path` is relative and inside the package on every platform. Empty, `.` and `..` components,
 /// backslashes, colons and control characters are refused.
 pub fn check_path(path: &str) -> Result<(), BadPath> {
-    let is_name = |part: &str| !part.is_empty() && part != "." && part != "..";
     let is_plain = !path.contains(['\\', ':']) && !path.contains(char::is_control);
-    if path.len() <= MAX_BYTES && is_plain && path.split('/').all(is_name) {
+    if path.len() <= MAX_BYTES
+        && is_plain
+        && path.split('/').all(|part| !part.is_empty() && part != "." && part != "..")
+    {
         return Ok(());
     }
     Err(BadPath { path: path.chars().take(80).collect() })
