@@ -94,7 +94,8 @@ extern "C" fn on_fault(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc:
 fn fill(address: usize) -> bool {
     let places = REGISTERED.iter().take(USED.load(Ordering::Acquire));
     for bounds in places {
-        let (start, end) = (bounds.start.load(Ordering::Acquire), bounds.end.load(Ordering::Acquire));
+        let start = bounds.start.load(Ordering::Acquire);
+        let end = bounds.end.load(Ordering::Acquire);
         if start > 1 && (start..end).contains(&address) {
             let from = address / PAGE.load(Ordering::Acquire) * PAGE.load(Ordering::Acquire);
             // SAFETY: the range is inside a map that a `Region` keeps registered, so it belongs to this process and

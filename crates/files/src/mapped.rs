@@ -72,7 +72,8 @@ struct FileState {
 impl FileWatch {
     fn new(file: File) -> io::Result<Self> {
         let found = file.metadata()?;
-        let (length, modified) = (found.len(), found.modified().ok());
+        let length = found.len();
+        let modified = found.modified().ok();
         Ok(Self(Some(Arc::new(FileState { file, length, modified }))))
     }
 
