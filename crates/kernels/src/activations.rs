@@ -169,7 +169,9 @@ impl QuantizedRows {
     /// [`Self::quads`].
     #[inline]
     pub(crate) fn panel<'a, Q>(&'a self, rows: &Range<usize>, quads: &'a [Q]) -> Panel<'a, Q> {
-        let (blocks, groups, scales) = (self.blocks, self.block / 4, self.scales_per_row());
+        let blocks = self.blocks;
+        let groups = self.block / 4;
+        let scales = self.scales_per_row();
         let part = |width: usize| rows.start * width..rows.end * width;
         let scales = &self.scales[part(scales)];
         let by_row = self.granularity == Granularity::Row;
@@ -185,7 +187,9 @@ impl QuantizedRows {
 
     /// Returns the panel for AMX with this index.
     pub(crate) fn tile_panel(&self, index: usize) -> TilePanel<'_> {
-        let (blocks, stride, scales) = (self.blocks, self.blocks * self.block, self.scales_per_row());
+        let scales = self.scales_per_row();
+        let stride = self.blocks * self.block;
+        let blocks = self.blocks;
         let part = |width: usize| index * width..(index + 1) * width;
         let (sums, _) = self.sums.as_chunks();
         let scales = &self.scales.as_chunks().0[part(scales)];
@@ -204,7 +208,8 @@ impl QuantizedRows {
         let Some((index, rows)) = self.panels().enumerate().find(|(_, rows)| rows.contains(&row)) else {
             return Default::default();
         };
-        let (at, len) = (row - rows.start, rows.len());
+        let at = row - rows.start;
+        let len = rows.len();
         if self.arrangement == Arrangement::Tiles {
             let panel = self.tile_panel(index);
             let integers = panel.activations[at * panel.stride..][..self.inputs].iter().map(|x| *x as i8);
@@ -239,7 +244,8 @@ impl Operation for Quantize<'_> {
         let biased = S::CENTERED_BIAS != 0 && bits == Bits::Four && unpack;
         out.biased = biased;
         (out.block, out.granularity, out.arrangement) = (block, granularity, arrangement);
-        let (blocks, groups) = (out.inputs.div_ceil(block), block / 4);
+        let blocks = out.inputs.div_ceil(block);
+        let groups = block / 4;
         out.blocks = blocks;
         let places = match arrangement {
             Arrangement::Interleaved => {
@@ -254,11 +260,13 @@ impl Operation for Quantize<'_> {
                 places
             }
         };
+
         let scales_per_row = out.scales_per_row();
         out.sums.resize(places * blocks, 0);
         out.scales.resize(places * scales_per_row, 0.0);
         let width = blocks * groups;
         out.panel.resize(out.panel_rows.min(out.rows) * width, [0; 4]);
+
         for (index, rows) in out.panels().enumerate() {
             // First place of the panel, and the number of its places.
             let (first, len) = match arrangement {
@@ -302,6 +310,7 @@ impl Operation for Quantize<'_> {
                 }
             }
         }
+
         out.wide.clear();
         if S::WIDENS && bits == Bits::Eight && unpack {
             out.wide.extend(out.quads.iter().map(|quad| quad.map(i16::from)));

@@ -110,8 +110,10 @@ impl Operation for Rotate<'_> {
             let (first, rest) = head.split_at_mut(half);
             let pairs = first.chunks_mut(LANES).zip(rest[..half].chunks_mut(LANES));
             for ((x, y), (cos, sin)) in pairs.zip(self.cos.chunks(LANES).zip(self.sin.chunks(LANES))) {
-                let (a, b) = (load_part(s, x, 0.0), load_part(s, y, 0.0));
-                let (cos, sin) = (load_part(s, cos, 0.0), load_part(s, sin, 0.0));
+                let a = load_part(s, x, 0.0);
+                let b = load_part(s, y, 0.0);
+                let cos = load_part(s, cos, 0.0);
+                let sin = load_part(s, sin, 0.0);
                 store_part(s, s.sub(s.mul(a, cos), s.mul(b, sin)), x);
                 store_part(s, s.mul_add(b, cos, s.mul(a, sin)), y);
             }

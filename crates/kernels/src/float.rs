@@ -50,9 +50,14 @@ impl FloatMatrix {
         if found != expected {
             return Err(KernelError::Length { what: "weights", expected, found });
         }
+
         let width = if half { 2 } else { 4 };
-        let size = || outputs.checked_next_multiple_of(LANES)?.checked_mul(inputs)?.checked_mul(width);
-        let mut bytes = AlignedBytes::zeros(size().ok_or(KernelError::Size { outputs, inputs })?);
+        let size = outputs
+            .checked_next_multiple_of(LANES)
+            .and_then(|rows| rows.checked_mul(inputs))
+            .and_then(|elements| elements.checked_mul(width))
+            .ok_or(KernelError::Size { outputs, inputs })?;
+        let mut bytes = AlignedBytes::zeros(size);
         let all = bytes.as_mut_slice();
         for output in 0..outputs {
             for input in 0..inputs {
@@ -263,7 +268,8 @@ fn tiles<S: Simd, const W: usize, const R: usize>(
 ) {
     let inputs = matmul.weights.inputs;
     let (lines, _) = matmul.weights.bytes.as_slice().as_chunks::<W>();
-    let (first, count) = (place.step.tile, place.step.count);
+    let first = place.step.tile;
+    let count = place.step.count;
     let tile = |at: usize| &lines[(first + at) * inputs..][..inputs];
     if S::TILES == 2 && count == 2 && R > 1 {
         let sums = multiply::<S, W, R, 2>(s, values, [tile(0), tile(1)]);

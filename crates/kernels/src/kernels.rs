@@ -286,7 +286,9 @@ impl Kernels {
         let shape = (queries.rows.rows(), queries.rows.columns());
         assert_eq!((out.rows(), out.columns()), shape, "shape of the output");
         let keys = check_attention(attention, queries, cache);
-        let (keys, out, buffers) = (0..keys, AttentionOutput::Whole(out), &mut scratch.attention);
+        let keys = 0..keys;
+        let out = AttentionOutput::Whole(out);
+        let buffers = &mut scratch.attention;
         self.attention.run(Attend { attention, queries, cache, keys, buffers, out });
     }
 
@@ -304,11 +306,13 @@ impl Kernels {
         scratch: &mut Scratch,
         part: &mut AttentionPart,
     ) {
-        let (count, keys) = (check_attention(attention, queries, cache), part.keys.clone());
+        let count = check_attention(attention, queries, cache);
+        let keys = part.keys.clone();
         let exist = keys.start <= keys.end && keys.end <= count;
         let whole = keys.start.is_multiple_of(AttentionPart::KEYS) && keys.len() <= AttentionPart::KEYS;
         assert!(exist && whole, "keys {keys:?} of {count}");
-        let (buffers, out) = (&mut scratch.attention, AttentionOutput::Part(part));
+        let buffers = &mut scratch.attention;
+        let out = AttentionOutput::Part(part);
         self.attention.run(Attend { attention, queries, cache, keys, buffers, out });
     }
 
@@ -360,18 +364,21 @@ impl Kernels {
 
 /// Checks that the shapes of attention match, and returns the number of keys.
 fn check_attention(attention: &Attention, queries: Queries<'_>, cache: KeyValues<'_>) -> usize {
-    let (size, rows) = (attention.head_size, queries.rows);
+    let size = attention.head_size;
+    let rows = queries.rows;
     assert!(size > 0 && rows.columns().is_multiple_of(size), "heads of {size}");
     let keys = cache.keys.rows(size);
     assert!(keys.is_some() && keys == cache.values.rows(size), "shapes of keys and values");
-    let (keys, positions) = (keys.unwrap_or(0), queries.first_position.saturating_add(rows.rows()));
+    let keys = keys.unwrap_or(0);
+    let positions = queries.first_position.saturating_add(rows.rows());
     assert!(attention.mask == Mask::Full || positions <= keys, "positions up to {positions}");
     keys
 }
 
 /// Checks that a range of columns consists of whole tiles.
 fn check_columns(columns: &Range<usize>, outputs: usize) {
-    let whole = |column: usize| column.is_multiple_of(LANES) || column == outputs;
-    let ordered = columns.start <= columns.end && columns.end <= outputs;
-    assert!(ordered && columns.start.is_multiple_of(LANES) && whole(columns.end), "columns {columns:?}");
+    let is_ordered = columns.start <= columns.end && columns.end <= outputs;
+    let starts_tile = columns.start.is_multiple_of(LANES);
+    let ends_tile = columns.end.is_multiple_of(LANES) || columns.end == outputs;
+    assert!(is_ordered && starts_tile && ends_tile, "columns {columns:?}");
 }

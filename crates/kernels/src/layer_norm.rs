@@ -61,7 +61,8 @@ fn normalize<S: Simd>(s: S, residual: &[f32], norm: &LayerNorm<'_>, row: &mut [f
         store_part(s, both, y);
     }
     let mean = s.sum(sum) / count;
-    let (center, mut squares) = (s.splat(mean), s.splat(0.0));
+    let center = s.splat(mean);
+    let mut squares = s.splat(0.0);
     for x in row.chunks(LANES) {
         // The lanes after the last element are the mean, so that their differences are 0.
         let difference = s.sub(load_part(s, x, mean), center);

@@ -36,8 +36,9 @@ fn dots<S: Simd, const CHAINS: usize>(s: S, bits: Bits, rounds: usize) -> u64 {
         }
         Bits::Eight => {
             let weights = s.load_bytes(black_box(&[3; 64]));
-            let dot = |acc, quad: &_| s.dot_bytes(acc, weights, s.splat_quad(quad));
-            repeat::<S, _, CHAINS>(s, rounds, [1, 2, 3, 4], dot);
+            repeat::<S, _, CHAINS>(s, rounds, [1, 2, 3, 4], |acc, quad: &_| {
+                s.dot_bytes(acc, weights, s.splat_quad(quad))
+            });
             products
         }
         Bits::Four => {
@@ -93,7 +94,8 @@ impl Operation for MulAdds {
 
 #[inline(always)]
 fn mul_adds<S: Simd, const CHAINS: usize>(s: S, rounds: usize) -> u64 {
-    let (a, b) = (s.splat(black_box(0.5)), s.splat(black_box(1.0)));
+    let a = s.splat(black_box(0.5));
+    let b = s.splat(black_box(1.0));
     let mut acc = [s.splat(black_box(1.0)); CHAINS];
     for _ in 0..rounds {
         for acc in &mut acc {

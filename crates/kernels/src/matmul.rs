@@ -82,7 +82,8 @@ struct Columns<'a> {
 impl MatMul<'_> {
     #[inline(always)]
     fn multiply_packed<S: Simd, F: Format<Quad = [i8; 4]>>(&mut self, s: S) {
-        let (tiles, mut copy) = (self.weights.tiles(), take(&mut self.scratch.quads));
+        let tiles = self.weights.tiles();
+        let mut copy = take(&mut self.scratch.quads);
         let quads = with_bias(self.input, false, &mut copy);
         for step in Step::all(&self.columns, S::TILES) {
             let columns = load_tiles(&tiles, step).map(|tile| Columns { tile, starts: &[] });
@@ -110,14 +111,16 @@ impl MatMul<'_> {
     #[inline(always)]
     fn multiply_unpacked<S: Simd, F: UnpackedFormat>(&mut self, s: S, quads: &[F::Quad]) {
         let tiles = self.weights.tiles();
-        let (mut buffer, mut sums) = (take(&mut self.scratch.bytes), take(&mut self.scratch.starts));
+        let mut buffer = take(&mut self.scratch.bytes);
+        let mut sums = take(&mut self.scratch.starts);
         let blocks = self.weights.inputs().div_ceil(self.weights.block());
         sums.resize(2 * blocks, [0; LANES]);
         for step in Step::all(&self.columns, S::TILES) {
             let loaded = load_tiles(&tiles, step);
             let count = loaded[0].quants.len() * 2;
             let (lines, _) = buffer.reserve(2 * count * LINE).as_chunks_mut::<LINE>();
-            let (lines, starts) = (lines.split_at_mut(count), sums.split_at_mut(blocks));
+            let lines = lines.split_at_mut(count);
+            let starts = sums.split_at_mut(blocks);
             unpack::<S, F>(s, &loaded[0], lines.0, starts.0);
             if step.count == 2 {
                 unpack::<S, F>(s, &loaded[1], lines.1, starts.1);
@@ -299,6 +302,7 @@ fn product<S: Simd, F: Format, const R: usize, const V: usize>(
             }
         }
     }
+
     if let Some(scales) = panel.row_scales {
         for r in 0..R {
             let scale = s.splat(scales[r]);
@@ -350,6 +354,7 @@ fn start<S: Simd, F: Format, const R: usize, const V: usize>(
             }
             continue;
         }
+
         match columns[v].tile.zeros {
             None => {
                 for r in 0..R {

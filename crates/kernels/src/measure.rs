@@ -45,14 +45,16 @@ impl Kernels {
         }
         let times = candidates.into_iter().filter_map(|kernels| Some((kernels, Times::measure(&kernels)?)));
         let times: Vec<_> = times.collect();
-        let choice = || {
-            let one_row = choose(&times, |times| times.one_row)?;
-            let rows = choose(&times, |times| times.rows)?;
-            let attention = choose(&times, |times| times.attention)?;
-            let floats = choose(&times, |times| times.floats)?;
-            Some(Self::combine(&one_row, &rows, &attention, &floats))
-        };
-        choice().unwrap_or_else(Self::detect)
+        Self::fastest_of(&times).unwrap_or_else(Self::detect)
+    }
+
+    /// Returns the fastest kernels of each kind, or `None` if nothing was measured.
+    fn fastest_of(times: &[(Self, Times)]) -> Option<Self> {
+        let one_row = choose(times, |times| times.one_row)?;
+        let rows = choose(times, |times| times.rows)?;
+        let attention = choose(times, |times| times.attention)?;
+        let floats = choose(times, |times| times.floats)?;
+        Some(Self::combine(&one_row, &rows, &attention, &floats))
     }
 }
 
@@ -80,11 +82,14 @@ impl Times {
             scales: Scales::F16(&vec![f16::ONE; OUTPUTS * INPUTS / 32]),
             zeros: None,
         });
-        let (packed, weights) =
-            (packed.ok()?, FloatMatrix::pack(OUTPUTS, INPUTS, FloatWeights::F32(&floats)).ok()?);
-        let (mut scratch, mut out) = (Scratch::default(), vec![0.0; ROWS * OUTPUTS]);
+
+        let packed = packed.ok()?;
+        let weights = FloatMatrix::pack(OUTPUTS, INPUTS, FloatWeights::F32(&floats)).ok()?;
+        let mut scratch = Scratch::default();
+        let mut out = vec![0.0; ROWS * OUTPUTS];
         let mut quantized = |rows: usize| {
-            let (mut input, mut scratch) = (QuantizedRows::default(), std::mem::take(&mut scratch));
+            let mut input = QuantizedRows::default();
+            let mut scratch = std::mem::take(&mut scratch);
             kernels.quantize(
                 MatrixRef::new(&floats[..rows * INPUTS], INPUTS),
                 packed.format(),
@@ -96,7 +101,9 @@ impl Times {
                 kernels.matmul(&input, &packed, 0..OUTPUTS, &mut scratch, MatrixMut::new(out, OUTPUTS))
             })
         };
-        let (one_row, rows) = (quantized(1), quantized(ROWS));
+
+        let one_row = quantized(1);
+        let rows = quantized(ROWS);
         let mut input = FloatRows::default();
         kernels.interleave(MatrixRef::new(&floats[..ROWS * INPUTS], INPUTS), &mut input);
         let floats =
@@ -111,7 +118,8 @@ fn attention(kernels: &Kernels) -> Duration {
     let attention = Attention { head_size: HEAD, scale: 0.125, soft_cap: None, mask: Mask::Causal };
     let cache = vec![f16::ONE; KEYS * HEAD];
     let cache = KeyValues { keys: CacheRows::F16(&cache), values: CacheRows::F16(&cache) };
-    let (rows, mut out) = ([0.5; GROUP * HEAD], [0.0; GROUP * HEAD]);
+    let rows = [0.5; GROUP * HEAD];
+    let mut out = [0.0; GROUP * HEAD];
     let queries = Queries { rows: MatrixRef::new(&rows, GROUP * HEAD), first_position: KEYS - 1 };
     let mut scratch = Scratch::default();
     fastest(|| {
@@ -121,12 +129,12 @@ fn attention(kernels: &Kernels) -> Duration {
 }
 
 fn fastest(mut call: impl FnMut()) -> Duration {
-    let mut time = || {
+    let times = (0..REPEATS).map(|_| {
         let start = Instant::now();
         call();
         start.elapsed()
-    };
-    (0..REPEATS).map(|_| time()).min().unwrap_or_default()
+    });
+    times.min().unwrap_or_default()
 }
 
 /// Returns the candidate with the shortest time, or the first candidate if no other one is clearly faster.

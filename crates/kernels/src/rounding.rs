@@ -44,6 +44,7 @@ impl<'a, I: Iterator<Item = &'a mut f32>, const V: usize> Operation for RoundBlo
         let Self { values, integers, mut scales } = self;
         let blocks = values.chunks_exact(V * LANES);
         let rest = blocks.remainder();
+
         let mut places = integers.chunks_exact_mut(V * LANES);
         for ((values, out), scale) in blocks.zip(&mut places).zip(&mut scales) {
             let (values, _) = values.as_chunks::<LANES>();
@@ -68,6 +69,7 @@ impl<'a, I: Iterator<Item = &'a mut f32>, const V: usize> Operation for RoundBlo
                 s.round_to_i8(s.mul(vectors[v], inverse), &mut out[v]);
             }
         }
+
         if let (false, Some(out), Some(scale)) = (rest.is_empty(), places.next(), scales.next()) {
             *scale = round(s, rest, out);
         }

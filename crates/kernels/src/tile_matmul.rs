@@ -35,12 +35,15 @@ impl Operation for TileMatMul<'_> {
     fn run<S: Simd>(self, s: S) {
         let Self { amx, input, weights, columns, buffer, mut out } = self;
         let Some(rows) = input.panels().map(|rows| rows.len()).max() else { return };
-        let (tiles, block, bits) = (weights.tiles(), weights.block(), weights.bits());
+        let tiles = weights.tiles();
+        let block = weights.block();
+        let bits = weights.bits();
         let mut product = Product { shapes: amx.shapes(rows, block), lines: block / 4, sums: SUMS };
         // Number of lines of unpacked weights of sixteen columns, and one even if there are no inputs.
         let count = (weights.inputs().div_ceil(block) * block / 4).max(1);
         let (lines, _) = buffer.reserve(GROUP * count * LINE).as_chunks_mut::<LINE>();
         let end = columns.end.div_ceil(LANES);
+
         for first in (columns.start / LANES..end).step_by(GROUP) {
             let group = first..end.min(first + GROUP);
             for (index, lines) in group.clone().zip(lines.chunks_exact_mut(count)) {
@@ -119,12 +122,14 @@ impl Product {
         if blocks > 0 {
             self.start(panel, lines, 0);
         }
+
         for block in 0..blocks {
             if block + 1 < blocks {
                 self.start(panel, lines, block + 1);
             }
             let sums = &self.sums[block % 2].0;
-            let (scale, row_sums) = (tile.scales.load(s, block), &panel.sums[block]);
+            let scale = tile.scales.load(s, block);
+            let row_sums = &panel.sums[block];
             let zeros = tile.zeros.map(|zeros| zero_factors(s, &zeros[block]));
             for r in 0..TILE_ROWS {
                 let mut sum = s.load_i32(&sums[r]);
@@ -139,6 +144,7 @@ impl Product {
                 results[r] = s.mul_add(sum, scale, results[r]);
             }
         }
+
         if let Some(scales) = panel.row_scales {
             for r in 0..TILE_ROWS {
                 results[r] = s.mul(results[r], s.splat(scales[r]));

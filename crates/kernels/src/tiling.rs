@@ -18,9 +18,13 @@ pub(crate) struct Step {
 pub(crate) fn panels(rows: usize, panel_rows: usize) -> impl Iterator<Item = Range<usize>> {
     let count = rows.div_ceil(panel_rows.max(1));
     // The first panels have one row more. A division for each panel would take too much of the time.
-    let (least, longer) = (rows / count.max(1), rows % count.max(1));
-    let start = move |panel: usize| panel * least + panel.min(longer);
-    (0..count).map(move |panel| start(panel)..start(panel + 1))
+    let least = rows / count.max(1);
+    let longer = rows % count.max(1);
+    (0..count).map(move |panel| {
+        let start = panel * least + panel.min(longer);
+        let length = least + usize::from(panel < longer);
+        start..start + length
+    })
 }
 
 /// Position of a register tile in the output.
@@ -33,7 +37,8 @@ pub(crate) struct TilePosition {
 impl Step {
     /// Divides a range of columns into steps of up to `tiles` tiles.
     pub(crate) fn all(columns: &Range<usize>, tiles: usize) -> impl Iterator<Item = Self> + use<> {
-        let (first, end) = (columns.start / LANES, columns.end.div_ceil(LANES));
+        let first = columns.start / LANES;
+        let end = columns.end.div_ceil(LANES);
         (first..end).step_by(tiles).map(move |tile| Self { tile, count: tiles.min(end - tile) })
     }
 

@@ -121,7 +121,8 @@ fn convert<S: Simd, T: Element>(s: S, rows: &[T], row: usize, out: &mut [f32]) {
     for (x, out) in whole.iter().zip(whole_out) {
         s.store(T::load(s, x), out);
     }
-    let (mut tail, mut lanes) = ([T::ZERO; LANES], [0.0; LANES]);
+    let mut tail = [T::ZERO; LANES];
+    let mut lanes = [0.0; LANES];
     tail[..rest.len()].copy_from_slice(rest);
     s.store(T::load(s, &tail), &mut lanes);
     rest_out.copy_from_slice(&lanes[..rest.len()]);

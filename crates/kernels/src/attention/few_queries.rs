@@ -48,7 +48,8 @@ impl<const R: usize> Operation for AttendBlock<'_, '_, R> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let Self { attend, buffers, block } = self;
-        let (queries, size) = (0..R, attend.attention.head_size);
+        let queries = 0..R;
+        let size = attend.attention.head_size;
         match attend.cache.keys {
             CacheRows::F32(keys) => score::<S, f32, R>(s, keys, block, buffers),
             CacheRows::F16(keys) => score::<S, f16, R>(s, keys, block, buffers),
@@ -112,7 +113,8 @@ fn sum<S: Simd, T: Element, const R: usize>(
     let size = buffers.padded;
     let width = size + T::AFTER_ROW;
     let values = &values[block.start * width..block.end * width];
-    let (weights, sums) = (&buffers.scores, &mut buffers.part.values);
+    let weights = &buffers.scores;
+    let sums = &mut buffers.part.values;
     if R <= WIDE_TILE_QUERIES {
         add_values::<S, T, R, 4>(s, values, size, weights, factors, sums);
     } else {

@@ -34,6 +34,7 @@ pub(super) fn load_keys<S: Simd>(
     let keys = keys[block.start * width..block.end * width].chunks(LANES * width);
     let padded = size.next_multiple_of(LANES);
     let per_group = SplitQueries::lines_per_group::<S>(padded);
+
     for (keys, lines) in keys.zip(lines.chunks_exact_mut(padded / GROUP * per_group)) {
         for (part, lines) in lines.chunks_mut(LANES * per_group).enumerate() {
             let mut tile = [s.splat(0.0); LANES];
@@ -77,7 +78,8 @@ pub(super) fn score<S: Simd, const R: usize>(
     let queries = buffers.split_queries.panel(panel);
     let lines = buffers.padded / GROUP * SplitQueries::lines_per_group::<S>(buffers.padded);
     for first in (0..count).step_by(LANES * S::TILES) {
-        let (lines, scores) = (&buffers.key_lines[first / LANES * lines..], &mut buffers.scores[first..]);
+        let lines = &buffers.key_lines[first / LANES * lines..];
+        let scores = &mut buffers.scores[first..];
         if !queries.integers.is_empty() {
             score_integers::<S, R>(s, queries, lines, scores);
         } else if S::TILES == 2 {

@@ -25,11 +25,13 @@ pub(super) fn run<S: Simd>(s: S, attend: &Attend<'_>, buffers: &mut Buffers) {
             CacheRows::F16(keys) => load_keys(s, keys, size, &block, &mut buffers.keys),
             CacheRows::I8(keys) => integer_scores::load_keys(s, keys, size, &block, &mut buffers.key_lines),
         }
+
         let scales = [attend.cache.keys, attend.cache.values].map(|rows| rows.scales(size, &block));
         let finite = load_values(s, attend, buffers, &block, scales[1].as_ref());
         let sums_all = finite || attend.see_all(0, last, &block);
         for panel in buffers.panels() {
-            let (first, last) = (panel.start / attend.group(), (panel.end - 1) / attend.group());
+            let first = panel.start / attend.group();
+            let last = (panel.end - 1) / attend.group();
             let seen = attend.visible(first).start < block.end && block.start < attend.visible(last).end;
             let keys = if sums_all || attend.see_all(first, last, &block) {
                 SummedKeys::All
@@ -37,7 +39,9 @@ pub(super) fn run<S: Simd>(s: S, attend: &Attend<'_>, buffers: &mut Buffers) {
                 SummedKeys::Visible
             };
             if seen {
-                let (panel, block, scales) = (&panel, &block, &scales);
+                let panel = &panel;
+                let block = &block;
+                let scales = &scales;
                 with_rows!(panel.len(), R => {
                     s.run(PanelStep::<R> { attend, buffers, panel, block, scales, keys });
                 });
@@ -96,7 +100,8 @@ fn step<S: Simd, const R: usize>(s: S, step: PanelStep<'_, '_, R>) {
         return sum_visible(s, attend, buffers, panel.clone(), block, &factors);
     }
     let size = buffers.padded;
-    let (values, scores) = (&buffers.values[..count * size], &buffers.scores);
+    let values = &buffers.values[..count * size];
+    let scores = &buffers.scores;
     let sums = &mut buffers.part.values[panel.start * size..];
     if S::TILES == 2 {
         add_values::<S, f32, R, 2>(s, values, size, scores, &factors, sums);

@@ -124,7 +124,8 @@ impl Attend<'_> {
     }
 
     fn query(&self, index: usize) -> &[f32] {
-        let (group, size) = (self.group(), self.attention.head_size);
+        let group = self.group();
+        let size = self.attention.head_size;
         &self.queries.rows.row(index / group)[index % group * size..][..size]
     }
 
@@ -156,6 +157,7 @@ impl Operation for Attend<'_> {
         let padded = size.next_multiple_of(LANES);
         let few = count <= MAX_FEW_QUERIES && padded == size;
         buffers.reset(s, &self, padded, if few { MAX_FEW_QUERIES } else { S::FLOAT_ROWS });
+
         let mut is_first = true;
         for keys in self.parts() {
             self.keys = keys;
@@ -171,9 +173,11 @@ impl Operation for Attend<'_> {
                 buffers.sums.merge(s, &buffers.part);
             }
         }
+
         if is_first {
             buffers.sums.reset(count, padded);
         }
+
         match &mut self.out {
             AttentionOutput::Whole(out) => buffers.sums.write(s, size, out),
             AttentionOutput::Part(part) => part.swap(&mut buffers.sums, size),

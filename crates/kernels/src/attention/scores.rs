@@ -61,7 +61,8 @@ pub(super) fn score<S: Simd, const R: usize>(
 ) {
     let (queries, _) = buffers.queries.panel(panel).as_chunks::<R>();
     for first in (0..count).step_by(LANES * S::TILES) {
-        let (keys, scores) = (&buffers.keys[first..], &mut buffers.scores[first..]);
+        let keys = &buffers.keys[first..];
+        let scores = &mut buffers.scores[first..];
         if S::TILES == 2 {
             multiply::<S, R, 2>(s, queries, keys, scores);
         } else {

@@ -90,11 +90,13 @@ impl SplitQueries {
         self.row.clear();
         self.row.resize(vectors, [0.0; LANES]);
         self.scales.resize(count, 0.0);
+
         for digits in [&mut self.high, &mut self.low] {
             digits.row.resize(vectors, [0; LANES]);
             digits.groups.resize(count * vectors * LANES / 4, [0; 4]);
             digits.sums.resize(count, 0);
         }
+
         for panel in panels {
             for query in panel.clone() {
                 for (slot, x) in self.row.as_flattened_mut().iter_mut().zip(attend.query(query)) {
@@ -105,6 +107,7 @@ impl SplitQueries {
                 self.low.place(&panel, query);
             }
         }
+
         self.integers.clear();
         if Self::lines_per_group::<S>(vectors * LANES) == 2 {
             let digits = self.high.groups.iter().zip(&self.low.groups);
@@ -123,7 +126,9 @@ impl SplitQueries {
             digits.for_each(|(high, low)| (*high, *low) = ([0; LANES], [0; LANES]));
             return fixed;
         }
-        let (inverse, least, top) = (s.splat(TOP / peak), s.splat(-TOP_DIGIT), s.splat(TOP_DIGIT));
+        let inverse = s.splat(TOP / peak);
+        let least = s.splat(-TOP_DIGIT);
+        let top = s.splat(TOP_DIGIT);
         for (x, (high, low)) in self.row.iter().zip(digits) {
             let x = s.mul(s.load(x), inverse);
             s.round_to_i8(s.mul(x, s.splat(1.0 / BASE)), high);
@@ -154,7 +159,8 @@ impl Digits {
 
     /// Places the digits of a query in its panel.
     fn place(&mut self, panel: &Range<usize>, query: usize) {
-        let (digits, places) = (self.row.as_flattened(), self.places(panel));
+        let digits = self.row.as_flattened();
+        let places = self.places(panel);
         self.sums[query] = digits.iter().map(|digit| i32::from(*digit)).sum();
         let places = self.groups[places].iter_mut().skip(query - panel.start).step_by(panel.len());
         for (place, group) in places.zip(digits.as_chunks().0) {

@@ -58,6 +58,7 @@ impl Sums {
                 values.copy_from_slice(more);
                 continue;
             }
+
             // If the scores are NaN, the peak is minus infinity and the total is NaN. The result is then NaN too.
             let peak = self.peaks[query].max(later.peaks[query]);
             let mut factors = [0.0; LANES];
@@ -65,6 +66,7 @@ impl Sums {
             s.store(exp(s, s.load(&factors)), &mut factors);
             self.peaks[query] = peak;
             self.totals[query] = self.totals[query] * factors[0] + later.totals[query] * factors[1];
+
             let factors = [s.splat(factors[0]), s.splat(factors[1])];
             for (values, more) in values.iter_mut().zip(more) {
                 let sum = s.mul_add(s.load(more), factors[1], s.mul(s.load(values), factors[0]));
@@ -180,7 +182,8 @@ impl Buffers {
         block: &Range<usize>,
         count: usize,
     ) -> [f32; LANES] {
-        let (group, width) = (attend.group(), count.next_multiple_of(LANES));
+        let group = attend.group();
+        let width = count.next_multiple_of(LANES);
         // The factor of a query that sees no key of this block is the exponential of 0.
         let mut distances = [0.0; LANES];
         for (at, query) in queries.clone().enumerate() {
@@ -198,6 +201,7 @@ impl Buffers {
             distances[at] = self.part.peaks[query] - peak;
             self.part.peaks[query] = peak;
         }
+
         let mut factors = [0.0; LANES];
         s.store(exp(s, s.load(&distances)), &mut factors);
         for (at, query) in queries.enumerate() {

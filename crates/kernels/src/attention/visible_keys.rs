@@ -18,7 +18,8 @@ pub(super) fn load_values<S: Simd>(
     block: &Range<usize>,
     scales: Option<&BlockScales>,
 ) -> bool {
-    let (size, padded) = (attend.attention.head_size, buffers.padded);
+    let size = attend.attention.head_size;
+    let padded = buffers.padded;
     let rows = buffers.values.chunks_exact_mut(padded.max(1));
     for (row, values) in block.clone().zip(rows) {
         attend.cache.values.convert(s, row, &mut values[..size]);
@@ -29,7 +30,8 @@ pub(super) fn load_values<S: Simd>(
 /// Returns whether all numbers are finite.
 #[inline(always)]
 pub(super) fn are_finite<S: Simd>(s: S, values: &[f32]) -> bool {
-    let (mut sum, zero) = (s.splat(0.0), s.splat(0.0));
+    let mut sum = s.splat(0.0);
+    let zero = s.splat(0.0);
     for values in values.chunks(LANES) {
         sum = s.mul_add(load_part(s, values, 0.0), zero, sum);
     }
@@ -47,7 +49,8 @@ pub(super) fn sum_visible<S: Simd>(
     block: &Range<usize>,
     factors: &[f32; LANES],
 ) {
-    let (group, padded) = (attend.group(), buffers.padded);
+    let group = attend.group();
+    let padded = buffers.padded;
     for (at, query) in queries.enumerate() {
         let Range { start, end } = attend.visible_in(query / group, block);
         let (sums, _) = buffers.part.values[query * padded..][..padded].as_chunks_mut::<LANES>();

@@ -55,6 +55,7 @@ fn add_tile<S: Simd, T: Element, const R: usize, const V: usize>(
             sums[r][v] = s.mul(s.load(&row[v]), s.splat(factors[r]));
         }
     }
+
     for (key, row) in values.chunks_exact(size + T::AFTER_ROW).take(BLOCK).enumerate() {
         let (row, _) = row[first..].as_chunks::<LANES>();
         let row = &row[..V];

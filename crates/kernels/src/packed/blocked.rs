@@ -53,7 +53,8 @@ impl BlockedWeights<'_> {
     pub(super) fn pack(&self, layout: &Layout, out: &mut [u8]) -> Result<(), KernelError> {
         check_lengths(self)?;
         if out.len() != layout.scales.end {
-            let (expected, found) = (layout.scales.end, out.len());
+            let expected = layout.scales.end;
+            let found = out.len();
             return Err(KernelError::Length { what: "packed bytes", expected, found });
         }
         out[..LINE].copy_from_slice(&layout.header());
@@ -132,7 +133,8 @@ fn pack_scales(weights: &BlockedWeights<'_>, out: &mut [u8]) {
     let blocks = weights.inputs.div_ceil(weights.block);
     for output in 0..weights.outputs {
         for block in 0..blocks {
-            let (from, to) = (output * blocks + block, place(output, block, blocks));
+            let from = output * blocks + block;
+            let to = place(output, block, blocks);
             match weights.scales {
                 Scales::F16(scales) => out[to * 2..][..2].copy_from_slice(&scales[from].to_le_bytes()),
                 Scales::F32(scales) => out[to * 4..][..4].copy_from_slice(&scales[from].to_le_bytes()),

@@ -65,18 +65,17 @@ impl Layout {
         if ![16, 32, 64, 128].contains(&block) {
             return Err(KernelError::Block { found: block });
         }
-        let sizes = || {
-            let blocks = outputs.div_ceil(LANES).checked_mul(inputs.div_ceil(block))?;
-            let section = |start: usize, each: usize| {
-                let end = start.checked_add(blocks.checked_mul(each)?)?.checked_next_multiple_of(LINE)?;
-                (end <= isize::MAX as usize).then_some(start..end)
-            };
-            let quants = section(LINE, LANES * block * bits.count() / 8)?;
-            let zeros = section(quants.end, if parts.zeros { LANES } else { 0 })?;
-            let scales = section(zeros.end, LANES * if parts.single { 4 } else { 2 })?;
-            Some((quants, zeros, scales))
+        let size = KernelError::Size { outputs, inputs };
+        let Some(blocks) = outputs.div_ceil(LANES).checked_mul(inputs.div_ceil(block)) else {
+            return Err(size);
         };
-        let (quants, zeros, scales) = sizes().ok_or(KernelError::Size { outputs, inputs })?;
+        let Some(quants) = section(LINE, blocks, LANES * block * bits.count() / 8) else { return Err(size) };
+        let Some(zeros) = section(quants.end, blocks, if parts.zeros { LANES } else { 0 }) else {
+            return Err(size);
+        };
+        let Some(scales) = section(zeros.end, blocks, LANES * if parts.single { 4 } else { 2 }) else {
+            return Err(size);
+        };
         Ok(Self { outputs, inputs, block, bits, single: parts.single, quants, zeros, scales })
     }
 
@@ -102,14 +101,14 @@ impl Layout {
         if words[0] != MAGIC {
             return Err(format("other magic or version"));
         }
-        let size = |word: [u8; 8]| usize::try_from(u64::from_le_bytes(word)).map_err(|_| format("size"));
         let bits = match header[25] {
             4 => Bits::Four,
             8 => Bits::Eight,
             _ => return Err(format("number of bits")),
         };
         let parts = Parts { single: header[26] != 0, zeros: header[27] != 0 };
-        let layout = Self::new(size(words[1])?, size(words[2])?, usize::from(header[24]), bits, parts)?;
+        let layout =
+            Self::new(dimension(words[1])?, dimension(words[2])?, usize::from(header[24]), bits, parts)?;
         if layout.header() != *header {
             return Err(format("unknown fields"));
         }
@@ -118,6 +117,18 @@ impl Layout {
         }
         Ok(layout)
     }
+}
+
+/// Returns the bytes of a section that starts at `start` and has `bytes` bytes for each block, or `None` if they are too
+/// many.
+fn section(start: usize, blocks: usize, bytes: usize) -> Option<Range<usize>> {
+    let end = start.checked_add(blocks.checked_mul(bytes)?)?.checked_next_multiple_of(LINE)?;
+    (end <= isize::MAX as usize).then_some(start..end)
+}
+
+/// Reads a number of outputs or inputs in a header.
+fn dimension(word: [u8; 8]) -> Result<usize, KernelError> {
+    usize::try_from(u64::from_le_bytes(word)).map_err(|_| KernelError::Format { reason: "size" })
 }
 
 /// Optional parts of a packed matrix.

@@ -107,7 +107,8 @@ impl PackedMatrix {
 
     /// Returns the tiles of sixteen outputs.
     pub(crate) fn tiles(&self) -> Tiles<'_> {
-        let (bytes, layout) = (self.as_bytes(), &self.layout);
+        let bytes = self.as_bytes();
+        let layout = &self.layout;
         let part = |range: &Range<usize>| &bytes[range.clone()];
         let blocks = layout.inputs.div_ceil(layout.block);
         Tiles {

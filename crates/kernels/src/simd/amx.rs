@@ -70,7 +70,8 @@ impl TileShapes {
     ) {
         assert!(activations.len() >= (self.rows - 1) * stride + self.block, "length of the activations");
         assert!(weights.len() >= self.block / 4, "length of the weights");
-        let (activations, weights) = (activations.as_ptr(), weights.as_ptr());
+        let activations = activations.as_ptr();
+        let weights = weights.as_ptr();
         // SAFETY: the shapes are set while `self` exists. Tile 0 has up to 16 rows of 64 bytes, as `sums`; tile 1 has
         // `rows` rows of up to 64 bytes of a block; tile 2 has a line for each four inputs. Both slices are long enough.
         unsafe {

@@ -120,7 +120,8 @@ impl Simd for Neon {
         // SAFETY: sixteen bytes are readable, and `self` proves the features.
         unsafe {
             let all = vld1q_u8(zeros.as_ptr());
-            let (low, high) = (vmovl_u8(vget_low_u8(all)), vmovl_u8(vget_high_u8(all)));
+            let low = vmovl_u8(vget_low_u8(all));
+            let high = vmovl_u8(vget_high_u8(all));
             [
                 vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(low))),
                 vreinterpretq_s32_u32(vmovl_u16(vget_high_u16(low))),
@@ -286,7 +287,8 @@ impl Simd for Neon {
         // SAFETY: sixteen bytes are readable, and `self` proves the features.
         unsafe {
             let all = vld1q_s8(x.as_ptr());
-            let (low, high) = (vmovl_s8(vget_low_s8(all)), vmovl_s8(vget_high_s8(all)));
+            let low = vmovl_s8(vget_low_s8(all));
+            let high = vmovl_s8(vget_high_s8(all));
             [
                 vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))),
                 vcvtq_f32_s32(vmovl_s16(vget_high_s16(low))),
