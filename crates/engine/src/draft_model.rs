@@ -150,10 +150,12 @@ impl DraftModel {
             self.device.truncate(SLOT, same)?;
             self.held.truncate(same);
         }
+
         let behind = &tokens[same..];
         if behind.iter().any(|&token| token as usize >= self.vocab) {
             return Ok(());
         }
+
         let most = self.device.limits().chunk.min(config.prefill_chunk).max(1);
         let chunk = config.token_latency.map_or(most, |bound| self.pace.tokens(bound, most));
         let now = behind.len().min(chunk);
@@ -161,6 +163,7 @@ impl DraftModel {
         if now < behind.len() {
             return self.run(&behind[..now], LogitRows::Nothing);
         }
+
         self.run(behind, LogitRows::Last)?;
         for drafted in 1..=width {
             let next = self.likeliest()?;

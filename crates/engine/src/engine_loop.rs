@@ -122,7 +122,8 @@ impl EngineLoop {
     /// # Errors
     /// All variants of [`SubmitError`] except [`SubmitError::Overloaded`] and [`SubmitError::ShutDown`].
     pub fn check(limits: &Limits, request: &Request) -> Result<(), SubmitError> {
-        let (prompt, longest) = (request.prompt.len(), limits.longest());
+        let prompt = request.prompt.len();
+        let longest = limits.longest();
         if prompt == 0 {
             return Err(SubmitError::Empty);
         }

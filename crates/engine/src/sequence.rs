@@ -73,6 +73,7 @@ impl Sequence {
         let mut tokens = request.prompt;
         // Reserved now, because steps must not allocate.
         tokens.reserve_exact(max_length - prompt);
+
         Self {
             number,
             prompt,

@@ -50,8 +50,10 @@ impl EngineLoop {
     /// prompt then waits for it instead of running the same tokens a second time.
     fn is_prefix_coming(&self, prompt: &[TokenId], contents: &[SlotContent<'_>]) -> bool {
         let held = Slots::longest_prefix(contents, prompt).map_or(0, |prefix| prefix.length);
-        let coming = |s: &Sequence| common_prefix(&s.tokens, prompt).min(prompt.len().saturating_sub(1));
-        self.running.iter().any(|s| s.pending() > 1 && coming(s) > held.max(MIN_COPY))
+        self.running.iter().any(|sequence| {
+            let coming = common_prefix(&sequence.tokens, prompt).min(prompt.len().saturating_sub(1));
+            sequence.pending() > 1 && coming > held.max(MIN_COPY)
+        })
     }
 
     /// Assigns a slot to the first waiting sequence, unless the slot had to be retired or the device was lost.

@@ -18,11 +18,14 @@ impl EngineLoop {
         let Some(slot) = sequence.slot.filter(|_| self.config.speculation == Speculation::Auto) else {
             return;
         };
-        let (at, room) = (sequence.cached, sequence.draft_room().min(MAX_WIDTH));
+
+        let at = sequence.cached;
+        let room = sequence.draft_room().min(MAX_WIDTH);
         let most = room.min(self.device.verify_limit(at).saturating_sub(1));
         if most == 0 {
             return;
         }
+
         let tokens = &sequence.tokens;
         // No slot is evicted for tokens that may be rejected.
         let fits = |width: usize| width > 0 && self.slots.fits(None, tokens.len() + width);
@@ -34,6 +37,7 @@ impl EngineLoop {
             }
             fits(width).then_some((found, width))
         });
+
         self.draft.extend(tokens.last());
         if let Some((found, width)) = found {
             self.draft_source = DraftSource::Lookup { ngram: found.ngram };
@@ -51,9 +55,11 @@ impl EngineLoop {
                 self.draft_model.take().into_iter().for_each(|model| model.fail(&error));
             }
         }
+
         if self.draft.len() == 1 {
             return self.draft.clear();
         }
+
         self.slots.hold(slot, at, at + self.draft.len());
         self.plan.clear();
         self.plan.push(slot, at, &self.draft, LogitRows::All);
@@ -78,8 +84,11 @@ impl EngineLoop {
         let (Some(sequence), Some(span)) = (self.running.first_mut(), self.plan.spans.first()) else {
             return;
         };
-        let (slot, generated) = (span.slot, sequence.generated());
+
+        let slot = span.slot;
+        let generated = sequence.generated();
         let draft = &self.draft[1..];
+
         let (accepted, end) = sequence.verify(draft, self.device.logits(), &mut self.scratch);
         match (self.draft_source, &mut self.draft_model) {
             (DraftSource::Lookup { ngram }, _) => {
@@ -91,6 +100,7 @@ impl EngineLoop {
             }
             (DraftSource::Model, None) => {}
         }
+
         let cached = sequence.cached;
         self.stats.accepted_tokens += accepted as u64;
         self.stats.rejected_tokens += (draft.len() - accepted) as u64;
@@ -99,6 +109,7 @@ impl EngineLoop {
         if accepted < draft.len() && self.device.truncate(slot, cached).is_err() {
             return self.start_over(end);
         }
+
         if let Some(finish) = end {
             self.end(0, finish);
         }

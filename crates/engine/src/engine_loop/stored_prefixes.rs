@@ -185,6 +185,7 @@ impl EngineLoop {
         if length > 0 && !device.is_portable(slot) {
             return Some(length);
         }
+
         for (key, block) in blocks {
             let start = key.index as usize * BLOCK_TOKENS;
             if start + BLOCK_TOKENS <= length {

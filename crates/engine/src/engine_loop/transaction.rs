@@ -26,12 +26,14 @@ impl EngineLoop {
             self.verify();
             return Ok(());
         }
+
         let logits = self.device.logits();
         let mut ended = Vec::new();
         let mut row = 0;
         for (span, grant) in self.plan.spans.iter().zip(&self.grants) {
             let sequence = &mut self.running[grant.index];
-            let (generated, rows) = (sequence.generated(), span.logits.rows(span.tokens.len()));
+            let generated = sequence.generated();
+            let rows = span.logits.rows(span.tokens.len());
             let end = sequence.commit(span.tokens.len(), logits.part(row, rows), &mut self.scratch);
             row += rows;
             self.slots.grow(span.slot, sequence.cached);
@@ -39,6 +41,7 @@ impl EngineLoop {
             self.stats.generated_tokens += (sequence.generated() - generated) as u64;
             ended.extend(end.map(|finish| (grant.index, finish)));
         }
+
         // The youngest sequence is removed first, so that the indices of the others stay valid.
         ended.sort_unstable_by_key(|(index, _)| std::cmp::Reverse(*index));
         for (index, finish) in ended {
@@ -55,9 +58,10 @@ impl EngineLoop {
             return device.execute(plan);
         }
         thread::scope(|scope| {
-            let prepare = move || stale.for_each(ActiveConstraint::prepare);
             // If the thread cannot be started, the constraint computes its tokens when they are needed.
-            let _ = thread::Builder::new().name("constraint".to_owned()).spawn_scoped(scope, prepare);
+            let _ = thread::Builder::new()
+                .name("constraint".to_owned())
+                .spawn_scoped(scope, move || stale.for_each(ActiveConstraint::prepare));
             device.execute(plan)
         })
     }

@@ -101,8 +101,11 @@ impl KvRows {
             .map(|value| {
                 let half = f16::from_f32(value);
                 let lost = value.is_finite() && !half.is_finite();
-                let message = || format!("expected keys and values within half precision, found {value}");
-                if lost { Err(StepError::Device { message: message() }) } else { Ok(half) }
+                if lost {
+                    let message = format!("expected keys and values within half precision, found {value}");
+                    return Err(StepError::Device { message });
+                }
+                Ok(half)
             })
             .collect()
     }
@@ -181,6 +184,7 @@ impl KvBlock {
                 "expected {expected} layers of keys and values, found {found}"
             )));
         }
+
         for (index, (layer, layout)) in self.layers.iter().zip(layouts).enumerate() {
             let shape = (layout.heads, layout.head_size);
             if shape != (layer.heads, layer.head_size) {

@@ -25,24 +25,27 @@ impl StepPlan {
     /// # Errors
     /// [`StepError::BadPlan`] with the first problem.
     pub fn check(&self, limits: &Limits, held: impl Fn(SlotId) -> usize) -> Result<(), StepError> {
-        let bad = |reason| Err(StepError::bad_plan(reason));
         for (index, span) in self.spans.iter().enumerate() {
-            let (slot, at, length) = (span.slot, span.at, span.tokens.len());
+            let slot = span.slot;
+            let at = span.at;
+            let length = span.tokens.len();
             limits.check_slot(slot)?;
             if self.spans[..index].iter().any(|other| other.slot == slot) {
-                return bad(format!("slot {} occurs twice", slot.0));
+                return Err(StepError::bad_plan(format!("slot {} occurs twice", slot.0)));
             }
             let held = held(slot);
             if at != held {
-                return bad(format!("slot {} holds {held} tokens, the span begins at {at}", slot.0));
+                return Err(StepError::bad_plan(format!(
+                    "slot {} holds {held} tokens, the span begins at {at}",
+                    slot.0
+                )));
             }
             let room = limits.context.saturating_sub(at).min(limits.chunk);
             if length == 0 || length > room || span.tokens.end > self.tokens.len() {
-                return bad(format!("a span of {length} tokens at {at} does not fit"));
+                return Err(StepError::bad_plan(format!("a span of {length} tokens at {at} does not fit")));
             }
-            let unknown = |&&token: &&u32| token as usize >= limits.vocab;
-            if let Some(token) = self.tokens_of(span).iter().find(unknown) {
-                return bad(format!("token {token} is not below {}", limits.vocab));
+            if let Some(token) = self.tokens_of(span).iter().find(|&&token| token as usize >= limits.vocab) {
+                return Err(StepError::bad_plan(format!("token {token} is not below {}", limits.vocab)));
             }
         }
         Ok(())
@@ -68,7 +71,8 @@ pub fn check_read(range: &Range<usize>, held: usize) -> Result<(), StepError> {
     if range.start < range.end && range.end <= held {
         return Ok(());
     }
-    let (start, end) = (range.start, range.end);
+    let start = range.start;
+    let end = range.end;
     Err(StepError::bad_plan(format!(
         "expected a range of tokens within the {held} held, found {start} to {end}"
     )))

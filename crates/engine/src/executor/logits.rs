@@ -110,10 +110,12 @@ impl RowScan {
         const BLOCK: usize = 512;
         /// Number of values that are compared in parallel, so that the compiler can vectorise the loop.
         const LANES: usize = 16;
+
         let mut peak = Peak { token: 0, logit: f32::NEG_INFINITY };
         for (index, block) in logits.chunks(BLOCK).enumerate() {
             // Zero times a value that is not finite is NaN.
-            let (mut zeros, mut greatest) = ([0.0; LANES], [f32::NEG_INFINITY; LANES]);
+            let mut zeros = [0.0; LANES];
+            let mut greatest = [f32::NEG_INFINITY; LANES];
             let mut compare = |values: &[f32]| {
                 for ((&value, zero), greatest) in values.iter().zip(&mut zeros).zip(&mut greatest) {
                     *zero += value * 0.0;

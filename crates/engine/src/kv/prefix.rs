@@ -64,6 +64,14 @@ impl SlotContent<'_> {
     }
 }
 
+/// Returns the content of an idle slot. The content of any other slot is not known here, and is returned as empty.
+fn idle_content(state: &SlotState) -> SlotContent<'_> {
+    match state {
+        SlotState::Idle { tokens, prompt_end, .. } => SlotContent { tokens, prompt_end: prompt_end.as_ref() },
+        SlotState::Held { .. } | SlotState::Retired { .. } => SlotContent::default(),
+    }
+}
+
 impl Slots {
     /// Returns the contents of all slots: those of idle slots at their release, and those of held slots from `running`.
     /// Retired slots have unknown contents and are returned as empty.
@@ -71,13 +79,7 @@ impl Slots {
         &'a self,
         running: impl Iterator<Item = (SlotId, SlotContent<'a>)>,
     ) -> Vec<SlotContent<'a>> {
-        let content = |state: &'a SlotState| match state {
-            SlotState::Idle { tokens, prompt_end, .. } => {
-                SlotContent { tokens, prompt_end: prompt_end.as_ref() }
-            }
-            SlotState::Held { .. } | SlotState::Retired { .. } => SlotContent::default(),
-        };
-        let mut contents: Vec<_> = self.states().iter().map(content).collect();
+        let mut contents: Vec<_> = self.states().iter().map(idle_content).collect();
         running.for_each(|(slot, content)| contents[slot.index()] = content);
         contents
     }

@@ -111,7 +111,8 @@ impl Slots {
     }
 
     fn bytes_with(&self, newcomer: Option<SlotId>, length: usize) -> usize {
-        let (mut rows, mut longest) = (usize::from(newcomer.is_some()), length);
+        let mut rows = usize::from(newcomer.is_some());
+        let mut longest = length;
         for (_, state) in self.ids().filter(|(id, state)| Some(*id) != newcomer && state.takes_row()) {
             rows += 1;
             longest = longest.max(state.footprint());

@@ -136,26 +136,32 @@ impl Sampler {
         if s.temperature.is_nan() || s.temperature <= 0.0 {
             return peak.token;
         }
+
         let weights = logits.iter().map(|logit| ((logit - peak.logit) / s.temperature).exp());
         candidates.clear();
         candidates.extend(weights.zip(0..).map(|(weight, token)| Candidate { weight, token }));
+
         if s.top_k > 0 && s.top_k < candidates.len() {
             candidates.select_nth_unstable_by(s.top_k - 1, Candidate::by_probability);
             candidates.truncate(s.top_k);
         }
+
         if s.typical_p < 1.0 {
             keep_typical(candidates, f64::from(s.typical_p));
         }
         if s.top_p < 1.0 {
             keep_nucleus(candidates, f64::from(s.top_p));
         }
+
         if s.min_p > 0.0 {
             // The likeliest token's weight is 1.
             candidates.retain(|candidate| candidate.weight >= s.min_p.min(1.0));
         }
+
         // The draw iterates over the tokens in ascending order, so that it does not depend on the order after the steps
         // above.
         candidates.sort_unstable_by_key(|candidate| candidate.token);
+
         let mut left = self.rng.next_f64() * total(candidates);
         for candidate in candidates.iter() {
             left -= f64::from(candidate.weight);
@@ -163,6 +169,7 @@ impl Sampler {
                 return candidate.token;
             }
         }
+
         // Because of rounding errors, a positive rest may remain after the last token.
         peak.token
     }
@@ -258,6 +265,7 @@ pub(crate) fn log_probs<'a>(
     let logprob = |logit: f32| (f64::from(logit) - peak - log_sum) as f32;
     let best = &mut scratch.top;
     best.clear();
+
     for (token, &logit) in (0..).zip(logits) {
         if best.len() == top && best.last().is_none_or(|last| last.logprob >= logit) {
             continue;
@@ -267,6 +275,7 @@ pub(crate) fn log_probs<'a>(
         best.insert(at, TokenLogProb { token, logprob: logit });
         best.truncate(top);
     }
+
     best.iter_mut().for_each(|entry| entry.logprob = logprob(entry.logprob));
     (logits.get(token as usize).map_or(f32::NEG_INFINITY, |&logit| logprob(logit)), best)
 }

@@ -59,8 +59,7 @@ pub(crate) fn share(
     let count = singles.clone().count();
     // The window over the single tokens moves by its own size in each step.
     let start = if count > bounds.batch { (turn as usize).wrapping_mul(bounds.batch) % count } else { 0 };
-    let in_window = |place: usize| (place + count - start) % count < bounds.batch;
-    let chosen = singles.enumerate().filter(|&(place, _)| in_window(place));
+    let chosen = singles.enumerate().filter(|&(place, _)| (place + count - start) % count < bounds.batch);
     grants.extend(chosen.map(|(_, (index, tokens))| Grant { index, tokens }));
 
     let mut single = grants.len();

@@ -53,7 +53,8 @@ impl StepCosts {
         } else if let Some(single) = self.single.filter(|single| *single > 0.0)
             && let Some(place) = WIDTHS.iter().position(|place| *place >= width)
         {
-            let (found, old) = (seconds / single, self.relative[place]);
+            let found = seconds / single;
+            let old = self.relative[place];
             if self.measured[place] {
                 self.relative[place] = average(Some(old), found);
                 return;

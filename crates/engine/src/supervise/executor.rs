@@ -109,7 +109,8 @@ impl SupervisedExecutor {
     fn scan(&mut self, plan: &StepPlan) -> Result<(), StepError> {
         let Some(executor) = &self.executor.model else { return Ok(()) };
         let logits = executor.logits();
-        let (found, expected) = (logits.rows(), plan.logits_rows());
+        let found = logits.rows();
+        let expected = plan.logits_rows();
         if found != expected || logits.vocab() != self.limits.vocab {
             let message = format!(
                 "expected {expected} rows of {} logits, found {found} of {}; please report this",
@@ -129,10 +130,13 @@ impl SupervisedExecutor {
     /// that are not finite would otherwise be noticed only on the device to which they are handed over.
     fn read(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {
         let tokens = range.len();
-        let gone = || StepError::Device { message: DEVICE_LOST.to_owned() };
         let block = {
             let _turn = self.queue.as_deref().map(DeviceQueue::wait);
-            self.executor.model.as_ref().ok_or_else(gone)?.read_kv(slot, range)?
+            self.executor
+                .model
+                .as_ref()
+                .ok_or_else(|| StepError::Device { message: DEVICE_LOST.to_owned() })?
+                .read_kv(slot, range)?
         };
         if block.tokens() != tokens {
             let found = block.tokens();
@@ -205,10 +209,11 @@ impl Executor for SupervisedExecutor {
         }
         // A read changes nothing, so a panic in it does not affect later steps.
         let read = catch_unwind(AssertUnwindSafe(|| self.read(slot, range)));
-        let panicked = || StepError::Device {
-            message: "reading keys and values panicked; please report this".to_owned(),
-        };
-        match read.unwrap_or_else(|_| Err(panicked())) {
+        let outcome = read.unwrap_or_else(|_| {
+            let message = "reading keys and values panicked; please report this".to_owned();
+            Err(StepError::Device { message })
+        });
+        match outcome {
             // The next step reopens the model and reports the loss.
             Err(StepError::Lost { message }) => Err(StepError::Device { message }),
             outcome => outcome,
