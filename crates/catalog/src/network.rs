@@ -25,13 +25,16 @@ impl Network {
 
     pub(crate) fn from_variables(get: &dyn Fn(&str) -> Option<OsString>) -> Self {
         // An unknown value disables the network, because the variable is set for safety.
-        let is_set = |value: OsString| {
+        if VARIABLES.into_iter().filter_map(get).any(|value| {
             !matches!(
                 value.to_string_lossy().trim().to_ascii_lowercase().as_str(),
                 "" | "0" | "false" | "no" | "off"
             )
-        };
-        if VARIABLES.into_iter().filter_map(get).any(is_set) { Self::CacheOnly } else { Self::Allowed }
+        }) {
+            Self::CacheOnly
+        } else {
+            Self::Allowed
+        }
     }
 
     /// Refuses a download of `what` through pip if the network must not be used.

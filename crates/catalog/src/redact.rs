@@ -145,19 +145,21 @@ fn ends_url(c: char) -> bool {
 /// Finds the value of a parameter from its `=`. Punctuation at the end belongs to the text around the URL.
 fn query_value(rest: &str) -> Option<Credential> {
     let start = "=".len();
-    let ends = |c: char| ends_url(c) || matches!(c, '&' | '#');
-    let value = rest.get(start..)?.split(ends).next()?;
+    let value = rest.get(start..)?.split(|c: char| ends_url(c) || matches!(c, '&' | '#')).next()?;
     let value = value.trim_end_matches([',', '.', ';', ':', ')', ']', '}']);
     (!value.is_empty()).then_some(Credential { start, length: value.len() })
 }
 
 /// Finds the credential after the scheme of an `Authorization` header.
 fn in_header(rest: &str) -> Option<Credential> {
-    let begins =
-        |scheme: &str| rest.get(..scheme.len()).is_some_and(|text| text.eq_ignore_ascii_case(scheme));
-    let start = SCHEMES.iter().find(|scheme| begins(scheme))?.len();
-    let ends = |c: char| c.is_whitespace() || c.is_control() || matches!(c, '"' | '\'' | ',' | ';');
-    let word = rest.get(start..)?.split(ends).next()?;
+    let scheme = SCHEMES
+        .iter()
+        .find(|scheme| rest.get(..scheme.len()).is_some_and(|text| text.eq_ignore_ascii_case(scheme)));
+    let start = scheme?.len();
+    let word = rest
+        .get(start..)?
+        .split(|c: char| c.is_whitespace() || c.is_control() || matches!(c, '"' | '\'' | ',' | ';'))
+        .next()?;
     // In prose such as "a bearer token" a word follows; credentials have digits or are long.
     let is_credential = word.len() > 20 || word.bytes().any(|byte| byte.is_ascii_digit());
     is_credential.then_some(Credential { start, length: word.len() })

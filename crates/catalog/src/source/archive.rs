@@ -58,19 +58,25 @@ pub(crate) fn unpack_members(
     progress: &dyn ProgressSink,
     cancel: &CancelFlag,
 ) -> Result<BTreeMap<String, FileEntry>, Error> {
-    let bad = |source| Error::BadArchive { path: archive.to_path_buf(), source };
     let file = narthex_files::open_regular(archive).map_err(Error::io("open", archive))?;
-    let mut zip = ZipArchive::new(BufReader::new(file)).map_err(bad)?;
+    let mut zip = ZipArchive::new(BufReader::new(file)).map_err(bad_archive(archive))?;
     let chosen = chosen_members(archive, &mut zip, members)?;
     let total = chosen.iter().map(|member| member.bytes).sum();
     let stage = Stage::start(progress, format!("Unpacking {title}"), Unit::Bytes, Some(total));
+
     let mut done = 0;
     let mut unpacked = BTreeMap::new();
     for member in chosen {
-        let mut reader = zip.by_index(member.index).map_err(bad)?;
+        let mut reader = zip.by_index(member.index).map_err(bad_archive(archive))?;
         let target = into.join(&member.path);
-        let seen = |bytes| stage.advance(done + bytes);
-        let entry = copy_member(&mut reader, &target, &member, archive, &seen, cancel)?;
+        let entry = copy_member(
+            &mut reader,
+            &target,
+            &member,
+            archive,
+            &|bytes| stage.advance(done + bytes),
+            cancel,
+        )?;
         done += entry.bytes;
         unpacked.insert(member.path, entry);
     }
@@ -90,33 +96,28 @@ fn chosen_members(
     zip: &mut ZipArchive<impl Read + Seek>,
     members: &Members<'_>,
 ) -> Result<Vec<ArchiveMember>, Error> {
-    let refuse = |member: &str, reason| Error::HostileArchive {
-        path: archive.to_path_buf(),
-        member: member.chars().take(200).collect(),
-        reason,
-    };
     if zip.len() > MEMBER_LIMIT {
-        return Err(refuse("", "is in an archive of more than 100000 members"));
+        return Err(hostile(archive, "", "is in an archive of more than 100000 members"));
     }
+
     let mut chosen = Vec::new();
     let mut total = 0u64;
     for index in 0..zip.len() {
-        let bad = |source| Error::BadArchive { path: archive.to_path_buf(), source };
-        let member = zip.by_index_data(index).map_err(bad)?;
-        let name = member.name().map_err(bad)?.into_owned();
+        let member = zip.by_index_data(index).map_err(bad_archive(archive))?;
+        let name = member.name().map_err(bad_archive(archive))?.into_owned();
         if member.is_dir() {
             continue;
         }
         let Some(path) = (members.choose)(&name) else { continue };
         if !is_plain(&path) || !is_plain(&name) {
-            return Err(refuse(&name, "would be written outside its folder"));
+            return Err(hostile(archive, &name, "would be written outside its folder"));
         }
         if member.is_symlink() {
-            return Err(refuse(&name, "is a link"));
+            return Err(hostile(archive, &name, "is a link"));
         }
         total = total.saturating_add(member.size());
         if total > members.limit {
-            return Err(refuse(&name, "brings the unpacked size above the limit"));
+            return Err(hostile(archive, &name, "brings the unpacked size above the limit"));
         }
         chosen.push(ArchiveMember { index, name, path, bytes: member.size() });
     }
@@ -139,6 +140,7 @@ fn copy_member(
     if let Some(parent) = target.parent() {
         fs::create_dir_all(parent).map_err(Error::io("create", parent))?;
     }
+
     let mut file = File::create_new(target).map_err(Error::io("create", target))?;
     let mut hasher = sha2::Sha256::new();
     let mut buffer = Vec::with_capacity(CHUNK);
@@ -157,7 +159,8 @@ fn copy_member(
         }
         bytes += count as u64;
         if bytes > member.bytes {
-            let (path, member) = (archive.to_path_buf(), member.name.clone());
+            let path = archive.to_path_buf();
+            let member = member.name.clone();
             return Err(Error::HostileArchive { path, member, reason: "is longer than the archive states" });
         }
         hasher.update(&buffer);
@@ -165,6 +168,15 @@ fn copy_member(
         seen(bytes);
     }
     Ok(FileEntry { bytes, sha256: Sha256(hasher.finalize().into()) })
+}
+
+/// Converts an error of the archive's format.
+fn bad_archive(archive: &Path) -> impl Fn(zip::result::ZipError) -> Error {
+    move |source| Error::BadArchive { path: archive.to_path_buf(), source }
+}
+
+fn hostile(archive: &Path, member: &str, reason: &'static str) -> Error {
+    Error::HostileArchive { path: archive.to_path_buf(), member: member.chars().take(200).collect(), reason }
 }
 
 #[cfg(test)]

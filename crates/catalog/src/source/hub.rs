@@ -66,8 +66,8 @@ impl HubOptions {
     /// Reads the variables of the hub's own tools: `HF_ENDPOINT`, `HF_TOKEN` or the token file, `HF_HUB_CACHE` or
     /// `HF_HOME`.
     pub fn from_environment(network: Network) -> Result<Self, Error> {
-        let home = || directories::BaseDirs::new().map(|dirs| dirs.home_dir().to_path_buf());
-        Self::from_variables(&|name| env::var(name).ok(), home(), network)
+        let home = directories::BaseDirs::new().map(|dirs| dirs.home_dir().to_path_buf());
+        Self::from_variables(&|name| env::var(name).ok(), home, network)
     }
 
     /// Reads variables through `get`, as [`Self::from_environment`].
@@ -79,17 +79,19 @@ impl HubOptions {
         let variable = |name: &str| get(name).filter(|value| !value.is_empty());
         let path = |name: &str| variable(name).map(PathBuf::from);
         // The hub's tools use ~/.cache on every platform.
-        let user_cache = || path("XDG_CACHE_HOME").or_else(|| Some(user_home?.join(".cache")));
+        let user_cache = path("XDG_CACHE_HOME").or_else(|| Some(user_home?.join(".cache")));
         let home = match path("HF_HOME") {
             Some(home) => home,
-            None => user_cache().ok_or(Error::NoDataFolder)?.join("huggingface"),
+            None => user_cache.ok_or(Error::NoDataFolder)?.join("huggingface"),
         };
         let cache = path("HF_HUB_CACHE")
             .or_else(|| path("HUGGINGFACE_HUB_CACHE"))
             .unwrap_or_else(|| home.join("hub"));
         let token_file = path("HF_TOKEN_PATH").unwrap_or_else(|| home.join("token"));
-        let from_file = || String::from_utf8(narthex_files::read(&token_file, 4096).ok()?).ok();
-        let token = variable("HF_TOKEN").or_else(|| variable("HUGGING_FACE_HUB_TOKEN")).or_else(from_file);
+        let token = variable("HF_TOKEN")
+            .or_else(|| variable("HUGGING_FACE_HUB_TOKEN"))
+            .or_else(|| String::from_utf8(narthex_files::read(&token_file, 4096).ok()?).ok());
+
         Ok(Self {
             endpoint: variable("HF_ENDPOINT").unwrap_or_else(|| DEFAULT_ENDPOINT.to_owned()),
             token: token.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty()),
@@ -157,8 +159,7 @@ enum RepoFiles {
 impl Listing {
     fn license(&self) -> Option<String> {
         let stated = self.card.license.clone();
-        let tagged = || self.tags.iter().find_map(|tag| tag.strip_prefix("license:")).map(str::to_owned);
-        stated.or_else(tagged)
+        stated.or_else(|| self.tags.iter().find_map(|tag| tag.strip_prefix("license:")).map(str::to_owned))
     }
 
     /// Returns the total size of some files, if all sizes are known.
@@ -190,18 +191,20 @@ impl Hub {
             RepoFiles::Listed(listing) => listing,
             RepoFiles::Cached { commit, names } => return self.describe(&repo, commit, names, None, cancel),
         };
+
         let names =
             glob::choose(&source.repo, listing.siblings.iter().map(|s| s.rfilename.as_str()), &source.files)?;
         let tokenizer_files = self.tokenizer(source, &names, &repo.snapshot(&listing.sha), cancel)?;
         let title = format!("Downloading {}", source.repo);
         let stage = Stage::start(progress, title, Unit::Bytes, listing.bytes_of(&names));
+
         let mut before = 0;
         for name in &names {
-            let seen = |bytes| stage.advance(before + bytes);
             let transfer = Transfer { client: &self.client, repo: &repo, commit: &listing.sha, name };
-            before += transfer.run(self.options.backoff, &seen, cancel)?;
+            before += transfer.run(self.options.backoff, &|bytes| stage.advance(before + bytes), cancel)?;
             stage.advance(before);
         }
+
         repo.write_ref(&source.revision, &listing.sha)?;
         let license = listing.license();
         let names = names.into_iter().chain(tokenizer_files).collect();
@@ -223,14 +226,17 @@ impl Hub {
         let Some(TokenizerFiles { repo, files: tokenizer_files }) = &source.tokenizer else {
             return Err(HubError::NoTokenizer { repo: source.repo.clone() }.into());
         };
+
         let tokenizer_source =
             HubSource { repo: repo.clone(), revision: index::main_branch(), ..source.clone() };
         let commit = self.listing(&tokenizer_source, cancel)?.sha;
         let cache = RepoCache::new(&self.options.cache, repo);
         fs::create_dir_all(snapshot).map_err(Error::io("create", snapshot))?;
+
         for name in tokenizer_files {
             self.download_file(&cache, &commit, name, cancel)?;
-            let (from, to) = (cache.snapshot(&commit).join(name), snapshot.join(name));
+            let from = cache.snapshot(&commit).join(name);
+            let to = snapshot.join(name);
             let bytes = narthex_files::read(&from, SMALL_FILE).map_err(Error::io("read", &from))?;
             files::replace(&to, |new| files::write_durably(new, &bytes))?;
         }
@@ -246,10 +252,9 @@ impl Hub {
             RepoFiles::Cached { commit, .. } => return Ok(repo.snapshot(&commit)),
         };
         let patterns: Vec<String> = SETTINGS.iter().map(|&pattern| pattern.to_owned()).collect();
-        let small = |sibling: &&Sibling| {
+        for Sibling { rfilename: name, .. } in listing.siblings.iter().filter(|sibling| {
             glob::wanted(&sibling.rfilename, &patterns) && sibling.size.is_none_or(|size| size <= SMALL_FILE)
-        };
-        for Sibling { rfilename: name, .. } in listing.siblings.iter().filter(small) {
+        }) {
             self.download_file(&repo, &listing.sha, name, cancel)?;
         }
         Ok(repo.snapshot(&listing.sha))

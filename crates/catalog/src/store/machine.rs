@@ -103,7 +103,8 @@ impl MachineFolder {
         privacy::create_folder(&self.path)?;
         // The next start of the store removes what a killed process leaves under `tmp/`.
         let staging = self.store.scratch()?;
-        let (new, path) = (staging.path().join("record"), self.path.join(name));
+        let new = staging.path().join("record");
+        let path = self.path.join(name);
         files::write_privately(&new, bytes)?;
         fs::rename(&new, &path).map_err(Error::io("move into place", &path))?;
         files::sync_folder(&self.path)

@@ -140,9 +140,11 @@ impl Store {
 
     fn checkpoints_of(&self, name: &ModelName) -> Vec<PathBuf> {
         let Ok(entries) = fs::read_dir(self.root().join("checkpoints")) else { return Vec::new() };
-        let of_model =
-            |folder: &PathBuf| Receipt::read(&folder.join(RECEIPT_FILE)).is_some_and(|r| r.made_for(name));
-        entries.flatten().map(|entry| entry.path()).filter(of_model).collect()
+        entries
+            .flatten()
+            .map(|entry| entry.path())
+            .filter(|folder| Receipt::read(&folder.join(RECEIPT_FILE)).is_some_and(|r| r.made_for(name)))
+            .collect()
     }
 }
 

@@ -17,18 +17,23 @@ pub(super) fn create_folder(path: &Path) -> Result<(), Error> {
 pub(super) fn make_private_if_shared(root: &Path) -> Result<(), Error> {
     use std::os::unix::fs::MetadataExt;
 
-    let is_of_user = |meta: &fs::Metadata| meta.uid() == rustix::process::geteuid().as_raw();
+    let user = rustix::process::geteuid().as_raw();
     match fs::metadata(root) {
-        Ok(meta) if is_of_user(&meta) && mode(&meta) & OTHERS != 0 => {}
+        Ok(meta) if meta.uid() == user && mode(&meta) & OTHERS != 0 => {}
         _ => return Ok(()),
     }
     let entries = fs::read_dir(root).and_then(|entries| entries.collect::<io::Result<Vec<_>>>());
     let entries = entries.map_err(Error::io("list", root))?;
-    let is_own = |entry: &&fs::DirEntry| super::ENTRIES.iter().any(|name| entry.file_name() == *name);
-    if entries.iter().all(|entry| is_own(&entry)) {
+    if entries.iter().all(is_of_store) {
         return make_private(root);
     }
-    entries.iter().filter(is_own).try_for_each(|entry| make_private(&entry.path()))
+    entries.iter().filter(|entry| is_of_store(entry)).try_for_each(|entry| make_private(&entry.path()))
+}
+
+/// Returns true if an entry of the store's folder belongs to the store.
+#[cfg(unix)]
+fn is_of_store(entry: &fs::DirEntry) -> bool {
+    super::ENTRIES.iter().any(|name| entry.file_name() == *name)
 }
 
 /// Removes the permissions of other users from a file, or from a folder and its contents. Links are not followed.

@@ -54,9 +54,9 @@ impl Receipt {
     }
 
     fn is_intact(&self, folder: &Path) -> bool {
-        let whole = |(name, entry): (&String, &FileEntry)| {
-            fs::metadata(folder.join(name)).is_ok_and(|meta| meta.is_file() && meta.len() == entry.bytes)
-        };
-        !self.files.is_empty() && self.files.iter().all(whole)
+        !self.files.is_empty()
+            && self.files.iter().all(|(name, entry)| {
+                fs::metadata(folder.join(name)).is_ok_and(|meta| meta.is_file() && meta.len() == entry.bytes)
+            })
     }
 }

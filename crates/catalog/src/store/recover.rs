@@ -16,7 +16,8 @@ use crate::{error::Error, files};
 
 /// Removes leftovers. This is fast if there are none.
 pub(super) fn recover(store: &Store) -> Result<(), Error> {
-    let (staged, swapped) = (staged(store)?, old_folders(store)?);
+    let staged = staged(store)?;
+    let swapped = old_folders(store)?;
     if staged.is_empty() && swapped.is_empty() {
         return Ok(());
     }
@@ -32,9 +33,10 @@ pub(super) fn recover(store: &Store) -> Result<(), Error> {
 
 /// Returns the staging folders and their locks. Other entries of `tmp/` are not ours.
 fn staged(store: &Store) -> Result<Vec<PathBuf>, Error> {
-    let is_ours =
-        |path: &PathBuf| path.file_name().and_then(|name| name.to_str()).is_some_and(is_staged_name);
-    Ok(list(&store.root().join("tmp"))?.into_iter().filter(is_ours).collect())
+    Ok(list(&store.root().join("tmp"))?
+        .into_iter()
+        .filter(|path| path.file_name().and_then(|name| name.to_str()).is_some_and(is_staged_name))
+        .collect())
 }
 
 /// Removes one entry of `tmp/`, unless a living process has locked it.

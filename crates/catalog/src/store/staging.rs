@@ -48,7 +48,8 @@ impl Staging {
     pub(super) fn with_kind(store: &Store, target: PathBuf, becomes: StagingTarget) -> Result<Self, Error> {
         let tmp = store.folder("tmp")?;
         let id = fresh_id();
-        let (path, lock_path) = (tmp.join(&id), tmp.join(format!("{id}.lock")));
+        let path = tmp.join(&id);
+        let lock_path = tmp.join(format!("{id}.lock"));
         // Without this lock, recovery in another process might find the new lock file before it is locked, and remove
         // the folder.
         let _swap = swap_lock(store)?;
@@ -81,10 +82,12 @@ impl Staging {
         {
             return Err(Error::NoManifest { name: name.clone(), scheme: *scheme });
         }
+
         if matches!(self.becomes, StagingTarget::Package { .. }) && self.target.join(MANIFEST_FILE).is_file()
         {
             self.store.forget_machine(&self.target)?;
         }
+
         privacy::make_private(&self.path)?;
         files::sync_tree(&self.path)?;
         let parent = self.target.parent().unwrap_or(self.store.root());
@@ -100,6 +103,7 @@ impl Staging {
             let _ = fs::rename(&old, &self.target);
             return Err(Error::io("move into place", &self.target)(error));
         }
+
         files::sync_folder(parent)?;
         files::remove_all(&old)?;
         Ok(self.target.clone())

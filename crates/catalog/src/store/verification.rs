@@ -107,9 +107,11 @@ impl Store {
             }
             verified.insert(name.clone(), state);
         }
+
         if changed.is_empty() {
             return Ok(());
         }
+
         let total = changed.iter().map(|(_, entry)| entry.bytes).sum();
         let stage = Stage::start(progress, format!("Verifying {}", stored.title), Unit::Bytes, Some(total));
         let mut done = 0;
@@ -120,6 +122,7 @@ impl Store {
             }
             done += entry.bytes;
         }
+
         if let Err(error) = write_record(&record, RECORD, &verified) {
             // Every load then verifies all files.
             tracing::debug!(%error, "the record of a verification could not be written");
@@ -178,18 +181,19 @@ type ReadStates<'a> = &'a dyn Fn(&Path) -> Result<BTreeMap<String, FileState>, E
 
 /// Returns the state of every file in a folder except the record of them, by name.
 fn states(folder: &Path) -> Result<BTreeMap<String, FileState>, Error> {
-    let list = || -> io::Result<_> {
-        let mut states = BTreeMap::new();
-        for entry in fs::read_dir(folder)? {
-            let entry = entry?;
-            let name = entry.file_name().to_string_lossy().into_owned();
-            if name != STATE_RECORD {
-                states.insert(name, FileState::of(&entry.metadata()?));
-            }
+    list_states(folder).map_err(Error::io("list", folder))
+}
+
+fn list_states(folder: &Path) -> io::Result<BTreeMap<String, FileState>> {
+    let mut states = BTreeMap::new();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name != STATE_RECORD {
+            states.insert(name, FileState::of(&entry.metadata()?));
         }
-        Ok(states)
-    };
-    list().map_err(Error::io("list", folder))
+    }
+    Ok(states)
 }
 
 impl StoredFiles<'_> {
@@ -246,12 +250,16 @@ pub(super) fn forget(record: &MachineFolder) {
 pub(super) fn made_files(folder: &Path) -> Option<BTreeMap<String, FileEntry>> {
     let bytes = narthex_files::read(&folder.join(DIGESTS_RECORD), MAX_DIGESTS).ok()?;
     let digests: BTreeMap<String, Sha256> = serde_json::from_slice(&bytes).ok()?;
-    let entry = |(name, sha256): (String, Sha256)| {
-        // A missing file is found when it is read.
-        let bytes = fs::metadata(folder.join(&name)).map_or(0, |found| found.len());
-        (name, FileEntry { bytes, sha256 })
-    };
-    Some(digests.into_iter().map(entry).collect())
+    Some(
+        digests
+            .into_iter()
+            .map(|(name, sha256)| {
+                // A missing file is found when it is read.
+                let bytes = fs::metadata(folder.join(&name)).map_or(0, |found| found.len());
+                (name, FileEntry { bytes, sha256 })
+            })
+            .collect(),
+    )
 }
 
 /// Removes the record of a folder that this machine made, so that its files are not used and are made again.

@@ -72,8 +72,7 @@ impl Client {
         let endpoint = options.endpoint.trim_end_matches('/').to_owned();
         let origin =
             Origin::of(&endpoint).ok_or_else(|| HubError::BadEndpoint { endpoint: endpoint.clone() })?;
-        let visible = |token: &String| token.bytes().all(|b| b.is_ascii_graphic());
-        if !options.token.as_ref().is_none_or(visible) {
+        if !options.token.as_ref().is_none_or(|token| token.bytes().all(|b| b.is_ascii_graphic())) {
             return Err(HubError::BadToken);
         }
         let agent = Agent::config_builder()
@@ -202,6 +201,7 @@ impl Client {
         };
         // Compression would change the meaning of lengths and ranges.
         request = request.header("accept-encoding", "identity");
+
         match verb {
             Method::Get { from: from @ 1.. } => request = request.header("range", format!("bytes={from}-")),
             Method::Begin { length: length @ 1.. } => {
@@ -209,9 +209,11 @@ impl Client {
             }
             _ => {}
         }
+
         if let Some(token) = self.token.as_ref().filter(|_| *origin == self.origin) {
             request = request.header("authorization", format!("Bearer {token}"));
         }
+
         request.call().map_err(|error| match error {
             ureq::Error::Io(ref source) if was_connected(source) => broken(what, error),
             ureq::Error::HostNotFound

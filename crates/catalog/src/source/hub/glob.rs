@@ -34,8 +34,8 @@ pub(crate) fn wanted(name: &str, patterns: &[String]) -> bool {
     };
     let (excluded, included): (Vec<&str>, Vec<&str>) =
         patterns.iter().map(String::as_str).partition(|pattern| pattern.starts_with('!'));
-    let excludes = |pattern: &&str| matches(pattern.trim_start_matches('!'), name);
-    included.iter().any(|pattern| matches(pattern, name)) && !excluded.iter().any(excludes)
+    included.iter().any(|pattern| matches(pattern, name))
+        && !excluded.iter().any(|pattern| matches(pattern.trim_start_matches('!'), name))
 }
 
 /// Returns true if a file has weights in a format that Narthex reads.
@@ -50,8 +50,7 @@ pub(crate) fn is_gguf(name: &str) -> bool {
 
 /// Returns true if a checkpoint's files include a tokenizer that Narthex reads.
 pub(super) fn has_tokenizer(names: &[String]) -> bool {
-    let is_tokenizer = |name: &String| matches!(name.as_str(), "tokenizer.json" | "tokenizer.model");
-    names.iter().any(|name| is_tokenizer(name) || is_gguf(name))
+    names.iter().any(|name| matches!(name.as_str(), "tokenizer.json" | "tokenizer.model") || is_gguf(name))
 }
 
 /// Returns the files to download from a repository, sorted.
@@ -72,13 +71,15 @@ pub(super) fn choose<'a>(
     if let Some(name) = chosen.iter().find(|name| !is_safe_path(name)) {
         return Err(HubError::HostileName { repo: repo.to_owned(), name: name.chars().take(200).collect() });
     }
+
     let gguf: Vec<String> = chosen.iter().filter(|name| is_gguf(name)).cloned().collect();
     let weights = chosen.iter().filter(|name| is_weights(name)).count();
     match (gguf.len(), weights) {
         (_, 0) => {
             let names: Vec<String> =
                 all.iter().filter(|name| is_weights(name)).map(|&name| name.to_owned()).collect();
-            let (repo, wanted) = (repo.to_owned(), patterns.to_vec());
+            let repo = repo.to_owned();
+            let wanted = patterns.to_vec();
             Err(match names.is_empty() || wanted.is_empty() {
                 true => HubError::NoWeights { repo },
                 false => HubError::NoSuchWeights { repo, wanted, names },

@@ -55,10 +55,12 @@ impl Hub {
         if self.options.network == crate::network::Network::CacheOnly {
             return Ok(None);
         }
+
         let listing = match self.listing(source, cancel) {
             Err(Error::Hub(HubError::Unreachable { .. })) => return Ok(None),
             other => other?,
         };
+
         let names = listing.siblings.iter().map(|sibling| sibling.rfilename.as_str());
         let chosen = glob::choose(&source.repo, names, &source.files)?;
         let small = super::SETTINGS.iter().copied().chain([INDEX]);
@@ -73,6 +75,7 @@ impl Hub {
                 .and_then(|mut file| io::copy(&mut file, &mut File::create(&target)?));
             copied.map_err(Error::io("copy", &from))?;
         }
+
         for name in chosen.iter().filter(|name| glob::is_weights(name)) {
             let size = listing.siblings.iter().find(|sibling| sibling.rfilename == *name);
             let Some(size) = size.and_then(|sibling| sibling.size) else {
@@ -84,7 +87,9 @@ impl Hub {
             let header = self.header(&remote, header_length, cancel)?;
             write_header(&folder.join(name), &header, size)?;
         }
-        let (license, bytes) = (listing.license(), listing.bytes_of(&chosen));
+
+        let license = listing.license();
+        let bytes = listing.bytes_of(&chosen);
         Ok(Some(RepoSummary { license, bytes, gguf: glob::gguf_of(&chosen).cloned() }))
     }
 

@@ -4,20 +4,21 @@ use crate::source::archive::is_plain;
 
 /// Returns true if a string is `owner/name`.
 pub(crate) fn is_repo(text: &str) -> bool {
-    let word = |part: &str| {
-        let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-        (1..=96).contains(&part.len())
-            && part.chars().all(inner)
-            && !part.contains("..")
-            && !part.starts_with(['.', '-'])
-    };
-    text.split_once('/').is_some_and(|(owner, name)| word(owner) && word(name))
+    text.split_once('/').is_some_and(|(owner, name)| is_repo_part(owner) && is_repo_part(name))
+}
+
+fn is_repo_part(part: &str) -> bool {
+    (1..=96).contains(&part.len())
+        && part.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
+        && !part.contains("..")
+        && !part.starts_with(['.', '-'])
 }
 
 /// Returns true if a string can be a branch, tag or commit.
 pub(crate) fn is_revision(text: &str) -> bool {
-    let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '/');
-    text.len() <= 200 && text.chars().all(inner) && is_plain(text)
+    text.len() <= 200
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '/'))
+        && is_plain(text)
 }
 
 /// Returns true if a string is a full commit hash.
@@ -33,8 +34,10 @@ pub(super) fn is_safe_path(text: &str) -> bool {
 /// Returns an ETag without `W/` and quotes, or `None` if it is not a safe file name.
 pub(super) fn blob_name(etag: &str) -> Option<&str> {
     let bare = etag.trim().trim_start_matches("W/").trim_matches('"');
-    let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    ((1..=128).contains(&bare.len()) && bare.chars().all(inner) && !bare.starts_with('.')).then_some(bare)
+    ((1..=128).contains(&bare.len())
+        && bare.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
+        && !bare.starts_with('.'))
+    .then_some(bare)
 }
 
 /// Percent-encodes everything but unreserved characters and `/` (RFC 3986, section 2.3).

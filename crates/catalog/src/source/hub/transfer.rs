@@ -71,6 +71,7 @@ impl Transfer<'_> {
         let mut wait = backoff;
         let mut reached = 0;
         let mut former: Option<String> = None;
+
         loop {
             check_cancel(cancel)?;
             let error = match self.attempt(&mut former, seen, cancel) {
@@ -110,6 +111,7 @@ impl Transfer<'_> {
         if let Some(old) = former.replace(etag.to_owned()).filter(|old| old != etag) {
             files::remove_all(&self.repo.partial(&old))?;
         }
+
         let remote = RemoteFile { url, etag: etag.to_owned(), bytes };
         let blob = self.repo.blob(etag);
         if !self.is_whole(&blob, &remote) {
@@ -119,6 +121,7 @@ impl Transfer<'_> {
                 self.fetch(&remote, &blob, seen, cancel)?;
             }
         }
+
         self.repo.link(self.commit, self.name, etag)?;
         Ok(fs::metadata(&blob).map_err(Error::io("look at", &blob))?.len())
     }
@@ -147,6 +150,7 @@ impl Transfer<'_> {
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent).map_err(Error::io("create", parent))?;
         }
+
         let mut partial = PartialFile::open(&path, remote.limit(), cancel)?;
         let resumed = partial.bytes > 0;
         if remote.bytes != Some(partial.bytes) {
@@ -161,9 +165,11 @@ impl Transfer<'_> {
             }
             self.receive(response, remote, &mut partial, seen, cancel)?;
         }
+
         if remote.bytes.is_some_and(|bytes| partial.bytes < bytes) {
             return Err(self.short(remote, partial.bytes).into());
         }
+
         partial.file.sync_all().map_err(Error::io("flush", &path))?;
         let found = Sha256(partial.hasher.finalize().into());
         if let Some(expected) = remote.etag.parse::<Sha256>().ok().filter(|expected| *expected != found) {
@@ -193,6 +199,7 @@ impl Transfer<'_> {
         let mut reader = response.body_mut().with_config().limit(u64::MAX).reader();
         let mut buffer = vec![0; REPORT];
         let mut reported = partial.bytes;
+
         loop {
             check_cancel(cancel)?;
             let count = match reader.read(&mut buffer) {
@@ -267,9 +274,10 @@ impl<'a> PartialFile<'a> {
 
 /// Returns true if a response starts at the requested byte.
 fn continues(response: &Response<Body>, from: u64) -> bool {
-    let start = |text: &str| text.trim().strip_prefix("bytes ")?.split_once('-')?.0.parse::<u64>().ok();
     response.status().as_u16() == 206
-        && header(response.headers(), "content-range").and_then(start) == Some(from)
+        && header(response.headers(), "content-range")
+            .and_then(|text| text.trim().strip_prefix("bytes ")?.split_once('-')?.0.parse::<u64>().ok())
+            == Some(from)
 }
 
 /// Sleeps for `wait`, before another attempt. Returns an error soon after `cancel` is set; a flag cannot wake a thread.
