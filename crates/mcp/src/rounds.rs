@@ -107,6 +107,7 @@ impl Rounds {
             if answer.calls.is_empty() {
                 return Ok(RoundsEnd::Answered);
             }
+
             for call in calls {
                 let result = execute(toolbox, dialogue, &call, cancel)?;
                 messages.push(Message {
@@ -115,6 +116,7 @@ impl Rounds {
                     ..Message::new(Role::Tool, result.text)
                 });
             }
+
             if cancel.is_cancelled() {
                 return Ok(RoundsEnd::Interrupted);
             }

@@ -266,10 +266,13 @@ impl CallSite {
                 ..GenerateOptions::api_defaults()
             },
         };
+
         let (sender, events) = mpsc::channel();
         let generation = model.chat(request, Box::new(sender))?;
         let _callback = cancel.on_cancel(move || generation.cancel());
-        let (mut answer, mut cut) = (String::new(), None);
+
+        let mut answer = String::new();
+        let mut cut = None;
         for event in events {
             match event {
                 GenerationEvent::Text { text, .. } => answer.push_str(&text),
@@ -303,7 +306,8 @@ impl CallSite {
         let inputs = texts.into_iter().map(Prompt::Text).collect();
         let request = EmbedRequest { inputs, overlong: overlong(truncate), dimensions, prompt };
         let found = model.embed(&request, cancel)?;
-        let (embeddings, prompt_tokens) = (found.vectors, found.prompt_tokens);
+        let embeddings = found.vectors;
+        let prompt_tokens = found.prompt_tokens;
         ToolAnswer::json(&EmbeddingAnswer { model: name, embeddings, prompt_tokens })
     }
 

@@ -107,6 +107,7 @@ async fn serve_until(
         Err(ServerInitializeError::ConnectionClosed(_)) => return Ok(()),
         Err(error) => return Err(McpError::Handshake(error.to_string())),
     };
+
     let end = running.cancellation_token();
     let mut ended = pin!(running.waiting());
     tokio::select! {
@@ -149,7 +150,10 @@ impl ToolServer {
                 format!("expected at most {MAX_CALLS} calls at once, found more; wait for an answer");
             return failed(message, None);
         };
-        let (cancel, site, name) = (Cancel::new(), self.site.clone(), name.to_owned());
+
+        let cancel = Cancel::new();
+        let site = self.site.clone();
+        let name = name.to_owned();
         let job = {
             let cancel = cancel.clone();
             tokio::task::spawn_blocking(move || {
@@ -158,11 +162,15 @@ impl ToolServer {
                 answer
             })
         };
+
         let mut stopped = self.stopped.clone();
         // The sender lives as long as the server.
         let stopping = async move { drop(stopped.wait_for(|stopped| *stopped).await) };
-        let (mut job, mut stopping, started) = (pin!(job), pin!(stopping), Instant::now());
+        let mut job = pin!(job);
+        let mut stopping = pin!(stopping);
+        let started = Instant::now();
         let mut progress = interval(PROGRESS);
+
         loop {
             tokio::select! {
                 answer = &mut job => {
@@ -223,9 +231,9 @@ impl ServerHandler for ToolServer {
 
 /// Returns the definitions of the tools.
 fn tools() -> Vec<Tool> {
-    let annotations = || ToolAnnotations::new().read_only(true).destructive(false).open_world(false);
     let tools = CALLS.iter().map(|call| {
-        let tool = Tool::new(call.name, call.description, Arc::new((call.input)())).annotate(annotations());
+        let annotations = ToolAnnotations::new().read_only(true).destructive(false).open_world(false);
+        let tool = Tool::new(call.name, call.description, Arc::new((call.input)())).annotate(annotations);
         match call.output {
             Some(output) => tool.with_raw_output_schema(Arc::new(output())),
             None => tool,

@@ -162,15 +162,18 @@ pub(super) async fn start(command: ServerCommand, cancel: &Cancel) -> Result<Mcp
         let reason = if log.is_empty() { reason } else { format!("{reason}; its log ends with:\n{log}\n") };
         ToolboxError::Protocol { server: line.clone(), reason }
     };
+
     let (Some(output), Some(input)) = (process.child.stdout.take(), process.child.stdin.take()) else {
         return Err(failed("it has no pipes".to_owned()));
     };
+
     let answers = async {
         let service =
             rmcp::serve_client(identity(), (output, input)).await.map_err(|error| start_failure(&error))?;
         let tools = list(&service).await?;
         Ok::<_, String>((service, tools))
     };
+
     let answered = tokio::select! {
         answered = timeout(START_TIME, answers) => answered,
         () = cancelled(cancel) => return Err(ToolboxError::Cancelled),
@@ -179,6 +182,7 @@ pub(super) async fn start(command: ServerCommand, cancel: &Cancel) -> Result<Mcp
         Ok(answered) => answered,
         Err(_) => Err(format!("it did not answer within {} seconds", START_TIME.as_secs())),
     };
+
     match answered {
         Ok((service, tools)) => Ok(McpClient { line, process, service, tools }),
         Err(reason) => {
@@ -287,7 +291,6 @@ fn text(result: &CallToolResult) -> ToolResult {
 }
 
 fn content(part: &ContentBlock) -> String {
-    let media = |kind: &str, r#type: &str| format!("[{kind} of type {type}, which a text model cannot see]");
     match part {
         ContentBlock::Text(text) => text.text.clone(),
         ContentBlock::Image(image) => media("an image", &image.mime_type),
@@ -299,6 +302,11 @@ fn content(part: &ContentBlock) -> String {
         ContentBlock::ResourceLink(link) => format!("[a link: {}]", link.uri),
         _ => "[a part of an unknown kind]".to_owned(),
     }
+}
+
+/// Returns the text that replaces an image, audio or a file.
+fn media(kind: &str, r#type: &str) -> String {
+    format!("[{kind} of type {type}, which a text model cannot see]")
 }
 
 #[cfg(test)]

@@ -41,6 +41,7 @@ impl CommandTool {
             // A command may end without reading its arguments.
             tokio::spawn(async move { drop(input.write_all(text.as_bytes()).await) });
         }
+
         let output = read(process.child.stdout.take(), MAX_RESULT + 1);
         let log = read(process.child.stderr.take(), MAX_LOG);
         let ended = tokio::select! {
@@ -60,6 +61,7 @@ impl CommandTool {
         if status.success() {
             return Ok(ToolResult::done(&output));
         }
+
         let failed = ToolResult::done(&format!("{output}{}", String::from_utf8_lossy(&log)));
         Err(format!("{status}\n{}", failed.text))
     }

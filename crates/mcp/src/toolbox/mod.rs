@@ -219,8 +219,8 @@ async fn cancelled(cancel: &Cancel) {
 
 /// Returns a name that requests allow and that is not taken.
 fn free_name(name: &str, taken: &BTreeSet<&str>) -> String {
-    let plain = |c: char| if Tool::is_name_char(c) { c } else { '_' };
-    let mut base: String = name.chars().map(plain).take(MAX_NAME_START).collect();
+    let mut base: String =
+        name.chars().map(|c| if Tool::is_name_char(c) { c } else { '_' }).take(MAX_NAME_START).collect();
     if base.is_empty() {
         base.push_str("tool");
     }
