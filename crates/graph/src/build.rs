@@ -107,12 +107,11 @@ impl Builder {
 
     /// Renames a value wherever it occurs.
     pub fn rename(&mut self, from: &str, to: &str) {
-        let names = |node: &mut Node| {
+        self.graph.nodes.iter_mut().for_each(|node| {
             for name in node.inputs.iter_mut().chain(&mut node.outputs).filter(|name| *name == from) {
                 to.clone_into(name);
             }
-        };
-        self.graph.nodes.iter_mut().for_each(names);
+        });
     }
 
     /// Adds a constant whose elements are in a file.

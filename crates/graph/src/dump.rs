@@ -71,6 +71,7 @@ fn write_node(text: &mut String, node: &Node) -> fmt::Result {
             Attribute::Graph(v) => format!("{name}=a graph of {} nodes", v.nodes.len()),
         })
         .collect();
+
     let dot = if node.domain.is_empty() { "" } else { "." };
     writeln!(
         text,

@@ -21,6 +21,7 @@ impl Graph {
         if nodes.iter().flat_map(|node| &node.attributes).any(|(_, value)| has_body(value)) {
             return None;
         }
+
         let made: HashSet<&str> = nodes.iter().flat_map(|node| &node.outputs).map(String::as_str).collect();
         let read: BTreeSet<&str> = nodes
             .iter()
@@ -28,12 +29,14 @@ impl Graph {
             .map(String::as_str)
             .filter(|name| !name.is_empty())
             .collect();
+
         let initializers: Vec<_> = self
             .initializers
             .iter()
             .filter(|constant| read.contains(constant.name.as_str()))
             .cloned()
             .collect();
+
         let constants: HashSet<&str> = initializers.iter().map(|constant| constant.name.as_str()).collect();
         let outside = read.iter().filter(|name| !made.contains(*name) && !constants.contains(*name));
         let inputs = outside.map(|name| value(name, known)).collect::<Option<Vec<_>>>()?;
@@ -48,6 +51,7 @@ impl Graph {
             .flat_map(|node| &node.outputs)
             .filter(|name| wanted.contains(name.as_str()) && !known.get(name).constant);
         let outputs = outputs.map(|name| value(name, known)).collect::<Option<Vec<_>>>()?;
+
         (!outputs.is_empty()).then(|| Self {
             name: self.name.clone(),
             opsets: self.opsets.clone(),
@@ -65,7 +69,8 @@ impl Graph {
         for (at, node) in self.nodes.iter().enumerate() {
             producers.extend(node.outputs.iter().map(|name| (name.as_str(), at)));
         }
-        let (mut all, mut open) = (positions.clone(), positions.iter().copied().collect::<Vec<_>>());
+        let mut all = positions.clone();
+        let mut open = positions.iter().copied().collect::<Vec<_>>();
         while let Some(at) = open.pop() {
             let Some(node) = self.nodes.get(at) else { continue };
             for name in node.inputs.iter().filter(|name| known.get(name).constant) {

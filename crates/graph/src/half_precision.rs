@@ -85,15 +85,15 @@ struct Conversion {
 
 impl Conversion {
     fn add(&mut self, mut node: Node, is_last_product: bool) {
-        let is_half = |name: &str| self.constants.get(name) == Some(&DType::F16.into());
         // Weights and scales in half precision are stored with a cast to single precision.
         if node.is_onnx("Cast")
-            && node.input(0).is_some_and(is_half)
+            && node.input(0).is_some_and(|name| self.constants.get(name) == Some(&DType::F16.into()))
             && node.int("to") == Some(code(DType::F32))
         {
             self.define(node.outputs[0].clone(), node.inputs[0].clone());
             return;
         }
+
         let narrows = if is_attention(&node) {
             ATTENTION_INPUTS.to_vec()
         } else if is_last_product {
@@ -107,16 +107,19 @@ impl Conversion {
         } else {
             self.inputs_between_products(&node)
         };
+
         if narrows.is_empty() {
             node.for_each_read(&mut |name| self.widen(name));
             self.nodes.push(node);
             return;
         }
+
         for (at, name) in node.inputs.iter_mut().enumerate().filter(|(_, name)| !name.is_empty()) {
             if narrows.contains(&at) {
                 *name = self.narrow(name);
             }
         }
+
         let attends = is_attention(&node);
         for (at, name) in node.outputs.iter_mut().enumerate().filter(|(_, name)| !name.is_empty()) {
             if !(attends && PRESENT.contains(&at)) {

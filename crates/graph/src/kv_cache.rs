@@ -17,11 +17,12 @@ pub const PRESENT: [usize; 2] = [1, 2];
 
 /// Returns whether the past keys and values of attention are inputs of the graph in single precision.
 pub fn has_single_precision_past(graph: &Graph, attention: &Node) -> bool {
-    let is_single = |name: &str| {
-        let mut inputs = graph.inputs.iter();
-        inputs.any(|input| input.name == name && input.dtype == Element::from(DType::F32))
-    };
-    PAST.iter().all(|&at| attention.input(at).is_some_and(is_single))
+    PAST.iter().all(|&at| {
+        attention.input(at).is_some_and(|name| {
+            let mut inputs = graph.inputs.iter();
+            inputs.any(|input| input.name == name && input.dtype == Element::from(DType::F32))
+        })
+    })
 }
 
 /// Returns the inputs and outputs that contain keys and values, if only these attention nodes read and write them.

@@ -34,6 +34,7 @@ fn order(nodes: &[Node]) -> Vec<usize> {
         .flat_map(|(at, node)| node.outputs.iter().map(move |name| (name.as_str(), at)))
         .filter(|(name, _)| !name.is_empty())
         .collect();
+
     let mut awaited = vec![0_usize; nodes.len()];
     let mut readers: Vec<Vec<usize>> = vec![Vec::new(); nodes.len()];
     for (at, node) in nodes.iter().enumerate() {
@@ -44,6 +45,7 @@ fn order(nodes: &[Node]) -> Vec<usize> {
             }
         });
     }
+
     let mut ready: BinaryHeap<Reverse<usize>> =
         (0..nodes.len()).filter(|&at| awaited[at] == 0).map(Reverse).collect();
     let mut order = Vec::with_capacity(nodes.len());
@@ -56,6 +58,7 @@ fn order(nodes: &[Node]) -> Vec<usize> {
             }
         }
     }
+
     order.extend((0..nodes.len()).filter(|&at| awaited[at] > 0));
     order
 }

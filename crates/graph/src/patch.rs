@@ -139,19 +139,21 @@ impl Graph {
                 _ => None,
             })
             .collect();
+
         if bound.is_empty() {
             return;
         }
-        let bind = |symbol: &str| bound.get(symbol).copied();
+
         for value in self.inputs.iter_mut().chain(&mut self.outputs).chain(&mut self.values) {
             for dim in &mut value.shape {
                 if let Dim::Symbol(symbol) = dim
-                    && let Some(extent) = infer::evaluate(symbol, &bind)
+                    && let Some(extent) = infer::evaluate(symbol, &|symbol: &str| bound.get(symbol).copied())
                 {
                     *dim = Dim::Fixed(extent);
                 }
             }
         }
+
         let known = self.infer(&|_| None);
         for output in &mut self.outputs {
             let Some(shape) = &known.get(&output.name).shape else { continue };
@@ -160,6 +162,7 @@ impl Graph {
                 self.unranked.retain(|name| *name != output.name);
             }
         }
+
         // ONNX Runtime infers more than a shape with symbols states, and shapes of removed values are obsolete.
         let made: HashSet<&str> =
             self.nodes.iter().flat_map(|node| &node.outputs).map(String::as_str).collect();

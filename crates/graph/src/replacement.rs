@@ -62,7 +62,8 @@ impl<'a> Replacement<'a> {
     /// Adds a constant of little-endian elements.
     pub fn constant(&mut self, name: &str, dtype: Element, shape: &[usize], bytes: Vec<u8>) -> String {
         let name = format!("{}/{name}", self.stem);
-        let (shape, data) = (shape.to_vec(), InitializerData::Inline(bytes.into()));
+        let shape = shape.to_vec();
+        let data = InitializerData::Inline(bytes.into());
         self.edits.push(Edit::AddConstant(Initializer { name: name.clone(), dtype, shape, data }));
         name
     }

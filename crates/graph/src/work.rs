@@ -55,7 +55,8 @@ fn attention(q: &Shape, k: &Shape, v: &Shape) -> Option<u64> {
 /// Counts grouped-query attention: each query attends to the whole cache, which past and present share.
 fn grouped(node: &Node, output: &TensorInfo, known: &InferredTensors) -> Option<u64> {
     let past = known.input(node, 3)?.shape.as_ref()?;
-    let (capacity, queries) = ((*past.get(2)?)?, output.count()?);
+    let capacity = (*past.get(2)?)?;
+    let queries = output.count()?;
     queries.checked_mul(capacity)?.checked_mul(2)
 }
 

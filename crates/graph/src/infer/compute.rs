@@ -81,7 +81,8 @@ pub(super) fn broadcast(shapes: &[Option<&Shape>]) -> Option<Shape> {
 }
 
 fn matmul(at: &NodeContext<'_>, second: usize) -> Option<Shape> {
-    let (mut a, mut b) = (at.shape(0)?.clone(), at.shape(second)?.clone());
+    let mut a = at.shape(0)?.clone();
+    let mut b = at.shape(second)?.clone();
     let flag = |name: &str| at.node.int(name) == Some(1);
     let swap = |shape: &mut Shape| {
         let rank = shape.len();
@@ -89,20 +90,23 @@ fn matmul(at: &NodeContext<'_>, second: usize) -> Option<Shape> {
             shape.swap(rank - 1, rank - 2);
         }
     };
+
     if flag("transA") {
         swap(&mut a);
     }
     if flag("transB") {
         swap(&mut b);
     }
-    let (row, column) = (a.len() == 1, b.len() == 1);
+    let row = a.len() == 1;
+    let column = b.len() == 1;
     if row {
         a.insert(0, Some(1));
     }
     if column {
         b.push(Some(1));
     }
-    let (rows, columns) = (*a.get(a.len().checked_sub(2)?)?, *b.last()?);
+    let rows = *a.get(a.len().checked_sub(2)?)?;
+    let columns = *b.last()?;
     let mut shape = broadcast(&[
         Some(&a.get(..a.len() - 2)?.to_vec()),
         Some(&b.get(..b.len().checked_sub(2)?)?.to_vec()),
@@ -137,7 +141,8 @@ fn windows(at: &NodeContext<'_>, space: &[Option<u64>], kernel: &[Option<u64>]) 
     };
     let same = at.node.text("auto_pad").is_some_and(|pad| pad.starts_with("SAME"));
     let along = |axis: usize, extent: u64, kernel: u64| {
-        let (stride, dilation) = (number("strides", axis, 1)?, number("dilations", axis, 1)?);
+        let stride = number("strides", axis, 1)?;
+        let dilation = number("dilations", axis, 1)?;
         if same {
             return (stride > 0).then(|| extent.div_ceil(stride));
         }
@@ -153,7 +158,8 @@ fn windows(at: &NodeContext<'_>, space: &[Option<u64>], kernel: &[Option<u64>]) 
 }
 
 fn conv(at: &NodeContext<'_>) -> Option<Shape> {
-    let (data, weight) = (at.shape(0)?, at.shape(1)?);
+    let data = at.shape(0)?;
+    let weight = at.shape(1)?;
     let mut shape = vec![*data.first()?, *weight.first()?];
     shape.extend(windows(at, data.get(2..)?, weight.get(2..)?));
     (shape.len() == data.len()).then_some(shape)
@@ -230,7 +236,8 @@ fn one_hot(at: &NodeContext<'_>) -> Option<Shape> {
 /// extent.
 fn attention(at: &NodeContext<'_>) -> Vec<Option<Shape>> {
     let first = || {
-        let (q, v) = (at.shape(0)?, at.shape(2)?);
+        let q = at.shape(0)?;
+        let v = at.shape(2)?;
         let mut shape = q.clone();
         *shape.last_mut()? = match q.len() {
             4 => *v.last()?,

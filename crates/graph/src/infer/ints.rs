@@ -56,7 +56,8 @@ fn gather(data: &[i64], indices: &[i64]) -> Option<Vec<i64>> {
 fn slice(at: &NodeContext<'_>) -> Option<Vec<i64>> {
     let data = at.ints(0)?;
     let first = |attribute, index| at.listed(attribute, index)?.first().copied();
-    let (start, end) = (first("starts", 1)?, first("ends", 2)?);
+    let start = first("starts", 1)?;
+    let end = first("ends", 2)?;
     let step = if at.has(4) { *at.ints(4)?.first()? } else { 1 };
     let length = data.len() as i64;
     let place = |at: i64| if at < 0 { at.saturating_add(length) } else { at }.clamp(0, length) as usize;
@@ -92,7 +93,8 @@ fn filled(at: &NodeContext<'_>, shape: &Shape) -> Option<Vec<i64>> {
 
 fn range(at: &NodeContext<'_>) -> Option<Vec<i64>> {
     let length = range_length(at)?;
-    let (start, step) = (*at.ints(0)?.first()?, *at.ints(2)?.first()?);
+    let start = *at.ints(0)?.first()?;
+    let step = *at.ints(2)?.first()?;
     if length > MAX_INTS as u64 {
         return None;
     }
@@ -119,21 +121,23 @@ fn paired(a: &[i64], b: &[i64]) -> Option<Vec<(i64, i64)>> {
 }
 
 fn binary(at: &NodeContext<'_>) -> Option<Vec<i64>> {
-    let of = |(a, b): (i64, i64)| match at.node.op.as_str() {
-        "Add" => a.checked_add(b),
-        "Sub" => a.checked_sub(b),
-        "Mul" => a.checked_mul(b),
-        "Div" => a.checked_div(b),
-        "Mod" => a.checked_rem_euclid(b),
-        "Min" => Some(a.min(b)),
-        "Max" => Some(a.max(b)),
-        "Equal" => Some(i64::from(a == b)),
-        "Less" => Some(i64::from(a < b)),
-        "Greater" => Some(i64::from(a > b)),
-        "And" => Some(a & b),
-        _ => Some(a | b),
-    };
-    paired(at.ints(0)?, at.ints(1)?)?.into_iter().map(of).collect()
+    paired(at.ints(0)?, at.ints(1)?)?
+        .into_iter()
+        .map(|(a, b)| match at.node.op.as_str() {
+            "Add" => a.checked_add(b),
+            "Sub" => a.checked_sub(b),
+            "Mul" => a.checked_mul(b),
+            "Div" => a.checked_div(b),
+            "Mod" => a.checked_rem_euclid(b),
+            "Min" => Some(a.min(b)),
+            "Max" => Some(a.max(b)),
+            "Equal" => Some(i64::from(a == b)),
+            "Less" => Some(i64::from(a < b)),
+            "Greater" => Some(i64::from(a > b)),
+            "And" => Some(a & b),
+            _ => Some(a | b),
+        })
+        .collect()
 }
 
 fn choose(at: &NodeContext<'_>) -> Option<Vec<i64>> {

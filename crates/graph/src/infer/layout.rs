@@ -7,6 +7,7 @@ pub(super) fn shapes(at: &NodeContext<'_>) -> Option<Vec<Option<Shape>>> {
     if !at.node.domain.is_empty() {
         return None;
     }
+
     let one = |shape: Option<Shape>| Some(vec![shape]);
     match at.node.op.as_str() {
         "Reshape" => one(reshape(at)),
@@ -136,12 +137,14 @@ pub(super) fn slice_length(extent: u64, start: i64, end: i64, step: i64) -> Opti
     let wrap = |place: i64| if place < 0 { place.saturating_add(extent) } else { place };
     let length = match step {
         1.. => {
-            let (start, end) = (wrap(start).clamp(0, extent), wrap(end).clamp(0, extent));
+            let start = wrap(start).clamp(0, extent);
+            let end = wrap(end).clamp(0, extent);
             (end - start).max(0).checked_add(step - 1)? / step
         }
         0 => return None,
         _ => {
-            let (start, end) = (wrap(start).clamp(-1, extent - 1), wrap(end).clamp(-1, extent - 1));
+            let start = wrap(start).clamp(-1, extent - 1);
+            let end = wrap(end).clamp(-1, extent - 1);
             let step = step.checked_neg()?;
             (start - end).max(0).checked_add(step - 1)? / step
         }
@@ -151,7 +154,8 @@ pub(super) fn slice_length(extent: u64, start: i64, end: i64, step: i64) -> Opti
 
 fn slice(at: &NodeContext<'_>) -> Option<Shape> {
     let mut shape = at.shape(0)?.clone();
-    let (starts, ends) = (at.listed("starts", 1), at.listed("ends", 2));
+    let starts = at.listed("starts", 1);
+    let ends = at.listed("ends", 2);
     let count = starts.as_ref().map(Vec::len).or_else(|| at.shape(1)?.first().copied()?.map(|n| n as usize));
     let axes = match at.listed("axes", 3) {
         Some(axes) => axes,
@@ -206,8 +210,13 @@ fn expand(at: &NodeContext<'_>) -> Option<Shape> {
 fn tile(at: &NodeContext<'_>) -> Option<Shape> {
     let shape = at.shape(0)?;
     let repeats = at.ints(1)?;
-    let times = |(extent, &by): (&Option<u64>, &i64)| (*extent)?.checked_mul(u64::try_from(by).ok()?);
-    (repeats.len() == shape.len()).then(|| shape.iter().zip(repeats).map(times).collect())
+    (repeats.len() == shape.len()).then(|| {
+        shape
+            .iter()
+            .zip(repeats)
+            .map(|(extent, &by)| (*extent)?.checked_mul(u64::try_from(by).ok()?))
+            .collect()
+    })
 }
 
 fn pad(at: &NodeContext<'_>) -> Option<Shape> {
@@ -219,7 +228,8 @@ fn pad(at: &NodeContext<'_>) -> Option<Shape> {
         None => (0..shape.len()).collect(),
     };
     for (index, axis) in axes.iter().enumerate() {
-        let (before, after) = (*pads.get(index)?, *pads.get(index + axes.len())?);
+        let before = *pads.get(index)?;
+        let after = *pads.get(index + axes.len())?;
         let extent = shape.get_mut(*axis)?;
         *extent = extent.and_then(|e| e.checked_add_signed(before)?.checked_add_signed(after));
     }
@@ -227,14 +237,16 @@ fn pad(at: &NodeContext<'_>) -> Option<Shape> {
 }
 
 fn gather(at: &NodeContext<'_>) -> Option<Shape> {
-    let (data, indices) = (at.shape(0)?, at.shape(1)?);
+    let data = at.shape(0)?;
+    let indices = at.shape(1)?;
     let axis = axis_of(at.node.int("axis").unwrap_or(0), data.len())?;
     let (front, back) = data.split_at(axis);
     Some(front.iter().chain(indices).chain(back.get(1..)?).copied().collect())
 }
 
 fn gather_nd(at: &NodeContext<'_>) -> Option<Shape> {
-    let (data, indices) = (at.shape(0)?, at.shape(1)?);
+    let data = at.shape(0)?;
+    let indices = at.shape(1)?;
     let batch = usize::try_from(at.node.int("batch_dims").unwrap_or(0)).ok()?;
     let (last, front) = indices.split_last()?;
     let depth = usize::try_from((*last)?).ok()?;
@@ -258,7 +270,9 @@ fn shape_of(at: &NodeContext<'_>) -> Option<Shape> {
 
 pub(super) fn range_length(at: &NodeContext<'_>) -> Option<u64> {
     let bound = |index| at.ints(index)?.first().copied();
-    let (start, limit, step) = (bound(0)?, bound(1)?, bound(2)?);
+    let start = bound(0)?;
+    let limit = bound(1)?;
+    let step = bound(2)?;
     let span = if step < 0 { start.checked_sub(limit)? } else { limit.checked_sub(start)? }.max(0) as u64;
     (step != 0).then(|| span.div_ceil(step.unsigned_abs()))
 }

@@ -104,13 +104,18 @@ impl Graph {
 
 /// Returns the properties that a file declares for a value.
 fn declared(graph: &Graph, value: &Value, bind: &dyn Fn(&str) -> Option<u64>) -> TensorInfo {
-    let extent = |dim: &Dim| match dim {
-        Dim::Fixed(extent) => Some(*extent),
-        Dim::Symbol(name) => evaluate(name, bind),
-    };
     TensorInfo {
         element: (value.dtype != Element::NONE).then_some(value.dtype),
-        shape: (!graph.unranked.contains(&value.name)).then(|| value.shape.iter().map(extent).collect()),
+        shape: (!graph.unranked.contains(&value.name)).then(|| {
+            value
+                .shape
+                .iter()
+                .map(|dim| match dim {
+                    Dim::Fixed(extent) => Some(*extent),
+                    Dim::Symbol(name) => evaluate(name, bind),
+                })
+                .collect()
+        }),
         ..TensorInfo::default()
     }
 }

@@ -68,12 +68,14 @@ fn graph(proto: GraphProto, bounds: &mut Bounds) -> Result<Graph, DecodeError> {
             if outputs { &mut graph.outputs } else { &mut graph.inputs }.push(value);
         }
     }
+
     for proto in proto.value_info {
         let (value, shaped) = value(proto, bounds)?;
         if shaped {
             graph.values.push(value);
         }
     }
+
     graph.initializers = proto.initializer.into_iter().map(initializer).collect::<Result<_, _>>()?;
     if let Some(text) = graph.initializers.iter().find(|constant| constant.dtype == Element::STRING) {
         note(&mut graph.unread, || format!("the texts of {:?}", text.name));
@@ -81,6 +83,7 @@ fn graph(proto: GraphProto, bounds: &mut Bounds) -> Result<Graph, DecodeError> {
     if !proto.sparse_initializer.is_empty() {
         note(&mut graph.unread, || format!("{} sparse constants", proto.sparse_initializer.len()));
     }
+
     for proto in proto.node {
         let node = node(proto, &mut graph.unread, bounds)?;
         graph.nodes.push(node);

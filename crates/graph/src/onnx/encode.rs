@@ -16,10 +16,6 @@ const IR_VERSION: i64 = 10;
 impl Graph {
     /// Returns the bytes of an ONNX file. External constants are stored as references to their file.
     pub fn encode(&self) -> Vec<u8> {
-        let entry = |(key, value): &(String, String)| StringStringEntryProto {
-            key: key.clone(),
-            value: value.clone(),
-        };
         let model = ModelProto {
             ir_version: IR_VERSION,
             producer_name: "narthex".to_owned(),
@@ -29,7 +25,11 @@ impl Graph {
                 .iter()
                 .map(|(domain, version)| OperatorSetIdProto { domain: domain.clone(), version: *version })
                 .collect(),
-            metadata_props: self.metadata.iter().map(entry).collect(),
+            metadata_props: self
+                .metadata
+                .iter()
+                .map(|(key, value)| StringStringEntryProto { key: key.clone(), value: value.clone() })
+                .collect(),
             graph: Some(graph(self)),
             ..ModelProto::default()
         };

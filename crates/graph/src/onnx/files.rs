@@ -132,8 +132,7 @@ pub fn open(path: &Path) -> Result<Vec<OnnxFile>, OnnxFileError> {
 /// # Errors
 /// [`OnnxFileError::Read`] and [`OnnxFileError::TooMany`].
 pub fn graph_files(path: &Path) -> Result<Vec<PathBuf>, OnnxFileError> {
-    let failed = |source| OnnxFileError::Read { path: path.to_owned(), source };
-    if !fs::metadata(path).map_err(failed)?.is_dir() {
+    if !fs::metadata(path).map_err(|source| OnnxFileError::Read { path: path.to_owned(), source })?.is_dir() {
         return Ok(vec![path.to_owned()]);
     }
     let mut files = onnx_files(path)?;
@@ -234,20 +233,26 @@ impl DataFiles {
             InitializerData::Inline(bytes) => return Ok(bytes),
             InitializerData::External { file, offset, length } => (file, *offset, *length),
         };
-        let (name, folder_name) = (&initializer.name, folder.display());
+        let name = &initializer.name;
+        let folder_name = folder.display();
         if !stays_inside(file) {
             let reason =
                 format!("the weight {name:?} is in the data file {file:?}, which is outside {folder_name}");
             return Err(OnnxFileError::Data { reason });
         }
+
         let path = folder.join(file);
         if !self.0.contains_key(&path) {
-            let failed = |source| OnnxFileError::Read { path: path.clone(), source };
-            self.0.insert(path.clone(), map(&path).map_err(failed)?);
+            self.0.insert(
+                path.clone(),
+                map(&path).map_err(|source| OnnxFileError::Read { path: path.clone(), source })?,
+            );
         }
+
         let end = offset.saturating_add(length);
         let range = usize::try_from(offset).ok().zip(usize::try_from(end).ok());
         let bytes = self.0.get(&path).zip(range).and_then(|(source, (start, end))| source.get(start..end));
+
         bytes.ok_or_else(|| OnnxFileError::Data {
             reason: format!(
                 "{} ends before the weight {name:?}, which reaches to byte {end}",

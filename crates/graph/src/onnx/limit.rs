@@ -163,14 +163,17 @@ impl Walk {
                 WireType::ThirtyTwoBit => 4,
                 WireType::StartGroup | WireType::EndGroup => return Ok(()),
             };
+
             let Some((inside, rest)) = usize::try_from(length).ok().and_then(|at| bytes.split_at_checked(at))
             else {
                 return Ok(());
             };
+
             bytes = rest;
             if wire_type != WireType::LengthDelimited {
                 continue;
             }
+
             self.memory += match field(message, number) {
                 Field::Message(kind) => {
                     pending.push((kind, inside));

@@ -63,14 +63,17 @@ fn find(
     if depth > MAX_DEPTH {
         return Err(DecodeError::TooMany { what: "nested messages", limit: MAX_DEPTH });
     }
+
     let own = match message {
         MessageKind::Tensor => data_file(bytes, is_wanted)?,
         MessageKind::Node => context_binary(bytes, is_wanted)?,
         _ => None,
     };
+
     if own.is_some() {
         return Ok(own);
     }
+
     for field in Fields(bytes) {
         if let (number, FieldValue::Bytes(within)) = field?
             && let Some(kind) = inside(message, number)
@@ -104,7 +107,8 @@ fn data_file(tensor: &[u8], is_wanted: &dyn Fn(&str) -> bool) -> Result<Option<S
 
 /// Returns the wanted binary of a node's compiled context. An embedded binary is not a reference.
 fn context_binary(node: &[u8], is_wanted: &dyn Fn(&str) -> bool) -> Result<Option<String>, DecodeError> {
-    let (mut is_context, mut is_embedded) = (false, true);
+    let mut is_context = false;
+    let mut is_embedded = true;
     for field in Fields(node) {
         match field? {
             (4, FieldValue::Bytes(op)) => is_context = op == CONTEXT_OP.as_bytes(),
@@ -115,6 +119,7 @@ fn context_binary(node: &[u8], is_wanted: &dyn Fn(&str) -> bool) -> Result<Optio
             _ => {}
         }
     }
+
     for field in Fields(if is_context && !is_embedded { node } else { &[] }) {
         if let (5, FieldValue::Bytes(bytes)) = field? {
             let ShortAttribute { name, text, .. } = ShortAttribute::read(bytes)?;

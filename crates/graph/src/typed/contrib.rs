@@ -93,10 +93,12 @@ impl TypedBuilder {
             let expected = format!("[.., {cols}] and {}", TensorType::new(DType::U8, &quants_shape));
             return Err(mismatch(scope, OP, expected, &[&kind, &quants_kind]));
         }
+
         let expected = TensorType::new(kind.dtype, &[rows, blocks].map(Dim::from));
         if scales_kind != expected {
             return Err(mismatch(scope, OP, format!("scales {expected}"), &[&scales_kind]));
         }
+
         let out = kind.with_last(Dim::from(rows));
         if let Some(bias) = bias {
             self.check_vector(scope, OP, &out, bias)?;
@@ -107,6 +109,7 @@ impl TypedBuilder {
             ("bits", bits.into()),
             ("block_size", block.into()),
         ];
+
         attributes.extend(product.accuracy_level.map(|level| ("accuracy_level", level.into())));
         let mut inputs = vec![Some(x), Some(quants), Some(scales)];
         inputs.extend((zeros.is_some() || bias.is_some()).then_some(zeros));
@@ -127,16 +130,19 @@ impl TypedBuilder {
         let [batch, heads_dim, _, Dim::Fixed(size)] = &past_key.shape[..] else {
             return Err(mismatch(scope, OP, "a past [batch, kv_heads, capacity, size]", &[&past_key]));
         };
+
         let size = *size as usize;
         if past_value != past_key || *heads_dim != Dim::from(kv_heads) {
             let expected = format!("keys and values of {kv_heads} heads");
             return Err(mismatch(scope, OP, expected, &[&past_key, &past_value]));
         }
+
         let packed = if key_value.is_some() { heads } else { heads + 2 * kv_heads };
         if kind.last() != Some(&Dim::from(packed * size)) || kind.shape.first() != Some(batch) {
             let expected = format!("queries [{batch}, sequence, {}]", packed * size);
             return Err(mismatch(scope, OP, expected, &[&kind]));
         }
+
         if let Some(key_value) = key_value {
             let expected = kind.with_last(Dim::from(kv_heads * size));
             let [key, value] = self.types(scope, OP, [key_value.key, key_value.value])?;
@@ -144,11 +150,13 @@ impl TypedBuilder {
                 return Err(mismatch(scope, OP, format!("keys and values {expected}"), &[&key, &value]));
             }
         }
+
         let [seqlens, total] = self.types(scope, OP, [attention.seqlens_k, attention.total_length])?;
         let lengths = TensorType::new(DType::I32, std::slice::from_ref(batch));
         if seqlens != lengths || total != TensorType::new(DType::I32, &[]) {
             return Err(mismatch(scope, OP, format!("lengths {lengths} and i32 []"), &[&seqlens, &total]));
         }
+
         if let Some(rotary) = rotary {
             let [cos, sin] = self.types(scope, OP, rotary)?;
             if cos != sin || cos.dtype != kind.dtype || cos.last() != Some(&Dim::from(size / 2)) {
@@ -156,6 +164,7 @@ impl TypedBuilder {
                 return Err(mismatch(scope, OP, expected, &[&cos, &sin]));
             }
         }
+
         let mut inputs = vec![Some(query)];
         inputs.extend(key_value.map_or([None; 2], |new| [Some(new.key), Some(new.value)]));
         inputs.extend([past.key, past.value, attention.seqlens_k, attention.total_length].map(Some));
@@ -180,7 +189,8 @@ impl TypedBuilder {
     /// Adds the norm of a sum. Returns the norm and the sum.
     pub fn skip_norm_with_sum(&mut self, scope: &Scope, norm: &SkipNorm) -> Result<(Tensor, Tensor)> {
         let (op, kind) = self.checked_skip_norm(scope, norm)?;
-        let (inputs, attributes) = (norm.inputs(), [("epsilon", norm.epsilon.into())]);
+        let inputs = norm.inputs();
+        let attributes = [("epsilon", norm.epsilon.into())];
         let node = CheckedNode { scope, op, domain: MICROSOFT, inputs: &inputs, attributes: &attributes };
         let [out, sum] = ["out", "sum"].map(|name| scope.node(&format!("{op}/{name}")));
         self.write(&node, &[&out, "", "", &sum]);

@@ -63,6 +63,7 @@ impl TypedBuilder {
         if sizes.len() == 1 {
             return Ok(vec![x]);
         }
+
         let outputs: Vec<String> =
             (0..sizes.len()).map(|part| scope.node(&format!("Split/out.{part}"))).collect();
         let lengths: Vec<i64> = sizes.iter().map(|&size| size as i64).collect();
@@ -74,13 +75,17 @@ impl TypedBuilder {
             inputs: &[Some(x), Some(lengths)],
             attributes: &[("axis", Attribute::Int(axis))],
         };
+
         self.write(&node, &outputs.iter().map(String::as_str).collect::<Vec<_>>());
-        let part = |(name, &size): (String, &usize)| {
-            let mut part = kind.clone();
-            part.shape[place] = Dim::from(size);
-            self.value(name, part)
-        };
-        Ok(outputs.into_iter().zip(sizes).map(part).collect())
+        Ok(outputs
+            .into_iter()
+            .zip(sizes)
+            .map(|(name, &size)| {
+                let mut part = kind.clone();
+                part.shape[place] = Dim::from(size);
+                self.value(name, part)
+            })
+            .collect())
     }
 
     /// Adds a [`split`](Self::split) into a fixed number of parts.

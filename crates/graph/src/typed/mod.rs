@@ -193,11 +193,14 @@ impl TypedBuilder {
 
     /// Returns the shape of a tensor of this graph, if all its dimensions are fixed.
     pub fn fixed_shape(&self, tensor: Tensor) -> Option<Vec<usize>> {
-        let extent = |dim: &Dim| match dim {
-            Dim::Fixed(extent) => usize::try_from(*extent).ok(),
-            Dim::Symbol(_) => None,
-        };
-        self.get(tensor)?.shape.iter().map(extent).collect()
+        self.get(tensor)?
+            .shape
+            .iter()
+            .map(|dim| match dim {
+                Dim::Fixed(extent) => usize::try_from(*extent).ok(),
+                Dim::Symbol(_) => None,
+            })
+            .collect()
     }
 
     fn get(&self, tensor: Tensor) -> Option<&TensorType> {

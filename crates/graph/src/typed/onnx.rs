@@ -193,11 +193,13 @@ impl TypedBuilder {
         let Some(place) = axis_of(axis, kind.shape.len()) else {
             return Err(mismatch(scope, op, format!("an axis {axis}"), &[&kind]));
         };
+
         if keep {
             kind.shape[place] = Dim::Fixed(1);
         } else {
             kind.shape.remove(place);
         }
+
         let axes = self.ints(&[1], &[axis]);
         let attributes: &[(&'static str, Attribute)] =
             if keep { &[] } else { &[("keepdims", Attribute::Int(0))] };
