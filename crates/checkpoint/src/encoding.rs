@@ -115,7 +115,8 @@ fn fifth_bits(block: &[u8], at: usize) -> u32 {
 }
 
 fn uint4(b: &[u8; 21], y: &mut [f32; 32]) {
-    let (scale, zero) = (f32::from_le_bytes([b[0], b[1], b[2], b[3]]), i16::from(b[4]));
+    let scale = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+    let zero = i16::from(b[4]);
     for (j, &q) in b[5..].iter().enumerate() {
         y[j] = f32::from(i16::from(q & 15) - zero) * scale;
         y[j + 16] = f32::from(i16::from(q >> 4) - zero) * scale;
@@ -131,7 +132,8 @@ fn q4_0(b: &[u8; 18], y: &mut [f32; 32]) {
 }
 
 fn q4_1(b: &[u8; 20], y: &mut [f32; 32]) {
-    let (d, m) = (half_at(b, 0), half_at(b, 2));
+    let d = half_at(b, 0);
+    let m = half_at(b, 2);
     for (j, &q) in b[4..].iter().enumerate() {
         y[j] = f32::from(q & 15) * d + m;
         y[j + 16] = f32::from(q >> 4) * d + m;
@@ -139,7 +141,8 @@ fn q4_1(b: &[u8; 20], y: &mut [f32; 32]) {
 }
 
 fn q5_0(b: &[u8; 22], y: &mut [f32; 32]) {
-    let (d, high) = (half_at(b, 0), fifth_bits(b, 2));
+    let d = half_at(b, 0);
+    let high = fifth_bits(b, 2);
     for (j, &q) in b[6..].iter().enumerate() {
         let [low_bit, high_bit] = [high >> j & 1, high >> (j + 16) & 1].map(|bit| (bit as i16) << 4);
         y[j] = f32::from((i16::from(q & 15) | low_bit) - 16) * d;
@@ -148,7 +151,9 @@ fn q5_0(b: &[u8; 22], y: &mut [f32; 32]) {
 }
 
 fn q5_1(b: &[u8; 24], y: &mut [f32; 32]) {
-    let (d, m, high) = (half_at(b, 0), half_at(b, 2), fifth_bits(b, 4));
+    let d = half_at(b, 0);
+    let m = half_at(b, 2);
+    let high = fifth_bits(b, 4);
     for (j, &q) in b[8..].iter().enumerate() {
         let [low_bit, high_bit] = [high >> j & 1, high >> (j + 16) & 1].map(|bit| (bit as u8) << 4);
         y[j] = f32::from(q & 15 | low_bit) * d + m;
@@ -175,7 +180,8 @@ fn scale_min(j: usize, packed: &[u8]) -> (f32, f32) {
 
 /// Returns the scales and minima of a pair of sub-blocks of a super-block.
 fn scale_min_pair(pair: usize, b: &[u8]) -> [(f32, f32); 2] {
-    let (d, dmin) = (half_at(b, 0), half_at(b, 2));
+    let d = half_at(b, 0);
+    let dmin = half_at(b, 2);
     [2 * pair, 2 * pair + 1].map(|j| {
         let (scale, min) = scale_min(j, &b[4..16]);
         (d * scale, dmin * min)

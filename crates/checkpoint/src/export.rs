@@ -161,9 +161,11 @@ fn keys(arch: &DecoderArch) -> Result<Map<String, Value>> {
         "rope_theta": rope.theta,
         "rope_scaling": scaling(&rope.scaling),
     });
+
     if let (Value::Object(keys), Value::Object(own)) = (&mut keys, own_keys(arch, rope)) {
         keys.extend(own);
     }
+
     match keys {
         Value::Object(keys) => Ok(keys),
         _ => Err(other()),

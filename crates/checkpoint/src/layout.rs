@@ -99,22 +99,26 @@ impl Layout {
         if let Some(TensorPart::Matrix(number)) = part {
             weight = matrix(weight, number)?;
         }
+
         if let (Some(layer), Some(part)) = (self.layer(&weight.name), part) {
             weight = match sizes(layer, part) {
                 Some((sizes, index)) => cut(weight, &sizes, index)?,
                 None => weight,
             };
         }
+
         if self.gains == NormGains::MinusOne && weight.name.ends_with("norm.weight") {
             let gains: Vec<f32> = weight.to_f32().iter().map(|gain| gain + 1.0).collect();
             weight = whole(weight, &gains)?;
         }
+
         weight = match self.layer(&weight.name) {
             Some(layer) if is_rotated(&weight.name) => {
                 self.to_half_split(weight, layer.attention.head_size)?
             }
             _ => weight,
         };
+
         let factor = self.scale_of(&weight.name);
         Ok(weight.scaled(factor))
     }
@@ -206,7 +210,8 @@ fn whole<'a>(weight: Weight<'a>, values: &[f32]) -> Result<Weight<'a>> {
 /// Returns the sizes of a fused weight's parts in rows, and the index of `part` among them.
 fn sizes(layer: &DecoderLayer, part: TensorPart) -> Option<(Vec<usize>, usize)> {
     let attention = &layer.attention;
-    let (q, kv) = (attention.heads * attention.head_size, attention.kv_heads * attention.head_size);
+    let q = attention.heads * attention.head_size;
+    let kv = attention.kv_heads * attention.head_size;
     match part {
         TensorPart::Query => Some((vec![q, kv, kv], 0)),
         TensorPart::Key => Some((vec![q, kv, kv], 1)),
@@ -279,9 +284,11 @@ fn transposed(weight: Weight<'_>) -> Result<Weight<'_>> {
 /// In the canonical order, the two elements of a pair are half a head apart, rotated or not. The product of queries and
 /// keys does not depend on the order of elements that are not rotated.
 fn order(count: usize, size: usize, pairs: RopePairs, dims: usize) -> Vec<u32> {
-    let (half, rotated) = (size / 2, dims / 2);
+    let half = size / 2;
+    let rotated = dims / 2;
     let from = |place: usize| {
-        let (second, pair) = (usize::from(place >= half), place % half.max(1));
+        let second = usize::from(place >= half);
+        let pair = place % half.max(1);
         if place >= 2 * half {
             place
         } else if pair < rotated {

@@ -189,15 +189,19 @@ fn check_rope(path: &Path, decoder: &DecoderArch, attention: &Attention) -> Resu
     let Some(rope) = decoder.rope_of(attention.rotation) else {
         return Err(malformed(path, "rotary positions of every rotated layer", "none"));
     };
-    let (dims, size) = (rope.dims, attention.head_size);
+
+    let dims = rope.dims;
+    let size = attention.head_size;
     if dims == 0 || dims > size || !dims.is_multiple_of(2) {
         return Err(malformed(path, format!("an even number of rotated elements up to {size}"), dims));
     }
+
     let mut rotated = decoder.layers.iter().map(|layer| &layer.attention);
     if let Some(other) = rotated.find(|other| other.rotation == attention.rotation && other.head_size != size)
     {
         return Err(malformed(path, format!("heads of {size} elements in every layer"), other.head_size));
     }
+
     let positive = |what: &str, value: f64| check_positive(path, what, Some(value as f32));
     positive("a rope theta", rope.theta)?;
     match &rope.scaling {

@@ -102,14 +102,17 @@ impl NameTable {
                 None => self.lookup(|table| table.outer, module),
             },
         };
+
         let Some(path) = path else { return Vec::new() };
         let bare = self.without_suffix.iter().any(|module| path.ends_with(module));
         let name = if bare { path.clone() } else { format!("{path}.{leaf}") };
+
         let mut names: Vec<String> = self.prefixes.iter().map(|prefix| format!("{prefix}{name}")).collect();
         if module == "head" {
             // The head is usually outside the model, so its name without a prefix comes first.
             names.reverse();
         }
+
         if self.gamma_and_beta.is_some_and(|end| path.ends_with(end)) {
             let old = if leaf == "weight" { "gamma" } else { "beta" };
             names.extend(self.prefixes.iter().map(|prefix| format!("{prefix}{path}.{old}")));

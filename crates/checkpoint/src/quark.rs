@@ -38,19 +38,24 @@ pub(super) fn is_read(config: &Value) -> bool {
 /// Combines each packed weight of a folder with its scales and zero points into one tensor `[out, in]`.
 pub(super) fn gather(folder: &Path, tensors: &mut HashMap<String, StoredTensor>) -> Result<()> {
     let has = |name: &str, end: &str| tensors.contains_key(&format!("{name}_{end}"));
-    let packed = |(name, located): (&String, &StoredTensor)| {
-        let quantized = name.ends_with(".weight") && (has(name, "scale") || has(name, "zero_point"));
-        (quantized && located.kind == integers()).then(|| name.clone())
-    };
-    let mut names: Vec<String> = tensors.iter().filter_map(packed).collect();
+    let mut names: Vec<String> = tensors
+        .iter()
+        .filter_map(|(name, located)| {
+            let quantized = name.ends_with(".weight") && (has(name, "scale") || has(name, "zero_point"));
+            (quantized && located.kind == integers()).then(|| name.clone())
+        })
+        .collect();
+
     names.sort_unstable();
     for name in names {
         let mut beside = |end: &str| {
             let name = format!("{name}_{end}");
-            let missing = || CheckpointError::MissingTensor { path: folder.to_owned(), name: name.clone() };
-            tensors.remove(&name).ok_or_else(missing)
+            tensors
+                .remove(&name)
+                .ok_or_else(|| CheckpointError::MissingTensor { path: folder.to_owned(), name: name.clone() })
         };
-        let (scales, zeros) = (beside("scale")?, beside("zero_point")?);
+        let scales = beside("scale")?;
+        let zeros = beside("zero_point")?;
         let Some(weight) = tensors.get_mut(&name) else { continue };
         let shapes = (&weight.shape[..], &scales.shape[..], &zeros.shape[..]);
         let Some((shape, group)) = sizes(shapes.0, shapes.1, shapes.2).filter(|_| zeros.kind == integers())
@@ -103,6 +108,7 @@ pub(super) fn weight<'a>(
             found: shape,
         });
     };
+
     let mut out = vec![0; rows * (cols / BLOCK) * Encoding::Uint4.block_bytes()];
     if elements == Elements::Read {
         let scales = singles(&packed.scales.kind, bytes(&packed.scales)).ok_or_else(|| {
@@ -113,7 +119,8 @@ pub(super) fn weight<'a>(
                 format!("{:?}", packed.scales.kind),
             )
         })?;
-        let (quants, zeros) = (bytes(located).as_chunks().0, bytes(&packed.zeros).as_chunks().0);
+        let quants = bytes(located).as_chunks().0;
+        let zeros = bytes(&packed.zeros).as_chunks().0;
         Groups { quants, zeros, scales, rows, group: packed.group }.unpack(cols, &mut out);
     }
     Weight::new(name, shape, Encoding::Uint4, Cow::Owned(out))
@@ -135,7 +142,8 @@ impl Groups<'_> {
         let row_bytes = cols / BLOCK * Encoding::Uint4.block_bytes();
         out.par_chunks_mut(row_bytes.max(1)).enumerate().for_each(|(row, out)| {
             for (index, block) in out.chunks_exact_mut(Encoding::Uint4.block_bytes()).enumerate() {
-                let (first, group) = (index * BLOCK, index * BLOCK / self.group);
+                let first = index * BLOCK;
+                let group = index * BLOCK / self.group;
                 let scale = self.scales.get(group * self.rows + row).copied().unwrap_or_default();
                 block[..4].copy_from_slice(&scale.to_le_bytes());
                 block[4] = self.nibble(self.zeros, group, row);

@@ -5,8 +5,8 @@
 use std::collections::HashSet;
 
 use narthex_spec::arch::{
-    AltUp, Architecture, Attention, BottleneckAttention, DecoderArch, DecoderLayer, EncoderArch, EncoderHead,
-    KvSource, NormKind, PerLayer, QkNorm, Residual,
+    AltUp, Architecture, Attention, BottleneckAttention, DecoderArch, EncoderArch, EncoderHead, KvSource,
+    NormKind, PerLayer, QkNorm, Residual,
 };
 
 use crate::{error::Result, limits::unsupported, tensors::Tensors};
@@ -20,11 +20,13 @@ pub(super) fn check(tensors: &Tensors, architecture: &Architecture) -> Result<()
     {
         needed.push(("embed.type.weight".to_owned(), type_shape(tensors, encoder)?));
     }
+
     let mut used = HashSet::new();
     for (name, shape) in &needed {
         tensors.check(name, shape)?;
         used.extend(tensors.find(name).into_iter().flatten());
     }
+
     if let Architecture::Decoder(decoder) = architecture {
         used.extend(idle_weights(decoder).filter_map(|name| tensors.find(&name)).flatten());
     }
@@ -34,6 +36,7 @@ pub(super) fn check(tensors: &Tensors, architecture: &Architecture) -> Result<()
         .filter(|name| tensors.names.is_layer_weight(name) && !used.contains(*name))
         .collect();
     left.sort_unstable();
+
     match left.first() {
         Some(name) => {
             Err(unsupported("tensor", "only the weights that the architecture names in a layer", name))
@@ -63,9 +66,11 @@ pub(super) fn required_shapes(architecture: &Architecture) -> RequiredTensors {
 /// Returns the tensors that a file may have although they are not read: keys and values of layers that share those of
 /// another layer.
 fn idle_weights(decoder: &DecoderArch) -> impl Iterator<Item = String> {
-    let sharing =
-        |(index, layer): (usize, &DecoderLayer)| (layer.attention.kv != KvSource::Own).then_some(index);
-    let layers = decoder.layers.iter().enumerate().filter_map(sharing);
+    let layers = decoder
+        .layers
+        .iter()
+        .enumerate()
+        .filter_map(|(index, layer)| (layer.attention.kv != KvSource::Own).then_some(index));
     layers.flat_map(|layer| {
         ["k_proj", "v_proj", "k_norm"].map(|part| format!("layers.{layer}.attn.{part}.weight"))
     })
@@ -113,6 +118,7 @@ fn decoder_weights(decoder: &DecoderArch) -> RequiredTensors {
     if decoder.learned_positions() {
         needed.push(("position.weight".to_owned(), vec![decoder.context, hidden]));
     }
+
     for (i, layer) in decoder.layers.iter().enumerate() {
         let name = |module: &str| format!("layers.{i}.{module}");
         let norms: &[&str] = match layer.residual {
@@ -129,13 +135,15 @@ fn decoder_weights(decoder: &DecoderArch) -> RequiredTensors {
         linear(&mut needed, name("mlp.up_proj"), [layer.mlp.inner, hidden], mlp);
         linear(&mut needed, name("mlp.down_proj"), [hidden, layer.mlp.inner], mlp);
     }
+
     streams(&mut needed, decoder);
     needed
 }
 
 /// Pushes the weights of several residual streams and of per-layer embeddings.
 fn streams(needed: &mut RequiredTensors, decoder: &DecoderArch) {
-    let (layers, hidden) = (decoder.layers.len(), decoder.hidden);
+    let layers = decoder.layers.len();
+    let hidden = decoder.hidden;
     let mut push = |name: String, shape: &[usize]| needed.push((format!("{name}.weight"), shape.to_vec()));
     if let Some(AltUp { streams, rank, scaled, .. }) = decoder.altup {
         for other in 0..streams - 1 {
@@ -155,6 +163,7 @@ fn streams(needed: &mut RequiredTensors, decoder: &DecoderArch) {
             push(format!("layers.{i}.laurel.norm"), &[hidden]);
         }
     }
+
     if let Some(PerLayer { vocab, width }) = decoder.per_layer {
         push("per_layer.embed".to_owned(), &[vocab, layers * width]);
         push("per_layer.proj".to_owned(), &[layers * width, hidden]);
@@ -176,7 +185,9 @@ fn stream_norm(needed: &mut RequiredTensors, module: String, decoder: &DecoderAr
 }
 
 fn attention_weights(needed: &mut RequiredTensors, module: &str, hidden: usize, attention: &Attention) {
-    let (heads, kv_heads, size) = (attention.heads, attention.kv_heads, attention.head_size);
+    let heads = attention.heads;
+    let kv_heads = attention.kv_heads;
+    let size = attention.head_size;
     let qkv = Bias::from(attention.qkv_bias);
     linear(needed, format!("{module}.q_proj"), [heads * size, hidden], qkv);
     linear(needed, format!("{module}.o_proj"), [hidden, heads * size], attention.output_bias.into());
@@ -219,9 +230,12 @@ fn norm(needed: &mut RequiredTensors, module: String, width: usize) {
 }
 
 fn layer_weights(needed: &mut RequiredTensors, layer: &str, encoder: &EncoderArch) {
-    let (hidden, inside, inner) = (encoder.hidden, encoder.inside(), encoder.inner);
+    let hidden = encoder.hidden;
+    let inside = encoder.inside();
+    let inner = encoder.inner;
     let name = |module: &str| format!("{layer}.{module}");
     let read = encoder.attention_reads();
+
     let mut parts = vec![(name("mlp"), name("mlp_norm"))];
     if let Some(bottleneck) = &encoder.bottleneck {
         let own = (bottleneck.attention == BottleneckAttention::Shared).then_some(("attn", [inside, hidden]));
@@ -230,13 +244,17 @@ fn layer_weights(needed: &mut RequiredTensors, layer: &str, encoder: &EncoderArc
             linear(needed, name(&format!("bottleneck.{part}")), shape, Bias::Present);
             norm(needed, name(&format!("bottleneck.{part}_norm")), shape[0]);
         }
-        let part = |j| (name(&format!("ffn.{j}")), name(&format!("ffn.{j}.norm")));
-        parts.extend((0..encoder.early_feed_forwards()).map(part));
+        parts.extend(
+            (0..encoder.early_feed_forwards())
+                .map(|j| (name(&format!("ffn.{j}")), name(&format!("ffn.{j}.norm")))),
+        );
     }
+
     for (part, width) in [("q", read[0]), ("k", read[0]), ("v", read[1]), ("o", inside)] {
         linear(needed, name(&format!("attn.{part}_proj")), [inside, width], Bias::Present);
     }
     norm(needed, name("attn_norm"), inside);
+
     for (part, behind) in parts {
         linear(needed, format!("{part}.up_proj"), [inner, inside], Bias::Present);
         linear(needed, format!("{part}.down_proj"), [inside, inner], Bias::Present);

@@ -9,10 +9,7 @@ use std::{
 };
 
 use narthex_files::MappedFile;
-use safetensors::{
-    Dtype,
-    tensor::{Metadata, TensorInfo},
-};
+use safetensors::{Dtype, tensor::Metadata};
 use serde::Deserialize;
 
 use crate::{
@@ -62,6 +59,7 @@ pub(super) fn open(folder: &Path) -> Result<Shards> {
         shards.read(folder.join(SINGLE))?;
         return Ok(shards);
     }
+
     let index: Index = match serde_json::from_slice(&read_at_most(&index_path, MAX_HEADER_BYTES)?) {
         Ok(index) => index,
         Err(error) => return Err(malformed(&index_path, "a JSON object with a weight_map", error)),
@@ -70,6 +68,7 @@ pub(super) fn open(folder: &Path) -> Result<Shards> {
     if names.len() > MAX_SHARDS {
         return Err(malformed(&index_path, format!("at most {MAX_SHARDS} files"), names.len()));
     }
+
     for name in names {
         // The index is untrusted and must not refer to files outside the folder.
         if Path::new(name).file_name() != Some(name.as_ref()) {
@@ -77,9 +76,11 @@ pub(super) fn open(folder: &Path) -> Result<Shards> {
         }
         shards.read(folder.join(name))?;
     }
+
     if let Some(absent) = index.weight_map.keys().filter(|name| !shards.by_name.contains_key(*name)).min() {
         return Err(CheckpointError::MissingTensor { path: folder.to_owned(), name: absent.clone() });
     }
+
     shards.files.push(index_path);
     Ok(shards)
 }
@@ -114,25 +115,30 @@ fn locate(path: &Path, bytes: &[u8], file: usize) -> Result<Vec<(String, StoredT
             return Err(malformed(path, "a safetensors header", format!("{error}; fetch it again")));
         }
     };
+
     let start = size_of::<u64>() + header.len();
     // The crate has checked that tensors are contiguous. The file must have exactly their length.
     if start.checked_add(metadata.data_len()) != Some(bytes.len()) {
         let expected = format!("{} bytes of tensors", metadata.data_len());
         return Err(malformed(path, expected, format!("{}; fetch it again", bytes.len() - start)));
     }
-    let place = |(name, info): (String, &TensorInfo)| {
-        let (from, to) = info.data_offsets;
-        (
-            name,
-            StoredTensor {
-                shape: info.shape.clone(),
-                kind: kind(info.dtype),
-                file,
-                bytes: start + from..start + to,
-            },
-        )
-    };
-    Ok(metadata.tensors().into_iter().map(place).collect())
+
+    Ok(metadata
+        .tensors()
+        .into_iter()
+        .map(|(name, info)| {
+            let (from, to) = info.data_offsets;
+            (
+                name,
+                StoredTensor {
+                    shape: info.shape.clone(),
+                    kind: kind(info.dtype),
+                    file,
+                    bytes: start + from..start + to,
+                },
+            )
+        })
+        .collect())
 }
 
 /// Returns the number of bytes from the file's start that contain the list of its tensors, estimated from `beginning`;

@@ -122,18 +122,22 @@ impl Slice {
             return Err(SliceError::Family { found: format!("{:?}", arch.family) });
         }
         if *matformer == MatFormer::E2b && count != MatFormer::E2B_LAYERS {
-            let (name, expected) = (matformer.to_string(), MatFormer::E2B_LAYERS);
+            let name = matformer.to_string();
+            let expected = MatFormer::E2B_LAYERS;
             return Err(SliceError::NotE4b { name, expected, found: count });
         }
+
         let mix = matformer.mix();
         let slice = Self::without(arch, &mix.skip)?;
         let widths = match mix.widths[..] {
             [width] => vec![width; slice.kept.len()],
             _ => mix.widths,
         };
+
         if !widths.is_empty() && widths.len() != slice.kept.len() {
             return Err(SliceError::Count { expected: slice.kept.len(), found: widths.len() });
         }
+
         for (&layer, &found) in slice.kept.iter().zip(&widths) {
             let most = arch.layers.get(layer).map_or(0, |layer| layer.mlp.inner);
             if found > most {
@@ -175,8 +179,7 @@ impl Slice {
 
     /// Returns the columns of the per-layer embeddings that belong to the kept layers.
     fn per_layer_ranges(&self) -> Vec<Range<usize>> {
-        let range = |&layer: &usize| layer * self.per_layer..(layer + 1) * self.per_layer;
-        self.kept.iter().map(range).collect()
+        self.kept.iter().map(|&layer| layer * self.per_layer..(layer + 1) * self.per_layer).collect()
     }
 }
 

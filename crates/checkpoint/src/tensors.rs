@@ -146,9 +146,8 @@ impl Tensors {
     }
 
     fn of_file(&self, name: &str, elements: Elements) -> Result<Weight<'_>> {
-        let with_file =
-            |error: CheckpointError| error.of_tensor(self.called(name)).in_file(self.file_of(name));
-        self.read(name, elements).map_err(with_file)
+        self.read(name, elements)
+            .map_err(|error| error.of_tensor(self.called(name)).in_file(self.file_of(name)))
     }
 
     fn read(&self, name: &str, elements: Elements) -> Result<Weight<'_>> {
@@ -163,7 +162,8 @@ impl Tensors {
 
 /// Stacks vectors of equal length as the rows of a matrix.
 fn stacked<'a>(name: &str, vectors: impl Iterator<Item = Result<Weight<'a>>>) -> Result<Weight<'a>> {
-    let (mut values, mut shape) = (Vec::new(), vec![0, 0]);
+    let mut values = Vec::new();
+    let mut shape = vec![0, 0];
     for vector in vectors {
         let vector = vector?;
         let width = if shape[0] == 0 { vector.cols() } else { shape[1] };

@@ -82,7 +82,8 @@ impl<'a> Weight<'a> {
         encoding: Encoding,
         bytes: impl Into<Cow<'a, [u8]>>,
     ) -> Result<Self> {
-        let (name, bytes) = (name.into(), bytes.into());
+        let name = name.into();
+        let bytes = bytes.into();
         let elements = shape.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim));
         let whole = shape.last().is_some_and(|cols| cols.is_multiple_of(encoding.block_elements()));
         let size = elements.filter(|&elements| elements > 0 && whole).and_then(|n| encoding.bytes(n));
@@ -129,8 +130,14 @@ impl<'a> Weight<'a> {
                 return Err(CheckpointError::WrongShape { name: self.name, expected, found: self.shape });
             }
         }
-        let stored = |row: usize| self.rows.as_ref().map_or(Some(row as u32), |rows| rows.get(row).copied());
-        self.rows = Some(ranges.iter().cloned().flatten().filter_map(stored).collect());
+        self.rows = Some(
+            ranges
+                .iter()
+                .cloned()
+                .flatten()
+                .filter_map(|row| self.rows.as_ref().map_or(Some(row as u32), |rows| rows.get(row).copied()))
+                .collect(),
+        );
         Ok(self)
     }
 
@@ -138,7 +145,8 @@ impl<'a> Weight<'a> {
     ///
     /// Fails with [`CheckpointError::WrongShape`] if they are not columns of a matrix, or not whole blocks.
     pub(super) fn with_column_ranges(mut self, ranges: &[Range<usize>]) -> Result<Self> {
-        let (stored, block) = (self.cols(), self.encoding.block_elements());
+        let stored = self.cols();
+        let block = self.encoding.block_elements();
         let count: usize = ranges.iter().map(Range::len).sum();
         let whole = |at: usize| at <= stored && at.is_multiple_of(block);
         let fits = ranges.iter().all(|range| whole(range.start) && whole(range.end));

@@ -86,11 +86,13 @@ fn hf(config: &Config) -> Result<Decoder> {
         ("post_layer_norm", keys.post_layer_norm, true),
         ("apply_residual_connection_post_layernorm", keys.apply_residual_connection_post_layernorm, false),
     ];
+
     for (key, stated, expected) in flags {
         if let Some(other) = stated.filter(|&stated| stated != expected) {
             return Err(unsupported(key, expected.to_string(), other));
         }
     }
+
     let path = config.path();
     let heads = bounded(path, "num_attention_heads", keys.num_attention_heads, &HEADS)?;
     let kv_heads = if keys.multi_query_attention { keys.multi_query_group_num } else { heads };
@@ -109,6 +111,7 @@ fn hf(config: &Config) -> Result<Decoder> {
         },
         residual: Residual::Sequential,
     };
+
     let theta = 10_000.0 * keys.rope_ratio.unwrap_or(1.0);
     let arch = DecoderArch {
         family: Family::ChatGlm,

@@ -99,9 +99,11 @@ pub(super) fn shared(
     if own.use_bidirectional_attention == Some(true) {
         return Err(unsupported("use_bidirectional_attention", "false: a causal model", true));
     }
+
     // In published files, the older key of the same setting names another function. The newer key states the function
     // that is computed.
     keys.hidden_act = None;
+
     let mut arch = keys.decoder(config, defaults)?;
     let activation = activation(own.hidden_activation.as_deref().unwrap_or("gelu_pytorch_tanh"))?;
     let scale = own.query_pre_attn_scalar.unwrap_or(256.0).powf(-0.5);
@@ -109,10 +111,12 @@ pub(super) fn shared(
         layer.mlp.activation = activation;
         layer.attention.scale = Some(scale as f32);
     }
+
     keys.apply_attention_bias(&mut arch);
     let pattern = own.sliding_window_pattern.unwrap_or(pattern);
     let types = keys.layer_types.clone().unwrap_or_else(|| layer_types(pattern, arch.layers.len()));
     keys.windows(&mut arch, &types, keys.sliding_window.unwrap_or(Some(4096)));
+
     for (layer, kind) in arch.layers.iter_mut().zip(&types) {
         layer.attention.rotation =
             if *kind == LayerType::Sliding { Rotation::Local } else { Rotation::Global };
@@ -224,7 +228,8 @@ pub(super) const GEMMA: Defaults =
 /// scales attention scores by the hidden width divided by the number of heads, for which the format has no key.
 fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors, pattern: usize, largest: usize) -> Result<DecoderArch> {
     let mut arch = keys.decoder(tensors)?;
-    let (hidden, layers) = (arch.hidden, arch.layers.len());
+    let hidden = arch.hidden;
+    let layers = arch.layers.len();
     for (layer, kind) in arch.layers.iter_mut().zip(layer_types(pattern, layers)) {
         let attention = &mut layer.attention;
         layer.mlp.activation = Activation::GeluTanh;

@@ -138,15 +138,18 @@ fn hf(config: &Config) -> Result<Decoder> {
         scaled: keys.altup_correct_scale,
         rank: keys.laurel_rank,
     });
+
     arch.per_layer =
         Some(PerLayer { vocab: keys.vocab_size_per_layer_input, width: keys.hidden_size_per_layer_input });
     let count = arch.layers.len();
-    let sparse = |layer: usize| if count > SPARSE.1 && layer < SPARSE.1 { SPARSE.0 } else { 0.0 };
-    let shares = keys.activation_sparsity_pattern.unwrap_or_else(|| (0..count).map(sparse).collect());
+    let shares = keys.activation_sparsity_pattern.unwrap_or_else(|| {
+        (0..count).map(|layer| if count > SPARSE.1 && layer < SPARSE.1 { SPARSE.0 } else { 0.0 }).collect()
+    });
     if shares.len() != count || shares.iter().any(|share| !(0.0..1.0).contains(share)) {
         let expected = format!("activation_sparsity_pattern of {count} shares below 1");
         return Err(malformed(config.path(), expected, format!("{shares:?}")));
     }
+
     for (layer, share) in arch.layers.iter_mut().zip(shares) {
         layer.mlp.cutoff = (share > 0.0).then(|| quantile(share) as f32);
     }
@@ -166,6 +169,7 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
         }
         None => kinds.collect(),
     };
+
     // A layer that keeps all activations has the cutoff -inf.
     let cutoffs = keys.floats("activation_sparsity_scale")?.unwrap_or_default().iter();
     let cutoffs = cutoffs.map(|&cutoff| Some(cutoff).filter(|&cutoff| cutoff != f32::NEG_INFINITY));
@@ -180,6 +184,7 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
             layer.attention.window = None;
         }
     }
+
     let theta = keys.float("rope.freq_base_swa")?.unwrap_or(gemma::LOCAL_THETA);
     let dims = arch.rope.as_ref().map_or(0, |rope| rope.dims);
     arch.local_rope = Some(Rope { theta, dims, scaling: RopeScaling::None });
@@ -192,6 +197,7 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
         scaled: true,
         rank,
     });
+
     let width = keys.need_count("embedding_length_per_layer_input")?;
     arch.per_layer = Some(PerLayer { vocab: rows(tensors, "per_layer.embed.weight")?, width });
     let shared = keys.count("attention.shared_kv_layers")?.unwrap_or(count.saturating_sub(20));
@@ -233,7 +239,8 @@ fn share(path: &std::path::Path, arch: &mut DecoderArch, count: usize) -> Result
 fn quantile(share: f64) -> f64 {
     let density = |x: f64| (-x * x / 2.0).exp() / std::f64::consts::TAU.sqrt();
     let below = |x: f64| {
-        let (mut term, mut sum) = (x, x);
+        let mut term = x;
+        let mut sum = x;
         for n in 1..200 {
             term *= x * x / f64::from(2 * n + 1);
             sum += term;

@@ -74,12 +74,14 @@ fn hf(config: &Config) -> Result<Decoder> {
     if keys.scale_attn_by_inverse_layer_idx == Some(true) {
         return Err(unsupported("scale_attn_by_inverse_layer_idx", "false", true));
     }
+
     let path = config.path();
     let layers = bounded(path, "n_layer", keys.n_layer, &LAYERS)?;
     let heads = bounded(path, "n_head", keys.n_head, &HEADS)?;
     if !keys.n_embd.is_multiple_of(heads) {
         return Err(malformed(path, format!("n_head that divides the n_embd {}", keys.n_embd), heads));
     }
+
     let mut attention = Attention::plain(heads, heads, keys.n_embd / heads);
     attention.scale = (keys.scale_attn_weights == Some(false)).then_some(1.0);
     let mlp = Mlp {
@@ -89,6 +91,7 @@ fn hf(config: &Config) -> Result<Decoder> {
         bias: true,
         cutoff: None,
     };
+
     let layer = DecoderLayer { attention, mlp, residual: Residual::Sequential };
     let arch = with_learned_positions(DecoderArch {
         vocab: keys.vocab_size,
@@ -99,6 +102,7 @@ fn hf(config: &Config) -> Result<Decoder> {
         tied_head: keys.tie_word_embeddings.unwrap_or(true),
         ..DecoderArch::default()
     });
+
     let mut decoder = Decoder::from(arch);
     decoder.layout.orientation = Orientation::Columns;
     Ok(decoder)

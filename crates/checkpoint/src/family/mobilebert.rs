@@ -85,13 +85,15 @@ fn default_true() -> bool {
 }
 
 fn hf(config: &Config, sentence: &SentenceEmbedding) -> Result<EncoderArch> {
-    let (shared, keys): (EncoderKeys, MobileBertKeys) = (config.keys()?, config.keys()?);
+    let shared: EncoderKeys = config.keys()?;
+    let keys: MobileBertKeys = config.keys()?;
     if let Some(other) = keys.normalization_type.as_deref().filter(|&kind| kind != "no_norm") {
         return Err(unsupported("normalization_type", "no_norm", other));
     }
     if !keys.use_bottleneck {
         return Err(unsupported("use_bottleneck", "true", false));
     }
+
     let activation = shared.activation("relu")?;
     let heads = Heads { score: keys.classifier_activation.then_some(Activation::Tanh), masked: activation };
     let arch = shared.encoder(config, head(config, sentence, &heads)?)?;
@@ -107,6 +109,7 @@ fn hf(config: &Config, sentence: &SentenceEmbedding) -> Result<EncoderArch> {
         attention,
         feed_forwards: keys.num_feedforward_networks,
     };
+
     Ok(EncoderArch {
         family: Family::MobileBert,
         activation,

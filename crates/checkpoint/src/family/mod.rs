@@ -160,29 +160,32 @@ pub(super) fn hf_family(config: &Config) -> Result<&'static HfFamily> {
         )
         .in_file(config.path()));
     }
+
     let stated = config.class();
     let kind = config.model_type();
-    let known = |family: &&&HfFamily| match stated {
-        Some(stated) => family.classes.contains(&stated),
-        None => Some(family.model_type) == kind,
-    };
-    HF.iter().find(known).copied().ok_or_else(|| {
-        // List the other classes of the same model type if that type is supported, otherwise all classes.
-        let of_kind = || HF.iter().filter(|family| Some(family.model_type) == kind);
-        let expected: Vec<&str> = match stated {
-            Some(_) if of_kind().next().is_some() => {
-                of_kind().flat_map(|family| family.classes).copied().collect()
+    HF.iter()
+        .find(|family| match stated {
+            Some(stated) => family.classes.contains(&stated),
+            None => Some(family.model_type) == kind,
+        })
+        .copied()
+        .ok_or_else(|| {
+            // List the other classes of the same model type if that type is supported, otherwise all classes.
+            let of_kind = || HF.iter().filter(|family| Some(family.model_type) == kind);
+            let expected: Vec<&str> = match stated {
+                Some(_) if of_kind().next().is_some() => {
+                    of_kind().flat_map(|family| family.classes).copied().collect()
+                }
+                Some(_) => HF.iter().flat_map(|family| family.classes).copied().collect(),
+                None => HF.iter().map(|family| family.model_type).collect(),
+            };
+            match stated.or(kind) {
+                Some(found) => {
+                    CheckpointError::Architecture { expected, found: found.to_owned() }.in_file(config.path())
+                }
+                None => malformed(config.path(), "the key architectures or model_type", "neither"),
             }
-            Some(_) => HF.iter().flat_map(|family| family.classes).copied().collect(),
-            None => HF.iter().map(|family| family.model_type).collect(),
-        };
-        match stated.or(kind) {
-            Some(found) => {
-                CheckpointError::Architecture { expected, found: found.to_owned() }.in_file(config.path())
-            }
-            None => malformed(config.path(), "the key architectures or model_type", "neither"),
-        }
-    })
+        })
 }
 
 /// Returns the family that reads the file's architecture.

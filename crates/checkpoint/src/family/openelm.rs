@@ -85,27 +85,30 @@ fn hf(config: &Config) -> Result<Decoder> {
     if let Some(other) = keys.normalization_layer_name.as_deref().filter(|&name| name != "rms_norm") {
         return Err(unsupported("normalization_layer_name", "rms_norm", other));
     }
+
     let activation = activation(keys.activation_fn_name.as_deref().unwrap_or("swish"))?;
     let qk_norm = if keys.normalize_qk_projections { QkNorm::Rms } else { QkNorm::None };
     let heads = keys.num_query_heads.iter().zip(&keys.num_kv_heads);
-    let layer = |((&heads, &kv_heads), &multiplier): ((&usize, &usize), &f64)| DecoderLayer {
-        attention: Attention { qk_norm, ..Attention::plain(heads, kv_heads, keys.head_dim) },
-        mlp: Mlp {
-            inner: divisible(multiplier * keys.model_dim as f64, keys.ffn_dim_divisor),
-            activation,
-            gated: keys.ffn_with_glu.unwrap_or(true),
-            bias: false,
-            cutoff: None,
-        },
-        residual: Residual::Sequential,
-    };
     let theta = keys.rope_freq_constant.unwrap_or(10_000.0);
     let arch = DecoderArch {
         family: Family::OpenElm,
         vocab: keys.vocab_size,
         hidden: keys.model_dim,
         context: keys.max_context_length,
-        layers: heads.zip(&keys.ffn_multipliers).map(layer).collect(),
+        layers: heads
+            .zip(&keys.ffn_multipliers)
+            .map(|((&heads, &kv_heads), &multiplier)| DecoderLayer {
+                attention: Attention { qk_norm, ..Attention::plain(heads, kv_heads, keys.head_dim) },
+                mlp: Mlp {
+                    inner: divisible(multiplier * keys.model_dim as f64, keys.ffn_dim_divisor),
+                    activation,
+                    gated: keys.ffn_with_glu.unwrap_or(true),
+                    bias: false,
+                    cutoff: None,
+                },
+                residual: Residual::Sequential,
+            })
+            .collect(),
         norm_epsilon: 1e-6,
         rope: Some(Rope { theta, dims: keys.head_dim, scaling: RopeScaling::None }),
         tied_head: keys.share_input_output_layers,

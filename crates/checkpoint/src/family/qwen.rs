@@ -52,9 +52,12 @@ fn shared(config: &Config, defaults: Defaults) -> Result<(DecoderKeys, DecoderAr
     let asked = keys.use_sliding_window.unwrap_or(false);
     let window = keys.sliding_window.unwrap_or(Some(4096)).filter(|_| asked);
     let full = own.max_window_layers.unwrap_or(28);
-    let usual = |layer| if layer < full { LayerType::Full } else { LayerType::Sliding };
     let types = keys.layer_types.clone();
-    let types = types.unwrap_or_else(|| (0..arch.layers.len()).map(usual).collect());
+    let types = types.unwrap_or_else(|| {
+        (0..arch.layers.len())
+            .map(|layer| if layer < full { LayerType::Full } else { LayerType::Sliding })
+            .collect()
+    });
     keys.windows(&mut arch, &types, window);
     Ok((keys, arch))
 }

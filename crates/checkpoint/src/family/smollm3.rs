@@ -48,21 +48,25 @@ fn hf(config: &Config) -> Result<Decoder> {
         tied: WeightTying::Yes,
         ..Defaults::LLAMA
     };
+
     let mut arch = keys.decoder(config, defaults)?;
     let interval = own.no_rope_layer_interval.unwrap_or(INTERVAL);
     let rotated = match own.no_rope_layers {
         Some(rotated) => rotated.iter().map(|&rotated| rotated != 0).collect(),
         None => rotated_layers(interval, arch.layers.len()),
     };
+
     if rotated.len() < arch.layers.len() {
         let expected = format!("no_rope_layers for {} layers", arch.layers.len());
         return Err(malformed(config.path(), expected, rotated.len()));
     }
+
     keys.apply_attention_bias(&mut arch);
     keys.apply_mlp_bias(&mut arch);
     let window = keys.sliding_window.flatten().filter(|_| keys.use_sliding_window == Some(true));
-    let usual = |&rotated: &bool| if rotated { LayerType::Full } else { LayerType::Sliding };
-    let types = keys.layer_types.clone().unwrap_or_else(|| rotated.iter().map(usual).collect());
+    let types = keys.layer_types.clone().unwrap_or_else(|| {
+        rotated.iter().map(|&rotated| if rotated { LayerType::Full } else { LayerType::Sliding }).collect()
+    });
     keys.windows(&mut arch, &types, window);
     Ok(without_positions(arch, &rotated).into())
 }

@@ -44,16 +44,19 @@ impl DataSection {
             tensor.bytes = 0..0;
             return Ok(());
         };
+
         let row = tensor.shape.last().copied().unwrap_or(0);
         if !row.is_multiple_of(encoding.block_elements()) {
             let expected = format!("rows of tensor {name} in blocks of {}", encoding.block_elements());
             return Err(malformed(path, expected, format!("rows of {row}")));
         }
+
         let elements = tensor.shape.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim));
         let end = elements.and_then(|elements| encoding.bytes(elements)).and_then(|size| {
             let start = self.start.checked_add(offset)?;
             end_of(start, size, self.length).map(|end| start..end)
         });
+
         let Some(range) = end else {
             let expected = format!("tensor {name} of shape {:?} inside the file", tensor.shape);
             return Err(malformed(
@@ -62,6 +65,7 @@ impl DataSection {
                 format!("a file of {} bytes; fetch it again", self.length),
             ));
         };
+
         tensor.bytes = range;
         Ok(())
     }

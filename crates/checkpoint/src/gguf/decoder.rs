@@ -155,6 +155,7 @@ impl GgufKeys<'_> {
             };
             DecoderLayer { attention, mlp, residual: Residual::Sequential }
         };
+
         let numbers = heads.iter().zip(&kv_heads).zip(&inner).enumerate();
         Ok(numbers.map(|(i, numbers)| layer(i, numbers)).collect())
     }

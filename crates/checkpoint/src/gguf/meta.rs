@@ -69,8 +69,9 @@ impl Metadata {
         read: impl FnOnce(&'a Value) -> Option<T>,
     ) -> Result<Option<T>> {
         let Some(value) = self.values.get(key) else { return Ok(None) };
-        let wrong = || malformed(&self.path, format!("{key} as {expected}"), value.kind());
-        read(value).map(Some).ok_or_else(wrong)
+        read(value)
+            .map(Some)
+            .ok_or_else(|| malformed(&self.path, format!("{key} as {expected}"), value.kind()))
     }
 
     pub(crate) fn text(&self, key: &str) -> Result<Option<&str>> {
@@ -91,8 +92,9 @@ impl Metadata {
     /// Returns a non-negative integer.
     pub(crate) fn count(&self, key: &str) -> Result<Option<usize>> {
         let Some(count) = self.integer(key)? else { return Ok(None) };
-        let negative = |_| malformed(&self.path, format!("{key} of at least zero"), count);
-        usize::try_from(count).map(Some).map_err(negative)
+        usize::try_from(count)
+            .map(Some)
+            .map_err(|_| malformed(&self.path, format!("{key} of at least zero"), count))
     }
 
     /// Returns a token id. Some files write an id beyond `i32` for "no token"; it is returned as `None`.

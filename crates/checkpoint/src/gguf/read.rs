@@ -228,6 +228,7 @@ impl<'a> Reader<'a> {
         if depth >= MAX_DEPTH {
             return Err(malformed(self.path, format!("arrays nested at most {MAX_DEPTH} deep"), "more"));
         }
+
         let kind = self.u32("an array's element type")?;
         let count = self.length("an array's length")?;
         let element = match kind {
@@ -235,6 +236,7 @@ impl<'a> Reader<'a> {
             9 => ENTRY_COST,
             _ => size_of::<i64>(),
         };
+
         // Every element takes at least one byte of the file, so an excessive count fails before anything is read.
         if count > self.bytes.len().saturating_sub(self.at) {
             return Err(malformed(self.path, "an array inside the file", format!("{count} elements")));
@@ -242,6 +244,7 @@ impl<'a> Reader<'a> {
         if let Some(most) = max_elements(key).filter(|&most| count > most) {
             return Err(malformed(self.path, format!("at most {most} elements of {key}"), count));
         }
+
         self.charge(count.saturating_mul(element))?;
         match kind {
             8 => self.elements(count, |r| r.text("a string in an array")).map(Value::Texts),

@@ -44,6 +44,7 @@ pub(crate) fn read(metadata: &Metadata, architecture: &Architecture) -> Result<V
     let Some(model) = metadata.text("tokenizer.ggml.model")? else {
         return Err(malformed(metadata.path(), "the key tokenizer.ggml.model", "none"));
     };
+
     let tokens = tokens(metadata, architecture)?;
     let ids = Ids::read(metadata, model, &tokens)?;
     let pre = metadata.text("tokenizer.ggml.pre")?;
@@ -59,6 +60,7 @@ pub(crate) fn read(metadata: &Metadata, architecture: &Architecture) -> Result<V
             SpecialTokens { bos: None, stop: Vec::new(), pad: ids.pad, texts: ids.texts(&tokens) }
         }
     };
+
     let types = same_length(metadata, TOKEN_TYPE, tokens.len(), metadata.ints(TOKEN_TYPE)?)?;
     let scores = same_length(metadata, SCORES, tokens.len(), metadata.floats(SCORES)?)?;
     let vocab = GgufVocab {
@@ -144,6 +146,7 @@ impl Ids {
             let known = |id: &u32| (*id as usize) < tokens.len();
             Ok::<_, CheckpointError>(stated.filter(known).or(default.filter(known)))
         };
+
         let named = |text: &str| position(tokens, text);
         if model == "bert" {
             let cls = id("cls", named("[CLS]"))?;
@@ -159,6 +162,7 @@ impl Ids {
                 mask: id("mask", named("[MASK]"))?,
             });
         }
+
         let default = |id: u32| (model == "llama").then_some(id);
         Ok(Self {
             bos: id("bos", default(1))?,
@@ -176,10 +180,9 @@ impl Ids {
             let id = metadata.token(&format!("tokenizer.ggml.{role}_token_id"))?;
             stop.extend(id.filter(|&id| (id as usize) < tokens.len()));
         }
-        let named = |(id, text): (usize, &String)| {
+        stop.extend(tokens.iter().enumerate().filter_map(|(id, text)| {
             ends_of(Some(family)).any(|end| end == text).then(|| u32::try_from(id).ok()).flatten()
-        };
-        stop.extend(tokens.iter().enumerate().filter_map(named));
+        }));
         Ok(sorted(stop))
     }
 

@@ -172,20 +172,23 @@ impl DecoderKeys {
         let kv_heads = self.num_key_value_heads.or(defaults.kv_heads).unwrap_or(heads);
         let activation = activation(self.hidden_act.as_deref().unwrap_or("silu"))?;
         let attention = Attention::plain(heads, kv_heads, head_size);
-        let layer = |inner| DecoderLayer {
-            attention: attention.clone(),
-            mlp: Mlp { inner, activation, gated: true, bias: false, cutoff: None },
-            residual: Residual::Sequential,
-        };
         let widths = self.intermediate_size.of(path, layers)?;
         let rope = self.rope(config, head_size, defaults)?;
         let context = extended(self.max_position_embeddings.unwrap_or(defaults.context), &rope);
+
         Ok(DecoderArch {
             family: Family::Llama,
             vocab: self.vocab_size,
             hidden: self.hidden_size,
             context,
-            layers: widths.into_iter().map(layer).collect(),
+            layers: widths
+                .into_iter()
+                .map(|inner| DecoderLayer {
+                    attention: attention.clone(),
+                    mlp: Mlp { inner, activation, gated: true, bias: false, cutoff: None },
+                    residual: Residual::Sequential,
+                })
+                .collect(),
             norm_epsilon: self.rms_norm_eps.or(self.layer_norm_eps).unwrap_or(defaults.epsilon) as f32,
             rope: Some(rope),
             tied_head: self.tie_word_embeddings.unwrap_or(defaults.tied == WeightTying::Yes),
@@ -197,8 +200,8 @@ impl DecoderKeys {
     pub(crate) fn windows(&self, arch: &mut DecoderArch, types: &[LayerType], window: Option<usize>) {
         for (layer, kind) in arch.layers.iter_mut().zip(types) {
             // A window as long as the context masks nothing.
-            let hides = |window: &usize| *kind == LayerType::Sliding && (1..arch.context).contains(window);
-            layer.attention.window = window.filter(hides);
+            layer.attention.window =
+                window.filter(|window| *kind == LayerType::Sliding && (1..arch.context).contains(window));
         }
     }
 
@@ -216,7 +219,8 @@ impl DecoderKeys {
 
     fn rope<'a>(&'a self, config: &Config, head_size: usize, defaults: Defaults) -> Result<Rope> {
         let stated = |keys: &'a Option<RopeKeys>| keys.as_ref().filter(|keys| **keys != RopeKeys::default());
-        let (new, old) = (stated(&self.rope_parameters), stated(&self.rope_scaling));
+        let new = stated(&self.rope_parameters);
+        let old = stated(&self.rope_scaling);
         let rope = self.rope_of(config, new.or(old), head_size, defaults)?;
         match (new, old) {
             // In this case `transformers` reads the older key, which the author of the newer one did not intend.
@@ -243,8 +247,11 @@ impl DecoderKeys {
             }
             (None, _) => 1.0,
         };
-        let (dims, theta) = ((head_size as f64 * share) as usize, self.rope_theta.unwrap_or(defaults.theta));
+
+        let dims = (head_size as f64 * share) as usize;
+        let theta = self.rope_theta.unwrap_or(defaults.theta);
         let Some(keys) = keys else { return Ok(Rope { theta, dims, scaling: RopeScaling::None }) };
+
         let context = self.max_position_embeddings.unwrap_or(defaults.context);
         let scaling = match keys.kind() {
             // Files that are older than the publication of LongRoPE call it `su`.

@@ -89,6 +89,7 @@ pub(crate) fn head(config: &Config, sentence: &SentenceEmbedding, heads: &Heads)
     if class.ends_with("ForSequenceClassification") {
         return Ok(EncoderHead::Score { labels: labels.max(1), dense: heads.score });
     }
+
     if class.ends_with("ForQuestionAnswering") {
         if labels != 2 {
             return Err(unsupported(

@@ -106,6 +106,7 @@ pub fn read(folder: &mut Folder) -> Result<SentenceEmbedding> {
         listed: true,
         ..SentenceEmbedding::of_pooling(Pooling::Mean, PoolingSource::Files)
     };
+
     for (at, module) in modules.iter().enumerate() {
         // The list is untrusted and must not refer to files outside the folder.
         if !inside(&module.path) {

@@ -80,23 +80,28 @@ fn additions(
 ) -> Result<Vec<Addition>> {
     let Some(by_id) = stated.get("added_tokens_decoder") else {
         let ids: BTreeMap<String, u32> = folder.json(ADDED, "ids by text")?.unwrap_or_default();
-        let addition = |(content, id): (String, u32)| {
-            let special = special.contains(&content.as_str());
-            Addition { id, content, special, single_word: false, lstrip: false, rstrip: false }
-        };
-        return Ok(ids.into_iter().map(addition).collect());
+        return Ok(ids
+            .into_iter()
+            .map(|(content, id)| {
+                let special = special.contains(&content.as_str());
+                Addition { id, content, special, single_word: false, lstrip: false, rstrip: false }
+            })
+            .collect());
     };
+
     let by_id = BTreeMap::<u32, AddedTokenEntry>::deserialize(by_id)
         .map_err(|error| unsupported("added_tokens_decoder", "tokens by id", error))?;
-    let addition = |(id, AddedTokenEntry { content, special, single_word, lstrip, rstrip })| Addition {
-        id,
-        content,
-        special,
-        single_word,
-        lstrip,
-        rstrip,
-    };
-    Ok(by_id.into_iter().map(addition).collect())
+    Ok(by_id
+        .into_iter()
+        .map(|(id, AddedTokenEntry { content, special, single_word, lstrip, rstrip })| Addition {
+            id,
+            content,
+            special,
+            single_word,
+            lstrip,
+            rstrip,
+        })
+        .collect())
 }
 
 #[cfg(test)]

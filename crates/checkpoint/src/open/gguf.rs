@@ -38,11 +38,13 @@ fn opened(path: &Path) -> Result<Checkpoint> {
         names: family.names,
         layout: Layout::default(),
     };
+
     let GgufSettings { architecture, layout, max_length, pooling } = settings(family, &metadata, &tensors)?;
     tensors.layout = layout;
     check_architecture(path, &architecture)?;
     required_tensors::check(&tensors, &architecture)?;
     let Vocabulary { vocab, special } = vocab::read(&metadata, &architecture)?;
+
     Ok(Checkpoint {
         architecture,
         watches: tensors.watches(),

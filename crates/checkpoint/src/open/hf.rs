@@ -125,11 +125,13 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint> {
             (matches!(arch.head, EncoderHead::Embedding { .. }), tokenizer::Vocab::Encoder(arch.vocab))
         }
     };
+
     let prompts = if embeds { prompts::read(&mut folder)? } else { Prompts::default() };
     let (tensors, files) = weights(path, family, &architecture, layout)?;
     let text = tokenizer::read(&mut folder, config.ids(), vocab)?;
     let license = folder.license()?;
     folder.files.extend(files);
+
     Ok(Checkpoint {
         architecture,
         watches: tensors.watches(),

@@ -40,6 +40,7 @@ pub fn open(path: &Path) -> Result<Checkpoint> {
     if !fs::metadata(path).map_err(failed)?.is_dir() {
         return open_file(path);
     }
+
     let mut names: Vec<String> = Vec::new();
     for entry in fs::read_dir(path).map_err(failed)? {
         names.push(entry.map_err(failed)?.file_name().to_string_lossy().into_owned());
@@ -49,6 +50,7 @@ pub fn open(path: &Path) -> Result<Checkpoint> {
     if has(CONFIG) && (has(SINGLE) || has(INDEX)) {
         return hf::open(path).map_err(|error| error.in_file(path));
     }
+
     let ggufs: Vec<PathBuf> = names.iter().filter(|name| is_gguf(name)).map(|name| path.join(name)).collect();
     match &ggufs[..] {
         [file] => gguf::open(file),
