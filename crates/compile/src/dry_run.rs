@@ -43,7 +43,8 @@ impl DryRun {
     /// the recipe.
     pub fn new(name: &str, architecture: &Architecture, recipe: &Recipe) -> Result<Self> {
         let plan = Plan::new(architecture, recipe);
-        let (stage, cancel) = (Stage::start(&Quiet, "dry run", Unit::Nothing, None), AtomicBool::new(false));
+        let stage = Stage::start(&Quiet, "dry run", Unit::Nothing, None);
+        let cancel = AtomicBool::new(false);
         let mut emitter = Emitter {
             graph: new_graph(name),
             weights: &NoWeights,

@@ -101,7 +101,8 @@ impl<'a> Emitter<'a> {
 
     /// Completes the weights file and returns its length in bytes.
     pub(crate) fn close(self) -> Result<u64> {
-        let (path, length) = (self.data_file.into(), self.data.length());
+        let path = self.data_file.into();
+        let length = self.data.length();
         match self.data.finish().map_err(|source| CompileError::Write { path, source })? {
             WeightSink::File(file) => file.sync()?,
             WeightSink::Discard => {}

@@ -104,7 +104,9 @@ pub fn add_files(folder: &Path, manifest: &mut Manifest, names: &[String]) -> Re
         let path = folder.join(name);
         let failed = |source| CompileError::Write { path: path.clone(), source };
         let mut file = narthex_files::open_regular(&path).map_err(failed)?;
-        let (mut hash, mut bytes, mut part) = (sha2::Sha256::new(), 0, vec![0; 1 << 20]);
+        let mut hash = sha2::Sha256::new();
+        let mut bytes = 0;
+        let mut part = vec![0; 1 << 20];
         loop {
             let read = file.read(&mut part).map_err(failed)?;
             if read == 0 {
@@ -154,8 +156,9 @@ fn copy_stream(
         if read.map_err(|error| read_error(from.path, error))? == 0 {
             return Ok(());
         }
-        let failed = |source| CompileError::Write { path: to.path.to_owned(), source };
-        to.data.write_all(&piece).map_err(failed)?;
+        to.data
+            .write_all(&piece)
+            .map_err(|source| CompileError::Write { path: to.path.to_owned(), source })?;
     }
 }
 

@@ -81,12 +81,14 @@ fn table(
         }
         _ => 1.0,
     };
+
     let rotated = rope.dims / 2;
     let of = |angle: f64| if wave == Trigonometric::Cos { angle.cos() } else { angle.sin() };
     let element = |position: usize, pair: usize, frequency: f64| {
         let value = of(position as f64 * frequency);
         (if pair < rotated { value * factor } else { value }) as f32
     };
+
     positions
         .flat_map(|position| {
             frequencies.iter().enumerate().map(move |(pair, frequency)| element(position, pair, *frequency))

@@ -116,11 +116,10 @@ impl VocabSubset {
         let text = narthex_files::utf8(bytes).map_err(failed)?;
         let listed = path.extension().is_some_and(|extension| extension == "json");
         let source = if listed {
-            let bad = |error: serde_json::Error| VocabSubsetError::List {
+            Source::List(serde_json::from_str(&text).map_err(|error| VocabSubsetError::List {
                 path: path.to_owned(),
                 reason: error.to_string(),
-            };
-            Source::List(serde_json::from_str(&text).map_err(bad)?)
+            })?)
         } else {
             Source::Text(text)
         };
@@ -153,17 +152,20 @@ impl VocabSubset {
         let Architecture::Decoder(arch) = &checkpoint.architecture else {
             return Err(VocabSubsetError::Encoder);
         };
+
         let vocab = arch.vocab;
         let wanted = match &self.source {
             Source::Text(text) => tokens_by_frequency(text, tokenizer)?,
             Source::List(tokens) => tokens.clone(),
         };
+
         if wanted.is_empty() {
             return Err(VocabSubsetError::Empty);
         }
         if let Some(&token) = wanted.iter().find(|&&token| token as usize >= vocab) {
             return Err(VocabSubsetError::Outside { token, vocab });
         }
+
         let special = &checkpoint.special;
         let named = special.stop.iter().chain(&special.bos).chain(&special.pad).copied();
         let marked = tokenizer.special_tokens().iter().map(|token| token.id);
@@ -174,12 +176,14 @@ impl VocabSubset {
         if most < kept.len() {
             return Err(VocabSubsetError::Few { always: kept.len(), most });
         }
+
         for token in wanted {
             if kept.len() == most {
                 break;
             }
             kept.insert(token);
         }
+
         if kept.len() == vocab {
             Err(VocabSubsetError::Whole { vocab })
         } else {

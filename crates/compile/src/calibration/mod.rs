@@ -9,7 +9,7 @@ pub mod segment;
 use std::{collections::HashMap, fs, path::Path};
 
 use narthex_checkpoint::Checkpoint;
-use narthex_graph::{Graph, Value};
+use narthex_graph::Graph;
 use narthex_spec::{
     Elements, Feed, Fetch, TokenId,
     arch::{DecoderArch, PerLayer, Rotation},
@@ -81,13 +81,18 @@ pub(crate) fn calibrate(
     let probe = probe(graph, &inputs)?;
     let count = tokens.len() as u64;
     let segments = segments(&probe, AT_ONCE, &|symbol| Some(if symbol == "batch" { 1 } else { count }));
+
     let mut made: HashMap<String, Feed> = HashMap::new();
     for (at, segment) in segments.iter().enumerate() {
-        let feed = |input: &Value| match made.get(&input.name) {
-            Some(feed) => Ok(feed.clone()),
-            None => model.feed(&entry, &input.name, &tokens),
-        };
-        let feeds = segment.graph.inputs.iter().map(feed).collect::<Result<_, _>>()?;
+        let feeds = segment
+            .graph
+            .inputs
+            .iter()
+            .map(|input| match made.get(&input.name) {
+                Some(feed) => Ok(feed.clone()),
+                None => model.feed(&entry, &input.name, &tokens),
+            })
+            .collect::<Result<_, _>>()?;
         let outputs = run(runner, folder, segment, feeds)?;
         made.extend(outputs.into_iter().map(|output| (output.name.clone(), output)));
         let later = segments.get(at + 1..).unwrap_or_default();
@@ -97,6 +102,7 @@ pub(crate) fn calibrate(
         };
         made.retain(|name, _| wanted(name));
     }
+
     let mut measured = Vec::with_capacity(inputs.len());
     for input in &inputs {
         match made.remove(&output(input)).map(|feed| feed.elements) {
@@ -104,6 +110,7 @@ pub(crate) fn calibrate(
             _ => return bad(format!("{} was not measured", input.name)),
         }
     }
+
     check(&inputs, &measured)?;
     let mut scaling = Scaling::default();
     for (input, mean_squares) in inputs.into_iter().zip(measured) {
@@ -127,12 +134,16 @@ fn run(runner: &dyn GraphRunner, folder: &Path, segment: &Segment, feeds: Vec<Fe
             outputs.len()
         ));
     }
-    let named = |(Fetch { name, shape }, values): (&Fetch, Vec<f32>)| Feed {
-        name: name.clone(),
-        shape: shape.clone(),
-        elements: Elements::F32(values),
-    };
-    Ok(segment.outputs.iter().zip(outputs).map(named).collect())
+    Ok(segment
+        .outputs
+        .iter()
+        .zip(outputs)
+        .map(|(Fetch { name, shape }, values)| Feed {
+            name: name.clone(),
+            shape: shape.clone(),
+            elements: Elements::F32(values),
+        })
+        .collect())
 }
 
 fn bad<T>(reason: String) -> Result<T> {
@@ -177,9 +188,11 @@ impl CalibrationModel<'_> {
 
     /// Returns the tokens' rows of the token table, plus the rows of their positions if these are learned.
     fn embeds(&self, tokens: &[TokenId]) -> Result<Vec<f32>> {
-        let (vocab, hidden) = (self.arch.vocab, self.arch.hidden);
+        let vocab = self.arch.vocab;
+        let hidden = self.arch.hidden;
         let table = self.checkpoint.weights.weight("embed.weight")?;
         table.expect_shape(&[vocab, hidden])?;
+
         let mut rows = vec![0.0; tokens.len() * hidden];
         for (&token, row) in tokens.iter().zip(rows.chunks_exact_mut(hidden)) {
             if token as usize >= vocab {
@@ -192,6 +205,7 @@ impl CalibrationModel<'_> {
             }
             table.read_row(token as usize, row);
         }
+
         if self.arch.learned_positions() {
             let table = self.checkpoint.weights.weight("position.weight")?;
             table.expect_shape(&[self.arch.context, hidden])?;
@@ -220,19 +234,21 @@ impl CalibrationModel<'_> {
 
 /// Returns a shape with batch 1 and every other symbolic dimension set to the sequence length.
 fn shape(dims: &[Dim], tokens: usize) -> Vec<usize> {
-    let extent = |dim: &Dim| match dim {
-        Dim::Fixed(extent) => *extent as usize,
-        Dim::Symbol(name) if name == "batch" => 1,
-        Dim::Symbol(_) => tokens,
-    };
-    dims.iter().map(extent).collect()
+    dims.iter()
+        .map(|dim| match dim {
+            Dim::Fixed(extent) => *extent as usize,
+            Dim::Symbol(name) if name == "batch" => 1,
+            Dim::Symbol(_) => tokens,
+        })
+        .collect()
 }
 
 /// Checks that there is one finite mean square for each channel.
 fn check(inputs: &[Input], measured: &[Vec<f32>]) -> Result<()> {
     for (input, values) in inputs.iter().zip(measured) {
         if values.len() != input.channels {
-            let (name, channels) = (&input.name, input.channels);
+            let name = &input.name;
+            let channels = input.channels;
             return bad(format!("{name} has {channels} channels, but {} were measured", values.len()));
         }
         if let Some(value) = values.iter().find(|value| !value.is_finite() || **value < 0.0) {

@@ -44,6 +44,7 @@ pub(crate) fn probe(mut graph: Graph, inputs: &[Input]) -> Result<Graph, GraphEr
         measures.node_to(mean, &[&output(input)]);
         measures.output(&output(input), DType::F32, &[Dim::from(input.channels)]);
     }
+
     let measures = measures.finish();
     let known: Vec<String> = graph.initializers.iter().map(|constant| constant.name.clone()).collect();
     graph.initializers.extend(measures.initializers.into_iter().filter(|c| !known.contains(&c.name)));

@@ -59,7 +59,8 @@ impl<'a> GraphSegmenter<'a> {
     fn new(graph: &'a Graph, known: InferredTensors) -> Self {
         let constants =
             graph.initializers.iter().map(|constant| (constant.name.as_str(), constant)).collect();
-        let (mut producers, mut readers) = (HashMap::new(), HashMap::new());
+        let mut producers = HashMap::new();
+        let mut readers = HashMap::new();
         for (at, node) in graph.nodes.iter().enumerate() {
             // An empty name is an omitted input.
             let named = |names: &'a [String]| names.iter().filter(|name| !name.is_empty());
@@ -87,8 +88,7 @@ impl<'a> GraphSegmenter<'a> {
     /// Returns whether the graph can be cut before node `at`. A constant must stay in the segment of its readers,
     /// because kernels pack their constant weights.
     fn may_cut(&self, at: usize) -> bool {
-        let passes = |name: &&str| self.shape(name).is_some() && !self.known.get(name).constant;
-        self.crossing(at).iter().all(passes)
+        self.crossing(at).iter().all(|name| self.shape(name).is_some() && !self.known.get(name).constant)
     }
 
     fn segment(&self, start: usize, end: usize) -> Segment {
@@ -106,15 +106,18 @@ impl<'a> GraphSegmenter<'a> {
         let is_output = |name: &str| self.graph.outputs.iter().any(|output| output.name == name);
         let leaving = self.crossing(end).into_iter().filter(|name| here(name) && !is_output(name)).map(value);
         let outputs: Vec<Value> = whole.chain(leaving).collect();
-        let fetch = |value: &Value| {
-            let extents = self.known.get(&value.name).shape.iter().flatten();
-            let shape = extents.map(|extent| extent.unwrap_or(0) as usize).collect();
-            Fetch { name: value.name.clone(), shape }
-        };
         let constants =
             self.graph.initializers.iter().filter(|constant| read.contains(constant.name.as_str()));
+
         Segment {
-            outputs: outputs.iter().map(fetch).collect(),
+            outputs: outputs
+                .iter()
+                .map(|value| {
+                    let extents = self.known.get(&value.name).shape.iter().flatten();
+                    let shape = extents.map(|extent| extent.unwrap_or(0) as usize).collect();
+                    Fetch { name: value.name.clone(), shape }
+                })
+                .collect(),
             graph: Graph {
                 name: self.graph.name.clone(),
                 opsets: self.graph.opsets.clone(),

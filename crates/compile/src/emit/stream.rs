@@ -63,7 +63,8 @@ pub(crate) fn pieces(range: Range<usize>, width: usize) -> impl Iterator<Item = 
 }
 
 fn cut(range: Range<usize>, step: usize) -> impl Iterator<Item = Range<usize>> {
-    let (end, step) = (range.end, step.max(1));
+    let end = range.end;
+    let step = step.max(1);
     range.step_by(step).map(move |start| start..(start + step).min(end))
 }
 
@@ -79,7 +80,9 @@ impl Emitter<'_> {
         length: u64,
         pieces: impl FnOnce(&mut Append<'_>) -> Result<()>,
     ) -> Result<ByteRange> {
-        let (file, cancel, dry_run) = (self.data_file, self.cancel, self.is_dry_run());
+        let file = self.data_file;
+        let cancel = self.cancel;
+        let dry_run = self.is_dry_run();
         let data = &mut self.data;
         let failed = |source| CompileError::Write { path: file.into(), source };
         let range = data.begin(length).map_err(failed)?;
@@ -120,7 +123,9 @@ impl Emitter<'_> {
 
     /// Writes weights `[rows, cols]`, concatenated along their rows and transposed: `[cols, all rows]`.
     pub(crate) fn transposed(&mut self, names: &[String], cols: usize, dtype: DType) -> Result<ByteRange> {
-        let (plan, weights, all) = (self.plan, self.weights, self.stacked_rows(names));
+        let plan = self.plan;
+        let weights = self.weights;
+        let all = self.stacked_rows(names);
         self.stream(size(&[all, cols], dtype), |append| {
             let mut parts = Vec::new();
             for name in names {
@@ -160,7 +165,8 @@ impl Emitter<'_> {
         cols: usize,
         storage: Storage,
     ) -> Result<QuantizedWeight> {
-        let (block, rows) = (self.recipe.block, self.stacked_rows(names) as u64);
+        let block = self.recipe.block;
+        let rows = self.stacked_rows(names) as u64;
         let blocks = cols.div_ceil(block) as u64;
         let (quants_length, zeros_length) = match storage {
             Storage::W4 => (blocks * block as u64 / 2, blocks.div_ceil(2)),
@@ -169,7 +175,8 @@ impl Emitter<'_> {
         };
         let quantizer =
             Quantizer { weights: self.weights, plan: self.plan, scaling: self.scaling, block, cols, storage };
-        let (mut scales, mut zeros) = (Vec::new(), Vec::new());
+        let mut scales = Vec::new();
+        let mut zeros = Vec::new();
         let quants = self.stream(rows * quants_length, |append| {
             names.iter().try_for_each(|name| {
                 quantizer.each_row(name, &mut |row| {
@@ -179,6 +186,7 @@ impl Emitter<'_> {
                 })
             })
         })?;
+
         let scales = self.stream(rows * blocks * 2, |append| append(bytemuck::cast_slice(&scales)))?;
         let zeros = match zeros_length {
             0 => None,
@@ -201,7 +209,8 @@ struct Quantizer<'a> {
 impl Quantizer<'_> {
     /// Passes a weight's rows to `take` in order, scaled and quantised.
     fn each_row(&self, name: &str, take: &mut dyn FnMut(&QuantRow) -> Result<()>) -> Result<()> {
-        let (cols, block) = (self.cols, self.block);
+        let cols = self.cols;
+        let block = self.block;
         let rows = self.plan.get(name).map_or(0, |planned| planned.rows);
         let weight = self.weights.weight(name)?;
         weight.expect_shape(&[rows, cols])?;
@@ -223,6 +232,7 @@ impl Quantizer<'_> {
                 Storage::W8 | Storage::F32 | Storage::F16 => quantize_w8(buffer, block),
             })
         };
+
         pieces(0..rows, cols).try_for_each(|piece| {
             let quantized: Vec<QuantRow> = piece
                 .into_par_iter()

@@ -67,15 +67,18 @@ fn genai_config(manifest: &Manifest, arch: &DecoderArch, entry: &GraphEntry) -> 
         let expected = "one number of key and value heads, and one head size, in all layers";
         refused(format!("export of {} for onnxruntime-genai", manifest.name), expected, "several")
     };
+
     if arch.per_layer.is_some() {
         let expected = "a model whose embeddings are inputs of the first layer only";
         let found = "per-layer embeddings, which are inputs of every layer";
         return Err(refused(format!("export of {} for onnxruntime-genai", manifest.name), expected, found));
     }
+
     let (first, layer) = entry.kv.first().zip(arch.layers.first()).ok_or_else(several)?;
     if entry.kv.iter().any(|other| (other.heads, other.head_size) != (first.heads, first.head_size)) {
         return Err(several());
     }
+
     let context = context(manifest, arch);
     let mut inputs = json!({
         "input_ids": TOKENS,
@@ -83,11 +86,13 @@ fn genai_config(manifest: &Manifest, arch: &DecoderArch, entry: &GraphEntry) -> 
         "past_key_names": "past.%d.key",
         "past_value_names": "past.%d.value",
     });
+
     if arch.learned_positions()
         && let Some(inputs) = inputs.as_object_mut()
     {
         inputs.insert("position_ids".to_owned(), POSITIONS.into());
     }
+
     let mut model = json!({
         // onnxruntime-genai's type for a language model without special handling.
         "type": "decoder",
@@ -109,6 +114,7 @@ fn genai_config(manifest: &Manifest, arch: &DecoderArch, entry: &GraphEntry) -> 
             },
         },
     });
+
     let tokens = &manifest.tokenizer;
     let ids = [
         ("bos_token_id", tokens.bos.map(Value::from)),

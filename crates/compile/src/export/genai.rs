@@ -35,12 +35,14 @@ pub(super) fn graph(job: &ExportJob<'_>, arch: &DecoderArch, entry: &GraphEntry)
     let mut front = Prologue { job, g: Builder::new("", &[]), constants: Vec::new() };
     let tokens = front.g.input(TOKENS, DType::I64, &["batch".into(), "sequence".into()]);
     let mask = front.g.input(MASK, DType::I64, &["batch".into(), "total".into()]);
+
     let mut embeds = front.rows(TableRole::Token, &tokens)?;
     if arch.learned_positions() {
         let positions = front.g.input(POSITIONS, DType::I64, &["batch".into(), "sequence".into()]);
         let positions = front.rows(TableRole::Position, &positions)?;
         embeds = front.g.op(SCOPE, "Add", &[&embeds, &positions]);
     }
+
     let mut slots = front.lengths(&tokens, &mask);
     slots.insert(Slot::Embeds, embeds);
     for (slot, role) in [(Slot::CosTable, TableRole::Cos), (Slot::SinTable, TableRole::Sin)] {
@@ -50,6 +52,7 @@ pub(super) fn graph(job: &ExportJob<'_>, arch: &DecoderArch, entry: &GraphEntry)
             slots.insert(slot, table);
         }
     }
+
     for (slot, value) in &slots {
         let name = entry.input(*slot).map(|binding| binding.name.clone()).unwrap_or_default();
         front.g.rename(value, &name);
@@ -63,17 +66,21 @@ pub(super) fn graph(job: &ExportJob<'_>, arch: &DecoderArch, entry: &GraphEntry)
 
 /// Returns the names of the data files of a graph.
 pub(super) fn data_files(graph: &Graph) -> BTreeSet<String> {
-    let file = |constant: &Initializer| match &constant.data {
-        InitializerData::External { file, .. } => Some(file.clone()),
-        InitializerData::Inline(_) => None,
-    };
-    graph.initializers.iter().filter_map(file).collect()
+    graph
+        .initializers
+        .iter()
+        .filter_map(|constant| match &constant.data {
+            InitializerData::External { file, .. } => Some(file.clone()),
+            InitializerData::Inline(_) => None,
+        })
+        .collect()
 }
 
 /// Adds the new nodes before the graph, and gives the logits the required shape.
 fn close(mut graph: Graph, front: Prologue<'_>, entry: &GraphEntry, tokens: &str) -> Result<Graph> {
     let rows = entry.output(Slot::Logits).map(|binding| binding.name.clone()).unwrap_or_default();
-    let (flat, shaped) = (format!("{SCOPE}/logits"), LOGITS.to_owned());
+    let flat = format!("{SCOPE}/logits");
+    let shaped = LOGITS.to_owned();
     let mut back = Builder::new("", &[]);
     let sizes = back.op(&flat, "Shape", &[tokens]);
     let last = back.ints(&[1], &[-1]);
@@ -86,9 +93,12 @@ fn close(mut graph: Graph, front: Prologue<'_>, entry: &GraphEntry, tokens: &str
     let vocab = graph.outputs.iter().find(|output| output.name == rows);
     let vocab = vocab.and_then(|output| output.shape.last().cloned()).unwrap_or_else(|| "vocab".into());
     graph.outputs.retain(|output| output.name != rows);
+
     let shape = vec!["batch".into(), "sequence".into(), vocab];
     graph.outputs.insert(0, Value { name: shaped, dtype: DType::F32.into(), shape });
-    let (front, tables, back) = (front.g.finish(), front.constants, back.finish());
+    let back = back.finish();
+    let tables = front.constants;
+    let front = front.g.finish();
     graph.inputs.splice(0..0, front.inputs);
     let mut known: HashSet<String> = graph.initializers.iter().map(|other| other.name.clone()).collect();
     let constants = front.initializers.into_iter().chain(tables).chain(back.initializers);
@@ -112,7 +122,9 @@ impl Prologue<'_> {
     fn lengths(&mut self, tokens: &str, mask: &str) -> HashMap<Slot, String> {
         let at = |part: &str| format!("{SCOPE}/{part}");
         let g = &mut self.g;
-        let (axis, zero, one) = (g.ints(&[1], &[1]), g.ints(&[], &[0]), g.ints(&[], &[1]));
+        let axis = g.ints(&[1], &[1]);
+        let zero = g.ints(&[], &[0]);
+        let one = g.ints(&[], &[1]);
         let keep = [("keepdims", Attribute::Int(0))];
         let lengths = g.op_with(&at("lengths"), "ReduceSum", &[mask, &axis], &keep);
         let last = g.op(&at("lengths"), "Sub", &[&lengths, &axis]);
@@ -174,6 +186,7 @@ impl Prologue<'_> {
                     self.constant(&format!("{scope}/scales"), DType::F16, &[rows, blocks, 1], &scales);
                 let g = &mut self.g;
                 let values = g.op(&format!("{scope}/quants"), "Gather", &[&quants, indices]);
+
                 let values = g.cast(&format!("{scope}/quants"), &values, DType::F32);
                 let middle = g.scalar(128.0);
                 let values = g.op(&scope, "Sub", &[&values, &middle]);

@@ -92,8 +92,11 @@ fn decoder(manifest: &Manifest) -> Result<(&DecoderArch, &GraphEntry)> {
 /// Reads the package's graph.
 fn open(job: &ExportJob<'_>, entry: &GraphEntry) -> Result<Graph> {
     let parts = open_files(&[job.package.join(&entry.file)])?;
-    let none = || refused(format!("graph of {}", job.manifest.name), entry.file.as_str(), "none");
-    parts.into_iter().next().map(|part| part.graph).ok_or_else(none)
+    parts
+        .into_iter()
+        .next()
+        .map(|part| part.graph)
+        .ok_or_else(|| refused(format!("graph of {}", job.manifest.name), entry.file.as_str(), "none"))
 }
 
 /// An unfinished folder, which is removed on drop unless `commit` renamed it.

@@ -71,14 +71,17 @@ pub fn quark(job: &QuarkJob<'_>, progress: &dyn ProgressSink, cancel: &AtomicBoo
     let Architecture::Decoder(arch) = &checkpoint.architecture else {
         return Err(refused(format!("export of {}", job.name), "a chat model", "an encoder"));
     };
+
     let written = HfExport::new(arch)?;
     let tensors: Vec<Tensor> = written.tensors().into_iter().map(Tensor::new).collect();
     whole_groups(job, &tensors)?;
+
     let partial = PartialFolder::beside(job.out)?;
     for (name, bytes) in files(job, &checkpoint, written.keys.clone())? {
         let path = partial.0.join(name);
         fs::write(&path, bytes).map_err(|source| CompileError::Write { path, source })?;
     }
+
     let path = partial.0.join("model.safetensors");
     let failed = |source| CompileError::Write { path: path.clone(), source };
     let places = places(&tensors, job.group);
@@ -87,6 +90,7 @@ pub fn quark(job: &QuarkJob<'_>, progress: &dyn ProgressSink, cancel: &AtomicBoo
     let file = File::create(&path).map_err(failed)?;
     let mut file = BufWriter::with_capacity(1 << 20, file);
     file.write_all(&header(&places)).map_err(failed)?;
+
     let source = QuarkWeights { weights: checkpoint.weights.as_ref(), written: &written, cancel };
     let mut done = 0;
     for tensor in &tensors {
@@ -96,6 +100,7 @@ pub fn quark(job: &QuarkJob<'_>, progress: &dyn ProgressSink, cancel: &AtomicBoo
         }
         stage.advance(done);
     }
+
     file.flush().and_then(|()| file.get_ref().sync_all()).map_err(failed)?;
     checkpoint.watches.check()?;
     drop(stage);
@@ -137,7 +142,8 @@ fn places(tensors: &[Tensor], group: usize) -> Vec<StoredTensor> {
     for Tensor { of, packed, shape } in tensors {
         let stored = match packed {
             Some([rows, cols]) => {
-                let (words, groups) = (rows.div_ceil(8), cols / group);
+                let words = rows.div_ceil(8);
+                let groups = cols / group;
                 vec![
                     (of.name.clone(), "I32", vec![*cols, words]),
                     (format!("{}_scale", of.name), "F16", vec![groups, *rows]),
@@ -210,11 +216,13 @@ impl QuarkWeights<'_> {
     }
 
     fn packed(&self, tensor: &FileTensor, [rows, cols]: [usize; 2], group: usize) -> Result<Vec<Vec<u8>>> {
-        let (words, groups) = (rows.div_ceil(8), cols / group);
+        let words = rows.div_ceil(8);
+        let groups = cols / group;
         let mut quants = vec![0u32; cols * words];
         let mut zeros = vec![0u32; groups * words];
         let mut scales = vec![f16::ZERO; groups * rows];
         let mut first = 0;
+
         for (name, _) in &tensor.parts {
             let weight = self.weights.weight(name)?;
             let order = self.written.rows(name, weight.rows_len());
@@ -244,14 +252,15 @@ impl QuarkWeights<'_> {
         order: Option<&[u32]>,
         group: usize,
     ) -> Result<Vec<QuantRow>> {
-        let round = |row: usize| {
-            let mut values = vec![0.0; weight.cols()];
-            let from = order.and_then(|order| order.get(row)).map_or(row, |&from| from as usize);
-            weight.read_row(from, &mut values);
-            self.weights.check_finite(&weight.name, &values)?;
-            Ok(quantize_w4(&values, group))
-        };
-        rows.into_par_iter().map(round).collect()
+        rows.into_par_iter()
+            .map(|row| {
+                let mut values = vec![0.0; weight.cols()];
+                let from = order.and_then(|order| order.get(row)).map_or(row, |&from| from as usize);
+                weight.read_row(from, &mut values);
+                self.weights.check_finite(&weight.name, &values)?;
+                Ok(quantize_w4(&values, group))
+            })
+            .collect()
     }
 
     /// Returns every element in half precision.
@@ -285,7 +294,8 @@ fn pack<'a>(lines: &mut [u32], words: usize, first: usize, row: impl Fn(usize) -
     lines.par_chunks_mut(words).enumerate().for_each(|(index, line)| {
         for (at, nibbles) in (0..).map_while(|at| Some((at, row(at)?))) {
             let nibble = nibbles.get(index / 2).map_or(0, |pair| pair >> (4 * (index % 2)) & 15);
-            let (word, place) = ((first + at) / 8, (first + at) % 8);
+            let word = (first + at) / 8;
+            let place = (first + at) % 8;
             if let Some(word) = line.get_mut(word) {
                 *word |= u32::from(nibble) << (4 * PLACES[place]);
             }
@@ -322,12 +332,14 @@ fn files(
         special: &special.texts,
         template: template.as_deref(),
     };
+
     let mut files = vec![
         (hf::CONFIG, config::pretty(&Value::Object(settings))),
         ("generation_config.json", config::pretty(&Value::Object(ids))),
         (TOKENIZER_FILE, checkpoint.tokenizer.package_json()?),
         ("tokenizer_config.json", config::pretty(&said.tokenizer_config())),
     ];
+
     files.extend(template.map(|template| (TEMPLATE_FILE, template.into_bytes())));
     Ok(files)
 }
@@ -346,6 +358,7 @@ fn quantization(group: usize) -> Value {
         "observer_cls": "PerGroupMinMaxObserver",
         "is_dynamic": false,
     });
+
     json!({
         "quant_method": "quark",
         "quant_mode": "eager_mode",

@@ -41,6 +41,7 @@ impl GraphAdapter {
                 what,
             ));
         }
+
         match inner.opset() {
             Some(11..) => {}
             found => {
@@ -52,6 +53,7 @@ impl GraphAdapter {
                 ));
             }
         }
+
         let made = inner.nodes.iter().flat_map(|node| &node.outputs);
         let named = inner.inputs.iter().map(|input| &input.name);
         let constants = inner.initializers.iter().map(|constant| &constant.name);
@@ -62,13 +64,15 @@ impl GraphAdapter {
                 name,
             ));
         }
+
         remove_constant_inputs(&mut inner);
         // Declarations of intermediate values refer to symbols of the old inputs. Only those of contexts are still
         // needed.
         let bound = device_bundle::values(&inner);
         inner.values.retain(|value| bound.contains(&value.name));
         let builder = || Builder::new("", &[]);
-        let (prologue, epilogue) = (builder(), builder());
+        let prologue = builder();
+        let epilogue = builder();
         Ok(Self { inner, prologue, epilogue, inputs: Vec::new(), outputs: Vec::new() })
     }
 
@@ -125,7 +129,8 @@ impl GraphAdapter {
     /// Returns the complete graph and its entry in the manifest.
     pub(super) fn finish(self, kv: Vec<KvLayout>) -> Result<(Graph, GraphEntry)> {
         let Self { inner: mut graph, prologue, epilogue, inputs, outputs } = self;
-        let (front, back) = (with_prefix(prologue.finish()), with_prefix(epilogue.finish()));
+        let front = with_prefix(prologue.finish());
+        let back = with_prefix(epilogue.finish());
         graph.inputs = front.inputs;
         graph.outputs = back.outputs;
         graph.unranked.clear();

@@ -45,17 +45,19 @@ pub(super) fn chunk(file: &str, graph: Graph, names: &TensorNames, settings: &Se
     let lengths = names.totals.iter().chain([&names.last]).map(String::as_str);
     let known = [&*names.tokens, &*names.mask, &*names.positions].into_iter().chain(lengths).chain(pasts);
     reject_unknown_inputs(file, &adapter.inner, &known.collect::<Vec<_>>())?;
+
     let counts = inputs(file, &mut adapter, names, tokens)?;
     for (layer, parts) in layers.iter().enumerate() {
         for (part, tensor) in ["key", "value"].into_iter().zip(parts) {
             tensor.connect(&mut adapter, layer, part, &CacheFeed { counts: &counts, empty: settings.empty });
         }
     }
+
     let rows = adapter.input(Slot::LogitsRows, "logits_rows", DType::I64, &["rows".into()]);
     let logits = select_rows(&mut adapter, &names.logits, &rows);
     adapter.output(Slot::Logits, &logits, "logits", DType::F32, &["rows".into(), vocab.into()]);
-    let layout = |[key, _]: &[CacheTensor; 2]| KvLayout::plain(key.heads, key.size);
-    let (graph, mut entry) = adapter.finish(layers.iter().map(layout).collect())?;
+    let (graph, mut entry) =
+        adapter.finish(layers.iter().map(|[key, _]| KvLayout::plain(key.heads, key.size)).collect())?;
     entry.part = Part::Chunk { tokens, past };
     entry.file = format!("chunk_{tokens}.onnx");
     let max_length = context.min(past.saturating_add(1));
@@ -83,7 +85,9 @@ fn inputs(file: &str, adapter: &mut GraphAdapter, names: &TensorNames, count: us
     let columns = columns(file, &adapter.inner, names, count)?;
     let at = |part: &str| format!("{PREFIX}{part}");
     let g = &mut adapter.prologue;
-    let (zero, one, flat) = (g.ints(&[], &[0]), g.ints(&[], &[1]), g.ints(&[1], &[-1]));
+    let zero = g.ints(&[], &[0]);
+    let one = g.ints(&[], &[1]);
+    let flat = g.ints(&[1], &[-1]);
     let most = g.ints(&[1], &[count as i64]);
     let shape = g.op(&at("sequence"), "Shape", &[&tokens]);
     let new = g.op(&at("sequence"), "Gather", &[&shape, &one]);
@@ -109,6 +113,7 @@ fn inputs(file: &str, adapter: &mut GraphAdapter, names: &TensorNames, count: us
     for (name, value) in fed {
         adapter.feed_if_input(name, &value);
     }
+
     for (name, value) in names.totals.iter().map(|name| (name, &ahead)).chain([(&names.last, &last)]) {
         if let Some(rank) = adapter.imported_input(name).map(|input| input.shape.len()) {
             let value = match rank {
@@ -139,8 +144,11 @@ fn columns(file: &str, graph: &Graph, names: &TensorNames, count: usize) -> Resu
 /// Builds the mask of columns with a token, `[1, columns]`; the columns of new tokens are `places`.
 fn mask(g: &mut Builder, places: std::ops::Range<usize>, [past, new]: [&str; 2]) -> String {
     let scope = format!("{PREFIX}mask");
-    let (zero, one, line) = (g.ints(&[], &[0]), g.ints(&[], &[1]), g.ints(&[2], &[1, -1]));
-    let (first, end) = (g.ints(&[1], &[places.start as i64]), g.ints(&[], &[places.end as i64]));
+    let zero = g.ints(&[], &[0]);
+    let one = g.ints(&[], &[1]);
+    let line = g.ints(&[2], &[1, -1]);
+    let first = g.ints(&[1], &[places.start as i64]);
+    let end = g.ints(&[], &[places.end as i64]);
     let columns = g.op(&scope, "Range", &[&zero, &end, &one]);
     let seen = g.op(&format!("{scope}/past"), "Less", &[&columns, past]);
     let before = g.op(&format!("{scope}/new"), "Less", &[&columns, &first]);
@@ -213,6 +221,7 @@ impl CacheTensor {
             let found = format!("[{}]", dims.collect::<Vec<_>>().join(", "));
             refused(format!("{:?} of {file}", value.name), expected, found)
         };
+
         let extent = |value: &Value, axis: usize| value.shape.get(axis).and_then(fixed_extent);
         let is = |value: &Value, axis: usize, wanted: usize| extent(value, axis) == Some(wanted);
         let order = [(0, 1), (1, 0)].into_iter().find(|(batch, head)| {
@@ -236,7 +245,9 @@ impl CacheTensor {
                 return Err(wrong(output, format!("those of {tokens} new tokens, alone or after the past")));
             }
         };
-        let (input, output) = (input.name.clone(), output.name.clone());
+
+        let input = input.name.clone();
+        let output = output.name.clone();
         let axes = [batch, head, token, element].map(|axis: usize| axis as i64);
         Ok(Self { input, output, heads, size, axes, past, output_tokens })
     }
@@ -250,21 +261,27 @@ impl CacheTensor {
             "key" => (Slot::PastKey { layer }, Slot::NewKey { layer }),
             _ => (Slot::PastValue { layer }, Slot::NewValue { layer }),
         };
+
         let shape = |tokens: &str| [1_usize.into(), self.heads.into(), tokens.into(), self.size.into()];
         let name = format!("past.{layer}.{part}");
         let scope = format!("{PREFIX}{name}");
         let cache = adapter.input(slot, &name, DType::F32, &shape("capacity"));
         let g = &mut adapter.prologue;
-        let (axis, begin) = (g.ints(&[1], &[2]), g.ints(&[1], &[0]));
+        let axis = g.ints(&[1], &[2]);
+        let begin = g.ints(&[1], &[0]);
+
         let mut past = g.op(&scope, "Slice", &[&cache, &begin, &counts.past, &axis]);
         if let Some(columns) = self.past {
             let most = g.ints(&[1], &[columns as i64]);
             let lacking = g.op(&scope, "Sub", &[&most, &counts.past]);
-            let (before, behind, value) = (g.ints(&[6], &[0; 6]), g.ints(&[1], &[0]), g.scalar(empty));
+            let before = g.ints(&[6], &[0; 6]);
+            let behind = g.ints(&[1], &[0]);
+            let value = g.scalar(empty);
             let axis = [("axis", Attribute::Int(0))];
             let pads = g.op_with(&scope, "Concat", &[&before, &lacking, &behind], &axis);
             past = g.op(&scope, "Pad", &[&past, &pads, &value]);
         }
+
         let past = self.transposed(g, &scope, past);
         adapter.feed(&self.input, &past);
         let name = format!("new.{layer}.{part}");
@@ -305,9 +322,10 @@ fn layers(
         if layer >= *LAYERS.end() {
             return Err(refused(format!("layers of {file}"), format!("at most {}", LAYERS.end()), "more"));
         }
+
         let tensor = |part: usize| {
-            let (past, present) =
-                (TensorNames::of(&names.past[part], layer), TensorNames::of(&names.present[part], layer));
+            let past = TensorNames::of(&names.past[part], layer);
+            let present = TensorNames::of(&names.present[part], layer);
             let absent = |name: &str| {
                 refused(format!("inputs and outputs of {file}"), name, "no tensor with this name")
             };

@@ -5,7 +5,7 @@
 //! the cache, and one after it extracts the new tokens.
 
 use narthex_checkpoint::limits::LAYERS;
-use narthex_graph::{Graph, Node, Value};
+use narthex_graph::{Graph, Value};
 use narthex_spec::{
     DType,
     arch::{ImportedDecoder, Steps},
@@ -48,6 +48,7 @@ pub(super) fn decoder(file: &str, graph: Graph, names: &TensorNames, settings: &
     let known = [&*names.tokens, &*names.mask, &*names.positions, BRANCH];
     let known = known.into_iter().chain(lengths).chain(pasts);
     reject_unknown_inputs(file, &adapter.inner, &known.collect::<Vec<_>>())?;
+
     let past_length = inputs(&mut adapter, names);
     let shared = layers.iter().all(|layer| layer.shares(&adapter.inner));
     for (index, layer) in layers.iter().enumerate() {
@@ -57,6 +58,7 @@ pub(super) fn decoder(file: &str, graph: Graph, names: &TensorNames, settings: &
             layer.append(&mut adapter, index, &past_length)
         }
     }
+
     let logits_rows = adapter.input(Slot::LogitsRows, "logits_rows", DType::I64, &["rows".into()]);
     let logits = select_rows(&mut adapter, &names.logits, &logits_rows);
     adapter.output(Slot::Logits, &logits, "logits", DType::F32, &["rows".into(), vocab.into()]);
@@ -78,7 +80,9 @@ fn inputs(adapter: &mut GraphAdapter, names: &TensorNames) -> String {
     let total = adapter.input(Slot::TotalLength, "total_length", DType::I32, &[]);
     let at = |part: &str| format!("{PREFIX}{part}");
     let g = &mut adapter.prologue;
-    let (zero, one, column) = (g.ints(&[], &[0]), g.ints(&[], &[1]), g.ints(&[2], &[-1, 1]));
+    let zero = g.ints(&[], &[0]);
+    let one = g.ints(&[], &[1]);
+    let column = g.ints(&[2], &[-1, 1]);
     let shape = g.op(&at("sequence"), "Shape", &[&tokens]);
     let sequence = g.op(&at("sequence"), "Gather", &[&shape, &one]);
     let total = g.cast(&at("total"), &total, DType::I64);
@@ -91,7 +95,8 @@ fn inputs(adapter: &mut GraphAdapter, names: &TensorNames) -> String {
     let new = g.op(&at("positions"), "Range", &[&zero, &sequence, &one]);
     let positions = g.op(&at("positions"), "Add", &[&begin, &new]);
     let past = g.op(&at("past"), "Sub", &[&total, &sequence]);
-    let (flat, nothing) = (g.ints(&[1], &[-1]), g.ints(&[1], &[0]));
+    let flat = g.ints(&[1], &[-1]);
+    let nothing = g.ints(&[1], &[0]);
     let past = g.op(&at("past"), "Reshape", &[&past, &flat]);
     let follows = g.op(&at("past"), "Greater", &[&past, &nothing]);
     let fed =
@@ -99,6 +104,7 @@ fn inputs(adapter: &mut GraphAdapter, names: &TensorNames) -> String {
     for (name, value) in fed {
         adapter.feed_if_input(name, value);
     }
+
     for (name, value) in names.totals.iter().map(|name| (name, &total)).chain([(&names.last, &last)]) {
         if let Some(rank) = adapter.imported_input(name).map(|input| input.shape.len()) {
             let value = reshape_to_rank(&mut adapter.prologue, value, name, rank);
@@ -143,16 +149,17 @@ impl Layer {
     /// Returns whether the layer's attention can write new keys and values into the buffer of the past.
     fn shares(&self, graph: &Graph) -> bool {
         let [key, value] = &self.past;
-        let reads = |node: &&Node| node.inputs.contains(key) || node.inputs.contains(value);
-        let mut readers = graph.nodes.iter().filter(reads);
-        let attention = |node: &Node| {
-            let gives = |index: usize, name: &String| node.outputs.get(index) == Some(name);
-            node.operator() == "com.microsoft.GroupQueryAttention"
-                && (node.input(3), node.input(4)) == (Some(key), Some(value))
-                && gives(1, &self.present[0])
-                && gives(2, &self.present[1])
-        };
-        self.dtype == DType::F32 && readers.next().is_some_and(attention) && readers.next().is_none()
+        let mut readers =
+            graph.nodes.iter().filter(|node| node.inputs.contains(key) || node.inputs.contains(value));
+        self.dtype == DType::F32
+            && readers.next().is_some_and(|node| {
+                let gives = |index: usize, name: &String| node.outputs.get(index) == Some(name);
+                node.operator() == "com.microsoft.GroupQueryAttention"
+                    && (node.input(3), node.input(4)) == (Some(key), Some(value))
+                    && gives(1, &self.present[0])
+                    && gives(2, &self.present[1])
+            })
+            && readers.next().is_none()
     }
 
     fn share(&self, adapter: &mut GraphAdapter, layer: usize) {
@@ -194,6 +201,7 @@ fn layers(file: &str, graph: &Graph, names: &TensorNames, settings: &Settings) -
     let input = |name: &str| graph.inputs.iter().find(|value| value.name == name);
     let output = |name: &str| graph.outputs.iter().find(|value| value.name == name);
     let mut layers = Vec::new();
+
     while let Some(past) = input(&TensorNames::of(&names.past[0], layers.len())) {
         let layer = layers.len();
         if layer >= *LAYERS.end() {
@@ -201,9 +209,11 @@ fn layers(file: &str, graph: &Graph, names: &TensorNames, settings: &Settings) -
         }
         let named =
             |patterns: &[String; 2]| patterns.each_ref().map(|pattern| TensorNames::of(pattern, layer));
-        let (pasts, presents) = (named(&names.past), named(&names.present));
-        let absent = |name: &&String| input(name).is_none() && output(name).is_none();
-        if let Some(name) = pasts.iter().chain(&presents).find(absent) {
+        let pasts = named(&names.past);
+        let presents = named(&names.present);
+        if let Some(name) =
+            pasts.iter().chain(&presents).find(|name| input(name).is_none() && output(name).is_none())
+        {
             return Err(refused(
                 format!("inputs and outputs of {file}"),
                 name.as_str(),

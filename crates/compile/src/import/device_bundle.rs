@@ -21,7 +21,8 @@ const GENIE: [&str; 2] = ["genie_config.json", "htp_backend_ext_config.json"];
 pub(super) fn pipeline(folder: &Path, options: &Value, parts: &[OnnxFile]) -> Result<BoundDevice> {
     let nodes = || parts.iter().flat_map(|part| part.graph.contexts());
     let version = nodes().find_map(sdk).map(|version| format!(", made with SDK {version}"));
-    let (stages, count) = (parts.len(), parts.iter().filter(|part| is_compiled(&part.graph)).count());
+    let stages = parts.len();
+    let count = parts.iter().filter(|part| is_compiled(&part.graph)).count();
     let version = version.unwrap_or_default();
     let holds = format!("a decoder-pipeline of {stages} stages, {count} of them compiled contexts{version}");
     let stated = parts.iter().find_map(|part| stated(&part.graph));

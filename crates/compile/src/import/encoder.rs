@@ -82,6 +82,7 @@ pub(super) fn encoder(
             (EncoderHead::MaskedLm { activation: None }, vocab)
         }
     };
+
     let (graph, entry) = adapter.finish(Vec::new())?;
     Ok((graph, entry, ImportedEncoder { vocab, width, pooled_by_graph, head }))
 }
@@ -108,11 +109,13 @@ fn given(file: &str, graph: &Graph, settings: &Settings) -> Result<EncoderOutput
     let of_rank = |name: &str, wanted: usize| named(name).filter(|value| rank(value) == wanted);
     let vector = named("sentence_embedding").filter(|value| rank(value) != 3).map(EncoderOutput::Vector);
     let ends = of_rank("start_logits", 2).zip(of_rank("end_logits", 2));
-    let spans = || ends.map(|(start, end)| EncoderOutput::Spans([start, end]));
-    let numbers = || of_rank("logits", 2).map(EncoderOutput::Numbers);
-    let rows =
-        || ["last_hidden_state", "token_embeddings"].into_iter().find_map(named).map(EncoderOutput::Rows);
-    let found = vector.or_else(spans).or_else(numbers).or_else(rows);
+    let found = vector
+        .or_else(|| ends.map(|(start, end)| EncoderOutput::Spans([start, end])))
+        .or_else(|| of_rank("logits", 2).map(EncoderOutput::Numbers))
+        .or_else(|| {
+            ["last_hidden_state", "token_embeddings"].into_iter().find_map(named).map(EncoderOutput::Rows)
+        });
+
     let found = match (found, of_rank("logits", 3)) {
         (Some(found), _) => Some(found),
         (None, Some(logits)) => Some(over_vocabulary(file, logits, settings)?),
@@ -124,6 +127,7 @@ fn given(file: &str, graph: &Graph, settings: &Settings) -> Result<EncoderOutput
         let found = if graph.outputs.is_empty() { "none".to_owned() } else { names() };
         refused(format!("outputs of {file}"), expected, found)
     })?;
+
     match &found {
         EncoderOutput::Vector(value)
         | EncoderOutput::Rows(value)
@@ -139,8 +143,10 @@ fn given(file: &str, graph: &Graph, settings: &Settings) -> Result<EncoderOutput
 /// Returns logits for each token if they are over the vocabulary; refuses others.
 fn over_vocabulary(file: &str, logits: Value, settings: &Settings) -> Result<EncoderOutput> {
     let last = logits.shape.last().and_then(fixed_extent);
-    let masked = || settings.class.as_ref().is_some_and(|class| class.ends_with("ForMaskedLM"));
-    if last.map_or_else(masked, |last| Some(last) == settings.vocab) {
+    if last.map_or_else(
+        || settings.class.as_ref().is_some_and(|class| class.ends_with("ForMaskedLM")),
+        |last| Some(last) == settings.vocab,
+    ) {
         return Ok(EncoderOutput::Logits(logits));
     }
     let found = format!("a classifier of tokens with {}", labels(last, settings));
@@ -149,9 +155,8 @@ fn over_vocabulary(file: &str, logits: Value, settings: &Settings) -> Result<Enc
 
 /// Refuses a text classifier with more than one label; a reranker has exactly one.
 fn one_label(file: &str, value: &Value, settings: &Settings) -> Result<()> {
-    let stated = || Some(settings.labels.len()).filter(|&labels| labels > 0);
     let last = value.shape.last().and_then(fixed_extent);
-    match last.or_else(stated) {
+    match last.or_else(|| Some(settings.labels.len()).filter(|&labels| labels > 0)) {
         Some(1) => Ok(()),
         _ => {
             let found = format!("a classifier of texts with {}", labels(last, settings));
@@ -165,8 +170,7 @@ fn labels(last: Option<usize>, settings: &Settings) -> String {
     const MAX_LABELS: usize = 8;
     let names: Vec<&str> = settings.labels.iter().take(MAX_LABELS).map(String::as_str).collect();
     let rest = if settings.labels.len() > MAX_LABELS { ", …" } else { "" };
-    let stated = || Some(settings.labels.len()).filter(|&labels| labels > 0);
-    match last.or_else(stated) {
+    match last.or_else(|| Some(settings.labels.len()).filter(|&labels| labels > 0)) {
         None => "an unknown number of labels".to_owned(),
         Some(1) => "1 label".to_owned(),
         Some(count) if names.is_empty() => format!("{count} labels"),
@@ -216,13 +220,17 @@ fn spans(adapter: &mut GraphAdapter, ends: &[Value; 2]) {
 /// max:              x ── Add(far below zero for padding) ── ReduceMax
 /// ```
 fn pooled(adapter: &mut GraphAdapter, x: &str, mask: &str, pooling: Pooling) -> String {
-    let (opset, g) = (adapter.inner.opset(), &mut adapter.epilogue);
+    let opset = adapter.inner.opset();
+    let g = &mut adapter.epilogue;
     let scope = format!("{PREFIX}pool");
     let x = g.cast(&format!("{scope}/x"), x, DType::F32);
     let ones = g.cast(&format!("{scope}/mask"), mask, DType::F32);
-    let (row, column, flat) = (g.ints(&[3], &[0, 1, -1]), g.ints(&[3], &[0, -1, 1]), g.ints(&[2], &[0, -1]));
+    let row = g.ints(&[3], &[0, 1, -1]);
+    let column = g.ints(&[3], &[0, -1, 1]);
+    let flat = g.ints(&[2], &[0, -1]);
     if pooling == Pooling::Max {
-        let (one, far) = (g.scalar(1.0), g.scalar(1e9));
+        let one = g.scalar(1.0);
+        let far = g.scalar(1e9);
         let column = g.op(&format!("{scope}/column"), "Reshape", &[&ones, &column]);
         let below = g.op(&format!("{scope}/mask"), "Sub", &[&column, &one]);
         let below = g.op(&format!("{scope}/mask"), "Mul", &[&below, &far]);
@@ -236,6 +244,7 @@ fn pooled(adapter: &mut GraphAdapter, x: &str, mask: &str, pooling: Pooling) -> 
         let axes = g.ints(&[1], &[1]);
         return g.op_with(&scope, "ReduceMax", &[&masked, &axes], &[keep]);
     }
+
     let all = g.op(&format!("{scope}/all"), "Reshape", &[&ones, &row]);
     let column = g.op(&format!("{scope}/column"), "Reshape", &[&ones, &column]);
     let count = g.op(&format!("{scope}/count"), "MatMul", &[&all, &column]);
@@ -243,7 +252,9 @@ fn pooled(adapter: &mut GraphAdapter, x: &str, mask: &str, pooling: Pooling) -> 
         Pooling::Mean | Pooling::Max => all,
         Pooling::Cls | Pooling::Last => {
             let shape = g.op(&format!("{scope}/places"), "Shape", &[&ones]);
-            let (zero, one, axis) = (g.ints(&[], &[0]), g.ints(&[], &[1]), g.ints(&[], &[1]));
+            let zero = g.ints(&[], &[0]);
+            let one = g.ints(&[], &[1]);
+            let axis = g.ints(&[], &[1]);
             let length = g.op(&format!("{scope}/places"), "Gather", &[&shape, &axis]);
             let places = g.op(&format!("{scope}/places"), "Range", &[&zero, &length, &one]);
             let wanted = if pooling == Pooling::Cls {
@@ -255,11 +266,13 @@ fn pooled(adapter: &mut GraphAdapter, x: &str, mask: &str, pooling: Pooling) -> 
             let here = g.op(&format!("{scope}/places"), "Equal", &[&places, &wanted]);
             let here = g.cast(&format!("{scope}/places"), &here, DType::F32);
             // Broadcasts one row to all texts, if they share it.
-            let (lead, zeros) = (g.scalar(0.0), format!("{scope}/each"));
+            let lead = g.scalar(0.0);
+            let zeros = format!("{scope}/each");
             let zeros = g.op(&zeros, "Mul", &[&all, &lead]);
             g.op(&format!("{scope}/each"), "Add", &[&zeros, &here])
         }
     };
+
     let sum = g.op(&scope, "MatMul", &[&weights, &x]);
     let vector = if pooling == Pooling::Mean { g.op(&scope, "Div", &[&sum, &count]) } else { sum };
     g.op(&format!("{scope}/vector"), "Reshape", &[&vector, &flat])

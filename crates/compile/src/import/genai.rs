@@ -89,6 +89,7 @@ pub(super) fn read(folder: &mut Folder, file: Option<&str>) -> Result<GenaiExpor
     if let Some(part) = parts.into_iter().find(|part| model.rest.contains_key(*part)) {
         return Err(refused(format!("model.{part} of {GENAI_CONFIG}"), "a decoder alone", &model.kind));
     }
+
     let decoder =
         model.decoder.ok_or_else(|| refused(format!("model of {GENAI_CONFIG}"), "a decoder", "none"))?;
     let path = folder.file(GENAI_CONFIG);
@@ -114,9 +115,11 @@ pub(super) fn read(folder: &mut Folder, file: Option<&str>) -> Result<GenaiExpor
             (vec![file.map_or_else(own, str::to_owned)], Composition::Single)
         }
     };
+
     if let Some(graph) = graphs.iter().find(|graph| graph.is_empty() || !inside(graph)) {
         return Err(refused(format!("filename of {GENAI_CONFIG}"), "a file in the folder", graph));
     }
+
     let settings = Settings {
         file: GENAI_CONFIG.to_owned(),
         vocab: checked("a vocab_size", model.vocab_size, &VOCAB)?,
@@ -129,6 +132,7 @@ pub(super) fn read(folder: &mut Folder, file: Option<&str>) -> Result<GenaiExpor
         empty: decoder.sliding_window.map_or(0.0, |window| window.pad_value.into()),
         ..Settings::default()
     };
+
     let names = names(&decoder.inputs, &decoder.outputs);
     Ok(GenaiExport {
         graphs,

@@ -16,6 +16,7 @@ pub(super) fn select_rows(adapter: &mut GraphAdapter, logits: &str, rows: &str) 
     let Some(head) = head_nodes(&adapter.inner, logits) else {
         return gather(&mut adapter.epilogue, logits, rows);
     };
+
     // The head's nodes move after the selection of rows.
     let mut after = Vec::new();
     let graph = &mut adapter.inner;
@@ -28,6 +29,7 @@ pub(super) fn select_rows(adapter: &mut GraphAdapter, logits: &str, rows: &str) 
         index += 1;
         !moved
     });
+
     let x = gather(&mut adapter.epilogue, &head.reads, rows);
     for (at, mut node) in after.into_iter().enumerate() {
         if at == 0
@@ -58,10 +60,13 @@ fn head_nodes(graph: &Graph, logits: &str) -> Option<HeadNodes> {
             constants.extend(node.outputs.iter().map(String::as_str));
         }
     }
+
     let constant = |node: &Node, from: usize| {
         node.inputs.iter().skip(from).all(|name| name.is_empty() || constants.contains(name.as_str()))
     };
-    let (mut value, mut nodes) = (logits.to_owned(), Vec::new());
+    let mut value = logits.to_owned();
+    let mut nodes = Vec::new();
+
     loop {
         let at = graph.nodes.iter().rposition(|node| node.outputs.first() == Some(&value))?;
         let node = graph.nodes.get(at)?;
@@ -85,7 +90,8 @@ fn head_nodes(graph: &Graph, logits: &str) -> Option<HeadNodes> {
 /// Gathers rows of `x [batch, sequence, n]`, flattened to one list: `[rows, n]`.
 fn gather(g: &mut Builder, x: &str, rows: &str) -> String {
     let scope = format!("{PREFIX}rows");
-    let (last, first) = (g.ints(&[1], &[2]), g.ints(&[1], &[-1]));
+    let last = g.ints(&[1], &[2]);
+    let first = g.ints(&[1], &[-1]);
     let shape = g.op(&scope, "Shape", &[x]);
     let width = g.op(&format!("{scope}/width"), "Gather", &[&shape, &last]);
     let axis = [("axis", narthex_graph::Attribute::Int(0))];

@@ -70,6 +70,7 @@ pub(super) fn chain_stages<'a>(
         whole.nodes.extend(stage.nodes);
         whole.unread.extend(stage.unread);
     }
+
     whole.outputs.retain(|output| !taken.contains(&output.name));
     Ok(whole)
 }
@@ -108,6 +109,7 @@ pub(super) fn merge_branches(mut first: Graph, mut next: Graph) -> Result<Graph>
     if names(&first) != names(&next) {
         return Err(refused("outputs of the two decoders", "the same", "others"));
     }
+
     let mut whole = Graph {
         name: next.name.clone(),
         opsets: first.opsets.clone(),
@@ -117,6 +119,7 @@ pub(super) fn merge_branches(mut first: Graph, mut next: Graph) -> Result<Graph>
         unread: first.unread.drain(..).chain(next.unread.drain(..)).collect(),
         ..Graph::default()
     };
+
     let branch = Value {
         name: BRANCH.to_owned(),
         dtype: narthex_spec::DType::Bool.into(),
@@ -124,7 +127,8 @@ pub(super) fn merge_branches(mut first: Graph, mut next: Graph) -> Result<Graph>
     };
     whole.inputs.push(branch);
     let mut bodies = BranchBodies { constants: HashMap::new(), kept: Vec::new(), outputs: &outputs };
-    let (then, otherwise) = (bodies.body(next, "next/"), bodies.body(first, "first/"));
+    let then = bodies.body(next, "next/");
+    let otherwise = bodies.body(first, "first/");
     whole.initializers = bodies.kept;
     whole.nodes.push(Node {
         name: "/branches/If".to_owned(),
@@ -161,8 +165,11 @@ impl BranchBodies<'_> {
             shared.insert(old, name.clone());
         }
         let inputs: HashSet<String> = graph.inputs.drain(..).map(|input| input.name).collect();
-        let given = |wanted: &Value| graph.outputs.iter().find(|output| output.name == wanted.name).cloned();
-        graph.outputs = self.outputs.iter().filter_map(given).collect();
+        graph.outputs = self
+            .outputs
+            .iter()
+            .filter_map(|wanted| graph.outputs.iter().find(|output| output.name == wanted.name).cloned())
+            .collect();
         rename(&mut graph, &|name| match shared.get(name) {
             Some(constant) => constant.clone(),
             None if inputs.contains(name) => name.to_owned(),

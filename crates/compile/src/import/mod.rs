@@ -144,9 +144,12 @@ fn locate(path: &Path) -> (PathBuf, Option<String>) {
     let Some(own) = path.parent() else { return (path.to_owned(), None) };
     // Resolves `.` and symbolic links, which hide the name of the folder.
     let own = if own.as_os_str().is_empty() { Path::new(".") } else { own };
-    let has_config = |folder: &&Path| CONFIG_FILES.iter().any(|file| folder.join(file).is_file());
     let whole = own.canonicalize().unwrap_or_else(|_| own.to_owned());
-    let root = [Some(own), whole.parent()].into_iter().flatten().find(has_config).unwrap_or(own);
+    let root = [Some(own), whole.parent()]
+        .into_iter()
+        .flatten()
+        .find(|folder| CONFIG_FILES.iter().any(|file| folder.join(file).is_file()))
+        .unwrap_or(own);
     let folder = whole.file_name().filter(|_| root != own);
     let named = folder.map_or_else(PathBuf::new, PathBuf::from).join(path.file_name().unwrap_or_default());
     (root.to_owned(), Some(named.to_string_lossy().into_owned()))
@@ -227,20 +230,24 @@ fn import_decoder(
         Composition::Branches => JoinedPipeline::One(Box::new(merge::merge_branches(next()?, next()?)?)),
         Composition::Stages(stages) => pipeline::join(&stages, graphs.collect(), &names, &data)?,
     };
+
     let decoders = match unified {
         JoinedPipeline::One(graph) => vec![decoder(&file, *graph, &names, &settings)?],
-        JoinedPipeline::Chunks(graphs) => {
-            let chunk = |graph| chunk::chunk(CHUNKS, graph, &names, &settings);
-            graphs.into_iter().map(chunk).collect::<Result<_, _>>()?
-        }
+        JoinedPipeline::Chunks(graphs) => graphs
+            .into_iter()
+            .map(|graph| chunk::chunk(CHUNKS, graph, &names, &settings))
+            .collect::<Result<_, _>>()?,
     };
+
     let first = decoders.first().ok_or_else(|| refused("the export", "a decoder", "none"))?;
-    let (imported, max_length) = (first.imported.clone(), first.max_length);
+    let imported = first.imported.clone();
+    let max_length = first.max_length;
     let text = tokenizer::read(&mut folder, &settings.ids, Vocab::Decoder(imported.vocab, None))?;
     let compiled = decoders.iter().any(|decoder| decoder.entry.part != manifest::Part::Whole);
     let notes = decoders.iter().take(1).filter_map(|decoder| note(decoder, &settings, compiled)).collect();
     recipe.scheme = scheme(&first.graph);
     let license = folder.license()?;
+
     Ok(Import {
         data,
         files: [folder.files, files].concat(),
@@ -307,9 +314,11 @@ fn import_encoder(
     if masked && !text.special.texts.contains_key("mask_token") {
         return Err(refused("mask_token of the tokenizer", "the token that stands for a masked one", "none"));
     }
+
     let embeds = matches!(imported.head, EncoderHead::Embedding { .. });
     let prompts = if embeds { prompts::read(&mut folder)? } else { Prompts::default() };
     let license = folder.license()?;
+
     Ok(Import {
         data,
         files: [folder.files, files].concat(),
@@ -348,7 +357,8 @@ fn recipe<'a>(graphs: impl IntoIterator<Item = &'a Graph>) -> Recipe {
 
 /// Returns the scheme nearest to the storage of a graph's weights, judged by its operators.
 fn scheme(graph: &Graph) -> Scheme {
-    let (mut four, mut eight) = (false, false);
+    let mut four = false;
+    let mut eight = false;
     for_each_node(graph, &mut |node| match (node.op.as_str(), node.int("bits")) {
         ("MatMulNBits" | "GatherBlockQuantized", Some(4) | None) | ("MatMulBnb4", _) => four = true,
         ("MatMulNBits" | "GatherBlockQuantized", Some(_))

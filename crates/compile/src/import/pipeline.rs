@@ -62,6 +62,7 @@ pub(super) fn stages(pipeline: &Value) -> Result<Vec<Stage>> {
         Value::Array(list) => list.iter().collect(),
         other => vec![other],
     };
+
     let mut stages = Vec::new();
     for object in objects {
         let object =
@@ -78,6 +79,7 @@ pub(super) fn stages(pipeline: &Value) -> Result<Vec<Stage>> {
             stages.push(Stage { file: config.filename, runs, renamed: config.output_names_forwarder });
         }
     }
+
     match stages.len() {
         1..=MAX_STAGES => Ok(stages),
         found => Err(wrong(format!("{found} stages"))),
@@ -105,7 +107,8 @@ pub(super) fn join(
     let run = |skipped: RunPhase| stages.iter().zip(&graphs).filter(move |(stage, _)| stage.runs != skipped);
     let chain =
         |skipped| merge::chain_stages(run(skipped).map(|(stage, graph)| (graph.clone(), &stage.renamed)));
-    let (prompt, mut token) = (chain(RunPhase::Token)?, chain(RunPhase::Prompt)?);
+    let prompt = chain(RunPhase::Token)?;
+    let mut token = chain(RunPhase::Prompt)?;
     let always = stages.iter().all(|stage| stage.runs == RunPhase::Always);
     if graphs.iter().any(device_bundle::is_compiled)
         || [&prompt, &token].iter().all(|graph| has_fixed_past(graph, names))
@@ -132,6 +135,7 @@ pub(super) fn join(
     {
         return Ok(JoinedPipeline::One(Box::new(merge::merge_branches(prompt, token)?)));
     }
+
     let expected = "stages for prompts and for tokens that differ in declared shapes alone, or those for prompts \
                     without a past and of any length";
     Err(refused(format!("pipeline of {GENAI_CONFIG}"), expected, other))
@@ -166,11 +170,15 @@ fn difference(one: &Graph, other: &Graph, folder: &Path) -> Result<Option<String
     if one.nodes.len() != other.nodes.len() {
         return Ok(Some(format!("{} and {} nodes", one.nodes.len(), other.nodes.len())));
     }
+
     let by_name = |graph: &Graph| -> BTreeMap<String, Initializer> {
         graph.initializers.iter().map(|constant| (constant.name.clone(), constant.clone())).collect()
     };
-    let (ours, theirs) = (by_name(one), by_name(other));
-    let (mut left, mut right) = (DataFiles::default(), DataFiles::default());
+    let ours = by_name(one);
+    let theirs = by_name(other);
+
+    let mut left = DataFiles::default();
+    let mut right = DataFiles::default();
     for (name, constant) in &ours {
         let same = match theirs.get(name) {
             Some(twin) if twin == constant => true,

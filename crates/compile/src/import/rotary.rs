@@ -12,15 +12,18 @@ pub(super) fn first_set(graph: &Graph, context: usize) -> Option<usize> {
             Some(Attribute::Graph(body)) => table_rows(body),
             _ => None,
         };
-        let (then, other) = (rows("then_branch")?, rows("else_branch")?);
+        let then = rows("then_branch")?;
+        let other = rows("else_branch")?;
         (then != other).then_some(then.min(other))
     });
     // Positions that are not an input of the graph were shifted to the second part of the table.
-    let moved = |name: &str| graph.inputs.iter().all(|input| input.name != name);
     let joined = graph
         .nodes
         .iter()
-        .filter(|node| node.operator() == "com.microsoft.RotaryEmbedding" && node.input(1).is_some_and(moved))
+        .filter(|node| {
+            node.operator() == "com.microsoft.RotaryEmbedding"
+                && node.input(1).is_some_and(|name| graph.inputs.iter().all(|input| input.name != name))
+        })
         .filter_map(|node| node.input(2))
         .filter_map(|name| graph.initializers.iter().find(|constant| constant.name == name))
         .filter_map(|table| table.shape.first()?.checked_sub(context).filter(|&first| first > 0));

@@ -32,6 +32,7 @@ pub(super) fn bound<'a>(
         || library.is_some();
     let mut foreign = None;
     let there = graphs.is_some();
+
     for graph in graphs.into_iter().flatten() {
         for_each_node(graph, &mut |node| {
             if foreign.is_none() && !OWN.contains(&node.domain.as_str()) {
@@ -39,6 +40,7 @@ pub(super) fn bound<'a>(
             }
         });
     }
+
     let what = match (foreign, library) {
         (Some((domain, op)), Some(library)) => {
             format!("a graph of operators from {library}, {domain}:{op} first")
@@ -50,10 +52,12 @@ pub(super) fn bound<'a>(
         (None, None) if amd && !there => "a graph".to_owned(),
         _ => return Ok(None),
     };
+
     let device = device_bundle::RYZEN.to_owned();
     if there {
         return Ok(Some(BoundDevice { ep: Ep::VitisAi, target: None, device, holds: what }));
     }
+
     Err(CompileError::Bound {
         path: folder.to_owned(),
         what,

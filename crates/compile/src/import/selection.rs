@@ -46,6 +46,7 @@ pub(super) fn choose(folder: &Folder, file: Option<&str>) -> Result<GraphSelecti
     if files.is_empty() {
         return Err(OnnxFileError::NoModel { path: folder.path().to_owned() }.into());
     }
+
     let stem =
         |path: &Path| path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
     let stems: Vec<String> = files.iter().map(|path| stem(path)).collect();
@@ -56,6 +57,7 @@ pub(super) fn choose(folder: &Folder, file: Option<&str>) -> Result<GraphSelecti
         let expected = "one decoder or one encoder; encoder-decoder and vision models are not imported";
         return Err(refused(content(), expected, other));
     }
+
     let chosen = match file {
         Some(file) => {
             let wanted = Path::new(file);
@@ -71,6 +73,7 @@ pub(super) fn choose(folder: &Folder, file: Option<&str>) -> Result<GraphSelecti
             )
         })?,
     };
+
     let graph = find(&chosen).ok_or_else(|| refused(content(), listed(&stems), &chosen))?;
     let partner = |base: &str, ending: &str| find(&format!("{base}{ending}")).or_else(|| find(base));
     let ending = |base: &str| suffix(&chosen, base);
@@ -82,6 +85,7 @@ pub(super) fn choose(folder: &Folder, file: Option<&str>) -> Result<GraphSelecti
         };
         return Ok(GraphSelection { files: vec![first, next], form: Composition::Branches });
     }
+
     let ending = ending(MERGED).or_else(|| ending(WHOLE)).unwrap_or_default();
     Ok(match partner(EMBEDDING, ending) {
         Some(embedding) => GraphSelection { files: vec![embedding, graph], form: Composition::Embedded },
@@ -97,11 +101,10 @@ fn suffix<'a>(stem: &'a str, base: &str) -> Option<&'a str> {
 /// Returns the default graph: one without a suffix, or the only one.
 fn usual(stems: &[String]) -> Option<String> {
     let exact = [MERGED, FIRST, NEXT, WHOLE].into_iter().find(|base| stems.iter().any(|stem| stem == base));
-    let alone = || {
+    exact.map(str::to_owned).or_else(|| {
         let mut models = stems.iter().filter(|stem| suffix(stem, EMBEDDING).is_none());
         models.next().filter(|_| models.next().is_none()).cloned()
-    };
-    exact.map(str::to_owned).or_else(alone)
+    })
 }
 
 /// Formats the names of graphs for a message.

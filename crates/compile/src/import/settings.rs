@@ -70,6 +70,7 @@ impl Settings {
         if !folder.has(CONFIG) {
             return Ok(Self { file: CONFIG.to_owned(), is_missing: true, ..Self::default() });
         }
+
         let config = Config::read(folder)?;
         let keys: ConfigKeys = config.keys()?;
         let checked = |what: &str, value: Option<usize>, range| {
@@ -81,6 +82,7 @@ impl Settings {
         let behind = keys.model_type.is_some_and(|family| BEHIND_PADDING.contains(&family.as_str()));
         let context = checked("max_position_embeddings", keys.max_position_embeddings, &CONTEXT)?;
         let context = context.map(|rows| if behind { rows.saturating_sub(PADDING_ROWS) } else { rows });
+
         Ok(Self {
             file: CONFIG.to_owned(),
             vocab: checked("vocab_size", keys.vocab_size, &VOCAB)?,

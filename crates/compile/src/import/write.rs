@@ -74,6 +74,7 @@ impl Import {
             stage: &stage,
             cancel,
         };
+
         for (graph, _) in &mut self.graphs {
             weights.gather(graph)?;
         }
@@ -94,8 +95,7 @@ impl Import {
     fn check_unchanged(&self, data: &DataFiles) -> Result<(), CompileError> {
         data.check_unchanged()?;
         for (path, watch) in &self.watches {
-            let failed = |source| OnnxFileError::Read { path: path.clone(), source };
-            watch.check().map_err(failed)?;
+            watch.check().map_err(|source| OnnxFileError::Read { path: path.clone(), source })?;
         }
         Ok(())
     }
@@ -123,6 +123,7 @@ impl Import {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             checkpoint.insert(name, Sha256(sha2::Sha256::digest(&*map(path)?).into()));
         }
+
         let special = self.text.special;
         let chat = template.map(|template| chat_entry(template, special.texts.clone()));
         Ok(Manifest {
@@ -194,11 +195,14 @@ impl Weights<'_> {
                     .map_err(|source| CompileError::Write { path: DATA_FILE.into(), source })?,
             };
             self.ranges.extend(from.map(|from| (from, range)));
-            let (file, offset, length) = (DATA_FILE.to_owned(), range.offset, range.length);
+            let file = DATA_FILE.to_owned();
+            let offset = range.offset;
+            let length = range.length;
             constant.data = InitializerData::External { file, offset, length };
             self.written += 1;
             self.stage.advance(self.written);
         }
+
         for (_, attribute) in graph.nodes.iter_mut().flat_map(|node| &mut node.attributes) {
             if let Attribute::Graph(body) = attribute {
                 self.gather(body)?;

@@ -73,7 +73,8 @@ impl<'a> Streams<'a> {
         norms: StreamNorms,
         x: Tensor,
     ) -> Result<Self> {
-        let (hidden, others) = (arch.hidden, altup.streams - 1);
+        let hidden = arch.hidden;
+        let others = altup.streams - 1;
         let scope = altup_scope();
         let proj = scope.child("proj");
         let parts: Vec<Scope> =
@@ -81,6 +82,7 @@ impl<'a> Streams<'a> {
         let layer = StackedLinear { scope: &proj, parts: &parts, cols: hidden, bias: Bias::Without };
         let projected = stacked_linear(e, x, &layer)?;
         let projected = reshape_rows(e, &proj.child("streams"), projected, &[others, hidden])?;
+
         let epsilon = MIN_MEAN_SQUARE * norms.scale * norms.scale;
         let projected = unit_norm(e, &proj.child("norm"), projected, hidden, epsilon)?;
         let first = reshape_rows(e, &scope.child("first"), x, &[1, hidden])?;
@@ -130,7 +132,9 @@ impl<'a> Streams<'a> {
         x: Tensor,
         table_rows: Tensor,
     ) -> Result<Tensor> {
-        let (layers, width, hidden) = (self.arch.layers.len(), per_layer.width, self.arch.hidden);
+        let layers = self.arch.layers.len();
+        let width = per_layer.width;
+        let hidden = self.arch.hidden;
         let half = 0.5f64.sqrt() * f64::from(self.norms.scale);
         let scope = per_layer_scope();
         let projected = linear(e, &scope.child("proj"), x, hidden, Bias::Without)?;
@@ -152,7 +156,9 @@ impl<'a> Streams<'a> {
         rows: Tensor,
         range: Range<usize>,
     ) -> Result<()> {
-        let (width, count, scope) = (per_layer.width, range.len(), per_layer_scope());
+        let width = per_layer.width;
+        let count = range.len();
+        let scope = per_layer_scope();
         let own = if count == self.arch.layers.len() {
             rows
         } else {
@@ -190,7 +196,8 @@ impl<'a> Streams<'a> {
 
     /// Returns the stream that layers compute, `[batch, sequence, hidden]`.
     fn active(&self, e: &mut Emitter<'_>, scope: &Scope, stack: Tensor) -> Result<Tensor> {
-        let (active, scope) = (self.altup.active, scope.child("active"));
+        let active = self.altup.active;
+        let scope = scope.child("active");
         let one = e.graph.slice(&scope, stack, 2, active, active + 1)?;
         reshape_rows(e, &scope, one, &[self.arch.hidden])
     }
@@ -204,7 +211,8 @@ impl<'a> Streams<'a> {
 
     /// Returns a layer's router: its gain, divided by the width, and its weight.
     fn router(&self, e: &mut Emitter<'_>, layer: &Scope) -> Result<Router> {
-        let (hidden, scope) = (self.arch.hidden, layer.child("altup"));
+        let hidden = self.arch.hidden;
+        let scope = layer.child("altup");
         let name = scope.child("router_norm").parameter("weight");
         let gain = e.tensor(&name, &[hidden], |e| {
             let gain = e.values(&name, &[hidden])?;
@@ -216,7 +224,8 @@ impl<'a> Streams<'a> {
 
     /// Returns the input of the coefficients: `x ── norm ── router ── Tanh`, `[batch, sequence, streams]`.
     fn routed(&self, e: &mut Emitter<'_>, scope: &Scope, router: Router, x: Tensor) -> Result<Tensor> {
-        let (g, scope) = (&mut e.graph, scope.child("router"));
+        let g = &mut e.graph;
+        let scope = scope.child("router");
         let normed = g.rms_norm(&scope, x, router.gain, self.norms.stream.epsilon)?;
         let routed = g.mat_mul(&scope, normed, router.weight)?;
         Ok(g.tanh(&scope, routed)?)
@@ -229,7 +238,8 @@ impl<'a> Streams<'a> {
     ///        └───────────────────────────────┴────────────┘
     /// ```
     fn predict(&self, e: &mut Emitter<'_>, layer: &Scope, router: Router) -> Result<Tensor> {
-        let (scope, count) = (layer.child("altup").child("predict"), self.altup.streams);
+        let scope = layer.child("altup").child("predict");
+        let count = self.altup.streams;
         let active = self.active(e, &scope.child("before"), self.stack)?;
         let routed = self.routed(e, &scope, router, active)?;
         let weight = Self::transposed(e, &scope, [count * count, count])?;
@@ -293,7 +303,8 @@ impl<'a> Streams<'a> {
         predicted: Tensor,
         [active, computed]: [Tensor; 2],
     ) -> Result<Tensor> {
-        let (scope, count) = (layer.child("altup").child("correct"), self.altup.streams);
+        let scope = layer.child("altup").child("correct");
+        let count = self.altup.streams;
         let routed = self.routed(e, &scope, router, computed)?;
         let weight = Self::transposed(e, &scope, [count, count])?;
         let shares_scope = scope.child("shares");
@@ -322,13 +333,16 @@ impl<'a> Streams<'a> {
         stack: Tensor,
         rows: Tensor,
     ) -> Result<Tensor> {
-        let (hidden, StreamNorms { stream, scale, .. }) = (self.arch.hidden, self.norms);
+        let hidden = self.arch.hidden;
+        let StreamNorms { stream, scale, .. } = self.norms;
         let scope = layer_scope.child("per_layer");
+
         let mut x = self.active(e, &scope, stack)?;
         if self.altup.scaled {
             let gain = e.vector(&layer_scope.child("altup").child("scale").parameter("weight"), hidden)?;
             x = e.graph.mul(&scope.child("scale"), x, gain)?;
         }
+
         let gate_scope = scope.child("gate");
         let gate = linear(e, &gate_scope, x, hidden, Bias::Without)?;
         let gate = e.scale(&gate_scope, gate, f64::from(scale).recip())?;
@@ -353,7 +367,9 @@ impl<'a> Streams<'a> {
     /// others ── unembed ── unit norm ──┘
     /// ```
     pub(crate) fn merged(&self, e: &mut Emitter<'_>) -> Result<Tensor> {
-        let (hidden, count, scale) = (self.arch.hidden, self.altup.streams, self.norms.scale);
+        let hidden = self.arch.hidden;
+        let count = self.altup.streams;
+        let scale = self.norms.scale;
         let flat = self.flat(e)?;
         let merge = altup_scope().child("merge");
         let streams = e.graph.split(&merge, flat, 2, &vec![hidden; count])?;

@@ -59,7 +59,8 @@ impl AttentionLayer<'_> {
 
     /// Returns heads `[.., heads, size]`, normed if the layer norms that projection.
     pub(crate) fn normed(&self, e: &mut Emitter<'_>, projection: Projection, x: Tensor) -> Result<Tensor> {
-        let (size, epsilon) = (self.spec.head_size, self.norm.epsilon);
+        let size = self.spec.head_size;
+        let epsilon = self.norm.epsilon;
         let scope = self.scope.child(format_args!("{}_norm", projection.letter()));
         match projection {
             Projection::Value if self.spec.value_norm => unit_norm(e, &scope, x, size, epsilon),

@@ -47,7 +47,8 @@ const PADDING_SCORE: f64 = -1e4;
 pub(crate) fn padding_scores(e: &mut Emitter<'_>, padding_mask: Tensor) -> Result<Tensor> {
     let scope = Scope::root().child("padding");
     let mask = e.graph.cast(&scope, padding_mask, DType::F32)?;
-    let (one, far) = (e.number(1.0), e.number(-PADDING_SCORE));
+    let one = e.number(1.0);
+    let far = e.number(-PADDING_SCORE);
     let below = e.graph.sub(&scope, mask, one)?;
     let scores = e.graph.mul(&scope, below, far)?;
     Ok(e.graph.unsqueeze(&scope, scores, &[1, 2])?)
@@ -67,7 +68,9 @@ pub(crate) fn bidirectional_attention(
     scope: &Scope,
     attention: &BidirectionalAttention,
 ) -> Result<Tensor> {
-    let (width, count, [batch, length]) = (attention.width, attention.heads, attention.extents);
+    let width = attention.width;
+    let count = attention.heads;
+    let [batch, length] = attention.extents;
     let size = width / count;
     let project = |e: &mut Emitter<'_>, part: &str, rows: Rows, order: &[usize]| {
         let projected = linear(e, &scope.child(format_args!("{part}_proj")), rows.x, rows.width, Bias::With)?;

@@ -32,14 +32,17 @@ fn pool_scope() -> Scope {
 /// last:  x ── Mul(mask - next token's mask) ── ReduceSum
 /// ```
 pub(crate) fn pool(e: &mut Emitter<'_>, x: Tensor, pooling: Pooling, padding_mask: Tensor) -> Result<Tensor> {
-    let (g, scope) = (&mut e.graph, pool_scope());
+    let g = &mut e.graph;
+    let scope = pool_scope();
     if pooling == Pooling::Cls {
         let first = g.ints(&[], &[0]);
         return Ok(g.gather(&scope, x, first, 1)?);
     }
+
     let mask_scope = scope.child("mask");
     let mask = g.cast(&mask_scope, padding_mask, DType::F32)?;
     let mask = g.unsqueeze(&mask_scope, mask, &[2])?;
+
     Ok(match pooling {
         Pooling::Mean => {
             let masked = g.mul(&scope, x, mask)?;
@@ -48,7 +51,8 @@ pub(crate) fn pool(e: &mut Emitter<'_>, x: Tensor, pooling: Pooling, padding_mas
             g.div(&scope, sum, count)?
         }
         Pooling::Max => {
-            let (one, far) = (g.scalar(1.0), g.scalar(1e9));
+            let one = g.scalar(1.0);
+            let far = g.scalar(1e9);
             let below = g.sub(&mask_scope, mask, one)?;
             let below = g.mul(&mask_scope, below, far)?;
             let masked = g.add(&scope, x, below)?;
@@ -73,7 +77,8 @@ pub(crate) fn pool_weighted(e: &mut Emitter<'_>, x: Tensor, weights: Tensor) -> 
 /// Returns the maximum of each element over one text of fixed length: `x [1, length, hidden]` → `[1, 1, hidden]`.
 /// `mask` is the additive mask of attention scores.
 pub(crate) fn pool_max(e: &mut Emitter<'_>, x: Tensor, length: usize, mask: Tensor) -> Result<Tensor> {
-    let (g, scope) = (&mut e.graph, pool_scope());
+    let g = &mut e.graph;
+    let scope = pool_scope();
     let column = g.reshape(&scope.child("mask"), mask, &[1, length as i64, 1])?;
     let masked = g.add(&scope, x, column)?;
     Ok(g.reduce(&scope, Reduction::Max, masked, 1)?)
@@ -134,7 +139,8 @@ pub(crate) fn masked_lm(
     act: Option<Activation>,
 ) -> Result<Tensor> {
     let scope = Scope::root().child("mlm");
-    let (hidden, width) = (arch.hidden, arch.token_width());
+    let hidden = arch.hidden;
+    let width = arch.token_width();
     let mut x = linear(e, &scope.child("dense"), rows, hidden, Bias::With)?;
     if let Some(act) = act {
         x = activation(e, &scope.child("act"), x, act)?;
@@ -145,13 +151,15 @@ pub(crate) fn masked_lm(
         token_logits(e, x, arch)?
     } else {
         let [narrow, wide] = e.graph.split_into(&scope, x, -1, [width, hidden - width])?;
-        let (rest, shape) = (scope.child("rest"), [hidden - width, arch.vocab]);
+        let rest = scope.child("rest");
+        let shape = [hidden - width, arch.vocab];
         let weight =
             e.tensor(&rest.node("weight"), &shape, |e| e.values(&rest.parameter("weight"), &shape))?;
         let rest = e.graph.mat_mul(&rest, wide, weight)?;
         let tokens = token_logits(e, narrow, arch)?;
         e.graph.add(&scope.child("sum"), tokens, rest)?
     };
+
     let bias = e.vector(&scope.parameter("bias"), arch.vocab)?;
     Ok(e.graph.add(&scope, logits, bias)?)
 }
@@ -189,14 +197,16 @@ pub(crate) fn shared_token_table(e: &mut Emitter<'_>, arch: &EncoderArch) -> Res
 /// Returns the product of rows with the weight that [`shared_token_table`] wrote: `[rows, vocab]`, or `[1, 1, vocab]`
 /// in the static variant.
 fn token_logits(e: &mut Emitter<'_>, x: Tensor, arch: &EncoderArch) -> Result<Tensor> {
-    let (scope, shape) = (tokens_scope(), [arch.vocab, arch.token_width()]);
+    let scope = tokens_scope();
+    let shape = [arch.vocab, arch.token_width()];
     let storage = token_storage(e);
     let Some(dtype) = storage.plain() else {
         let weight = e.quantize(&[TOKEN_WEIGHT.to_owned()], shape[1], storage)?;
         return quantized_linear(e, &scope, x, shape, &weight, None);
     };
-    let write = |e: &mut Emitter<'_>| e.rows(TOKEN_WEIGHT, shape, 0..shape[0], dtype);
-    let weight = e.stored(&scope.child("weight"), dtype, &shape, write)?;
+    let weight = e.stored(&scope.child("weight"), dtype, &shape, |e: &mut Emitter<'_>| {
+        e.rows(TOKEN_WEIGHT, shape, 0..shape[0], dtype)
+    })?;
     Ok(match e.compute {
         DType::F16 => product_of_row(e, &scope, x, weight, shape)?,
         _ => e.graph.gemm_transposed(&scope, x, weight)?,

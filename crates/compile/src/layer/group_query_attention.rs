@@ -62,6 +62,7 @@ pub(crate) fn group_query_attention(
             QueryKeyValue { query: norm_heads(e, layer, Projection::Query, q)?, key_value: cache.shared }
         }
     };
+
     let operands = GroupQueryAttention {
         query,
         key_value,
@@ -75,6 +76,7 @@ pub(crate) fn group_query_attention(
         scale: spec.scale,
         softcap: spec.score_cap,
     };
+
     let (mixed, present) = e.graph.group_query_attention(layer.scope, &operands)?;
     Ok(CachedAttentionOutput { output: layer.output(e, mixed)?, key_value, present })
 }
@@ -82,7 +84,8 @@ pub(crate) fn group_query_attention(
 /// Returns the layer's own queries, keys and values `[batch, sequence, heads · size]`. They are separate tensors if one
 /// of them is normed, otherwise packed.
 fn query_key_value(e: &mut Emitter<'_>, layer: &AttentionLayer<'_>, x: Tensor) -> Result<QueryKeyValue> {
-    let (scope, spec) = (layer.scope.child("qkv_proj"), layer.spec);
+    let scope = layer.scope.child("qkv_proj");
+    let spec = layer.spec;
     let parts = [Projection::Query, Projection::Key, Projection::Value].map(|part| layer.projection(part));
     let all =
         StackedLinear { scope: &scope, parts: &parts, cols: layer.norm.width, bias: spec.qkv_bias.into() };

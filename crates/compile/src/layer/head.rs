@@ -50,7 +50,8 @@ pub(crate) fn head_with_table(
     if let Some(dtype) = storage(e, arch).plain() {
         return plain_head(e, rows, arch, dtype);
     }
-    let (name, shape) = (arch.head_weight(), [arch.head_rows(), arch.hidden]);
+    let name = arch.head_weight();
+    let shape = [arch.head_rows(), arch.hidden];
     let weight = e.quantize(&[name.to_owned()], arch.hidden, storage(e, arch))?;
     let out = match e.scaling.head_outliers() {
         [] => quantized_linear(e, &scope(), rows, shape, &weight, None)?,
@@ -63,7 +64,8 @@ pub(crate) fn head_with_table(
 /// Adds the head of the static variant over a weight that [`head_with_table`] wrote: `[1, 1, hidden]` →
 /// `[1, 1, tokens]`.
 pub(crate) fn head(e: &mut Emitter<'_>, row: Tensor, arch: &DecoderArch) -> Result<Tensor> {
-    let (storage, shape) = (storage(e, arch), [arch.head_rows(), arch.hidden]);
+    let storage = storage(e, arch);
+    let shape = [arch.head_rows(), arch.hidden];
     let out = match storage.plain() {
         Some(dtype) => {
             let weight = head_weight(e, arch, dtype)?;
@@ -99,7 +101,9 @@ fn head_with_outliers(
     weight: &QuantizedWeight,
     outliers: &[usize],
 ) -> Result<Tensor> {
-    let (scope, name, shape) = (scope(), arch.head_weight(), [arch.head_rows(), arch.hidden]);
+    let scope = scope();
+    let name = arch.head_weight();
+    let shape = [arch.head_rows(), arch.hidden];
     let mut keep = vec![1.0; arch.hidden];
     outliers.iter().for_each(|&channel| keep[channel] = 0.0);
     let keep = e.tensor(&scope.node("keep"), &[arch.hidden], |_| Ok(keep))?;
@@ -131,8 +135,9 @@ fn plain_head(e: &mut Emitter<'_>, rows: Tensor, arch: &DecoderArch, dtype: DTyp
 /// Returns the head's weight `[tokens, hidden]`, stored in the type `dtype`.
 fn head_weight(e: &mut Emitter<'_>, arch: &DecoderArch, dtype: DType) -> Result<Tensor> {
     let shape = [arch.head_rows(), arch.hidden];
-    let write = |e: &mut Emitter<'_>| e.rows("head.weight", shape, 0..shape[0], dtype);
-    e.stored(&scope().child("weight"), dtype, &shape, write)
+    e.stored(&scope().child("weight"), dtype, &shape, |e: &mut Emitter<'_>| {
+        e.rows("head.weight", shape, 0..shape[0], dtype)
+    })
 }
 
 /// Returns the product of `x [1, 1, cols]` with a weight `[width, cols]`, `[1, 1, width]`.

@@ -95,8 +95,9 @@ fn plain_linear(
 ) -> Result<Tensor> {
     let dtype = if e.compute == DType::F16 { DType::F16 } else { dtype };
     let shape = [layer.cols, e.stacked_rows(names)];
-    let write = |e: &mut Emitter<'_>| e.transposed(names, layer.cols, dtype);
-    let weight = e.stored(&layer.scope.child("weight"), dtype, &shape, write)?;
+    let weight = e.stored(&layer.scope.child("weight"), dtype, &shape, |e: &mut Emitter<'_>| {
+        e.transposed(names, layer.cols, dtype)
+    })?;
     let product = e.graph.mat_mul(layer.scope, x, weight)?;
     Ok(match bias {
         Some(bias) => e.graph.add(layer.scope, product, bias)?,
@@ -131,6 +132,7 @@ pub(crate) fn quantized_linear(
             None => product,
         });
     }
+
     // Both variants share the f16 scales of the file; ONNX Runtime folds the cast when it loads the graph.
     let scales = e.graph.cast(&scope.child("scales"), scales, DType::F32)?;
     let accuracy_level = Some(i64::from(e.recipe.accuracy_level));

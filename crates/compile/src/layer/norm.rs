@@ -43,11 +43,10 @@ impl Norm {
         if factor == 1.0 {
             return self.apply(e, scope, x);
         }
-        let values = |e: &Emitter<'_>| {
+        let gain = e.tensor(&scope.node("gain"), &[self.width], |e: &Emitter<'_>| {
             let gain = e.values(&scope.parameter("weight"), &[self.width])?;
             Ok(gain.into_iter().map(|gain| gain * factor).collect())
-        };
-        let gain = e.tensor(&scope.node("gain"), &[self.width], values)?;
+        })?;
         rms_norm_of_rows(e, scope, x, gain, self.epsilon)
     }
 
@@ -234,7 +233,8 @@ impl HeadNorm {
             QkNorm::LayerPerHead => {
                 let ones = e.ones(&scope.node("ones"), self.size)?;
                 let normed = e.graph.layer_norm(scope, x, ones, None, self.epsilon)?;
-                let (name, shape) = (scope.parameter("weight"), [self.heads, self.size]);
+                let name = scope.parameter("weight");
+                let shape = [self.heads, self.size];
                 let gain = e.tensor(&name, &shape, |e| e.values(&name, &shape))?;
                 Ok(e.graph.mul(scope, normed, gain)?)
             }
@@ -243,14 +243,17 @@ impl HeadNorm {
 }
 
 fn gain_and_bias(e: &mut Emitter<'_>, scope: &Scope, width: usize) -> Result<[Tensor; 2]> {
-    let (gain, bias) = (scope.parameter("weight"), scope.parameter("bias"));
-    let divided = |e: &Emitter<'_>| {
-        let mut values = e.values(&bias, &[width])?;
-        // The divisors of a gain also divide its bias.
-        e.scaling.divide(&gain, &mut values);
-        Ok(values)
-    };
-    Ok([e.vector(&gain, width)?, e.tensor(&bias, &[width], divided)?])
+    let gain = scope.parameter("weight");
+    let bias = scope.parameter("bias");
+    Ok([
+        e.vector(&gain, width)?,
+        e.tensor(&bias, &[width], |e: &Emitter<'_>| {
+            let mut values = e.values(&bias, &[width])?;
+            // The divisors of a gain also divide its bias.
+            e.scaling.divide(&gain, &mut values);
+            Ok(values)
+        })?,
+    ])
 }
 
 /// Adds `x · weight + bias`, which MobileBERT uses in place of norms (Sun et al. 2020, arXiv:2004.02984).

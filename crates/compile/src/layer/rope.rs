@@ -128,7 +128,8 @@ pub(crate) fn apply_rope(
 ) -> Result<Tensor> {
     let g = &mut e.graph;
     let [first, second] = g.split_into(scope, x, 3, [size / 2; 2])?;
-    let (low, high) = (scope.child("low"), scope.child("high"));
+    let low = scope.child("low");
+    let high = scope.child("high");
     let along = g.mul(&low.child("cos"), first, cos)?;
     let across = g.mul(&low.child("sin"), second, sin)?;
     let low = g.sub(&low, along, across)?;

@@ -77,6 +77,7 @@ pub(crate) fn scaled_dot_product_attention(
             (q, kv, None)
         }
     };
+
     let q = rotated(e, layer, Projection::Query, q, step)?;
     // The queries are scaled before the product, which might otherwise overflow in half precision.
     let q = e.scale(&layer.scope.child("q").child("scale"), q, layer.spec.scale())?;
@@ -95,12 +96,17 @@ fn attend(
     key_value: KeyValue,
     step: &StaticStep,
 ) -> Result<Tensor> {
-    let (scope, spec, tokens) = (layer.scope, layer.spec, step.tokens);
-    let (size, kv, seen) = (spec.head_size, spec.kv_heads, step.past + tokens);
+    let scope = layer.scope;
+    let spec = layer.spec;
+    let tokens = step.tokens;
+    let size = spec.head_size;
+    let kv = spec.kv_heads;
+    let seen = step.past + tokens;
     let grouped = spec.heads / kv * tokens;
     let regroup = |e: &mut Emitter<'_>, scope: &Scope, x: Tensor, shape: [usize; 4]| {
         if tokens == 1 { Ok(x) } else { e.graph.reshape(scope, x, &shape.map(|extent| extent as i64)) }
     };
+
     let q = regroup(e, &scope.child("q").child("groups"), q, [1, kv, grouped, size])?;
     let scores = e.graph.mat_mul(&scope.child("scores"), q, key_value.key)?;
     let scores = regroup(e, &scope.child("scores"), scores, [1, spec.heads, tokens, seen])?;
@@ -123,7 +129,8 @@ fn project<const PARTS: usize>(
     tokens: usize,
     parts: [Projection; PARTS],
 ) -> Result<[Tensor; PARTS]> {
-    let (spec, size) = (layer.spec, layer.spec.head_size);
+    let size = layer.spec.head_size;
+    let spec = layer.spec;
     let scope = layer.scope.child(format_args!("{}_proj", parts.map(Projection::letter).concat()));
     let weights = parts.map(|part| layer.projection(part));
     let all =
@@ -133,6 +140,7 @@ fn project<const PARTS: usize>(
         let heads = layer.heads(part);
         if tokens > 1 || layer.has_norm(part) { vec![heads * size] } else { vec![size; heads] }
     });
+
     let mut pieces = e.graph.split(&scope, all, 2, &sizes.concat())?.into_iter();
     let mut joined = [x; PARTS];
     for ((part, sizes), joined) in parts.into_iter().zip(&sizes).zip(&mut joined) {
@@ -176,7 +184,9 @@ fn rotated(
     step: &StaticStep,
 ) -> Result<Tensor> {
     let scope = layer.scope.child(projection.letter());
-    let (heads, kv, size) = (layer.heads(projection), layer.spec.kv_heads, layer.spec.head_size);
+    let heads = layer.heads(projection);
+    let kv = layer.spec.kv_heads;
+    let size = layer.spec.head_size;
     let groups = [1, kv, heads / kv, size].map(|extent| extent as i64);
     // A norm with a separate gain for each head needs all heads in one dimension.
     let direct = step.tokens == 1 && layer.spec.qk_norm != QkNorm::LayerPerHead;
@@ -188,6 +198,7 @@ fn rotated(
         (1, false) => e.graph.reshape(&scope.child("groups"), x, &groups)?,
         _ => e.graph.transpose(&scope.child("heads"), x, &[0, 2, 1, 3])?,
     };
+
     match step.rotary {
         Some(rotary) => apply_rope(e, &scope.child("rotate"), x, size, rotary),
         None => Ok(x),

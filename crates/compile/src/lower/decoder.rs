@@ -88,6 +88,7 @@ impl DecoderLayers<'_> {
             Residual::Parallel => normed,
             Residual::Sequential | Residual::Sandwich => stream.normed(e, &scope.child("mlp_norm"))?,
         };
+
         let mut fed = mlp::mlp(e, &scope.child("mlp"), mlp_input, self.arch.hidden, &layer.mlp)?;
         if layer.residual == Residual::Sandwich {
             fed = branch.apply_scaled(e, &scope.child("mlp_post_norm"), fed, scale)?;

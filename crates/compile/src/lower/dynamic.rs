@@ -55,6 +55,7 @@ pub(crate) fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<Lowered
     let total_length = io.input(e, Slot::TotalLength, "total_length", TensorType::new(DType::I32, &[]));
     let logits_rows =
         io.input(e, Slot::LogitsRows, "logits_rows", TensorType::new(DType::I64, &["rows".into()]));
+
     let mut angles = rope::Angles::write(e, arch)?;
     if let (Some(_), Some(pairs)) = (arch.switch(), rotary::pairs(arch, Rotation::Global)) {
         // The length of the sequence selects one of two sets, so the host supplies the angles.
@@ -63,6 +64,7 @@ pub(crate) fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<Lowered
         let sin = io.input(e, Slot::SinTable, "sin", kind);
         angles.insert(Rotation::Global, [cos, sin]);
     }
+
     let x = embed::scaled(e, embeds, arch, 1.0)?;
     let norms = StreamNorms::new(Norm::of(arch), 1.0);
     let layers = DecoderLayers { arch, range: 0..arch.layers.len(), rows, norms, form: ResidualForm::Fused };
@@ -101,7 +103,8 @@ struct CacheEntry {
 
 impl AttentionLowering for CachedAttention<'_> {
     fn attend(&mut self, e: &mut Emitter<'_>, io: &mut GraphIo, index: usize, x: Tensor) -> Result<Tensor> {
-        let (spec, entry) = (&self.arch.layers[index].attention, self.arch.kv_index(index));
+        let spec = &self.arch.layers[index].attention;
+        let entry = self.arch.kv_index(index);
         let kind = f32(&["batch".into(), spec.kv_heads.into(), "capacity".into(), spec.head_size.into()]);
         let known = self.entries.get(entry);
         let past = match known {
@@ -112,6 +115,7 @@ impl AttentionLowering for CachedAttention<'_> {
                 KeyValue { key, value: input(Slot::PastValue { layer: entry }, "value") }
             }
         };
+
         let cache = CacheInputs {
             seqlens_k: self.seqlens_k,
             total_length: self.total_length,
@@ -119,6 +123,7 @@ impl AttentionLowering for CachedAttention<'_> {
             past,
             shared: known.and_then(|known| known.new),
         };
+
         let scope = layer_scope(index).child("attn");
         let layer = AttentionLayer { scope: &scope, spec, norm: Norm::of(self.arch) };
         let attended = group_query_attention(e, &layer, x, &cache)?;
@@ -131,6 +136,7 @@ impl AttentionLowering for CachedAttention<'_> {
         for (slot, part, tensor) in outputs {
             io.output(e, slot, &format!("present.{entry}.{part}{shared}"), tensor, &kind)?;
         }
+
         if known.is_none() {
             self.entries.push(CacheEntry { past, new: attended.key_value });
             let layout = KvLayout::plain(spec.kv_heads, spec.head_size);
@@ -209,6 +215,7 @@ fn encoder_output(
             let asked = io.input(e, Slot::LogitsRows, "logits_rows", kind);
             let scope = Scope::root().child("rows");
             let rows = e.graph.reshape(&scope, x, &[-1, hidden as i64])?;
+
             let rows = e.graph.gather(&scope, rows, asked, 0)?;
             let table = encoder_head::shared_token_table(e, arch)?;
             let logits = encoder_head::masked_lm(e, rows, arch, activation)?;

@@ -87,7 +87,8 @@ impl EncoderLayers<'_> {
     /// x ── input ── attention ── Add ── norm ── (mlp ── Add ── norm) × parts ── output ── Add(x) ── norm
     /// ```
     fn layer(&self, e: &mut Emitter<'_>, scope: &Scope, x: Tensor) -> Result<Tensor> {
-        let (hidden, inside) = (self.arch.hidden, self.arch.inside());
+        let hidden = self.arch.hidden;
+        let inside = self.arch.inside();
         let bottleneck = scope.child("bottleneck");
         let narrow = match self.arch.bottleneck {
             Some(_) => self.narrowed(e, &bottleneck, "input", x)?,
@@ -105,6 +106,7 @@ impl EncoderLayers<'_> {
             let part = scope.child("ffn").child(part);
             (part.child("norm"), part)
         });
+
         for (norm, part) in early.chain([(scope.child("mlp_norm"), scope.child("mlp"))]) {
             let inner = Mlp {
                 inner: self.arch.inner,
@@ -116,9 +118,11 @@ impl EncoderLayers<'_> {
             let fed = mlp::mlp(e, &part, y, inside, &inner)?;
             y = self.add_norm(e, &part, &norm, [y, fed], inside)?;
         }
+
         if self.arch.bottleneck.is_none() {
             return Ok(y);
         }
+
         let output = bottleneck.child("output");
         let wide = linear(e, &output, y, inside, Bias::With)?;
         self.add_norm(e, &output.child("residual"), &bottleneck.child("output_norm"), [x, wide], hidden)

@@ -39,14 +39,16 @@ fn prefill(arch: &DecoderArch, plan: &Plan, recipe: &Recipe) -> &'static [usize]
 /// Returns the layers of each part; `None` stands for all layers. The head of a divided model is a separate graph and
 /// is not counted.
 pub(super) fn parts(arch: &DecoderArch, plan: &Plan, recipe: &Recipe) -> Vec<Option<LayerRange>> {
-    let (units, layers) = (units(arch), layer_bytes(arch, plan, recipe));
-    let of = |unit: &LayerRange| layers.iter().take(unit.end).skip(unit.first).sum();
-    let bytes: Vec<u64> = units.iter().map(of).collect();
-    let range =
-        |run: &LayerRange| Some(LayerRange { first: units[run.first].first, end: units[run.end - 1].end });
+    let units = units(arch);
+    let layers = layer_bytes(arch, plan, recipe);
+    let bytes: Vec<u64> =
+        units.iter().map(|unit| layers.iter().take(unit.end).skip(unit.first).sum()).collect();
     match even(&bytes, recipe.part_bytes).as_slice() {
         [] | [_] => vec![None],
-        several => several.iter().map(range).collect(),
+        several => several
+            .iter()
+            .map(|run| Some(LayerRange { first: units[run.first].first, end: units[run.end - 1].end }))
+            .collect(),
     }
 }
 
@@ -80,7 +82,8 @@ fn layer_bytes(arch: &DecoderArch, plan: &Plan, recipe: &Recipe) -> Vec<u64> {
 /// Returns the fewest runs of at most `limit` bytes, or of a single layer, divided as evenly as possible.
 fn even(bytes: &[u64], limit: u64) -> Vec<LayerRange> {
     let fewest = runs(bytes, limit);
-    let (mut low, mut high) = (0, limit);
+    let mut low = 0;
+    let mut high = limit;
     while low < high {
         let middle = low + (high - low) / 2;
         if runs(bytes, middle).len() > fewest.len() { low = middle + 1 } else { high = middle }

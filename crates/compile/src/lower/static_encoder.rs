@@ -64,6 +64,7 @@ fn bucket(e: &mut Emitter<'_>, arch: &EncoderArch, length: usize) -> Result<Grap
             io.output(e, Slot::Hidden, "hidden", x, &f16([1, length, hidden]))?;
         }
     }
+
     let file = format!("encoder-{length}.onnx");
     Ok(io.entry(&file, Variant::Static, Part::Bucket { length }, Vec::new()))
 }

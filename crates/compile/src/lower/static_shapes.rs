@@ -122,6 +122,7 @@ impl LayersGraph<'_> {
         } else {
             io.input(e, Slot::Hidden, "states", f16([1, tokens, states]))
         };
+
         let angles = self.angles(e, &mut io, &arch.layers[first..end]);
         let mut attention = StaticAttention {
             arch,
@@ -133,6 +134,7 @@ impl LayersGraph<'_> {
             entries: BTreeMap::new(),
             layouts: Vec::new(),
         };
+
         let rows = [1, tokens].map(Dim::from);
         let layers = DecoderLayers { arch, range: first..end, rows, norms, form: ResidualForm::Plain };
         let stream = layers.lower(e, &mut io, &mut attention, x)?;
@@ -173,7 +175,8 @@ struct StaticAttention<'a> {
 
 impl AttentionLowering for StaticAttention<'_> {
     fn attend(&mut self, e: &mut Emitter<'_>, io: &mut GraphIo, index: usize, x: Tensor) -> Result<Tensor> {
-        let (spec, entry) = (&self.arch.layers[index].attention, self.arch.kv_index(index));
+        let spec = &self.arch.layers[index].attention;
+        let entry = self.arch.kv_index(index);
         let mask = self.mask(e, io, spec.window);
         let rotary = self.angles.of(spec.rotation);
         let step = StaticStep { tokens: self.tokens, past: self.past, rotary, mask };
@@ -183,9 +186,12 @@ impl AttentionLowering for StaticAttention<'_> {
             Some(&kv) => StaticCache::Shared(kv),
             None => StaticCache::Own(self.past(e, io, entry, spec)),
         };
+
         let found = scaled_dot_product_attention(e, &layer, x, &step, &cache)?;
         if let Some(KeyValue { key, value }) = found.new {
-            let (heads, size, tokens) = (spec.kv_heads, spec.head_size, self.tokens);
+            let heads = spec.kv_heads;
+            let size = spec.head_size;
+            let tokens = self.tokens;
             let keys = f16([1, heads, size, tokens]);
             io.output(e, Slot::NewKey { layer: entry }, &format!("new.{entry}.key"), key, &keys)?;
             let values = f16([1, heads, tokens, size]);
@@ -217,7 +223,9 @@ impl StaticAttention<'_> {
 
     /// Declares the past keys and values of a cache entry.
     fn past(&self, e: &mut Emitter<'_>, io: &mut GraphIo, entry: usize, spec: &Attention) -> KeyValue {
-        let (heads, size, past) = (spec.kv_heads, spec.head_size, self.past);
+        let heads = spec.kv_heads;
+        let size = spec.head_size;
+        let past = self.past;
         let key = f16([1, heads, size, past]);
         let key = io.input(e, Slot::PastKey { layer: entry }, &format!("past.{entry}.key"), key);
         let value = f16([1, heads, past, size]);

@@ -19,7 +19,8 @@ fn as_conv(node: &Node, known: &InferredTensors) -> Option<Patch> {
     if !node.is_onnx("MatMul") {
         return None;
     }
-    let (x, weight) = (known.input(node, 0)?, known.input(node, 1)?);
+    let x = known.input(node, 0)?;
+    let weight = known.input(node, 1)?;
     let [Some(1), Some(tokens), Some(cols)] = *x.shape.as_deref()? else { return None };
     let [Some(inner), Some(rows)] = *weight.shape.as_deref()? else { return None };
     if x.constant || !weight.constant || inner != cols {

@@ -75,7 +75,8 @@ impl<'a> View<'a> {
                 _ => None,
             }
         };
-        let (left, right) = (heads(0)?, heads(1)?);
+        let left = heads(0)?;
+        let right = heads(1)?;
         (node.is_onnx("MatMul") && left == right && left > 1).then_some(left)
     }
 
@@ -94,8 +95,9 @@ impl<'a> View<'a> {
             }
             "Add" | "Mul" | "Div" | "Sub" => {
                 let others = node.inputs.iter().filter(|name| Some(name.as_str()) != value);
-                let shared = |name: &String| is_shared(self.known.get(name));
-                node.inputs.len() == 2 && others.clone().count() == 1 && others.into_iter().all(shared)
+                node.inputs.len() == 2
+                    && others.clone().count() == 1
+                    && others.into_iter().all(|name| is_shared(self.known.get(name)))
             }
             _ => false,
         }

@@ -49,12 +49,17 @@ pub struct Factors<'a> {
 impl<'a> Factors<'a> {
     /// Creates the factors of all columns, for blocks of `block` columns.
     pub fn new(columns: &'a [f32], block: usize) -> Self {
-        let median = |factors: &[f32]| {
-            let mut sorted = factors.to_vec();
-            sorted.sort_by(f32::total_cmp);
-            sorted[sorted.len() / 2]
-        };
-        Self { columns, typical: columns.chunks(block).map(median).collect() }
+        Self {
+            columns,
+            typical: columns
+                .chunks(block)
+                .map(|factors| {
+                    let mut sorted = factors.to_vec();
+                    sorted.sort_by(f32::total_cmp);
+                    sorted[sorted.len() / 2]
+                })
+                .collect(),
+        }
     }
 
     /// Multiplies the columns of a row.

@@ -59,7 +59,8 @@ impl Storage {
 impl WeightPlan {
     /// Returns the size in bytes of the weight with its scales and zero points, in blocks of `block` columns.
     pub fn bytes(&self, block: usize) -> u64 {
-        let (rows, cols) = (self.rows as u64, self.cols as u64);
+        let rows = self.rows as u64;
+        let cols = self.cols as u64;
         let blocks = cols.div_ceil(block.max(1) as u64);
         rows * match self.storage {
             Storage::F32 => cols * 4,
@@ -102,6 +103,7 @@ impl Plan {
             None => rows as u64 * (cols * bytes) as u64,
         };
         let element = if recipe.scheme == Scheme::F32 { 4 } else { 2 };
+
         planned
             + match architecture {
                 Architecture::Decoder(arch) => {
@@ -131,7 +133,8 @@ impl Plan {
         for (index, layer) in arch.layers.iter().enumerate() {
             let scope = format!("layers.{index}");
             let a = &layer.attention;
-            let (q, kv) = (a.heads * a.head_size, a.kv_heads * a.head_size);
+            let q = a.heads * a.head_size;
+            let kv = a.kv_heads * a.head_size;
             self.push(format!("{scope}.attn.q_proj.weight"), q, arch.hidden, inner);
             if a.kv == KvSource::Own {
                 self.push(format!("{scope}.attn.k_proj.weight"), kv, arch.hidden, inner);
@@ -144,6 +147,7 @@ impl Plan {
             self.push(format!("{scope}.mlp.up_proj.weight"), layer.mlp.inner, arch.hidden, inner);
             self.push(format!("{scope}.mlp.down_proj.weight"), arch.hidden, layer.mlp.inner, inner);
         }
+
         self.streams(arch, inner);
         let head = match (arch.tied_head, inner) {
             (_, Storage::F32 | Storage::F16) => inner,
@@ -151,6 +155,7 @@ impl Plan {
             (true, _) => Storage::W8,
         };
         self.push(arch.head_weight().to_owned(), arch.head_rows(), arch.hidden, head);
+
         // If the head is pruned, the table is not.
         if arch.tied_head && arch.kept_tokens.is_some() && head.plain().is_none() {
             self.push("embed.weight".to_owned(), arch.vocab, arch.hidden, head);
@@ -169,7 +174,8 @@ impl Plan {
     /// Plans the weights that combine several streams. They are small compared with the layers, and have 8 bits in
     /// `w4`, because their errors reach every stream.
     fn streams(&mut self, arch: &DecoderArch, inner: Storage) {
-        let (layers, hidden) = (arch.layers.len(), arch.hidden);
+        let layers = arch.layers.len();
+        let hidden = arch.hidden;
         let storage = if inner == Storage::W4 { Storage::W8Zeros } else { inner };
         if let Some(altup) = &arch.altup {
             for other in 0..altup.streams.saturating_sub(1) {
@@ -191,11 +197,13 @@ impl Plan {
     }
 
     fn encoder(&mut self, arch: &EncoderArch, inner: Storage) {
-        let (hidden, inside) = (arch.hidden, arch.inside());
+        let hidden = arch.hidden;
+        let inside = arch.inside();
         let whole = unquantised(inner);
         if let Some(factored) = &arch.factored {
             self.push("embed.project.weight".to_owned(), hidden, factored.input(), whole);
         }
+
         for index in 0..arch.layers {
             let scope = format!("layers.{index}");
             let read = arch.attention_reads();
@@ -226,7 +234,8 @@ impl Plan {
 
     /// Plans the head. The last layers of a head are small and not quantised; a head over the vocabulary keeps 8 bits.
     fn encoder_head(&mut self, arch: &EncoderArch, inner: Storage) {
-        let (hidden, whole) = (arch.hidden, unquantised(inner));
+        let hidden = arch.hidden;
+        let whole = unquantised(inner);
         match arch.head {
             EncoderHead::Embedding { .. } => {}
             EncoderHead::Score { labels, dense } => {

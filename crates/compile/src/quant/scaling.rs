@@ -102,6 +102,7 @@ pub fn inputs(arch: &DecoderArch, plan: &Plan) -> Vec<Input> {
             });
         }
     }
+
     let own_head = || scale(weight("norm"), vec![weight("head")]);
     all.push(Input {
         name: HEAD.to_owned(),
@@ -109,6 +110,7 @@ pub fn inputs(arch: &DecoderArch, plan: &Plan) -> Vec<Input> {
         channels: arch.hidden,
         remedy: if arch.tied_head { Remedy::Split } else { own_head() },
     });
+
     let stored = |name: &str, storage| plan.get(name).is_some_and(|planned| planned.storage == storage);
     let scalable = |name: &String| stored(name, Storage::W8Zeros);
     all.retain(|input| match &input.remedy {
@@ -152,7 +154,8 @@ pub struct Scaling {
 impl Scaling {
     /// Adds the treatment of an input, decided by the mean squares of its channels.
     pub fn add(&mut self, input: Input, mean_squares: &[f32]) {
-        let (mut found, mut outlying) = (Vec::new(), Vec::new());
+        let mut found = Vec::new();
+        let mut outlying = Vec::new();
         match &input.remedy {
             Remedy::Scale { divided, multiplied } => {
                 found = exponents(mean_squares);
@@ -210,16 +213,18 @@ fn outliers(mean_squares: &[f32]) -> Vec<usize> {
 /// [`MIGRATION_STRENGTH`].
 fn exponents(mean_squares: &[f32]) -> Vec<i8> {
     let median = median(mean_squares);
-    let exponent = |&square: &f32| {
-        let sizes = f64::from(square) / f64::from(median);
-        // The size of a channel that is always or mostly 0 is unknown.
-        if sizes > 0.0 && sizes.is_finite() {
-            (sizes.sqrt().log2() * MIGRATION_STRENGTH).round().clamp(-LARGEST, LARGEST) as i8
-        } else {
-            0
-        }
-    };
-    mean_squares.iter().map(exponent).collect()
+    mean_squares
+        .iter()
+        .map(|&square| {
+            let sizes = f64::from(square) / f64::from(median);
+            // The size of a channel that is always or mostly 0 is unknown.
+            if sizes > 0.0 && sizes.is_finite() {
+                (sizes.sqrt().log2() * MIGRATION_STRENGTH).round().clamp(-LARGEST, LARGEST) as i8
+            } else {
+                0
+            }
+        })
+        .collect()
 }
 
 #[cfg(test)]
