@@ -95,6 +95,7 @@ impl DynamicEncoder {
         let session = SessionOptions { packed_weights: options.packed_weights, padded, ..session };
         let session = Session::open(runtime, &package::path(package, &entry.file)?, session)?;
         session.check_names(entry)?;
+
         Ok(Self {
             limits: EncoderLimits {
                 max_length: manifest.max_length,
@@ -135,7 +136,8 @@ impl DynamicEncoder {
         self.requested.clear();
         let mut next = 0;
         for (index, text) in texts.iter().enumerate() {
-            let (padded, length) = (index * longest, text.tokens.len());
+            let padded = index * longest;
+            let length = text.tokens.len();
             let first = if packs { next } else { padded };
             self.mask[padded..padded + length].fill(1);
             (0..length).for_each(|position| self.feed.write(first + position, text, position));
@@ -209,6 +211,7 @@ impl<'a> EncoderParts<'a> {
             }
             _ => return Err(DeviceError::package("an encoder", "a decoder")),
         };
+
         let entry = package::graph(manifest)?;
         let only = |wanted: bool, slot| wanted.then(|| package::input(entry, slot)).transpose();
         let (first, second) = match &feed {
@@ -220,6 +223,7 @@ impl<'a> EncoderParts<'a> {
                 (Slot::Tokens, only(entry.input(Slot::Segments).is_some(), Slot::Segments)?)
             }
         };
+
         let names = EncoderNames {
             first: package::input(entry, first)?,
             second,
@@ -243,9 +247,11 @@ pub(crate) fn check_texts(
         return bad(format!("expected texts of 1 to {} tokens", limits.max_length));
     }
     if limits.tokens_of(texts) > limits.max_batch_tokens {
-        let (tokens, most) = (limits.tokens_of(texts), limits.max_batch_tokens);
+        let tokens = limits.tokens_of(texts);
+        let most = limits.max_batch_tokens;
         return bad(format!("{} texts have {tokens} tokens; the limit of a batch is {most}", texts.len()));
     }
+
     for text in texts {
         if let Some(position) = text.requested.iter().find(|&&position| position >= text.tokens.len()) {
             return bad(format!(
@@ -254,6 +260,7 @@ pub(crate) fn check_texts(
             ));
         }
     }
+
     match texts.iter().flat_map(|text| text.tokens.iter()).find(|&&token| token as usize >= vocab) {
         Some(token) => bad(format!("token {token} is not below {vocab}")),
         None => Ok(longest),
@@ -267,19 +274,24 @@ impl Encoder for DynamicEncoder {
 
     fn run(&mut self, texts: &[Text<'_>]) -> Result<EncoderOutput, StepError> {
         let longest = check_texts(&self.limits, self.feed.vocab(), texts)?;
-        let (rows, width) = (self.limits.rows, self.limits.width);
+        let rows = self.limits.rows;
+        let width = self.limits.width;
         if rows == Rows::Requested && texts.iter().all(|text| text.requested.is_empty()) {
             return Ok(EncoderOutput { data: Vec::new(), width });
         }
+
         let [batch, sequence] = self.fill(texts, longest);
         self.feed.check()?;
-        let (count, longest) = (texts.len() as i64, longest as i64);
-        let (requested, offsets) = (self.requested.len() as i64, self.offsets.len() as i64);
+        let count = texts.len() as i64;
+        let longest = longest as i64;
+        let requested = self.requested.len() as i64;
+        let offsets = self.offsets.len() as i64;
         let shape = match rows {
             Rows::Text => vec![count, width as i64],
             Rows::Tokens => vec![batch, sequence, width as i64],
             Rows::Requested => vec![requested, width as i64],
         };
+
         let mut data = vec![0.0; shape.iter().product::<i64>() as usize];
         let EncoderNames { mask, requested: rows_requested, output, .. } = &self.names;
         // SAFETY: every tensor is bound again for each run and outlives the run.
@@ -296,6 +308,7 @@ impl Encoder for DynamicEncoder {
             }
             self.binding.output(output, Tensor::new(&mut data, DType::F32, &shape))?;
         }
+
         self.binding.run(&mut self.session)?;
         if rows == Rows::Tokens && self.limits.batching == Batching::Padded {
             data = without_padding(&data, texts, longest as usize * width, width);

@@ -97,7 +97,8 @@ pub(crate) fn installed() -> Option<u64> {
 /// Returns the size of the machine's memory in bytes, if the system reports it.
 #[cfg(target_os = "macos")]
 pub(crate) fn installed() -> Option<u64> {
-    let (mut bytes, mut length) = (0u64, size_of::<u64>());
+    let mut bytes = 0u64;
+    let mut length = size_of::<u64>();
     // SAFETY: the name ends with a zero, `length` is the size of `bytes`, and both outlive the call; no new value is
     // passed.
     let status = unsafe {

@@ -59,8 +59,10 @@ impl Placement {
             .flat_map(|node| match chains.get(node.name.as_str()) {
                 Some(chain) => {
                     let nodes = chain.nodes.iter();
-                    let of = |(op, name): &(String, String)| (op.clone(), name.clone());
-                    nodes.map(of).map(|(op, name)| PlacedNode { ep: node.ep, op, name }).collect()
+                    nodes
+                        .map(|(op, name)| (op.clone(), name.clone()))
+                        .map(|(op, name)| PlacedNode { ep: node.ep, op, name })
+                        .collect()
                 }
                 None => vec![node],
             })
@@ -111,7 +113,9 @@ unsafe fn text(text: *const c_char) -> String {
 pub(crate) fn of(session: &ort::session::Session) -> Result<Placement, DeviceError> {
     let api = ort::api();
     let mut placement = Placement::default();
-    let (mut subgraphs, mut count) = (ptr::null(), 0);
+    let mut subgraphs = ptr::null();
+    let mut count = 0;
+
     // SAFETY: the session is alive and was created with recording enabled, every out-pointer is valid, and all results
     // belong to the session.
     unsafe {
@@ -125,10 +129,12 @@ pub(crate) fn of(session: &ort::session::Session) -> Result<Placement, DeviceErr
                 message: format!("unknown execution provider {name:?}"),
             })?;
             *placement.subgraphs.entry(ep).or_default() += 1;
-            let (mut nodes, mut count) = (ptr::null(), 0);
+            let mut nodes = ptr::null();
+            let mut count = 0;
             check((api.EpAssignedSubgraph_GetNodes)(subgraph, &raw mut nodes, &raw mut count))?;
             for &node in list(nodes, count) {
-                let (mut op, mut path) = (ptr::null(), ptr::null());
+                let mut op = ptr::null();
+                let mut path = ptr::null();
                 check((api.EpAssignedNode_GetOperatorType)(node, &raw mut op))?;
                 check((api.EpAssignedNode_GetName)(node, &raw mut path))?;
                 placement.nodes.push(PlacedNode { ep, op: text(op), name: text(path) });

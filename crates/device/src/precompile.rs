@@ -11,7 +11,7 @@ use std::{
     path::{self, Path},
 };
 
-use narthex_graph::{Graph, Node, onnx::files::MAX_FILE_BYTES};
+use narthex_graph::{Graph, onnx::files::MAX_FILE_BYTES};
 
 use crate::{
     ep::Device,
@@ -75,6 +75,7 @@ pub fn precompile(
             Weights::Shared if index + 1 < jobs.len() => SharedWeights::MoreFollow,
             Weights::Shared => SharedWeights::Last,
         };
+
         let context = Context::Written { path: job.context, sharing };
         let options = SessionOptions { context, ..SessionOptions::on(device, 1) };
         let session = Session::open(runtime, job.graph, options)?;
@@ -138,7 +139,8 @@ pub fn control(
 /// Returns an error if the process cannot change its working directory.
 pub fn save(runtime: &Runtime, device: &Device, graph: &Path, folder: &Path) -> io::Result<()> {
     let Some(saver) = device.saver_backend() else { return Ok(()) };
-    let (graph, before) = (path::absolute(graph)?, env::current_dir()?);
+    let graph = path::absolute(graph)?;
+    let before = env::current_dir()?;
     env::set_current_dir(folder)?;
     drop(Session::open(runtime, &graph, SessionOptions::on(&saver, 1)));
     env::set_current_dir(before)
@@ -166,15 +168,18 @@ pub(crate) fn check_placement(
             }
             FallbackPolicy::OnCpu => true,
         };
+
     if granted {
         return Ok(());
     }
+
     let reasons = trace::reasons(runtime, device, graph);
     let refused = placement.nodes.iter().filter(|node| node.ep != ep).map(|node| RefusedNode {
         name: node.name.clone(),
         op: node.op.clone(),
         reason: reasons.get(&node.name).cloned(),
     });
+
     Err(DeviceError::NotWhole {
         graph: graph.file_name().unwrap_or(graph.as_os_str()).to_string_lossy().into_owned(),
         ep,
@@ -194,8 +199,8 @@ const CONVERSIONS: [&str; 3] = ["Cast", "DequantizeLinear", "QuantizeLinear"];
 /// Returns the paths of the conversions between a graph's inputs or outputs and its other nodes.
 fn edges(graph: &Graph) -> BTreeSet<String> {
     // Nodes without a name cannot be distinguished.
-    let is_known = |node: &&Node| CONVERSIONS.contains(&node.op.as_str()) && !node.name.is_empty();
-    let conversions = || graph.nodes.iter().filter(is_known);
+    let conversions =
+        || graph.nodes.iter().filter(|node| CONVERSIONS.contains(&node.op.as_str()) && !node.name.is_empty());
     let mut given: BTreeSet<&str> = graph.inputs.iter().map(|input| input.name.as_str()).collect();
     let mut wanted: BTreeSet<&str> = graph.outputs.iter().map(|output| output.name.as_str()).collect();
     let mut edges = BTreeSet::new();

@@ -11,7 +11,9 @@ pub(crate) fn text(key: &str, name: &str) -> Option<String> {
     /// Maximum length of a value in UTF-16 code units.
     const MAX_UNITS: usize = 1024;
     let wide = |text: &str| text.encode_utf16().chain([0]).collect::<Vec<u16>>();
-    let (key, name, mut found) = (wide(key), wide(name), [0u16; MAX_UNITS]);
+    let key = wide(key);
+    let name = wide(name);
+    let mut found = [0u16; MAX_UNITS];
     let mut bytes = size_of_val(&found) as u32;
     // SAFETY: both names end with a zero, `bytes` is the size of `found`, and all of them outlive the call.
     let status = unsafe {

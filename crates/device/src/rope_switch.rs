@@ -122,6 +122,7 @@ impl RopeSwitch {
             );
             return Err(StepError::BadPlan { reason });
         }
+
         // Until the plan has run, the keys may be of either set.
         held.factors = None;
         let before: Vec<TokenId> = held.tokens[..at].iter().chain(new).copied().collect();

@@ -74,10 +74,12 @@ impl Runtime {
         if std::env::var_os(TELEMETRY).is_none_or(|value| value != "1") {
             return Err(DeviceError::TelemetryOn);
         }
+
         let minor = probe(&path).ok_or_else(|| load(why_not(&path)))?;
         if minor < OLDEST {
             return Err(load(format!("it is version 1.{minor}, and 1.{OLDEST} or later is required")));
         }
+
         let environment = ort::init_from(&path)
             .map_err(|error| load(error.to_string()))?
             .with_name("narthex")
@@ -85,6 +87,7 @@ impl Runtime {
             .with_logger(Arc::new(forward_log))
             .build()
             .map_err(|error| load(error.to_string()))?;
+
         environment.set_log_level(LogLevel::Warning);
         let version = version_of(&path, minor);
         Ok(RUNTIME.get_or_init(|| Self { environment, library: path, version, plugins: Mutex::default() }))
@@ -144,7 +147,8 @@ impl Runtime {
     /// Returns whether ONNX Runtime includes a provider.
     pub(crate) fn has(&self, ep: Ep) -> bool {
         let api = ort::api();
-        let (mut names, mut count) = (ptr::null_mut(), 0);
+        let mut names = ptr::null_mut();
+        let mut count = 0;
         // SAFETY: both out-pointers are valid; the list has `count` strings, and is released once after it was read.
         // `ort` takes ownership of each status and releases it.
         unsafe {

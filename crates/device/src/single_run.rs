@@ -59,10 +59,12 @@ pub fn run_with(
     for output in outputs {
         results.push(vec![0.0f32; elements(&output.shape)?]);
     }
+
     let failed = |what| move |error| DeviceError::step(what, error);
     let mut binding = Binding::new(&session).map_err(failed("create a binding"))?;
     for input in &mut inputs {
-        let (name, shape) = (name(&input.name)?, extents(&input.shape));
+        let name = name(&input.name)?;
+        let shape = extents(&input.shape);
         let expected = elements(&input.shape)?;
         let found = input.elements.len();
         if expected != found {
@@ -77,12 +79,14 @@ pub fn run_with(
         // ended.
         unsafe { binding.input(&name, tensor) }.map_err(failed("take an input"))?;
     }
+
     for (output, values) in outputs.iter().zip(&mut results) {
         let shape = extents(&output.shape);
         // SAFETY: as above; the results are not resized or moved until the run has ended.
         unsafe { binding.output(&name(&output.name)?, Tensor::new(values, DType::F32, &shape)) }
             .map_err(failed("take an output"))?;
     }
+
     binding.run(&mut session).map_err(failed("run the graph"))?;
     drop(binding);
     Ok(results)

@@ -207,7 +207,8 @@ impl Side {
         for span in &plan.spans {
             slots[span.slot.index()].is_uncertain = true;
         }
-        let (found, expected) = (executor.step(plan)?.rows(), plan.logits_rows());
+        let found = executor.step(plan)?.rows();
+        let expected = plan.logits_rows();
         if found != expected {
             let message = format!("expected {expected} rows of logits, found {found}; please report this");
             return Err(StepError::Device { message });
@@ -296,11 +297,15 @@ impl Executor for SplitExecutor {
                 outcome => outcome?,
             }
         }
-        let kept = |(side, cannot): (&Side, &bool)| !cannot && side.slots[slot.index()].length == len;
         if cannot_rewind == [false; 2] {
             return Ok(());
         }
-        if !self.sides.iter().zip(&cannot_rewind).any(kept) {
+        if !self
+            .sides
+            .iter()
+            .zip(&cannot_rewind)
+            .any(|(side, cannot)| !cannot && side.slots[slot.index()].length == len)
+        {
             return Err(StepError::CannotRewind);
         }
         // A side that cannot rewind empties the slot. The other side hands the tokens over again when they are needed.
@@ -314,10 +319,10 @@ impl Executor for SplitExecutor {
 
     fn read_kv(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {
         check_read(&range, self.held(slot)?)?;
-        let whole = |side: &&Side| side.slots[slot.index()].length >= range.end;
-        let side = self.sides.iter().rev().find(whole);
-        let missing = || StepError::bad_plan(format!("neither side has these tokens of slot {}", slot.0));
-        side.ok_or_else(missing)?.executor.read_kv(slot, range)
+        let side = self.sides.iter().rev().find(|side| side.slots[slot.index()].length >= range.end);
+        side.ok_or_else(|| StepError::bad_plan(format!("neither side has these tokens of slot {}", slot.0)))?
+            .executor
+            .read_kv(slot, range)
     }
 
     fn write_kv(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError> {

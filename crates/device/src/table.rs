@@ -118,7 +118,8 @@ pub(crate) fn pair(
     roles: [TableRole; 2],
 ) -> Result<[Table; 2], DeviceError> {
     let [first, second] = roles.map(|role| Table::of_role(package, manifest, role));
-    let (first, second) = (first?, second?);
+    let first = first?;
+    let second = second?;
     if (first.rows, first.cols) != (second.rows, second.cols) {
         let expected = format!("tables {roles:?} of one shape");
         return Err(DeviceError::package(expected, format!("{} and {} rows", first.rows, second.rows)));
@@ -148,8 +149,10 @@ impl MappedBytes {
     }
 
     fn check(&self) -> Result<(), StepError> {
-        let changed = |error| StepError::Device { message: format!("a file of the package: {error}") };
-        self.map.watch().check().map_err(changed)
+        self.map
+            .watch()
+            .check()
+            .map_err(|error| StepError::Device { message: format!("a file of the package: {error}") })
     }
 
     fn bytes(&self, at: usize, length: usize) -> &[u8] {
@@ -165,20 +168,23 @@ impl Table {
     /// Maps the package's table with a role.
     pub(crate) fn of_role(package: &Path, manifest: &Manifest, role: TableRole) -> Result<Self, DeviceError> {
         let described = manifest.tables.iter().find(|table| table.role == role);
-        let missing = || DeviceError::package(format!("a {role:?} table"), "none");
-        Self::open(package, described.ok_or_else(missing)?)
+        Self::open(
+            package,
+            described.ok_or_else(|| DeviceError::package(format!("a {role:?} table"), "none"))?,
+        )
     }
 
     /// Maps a table that the manifest describes.
     pub(crate) fn open(package: &Path, table: &HostTable) -> Result<Self, DeviceError> {
-        let (rows, cols) = (table.rows, table.cols);
+        let rows = table.rows;
+        let cols = table.cols;
         // The largest encoding takes four bytes for each element. A table that exceeds the address space cannot be in a
         // file.
-        let fits = |elements: &usize| *elements > 0 && elements.checked_mul(4).is_some();
         let elements = rows
             .checked_mul(cols)
-            .filter(fits)
+            .filter(|elements| *elements > 0 && elements.checked_mul(4).is_some())
             .ok_or_else(|| DeviceError::package("a table of some rows", format!("{rows} x {cols}")))?;
+
         let data = match &table.encoding {
             TableEncoding::Plain { dtype: DType::F32, data } => {
                 Data::F32(MappedBytes::open(package, data, elements * 4)?)

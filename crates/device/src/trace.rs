@@ -48,7 +48,8 @@ pub(crate) fn parse(bytes: &[u8]) -> BTreeMap<String, String> {
     let trace: Value = serde_json::from_slice(bytes).unwrap_or_default();
     let nodes = trace["unsupported_nodes"].as_array().map(Vec::as_slice).unwrap_or_default();
     let reason = |node: &Value| {
-        let (name, reason) = (node["node_name"].as_str()?, node["reason"].as_str()?);
+        let name = node["node_name"].as_str()?;
+        let reason = node["reason"].as_str()?;
         // The rest of the text states that the node is not assigned, which is already known.
         let own = reason.split_once(&format!("{} node `", node["op_type"].as_str().unwrap_or("?")));
         let text = own.map_or(reason, |(before, _)| before).trim().trim_end_matches('.');

@@ -30,8 +30,13 @@ impl VocabSubset {
     pub(crate) fn open(package: &Path, manifest: &Manifest, arch: &DecoderArch) -> Result<Self, DeviceError> {
         let vocab = arch.vocab;
         let Some(count) = arch.kept_tokens else { return Ok(Self::all(vocab)) };
-        let none = || DeviceError::package("a list of the tokens that are kept", "none");
-        let path = package::path(package, manifest.kept_tokens.as_deref().ok_or_else(none)?)?;
+        let path = package::path(
+            package,
+            manifest
+                .kept_tokens
+                .as_deref()
+                .ok_or_else(|| DeviceError::package("a list of the tokens that are kept", "none"))?,
+        )?;
         let read = |reason: String| DeviceError::Read { path: path.clone(), reason };
         let most = (vocab as u64).saturating_mul(TOKEN_BYTES).min(MAX_BYTES);
         let bytes = narthex_files::read(&path, most).map_err(|error| read(error.to_string()))?;
@@ -59,10 +64,12 @@ impl VocabSubset {
         let Some(tokens) = &self.tokens else { return };
         // In reverse order, no logit is overwritten before it has been moved.
         for row in (0..logits.len() / self.vocab).rev() {
-            let (from, to) = (row * tokens.len(), row * self.vocab);
+            let from = row * tokens.len();
+            let to = row * self.vocab;
             let mut end = to + self.vocab;
             for (index, &token) in tokens.iter().enumerate().rev() {
-                let (logit, place) = (logits[from + index], to + token as usize);
+                let logit = logits[from + index];
+                let place = to + token as usize;
                 logits[place + 1..end].fill(FORBIDDEN_LOGIT);
                 logits[place] = logit;
                 end = place;

@@ -133,7 +133,8 @@ impl DeviceKvCache {
 
     /// Copies tokens to another slot, which must be reserved.
     pub(super) fn copy(&mut self, copy: &KvCopy) -> Result<(), StepError> {
-        let (from, to) = (copy.from.index(), copy.to.index());
+        let from = copy.from.index();
+        let to = copy.to.index();
         let replaces_all = copy.tokens.start == 0 && self.slots[to].length <= copy.tokens.end;
         if let Ok([source, target]) = self.slots.get_disjoint_mut([from, to])
             && replaces_all
@@ -196,7 +197,8 @@ impl DeviceKvCache {
         let held = &self.slots[slot];
         let mut layers = Vec::with_capacity(self.layers.len());
         for layer in 0..self.layers.len() {
-            let (old_row, new_row) = (self.row(layer, held.capacity), self.row(layer, capacity));
+            let old_row = self.row(layer, held.capacity);
+            let new_row = self.row(layer, capacity);
             let RowShape { heads, head_size, .. } = new_row;
             let shape = [1, heads as i64, capacity as i64, head_size as i64];
             let dtype = self.layers[layer].dtype;
@@ -218,6 +220,7 @@ impl DeviceKvCache {
             }
             layers.push(parts);
         }
+
         let length = held.length;
         self.slots[slot] = SlotTensors { length, capacity, layers };
         self.generation += 1;

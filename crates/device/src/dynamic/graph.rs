@@ -26,13 +26,16 @@ pub(super) struct AngleTables {
 impl AngleTables {
     /// Reads the tables of cosines and sines.
     pub(super) fn read(tables: [&Table; 2]) -> Self {
-        let read = |table: &Table| {
-            let mut rows = vec![0.0; table.rows() * table.cols()];
-            let places = rows.chunks_exact_mut(table.cols());
-            places.enumerate().for_each(|(row, out)| table.read_row(row, out));
-            rows
-        };
-        Self { positions: tables[0].rows(), pairs: tables[0].cols(), parts: tables.map(read) }
+        Self {
+            positions: tables[0].rows(),
+            pairs: tables[0].cols(),
+            parts: tables.map(|table| {
+                let mut rows = vec![0.0; table.rows() * table.cols()];
+                let places = rows.chunks_exact_mut(table.cols());
+                places.enumerate().for_each(|(row, out)| table.read_row(row, out));
+                rows
+            }),
+        }
     }
 }
 
@@ -115,12 +118,15 @@ impl BoundGraph {
             logits: run.logits.as_ptr() as usize,
             generation: cache.generation(),
         };
-        let (row, new) = (run.first_row, run.total.saturating_sub(run.sequence)..run.total);
+
+        let row = run.first_row;
+        let new = run.total.saturating_sub(run.sequence)..run.total;
         if self.key != Some(key) {
             self.key = None;
             self.bind(names, cache, run)?;
             self.key = Some(key);
         }
+
         self.binding.run(session)?;
         for (layer, parts) in self.new_kv.iter().enumerate() {
             for (part, fresh) in KvPart::BOTH.into_iter().zip(parts) {
@@ -137,12 +143,14 @@ impl BoundGraph {
         run: GraphRun<'_>,
     ) -> Result<(), StepError> {
         let extent = |n: usize| n as i64;
-        let (batch, rows) = (extent(run.batch), extent(run.logits_rows));
+        let batch = extent(run.batch);
+        let rows = extent(run.logits_rows);
         let width = extent(self.width);
         if names.cache_output == CacheOutput::New {
             self.new_kv.resize_with(names.cache.len(), Default::default);
         }
         let b = &mut self.binding;
+
         // SAFETY: the feed, the angles, the logits and the cache belong to the executor that owns this binding; all
         // other memory belongs to this value. If any of it moves, its address or its generation changes, and with it
         // the key, so that it is bound again before the next run.

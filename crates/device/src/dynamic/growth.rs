@@ -16,7 +16,8 @@ impl Growth {
     /// Returns the new capacity of a row whose capacity is `current` and which needs room for `tokens`. It is at most
     /// `most`, unless the row needs more.
     pub(super) fn capacity(self, limits: &Limits, current: usize, tokens: usize, most: usize) -> usize {
-        let (kv, context) = (&limits.kv, limits.context);
+        let kv = &limits.kv;
+        let context = limits.context;
         let more = match self {
             Self::Double => current,
             Self::Eighth => current / 8,
@@ -62,6 +63,7 @@ pub(super) fn make_room(
     let kv = &limits.kv;
     let needed = |slot: &SlotUse| kv.capacity_for(slot.tokens, limits.context);
     let wanted = needed(&slots[slot]);
+
     let mut resizes = Vec::new();
     let mut taken = kv.bytes(1, slots.iter().map(|slot| slot.capacity).sum::<usize>() - slots[slot].capacity);
     for (index, other) in slots.iter().enumerate() {
@@ -73,11 +75,13 @@ pub(super) fn make_room(
             resizes.push(Resize { slot: index, capacity: needed(other) });
         }
     }
+
     let bytes = taken.saturating_add(kv.bytes(1, wanted));
     if bytes > kv.budget {
         let rows = 1 + slots.iter().filter(|slot| slot.capacity > 0).count();
         return Err(StepError::OutOfMemory { rows, capacity: wanted, wanted: bytes });
     }
+
     let most = max_capacity(limits, kv.budget - taken, 1);
     let SlotUse { capacity, tokens } = slots[slot];
     resizes.push(Resize { slot, capacity: growth.capacity(limits, capacity, tokens, most) });

@@ -80,10 +80,11 @@ struct Move {
 
 impl HostKvCache {
     pub(super) fn new(layouts: &[KvLayout], limits: &Limits, growth: Growth) -> Self {
-        let layer =
-            |layout: &KvLayout| Layer { layout: layout.clone(), buffers: [(), ()].map(|()| Buffer::EMPTY) };
         Self {
-            layers: layouts.iter().map(layer).collect(),
+            layers: layouts
+                .iter()
+                .map(|layout| Layer { layout: layout.clone(), buffers: [(), ()].map(|()| Buffer::EMPTY) })
+                .collect(),
             limits: limits.clone(),
             growth,
             rows: 0,
@@ -141,8 +142,10 @@ impl HostKvCache {
 
     /// Returns some of a slot's tokens in a tensor, as `[tokens, heads, head_size]`.
     pub(super) fn read(&self, tensor: KvTensor, slot: SlotId, range: Range<usize>) -> KvRows {
-        let (layer, row) = (&self.layers[tensor.layer], self.row(slot));
-        let (shape, size) = (layer.row(self.capacity), layer.layout.head_size);
+        let layer = &self.layers[tensor.layer];
+        let row = self.row(slot);
+        let shape = layer.row(self.capacity);
+        let size = layer.layout.head_size;
         match layer.layout.dtype {
             DType::F16 => KvRows::F16(shape.read(layer.elements(tensor.part, row, self.capacity), range)),
             DType::I8 => {
@@ -163,7 +166,8 @@ impl HostKvCache {
         at: usize,
         rows: &KvRows,
     ) -> Result<(), StepError> {
-        let (row, capacity) = (self.row(slot), self.capacity);
+        let row = self.row(slot);
+        let capacity = self.capacity;
         let layer = &mut self.layers[tensor.layer];
         let shape = layer.row(capacity);
         match layer.layout.dtype {
@@ -182,7 +186,8 @@ impl HostKvCache {
 
     /// Copies tokens to the row of another slot, which must be reserved.
     pub(super) fn copy(&mut self, copy: &KvCopy) {
-        let (from, to) = (self.row(copy.from), self.row(copy.to));
+        let from = self.row(copy.from);
+        let to = self.row(copy.to);
         for layer in &mut self.layers {
             let shape = layer.row_bytes(self.capacity);
             for buffer in &mut layer.buffers {
@@ -238,6 +243,7 @@ impl HostKvCache {
             };
             self.relocate(occupied, capacity)?;
         }
+
         for (slot, _) in wanted {
             if self.row_of[slot.index()].is_none() {
                 let free = (0..self.rows).find(|row| !self.row_of.contains(&Some(*row)));
@@ -256,6 +262,7 @@ impl HostKvCache {
         if kv.bytes(occupied, capacity) > kv.budget {
             return Err(error);
         }
+
         let within = kv.budget.checked_div(kv.bytes(1, capacity)).unwrap_or(usize::MAX);
         let rows = within.min(self.limits.slots).max(occupied);
         let mut fresh = Vec::with_capacity(self.layers.len());
@@ -264,12 +271,15 @@ impl HostKvCache {
             let allocate = || Buffer::zeroed(length).ok_or_else(|| error.clone());
             fresh.push([allocate()?, allocate()?]);
         }
+
         let mut moves: Vec<Move> = (self.row_of.iter().zip(&self.lengths).enumerate())
             .filter_map(|(slot, (row, &length))| Some(Move { slot, from: (*row)?, length }))
             .collect();
         moves.sort_by_key(|row| row.from);
+
         for (layer, mut buffers) in self.layers.iter_mut().zip(fresh) {
-            let (old_row, new_row) = (layer.row_bytes(self.capacity), layer.row_bytes(capacity));
+            let old_row = layer.row_bytes(self.capacity);
+            let new_row = layer.row_bytes(capacity);
             for (old, new) in layer.buffers.iter().zip(&mut buffers) {
                 let places = new.as_mut_slice().chunks_exact_mut(new_row.len().max(1));
                 for (row, place) in moves.iter().zip(places) {
@@ -279,6 +289,7 @@ impl HostKvCache {
             }
             layer.buffers = buffers;
         }
+
         for (to, row) in moves.iter().enumerate() {
             self.row_of[row.slot] = Some(to);
         }
@@ -291,7 +302,8 @@ impl HostKvCache {
     /// are not moved.
     pub(super) fn gather(&mut self, slots: &[SlotId]) -> usize {
         let rows = || slots.iter().map(|slot| self.row(*slot));
-        let (first, last) = (rows().min().unwrap_or(0), rows().max().unwrap_or(0));
+        let first = rows().min().unwrap_or(0);
+        let last = rows().max().unwrap_or(0);
         if last - first + 1 == slots.len() {
             return first;
         }
@@ -300,8 +312,9 @@ impl HostKvCache {
             if slots.iter().any(|slot| self.row(*slot) == row) {
                 continue;
             }
-            let outside = |slot: &&SlotId| !(first..first + slots.len()).contains(&self.row(**slot));
-            if let Some(slot) = slots.iter().find(outside) {
+            if let Some(slot) =
+                slots.iter().find(|slot| !(first..first + slots.len()).contains(&self.row(**slot)))
+            {
                 self.swap_rows(self.row(*slot), row);
             }
         }
@@ -310,7 +323,8 @@ impl HostKvCache {
 
     fn swap_rows(&mut self, a: usize, b: usize) {
         let at = |row: usize| self.row_of.iter().position(|other| *other == Some(row));
-        let (slot_a, slot_b) = (at(a), at(b));
+        let slot_a = at(a);
+        let slot_b = at(b);
         let used = [slot_a, slot_b].into_iter().flatten().map(|slot| self.lengths[slot]).max().unwrap_or(0);
         for layer in &mut self.layers {
             let shape = layer.row_bytes(self.capacity);
@@ -331,10 +345,11 @@ impl HostKvCache {
 /// Separates rows of `size` integers from the scales after them.
 fn split_scales(rows: &[i8], size: usize) -> KvRows {
     let rows = || rows.chunks_exact(size + KvLayout::SCALE_BYTES);
-    let scale = |row: &[i8]| row.last_chunk().map(|&bytes| f32::from_ne_bytes(bytes.map(i8::cast_unsigned)));
     KvRows::I8 {
         integers: rows().flat_map(|row| &row[..size]).copied().collect(),
-        scales: rows().filter_map(scale).collect(),
+        scales: rows()
+            .filter_map(|row| row.last_chunk().map(|&bytes| f32::from_ne_bytes(bytes.map(i8::cast_unsigned))))
+            .collect(),
     }
 }
 
@@ -345,7 +360,8 @@ fn with_scales(rows: &KvRows, size: usize) -> Vec<i8> {
         let bytes = |scale: &f32| scale.to_ne_bytes().map(u8::cast_signed);
         return rows.flat_map(|(row, scale)| row.iter().copied().chain(bytes(scale))).collect();
     }
-    let (values, kernels) = (rows.to_f32(), Kernels::portable());
+    let values = rows.to_f32();
+    let kernels = Kernels::portable();
     let width = size + KvLayout::SCALE_BYTES;
     let mut out = vec![0; values.len() / size * width];
     for (row, out) in values.chunks_exact(size).zip(out.chunks_exact_mut(width)) {

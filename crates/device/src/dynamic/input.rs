@@ -88,7 +88,8 @@ impl DecoderInput {
     pub(super) fn write(&mut self, place: usize, token: TokenId, position: usize) {
         match self {
             Self::Rows { embedding, rows, per_layer } => {
-                let (width, wide) = (embedding.width(), embedding.per_layer_width());
+                let width = embedding.width();
+                let wide = embedding.per_layer_width();
                 embedding.write(token, position, &mut rows[place * width..][..width]);
                 embedding.write_per_layer(token, &mut per_layer[place * wide..][..wide]);
             }

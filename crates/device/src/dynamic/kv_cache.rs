@@ -171,6 +171,7 @@ impl KvCache {
                         continue;
                     }
                 };
+
                 let layout = cache.layout(layer);
                 let KvLayout { heads, head_size, dtype, .. } = *layout;
                 let row = layout.row_elements();
@@ -188,6 +189,7 @@ impl KvCache {
                     }
                     None => past,
                 };
+
                 for name in &names.present {
                     // SAFETY: as for the past; the caller guarantees that the buffers do not move.
                     unsafe { binding.output(name, present) }?;

@@ -118,7 +118,9 @@ impl DynamicExecutor {
             }
             None => None,
         };
-        let (names, session) = (&graph.names, &graph.session);
+
+        let names = &graph.names;
+        let session = &graph.session;
         let kv = graph.cache_layouts(&entry.kv);
         limits.kv.bytes_per_token = bytes_per_token(&kv);
         let own = names.cache.first().map(|[keys, _]| DeviceMemory::of_input(runtime, session, &keys.past));
@@ -136,6 +138,7 @@ impl DynamicExecutor {
                 KvCache::Host(HostKvCache::new(&kv, &limits, growth))
             }
         };
+
         let bound =
             |session, most| BoundGraph::new(session, most, kept.width()).map_err(DeviceError::binding);
         Ok(Self {
@@ -161,11 +164,12 @@ impl DynamicExecutor {
     /// Returns the placement of the nodes of each graph.
     pub fn placements(&self) -> Vec<GraphPlacement> {
         let graphs = std::iter::once(&self.graph).chain(&self.prompt);
-        let placed = |graph: &LoadedGraph| GraphPlacement {
-            graph: graph.file.clone(),
-            placement: graph.session.placement().clone(),
-        };
-        graphs.map(placed).collect()
+        graphs
+            .map(|graph| GraphPlacement {
+                graph: graph.file.clone(),
+                placement: graph.session.placement().clone(),
+            })
+            .collect()
     }
 
     /// Returns the packed weights of each graph, if the CPU computes with packed weights. A later load of the same
@@ -190,13 +194,14 @@ impl DynamicExecutor {
     /// ones.
     fn run_all(&mut self, plan: &StepPlan, factors: &[RopeFactors]) -> Result<(), StepError> {
         let factors_of = |span: usize| factors.get(span).copied().unwrap_or(RopeFactors::Short);
-        let (mut at, mut row) = (0, 0);
+        let mut at = 0;
+        let mut row = 0;
         while at < plan.spans.len() {
-            let alike =
-                |(index, span): &(usize, &Span)| is_single(span) && factors_of(at + index) == factors_of(at);
             let most = self.cache.max_rows(self.batch);
             let spans = plan.spans[at..].iter().take(most).enumerate();
-            let group = spans.take_while(alike).count();
+            let group = spans
+                .take_while(|(index, span)| is_single(span) && factors_of(at + index) == factors_of(at))
+                .count();
             if group > 0 {
                 self.run_batch(plan, &plan.spans[at..at + group], factors_of(at), row)?;
                 row += group;
@@ -222,6 +227,7 @@ impl DynamicExecutor {
         self.group.clear();
         self.group.extend(spans.iter().map(|span| span.slot));
         let first_row = self.cache.gather(&self.group);
+
         let lengths = &mut self.decode.lengths;
         for (index, span) in spans.iter().enumerate() {
             let place = self.cache.row(span.slot) - first_row;
@@ -229,6 +235,7 @@ impl DynamicExecutor {
             lengths[place] = span.at as i32;
             self.decode.rows[index] = place as i64;
         }
+
         let longest = spans.iter().map(|span| span.at + 1).max().unwrap_or(1);
         let vocab = self.limits.vocab;
         let logits = &mut self.logits[row * vocab..(row + spans.len()) * vocab];
@@ -242,6 +249,7 @@ impl DynamicExecutor {
             logits: &mut logits[..spans.len() * self.kept.width()],
             logits_rows: spans.len(),
         };
+
         self.decode.run(&mut self.graph.session, &self.graph.names, &mut self.cache, run)?;
         self.kept.scatter(logits);
         Ok(())
@@ -304,6 +312,7 @@ impl DynamicExecutor {
             logits_rows: rows.len(),
             logits: &mut logits[..rows.len() * self.kept.width()],
         };
+
         bound.run(&mut graph.session, &graph.names, &mut self.cache, run)?;
         self.kept.scatter(logits);
         Ok(())

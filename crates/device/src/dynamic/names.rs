@@ -74,6 +74,7 @@ impl DecoderNames {
         if let Some(other) = entry.kv.iter().find(|layer| layer.dtype != DType::F32) {
             return Err(DeviceError::package("a cache of f32", format!("{:?}", other.dtype)));
         }
+
         let first = match feed {
             DecoderInput::Rows { .. } => Slot::Embeds,
             DecoderInput::Tokens { .. } => Slot::Tokens,
@@ -93,6 +94,7 @@ impl DecoderNames {
                 ])
             })
             .collect::<Result<_, DeviceError>>()?;
+
         Ok(Self {
             first: input(first)?,
             per_layer: entry.input(Slot::PerLayerEmbeds).map(|_| input(Slot::PerLayerEmbeds)).transpose()?,

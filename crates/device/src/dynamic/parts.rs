@@ -10,11 +10,7 @@ use narthex_spec::{
 };
 use ort::value::TensorElementType;
 
-use super::{
-    DecoderInput, ExecutorOptions,
-    long_rope::LongRope,
-    names::{CacheNames, DecoderNames},
-};
+use super::{DecoderInput, ExecutorOptions, long_rope::LongRope, names::DecoderNames};
 use crate::{
     error::DeviceError,
     ort::{Session, SessionOptions},
@@ -49,15 +45,18 @@ impl LoadedGraph {
     /// Returns the layouts of the cache with the element types of the loaded graph. They differ from the package's if
     /// attention was replaced when the graph was loaded.
     pub(super) fn cache_layouts(&self, layouts: &[KvLayout]) -> Vec<KvLayout> {
-        let loaded = |(layout, [keys, _]): (&KvLayout, &[CacheNames; 2])| {
-            let dtype = match self.session.input_type(&keys.past) {
-                Some(TensorElementType::Float16) => DType::F16,
-                Some(TensorElementType::Int8) => DType::I8,
-                _ => layout.dtype,
-            };
-            KvLayout { dtype, ..layout.clone() }
-        };
-        layouts.iter().zip(&self.names.cache).map(loaded).collect()
+        layouts
+            .iter()
+            .zip(&self.names.cache)
+            .map(|(layout, [keys, _])| {
+                let dtype = match self.session.input_type(&keys.past) {
+                    Some(TensorElementType::Float16) => DType::F16,
+                    Some(TensorElementType::Int8) => DType::I8,
+                    _ => layout.dtype,
+                };
+                KvLayout { dtype, ..layout.clone() }
+            })
+            .collect()
     }
 }
 
@@ -88,10 +87,12 @@ impl<'a> DecoderParts<'a> {
             Structure::ImportedDecoder(ImportedDecoder { steps, .. }) => (None, MAX_CONTEXT, *steps),
             _ => return Err(DeviceError::package("a decoder", "an encoder")),
         };
+
         if manifest.max_length == 0 || manifest.max_length > longest {
             let expected = format!("a length of 1 to {longest} tokens");
             return Err(DeviceError::package(expected, manifest.max_length));
         }
+
         let entry = package::graph(manifest)?;
         let feed = match (&manifest.architecture, arch) {
             (Structure::ImportedDecoder(imported), _) => DecoderInput::tokens(imported)?,
@@ -102,6 +103,7 @@ impl<'a> DecoderParts<'a> {
             Some(arch) => VocabSubset::open(package, manifest, arch)?,
             None => VocabSubset::all(feed.vocab()),
         };
+
         let limits = options.limits(manifest.max_length, feed.vocab(), &entry.kv)?;
         let long = arch.map(|arch| LongRope::open(package, manifest, arch)).transpose()?.flatten();
         let mut limits = limits;
@@ -111,6 +113,7 @@ impl<'a> DecoderParts<'a> {
             limits.context = limits.context.min(past.saturating_add(1));
             limits.chunk = limits.chunk.min(most.max(1)).min(limits.context);
         }
+
         let names = DecoderNames::new(entry, &feed)?;
         let switch = arch.map_or_else(RopeSwitch::none, |arch| RopeSwitch::of(arch, &limits));
         Ok(Self { entry, feed, kept, steps, limits, long, switch, names })

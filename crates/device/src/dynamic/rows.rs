@@ -45,7 +45,8 @@ impl RowShape {
     pub(super) fn copy<T: Copy>(self, from: &[T], to_shape: Self, to: &mut [T], tokens: usize) {
         let used = tokens * self.head_size;
         for head in 0..self.heads {
-            let (from_at, to_at) = (self.at(head, 0), to_shape.at(head, 0));
+            let from_at = self.at(head, 0);
+            let to_at = to_shape.at(head, 0);
             to[to_at..to_at + used].copy_from_slice(&from[from_at..from_at + used]);
         }
     }
@@ -73,7 +74,8 @@ impl RowShape {
     /// Writes `[tokens, heads, head_size]` to a row, starting at token `at`.
     pub(super) fn write<T>(self, row: &mut [T], at: usize, values: impl IntoIterator<Item = T>) {
         for (index, value) in values.into_iter().enumerate() {
-            let (vector, element) = (index / self.head_size, index % self.head_size);
+            let vector = index / self.head_size;
+            let element = index % self.head_size;
             row[self.at(vector % self.heads, at + vector / self.heads) + element] = value;
         }
     }

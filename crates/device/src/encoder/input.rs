@@ -84,7 +84,8 @@ impl EncoderInput {
     pub(super) fn write(&mut self, at: usize, text: &Text<'_>, index: usize) {
         match self {
             Self::Rows { tables, embeds, positions } => {
-                let (width, apart) = (tables.input, tables.position_elements());
+                let width = tables.input;
+                let apart = tables.position_elements();
                 let embeds = &mut embeds[at * width..][..width];
                 tables.read(text, index, embeds, &mut positions[at * apart..][..apart]);
             }
@@ -112,6 +113,7 @@ impl EncoderInput {
                     let shape = [batch, sequence, tables.input as i64];
                     binding.input(&names.first, Tensor::new(embeds, DType::F32, &shape))?;
                     let shape = [batch, sequence, tables.position_elements() as i64];
+
                     names
                         .second
                         .iter()

@@ -30,7 +30,8 @@ const SEGMENTS: usize = 2;
 
 impl EncoderTables {
     pub(crate) fn open(package: &Path, manifest: &Manifest, arch: &EncoderArch) -> Result<Self, DeviceError> {
-        let (hidden, width) = (arch.hidden, arch.token_width());
+        let hidden = arch.hidden;
+        let width = arch.token_width();
         if manifest.max_length == 0 {
             return Err(DeviceError::package("a length of at least 1 token", 0));
         }
@@ -39,6 +40,7 @@ impl EncoderTables {
         {
             return Err(DeviceError::package(format!("1 to {MAX_LABELS} labels"), labels));
         }
+
         let table = |role, rows: usize, cols: usize| {
             let table = Table::of_role(package, manifest, role)?;
             if table.cols() != cols || table.rows() < rows {
@@ -48,21 +50,24 @@ impl EncoderTables {
             }
             Ok(table)
         };
+
         let token = table(TableRole::Token, arch.vocab, width)?;
         let positions = table(TableRole::Position, manifest.max_length, hidden)?;
         let types = (arch.types > 0).then(|| table(TableRole::TokenType, 1, hidden)).transpose()?;
         let segments = types.as_ref().map_or(1, |types| types.rows().min(SEGMENTS));
-        let segment = |segment: usize| {
-            let mut rows = vec![0.0; manifest.max_length * hidden];
-            for (row, out) in rows.chunks_exact_mut(hidden).enumerate() {
-                positions.read_row(row, out);
-                if let Some(types) = &types {
-                    types.add_row(segment, out);
+        let positions = (0..segments)
+            .map(|segment| {
+                let mut rows = vec![0.0; manifest.max_length * hidden];
+                for (row, out) in rows.chunks_exact_mut(hidden).enumerate() {
+                    positions.read_row(row, out);
+                    if let Some(types) = &types {
+                        types.add_row(segment, out);
+                    }
                 }
-            }
-            rows
-        };
-        let positions = (0..segments).map(segment).collect();
+                rows
+            })
+            .collect();
+
         let input = arch.factored.as_ref().map_or(hidden, FactoredEmbedding::input);
         Ok(Self { token, positions, hidden, factored: arch.factored, input })
     }

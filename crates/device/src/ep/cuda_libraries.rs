@@ -23,16 +23,18 @@ pub(super) fn missing() -> Option<String> {
 /// Returns the first of these libraries that the linker does not find.
 #[cfg(target_os = "linux")]
 fn first_missing<'a>(names: &[&'a CStr]) -> Option<&'a CStr> {
-    let is_missing = |name: &&&CStr| {
-        // SAFETY: the name ends with a zero. The initialisers of a library run, as they do when the provider loads it.
-        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };
-        if !handle.is_null() {
-            // SAFETY: the handle is valid and closed once.
-            unsafe { libc::dlclose(handle) };
-        }
-        handle.is_null()
-    };
-    names.iter().find(is_missing).copied()
+    names
+        .iter()
+        .find(|name| {
+            // SAFETY: the name ends with a zero. The initialisers of a library run, as they do when the provider loads it.
+            let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };
+            if !handle.is_null() {
+                // SAFETY: the handle is valid and closed once.
+                unsafe { libc::dlclose(handle) };
+            }
+            handle.is_null()
+        })
+        .copied()
 }
 
 #[cfg(all(test, target_os = "linux"))]

@@ -108,8 +108,8 @@ impl Facts {
             let text = text.to_ascii_lowercase();
             names.iter().any(|name| text.contains(name))
         };
-        let driver = |driver: &Driver| driver.kind == what.kind && named(&driver.text, what.drivers);
-        named(&self.processor, what.processors) || self.drivers.iter().any(driver)
+        named(&self.processor, what.processors)
+            || self.drivers.iter().any(|driver| driver.kind == what.kind && named(&driver.text, what.drivers))
     }
 
     /// Refuses a machine on which none of these drivers is loaded. Only Linux lists loaded drivers. On other systems a
@@ -124,8 +124,9 @@ impl Facts {
         if self.os == "linux" {
             let found = self.accelerators.iter().any(|found| drivers.contains(&found.driver.as_str()));
             let names = drivers.join(" or ");
-            let reason = || Refusal::absent(format!("no {what} driver is loaded (expected {names})"));
-            return found.then_some(()).ok_or_else(reason);
+            return found
+                .then_some(())
+                .ok_or_else(|| Refusal::absent(format!("no {what} driver is loaded (expected {names})")));
         }
         match (of, self.vendor()) {
             (Some(of), Some(other)) if of != other => {
@@ -152,8 +153,9 @@ impl Facts {
     /// Refuses the machine as one without the device, unless its platform is supported. `requirement` is the reason
     /// without the name of the platform.
     pub(super) fn require(&self, is_supported: bool, requirement: &str) -> Result<(), Refusal> {
-        let reason = || Refusal::absent(format!("{requirement}, but this machine runs {}", self.platform()));
-        is_supported.then_some(()).ok_or_else(reason)
+        is_supported.then_some(()).ok_or_else(|| {
+            Refusal::absent(format!("{requirement}, but this machine runs {}", self.platform()))
+        })
     }
 
     /// Returns the platform as a phrase, such as `Linux on x86-64`.

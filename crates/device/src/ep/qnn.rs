@@ -88,6 +88,7 @@ impl QnnOptions {
             // Without this option, the CPU would quantise the graph's inputs and outputs.
             ("offload_graph_io_quantization", "0".to_owned()),
         ];
+
         if !self.chips.is_empty() {
             let list = |value: fn(QnnChip) -> u32| {
                 let values: Vec<String> = self.chips.iter().map(|&chip| value(chip).to_string()).collect();
@@ -96,6 +97,7 @@ impl QnnOptions {
             entries.push(("soc_model", list(|chip| chip.spec().soc_model)));
             entries.push(("htp_arch", list(|chip| chip.spec().htp_arch)));
         }
+
         // If neither is known, the driver uses all that the chip has.
         if let Some(vtcm) = QnnChip::shared_vtcm(&self.chips).into_iter().chain(vtcm_mb).min() {
             entries.push(("vtcm_mb", vtcm.to_string()));

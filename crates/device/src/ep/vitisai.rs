@@ -35,9 +35,10 @@ pub struct VitisAiOptions {
 impl VitisAiOptions {
     pub(super) fn entries(&self) -> Vec<(&'static str, String)> {
         let given = [("config_file", &self.config), ("cache_dir", &self.cache)];
-        let entry =
-            |(key, path): (_, &Option<PathBuf>)| Some((key, path.as_ref()?.to_string_lossy().into_owned()));
-        given.into_iter().filter_map(entry).collect()
+        given
+            .into_iter()
+            .filter_map(|(key, path)| Some((key, path.as_ref()?.to_string_lossy().into_owned())))
+            .collect()
     }
 
     /// Returns the key under which the compiled graph is stored, if there is a folder. Keys must differ, because the

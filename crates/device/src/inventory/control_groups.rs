@@ -39,7 +39,8 @@ impl ControlGroups {
     /// Returns the room in each group with a limit. The page cache counts as room, because the kernel reclaims it.
     pub(super) fn rooms(&self) -> impl Iterator<Item = u64> {
         self.groups.iter().filter_map(|group| {
-            let (limit, used) = (group.number(group.limit)?, group.number(group.used)?);
+            let limit = group.number(group.limit)?;
+            let used = group.number(group.used)?;
             Some(limit.saturating_sub(used.saturating_sub(group.cached())))
         })
     }
@@ -52,8 +53,7 @@ impl ControlGroup {
 
     fn cached(&self) -> u64 {
         let stat = fs::read_to_string(self.folder.join("memory.stat")).unwrap_or_default();
-        let of_cache = |line: &str| line.strip_prefix(self.cache)?.trim().parse().ok();
-        stat.lines().find_map(of_cache).unwrap_or(0)
+        stat.lines().find_map(|line| line.strip_prefix(self.cache)?.trim().parse().ok()).unwrap_or(0)
     }
 }
 
@@ -61,24 +61,28 @@ impl ControlGroup {
 /// does not exist here; then only the root group has files.
 fn on_line(line: &str, root: &Path) -> Vec<ControlGroup> {
     let mut fields = line.splitn(3, ':').skip(1);
-    let (controllers, path) = (fields.next().unwrap_or_default(), fields.next().unwrap_or_default());
+    let controllers = fields.next().unwrap_or_default();
+    let path = fields.next().unwrap_or_default();
     let nested = Path::new(path.trim_start_matches('/')).ancestors();
+
     if controllers.is_empty() {
-        let group = |group: &Path| ControlGroup {
-            folder: root.join(group),
-            limit: "memory.max",
-            used: "memory.current",
-            cache: "file ",
-        };
-        nested.map(group).collect()
+        nested
+            .map(|group| ControlGroup {
+                folder: root.join(group),
+                limit: "memory.max",
+                used: "memory.current",
+                cache: "file ",
+            })
+            .collect()
     } else if controllers.split(',').any(|controller| controller == "memory") {
-        let group = |group: &Path| ControlGroup {
-            folder: root.join("memory").join(group),
-            limit: "memory.limit_in_bytes",
-            used: "memory.usage_in_bytes",
-            cache: "total_cache ",
-        };
-        nested.map(group).collect()
+        nested
+            .map(|group| ControlGroup {
+                folder: root.join("memory").join(group),
+                limit: "memory.limit_in_bytes",
+                used: "memory.usage_in_bytes",
+                cache: "total_cache ",
+            })
+            .collect()
     } else {
         Vec::new()
     }

@@ -122,12 +122,14 @@ pub fn threads(wanted: usize) -> usize {
 fn physical_cores() -> Option<usize> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
-    let place = |cpu: usize| {
-        let topology = Path::new("/sys/devices/system/cpu").join(format!("cpu{cpu}/topology"));
-        let read = |file: &str| fs::read_to_string(topology.join(file)).ok();
-        Some((read("physical_package_id")?, read("core_id")?))
-    };
-    let places = cpu_list(allowed.trim())?.into_iter().map(place).collect::<Option<BTreeSet<_>>>()?;
+    let places = cpu_list(allowed.trim())?
+        .into_iter()
+        .map(|cpu| {
+            let topology = Path::new("/sys/devices/system/cpu").join(format!("cpu{cpu}/topology"));
+            let read = |file: &str| fs::read_to_string(topology.join(file)).ok();
+            Some((read("physical_package_id")?, read("core_id")?))
+        })
+        .collect::<Option<BTreeSet<_>>>()?;
     Some(places.len())
 }
 
@@ -138,7 +140,8 @@ fn cpu_list(text: &str) -> Option<Vec<usize>> {
     let mut cpus = Vec::new();
     for part in text.split(',') {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last) = (first.parse::<usize>().ok()?, last.parse::<usize>().ok()?);
+        let first = first.parse::<usize>().ok()?;
+        let last = last.parse::<usize>().ok()?;
         cpus.extend((last < MAX_CPUS).then_some(first..=last)?);
     }
     Some(cpus)
@@ -195,6 +198,7 @@ pub fn accelerators() -> Vec<Accelerator> {
         };
         found.push(Accelerator { kind: AcceleratorKind::Npu, driver, text, memory: None });
     }
+
     if ["/dev/fastrpc-cdsp", "/dev/fastrpc-cdsp-secure"].iter().any(|path| Path::new(path).exists()) {
         let text = "Qualcomm Hexagon NPU (/dev/fastrpc-cdsp)".to_owned();
         found.push(Accelerator {
@@ -204,11 +208,13 @@ pub fn accelerators() -> Vec<Accelerator> {
             memory: None,
         });
     }
+
     for (driver, text) in in_class(Path::new("/sys/class/drm"), "renderD") {
         let memory = own_memory(&Path::new("/sys/class/drm").join(&text));
         let text = format!("GPU with driver {driver} ({text})");
         found.push(Accelerator { kind: AcceleratorKind::Gpu, driver, text, memory });
     }
+
     // In a container, NVIDIA's devices may have no render node.
     let seen = found.iter().any(|accelerator| accelerator.driver == "nvidia");
     if !seen && Path::new("/dev/nvidiactl").exists() {
@@ -266,16 +272,20 @@ fn drivers_at(root: &Path, accelerators: &[Accelerator]) -> Vec<Driver> {
         Some(text.trim().to_owned()).filter(|text| !text.is_empty())
     };
     let class = root.join("sys/class/accel");
-    let version = |Accelerator { kind, driver, .. }: &Accelerator| {
-        let own = read(&Path::new("sys/module").join(driver).join("version"));
-        let kernel = || Some(format!("kernel {}", read(Path::new("proc/sys/kernel/osrelease"))?));
-        let devices = in_class(&class, "accel").into_iter().filter(|(other, _)| other == driver);
-        let firmware = devices.filter_map(|(_, device)| read(&class.join(device).join("device/fw_version")));
-        let mut text = format!("{driver} {}", own.or_else(kernel).unwrap_or_else(|| "unknown".to_owned()));
-        firmware.for_each(|firmware| text.push_str(&format!(" with firmware {firmware}")));
-        Driver { kind: *kind, text }
-    };
-    accelerators.iter().map(version).collect()
+    accelerators
+        .iter()
+        .map(|Accelerator { kind, driver, .. }| {
+            let own = read(&Path::new("sys/module").join(driver).join("version"));
+            let kernel = || Some(format!("kernel {}", read(Path::new("proc/sys/kernel/osrelease"))?));
+            let devices = in_class(&class, "accel").into_iter().filter(|(other, _)| other == driver);
+            let firmware =
+                devices.filter_map(|(_, device)| read(&class.join(device).join("device/fw_version")));
+            let mut text =
+                format!("{driver} {}", own.or_else(kernel).unwrap_or_else(|| "unknown".to_owned()));
+            firmware.for_each(|firmware| text.push_str(&format!(" with firmware {firmware}")));
+            Driver { kind: *kind, text }
+        })
+        .collect()
 }
 
 /// Returns the size in bytes of a graphics card's own memory, as AMD's driver reports it.

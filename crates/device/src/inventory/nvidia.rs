@@ -41,13 +41,15 @@ fn ask(mut program: Command, patience: Duration) -> Option<Vec<u8>> {
     let answer = running.0.stdout.take()?;
     let (sender, receiver) = mpsc::channel();
     // A read cannot be cancelled, so it runs on a thread of its own, which may last until the process ends.
-    let read = move || {
-        let mut bytes = Vec::new();
-        let read = answer.take(MAX_BYTES).read_to_end(&mut bytes);
-        // After the time limit there is no receiver.
-        let _ = sender.send(read.is_ok().then_some(bytes));
-    };
-    thread::Builder::new().name("nvidia-smi".to_owned()).spawn(read).ok()?;
+    thread::Builder::new()
+        .name("nvidia-smi".to_owned())
+        .spawn(move || {
+            let mut bytes = Vec::new();
+            let read = answer.take(MAX_BYTES).read_to_end(&mut bytes);
+            // After the time limit there is no receiver.
+            let _ = sender.send(read.is_ok().then_some(bytes));
+        })
+        .ok()?;
     receiver.recv_timeout(patience).ok()?
 }
 

@@ -44,7 +44,8 @@ impl<T: CacheElement> NodeKernel for AttentionKernel<T> {
 
     fn inputs() -> impl IntoIterator<Item = OperatorInput> {
         use TensorElementType::{Float32, Int32};
-        let (required, optional) = (OperatorInput::required, OperatorInput::optional);
+        let required = OperatorInput::required;
+        let optional = OperatorInput::optional;
         [
             required(Float32),
             optional(Float32),
@@ -141,7 +142,8 @@ impl<T: CacheElement> AttentionKernel<T> {
     }
 
     fn shape(&self, call: &Call<'_>, query: &Input<'_, f32>) -> ort::Result<CallShape> {
-        let (keys, values) = (call.shape(3)?, call.shape(4)?);
+        let keys = call.shape(3)?;
+        let values = call.shape(4)?;
         let (&[batch, sequence, _], &[_, kv_heads, held, row]) = (query.shape, keys) else {
             return Err(unexpected("queries of three axes and keys of four", [query.shape, keys]));
         };
@@ -195,24 +197,28 @@ fn pasts<'a>(
     shape: CallShape,
     angles: Option<&Angles<'_>>,
 ) -> ort::Result<(Pasts<'a>, usize)> {
-    let (lengths, total): (Input<'a, i32>, Input<'_, i32>) = (call.input(5)?, call.input(6)?);
-    let (new, held) = (shape.sequence, shape.held);
+    let lengths: Input<'a, i32> = call.input(5)?;
+    let total: Input<'_, i32> = call.input(6)?;
+    let new = shape.sequence;
+    let held = shape.held;
     let total = match *total.data {
         [total] => usize::try_from(total).ok().filter(|&total| total >= new),
         _ => None,
     };
+
     let total = total.ok_or_else(|| unexpected(format!("a length from {new} on"), "another"))?;
     // If no sequence has a past, the sequences may be padded.
     let none = total == new;
-    let fits = |&length: &i32| {
-        let past = usize::try_from(length).ok().and_then(|length| (length + 1).checked_sub(new));
-        let past = if none { Some(0) } else { past };
-        past.is_some_and(|past| {
-            let all = past + new;
-            past <= held && all <= total && angles.is_none_or(|angles| all <= angles.positions())
+    if lengths.data.len() != shape.batch
+        || !lengths.data.iter().all(|&length| {
+            let past = usize::try_from(length).ok().and_then(|length| (length + 1).checked_sub(new));
+            let past = if none { Some(0) } else { past };
+            past.is_some_and(|past| {
+                let all = past + new;
+                past <= held && all <= total && angles.is_none_or(|angles| all <= angles.positions())
+            })
         })
-    };
-    if lengths.data.len() != shape.batch || !lengths.data.iter().all(fits) {
+    {
         let expected = format!("{} lengths within {total} tokens", shape.batch);
         return Err(unexpected(expected, lengths.data));
     }

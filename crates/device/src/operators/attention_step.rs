@@ -121,6 +121,7 @@ impl AttentionStep<'_> {
         if out.is_empty() {
             return Ok(());
         }
+
         let heads = keys.chunks_exact_mut(row).zip(values.chunks_exact_mut(row)).enumerate();
         let few = self.pasts.count() * self.sequence <= FEW_TOKENS && past.iter().all(Option::is_none);
         let step = if few { self.sequence } else { TASK_TOKENS };
@@ -131,6 +132,7 @@ impl AttentionStep<'_> {
                 self.write_tasks(index, part, present, past, step)
             })
         });
+
         if few {
             tasks.for_each(|task| self.write(task));
         } else {
@@ -141,6 +143,7 @@ impl AttentionStep<'_> {
                 }
             })?;
         }
+
         let cache = Cache { keys, values, row };
         if self.sequence == 1 {
             self.attend_single_tokens(call, &cache, out)
@@ -155,7 +158,8 @@ impl AttentionStep<'_> {
 
     /// Returns the past tokens of one head.
     fn past_of<'p, T: CacheElement>(&self, past: &'p [T], held: usize, index: usize) -> &'p [T] {
-        let (row, tokens) = (self.row_elements::<T>(), self.pasts.of(index / self.heads.kv));
+        let row = self.row_elements::<T>();
+        let tokens = self.pasts.of(index / self.heads.kv);
         &past[index * held * row..][..tokens * row]
     }
 
@@ -187,7 +191,8 @@ impl AttentionStep<'_> {
         if let Some((past, before)) = past {
             before.copy_from_slice(past);
         }
-        let (size, (sequence, head)) = (self.attention.head_size, self.place_of(index));
+        let size = self.attention.head_size;
+        let (sequence, head) = self.place_of(index);
         let new = if part == NewPart::Key { self.key } else { self.value };
         let past = self.pasts.of(sequence);
         self.shared.with_buffers(|Buffers { new_row, .. }| {
@@ -220,8 +225,8 @@ impl AttentionStep<'_> {
         attend: impl FnOnce(Queries<'_>, &mut Scratch) -> T,
     ) -> T {
         let (sequence, head) = self.place_of(index);
-        let (width, first_position) =
-            (self.heads.group * self.attention.head_size, self.pasts.of(sequence) + tokens.start);
+        let width = self.heads.group * self.attention.head_size;
+        let first_position = self.pasts.of(sequence) + tokens.start;
         let first = sequence * self.sequence;
         let rows = self.query.rows_in(first + tokens.start..first + tokens.end);
         let rows = rows.columns_in(head * width..(head + 1) * width);
@@ -248,6 +253,7 @@ impl AttentionStep<'_> {
         if (0..self.pasts.count()).all(|sequence| self.pasts.of(sequence) < PART_KEYS) {
             return self.attend_whole_heads(call, cache, out);
         }
+
         let keys = |index: usize| {
             let end = self.pasts.of(index / self.heads.kv) + 1;
             let start = match self.attention.mask {
@@ -256,6 +262,7 @@ impl AttentionStep<'_> {
             };
             (start..end).step_by(PART_KEYS).map(move |start| start..end.min(start + PART_KEYS))
         };
+
         let all_keys = (0..heads).flat_map(|index| keys(index).map(move |keys| (index, keys)));
         self.shared.with_buffers(|Buffers { parts, .. }| {
             let count = all_keys.clone().count();
@@ -306,7 +313,8 @@ impl AttentionStep<'_> {
     /// Computes the attention of one new token for one head of keys and values.
     fn attend_head<T: CacheElement>(&self, cache: &Cache<'_, T>, index: usize, out: &mut [f32]) {
         self.with_queries(index, 0..1, |queries, scratch| {
-            let (cache, width) = (cache.head(index, queries.first_position + 1, self), out.len());
+            let cache = cache.head(index, queries.first_position + 1, self);
+            let width = out.len();
             let out = MatrixMut::new(out, width);
             self.shared.kernels.attend(&self.attention, queries, cache, scratch, out);
         });
@@ -334,6 +342,7 @@ impl AttentionStep<'_> {
                 }
             }
         }
+
         call.parallel(tasks.len(), |at| {
             // The last tokens see the most keys, so their tasks are started first.
             let task = tasks.get(tasks.len() - 1 - at).and_then(Part::take);

@@ -179,9 +179,11 @@ impl<'a> Call<'a> {
     /// Returns an input of the node of ONNX Runtime.
     fn tensor(&self, index: usize) -> ort::Result<Option<RawInput<'a>>> {
         let api = ort::api();
-        let (mut value, mut data) = (ptr::null(), ptr::null());
+        let mut value = ptr::null();
+        let mut data = ptr::null();
         let mut kind = ort_sys::ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
-        let (mut shape, mut rank) = (ptr::null(), 0);
+        let mut shape = ptr::null();
+        let mut rank = 0;
         // SAFETY: the context is alive during the call, and every out-pointer is valid.
         unsafe {
             check((api.KernelContext_GetInput)(self.raw(), index, &raw mut value))?;
@@ -244,7 +246,8 @@ impl<'a> Call<'a> {
     /// Returns the memory of an output of the node of ONNX Runtime.
     fn output_tensor(&self, index: usize, shape: &[i64]) -> ort::Result<*mut c_void> {
         let api = ort::api();
-        let (mut value, mut data) = (ptr::null_mut(), ptr::null_mut());
+        let mut value = ptr::null_mut();
+        let mut data = ptr::null_mut();
         // SAFETY: the context is alive during the call, every out-pointer is valid, and the shape is copied.
         unsafe {
             let status =

@@ -112,7 +112,8 @@ impl<T: CacheElement> Kernel for ChainKernel<T> {
     fn compute(&mut self, context: &ComputeContext) -> ort::Result<()> {
         let Self { shared, index, kernels, values } = self;
         values.clear();
-        let (links, values) = (&shared.chains[*index].links, &*values);
+        let links = &shared.chains[*index].links;
+        let values = &*values;
         Call::run(context, |call| {
             call.in_region(shared.threads, |leader| {
                 links.iter().zip(&*kernels).try_for_each(|(ChainLink { inputs, outputs, .. }, kernel)| {

@@ -25,7 +25,8 @@ const MAX_MEMBERS: usize = 1024;
 pub(super) fn fuse(graph: &mut Graph) -> Vec<Chain> {
     graph.sort_nodes();
     let Some(uses) = Uses::of(graph) else { return Vec::new() };
-    let (mut chains, mut nodes) = (Vec::new(), HashMap::new());
+    let mut chains = Vec::new();
+    let mut nodes = HashMap::new();
     for mut run in runs(graph, &uses) {
         while !run.is_empty() {
             let rest = run.split_off(uses.longest(&run));
@@ -90,6 +91,7 @@ fn runs<'a>(graph: &'a Graph, uses: &Uses<'a>) -> Vec<Vec<usize>> {
             dependent.extend(outputs);
         }
     }
+
     runs.push(open);
     runs
 }
@@ -111,6 +113,7 @@ impl<'a> Uses<'a> {
         let constants = graph.initializers.iter().map(|constant| constant.name.as_str());
         let given: HashSet<&str> = inputs.chain(constants).collect();
         let made = graph.nodes.iter().flat_map(|node| &node.outputs).filter(|name| !name.is_empty());
+
         // Values of nodes that come later.
         let mut later: HashSet<&str> = HashSet::new();
         for name in made {
@@ -118,6 +121,7 @@ impl<'a> Uses<'a> {
                 return None;
             }
         }
+
         for node in &graph.nodes {
             let mut is_sorted = true;
             node.for_each_read(&mut |name| is_sorted &= !later.contains(name));
@@ -128,6 +132,7 @@ impl<'a> Uses<'a> {
                 later.remove(name.as_str());
             }
         }
+
         let mut reads: HashMap<&str, usize> = HashMap::new();
         graph.for_each_read(&mut |name| *reads.entry(name).or_default() += 1);
         let returned = graph.outputs.iter().map(|output| output.name.as_str()).collect();
@@ -171,7 +176,8 @@ impl<'a> Uses<'a> {
 
     /// Returns the greatest number of first members for which a chain has enough outputs, and at least 1.
     fn longest(&self, members: &[usize]) -> usize {
-        let (mut longest, mut length) = (1, 0);
+        let mut longest = 1;
+        let mut length = 0;
         self.outer_reads(members, &mut |outer| {
             length += 1;
             if outer <= MAX_ROWS {
@@ -203,11 +209,13 @@ impl<'a> Uses<'a> {
                 }
             });
             let outputs: Vec<ValueLocation> = outputs.collect();
-            let read_later = |name: &str| last_reads.get(name).is_some_and(|&last| last > at);
-            layout.release(node.inputs.iter().chain(&node.outputs), read_later);
+            layout.release(node.inputs.iter().chain(&node.outputs), |name: &str| {
+                last_reads.get(name).is_some_and(|&last| last > at)
+            });
             layout.free.append(&mut layout.unnamed);
             ChainLink { node: node.clone(), inputs, outputs }
         });
+
         let links: Vec<ChainLink> = links.collect();
         let op = links.iter().find_map(|link| chain_of(&link.node.op)).unwrap_or(f32::CHAIN);
         let name = format!("{DOMAIN}.chain.{index}");

@@ -53,7 +53,9 @@ impl NodeKernel for GatedMlpKernel {
 
     fn of(shared: &Arc<OperatorContext>, node: &impl Attributes) -> ort::Result<Self> {
         let index = |name| index_of(shared, node, name);
-        let (gate, up, down) = (index(GATE)?, index(UP)?, index(DOWN)?);
+        let gate = index(GATE)?;
+        let up = index(UP)?;
+        let down = index(DOWN)?;
         Ok(Self { shared: Arc::clone(shared), gate, up, down, epsilon: epsilon_of(node) })
     }
 
@@ -65,7 +67,8 @@ impl NodeKernel for GatedMlpKernel {
             up: linear(self.up),
             down: linear(self.down),
         };
-        let (width, columns) = (mlp.gate.weights.inputs(), mlp.down.weights.outputs());
+        let width = mlp.gate.weights.inputs();
+        let columns = mlp.down.weights.outputs();
         let (x, out) = InputRows::of(call, width, columns, self.epsilon)?;
         mlp.run(call, &x, out)
     }
@@ -81,8 +84,9 @@ struct GatedMlp<'a> {
 
 impl GatedMlp<'_> {
     fn run(&self, call: &Call<'_>, x: &InputRows<'_>, out: Outputs<'_>) -> ort::Result<()> {
-        let (shared, columns, hidden) =
-            (self.shared, self.down.weights.outputs(), self.gate.weights.outputs());
+        let shared = self.shared;
+        let columns = self.down.weights.outputs();
+        let hidden = self.gate.weights.outputs();
         if let Some(block) = row_block(x.count(), shared.threads) {
             let parts: Vec<_> =
                 out.blocks(block, columns, self.gate.weights.inputs()).map(Part::new).collect();
@@ -97,6 +101,7 @@ impl GatedMlp<'_> {
                 });
             });
         }
+
         shared.with_buffers(|Buffers { rows, hidden: all, normed, .. }| {
             shared.quantize(self.gate, x.rows(shared, 0..x.count(), out.sum, normed), rows);
             let all = at_least(all, x.count() * hidden);
@@ -112,7 +117,8 @@ impl GatedMlp<'_> {
 
     /// Computes all columns of some rows.
     fn run_rows(&self, x: MatrixRef<'_>, buffers: &mut Buffers, out: MatrixMut<'_>) {
-        let (shared, hidden) = (self.shared, self.gate.weights.outputs());
+        let shared = self.shared;
+        let hidden = self.gate.weights.outputs();
         let mut rows = std::mem::take(&mut buffers.rows);
         let mut all = std::mem::take(&mut buffers.hidden);
         let columns = at_least(&mut all, x.rows() * hidden);
@@ -132,9 +138,11 @@ impl GatedMlp<'_> {
     /// Computes the hidden columns of `out`, which start at column `start`.
     fn run_columns(&self, rows: &QuantizedRows, start: usize, buffers: &mut Buffers, mut out: MatrixMut<'_>) {
         let Buffers { scratch, gate, up, .. } = buffers;
-        let (count, width) = (out.rows(), out.columns());
+        let count = out.rows();
+        let width = out.columns();
         let columns = start..start + width;
-        let (gate, up) = (at_least(gate, count * width), at_least(up, count * width));
+        let gate = at_least(gate, count * width);
+        let up = at_least(up, count * width);
         for (linear, part) in [(self.gate, &mut *gate), (self.up, &mut *up)] {
             self.shared.multiply_columns(linear, rows, columns.clone(), scratch, MatrixMut::new(part, width));
         }

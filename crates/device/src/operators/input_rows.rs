@@ -56,17 +56,21 @@ impl<'a> InputRows<'a> {
         if x.columns() != width {
             return Err(ort::Error::new(format!("expected rows of {width} elements, found {}", x.columns())));
         }
-        let (mut shape, rank) = ([0; MAX_RANK], x.shape.len());
+
+        let rank = x.shape.len();
+        let mut shape = [0; MAX_RANK];
         let Some(shape) = shape.get_mut(..rank) else {
             return Err(ort::Error::new(format!("expected at most {MAX_RANK} axes, found {rank}")));
         };
+
         shape.copy_from_slice(x.shape);
         shape.iter_mut().last().into_iter().for_each(|extent| *extent = columns as i64);
         let mut outputs = Outputs { rows: call.output(0, shape)?, sum: &mut [] };
         let norm = match epsilon {
             None => None,
             Some(epsilon) => {
-                let (branch, gain): (Input<'a>, Input<'a>) = (call.input(1)?, call.input(2)?);
+                let branch: Input<'a> = call.input(1)?;
+                let gain: Input<'a> = call.input(2)?;
                 if branch.shape != x.shape || gain.data.len() != width {
                     let found = [x.shape, branch.shape, gain.shape];
                     return Err(ort::Error::new(format!("a stream, a branch and a gain have {found:?}")));
@@ -91,7 +95,8 @@ impl<'a> InputRows<'a> {
         sum: &mut [f32],
         normed: &'b mut Vec<f32>,
     ) -> MatrixRef<'b> {
-        let (x, width) = (self.x.rows_in(rows.clone()), self.x.columns());
+        let width = self.x.columns();
+        let x = self.x.rows_in(rows.clone());
         let Some(StreamNorm { branch, gain, epsilon }) = &self.norm else { return x };
         let normed = at_least(normed, rows.len() * width);
         let residual =

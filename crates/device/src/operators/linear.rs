@@ -68,8 +68,9 @@ pub(super) fn index_of(
     attribute: &str,
 ) -> ort::Result<usize> {
     let index = node.int(attribute).and_then(|index| usize::try_from(index).ok());
-    let unknown = || ort::Error::new(format!("no weights have the index of the attribute {attribute}"));
-    index.filter(|&index| index < shared.linears.len()).ok_or_else(unknown)
+    index
+        .filter(|&index| index < shared.linears.len())
+        .ok_or_else(|| ort::Error::new(format!("no weights have the index of the attribute {attribute}")))
 }
 
 /// Returns the number of rows of a task that computes all columns; `None` if there are too few rows to divide them
@@ -85,7 +86,8 @@ pub(super) fn column_step(columns: usize, bytes: usize, threads: usize) -> usize
     if threads == 1 {
         return columns.next_multiple_of(COLUMN_STEP);
     }
-    let (steps, most) = (columns.div_ceil(COLUMN_STEP), (bytes / MIN_TASK_BYTES).max(1));
+    let steps = columns.div_ceil(COLUMN_STEP);
+    let most = (bytes / MIN_TASK_BYTES).max(1);
     let mut counts = (TASKS_PER_THREAD..=MAX_TASKS_PER_THREAD).map(|each| each * threads);
     let even = counts.find(|&count| count <= most && steps.is_multiple_of(count));
     let count = even.unwrap_or(MAX_TASKS_PER_THREAD * threads).min(most);
@@ -118,7 +120,8 @@ impl NodeKernel for LinearKernel {
 
     fn run(&self, call: &Call<'_>) -> ort::Result<()> {
         let linear = &self.shared.linears[self.index];
-        let (width, columns) = (linear.weights.inputs(), linear.weights.outputs());
+        let width = linear.weights.inputs();
+        let columns = linear.weights.outputs();
         let (x, out) = InputRows::of(call, width, columns, self.epsilon)?;
         self.shared.multiply(call, linear, &x, out)
     }
@@ -133,7 +136,8 @@ impl OperatorContext {
         x: &InputRows<'_>,
         out: Outputs<'_>,
     ) -> ort::Result<()> {
-        let (columns, width) = (linear.weights.outputs(), linear.weights.inputs());
+        let columns = linear.weights.outputs();
+        let width = linear.weights.inputs();
         if let Some(block) = row_block(x.count(), self.threads) {
             let parts: Vec<_> = out.blocks(block, columns, width).map(Part::new).collect();
             return call.parallel(parts.len(), |index| {
@@ -214,7 +218,8 @@ pub(super) fn for_columns(
         task(0, out);
         return Ok(());
     }
-    let (mut parts, mut rest) = (Vec::with_capacity(out.columns().div_ceil(step)), out);
+    let mut parts = Vec::with_capacity(out.columns().div_ceil(step));
+    let mut rest = out;
     while rest.columns() > step {
         let (part, others) = rest.split_at_column(step);
         parts.push(Part::new(part));

@@ -100,6 +100,7 @@ impl OwnOperators {
         if sources.is_none() && !packs_rows {
             return None;
         }
+
         let sources = sources.unwrap_or_default();
         graph.opsets.push((DOMAIN.to_owned(), VERSION));
         let LinearLayers { linears, packed } = weights::load(&sources, model, stored, threads)?;

@@ -46,6 +46,7 @@ pub(super) fn rewrite(graph: &mut Graph, precision: KvPrecision) -> Option<Vec<L
     if !graph.unread.is_empty() {
         return None;
     }
+
     let constants = Constants::of(graph);
     let sources = graph.nodes.iter().enumerate().filter_map(|(at, node)| Some((at, constants.linear(node)?)));
     let (places, sources): (Vec<usize>, Vec<LinearSource>) = sources.unzip();
@@ -101,13 +102,14 @@ fn is_attention(graph: &Graph, node: &Node) -> bool {
     if node.op != "GroupQueryAttention" || node.domain != MICROSOFT || node.outputs.len() != 3 {
         return false;
     }
-    let known = |(name, value): &(String, Attribute)| match name.as_str() {
-        HEADS | KV_HEADS | SCALE | SOFT_CAP | WINDOW | ROTATES => true,
-        // Other attributes change the computation, unless they are 0.
-        _ => matches!(value, Attribute::Int(0)),
-    };
     let more = node.inputs.iter().skip(ATTENTION_INPUTS).any(|name| !name.is_empty());
-    !more && has_single_precision_past(graph, node) && node.attributes.iter().all(known)
+    !more
+        && has_single_precision_past(graph, node)
+        && node.attributes.iter().all(|(name, value)| match name.as_str() {
+            HEADS | KV_HEADS | SCALE | SOFT_CAP | WINDOW | ROTATES => true,
+            // Other attributes change the computation, unless they are 0.
+            _ => matches!(value, Attribute::Int(0)),
+        })
 }
 
 /// Returns the patch that replaces attention by an operator of Narthex.
@@ -175,18 +177,21 @@ impl<'a> Links<'a> {
         let [a, b] = two(product)?;
         [[a, b], [b, a]].into_iter().find_map(|[activated, up]| {
             let silu = self.producer(activated, 1).filter(|node| node.is_onnx("Mul"))?;
-            let (up_index, up) = (index(up)?, self.producer(up, 1)?);
+            let up_index = index(up)?;
+            let up = self.producer(up, 1)?;
             let [c, d] = two(silu)?;
             let (gate, sigmoid) = [[c, d], [d, c]].into_iter().find_map(|[gate, gated]| {
                 let sigmoid = self.producer(gated, 1).filter(|node| node.is_onnx("Sigmoid"))?;
                 (sigmoid.input(0) == Some(gate)).then_some((gate, sigmoid))
             })?;
-            let (gate_index, gate) = (index(gate)?, self.producer(gate, 2)?);
+            let gate_index = index(gate)?;
+            let gate = self.producer(gate, 2)?;
             let indices = [gate_index, up_index, down_index];
             let same_rows = gate.input(0) == up.input(0) && down.outputs.len() == 1;
             let sizes = |node: &Node| ["N", "K", "block_size"].map(|name| node.int(name));
             let fits = same_rows && sizes(gate) == sizes(up) && down.int("K") == gate.int("N");
-            let (parts, norm) = ([gate, up, down, sigmoid, silu, product], self.norm_of(gate, 2));
+            let parts = [gate, up, down, sigmoid, silu, product];
+            let norm = self.norm_of(gate, 2);
             fits.then_some(GatedMlpNodes { parts, indices, norm })
         })
     }
@@ -217,8 +222,8 @@ impl<'a> Constants<'a> {
         let inputs: HashSet<&str> = graph.inputs.iter().map(|input| input.name.as_str()).collect();
         // A constant that is also an input can have another value at run time.
         let fixed = graph.initializers.iter().filter(|constant| !inputs.contains(constant.name.as_str()));
-        let is_cast = |node: &&Node| node.is_onnx("Cast") && node.int("to") == Some(TO_SINGLE);
-        let casts = graph.nodes.iter().filter(is_cast);
+        let casts =
+            graph.nodes.iter().filter(|node| node.is_onnx("Cast") && node.int("to") == Some(TO_SINGLE));
         Self {
             initializers: fixed.map(|constant| (constant.name.as_str(), constant)).collect(),
             casts: casts.filter_map(|node| Some((node.outputs.first()?.as_str(), node.input(0)?))).collect(),
@@ -239,8 +244,11 @@ impl<'a> Constants<'a> {
         if !is_product || node.int("accuracy_level") != Some(EIGHT_BIT_ACTIVATIONS) {
             return None;
         }
+
         let size = |name| usize::try_from(node.int(name)?).ok().filter(|&size| size > 0);
-        let (outputs, inputs, block) = (size("N")?, size("K")?, size("block_size")?);
+        let outputs = size("N")?;
+        let inputs = size("K")?;
+        let block = size("block_size")?;
         let bits = match node.int("bits").unwrap_or(4) {
             4 => Bits::Four,
             8 => Bits::Eight,
@@ -263,10 +271,12 @@ impl<'a> Constants<'a> {
             Some(bias) => Some(self.get(bias, DType::F32, outputs)?),
             None => None,
         };
+
         // Kernels do not support a permutation of the inputs.
         if node.input(4).is_some() || ![16, 32, 64, 128].contains(&block) {
             return None;
         }
+
         let quants = self.get(node.input(1)?, DType::U8, outputs.checked_mul(row)?)?;
         Some(LinearSource { outputs, inputs, block, bits, quants, scales, zeros, bias })
     }
@@ -275,8 +285,7 @@ impl<'a> Constants<'a> {
 /// Removes casts that are not read, and then constants that are not read.
 fn remove_unread(graph: &mut Graph) {
     let read = read_values(graph);
-    let is_read = |name: &String| read.contains(name);
-    graph.nodes.retain(|node| node.op != "Cast" || node.outputs.iter().any(is_read));
+    graph.nodes.retain(|node| node.op != "Cast" || node.outputs.iter().any(|name| read.contains(name)));
     let read = read_values(graph);
     graph.initializers.retain(|constant| read.contains(&constant.name));
 }

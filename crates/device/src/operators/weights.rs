@@ -108,7 +108,8 @@ pub(super) fn load(
     if sources.is_empty() {
         return Some(LinearLayers { linears: Vec::new(), packed: None });
     }
-    let (folder, layout) = (graph.parent()?, FileLayout::of(sources)?);
+    let folder = graph.parent()?;
+    let layout = FileLayout::of(sources)?;
     let stored = stored.and_then(|stored| PackedWeights::open(stored, graph, &layout.header, layout.length));
     if let Some(packed) = stored
         && let Some(linears) = layout.linears(sources, folder, packed.bytes())
@@ -140,7 +141,8 @@ impl FileLayout {
         }
         let mut header = text.into_bytes();
         header.resize(header.len().next_multiple_of(ALIGNMENT), 0);
-        let (mut length, mut ranges) = (header.len(), Vec::with_capacity(sources.len()));
+        let mut length = header.len();
+        let mut ranges = Vec::with_capacity(sources.len());
         for source in sources {
             let end = length.checked_add(source.shape().packed_bytes().ok()?)?;
             ranges.push(length..end);
@@ -173,12 +175,14 @@ fn pack(sources: &[LinearSource], folder: &Path, layout: &FileLayout, threads: u
     let mut memory = zeroed(layout.length).ok()?;
     let (header, mut rest) = memory.split_at_mut(layout.header.len());
     header.copy_from_slice(&layout.header);
+
     let mut jobs = Vec::with_capacity(sources.len());
     for (source, range) in sources.iter().zip(&layout.ranges) {
         let (place, others) = rest.split_at_mut(range.len());
         jobs.push((source, place));
         rest = others;
     }
+
     let jobs = Mutex::new(jobs);
     let work = || {
         let mut files = DataFiles::default();
@@ -189,10 +193,11 @@ fn pack(sources: &[LinearSource], folder: &Path, layout: &FileLayout, threads: u
             source.pack(folder, &mut files, place)?;
         }
     };
+
     thread::scope(|scope| {
         // If the system starts no more threads, this one packs all that is left.
-        let start = |_| thread::Builder::new().spawn_scoped(scope, work).ok();
-        let others: Vec<_> = (1..threads).filter_map(start).collect();
+        let others: Vec<_> =
+            (1..threads).filter_map(|_| thread::Builder::new().spawn_scoped(scope, work).ok()).collect();
         let own = work();
         others.into_iter().fold(own, |all, other| all.and(other.join().ok().flatten()))
     })?;

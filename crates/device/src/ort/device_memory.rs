@@ -52,12 +52,14 @@ impl DeviceMemory {
         let Some(&info) = place.and_then(|place| infos.get(place)).filter(|info| !info.is_null()) else {
             return Ok(None);
         };
+
         let mut kind = ort_sys::OrtMemoryInfoDeviceType::OrtMemoryInfoDeviceType_CPU;
         // SAFETY: the session is alive, and the description belongs to it.
         unsafe { (api.MemoryInfoGetDeviceType)(info, &raw mut kind) };
         if kind == ort_sys::OrtMemoryInfoDeviceType::OrtMemoryInfoDeviceType_CPU {
             return Ok(None);
         }
+
         let mut memory = Self { allocator: ptr::null_mut(), host: HostMemory::new()?, runtime };
         // SAFETY: session and description are alive; the allocator is released on drop.
         let status = unsafe { (api.CreateAllocator)(session.ptr(), info, &raw mut memory.allocator) };
@@ -107,7 +109,8 @@ impl DeviceMemory {
     }
 
     fn copy(&self, from: &OwnedValue, to: &OwnedValue) -> Result<(), StepError> {
-        let (from, mut to) = (from.0.cast_const(), to.0.cast_const());
+        let from = from.0.cast_const();
+        let mut to = to.0.cast_const();
         // SAFETY: both values are alive and have the same type and shape. Without a stream, the call returns after the
         // copy is complete.
         let status = unsafe {

@@ -117,21 +117,26 @@ fn with_device(
     model: &Path,
     options: &SessionOptions<'_>,
 ) -> Result<SessionBuilder, DeviceError> {
-    let (what, device) = ("choose the device", options.device);
+    let what = "choose the device";
+    let device = options.device;
     let diagnostics = match options.diagnostics {
         Diagnostics::Nothing => Vec::new(),
         Diagnostics::Trace(folder) => device.trace_options(folder),
         Diagnostics::Form(folder) => device.control_options(folder),
         Diagnostics::Everything(folder) => device.diagnostic_options(folder),
     };
+
     let name = device.ep().ort_name();
     match runtime.device(device) {
         // The device is given explicitly, because a new builder prefers an NPU as soon as a plugin provider is
         // registered.
         Ok(offered) => {
-            let prefixed = |(key, value)| (format!("{name}.{key}"), value);
-            let entries: Vec<(String, String)> =
-                device.options_for(model).into_iter().chain(diagnostics).map(prefixed).collect();
+            let entries: Vec<(String, String)> = device
+                .options_for(model)
+                .into_iter()
+                .chain(diagnostics)
+                .map(|(key, value)| (format!("{name}.{key}"), value))
+                .collect();
             let builder = builder.with_devices([offered], Some(&entries)).map_err(failed(what))?;
             // DirectML requires that memory patterns are disabled.
             let pattern = device.ep() != Ep::DirectMl;
@@ -156,7 +161,9 @@ fn with_provider_by_name(
     let keys = options.iter().map(|(key, _)| text(key)).collect::<Result<Vec<_>, _>>()?;
     let values = options.iter().map(|(_, value)| text(value)).collect::<Result<Vec<_>, _>>()?;
     let pointers = |list: &[CString]| list.iter().map(|text| text.as_ptr()).collect::<Vec<_>>();
-    let (keys, values) = (pointers(&keys), pointers(&values));
+    let keys = pointers(&keys);
+    let values = pointers(&values);
+
     // SAFETY: the builder is alive, and all strings and lists live until the end of the call, which copies them. `ort`
     // takes ownership of the status and releases it.
     unsafe {
@@ -260,11 +267,13 @@ impl Session {
                 None => builder.commit_from_file(model),
             },
         };
+
         if options.device.ep() == Ep::Qnn {
             // Registered after every load; otherwise the destructors of libraries loaded in the meantime would run
             // first.
             process_exit::without_destructors();
         }
+
         let inner = loaded.map_err(|error| load_error(options.device, error.message()))?;
         let mut session = Self::of(inner, options.device)?;
         session.placement.replace_chains(&chains);

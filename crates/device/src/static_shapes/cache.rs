@@ -58,12 +58,15 @@ impl StaticKvCache {
         if held.is_empty() {
             let elements = |layer: &KvLayout| layer.heads * layer.head_size * self.past;
             let bytes: usize = self.layers.iter().map(|layer| 4 * elements(layer)).sum();
-            let full = |_| StepError::OutOfMemory { rows: 1, capacity: self.past, wanted: bytes };
             let mut layers = Vec::with_capacity(self.layers.len());
             for layer in &self.layers {
                 let part = || {
                     let mut part = Vec::new();
-                    part.try_reserve_exact(elements(layer)).map_err(full)?;
+                    part.try_reserve_exact(elements(layer)).map_err(|_| StepError::OutOfMemory {
+                        rows: 1,
+                        capacity: self.past,
+                        wanted: bytes,
+                    })?;
                     part.resize(elements(layer), f16::ZERO);
                     Ok::<_, StepError>(part)
                 };
@@ -92,7 +95,8 @@ impl StaticKvCache {
         let KvLayout { heads, head_size: size, .. } = self.layers[layer];
         let NewTokens { keys, values, tokens, count } = new;
         let SlotCache { past, layers, .. } = &mut self.slots[slot.index()];
-        let (past, first) = (*past, tokens - count);
+        let past = *past;
+        let first = tokens - count;
         let [key, value] = &mut layers[layer];
         for row in 0..heads * size {
             let from = &keys[row * tokens + first..(row + 1) * tokens];
@@ -110,7 +114,8 @@ impl StaticKvCache {
         let SlotCache { past, layers, .. } = &self.slots[slot.index()];
         let [key, value] = &layers[layer];
         let elements = range.len() * heads * size;
-        let (mut keys, mut values) = (Vec::with_capacity(elements), Vec::with_capacity(elements));
+        let mut keys = Vec::with_capacity(elements);
+        let mut values = Vec::with_capacity(elements);
         for token in range {
             keys.extend((0..heads * size).map(|row| key[row * past + token]));
             for head in 0..heads {
@@ -125,7 +130,8 @@ impl StaticKvCache {
     pub(super) fn write(&mut self, slot: SlotId, layer: usize, at: usize, [keys, values]: [&[f16]; 2]) {
         let KvLayout { heads, head_size: size, .. } = self.layers[layer];
         let SlotCache { past, layers, .. } = &mut self.slots[slot.index()];
-        let (past, [key, value]) = (*past, &mut layers[layer]);
+        let past = *past;
+        let [key, value] = &mut layers[layer];
         for (token, line) in (at..).zip(keys.chunks_exact(heads * size)) {
             line.iter().enumerate().for_each(|(row, element)| key[row * past + token] = *element);
         }
@@ -140,7 +146,8 @@ impl StaticKvCache {
     pub(super) fn copy(&mut self, copy: &KvCopy) -> Result<(), StepError> {
         let slots = self.slots.get_disjoint_mut([copy.from.index(), copy.to.index()]);
         let [from, to] = slots.map_err(|_| KvCopy::same_slot(copy.from))?;
-        let (at, count) = (copy.tokens.start, copy.tokens.len());
+        let at = copy.tokens.start;
+        let count = copy.tokens.len();
         for (layout, (from_layer, to_layer)) in self.layers.iter().zip(from.layers.iter().zip(&mut to.layers))
         {
             let KvLayout { heads, head_size: size, .. } = *layout;

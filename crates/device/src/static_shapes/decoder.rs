@@ -77,12 +77,16 @@ impl StaticExecutor {
         if options.slots == 0 {
             return Err(DeviceError::Option { what: "slots" });
         }
+
         let tables = tables(folder, manifest, arch)?;
         let places = places.into();
         let load = |entry: &GraphEntry, place: GraphLoad<'_>| {
             StaticGraph::new(entry, open(runtime, folder, manifest, entry, place)?)
         };
-        let (mut layers, mut kv, mut head) = (Layers::new(), BTreeMap::new(), None);
+
+        let mut layers = Layers::new();
+        let mut kv = BTreeMap::new();
+        let mut head = None;
         for entry in &manifest.graphs {
             match entry.part {
                 Part::Layers { tokens, past, .. } => {
@@ -94,9 +98,11 @@ impl StaticExecutor {
                 Part::Whole | Part::Chunk { .. } | Part::Bucket { .. } => {}
             }
         }
+
         let (Some((&past, longest)), Some(head)) = (layers.last_key_value(), head) else {
             return Err(DeviceError::package("a decoder in fixed graphs", "none"));
         };
+
         let chunk = longest.keys().next_back().copied().unwrap_or(1);
         let kept = VocabSubset::open(folder, manifest, arch)?;
         let given = head.output(Slot::Logits).len();
@@ -108,10 +114,12 @@ impl StaticExecutor {
         {
             return Err(DeviceError::package(format!("a graph for one token and a past of {past}"), "none"));
         }
+
         for (tokens, parts) in layers.values_mut().flatten() {
             let entries = arch.kv_index(arch.layers.len());
             in_order(parts, entries, tokens.saturating_mul(arch.hidden))?;
         }
+
         let kv: Vec<KvLayout> = kv.into_values().collect();
         let bytes_per_token = kv.iter().map(KvLayout::bytes_per_token).sum();
         let limits = Limits {
@@ -122,6 +130,7 @@ impl StaticExecutor {
             vocab: arch.vocab,
             kv: KvLimits { bytes_per_token, step: past, budget: options.kv_budget },
         };
+
         let cache = StaticKvCache::new(&kv, past, options.slots);
         let switch = RopeSwitch::of(arch, &limits);
         let logits = Vec::new();
@@ -175,10 +184,12 @@ impl StaticExecutor {
             let reason = format!("no graph has {} new tokens and a past of {}", tokens.len(), span.at);
             return Err(StepError::BadPlan { reason });
         };
+
         self.cache.fit(span.slot, past, held)?;
         let run = TokenRun { at: span.at, past, rows, tokens, factors };
         let states = run_parts(parts, &self.tables, run, &mut self.cache, span.slot)?;
-        let (hidden, vocab) = (self.tables.embedding.width(), self.limits.vocab);
+        let hidden = self.tables.embedding.width();
+        let vocab = self.limits.vocab;
         let count = span.logits.rows(tokens.len());
         let wanted = states[(rows - count) * hidden..].chunks_exact(hidden);
         for (state, out) in wanted.zip(self.logits[row * vocab..].chunks_exact_mut(vocab)) {
@@ -199,7 +210,8 @@ impl StaticExecutor {
 fn in_order(parts: &mut [StaticGraph], layers: usize, elements: usize) -> Result<(), DeviceError> {
     parts.sort_by_key(|part| part.layers().start);
     let rows = parts.first().map_or(0, |first| first.output(Slot::PerLayerRows).len());
-    let (mut next, mut given) = (0, elements);
+    let mut next = 0;
+    let mut given = elements;
     for part in parts {
         if part.layers().start != next {
             return Err(DeviceError::package(format!("a graph with layer {next}"), "none, or two"));
@@ -241,6 +253,7 @@ fn run_parts<'a>(
                 }
             }
         }
+
         step::write(part, tables, run);
         part.run_over(cache, slot)?;
         for layer in part.layers() {
@@ -337,7 +350,8 @@ impl Executor for StaticExecutor {
         self.switch.hand_over(slot, at, length)?;
         self.cache.fit(slot, self.past_for(length), at)?;
         for (index, layer) in block.layers().iter().enumerate() {
-            let (keys, values) = (layer.keys.to_f16()?, layer.values.to_f16()?);
+            let keys = layer.keys.to_f16()?;
+            let values = layer.values.to_f16()?;
             self.cache.write(slot, index, at, [&keys, &values]);
         }
         self.cache.set_length(slot, length);

@@ -53,7 +53,9 @@ impl StaticEncoder {
         let Structure::Encoder(arch) = &manifest.architecture else {
             return Err(DeviceError::package("an encoder", "a decoder"));
         };
-        let (mut buckets, mut head) = (Vec::new(), None);
+
+        let mut buckets = Vec::new();
+        let mut head = None;
         for entry in &manifest.graphs {
             let load = || StaticGraph::new(entry, open(runtime, folder, manifest, entry, place)?);
             match entry.part {
@@ -62,6 +64,7 @@ impl StaticEncoder {
                 Part::Whole | Part::Chunk { .. } | Part::Layers { .. } => {}
             }
         }
+
         buckets.sort_by_key(|(length, _)| *length);
         let longest = buckets.last().map(|(length, _)| *length);
         let longest = longest.ok_or_else(|| DeviceError::package("an encoder in fixed graphs", "none"))?;
@@ -70,6 +73,7 @@ impl StaticEncoder {
         if rows == Rows::Requested && head.is_none() {
             return Err(DeviceError::package("a head in a fixed graph", "none"));
         }
+
         let limits = EncoderLimits {
             max_length,
             max_batch_tokens: usize::MAX,
@@ -77,12 +81,14 @@ impl StaticEncoder {
             rows,
             width,
         };
+
         let tables = EncoderTables::open(folder, manifest, arch)?;
         let (pooling, normalize) = match arch.head {
             EncoderHead::Embedding { pooling, normalize } => (pooling, normalize),
             _ => (Pooling::Cls, false),
         };
-        let (row, apart) = (vec![0.0; tables.input], vec![0.0; tables.position_elements()]);
+        let row = vec![0.0; tables.input];
+        let apart = vec![0.0; tables.position_elements()];
         let output = if rows == Rows::Requested { Slot::Hidden } else { output_slot(&arch.head) };
         Ok(Self { limits, tables, output, pooling, normalize, buckets, head, row, apart })
     }
@@ -98,18 +104,23 @@ impl StaticEncoder {
         let Some((_, graph)) = self.buckets.iter_mut().find(|(length, _)| *length >= count) else {
             return Err(StepError::BadPlan { reason: format!("no graph has {count} tokens") });
         };
-        let (width, apart) = (self.row.len(), self.apart.len());
+
+        let width = self.row.len();
+        let apart = self.apart.len();
         graph.input(Slot::Embeds)[count * width..].fill(f16::ZERO);
         graph.input(Slot::PositionEmbeds).fill(f16::ZERO);
+
         for position in 0..count {
             self.tables.read(text, position, &mut self.row, &mut self.apart);
             round(&self.row, &mut graph.input(Slot::Embeds)[position * width..]);
             round(&self.apart, &mut graph.input(Slot::PositionEmbeds)[position * apart..]);
         }
+
         self.tables.check()?;
         let mask = graph.input(Slot::Mask { window: None });
         mask[..count].fill(f16::ZERO);
         mask[count..].fill(f16::from_f32(HIDDEN));
+
         let pool = graph.input(Slot::PoolWeights);
         if !pool.is_empty() {
             pool.fill(f16::ZERO);
@@ -121,9 +132,11 @@ impl StaticEncoder {
                 Pooling::Max => {}
             }
         }
+
         graph.run()?;
         let found = graph.output(self.output);
         let from = out.len();
+
         match (self.limits.rows, &mut self.head) {
             (Rows::Requested, Some(head)) => {
                 for &position in text.requested {
@@ -139,6 +152,7 @@ impl StaticEncoder {
                 out.extend(found[..elements].iter().map(|value| value.to_f32()));
             }
         }
+
         if self.normalize {
             let vector = &mut out[from..];
             let length = vector.iter().map(|x| x * x).sum::<f32>().sqrt().max(f32::MIN_POSITIVE);

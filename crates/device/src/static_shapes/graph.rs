@@ -43,18 +43,23 @@ fn extents(bound: &TensorBinding) -> Result<Vec<i64>, DeviceError> {
     if bound.dtype != DType::F16 {
         return Err(DeviceError::package(format!("{} in f16", bound.name), format!("{:?}", bound.dtype)));
     }
-    let fixed = |dim: &Dim| match dim {
-        Dim::Fixed(extent) => i64::try_from(*extent).ok(),
-        Dim::Symbol(_) => None,
-    };
-    let shape: Option<Vec<i64>> = bound.shape.iter().map(fixed).collect();
+    let shape: Option<Vec<i64>> = bound
+        .shape
+        .iter()
+        .map(|dim| match dim {
+            Dim::Fixed(extent) => i64::try_from(*extent).ok(),
+            Dim::Symbol(_) => None,
+        })
+        .collect();
     shape.ok_or_else(|| DeviceError::package(format!("a fixed shape of {}", bound.name), "a symbolic one"))
 }
 
 impl StaticGraph {
     pub(super) fn new(entry: &GraphEntry, session: Session) -> Result<Self, DeviceError> {
         let mut binding = Binding::new(&session).map_err(DeviceError::binding)?;
-        let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
+        let mut inputs = Vec::new();
+        let mut outputs = Vec::new();
+
         for bound in &entry.inputs {
             if !matches!(bound.slot, Slot::PastKey { .. } | Slot::PastValue { .. }) {
                 let name = package::input(entry, bound.slot)?;
@@ -65,6 +70,7 @@ impl StaticGraph {
                 inputs.push(port);
             }
         }
+
         for bound in &entry.outputs {
             let name = package::output(entry, bound.slot)?;
             let (mut port, shape) = port(bound)?;
@@ -73,15 +79,21 @@ impl StaticGraph {
             unsafe { binding.output(&name, tensor) }.map_err(DeviceError::binding)?;
             outputs.push(port);
         }
+
         let named = |slot| {
             let bound = entry.input(slot);
             Ok::<_, DeviceError>((package::input(entry, slot)?, bound.map_or(Ok(Vec::new()), extents)?))
         };
-        let number = |bound: &TensorBinding| match bound.slot {
-            Slot::PastKey { layer } => Some(layer),
-            _ => None,
-        };
-        let first = entry.inputs.iter().filter_map(number).min().unwrap_or(0);
+        let first = entry
+            .inputs
+            .iter()
+            .filter_map(|bound| match bound.slot {
+                Slot::PastKey { layer } => Some(layer),
+                _ => None,
+            })
+            .min()
+            .unwrap_or(0);
+
         let past = (first..first.saturating_add(entry.kv.len()))
             .map(|layer| Ok([named(Slot::PastKey { layer })?, named(Slot::PastValue { layer })?]))
             .collect::<Result<_, DeviceError>>()?;

@@ -99,8 +99,9 @@ fn open(
 fn file<'a>(manifest: &'a Manifest, entry: &'a GraphEntry, form: Form<'_>) -> Result<&'a str, DeviceError> {
     let Form::Context(target) = form else { return Ok(&entry.file) };
     let context = manifest.contexts.iter().find(|c| c.target == *target && c.graph == entry.file);
-    let missing = || DeviceError::package(format!("a context of {} for {target}", entry.file), "none");
-    Ok(&context.ok_or_else(missing)?.file)
+    Ok(&context
+        .ok_or_else(|| DeviceError::package(format!("a context of {} for {target}", entry.file), "none"))?
+        .file)
 }
 
 /// Returns the package's contexts for a target: the file name of each graph, and the path of its context's ONNX file.
@@ -115,7 +116,8 @@ fn contexts<'a>(
 
 /// Returns the way to load the context of a graph: contexts that refer to the same binary share the weights in it.
 fn shared(contexts: &[(&str, PathBuf)], graph: &str) -> Result<Context<'static>, DeviceError> {
-    let (mut own, mut others) = (Vec::new(), Vec::new());
+    let mut own = Vec::new();
+    let mut others = Vec::new();
     for (of, path) in contexts {
         let named = binaries(path)?;
         if *of == graph { own.extend(named) } else { others.extend(named) }

@@ -105,6 +105,7 @@ pub(super) fn write(graph: &mut StaticGraph, tables: &Tables, run: TokenRun<'_>)
             narrow(&row[..pairs], out);
         }
     }
+
     let masks: Vec<Slot> = graph.inputs().filter(|slot| matches!(slot, Slot::Mask { .. })).collect();
     for slot in masks {
         let Slot::Mask { window } = slot else { continue };

@@ -116,7 +116,8 @@ impl PackedAttention<'_> {
     }
 
     fn tasks<'o>(&self, texts: &PackedTexts<'_>, mut out: &'o mut [f32]) -> Vec<HeadsTask<'o>> {
-        let (size, width) = (self.attention.head_size, self.query.columns());
+        let size = self.attention.head_size;
+        let width = self.query.columns();
         let tiles = texts.rows().map(|text| text.len().div_ceil(TASK_QUERIES)).sum::<usize>();
         let most = (tiles * self.heads).div_ceil(self.shared.threads * TASKS_PER_THREAD).max(1);
         let mut tasks = Vec::new();

@@ -59,6 +59,7 @@ impl<'a> PaddedGraph<'a> {
         if !flat.is_onnx("Reshape") || !fits || width != [0, 0, heads.checked_mul(size)?] {
             return None;
         }
+
         let mut replacement = Replacement::of(flat);
         let parts = [query.nodes, key.nodes, value.nodes];
         let nodes =
@@ -107,6 +108,7 @@ impl<'a> PaddedGraph<'a> {
         } else {
             return None;
         };
+
         replacement.push(Node {
             name: last.name.clone(),
             op: POOL_ROWS.to_owned(),
@@ -135,7 +137,8 @@ impl<'a> PaddedGraph<'a> {
         let divided = self.made(transposed.input(0)?, "Reshape")?;
         match self.constants.ints(divided.input(1)?)?[..] {
             [0, 0, heads, size] if heads > 0 && size > 0 => {
-                let (rows, nodes) = (divided.input(0)?, [transposed, divided]);
+                let rows = divided.input(0)?;
+                let nodes = [transposed, divided];
                 Some(HeadRows { rows, heads: [heads, size], nodes })
             }
             _ => None,

@@ -114,7 +114,8 @@ impl<'a> PackedRows<'a> {
     fn follow(&mut self, node: &'a Node) -> Result<(), String> {
         let refused = || Err(format!("{} does not compute row by row", node.path()));
         let outputs = || node.outputs.iter().map(String::as_str).filter(|name| !name.is_empty());
-        let (mut reads, mut reads_flat) = (0, 0);
+        let mut reads = 0;
+        let mut reads_flat = 0;
         node.for_each_read(&mut |name| {
             reads += usize::from(self.rows.contains(name));
             reads_flat += usize::from(self.flat.contains(name));
@@ -145,6 +146,7 @@ impl<'a> PackedRows<'a> {
         if !self.is_row_wise(node) {
             return refused();
         }
+
         self.rows.extend(outputs());
         Ok(())
     }
@@ -190,32 +192,36 @@ impl<'a> PackedRows<'a> {
 /// Replaces the projections of attention that read the same rows by one node.
 fn group_projections(graph: &mut Graph) {
     let links = Links::of(graph);
-    let grouped = |attention: &Node| {
-        let made = |at: usize| {
-            let node = links.producer(attention.input(at)?, 1)?;
-            let is_linear = node.op == LINEAR && node.domain == DOMAIN && node.inputs.len() == 1;
-            is_linear.then_some(node)
-        };
-        let nodes = [made(0)?, made(1)?, made(2)?];
-        let same_rows = nodes.iter().all(|node| node.input(0) == nodes[0].input(0));
-        let mut replacement = Replacement::of(nodes[0]);
-        let mut attributes = Vec::new();
-        for (name, node) in PROJECTION_WEIGHTS.into_iter().zip(nodes) {
-            attributes.push((name.to_owned(), node.attribute(WEIGHTS)?.clone()));
-        }
-        nodes[1..].iter().for_each(|node| replacement.takes_over(node));
-        replacement.push(Node {
-            name: nodes[0].name.clone(),
-            op: PROJECTIONS.to_owned(),
-            domain: DOMAIN.to_owned(),
-            inputs: nodes[0].inputs.clone(),
-            outputs: nodes.iter().flat_map(|node| &node.outputs).cloned().collect(),
-            attributes,
-        });
-        replacement.patch("compute the projections with a Narthex kernel").filter(|_| same_rows)
-    };
-    let attention = |node: &&Node| node.op == BIDIRECTIONAL_ATTENTION && node.domain == DOMAIN;
-    let patches: Vec<Patch> = graph.nodes.iter().filter(attention).filter_map(grouped).collect();
+    let patches: Vec<Patch> = graph
+        .nodes
+        .iter()
+        .filter(|node| node.op == BIDIRECTIONAL_ATTENTION && node.domain == DOMAIN)
+        .filter_map(|attention| {
+            let made = |at: usize| {
+                let node = links.producer(attention.input(at)?, 1)?;
+                let is_linear = node.op == LINEAR && node.domain == DOMAIN && node.inputs.len() == 1;
+                is_linear.then_some(node)
+            };
+            let nodes = [made(0)?, made(1)?, made(2)?];
+            let same_rows = nodes.iter().all(|node| node.input(0) == nodes[0].input(0));
+            let mut replacement = Replacement::of(nodes[0]);
+            let mut attributes = Vec::new();
+            for (name, node) in PROJECTION_WEIGHTS.into_iter().zip(nodes) {
+                attributes.push((name.to_owned(), node.attribute(WEIGHTS)?.clone()));
+            }
+            nodes[1..].iter().for_each(|node| replacement.takes_over(node));
+            replacement.push(Node {
+                name: nodes[0].name.clone(),
+                op: PROJECTIONS.to_owned(),
+                domain: DOMAIN.to_owned(),
+                inputs: nodes[0].inputs.clone(),
+                outputs: nodes.iter().flat_map(|node| &node.outputs).cloned().collect(),
+                attributes,
+            });
+            replacement.patch("compute the projections with a Narthex kernel").filter(|_| same_rows)
+        })
+        .collect();
+
     // The patches replace different nodes, because each value that they merge is read once.
     let _ = graph.apply(&patches);
 }

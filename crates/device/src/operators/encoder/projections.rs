@@ -66,8 +66,10 @@ impl NodeKernel for ProjectionsKernel {
 
     fn run(&self, call: &Call<'_>) -> ort::Result<()> {
         let linears = self.indices.map(|index| &self.shared.linears[index]);
-        let (x, width): (Input<'_>, usize) = (call.input(0)?, linears[0].weights.inputs());
-        let (mut shape, rank) = ([0; MAX_RANK], x.shape.len());
+        let x: Input<'_> = call.input(0)?;
+        let width: usize = linears[0].weights.inputs();
+        let rank = x.shape.len();
+        let mut shape = [0; MAX_RANK];
         let Some(shape) = shape.get_mut(..rank).filter(|_| x.columns() == width) else {
             return Err(ort::Error::new(format!("expected rows of {width} elements, found {:?}", x.shape)));
         };
@@ -111,6 +113,7 @@ impl ProjectionsKernel {
                 });
             });
         }
+
         shared.with_buffers(|Buffers { rows, .. }| {
             shared.quantize(linears[0], x, rows);
             let mut tasks = Vec::new();

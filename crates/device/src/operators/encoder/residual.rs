@@ -80,8 +80,8 @@ impl NodeKernel for ResidualMlpKernel {
         let up = node.int(UP).map(|_| index_of(shared, node, UP)).transpose()?;
         let number = node.int(ACTIVATION).unwrap_or(0);
         let activation = usize::try_from(number).ok().and_then(|number| ACTIVATIONS.get(number).copied());
-        let unknown = || ort::Error::new(format!("no activation function has the number {number}"));
-        let activation = activation.ok_or_else(unknown)?;
+        let activation = activation
+            .ok_or_else(|| ort::Error::new(format!("no activation function has the number {number}")))?;
         let inputs = shared.linears[down].weights.inputs();
         if let Some(up) = up
             && shared.linears[up].weights.outputs() != inputs
@@ -95,8 +95,10 @@ impl NodeKernel for ResidualMlpKernel {
 
     fn run(&self, call: &Call<'_>) -> ort::Result<()> {
         let linear = |index: usize| &self.shared.linears[index];
-        let (up, down) = (self.up.map(linear), linear(self.down));
-        let (width, columns) = (up.unwrap_or(down).weights.inputs(), down.weights.outputs());
+        let up = self.up.map(linear);
+        let down = linear(self.down);
+        let width = up.unwrap_or(down).weights.inputs();
+        let columns = down.weights.outputs();
         let [x, residual, gain, bias]: [Input<'_>; 4] =
             [call.input(0)?, call.input(1)?, call.input(2)?, call.input(3)?];
         let rows = x.data.len() / width;
@@ -134,18 +136,21 @@ impl ResidualMlp<'_> {
         residual: MatrixRef<'_>,
         out: &mut [f32],
     ) -> ort::Result<()> {
-        let (shared, columns) = (self.shared, self.down.weights.outputs());
+        let shared = self.shared;
+        let columns = self.down.weights.outputs();
         if let Some(block) = row_block(x.rows(), shared.threads) {
             let parts: Vec<_> = out.chunks_mut(block * columns).map(Part::new).collect();
             return call.parallel(parts.len(), |index| {
                 let Some(out) = parts.get(index).and_then(Part::take) else { return };
                 let rows = index * block..index * block + out.len() / columns;
-                let (x, residual) = (x.rows_in(rows.clone()), residual.rows_in(rows));
+                let x = x.rows_in(rows.clone());
+                let residual = residual.rows_in(rows);
                 shared.with_buffers(|buffers| {
                     self.run_rows(x, residual, buffers, MatrixMut::new(out, columns));
                 });
             });
         }
+
         shared.with_buffers(|Buffers { rows, hidden, .. }| {
             match self.up {
                 Some(up) => {
@@ -176,7 +181,8 @@ impl ResidualMlp<'_> {
         buffers: &mut Buffers,
         mut out: MatrixMut<'_>,
     ) {
-        let (shared, columns) = (self.shared, out.columns());
+        let shared = self.shared;
+        let columns = out.columns();
         let Buffers { rows, hidden, scratch, .. } = buffers;
         match self.up {
             Some(up) => {
@@ -193,6 +199,7 @@ impl ResidualMlp<'_> {
             }
             None => shared.quantize(self.down, x, rows),
         }
+
         shared.multiply_columns(self.down, rows, 0..columns, scratch, out.reborrow());
         shared.kernels.add_layer_norm(residual, self.norm, out);
     }

@@ -34,6 +34,7 @@ fn merged(links: &Links<'_>, norm: &Node) -> Option<Patch> {
     if !is_norm || !only_norm || !is_computed(0) {
         return None;
     }
+
     let [residual, gain, bias] = [norm.input(0)?, norm.input(2)?, norm.input(3)?];
     let down = linear(links, norm.input(1)?)?;
     let mut replacement = Replacement::of(norm);
@@ -45,6 +46,7 @@ fn merged(links: &Links<'_>, norm: &Node) -> Option<Patch> {
         let number = activation_number(activation(node)?)?;
         Some((linear(links, node.input(0)?)?, node, number))
     });
+
     if let Some((up, function, number)) = first {
         x = up.input(0)?;
         attributes.push((UP.to_owned(), up.attribute(WEIGHTS)?.clone()));
@@ -52,6 +54,7 @@ fn merged(links: &Links<'_>, norm: &Node) -> Option<Patch> {
         replacement.takes_over(up);
         replacement.takes_over(function);
     }
+
     replacement.push(Node {
         name: norm.name.clone(),
         op: RESIDUAL_MLP.to_owned(),
