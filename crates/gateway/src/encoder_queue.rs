@@ -142,8 +142,10 @@ pub(crate) struct QueuedRequest<'a> {
 impl EncoderQueue {
     pub(crate) fn start(mut encoder: Box<dyn Encoder>, limit: usize) -> Result<Self, Error> {
         let (sender, receiver) = mpsc::channel::<EncoderJob>();
-        let (requests, closing) = (Arc::new(Mutex::new(Requests::default())), Cancel::new());
-        let (thread_requests, thread_closing) = (requests.clone(), closing.clone());
+        let requests = Arc::new(Mutex::new(Requests::default()));
+        let closing = Cancel::new();
+        let thread_requests = requests.clone();
+        let thread_closing = closing.clone();
         let limits = encoder.limits().clone();
         let thread = std::thread::Builder::new()
             .name("encoder".to_owned())
@@ -156,7 +158,8 @@ impl EncoderQueue {
                 }
             })
             .map_err(|source| Error::Io { what: "cannot start the encoder's thread".to_owned(), source })?;
-        let (jobs, thread) = (Mutex::new(Some(sender)), Mutex::new(Some(thread)));
+        let jobs = Mutex::new(Some(sender));
+        let thread = Mutex::new(Some(thread));
         Ok(Self { jobs, requests, limit, limits, closing, thread })
     }
 
@@ -225,7 +228,8 @@ impl QueuedRequest<'_> {
             // The request may have its reply already.
             let _ = wake.send(Err(Error::Cancelled));
         });
-        let (cancel, computed) = (self.cancel.clone(), self.computed.clone());
+        let cancel = self.cancel.clone();
+        let computed = self.computed.clone();
         let job = EncoderJob { request: self.id, texts, cancel, computed, reply };
         self.jobs.send(job).map_err(|_| Error::ShuttingDown)?;
         let rows = replies.recv().unwrap_or(Err(Error::ShuttingDown));
@@ -286,7 +290,8 @@ fn run(encoder: &mut dyn Encoder, jobs: &[EncoderJob], closing: &Cancel) -> Resu
 /// Returns the number of the first texts that fit into a batch, and at least 1. `lengths` are those of the texts, which
 /// do not ascend.
 fn batch_size(limits: &EncoderLimits, lengths: impl Iterator<Item = usize>) -> usize {
-    let (mut longest, mut sum) = (0, 0);
+    let mut longest = 0;
+    let mut sum = 0;
     let fitting = lengths.enumerate().take_while(|&(index, length)| {
         longest = longest.max(length);
         sum += length;

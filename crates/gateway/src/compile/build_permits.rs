@@ -40,8 +40,9 @@ impl BuildPermits {
     /// # Errors
     /// [`Error::TooManyBuilds`] if all permits are taken.
     pub(crate) fn take(&self) -> Result<BuildPermit, Error> {
-        let next = |taken: usize| (taken < MAX_BUILDS).then_some(taken + 1);
-        match self.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, next) {
+        match self.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, |taken: usize| {
+            (taken < MAX_BUILDS).then_some(taken + 1)
+        }) {
             Ok(_) => Ok(BuildPermit { taken: self.taken.clone() }),
             Err(running) => Err(Error::TooManyBuilds(running)),
         }

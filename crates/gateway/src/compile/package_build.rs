@@ -181,11 +181,11 @@ impl PackageBuild<'_> {
         }
         let Manifest { recipe, architecture, .. } = package::read_manifest(&folder, self.key).ok()?;
         let requested = FixedShapes::for_contexts(contexts).with_prefill(prefill);
-        let has = |shapes: &FixedShapes| {
-            (contexts.is_empty() || shapes.contexts().eq(requested.contexts()))
-                && (prefill.is_empty() || shapes.prefill == requested.prefill)
-        };
-        let has_shapes = contexts.is_empty() && prefill.is_empty() || recipe.fixed.as_ref().is_some_and(has);
+        let has_shapes = contexts.is_empty() && prefill.is_empty()
+            || recipe.fixed.as_ref().is_some_and(|shapes| {
+                (contexts.is_empty() || shapes.contexts().eq(requested.contexts()))
+                    && (prefill.is_empty() || shapes.prefill == requested.prefill)
+            });
         let has_target = target.as_ref().is_none_or(|target| recipe.targets.contains(target));
         let has_parts = part_bytes.is_none_or(|requested| recipe.part_bytes == requested);
         let has_pooling = pooling.is_none_or(|requested| {
@@ -198,7 +198,8 @@ impl PackageBuild<'_> {
     /// Returns the recipe. A new target is added to those of the installed package.
     fn recipe(&self) -> Recipe {
         let CompileRequest { scheme, target, contexts, prefill, passes, part_bytes, yarn, .. } = self.request;
-        let (matformer, drop_layers) = (self.request.matformer.clone(), self.request.drop_layers.clone());
+        let matformer = self.request.matformer.clone();
+        let drop_layers = self.request.drop_layers.clone();
         let installed = self.library.store.package(&self.key.name, self.key.scheme);
         let installed = installed.and_then(|folder| package::read_manifest(&folder, self.key).ok());
         let installed_passes = installed.as_ref().map(|manifest| manifest.recipe.passes.clone());
@@ -210,9 +211,9 @@ impl PackageBuild<'_> {
         targets.dedup();
         let is_static = target.is_some() || !contexts.is_empty() || !prefill.is_empty() || !passes.is_empty();
         let earlier_shapes = earlier.and_then(|recipe| recipe.fixed).filter(|_| contexts.is_empty());
-        let shapes =
-            || earlier_shapes.unwrap_or_else(|| FixedShapes::for_contexts(contexts)).with_prefill(prefill);
-        let fixed = is_static.then(shapes);
+        let fixed = is_static.then(|| {
+            earlier_shapes.unwrap_or_else(|| FixedShapes::for_contexts(contexts)).with_prefill(prefill)
+        });
         let default = Recipe::new(*scheme);
         let target_limit = targets.iter().map(Target::part_bytes).min();
         let part_bytes = part_bytes.or(target_limit).unwrap_or(default.part_bytes);
@@ -239,11 +240,13 @@ impl PackageBuild<'_> {
             manifest.prompts.named = entry.prompts.clone();
             add_files(folder, &mut manifest, &[])?;
         }
+
         if self.is_compared(&recipe) {
             steps.begin(format!("Measuring the quality of {}", key.name));
             self.measure_quality(&checkpoint, &recipe, folder, &mut manifest)?;
             add_files(folder, &mut manifest, &[])?;
         }
+
         for target in &recipe.targets {
             steps.begin(format!("Building {} for {target}", key.name));
             precompile::compile_for(library, target, folder, &mut manifest, steps.sink(), cancel)?;
@@ -259,9 +262,12 @@ impl PackageBuild<'_> {
         recipe: &Recipe,
         vocabulary: Option<&VocabSubset>,
     ) -> Result<Manifest, Error> {
-        let (library, progress, cancel) = (self.library, self.steps.sink(), self.cancel);
+        let library = self.library;
+        let progress = self.steps.sink();
+        let cancel = self.cancel;
         let runner = CpuRunner { library, progress, cancel };
         let is_calibrated = self.request.calibration == Calibration::Standard;
+
         let job = CompileJob {
             checkpoint: &checkpoint.path,
             name: self.key.name.clone(),
@@ -307,6 +313,7 @@ impl PackageBuild<'_> {
             self.compile_into(output, checkpoint, &recipe, self.request.vocabulary.as_ref())?;
             manifest.quality = Some(quality::measure_passes(&self.compared(folder, plain.path()))?);
         }
+
         if manifest.recipe.is_reduced() {
             note(format!("Compiling the whole model of {name} for comparison."));
             let whole = self.library.store.stage_package(name, *scheme)?;

@@ -73,9 +73,9 @@ pub struct UnsharedWeights {
 
 /// Returns the targets of a package whose contexts would be smaller if their graphs shared weights.
 pub fn unshared_weights(manifest: &Manifest) -> Vec<UnsharedWeights> {
-    let several = |target: &&Target| matches!(target, Target::Qnn(chips) if chips.len() > 1);
     let cost = |target: &Target| {
-        let (mut bytes, mut largest) = (0, BTreeMap::new());
+        let mut bytes = 0;
+        let mut largest = BTreeMap::new();
         for context in manifest.contexts.iter().filter(|context| context.target == *target) {
             let binary = context.file.strip_suffix(".onnx").map(|stem| format!("{stem}{BINARY_SUFFIX}"));
             let files = [Some(&context.file), binary.as_ref()].into_iter().flatten();
@@ -86,7 +86,11 @@ pub fn unshared_weights(manifest: &Manifest) -> Vec<UnsharedWeights> {
         }
         UnsharedWeights { target: target.clone(), bytes, shared: largest.into_values().sum() }
     };
-    let targets = manifest.recipe.targets.iter().filter(several);
+    let targets = manifest
+        .recipe
+        .targets
+        .iter()
+        .filter(|target| matches!(target, Target::Qnn(chips) if chips.len() > 1));
     targets.map(cost).filter(|cost| cost.shared < cost.bytes).collect()
 }
 
@@ -115,17 +119,14 @@ pub(crate) fn compile_for(
     let stem = format!("contexts/{}", target.file_stem());
     let contexts = folder.join(&stem);
     fs::create_dir_all(&contexts).map_err(Error::io("create", &contexts))?;
+
     let all = groups.iter().map(Vec::len).sum::<usize>() as u64;
     let stage = Stage::start(progress, format!("Compiling for {target}"), Unit::Items, Some(all));
     // After a failed compile there is no package for `narthex check`, so the next step first builds one without a
     // target.
-    let (name, scheme) = (manifest.name.clone(), manifest.recipe.scheme);
-    let next = |target: &Target| {
-        format!(
-            "compile with `--context` instead of `--target`, which needs no vendor's compiler; then `narthex check \
-             {name}@{scheme} --target {target}` bisects the graph to the failing nodes"
-        )
-    };
+    let name = manifest.name.clone();
+    let scheme = manifest.recipe.scheme;
+
     let mut compiled = 0;
     for graphs in groups {
         let paths: Vec<(PathBuf, PathBuf)> =
@@ -137,12 +138,18 @@ pub(crate) fn compile_for(
         };
         let placements =
             precompile(runtime, &device, &jobs, weights(target, &jobs), FallbackPolicy::Refused, &mut done)
-                .map_err(|error| fallback::explain(folder, &device, error.into(), next))?;
+                .map_err(|error| fallback::explain(folder, &device, error.into(), |target: &Target| {
+        format!(
+            "compile with `--context` instead of `--target`, which needs no vendor's compiler; then `narthex check \
+             {name}@{scheme} --target {target}` bisects the graph to the failing nodes"
+        )
+    }))?;
         compiled += graphs.len();
         for (graph, placement) in graphs.into_iter().zip(&placements) {
             let file = format!("{stem}/{graph}");
             check_context(&folder.join(&file), manifest)?;
-            let (target, compiler) = (target.clone(), compiler.clone());
+            let target = target.clone();
+            let compiler = compiler.clone();
             let placement = record(placement);
             manifest.contexts.push(Context { target, graph, file, compiler, placement });
         }
@@ -153,7 +160,8 @@ pub(crate) fn compile_for(
 /// Groups the graphs that share weights: those of one part of the layers, or an encoder's. A head joins the only part
 /// if there is room for it.
 fn groups(folder: &Path, manifest: &Manifest) -> Result<Vec<Vec<String>>, Error> {
-    let (mut parts, mut head) = (BTreeMap::<usize, Vec<String>>::new(), None);
+    let mut parts = BTreeMap::<usize, Vec<String>>::new();
+    let mut head = None;
     for entry in manifest.graphs.iter().filter(|graph| graph.variant == Variant::Static) {
         match first_layer(entry) {
             Some(first) => parts.entry(first).or_default().push(entry.file.clone()),
@@ -200,7 +208,8 @@ fn load_compiler(
     progress: &dyn ProgressSink,
     cancel: &Cancel,
 ) -> Result<Device, Error> {
-    let (chips, kind) = (chips(target)?, Ep::Qnn);
+    let chips = chips(target)?;
+    let kind = Ep::Qnn;
     let plugin = match runtimes::locate(&library.store, kind) {
         Some(info) => info,
         None => {

@@ -128,13 +128,15 @@ fn reduction_losses(
         CHUNK.min(reduced.limits().chunk).min(whole.limits().chunk).max(1),
         reduced.limits().longest().min(whole.limits().longest()),
     ];
+
     for tokens in texts {
         let mut at = 0;
         for part in tokens[..tokens.len().min(longest)].chunks(chunk) {
             cancel.check()?;
             let mut plan = StepPlan::default();
             plan.push(SLOT, at, part, LogitRows::All);
-            let (expected, found) = (whole.step(&plan)?, reduced.step(&plan)?);
+            let expected = whole.step(&plan)?;
+            let found = reduced.step(&plan)?;
             losses.extend((0..part.len()).map(|row| ReductionLoss::new(expected.row(row), found.row(row))));
             at += part.len();
         }

@@ -101,8 +101,9 @@ impl CompileRequest {
         ];
         for (param, slug) in changes {
             let Some(slug) = slug else { continue };
-            let bad = |error: BadModelName| Error::Invalid { param, message: error.to_string() };
-            base.name = format!("{}-{slug}", base.name).parse().map_err(bad)?;
+            base.name = format!("{}-{slug}", base.name)
+                .parse()
+                .map_err(|error: BadModelName| Error::Invalid { param, message: error.to_string() })?;
         }
         Ok(base)
     }

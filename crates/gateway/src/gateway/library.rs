@@ -85,12 +85,15 @@ impl Gateway {
     /// Returns the newest installed model of the first of `kinds` that has an installed model.
     pub fn newest_installed(&self, kinds: &[ModelKind]) -> Result<Option<ModelName>, Error> {
         let models = self.models()?;
-        let newest = |kind: &ModelKind| {
-            let installed = models.iter().filter(|model| model.kind == *kind);
-            let created = |model: &ModelListing| model.installed.iter().map(|package| package.created).max();
-            installed.filter_map(|model| Some((created(model)?, &model.name))).max()
-        };
-        Ok(kinds.iter().find_map(newest).map(|(_, name)| name.clone()))
+        Ok(kinds
+            .iter()
+            .find_map(|kind| {
+                let installed = models.iter().filter(|model| model.kind == *kind);
+                let created =
+                    |model: &ModelListing| model.installed.iter().map(|package| package.created).max();
+                installed.filter_map(|model| Some((created(model)?, &model.name))).max()
+            })
+            .map(|(_, name)| name.clone()))
     }
 
     /// Returns one model that is installed or in the catalogue. `model` is a name, never a path.
@@ -217,11 +220,16 @@ impl Gateway {
         let steps = JobSteps::new(progress);
         steps.plan(2);
         steps.begin(format!("Importing {}", request.path.display()));
-        let trial = |key: &PackageKey, folder: &Path| {
-            steps.begin("Checking the graph");
-            trial_run::run(library, key, folder, progress, cancel)
-        };
-        let (key, folder) = import::import(library, request, &trial, progress, cancel)?;
+        let (key, folder) = import::import(
+            library,
+            request,
+            &|key: &PackageKey, folder: &Path| {
+                steps.begin("Checking the graph");
+                trial_run::run(library, key, folder, progress, cancel)
+            },
+            progress,
+            cancel,
+        )?;
         self.models.evict(&key);
         Ok((folder, self.library.manifest(&key)?))
     }
@@ -279,6 +287,7 @@ impl Gateway {
         let scheme = model.and_then(|model| split_scheme(model).1);
         let key = model.map(|model| self.library.installed_key(model)).transpose()?;
         let name = key.as_ref().map(|key| &key.name);
+
         let mut files = self.library.store.audit(name, scheme, progress, cancel.flag())?;
         for PackageInfo { name: found, scheme: of, dir, .. } in self.library.store.packages()? {
             cancel.check()?;
@@ -335,8 +344,11 @@ impl Gateway {
     /// Adds a key and returns its secret, which is stored nowhere. Models may be named by their aliases.
     pub fn add_key(&self, name: &str, mut limits: KeyLimits, cancel: &Cancel) -> Result<Secret, Error> {
         let catalog = &self.library.catalog;
-        let canonical = |name| catalog.get(&name).map_or(name, |entry| entry.name.clone());
-        limits.models = limits.models.into_iter().map(canonical).collect();
+        limits.models = limits
+            .models
+            .into_iter()
+            .map(|name| catalog.get(&name).map_or(name, |entry| entry.name.clone()))
+            .collect();
         Ok(self.library.store.add_key(name, limits, cancel.flag())?)
     }
 

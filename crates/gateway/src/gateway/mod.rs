@@ -223,13 +223,12 @@ impl Gateway {
     pub fn start_load(&self, model: &str) -> Result<LoadStart, Error> {
         let RequestedModel { id, key } = self.resolve(model)?;
         let mut right = BuildRight::Request(self.builds.clone());
-        let admit = || {
+        match self.models.claim_if(&key, || {
             if self.library.store.package(&key.name, key.scheme).is_none() {
                 right = BuildRight::Permit(self.builds.take()?);
             }
             Ok(())
-        };
-        match self.models.claim_if(&key, admit)? {
+        })? {
             Claim::Ready(model) => return Ok(LoadStart::Ready(model)),
             Claim::Load => self.load_in_background(&key, id, right),
             Claim::Wait => {}
@@ -274,7 +273,8 @@ impl Gateway {
     }
 
     fn load_in_background(&self, key: &PackageKey, id: ModelId, right: BuildRight) {
-        let (gateway, load_key) = (self.clone(), key.clone());
+        let gateway = self.clone();
+        let load_key = key.clone();
         let thread = std::thread::Builder::new().name("load".to_owned()).spawn(move || {
             let limit = gateway.request_limit();
             let source = ModelSource { reference: &ModelRef::Id(id), limit, right };
@@ -304,14 +304,16 @@ impl Gateway {
         progress: &dyn ProgressSink,
         cancel: &Cancel,
     ) -> Result<(), Error> {
-        let load = || self.load_model(key, source, progress, cancel);
-        let outcome = std::panic::catch_unwind(AssertUnwindSafe(load)).unwrap_or_else(|_| {
-            Err(Error::BadPackage {
-                name: key.name.clone(),
-                scheme: key.scheme,
-                reason: "loading it panicked; please report this".into(),
-            })
-        });
+        let outcome =
+            std::panic::catch_unwind(AssertUnwindSafe(|| self.load_model(key, source, progress, cancel)))
+                .unwrap_or_else(|_| {
+                    Err(Error::BadPackage {
+                        name: key.name.clone(),
+                        scheme: key.scheme,
+                        reason: "loading it panicked; please report this".into(),
+                    })
+                });
+
         match outcome {
             Ok(loaded) => {
                 self.models.finish(key, Ok(loaded));
@@ -338,6 +340,7 @@ impl Gateway {
         if source.limit == PullLimit::Installed && choice.file(library)?.is_none() {
             return Err(narthex_catalog::Error::RuntimeNotInstalled { kind: Ep::Cpu }.into());
         }
+
         threads::check(ComputingThreads::Configured(library.config.threads))?;
         choice.verify(library, progress, cancel)?;
         eligibility::check_required_npu(&library.config, key, &choice.facts)?;
@@ -366,6 +369,7 @@ impl Gateway {
             progress,
             cancel: cancel.clone(),
         };
+
         let draft = draft.map(|draft| draft.open(&request, device_selection::select)).transpose()?;
         let format = library.tool_format(&key.name);
         let loaded = LoadedModel::load(&request, tokenizer, draft, format, device_selection::select)?;

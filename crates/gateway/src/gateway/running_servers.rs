@@ -37,7 +37,8 @@ impl Gateway {
         };
         let record = ServerRecord::create(&folder, server)?;
         *self.server_record.lock() = Some(record);
-        let (models, server_record) = (Arc::downgrade(&self.models), self.server_record.clone());
+        let models = Arc::downgrade(&self.models);
+        let server_record = self.server_record.clone();
         self.models.set_on_change(Box::new(move || {
             let Some(models) = models.upgrade() else { return };
             if let Some(record) = &mut *server_record.lock() {

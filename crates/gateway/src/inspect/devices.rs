@@ -36,17 +36,18 @@ impl Gateway {
 }
 
 fn statuses(facts: &Facts) -> Vec<DeviceStatus> {
-    let status = |device| match ep::probe(device, facts) {
-        Ok(_) => DeviceStatus { device, usable: true, present: true, reason: None, fix: None },
-        Err(refusal) => DeviceStatus {
-            device,
-            usable: false,
-            present: refusal.cause != Cause::Absent,
-            reason: Some(refusal.reason),
-            fix: refusal.fix,
-        },
-    };
-    DeviceName::ALL.map(status).into()
+    DeviceName::ALL
+        .map(|device| match ep::probe(device, facts) {
+            Ok(_) => DeviceStatus { device, usable: true, present: true, reason: None, fix: None },
+            Err(refusal) => DeviceStatus {
+                device,
+                usable: false,
+                present: refusal.cause != Cause::Absent,
+                reason: Some(refusal.reason),
+                fix: refusal.fix,
+            },
+        })
+        .into()
 }
 
 #[cfg(test)]

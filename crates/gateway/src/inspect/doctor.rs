@@ -128,8 +128,7 @@ impl Gateway {
             Err(error) => report.add(Level::Problem, "store", error.to_string(), error.hint()),
         }
         if let Err(error) = writable {
-            let elsewhere = || "set NARTHEX_HOME to a writable folder".to_owned();
-            let fix = error.hint().unwrap_or_else(elsewhere);
+            let fix = error.hint().unwrap_or_else(|| "set NARTHEX_HOME to a writable folder".to_owned());
             report.add(Level::Problem, "store", error.to_string(), Some(fix));
         }
     }

@@ -120,11 +120,13 @@ pub(crate) fn import(
     let path = std::path::absolute(&request.path).map_err(Error::io("find", &request.path))?;
     let source = format!("local {}", path.display());
     library.check_name(&name, None, &source)?;
+
     let export = open(request)?;
     if let Some(bound) = export.bound() {
         let note = format!("The export contains {}, which runs only on {}.", bound.holds, bound.device);
         progress.event(Progress::Note(note));
     }
+
     for note in export.notes() {
         progress.event(Progress::Note(note.clone()));
     }

@@ -115,13 +115,17 @@ fn named(
             Err(error) => ResolvedModel::Unsupported(Box::new(error)),
         });
     }
+
     let resolved = reference.resolve(&library.catalog)?;
     if let Some(outline) =
         fetch::outline(&library.store, &resolved, &checkpoint::header_length, cancel.flag())?
     {
-        let remote = |path: &Path| in_repo(&resolved, path.strip_prefix(outline.path()).unwrap_or(path));
-        let architecture = checkpoint::architecture_from_headers(&outline.checkpoint())
-            .map_err(|error| CompileError::from(error.renamed(remote)))?;
+        let architecture =
+            checkpoint::architecture_from_headers(&outline.checkpoint()).map_err(|error| {
+                CompileError::from(error.renamed(|path: &Path| {
+                    in_repo(&resolved, path.strip_prefix(outline.path()).unwrap_or(path))
+                }))
+            })?;
         let stated = Some(outline.stated);
         return Ok(ResolvedModel::Checkpoint(Box::new(CheckpointSettings {
             architecture,
@@ -129,6 +133,7 @@ fn named(
             stated,
         })));
     }
+
     match fetch::settings(&library.store, &resolved, cancel.flag())? {
         Some(folder) => settings(&folder, key.scheme),
         None => Err(library.not_installed(key)),

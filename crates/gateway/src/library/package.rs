@@ -124,9 +124,9 @@ fn check_references(folder: &Path, graph: &str, files: &BTreeMap<String, FileEnt
     let bytes = narthex_files::map(&folder.join(graph)).map_err(|error| failed(error.to_string()))?;
     let beside = graph.rfind('/').map_or("", |end| &graph[..=end]);
     // Listed paths are inside the package, so another spelling of one counts as not listed.
-    let is_unlisted =
-        |name: &str| !files.contains_key(&format!("{beside}{}", name.strip_prefix("./").unwrap_or(name)));
-    match find_reference(&bytes, &is_unlisted) {
+    match find_reference(&bytes, &|name: &str| {
+        !files.contains_key(&format!("{beside}{}", name.strip_prefix("./").unwrap_or(name)))
+    }) {
         Ok(None) => Ok(()),
         Ok(Some(name)) => Err(format!("{graph} uses {name:?}, but {MANIFEST_FILE} states no digest of it")),
         Err(error) => Err(failed(error.to_string())),
@@ -150,20 +150,25 @@ pub(crate) fn read_manifest(folder: &Path, key: &PackageKey) -> Result<Manifest,
             no_manifest(&error)
         }
     })?;
+
     let format: FormatOnly = serde_json::from_slice(&bytes).map_err(|error| no_manifest(&error))?;
     if format.format != FORMAT {
         return Err(bad(format!("it has format {}, but this version reads format {FORMAT}", format.format)));
     }
+
     let manifest: Manifest = serde_json::from_slice(&bytes)
         .map_err(|error| bad(format!("{MANIFEST_FILE} is malformed: {error}")))?;
     if manifest.name != key.name || manifest.recipe.scheme != key.scheme {
-        let (name, scheme) = (&manifest.name, manifest.recipe.scheme);
+        let name = &manifest.name;
+        let scheme = manifest.recipe.scheme;
         return Err(bad(format!("its manifest is that of {name}@{scheme}")));
     }
+
     check_consistency(&manifest).map_err(|error| bad(error.to_string()))?;
     if let Some(file) = manifest.unlisted().first() {
         return Err(bad(format!("{MANIFEST_FILE} states no digest of {file}")));
     }
+
     for (file, entry) in &manifest.files {
         let found = folder.join(file).metadata().map(|data| data.len()).ok();
         if found != Some(entry.bytes) {

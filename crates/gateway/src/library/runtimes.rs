@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use narthex_catalog::{
-    runtimes::{self, RuntimePackage},
+    runtimes::{self},
     store::Store,
 };
 use narthex_spec::Ep;
@@ -26,13 +26,14 @@ pub struct RuntimeListing {
 
 /// Lists every runtime that this version supports.
 pub(crate) fn list_runtimes(store: &Store) -> Vec<RuntimeListing> {
-    let listing = |package: &RuntimePackage| RuntimeListing {
-        kind: package.ep.to_string(),
-        version: package.version.clone(),
-        installed: runtimes::locate(store, package.ep).map(|info| info.dir),
-        refusal: runtimes::pinned(package.ep).err().map(|error| error.to_string()),
-    };
-    runtimes::all().map(listing).collect()
+    runtimes::all()
+        .map(|package| RuntimeListing {
+            kind: package.ep.to_string(),
+            version: package.version.clone(),
+            installed: runtimes::locate(store, package.ep).map(|info| info.dir),
+            refusal: runtimes::pinned(package.ep).err().map(|error| error.to_string()),
+        })
+        .collect()
 }
 
 /// Returns the provider that the name of a runtime stands for.

@@ -11,7 +11,7 @@ use narthex_device::{
 };
 use narthex_spec::{
     DeviceName, NpuOptions, Sha256, Target, Variant,
-    manifest::{Context, GraphEntry, Part},
+    manifest::{Context, Part},
     progress::{Stage, Unit},
     target::QnnChip,
 };
@@ -87,6 +87,7 @@ pub(crate) fn open(
     {
         return Ok(opened);
     }
+
     match stored(&cache.folder, &cache.key) {
         Ok(Some(folder)) => match open(Form::Folder(&folder)) {
             Ok(opened) => return Ok(opened),
@@ -100,6 +101,7 @@ pub(crate) fn open(
         Ok(None) => {}
         Err(reason) => notes.push(format!("the stored contexts were refused and compiled again: {reason}")),
     }
+
     match compile(request, devices, compiler, cache) {
         Ok(folder) => open(Form::Folder(&folder)),
         // The cache is not writable, but the provider still compiles during the load.
@@ -209,19 +211,20 @@ fn compile(
     compiler: &SelectedDevice,
     cache: &DeviceCache,
 ) -> Result<PathBuf, Error> {
-    let (manifest, cancel) = (request.manifest(), &request.cancel);
+    let manifest = request.manifest();
+    let cancel = &request.cancel;
     let lock = format!("contexts-{}-{}-{}", manifest.name.file_stem(), manifest.recipe.scheme, compiler.name);
     let _lock = request.store.lock(&lock, request.progress, cancel.flag())?;
     if let Ok(Some(folder)) = stored(&cache.folder, &cache.key) {
         return Ok(folder);
     }
+
     let staging = cache.folder.stage(FOLDER)?;
-    let runs_here = |graph: &&GraphEntry| {
+    let folder = &request.package.folder;
+    let graphs = manifest.graphs.iter().filter(|graph| {
         let head = devices.head.as_ref().filter(|_| matches!(graph.part, Part::Head { .. }));
         graph.variant == Variant::Static && head.unwrap_or(&devices.main).name == compiler.name
-    };
-    let folder = &request.package.folder;
-    let graphs = manifest.graphs.iter().filter(runs_here);
+    });
     let paths: Vec<(PathBuf, PathBuf)> =
         graphs.map(|graph| (folder.join(&graph.file), staging.path().join(&graph.file))).collect();
     let jobs: Vec<Job<'_>> = paths.iter().map(|(graph, context)| Job { graph, context }).collect();
@@ -239,6 +242,7 @@ fn compile(
         request.fallback_policy(),
         &mut done,
     )?;
+
     let files = MachineFolder::digests(staging.path())?;
     let record = ContextRecord { key: cache.key.clone(), files };
     // The record is written first, so that contexts never exist together with the record of another key.

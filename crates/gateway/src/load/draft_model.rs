@@ -72,7 +72,8 @@ pub(crate) struct OpenDraftModel {
 impl OpenDraftModel {
     /// Returns the draft model for the engine of `target`. Its failure is logged.
     pub(crate) fn for_engine(self, target: ModelName) -> DraftModel {
-        let (start, name) = (Instant::now(), self.package.key.name.clone());
+        let start = Instant::now();
+        let name = self.package.key.name.clone();
         DraftModel::new(self.executor.timed_by(move || start.elapsed()), move |error| {
             tracing::warn!(
                 "the draft model {name} failed: {error}; {target} answers without it until it is loaded again"
@@ -87,7 +88,8 @@ pub(crate) fn status(package: &Package) -> DraftModelStatus {
 
 /// Refuses a draft model whose tokens are not those of the chat model.
 fn check_vocabulary(target: &Package, draft: &Package) -> Result<(), Error> {
-    let (of_target, of_draft) = (target.read_tokenizer()?, draft.read_tokenizer()?);
+    let of_target = target.read_tokenizer()?;
+    let of_draft = draft.read_tokenizer()?;
     let Some(token) = of_target.first_difference(&of_draft) else { return Ok(()) };
     let text = |tokenizer: &Tokenizer| {
         tokenizer.id_text(token).map_or_else(|| "missing".to_owned(), |text| format!("{text:?}"))

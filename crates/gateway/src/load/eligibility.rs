@@ -54,8 +54,13 @@ pub(crate) fn device_refusal(config: &Config, device: DeviceName, refusal: Refus
 /// Returns whether a load on this machine would use static graphs: on the first usable device, on a device to be
 /// measured, or on the devices of the configured division.
 pub(crate) fn needs_static_graphs(config: &Config, scheme: Scheme, facts: &Facts) -> bool {
-    let usable = |place: &DevicePlacement| is_usable(config, scheme, *place, facts);
-    let mut order = config.providers.devices().iter().copied().map(DevicePlacement::Single).filter(usable);
+    let mut order = config
+        .providers
+        .devices()
+        .iter()
+        .copied()
+        .map(DevicePlacement::Single)
+        .filter(|place| is_usable(config, scheme, *place, facts));
     match config.place {
         Some(PlacementChoice::Auto) => any_runs_static_graphs(config, scheme, order, facts),
         Some(PlacementChoice::Fixed(place)) => {

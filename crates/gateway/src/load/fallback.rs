@@ -64,7 +64,8 @@ pub(crate) fn explain_nodes(
             reasons.join("; ")
         };
         let fix = rule.and_then(|rule| rule.fix.as_ref()).map(|fix| fix.text.clone());
-        let (path, op) = (node.name.clone(), node.op.clone());
+        let path = node.name.clone();
+        let op = node.op.clone();
         nodes.push(FallbackNode { graph: graph.to_owned(), path, op, why, fix });
     }
     nodes

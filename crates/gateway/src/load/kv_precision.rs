@@ -62,7 +62,8 @@ impl CacheComparison {
 
     /// Returns the reasons against both element types, if single precision is selected.
     pub(crate) fn note(&self) -> Option<String> {
-        let (i8, f16) = (self.i8.refused.as_ref()?, self.f16.as_ref()?.refused.as_ref()?);
+        let i8 = self.i8.refused.as_ref()?;
+        let f16 = self.f16.as_ref()?.refused.as_ref()?;
         Some(format!(
             "the KV cache is kept in f32, because with f16 {f16}, and with i8 {i8}; --kv-cache-dtype f16 or i8 selects \
              one of them anyway"
@@ -114,6 +115,7 @@ fn compare(request: &LoadRequest<'_>, cache: &DeviceCache) -> Result<CacheCompar
         }
         Ok(PrecisionComparison { refused: BOUNDS.verdict(&positions), positions })
     };
+
     let i8 = with(KvPrecision::I8)?;
     let f16 = if i8.refused.is_some() { Some(with(KvPrecision::F16)?) } else { None };
     let found = CacheComparison { edition: CHECK_VERSION, key: cache.key.clone(), i8, f16 };

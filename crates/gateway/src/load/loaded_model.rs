@@ -79,6 +79,7 @@ impl LoadedModel {
         let OpenModel { model, report, passed_over, monitors } = open(request)?;
         let tokenizer = tokenizer.finish()?;
         let config = &request.config;
+
         Ok(Self {
             package: request.package.clone(),
             tokenizer,
@@ -236,8 +237,6 @@ impl Worker {
                 settings.speculation = config.speculation;
                 let start = Instant::now();
                 let executor = executor.timed_by(move || start.elapsed());
-                let failed =
-                    |source| Error::Io { what: "cannot start the engine's thread".to_owned(), source };
                 let prefix_cache = config.prefix_cache.as_ref();
                 let storage_progress = StorageProgress::default();
                 let extensions = EngineExtensions {
@@ -249,8 +248,12 @@ impl Worker {
                     storage_progress,
                     reservation: request.reservation.clone(),
                 };
+
                 let engine = Engine::start_with(executor, extensions, settings);
-                Ok(Self::Engine(engine.map_err(failed)?))
+                Ok(Self::Engine(engine.map_err(|source| Error::Io {
+                    what: "cannot start the engine's thread".to_owned(),
+                    source,
+                })?))
             }
             Model::Encoder(encoder) => {
                 Ok(Self::Encoder(EncoderQueue::start(Box::new(encoder), config.max_queue)?))

@@ -46,6 +46,7 @@ impl OpenModel {
                 tracing::debug!("{name} does not run on {}: {reason}", device.describe());
             }
         }
+
         for note in &self.report.notes {
             tracing::warn!("{name} on {}: {note}", device.describe());
         }

@@ -49,17 +49,21 @@ pub(crate) fn report(
     graphs: &[GraphPlacement],
     notes: Vec<String>,
 ) -> Result<PlacementReport, Error> {
-    let (folder, manifest) = (&request.package.folder, request.manifest());
-    let (mut lines, mut done) = (Vec::new(), Vec::new());
+    let folder = &request.package.folder;
+    let manifest = request.manifest();
+    let mut lines = Vec::new();
+    let mut done = Vec::new();
     let mut fallback = FallbackNodes::default();
     for GraphPlacement { graph, placement } in graphs {
         let costs = node_costs(folder, graph)?;
         let all: u64 = costs.values().map(|node| node.multiply_accumulates).sum();
         let graph_lines = graph_lines(graph, placement, &costs);
         let device = device_of(&manifest.graphs, graph, devices);
-        let is_own =
-            |line: &&PlacementLine| device.name.kind() == DeviceKind::Npu && line.ep == device.name.ep();
-        let on_npu = graph_lines.iter().filter(is_own).map(|line| line.compute_share * all as f64).sum();
+        let on_npu = graph_lines
+            .iter()
+            .filter(|line| device.name.kind() == DeviceKind::Npu && line.ep == device.name.ep())
+            .map(|line| line.compute_share * all as f64)
+            .sum();
         let entry = manifest.graphs.iter().find(|entry| entry.file == *graph);
         done.push((entry.map_or(Part::Whole, |entry| entry.part), Compute { all, on_npu }));
         lines.extend(graph_lines);
@@ -68,6 +72,7 @@ pub(crate) fn report(
             fallback = fallback.and(fallback_nodes(folder, graph, placement, device));
         }
     }
+
     let phases = phase_shares(&done);
     let total = done.iter().fold(Compute::default(), |sum, (_, compute)| sum.and(*compute));
     Ok(PlacementReport {
@@ -103,7 +108,8 @@ impl Compute {
 
 /// Returns the NPU's share in each phase of a decoder with static graphs; `None` for other models.
 fn phase_shares(done: &[(Part, Compute)]) -> Option<PhaseShares> {
-    let (mut head, mut layers) = (Compute::default(), BTreeMap::<(usize, usize), Compute>::new());
+    let mut head = Compute::default();
+    let mut layers = BTreeMap::<(usize, usize), Compute>::new();
     for (part, compute) in done {
         match part {
             Part::Head { .. } => head = head.and(*compute),
@@ -118,7 +124,8 @@ fn phase_shares(done: &[(Part, Compute)]) -> Option<PhaseShares> {
         let layers = layers.iter().filter(|((tokens, _), _)| of(*tokens));
         layers.map(|(_, compute)| compute.and(head).npu_share()).reduce(f64::min)
     };
-    let (decode, prefill) = (least(|tokens| tokens == 1)?, least(|tokens| tokens > 1));
+    let decode = least(|tokens| tokens == 1)?;
+    let prefill = least(|tokens| tokens > 1);
     Some(PhaseShares { prefill: prefill.unwrap_or(decode), decode })
 }
 
@@ -139,8 +146,11 @@ fn fallback_nodes(
 
 /// Returns the device that a graph was loaded on.
 fn device_of<'a>(entries: &[GraphEntry], graph: &str, devices: &'a DeviceAssignment) -> &'a SelectedDevice {
-    let is_head = |entry: &&GraphEntry| entry.file == graph && matches!(entry.part, Part::Head { .. });
-    entries.iter().find(is_head).and(devices.head.as_ref()).unwrap_or(&devices.main)
+    entries
+        .iter()
+        .find(|entry| entry.file == graph && matches!(entry.part, Part::Head { .. }))
+        .and(devices.head.as_ref())
+        .unwrap_or(&devices.main)
 }
 
 /// Returns the costs of a graph's nodes, by path.
@@ -178,33 +188,38 @@ fn graph_lines(graph: &str, placement: &Placement, costs: &BTreeMap<String, Node
     eps.sort_unstable();
     eps.dedup();
     let providers = node_providers(placement, costs);
-    let line = |ep: Ep| {
-        let placed = || placement.nodes.iter().filter(|node| node.ep == ep);
-        let run = || providers.iter().filter(|(_, on)| **on == ep).filter_map(|(path, _)| costs.get(*path));
-        let ops: Vec<&str> = if placed().any(|node| node.op == CONTEXT_OP) {
-            run().map(|node| node.op.as_str()).collect()
-        } else {
-            placed().map(|node| node.op.as_str()).collect()
-        };
-        let mut counts = BTreeMap::new();
-        ops.iter().for_each(|op| *counts.entry((*op).to_owned()).or_insert(0usize) += 1);
-        let (mut work, mut read, mut weight_bytes) = (0u64, BTreeSet::new(), 0u64);
-        for node in run() {
-            work += node.multiply_accumulates;
-            let new = node.constants.iter().filter(|(name, _)| read.insert(name.as_str()));
-            weight_bytes += new.map(|(_, bytes)| bytes).sum::<u64>();
-        }
-        PlacementLine {
-            graph: graph.to_owned(),
-            ep,
-            subgraphs: placement.subgraphs.get(&ep).copied().unwrap_or(0),
-            nodes: ops.len(),
-            ops: counts,
-            weight_bytes,
-            compute_share: if total == 0 { 0.0 } else { work as f64 / total as f64 },
-        }
-    };
-    eps.into_iter().map(line).collect()
+
+    eps.into_iter()
+        .map(|ep| {
+            let placed = || placement.nodes.iter().filter(|node| node.ep == ep);
+            let run =
+                || providers.iter().filter(|(_, on)| **on == ep).filter_map(|(path, _)| costs.get(*path));
+            let ops: Vec<&str> = if placed().any(|node| node.op == CONTEXT_OP) {
+                run().map(|node| node.op.as_str()).collect()
+            } else {
+                placed().map(|node| node.op.as_str()).collect()
+            };
+            let mut counts = BTreeMap::new();
+            ops.iter().for_each(|op| *counts.entry((*op).to_owned()).or_insert(0usize) += 1);
+            let mut work = 0u64;
+            let mut read = BTreeSet::new();
+            let mut weight_bytes = 0u64;
+            for node in run() {
+                work += node.multiply_accumulates;
+                let new = node.constants.iter().filter(|(name, _)| read.insert(name.as_str()));
+                weight_bytes += new.map(|(_, bytes)| bytes).sum::<u64>();
+            }
+            PlacementLine {
+                graph: graph.to_owned(),
+                ep,
+                subgraphs: placement.subgraphs.get(&ep).copied().unwrap_or(0),
+                nodes: ops.len(),
+                ops: counts,
+                weight_bytes,
+                compute_share: if total == 0 { 0.0 } else { work as f64 / total as f64 },
+            }
+        })
+        .collect()
 }
 
 /// Returns the provider of each node of a graph file, by path. ONNX Runtime fuses nodes and names the result after one
@@ -219,8 +234,12 @@ fn node_providers<'a>(placement: &Placement, costs: &'a BTreeMap<String, NodeCos
     let only = first.filter(|first| placement.nodes.iter().all(|node| node.ep == *first));
     let context = placement.nodes.iter().find(|node| node.op == CONTEXT_OP).map(|node| node.ep);
     let provider = |path: &str| {
-        let named_after = || fused.iter().find(|(name, _)| name.starts_with(path)).map(|(_, ep)| *ep);
-        placed.get(path).copied().or_else(named_after).or(only).or(context)
+        placed
+            .get(path)
+            .copied()
+            .or_else(|| fused.iter().find(|(name, _)| name.starts_with(path)).map(|(_, ep)| *ep))
+            .or(only)
+            .or(context)
     };
     costs.keys().filter_map(|path| Some((path.as_str(), provider(path)?))).collect()
 }

@@ -200,10 +200,12 @@ impl ResidentModels {
         if models == 0 || kv_bytes > kv_total {
             return Err(self.residency_full(key));
         }
+
         let deadline = Instant::now() + reservation_wait;
         let waiting = self.clone();
         let _callback = cancel.on_cancel(move || waiting.wake());
         let mut models = self.models.lock();
+
         loop {
             cancel.check()?;
             let reservation = ModelReservation::take(self, kv_bytes);

@@ -98,7 +98,9 @@ fn open_dynamic(
     device: &Device,
     packed_weights: Option<&Path>,
 ) -> Result<DynamicSessions, Error> {
-    let (runtime, folder, manifest) = (request.runtime, &request.package.folder, request.manifest());
+    let runtime = request.runtime;
+    let folder = &request.package.folder;
+    let manifest = request.manifest();
     let Config { slots, kv_budget, kv_cache_dtype, threads, .. } = *request.config;
     if manifest.architecture.is_decoder() {
         let options = ExecutorOptions {
@@ -112,10 +114,12 @@ fn open_dynamic(
             packed_weights,
         };
         let executor = DynamicExecutor::open(runtime, folder, manifest, device, &options)?;
-        let (placements, packed) = (executor.placements(), executor.packed_weights());
+        let placements = executor.placements();
+        let packed = executor.packed_weights();
         let sessions = Sessions { model: Model::Decoder(Box::new(executor).into()), placements };
         return Ok(DynamicSessions { sessions, packed });
     }
+
     let options = EncoderOptions { threads, max_batch_tokens: ENCODER_BATCH_TOKENS, packed_weights };
     let encoder = DynamicEncoder::open(runtime, folder, manifest, device, &options)?;
     let placements = vec![dynamic_placement(request, encoder.placement())];
@@ -129,7 +133,9 @@ fn open_static(
     devices: &DeviceAssignment,
     form: Form<'_>,
 ) -> Result<Sessions, Error> {
-    let (runtime, folder, manifest) = (request.runtime, &request.package.folder, request.manifest());
+    let runtime = request.runtime;
+    let folder = &request.package.folder;
+    let manifest = request.manifest();
     let Config { slots, kv_budget, .. } = *request.config;
     let main = &devices.main.device;
     if manifest.architecture.is_decoder() {
@@ -148,6 +154,7 @@ fn open_static(
         let placements = executor.placements();
         return Ok(Sessions { model: Model::Decoder(Box::new(executor).into()), placements });
     }
+
     let encoder = StaticEncoder::open(runtime, folder, manifest, graph_load(request, main, form))?;
     let placements = encoder.placements();
     Ok(Sessions { model: Model::Encoder(SupervisedEncoder::new(Box::new(encoder))), placements })

@@ -22,18 +22,20 @@ impl TokenizerReader {
     /// [`Error::Io`] if no thread can be started.
     pub(crate) fn start(package: &Arc<Package>) -> Result<Self, Error> {
         let package = package.clone();
-        let read = move || {
-            let tokenizer = package.read_tokenizer();
-            // The file takes several times its size while it is read.
-            memory::release_freed_memory();
-            tokenizer
-        };
-        let failed = |source| Error::Io {
-            what: "cannot start the thread that reads the tokenizer".to_owned(),
-            source,
-        };
         let builder = thread::Builder::new().name("tokenizer".to_owned());
-        Ok(Self(builder.spawn(read).map_err(failed)?))
+        Ok(Self(
+            builder
+                .spawn(move || {
+                    let tokenizer = package.read_tokenizer();
+                    // The file takes several times its size while it is read.
+                    memory::release_freed_memory();
+                    tokenizer
+                })
+                .map_err(|source| Error::Io {
+                    what: "cannot start the thread that reads the tokenizer".to_owned(),
+                    source,
+                })?,
+        ))
     }
 
     /// Waits for the tokenizer.

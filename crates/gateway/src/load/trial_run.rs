@@ -43,6 +43,7 @@ pub(crate) fn run(
     if package.manifest.bound.is_some() {
         return Ok(());
     }
+
     let is_installed = Runtime::loaded().is_some() || cpu_library(library)?.is_some();
     if !is_installed && library.store.network() == Network::CacheOnly {
         let note = "The graph was not run, because ONNX Runtime is not installed and downloads are disabled; `narthex \
@@ -50,6 +51,7 @@ pub(crate) fn run(
         progress.event(Progress::Note(note.to_owned()));
         return Ok(());
     }
+
     let _stage = Stage::start(progress, "Running the graph once", Unit::Nothing, None);
     let request = LoadRequest {
         package: package.clone(),
@@ -61,6 +63,7 @@ pub(crate) fn run(
         progress,
         cancel: cancel.clone(),
     };
+
     match run_once(&request) {
         Err(Error::Device(DeviceError::Ort { message, .. })) if is_unavailable(&message) => {
             progress.event(Progress::Note(format!("The graph does not run on the CPU: {message}")));

@@ -118,7 +118,8 @@ impl PlacementReport {
         let share = format!("{:.2} % of the multiply-accumulates", self.npu_share * 100.0);
         match self.phases.filter(|phases| phases.prefill != phases.decode) {
             Some(PhaseShares { prefill, decode }) => {
-                let (prefill, decode) = (prefill * 100.0, decode * 100.0);
+                let prefill = prefill * 100.0;
+                let decode = decode * 100.0;
                 format!("{share} (prefill {prefill:.2} %, decode {decode:.2} %)")
             }
             None => share,

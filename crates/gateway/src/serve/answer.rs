@@ -44,6 +44,7 @@ impl ReadyModel {
             let message = format!("it has more than {limit} tokens, but a window has {limit}; shorten it");
             return Err(Error::invalid("question", message));
         }
+
         cancel.check()?;
         let pair = tokenizer.encode_pair(&request.question, &request.context)?;
         let room = limit.saturating_sub(pair.overhead());
@@ -51,9 +52,11 @@ impl ReadyModel {
             let message = format!("it has {} tokens, but a window has {limit}; shorten it", pair.overhead());
             return Err(Error::invalid("question", message));
         }
+
         let batch_size = (encoder.limits().max_batch_tokens / limit).max(1);
         let mut parts = windows(pair.second.len(), room, request.stride).peekable();
-        let (mut no_answer, mut prompt_tokens) = (1.0_f64, 0);
+        let mut no_answer = 1.0_f64;
+        let mut prompt_tokens = 0;
         let mut best = BestSpans::new(request.top_k);
         while parts.peek().is_some() {
             let batch: Vec<Pair> = parts.by_ref().take(batch_size).map(|part| pair.part(part)).collect();
@@ -68,11 +71,13 @@ impl ReadyModel {
                 let scores = SpanScores::new(window, &rows);
                 no_answer = no_answer.min(scores.no_answer);
                 for ([first, last], score) in scores.spans(request.longest) {
-                    let (start, end) = (window.bytes[first].start, window.bytes[last].end);
+                    let start = window.bytes[first].start;
+                    let end = window.bytes[last].end;
                     best.offer(score, || trimmed(&request.context, start, end));
                 }
             }
         }
+
         let answers = best.spans.into_iter().map(|(span, score)| to_answer(&request.context, span, score));
         Ok(Answers { answers: answers.collect(), no_answer, prompt_tokens, ran_on: model.ran_on() })
     }
@@ -80,7 +85,8 @@ impl ReadyModel {
 
 fn check(request: &AnswerRequest) -> Result<(), Error> {
     check_count("top_k", request.top_k, MAX_ANSWERS)?;
-    let (longest, window) = (request.longest, request.window);
+    let longest = request.longest;
+    let window = request.window;
     if !(1..=window).contains(&longest) {
         let message = format!("expected 1 to {window}, the tokens of a window, found {longest}");
         return Err(Error::invalid("max_answer_tokens", message));
@@ -136,7 +142,8 @@ impl SpanScores {
             let sum: f64 = logits.iter().map(|x| (x - max).exp()).sum();
             logits.into_iter().map(|x| (x - max).exp() / sum).collect::<Vec<_>>()
         };
-        let (starts, ends) = (softmax(0), softmax(1));
+        let starts = softmax(0);
+        let ends = softmax(1);
         let no_answer = starts[0] * ends[0];
         Self { ends: starts[1..].iter().zip(&ends[1..]).map(|(a, b)| [*a, *b]).collect(), no_answer }
     }
@@ -173,15 +180,20 @@ impl BestSpans {
             }
             self.spans.remove(known);
         }
-        let before = |known: &(Span, f64)| score.total_cmp(&known.1).then(known.0.cmp(&span)).is_lt();
-        self.spans.insert(self.spans.partition_point(before), (span, score));
+        self.spans.insert(
+            self.spans.partition_point(|known: &(Span, f64)| {
+                score.total_cmp(&known.1).then(known.0.cmp(&span)).is_lt()
+            }),
+            (span, score),
+        );
         self.spans.truncate(self.limit);
     }
 }
 
 /// Extends a part of `context` to whole characters and trims white space; `None` if nothing is left.
 fn trimmed(context: &str, start: usize, end: usize) -> Option<Span> {
-    let (start, end) = (context.floor_char_boundary(start), context.ceil_char_boundary(end));
+    let start = context.floor_char_boundary(start);
+    let end = context.ceil_char_boundary(end);
     let text = context.get(start..end)?;
     let trimmed = text.trim();
     let start = start + (text.len() - text.trim_start().len());

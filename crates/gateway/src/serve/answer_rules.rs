@@ -11,7 +11,7 @@ use crate::{
     load::loaded_model::LoadedModel,
     serve::{
         permits::GRAMMARS,
-        request::{GenerateOptions, Grammar, Tool, ToolChoice, ToolSettings},
+        request::{GenerateOptions, Grammar, ToolChoice, ToolSettings},
         tools::{self, CallRules},
     },
 };
@@ -42,10 +42,12 @@ impl AnswerRules {
         let _permit = if compiles { Some(GRAMMARS.take(1, cancel)?) } else { None };
         let refused = |error| grammar_refusal(model, tools, options, error, cancel);
         let compile = |tools: &ToolSettings| {
-            let (format, content) = (model.tool_format, options.grammar.as_ref());
+            let format = model.tool_format;
+            let content = options.grammar.as_ref();
             let grammar = tools::answer_grammar(tools, format, &model.tokenizer, content)?;
             grammar.map(|grammar| model.compile_grammar(&grammar)).transpose()
         };
+
         let grammar = match compile(tools) {
             Err(GrammarError::Thread(error)) => return Err(error.into()),
             // The schema of a tool without a guarantee is no reason to refuse a request.
@@ -55,6 +57,7 @@ impl AnswerRules {
             },
             Ok(grammar) => grammar,
         };
+
         let declarations = tools::declarations(tools);
         let calls = (!declarations.is_empty()).then(|| CallRules {
             format: model.tool_format,
@@ -97,22 +100,29 @@ fn grammar_refusal(
 ) -> Error {
     let alone = |grammar: &Grammar| model.compile_grammar(grammar).err();
     let of_grammar = || Some((grammar_param(options), String::new(), alone(options.grammar.as_ref()?)?));
-    let of_tool = |tool: &Tool| {
-        let error = match tools::enforced_schema(tool) {
-            Ok(schema) => alone(&Grammar::JsonSchema(schema.into_owned()))?,
-            Err(error) => error,
-        };
-        Some(("tools", format!("tool {}: ", tool.name), error))
-    };
-    let is_callable =
-        |tool: &&Tool| !matches!(&tools.choice, ToolChoice::Function(name) if *name != tool.name);
-    let mut tried =
-        tools.tools.iter().filter(is_callable).take(MAX_TRIED).take_while(|_| !cancel.is_cancelled());
+    let mut tried = tools
+        .tools
+        .iter()
+        .filter(|tool| !matches!(&tools.choice, ToolChoice::Function(name) if *name != tool.name))
+        .take(MAX_TRIED)
+        .take_while(|_| !cancel.is_cancelled());
+
     let (param, place, error) = match error {
         GrammarError::Thread(error) => return error.into(),
         error if tools.tools.is_empty() => (grammar_param(options), String::new(), error),
-        error => of_grammar().or_else(|| tried.find_map(of_tool)).unwrap_or(("tools", String::new(), error)),
+        error => of_grammar()
+            .or_else(|| {
+                tried.find_map(|tool| {
+                    let error = match tools::enforced_schema(tool) {
+                        Ok(schema) => alone(&Grammar::JsonSchema(schema.into_owned()))?,
+                        Err(error) => error,
+                    };
+                    Some(("tools", format!("tool {}: ", tool.name), error))
+                })
+            })
+            .unwrap_or(("tools", String::new(), error)),
     };
+
     match error {
         GrammarError::Thread(error) => error.into(),
         error => Error::invalid(param, format!("{place}{error}")),

@@ -55,6 +55,7 @@ impl ReadyModel {
         if request.messages.is_empty() {
             return Err(Error::invalid("messages", "expected at least one message, found none"));
         }
+
         let mut rules = AnswerRules::new(model, &request.tools, &request.options, &cancel)?;
         let ChatRequest { messages, tools, reasoning, overflow, options } = request;
         let render = render_options(&reasoning);
@@ -79,6 +80,7 @@ impl ReadyModel {
                 }
             }
         };
+
         rules.reasoning = model.reasoning_format().map(|format| ReasoningParser::new(format, &text));
         rules.reasoning_limit = reasoning.limit();
         let prompt = PromptTokens { tokens, param: "messages", echo: None };
@@ -128,7 +130,8 @@ impl ReadyModel {
             return Err(Error::invalid("content", message));
         }
         cancel.check()?;
-        let (tokenizer, manifest) = (&self.loaded.tokenizer, &self.loaded.package.manifest);
+        let tokenizer = &self.loaded.tokenizer;
+        let manifest = &self.loaded.package.manifest;
         let specials = if options.parse_special { Specials::Parse } else { Specials::AsText };
         let is_encoder = !manifest.architecture.is_decoder();
         let tokens = match options.add_special.unwrap_or(is_encoder) {
@@ -181,6 +184,7 @@ impl ReadyModel {
                 with_start(model, tokenize(model, "prompt", text, limit, &cancel)?)
             }
         };
+
         let echo = match (request.echo, request.prompt) {
             (Echo::Completion, _) => None,
             (Echo::PromptAndCompletion, Prompt::Text(text)) => Some(text),
@@ -192,6 +196,7 @@ impl ReadyModel {
                 })
             }
         };
+
         let prompt = PromptTokens { tokens, param: "prompt", echo };
         let rules = AnswerRules::new(model, &ToolSettings::default(), &request.options, &cancel)?;
         generation::start(self, prompt, &request.options, rules, sink)
@@ -247,6 +252,7 @@ fn prompt(
             "this model has no chat template; use /v1/completions, or a chat-tuned model",
         ));
     };
+
     check_ids(&messages)?;
     check_fewest(model, &messages, limit)?;
     let continued = take_continued(&mut messages, &mut options)?;
@@ -254,6 +260,7 @@ fn prompt(
     let separator = continued.as_ref().and_then(|_| template.answer_separator(&options));
     let mut rendered = render(model, template, messages, settings, options)?;
     drop(permit);
+
     if let Some(text) = continued {
         // The continued text is an answer, so a block of reasoning before it must be closed.
         let parser = model.reasoning_format().map(|format| ReasoningParser::new(format, rendered.text()));
@@ -264,6 +271,7 @@ fn prompt(
         }
         rendered.append(&text);
     }
+
     cancel.check()?;
     let shielded = tokenizer.shield_outside(rendered.text(), rendered.written());
     let tokens = tokenize(model, "messages", &shielded, limit, cancel)?;

@@ -75,8 +75,7 @@ impl ReasoningTrack {
                 ReasoningEvent::Reasoning(_) => None,
             })
             .collect();
-        let encode = || self.tokenizer.encode(&behind, Specials::AsText).unwrap_or_default();
-        self.parser.is_in_text().then(encode)
+        self.parser.is_in_text().then(|| self.tokenizer.encode(&behind, Specials::AsText).unwrap_or_default())
     }
 }
 
@@ -124,7 +123,8 @@ impl AnswerConstraint {
         let mut words = self.allowed.take().unwrap_or_else(|| vec![u32::MAX; self.vocab.div_ceil(32)]);
         let mut cleared = Vec::new();
         for &token in &self.stop {
-            let (word, bit) = (token as usize / 32, 1 << (token % 32));
+            let word = token as usize / 32;
+            let bit = 1 << (token % 32);
             if let Some(word) = words.get_mut(word).filter(|word| **word & bit != 0) {
                 *word &= !bit;
                 cleared.push(token);

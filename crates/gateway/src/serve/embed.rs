@@ -37,6 +37,7 @@ impl ReadyModel {
                 format!("expected 1 to {MAX_INPUTS} inputs, found {inputs}"),
             ));
         }
+
         let limits = encoder.limits();
         if let Some(dimensions) = request.dimensions {
             check_count("dimensions", dimensions, limits.width)?;
@@ -49,6 +50,7 @@ impl ReadyModel {
             frame: has_tokens(request).then(|| model.tokenizer.document_frame()).transpose()?,
             cancel,
         };
+
         let queued = encoder.enter(cancel, &self.computed)?;
         let texts = request.inputs.iter().enumerate();
         let texts = texts.map(|(index, input)| tokenization.tokens(index, input));
@@ -106,6 +108,7 @@ impl Tokenization<'_> {
                 return Err(Error::InputTooLong { index, found: TokenCount::AtLeast(fewest), limit });
             }
         }
+
         let bounds = Bounds { limit, is_cancelled: &|| cancel.is_cancelled() };
         let encoded = match input {
             Prompt::Text(text) if prompt.is_empty() => tokenizer.encode_document_within(text, bounds)?,
@@ -119,13 +122,16 @@ impl Tokenization<'_> {
                 return Err(Error::InputTooLong { index, found: TokenCount::AtLeast(limit + 1), limit });
             }
         };
+
         if tokens.is_empty() {
             let message = format!("input {index} is empty; expected at least one token");
             return Err(Error::invalid("input", message));
         }
+
         if let (Prompt::Tokens(_), Some(frame)) = (input, frame) {
             check_tokens(tokenizer.vocab_size(), frame, index, &tokens)?;
         }
+
         if tokens.len() > limit {
             if overlong == InputOverflow::Refuse {
                 return Err(Error::InputTooLong { index, found: TokenCount::Exact(tokens.len()), limit });
@@ -154,6 +160,7 @@ fn check_tokens(
         );
         Err(Error::invalid("input", message))
     };
+
     if let Some(bad) = tokens.iter().find(|&&token| token as usize >= vocab) {
         return refused(format!(
             "token {bad} of input {index} is not in this model's vocabulary of {vocab} tokens"
@@ -162,7 +169,9 @@ fn check_tokens(
     if tokens.starts_with(before) && tokens.ends_with(after) {
         return Ok(());
     }
-    let (first, last) = (tokens[0], tokens[tokens.len() - 1]);
+
+    let first = tokens[0];
+    let last = tokens[tokens.len() - 1];
     refused(format!(
         "expected tokens that begin with {before:?} and end with {after:?}, as those of /tokenize for this model; input \
          {index} begins with {first} and ends with {last}"

@@ -43,15 +43,18 @@ impl ReadyModel {
         check_count("top_k", request.top_k, MAX_FILLINGS)?;
         let (tokens, masks) = masked.tokenize(&request.text)?;
         if !(1..=MAX_MASKS).contains(&masks.len()) {
-            let (mask, found) = (masked.mask, masks.len());
+            let mask = masked.mask;
+            let found = masks.len();
             let message =
                 format!("expected {mask} at least once and at most {MAX_MASKS} times, found {found}");
             return Err(Error::invalid("text", message));
         }
         let prompt_tokens = tokens.len();
-        let text = |id| model.tokenizer.decode(&[id]);
         let logits = masked.logits(&tokens, masks)?;
-        let masks = masked.rows(&logits).map(|row| top_tokens(row, request.top_k, text)).collect();
+        let masks = masked
+            .rows(&logits)
+            .map(|row| top_tokens(row, request.top_k, |id| model.tokenizer.decode(&[id])))
+            .collect();
         Ok(Fillings { masks, prompt_tokens, ran_on: model.ran_on() })
     }
 }
@@ -117,12 +120,11 @@ fn top_tokens(row: &[f32], top_k: usize, text: impl Fn(TokenId) -> String) -> Ve
     let probability = softmax(row);
     let mut order: Vec<usize> = (0..row.len()).collect();
     order.sort_by(|&a, &b| row[b].total_cmp(&row[a]));
-    let filling = |&id: &usize| Filling {
-        token: id as TokenId,
-        text: text(id as TokenId),
-        score: probability(row[id]),
-    };
-    order.iter().take(top_k).map(filling).collect()
+    order
+        .iter()
+        .take(top_k)
+        .map(|&id| Filling { token: id as TokenId, text: text(id as TokenId), score: probability(row[id]) })
+        .collect()
 }
 
 /// Returns the function from a row's logits to probabilities.

@@ -83,16 +83,20 @@ pub(super) fn start(
     if options.stop_tokens == StopTokens::Never {
         sampling.logit_bias.extend(stop.iter().map(|&token| (token, f32::NEG_INFINITY)));
     }
-    let track = |parser| ReasoningTrack::new(&model.tokenizer, parser, rules.reasoning_limit);
     let parts = ConstraintParts {
         grammar: rules.grammar.clone(),
-        reasoning: rules.reasoning.clone().map(track),
+        reasoning: rules
+            .reasoning
+            .clone()
+            .map(|parser| ReasoningTrack::new(&model.tokenizer, parser, rules.reasoning_limit)),
         min_tokens: options.min_tokens,
     };
+
     let stop_strings = StopStrings::new(options.stop.clone());
     let prompt_tokens = tokens.len();
     let state = Arc::new(Mutex::new(GenerationState::new(sink, options.n, ready.clone())));
     state.lock().send(GenerationEvent::Started { prompt_tokens });
+
     let mut sequences: Vec<SequenceHandle> = Vec::with_capacity(options.n);
     for choice in 0..options.n {
         if let Some(text) = echo.clone() {
@@ -119,6 +123,7 @@ pub(super) fn start(
             }
         }
     }
+
     let reasons = rules.reasoning.is_some();
     Ok(Generation {
         model: model.name().clone(),
@@ -254,7 +259,8 @@ impl ChoiceSink {
 
 impl TokenSink for ChoiceSink {
     fn prompt_token(&mut self, event: TokenEvent<'_>) -> ControlFlow<()> {
-        let (choice, tokens) = (self.choice, vec![self.text.info(&event)]);
+        let choice = self.choice;
+        let tokens = vec![self.text.info(&event)];
         let mut state = self.state.lock();
         state.send(GenerationEvent::Text { choice, text: String::new(), tokens });
         state.flow()

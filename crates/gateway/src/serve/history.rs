@@ -19,10 +19,12 @@ pub(super) fn newest<T>(
     if !is_too_long(&outcome) {
         return outcome;
     }
+
     let later_turns: Vec<usize> =
         (1..messages.len()).filter(|&index| messages[index].role == Role::User).collect();
     // Conversations that begin before `low` are too long, those from `high` on are not.
-    let (mut low, mut high) = (0, later_turns.len());
+    let mut low = 0;
+    let mut high = later_turns.len();
     while low < high {
         let middle = low.midpoint(high);
         let next = attempt(later_turns[middle]);

@@ -42,6 +42,7 @@ pub(super) fn check(options: &GenerateOptions, length: Length) -> Result<(), Err
     at_most("n", options.n, MAX_CHOICES)?;
     at_most("stop", options.stop.len(), MAX_STOPS)?;
     at_most("top_logprobs", options.logprobs.unwrap_or(0), MAX_LOGPROBS)?;
+
     if options.n == 0 {
         return Err(Error::invalid("n", "expected at least 1, found 0"));
     }

@@ -89,9 +89,11 @@ impl WorkPermits {
             let queued = queue.waiting.len();
             return Err(Error::Overloaded { queued, retry_after: Duration::from_secs(1) });
         }
+
         let number = queue.next;
         queue.next += 1;
         queue.waiting.push_back(number);
+
         while queue.waiting.front() != Some(&number) || queue.taken + permits > self.most {
             if cancel.is_cancelled() {
                 queue.waiting.retain(|waiting| *waiting != number);
@@ -101,6 +103,7 @@ impl WorkPermits {
             }
             self.changed.wait(&mut queue);
         }
+
         queue.waiting.pop_front();
         queue.taken += permits;
         self.changed.notify_all();

@@ -32,14 +32,17 @@ impl ReadyModel {
         if request.top_n == Some(0) {
             return Err(Error::invalid("top_n", "expected a number above zero, found 0"));
         }
+
         let queued = encoder.enter(cancel, &self.computed)?;
         let limit = encoder.limits().max_length;
-        let (bytes, most) = (request.query.len(), limit.saturating_mul(MAX_QUERY_BYTES));
+        let bytes = request.query.len();
+        let most = limit.saturating_mul(MAX_QUERY_BYTES);
         if bytes > most {
             let message =
                 format!("query: found {bytes} bytes, but this model allows at most {most}; shorten it");
             return Err(Error::invalid("query", message));
         }
+
         let bounds = Bounds { limit, is_cancelled: &|| cancel.is_cancelled() };
         let query = model.tokenizer.encode_document_within(&request.query, bounds)?;
         if !matches!(query, BoundedTokens::Whole(_)) {
@@ -47,6 +50,7 @@ impl ReadyModel {
                 format!("this model allows at most {limit} tokens for query and document; shorten it");
             return Err(Error::invalid("query", message));
         }
+
         let pairs = 0..request.documents.len();
         let pairs: Vec<EncoderInput> =
             pairs.map(|index| encode_pair(model, request, index, bounds)).collect::<Result<_, _>>()?;
@@ -60,6 +64,7 @@ impl ReadyModel {
                 score: sigmoid(row.first().copied().unwrap_or(f32::NEG_INFINITY)),
             })
             .collect();
+
         results.sort_by(|a, b| b.score.total_cmp(&a.score));
         results.truncate(request.top_n.unwrap_or(count));
         Ok(Ranking { results, prompt_tokens, ran_on: model.ran_on() })
@@ -78,7 +83,8 @@ fn encode_pair(
     index: usize,
     bounds: Bounds<'_>,
 ) -> Result<EncoderInput, Error> {
-    let (limit, document) = (bounds.limit, &request.documents[index]);
+    let limit = bounds.limit;
+    let document = &request.documents[index];
     let encoded = model.tokenizer.encode_pair_within(&request.query, document, bounds)?;
     let too_long = |found: TokenCount| {
         let message = format!(
@@ -87,6 +93,7 @@ fn encode_pair(
         );
         Error::invalid("documents", message)
     };
+
     let more = TokenCount::AtLeast(limit + 1);
     let (mut pair, found) = match encoded {
         BoundedTokens::Whole(pair) => {
@@ -96,6 +103,7 @@ fn encode_pair(
         BoundedTokens::Beginning(pair) => (pair, more),
         BoundedTokens::TooManyBytes => return Err(too_long(more)),
     };
+
     let room = limit.saturating_sub(pair.overhead());
     if pair.tokens.len() > limit {
         if room == 0 {

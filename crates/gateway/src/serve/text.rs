@@ -171,11 +171,13 @@ impl ChoiceText {
     }
 
     fn parts(&mut self, pieces: Vec<Piece>) -> Vec<TextPart> {
-        let part = |piece| match piece {
-            Piece::Text(text) => self.text_part(text),
-            Piece::Call(delta) => TextPart::Call(delta),
-        };
-        pieces.into_iter().map(part).collect()
+        pieces
+            .into_iter()
+            .map(|piece| match piece {
+                Piece::Text(text) => self.text_part(text),
+                Piece::Call(delta) => TextPart::Call(delta),
+            })
+            .collect()
     }
 
     fn text_part(&mut self, text: String) -> TextPart {
@@ -185,7 +187,8 @@ impl ChoiceText {
     /// Appends the rest of the calls. Returns the reason of the end.
     fn finish_calls(&mut self, reason: FinishReason, parts: &mut Vec<TextPart>) -> FinishReason {
         let end = if reason == FinishReason::Stop { TextEnd::Complete } else { TextEnd::Cut };
-        let (mut complete, mut malformed) = (0, 0);
+        let mut complete = 0;
+        let mut malformed = 0;
         if let Some(calls) = &mut self.calls {
             let rest = calls.finish(end, &mut self.stop);
             (complete, malformed) = (calls.complete(), calls.malformed());

@@ -123,9 +123,10 @@ impl Figures {
             let pairs = rounds.iter().zip(cpu);
             Spread::of(pairs.map(|(own, cpu)| rate(&own.round) / rate(&cpu.round).max(1e-9)).collect())
         };
-        let (prefill, decode) =
-            (|round: &Round| round.prefill_rate(options), |round: &Round| round.decode_rate(options));
+        let prefill = |round: &Round| round.prefill_rate(options);
+        let decode = |round: &Round| round.decode_rate(options);
         let joules: Option<Vec<f64>> = rounds.iter().map(|metered| metered.joules).collect();
+
         Self {
             first_token_ms: spread(&Round::first_ms),
             prefill_tokens_per_second: spread(&prefill),

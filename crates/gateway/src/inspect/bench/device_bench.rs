@@ -68,14 +68,17 @@ impl Gateway {
         let runtime = choice.load(library, progress, cancel)?;
         let facts = Arc::new(choice.facts);
         steps.begin(format!("Loading {} on every device", key.name));
+
         let bench = DeviceBench { library, key, folder, runtime, facts, options, progress, cancel };
         let meter = Meter::here();
         let stage = Stage::start(progress, "Loading", Unit::Items, Some(places.as_slice().len() as u64));
+
         let mut devices = Vec::new();
         for (number, &place) in places.as_slice().iter().enumerate() {
             devices.push(BenchedDevice { place, state: bench.prepare(place)?, rounds: Vec::new() });
             stage.advance(number as u64 + 1);
         }
+
         drop(stage);
         steps.begin("Measuring every device in turn");
         bench.run(&mut devices, meter.as_ref())?;
@@ -145,8 +148,9 @@ impl DeviceBench<'_> {
             progress: self.progress,
             cancel: self.cancel.clone(),
         };
-        let open = |request: &LoadRequest<'_>| device_selection::open_first(request, [place]);
-        LoadedModel::load(&request, tokenizer, None, None, open)
+        LoadedModel::load(&request, tokenizer, None, None, |request: &LoadRequest<'_>| {
+            device_selection::open_first(request, [place])
+        })
     }
 
     /// Runs the rounds. The first device of a round becomes the last of the next, so that a machine that warms up
@@ -197,18 +201,20 @@ impl DeviceBench<'_> {
         devices.rotate_right(rotation);
         if devices.iter().all(|device| device.state.is_err()) {
             let passed_over = devices.into_iter().filter_map(|device| device.state.err()).collect();
-            let (name, policy) = (self.key.name.clone(), library.config.npu);
+            let name = self.key.name.clone();
+            let policy = library.config.npu;
             return Err(Error::NoDevice { name, policy, passed_over });
         }
-        let is_cpu = |device: &&BenchedDevice| {
-            device.place == DevicePlacement::Single(DeviceName::Cpu) && device.state.is_ok()
-        };
-        let cpu = devices.iter().find(is_cpu).map(|device| device.rounds.clone());
-        let compared = |device: BenchedDevice| device.compared(cpu.as_deref(), *options);
+
+        let cpu = devices
+            .iter()
+            .find(|device| device.place == DevicePlacement::Single(DeviceName::Cpu) && device.state.is_ok())
+            .map(|device| device.rounds.clone());
         let installed = runtimes::all().filter_map(|package| {
             let info = runtimes::locate(&library.store, package.ep)?;
             Some(format!("{} {}", package.name, info.version))
         });
+
         Ok(Comparison {
             model: self.key.name.to_string(),
             scheme: self.key.scheme,
@@ -221,7 +227,7 @@ impl DeviceBench<'_> {
             generate_tokens: options.generate_tokens,
             rounds: options.rounds,
             energy_counter: meter.map(|meter| meter.describe().to_owned()),
-            contenders: devices.into_iter().map(compared).collect(),
+            contenders: devices.into_iter().map(|device| device.compared(cpu.as_deref(), *options)).collect(),
         })
     }
 }

@@ -161,6 +161,7 @@ impl Gateway {
             false => overhead::measure(self, &id, loaded, options, cancel)?,
         };
         let spread = |figure: &dyn Fn(&Round) -> f64| Spread::of(rounds.iter().map(figure).collect());
+
         Ok(BenchReport {
             model: key.name.to_string(),
             scheme: key.scheme,
@@ -208,8 +209,8 @@ fn refuse_stand_in(param: &'static str, devices: impl IntoIterator<Item = Device
 }
 
 fn check_room(engine: &Engine, options: BenchOptions) -> Result<(), Error> {
-    let (found, longest) =
-        (options.prompt_tokens.saturating_add(options.generate_tokens), engine.limits().longest());
+    let found = options.prompt_tokens.saturating_add(options.generate_tokens);
+    let longest = engine.limits().longest();
     if found <= longest {
         return Ok(());
     }

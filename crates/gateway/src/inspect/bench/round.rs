@@ -89,7 +89,10 @@ pub(super) fn run(engine: &Engine, request: RoundRequest) -> Result<Round, Error
     engine
         .submit(submitted)
         .map_err(|error| Error::Invalid { param: "model", message: error.to_string() })?;
-    let (mut first, mut last, mut tokens) = (None, begun, 0);
+
+    let mut first = None;
+    let mut last = begun;
+    let mut tokens = 0;
     for event in received {
         match event {
             TokenTime::Token(at) => {
@@ -100,7 +103,9 @@ pub(super) fn run(engine: &Engine, request: RoundRequest) -> Result<Round, Error
             TokenTime::End(_) => break,
         }
     }
-    let (total, first) = (begun.elapsed(), first.ok_or(Error::ShuttingDown)?);
+
+    let total = begun.elapsed();
+    let first = first.ok_or(Error::ShuttingDown)?;
     Ok(Round { total, first: first - begun, rest: last - first, tokens })
 }
 

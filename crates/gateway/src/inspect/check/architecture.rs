@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use narthex_check::{Basis, CheckOptions, Finding, Fix, Report, Rule, Score, Severity, Verdict, check};
 use narthex_compile::{dry_run::DryRun, package::DATA_FILE};
-use narthex_graph::{Graph, onnx::files::OnnxFile};
-use narthex_spec::{Scheme, arch::Architecture, manifest::GraphEntry};
+use narthex_graph::onnx::files::OnnxFile;
+use narthex_spec::{Scheme, arch::Architecture};
 
 /// Checks the graphs that `narthex compile` would build for NPUs with the default shapes.
 pub(crate) fn check_architecture(
@@ -28,6 +28,7 @@ pub(crate) fn check_architecture(
     if dry_run.token_bytes() > 0 {
         report.findings.push(cache(dry_run.token_bytes(), architecture.longest()));
     }
+
     if scheme == Scheme::W8
         && matches!(report.verdict, Verdict::Refused { .. })
         && let Ok(small) = DryRun::with_static_shapes(architecture, Scheme::W4)
@@ -42,14 +43,16 @@ pub(crate) fn check_architecture(
 
 /// Checks the static graphs of a compile without weights.
 pub(crate) fn check_dry_run(subject: &str, dry_run: &DryRun, options: &CheckOptions) -> Report {
-    let part = |(graph, entry): &(Graph, GraphEntry)| OnnxFile {
-        name: entry.file.clone(),
-        folder: PathBuf::new(),
-        graph: graph.clone(),
-        data_files: BTreeMap::from([(DATA_FILE.to_owned(), Some(dry_run.data_bytes))]),
-        watch: Default::default(),
-    };
-    let parts: Vec<OnnxFile> = dry_run.static_graphs().map(part).collect();
+    let parts: Vec<OnnxFile> = dry_run
+        .static_graphs()
+        .map(|(graph, entry)| OnnxFile {
+            name: entry.file.clone(),
+            folder: PathBuf::new(),
+            graph: graph.clone(),
+            data_files: BTreeMap::from([(DATA_FILE.to_owned(), Some(dry_run.data_bytes))]),
+            watch: Default::default(),
+        })
+        .collect();
     check(subject, &parts, options)
 }
 

@@ -75,15 +75,14 @@ pub(super) fn add_results(
 
 /// Returns whether a graph is complete and its shapes are fixed, so that a trial makes sense.
 fn is_ready(report: &Report, part: &OnnxFile) -> bool {
-    let is_broken = |finding: &check::Finding| {
-        finding.severity == Severity::Blocking
-            && matches!(finding.rule, Rule::Malformed | Rule::ExternalData)
-            && finding.part.as_ref() == Some(&part.name)
-    };
     part.graph.unread.is_empty()
         && !part.graph.nodes.is_empty()
         && check::symbols(std::slice::from_ref(part)).is_empty()
-        && !report.findings.iter().any(is_broken)
+        && !report.findings.iter().any(|finding| {
+            finding.severity == Severity::Blocking
+                && matches!(finding.rule, Rule::Malformed | Rule::ExternalData)
+                && finding.part.as_ref() == Some(&part.name)
+        })
 }
 
 /// Kind of a failure. A piece of a graph reproduces the failure of the whole graph if both kinds are equal.
@@ -139,6 +138,7 @@ impl<'a> Compiler<'a> {
             CompilerResult::Ended { how: ProcessEnd::Crashed(_), fault, evidence } => (fault, evidence),
             _ => return Ok(result),
         };
+
         let mut piece = None;
         if let Some(kind) = kind {
             match self.find_faulty_nodes(part, &kind)? {
@@ -149,6 +149,7 @@ impl<'a> Compiler<'a> {
                 Err(reason) => *fault = FaultyNodes::NotFound { reason },
             }
         }
+
         *evidence = match self.store_evidence(part, piece) {
             Err(error) if error.kind() == ErrorKind::Cancelled => return Err(error),
             // The result is complete without the evidence.
@@ -175,10 +176,12 @@ impl<'a> Compiler<'a> {
                 bytes as f64 / 1e9
             )));
         }
+
         let mut fails = |nodes: &BTreeSet<usize>| {
             let Some(piece) = extract(part, nodes) else { return Ok(false) };
             Ok::<_, Error>(FailureKind::of(&self.try_piece(&piece)?).as_ref() == Some(kind))
         };
+
         match bisect::smallest(part.graph.nodes.len(), MAX_TRIALS, &mut fails) {
             Ok(nodes) => Ok(Ok(nodes)),
             Err(BisectionError::Failed(error)) => Err(error),

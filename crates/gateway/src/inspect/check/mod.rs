@@ -17,7 +17,7 @@ use narthex_check::{self as check, CheckOptions, FallbackNode, Finding, Fix, Rul
 use narthex_graph::onnx::files::{self, OnnxFile};
 use narthex_spec::{
     Target, Variant,
-    manifest::{Context, GraphEntry, Manifest, PlacementRecord},
+    manifest::{Manifest, PlacementRecord},
 };
 use serde::Serialize;
 
@@ -112,7 +112,8 @@ impl Gateway {
     pub fn check(&self, request: &CheckRequest, cancel: &Cancel) -> Result<CheckReport, Error> {
         let options = CheckOptions { target: request.target.clone(), extents: request.extents.clone() };
         let check = ModelCheck { library: self.library(), request, options, cancel };
-        let (subject, options) = (&request.subject, &check.options);
+        let subject = &request.subject;
+        let options = &check.options;
         let report = match model_ref::find(self.library(), subject, cancel)? {
             ResolvedModel::Graphs(files) => return check.graphs(&files),
             ResolvedModel::Package(manifest, folder) => check.package(&manifest, &folder)?,
@@ -185,9 +186,13 @@ impl ModelCheck<'_> {
         let Self { library, request, options, cancel } = self;
         let architecture = manifest.architecture.architecture();
         // An imported package has no other graphs to check.
-        let is_checked = |graph: &&GraphEntry| architecture.is_none() || graph.variant == Variant::Static;
-        let files: Vec<PathBuf> =
-            manifest.graphs.iter().filter(is_checked).map(|graph| folder.join(&graph.file)).collect();
+        let files: Vec<PathBuf> = manifest
+            .graphs
+            .iter()
+            .filter(|graph| architecture.is_none() || graph.variant == Variant::Static)
+            .map(|graph| folder.join(&graph.file))
+            .collect();
+
         if let (true, Some(architecture)) = (files.is_empty(), &architecture) {
             let scheme = manifest.recipe.scheme;
             let mut report =
@@ -197,14 +202,16 @@ impl ModelCheck<'_> {
             report.findings.push(Finding::new(Rule::Architecture, Severity::Note, message).fix(fix));
             return Ok(report);
         }
+
         let parts = files::open_files(&files).map_err(CheckError::from)?;
         let mut report = check::check(&request.subject, &parts, options);
-        let is_for_target =
-            |context: &&Context| request.compiler != VendorCompiler::Skip && context.target == request.target;
-        let result = |context: &Context| {
-            (context.graph.clone(), placement_result(&context.placement, &request.target))
-        };
-        let known = manifest.contexts.iter().filter(is_for_target).map(result).collect();
+        let known = manifest
+            .contexts
+            .iter()
+            .filter(|context| request.compiler != VendorCompiler::Skip && context.target == request.target)
+            .map(|context| (context.graph.clone(), placement_result(&context.placement, &request.target)))
+            .collect();
+
         let compiler = Compiler::new(library, request, cancel)?;
         compiler::add_results(compiler.as_ref(), &mut report, &parts, options, known)?;
         Ok(report)

@@ -277,8 +277,10 @@ impl TrialProcess {
             // The process may have ended already.
             let _ = child.kill();
         });
-        let failed = |source| Error::Io { what: "cannot wait for the compiler's process".into(), source };
-        let status = self.child.wait().map_err(failed)?;
+        let status = self
+            .child
+            .wait()
+            .map_err(|source| Error::Io { what: "cannot wait for the compiler's process".into(), source })?;
         cancel.check()?;
         Ok(status)
     }

@@ -5,10 +5,7 @@ use narthex_device::inventory::{self, Accelerator, AcceleratorKind};
 use narthex_spec::{OpenVinoDevice, QnnChip, Scheme, Target};
 use serde::Serialize;
 
-use super::{
-    model_estimate::{ModelEstimate, RequiredMemory, SchemeEstimate},
-    suitability::RESERVED,
-};
+use super::{model_estimate::ModelEstimate, suitability::RESERVED};
 
 /// Minimum sequence length that counts as fitting, in tokens.
 const SHORTEST: u64 = 512;
@@ -97,17 +94,19 @@ fn accelerator(found: Accelerator) -> Memory {
 /// Returns the sequences that fit on each device.
 pub(super) fn machine(estimate: &ModelEstimate, memories: &[Memory]) -> Vec<DeviceFit> {
     let of_cpu = memories.iter().find(|memory| memory.device == CPU).and_then(|memory| memory.bytes);
-    let fit = |memory: &Memory| DeviceFit {
-        device: memory.device,
-        text: memory.text.clone(),
-        memory: memory.bytes,
-        schemes: match (memory.bytes, &memory.target) {
-            (None, _) => Vec::new(),
-            (Some(_), Some(target)) => on_npu(estimate, target, of_cpu),
-            (Some(bytes), None) => in_memory(estimate, bytes, token_bytes(estimate, memory.device)),
-        },
-    };
-    memories.iter().map(fit).collect()
+    memories
+        .iter()
+        .map(|memory| DeviceFit {
+            device: memory.device,
+            text: memory.text.clone(),
+            memory: memory.bytes,
+            schemes: match (memory.bytes, &memory.target) {
+                (None, _) => Vec::new(),
+                (Some(_), Some(target)) => on_npu(estimate, target, of_cpu),
+                (Some(bytes), None) => in_memory(estimate, bytes, token_bytes(estimate, memory.device)),
+            },
+        })
+        .collect()
 }
 
 /// Returns the bytes of a token in the KV cache of a CPU or GPU.
@@ -116,13 +115,16 @@ fn token_bytes(estimate: &ModelEstimate, device: &str) -> u64 {
 }
 
 fn in_memory(estimate: &ModelEstimate, memory: u64, token: u64) -> Vec<SchemeFit> {
-    let fit = |found: &SchemeEstimate| {
-        let size = ModelSize { weights: found.bytes, token };
-        let context = longest(estimate, memory.saturating_sub(RESERVED), size);
-        let reason = context.is_none().then(|| short(estimate, size));
-        SchemeFit { scheme: found.scheme, context, reason }
-    };
-    estimate.schemes.iter().map(fit).collect()
+    estimate
+        .schemes
+        .iter()
+        .map(|found| {
+            let size = ModelSize { weights: found.bytes, token };
+            let context = longest(estimate, memory.saturating_sub(RESERVED), size);
+            let reason = context.is_none().then(|| short(estimate, size));
+            SchemeFit { scheme: found.scheme, context, reason }
+        })
+        .collect()
 }
 
 /// Returns the reason for too little memory.
@@ -132,26 +134,35 @@ fn short(estimate: &ModelEstimate, size: ModelSize) -> String {
 
 /// Returns the sequences that fit on an NPU. Its weights and cache are in the CPU's memory, which limits them as well.
 fn on_npu(estimate: &ModelEstimate, target: &Target, of_cpu: Option<u64>) -> Vec<SchemeFit> {
-    let fit = |found: &SchemeEstimate| {
-        let on_target = found.targets.iter().find(|known| known.target == *target)?;
-        // Each graph holds its weights and the cache of its layers; all graphs share the limit of a program.
-        let longest_of = |held: &RequiredMemory| {
-            longest(estimate, held.limit, ModelSize { weights: held.bytes, token: held.token_bytes })
-        };
-        let context = on_target.held.iter().map(longest_of).min().flatten().filter(|_| on_target.runs());
-        let weights = found.fixed_bytes.unwrap_or(found.bytes);
-        let size = ModelSize { weights, token: estimate.npu_token_bytes };
-        let beside =
-            of_cpu.map_or(context, |memory| longest(estimate, memory.saturating_sub(RESERVED), size));
-        let reason = match &on_target.verdict {
-            Verdict::Refused { reason } => Some(reason.clone()),
-            _ if context.is_none() => Some("its weights leave no room for a cache".to_owned()),
-            _ if beside.is_none() => Some(short(estimate, size)),
-            _ => None,
-        };
-        Some(SchemeFit { scheme: found.scheme, context: context.min(beside), reason })
-    };
-    estimate.schemes.iter().filter_map(fit).collect()
+    estimate
+        .schemes
+        .iter()
+        .filter_map(|found| {
+            let on_target = found.targets.iter().find(|known| known.target == *target)?;
+            // Each graph holds its weights and the cache of its layers; all graphs share the limit of a program.
+            let context = on_target
+                .held
+                .iter()
+                .map(|held| {
+                    longest(estimate, held.limit, ModelSize { weights: held.bytes, token: held.token_bytes })
+                })
+                .min()
+                .flatten()
+                .filter(|_| on_target.runs());
+
+            let weights = found.fixed_bytes.unwrap_or(found.bytes);
+            let size = ModelSize { weights, token: estimate.npu_token_bytes };
+            let beside =
+                of_cpu.map_or(context, |memory| longest(estimate, memory.saturating_sub(RESERVED), size));
+            let reason = match &on_target.verdict {
+                Verdict::Refused { reason } => Some(reason.clone()),
+                _ if context.is_none() => Some("its weights leave no room for a cache".to_owned()),
+                _ if beside.is_none() => Some(short(estimate, size)),
+                _ => None,
+            };
+            Some(SchemeFit { scheme: found.scheme, context: context.min(beside), reason })
+        })
+        .collect()
 }
 
 /// Returns the maximum sequence length whose cache fits in memory with the weights, up to the model's own.
@@ -170,8 +181,9 @@ fn needs(estimate: &ModelEstimate, size: ModelSize) -> u64 {
 
 /// Returns the minimum memory, if no device is known to have enough and the CPU is known not to.
 pub(super) fn least(estimate: &ModelEstimate, machine: &[DeviceFit]) -> Option<MinimumMemory> {
-    let is_short = |device: &DeviceFit| device.device == CPU && device.memory.is_some();
-    if machine.iter().any(DeviceFit::fits) || !machine.iter().any(is_short) {
+    if machine.iter().any(DeviceFit::fits)
+        || !machine.iter().any(|device| device.device == CPU && device.memory.is_some())
+    {
         return None;
     }
     let smallest = estimate.schemes.iter().min_by_key(|found| found.bytes)?;

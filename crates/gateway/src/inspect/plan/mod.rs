@@ -7,8 +7,6 @@ mod fit;
 mod model_estimate;
 mod suitability;
 
-use std::path::PathBuf;
-
 use narthex_catalog::{
     index::{Access, KnownDivergence},
     source::hub::RepoSummary,
@@ -90,9 +88,10 @@ impl Origin {
         let resolved = reference.and_then(|reference| reference.resolve(&library.catalog).ok());
         let Some(resolved) = resolved else { return Self::default() };
         let entry = library.entry(&resolved);
-        let hub = || stated.and_then(|stated| stated.license.clone());
         Self {
-            license: entry.and_then(|entry| entry.license.clone()).or_else(hub),
+            license: entry
+                .and_then(|entry| entry.license.clone())
+                .or_else(|| stated.and_then(|stated| stated.license.clone())),
             access: entry.map(|entry| entry.access),
             download_bytes: stated.map_or_else(|| entry?.checkpoint_bytes(), |stated| stated.bytes),
             notes: entry.and_then(|entry| entry.notes.clone()),
@@ -133,14 +132,20 @@ impl Gateway {
         let library = self.library();
         let is_export =
             || Err(Error::invalid("model", "a plan needs a checkpoint; for ONNX files use `narthex check`"));
-        let is_graph = |file: &PathBuf| file.extension().is_some_and(|end| end.eq_ignore_ascii_case("onnx"));
         let found = match model_ref::find(library, &request.subject, cancel) {
             Err(Error::Check(CheckError::Open(OnnxFileError::NoModel { .. }))) => {
                 return not_a_model(request);
             }
-            Ok(ResolvedModel::Graphs(files)) if !files.iter().any(is_graph) => return not_a_model(request),
+            Ok(ResolvedModel::Graphs(files))
+                if !files
+                    .iter()
+                    .any(|file| file.extension().is_some_and(|end| end.eq_ignore_ascii_case("onnx"))) =>
+            {
+                return not_a_model(request);
+            }
             found => found?,
         };
+
         let (mut architecture, stated) = match found {
             ResolvedModel::Package(manifest, _) => match manifest.architecture.architecture() {
                 Some(architecture) => (architecture, None),
@@ -150,16 +155,19 @@ impl Gateway {
             ResolvedModel::Unsupported(error) => return Err(*error),
             ResolvedModel::Graphs(_) => return is_export(),
         };
+
         if let Some(factor) = request.yarn {
-            let refused = |error| Error::invalid("yarn", error);
-            narthex_checkpoint::extend(&mut architecture, factor).map_err(refused)?;
+            narthex_checkpoint::extend(&mut architecture, factor)
+                .map_err(|error| Error::invalid("yarn", error))?;
         }
+
         let targets = if request.targets.is_empty() { every_target() } else { request.targets.clone() };
         let mut estimate = ModelEstimate::new(&architecture, &targets)?;
         let machine = fit::machine(&estimate, &fit::memories());
         let origin = Origin::new(library, &request.subject, stated.as_ref());
         let memory = inventory::memory_bytes().unwrap_or(0).max(NPU_MACHINE_MEMORY);
         estimate.adjust_scores(NpuMachine { memory, bandwidth: NPU_MACHINE_BANDWIDTH }, &origin.divergences);
+
         Ok(PlanReport {
             subject: request.subject.clone(),
             origin,

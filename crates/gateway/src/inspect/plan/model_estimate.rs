@@ -107,7 +107,8 @@ impl ModelEstimate {
     /// As [`DryRun::new`], for an architecture that compiles in no scheme.
     pub fn new(architecture: &Architecture, targets: &[Target]) -> Result<Self, CompileError> {
         let mut schemes = Vec::new();
-        let (mut layers, mut npu_token_bytes) = (Vec::new(), 0);
+        let mut layers = Vec::new();
+        let mut npu_token_bytes = 0;
         for scheme in Scheme::ALL {
             let dry_run = DryRun::new("model", architecture, &Recipe::new(scheme))?;
             if let Some((_, entry)) = dry_run.graphs.into_iter().next() {
@@ -133,6 +134,7 @@ impl ModelEstimate {
                 fixed_bytes: fixed.ok().map(|fixed| fixed.data_bytes),
             });
         }
+
         Ok(Self {
             structure: architecture.describe(),
             parameters: narthex_checkpoint::parameters(architecture),
@@ -172,12 +174,14 @@ impl ModelEstimate {
                     *verdict = Verdict::Refused { reason: reason.clone() };
                     score.scale(Factor { name: "memory", value: 0.0, detail: reason });
                 }
+
                 let quality = kept_quality(*scheme);
                 if quality < 1.0 {
                     let detail =
                         format!("share of quality that {scheme} keeps, by perplexity of smollm2:135m");
                     score.scale(Factor { name: "quality", value: quality, detail });
                 }
+
                 if let Some(known) = known.iter().find(|known| known.provider == target.ep()) {
                     let KnownDivergence { divergence, measured, .. } = known;
                     let detail =
@@ -255,7 +259,8 @@ fn required_memory(fixed: &DryRun, report: &Report) -> Vec<RequiredMemory> {
         let token_bytes = entry.kv.iter().map(|layer| layer.bytes_per_token() as u64).sum();
         RequiredMemory { bytes: part.npu_weight_bytes, token_bytes, limit }
     });
-    let (bytes, token_bytes) = (report.npu_weight_bytes, fixed.token_bytes());
+    let bytes = report.npu_weight_bytes;
+    let token_bytes = fixed.token_bytes();
     let all = program_limit(&report.target).map(|limit| RequiredMemory { bytes, token_bytes, limit });
     graphs.chain(all).collect()
 }

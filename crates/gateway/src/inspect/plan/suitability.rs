@@ -102,8 +102,7 @@ impl MeasuredBandwidth {
         let records = store.own_machine();
         let recorded = records.read(BANDWIDTH_RECORD).ok().flatten();
         let recorded = recorded.and_then(|bytes| serde_json::from_slice::<Self>(&bytes).ok());
-        let of_this_machine = |known: &Self| (&known.cpu, known.cores) == (&self.cpu, self.cores);
-        if let Some(known) = recorded.filter(of_this_machine)
+        if let Some(known) = recorded.filter(|known| (&known.cpu, known.cores) == (&self.cpu, self.cores))
             && known.bandwidth >= self.bandwidth
         {
             return known.bandwidth;
@@ -190,11 +189,12 @@ pub(crate) fn suitability(model: &ModelListing, machine: &MachineSpeed) -> Optio
 ///
 /// [`ModelKind`]: crate::report::models::ModelKind
 pub(crate) fn rank(models: Vec<ModelListing>, machine: &MachineSpeed) -> Vec<RankedModel> {
-    let with = |model: ModelListing| RankedModel { here: suitability(&model, machine), model };
-    let mut ranked: Vec<RankedModel> = models.into_iter().map(with).collect();
+    let mut ranked: Vec<RankedModel> =
+        models.into_iter().map(|model| RankedModel { here: suitability(&model, machine), model }).collect();
     let key = |ranked: &RankedModel| ranked.here.map_or((-1.0, u64::MAX), |here| (here.score, here.bytes));
     ranked.sort_by(|a, b| {
-        let ((score, bytes), (other_score, other_bytes)) = (key(a), key(b));
+        let (score, bytes) = key(a);
+        let (other_score, other_bytes) = key(b);
         (a.model.kind as u8)
             .cmp(&(b.model.kind as u8))
             .then(other_score.total_cmp(&score))

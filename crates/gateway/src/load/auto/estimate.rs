@@ -124,7 +124,8 @@ impl DevicePair<'_> {
 
     fn request_ms(&self, request: RequestSize, break_even: usize) -> f64 {
         let chunk = self.prefill.chunk.max(1);
-        let (whole, rest) = (request.prompt - request.prompt % chunk, request.prompt % chunk);
+        let whole = request.prompt - request.prompt % chunk;
+        let rest = request.prompt % chunk;
         let rest = if rest < break_even { self.decode.prompt_ms(rest) } else { self.handed_over_ms(rest) };
         self.handed_over_ms(whole) + rest + self.decode.answer_ms(request)
     }
@@ -161,9 +162,14 @@ impl Measurements {
         if self.devices.len() < 2 {
             return None;
         }
-        let single = |times: &PhaseTimes| (times.request_ms(TYPICAL), DevicePlacement::Single(times.device));
-        let mut times: Vec<(f64, DevicePlacement)> = self.devices.iter().map(single).collect();
+
+        let mut times: Vec<(f64, DevicePlacement)> = self
+            .devices
+            .iter()
+            .map(|times| (times.request_ms(TYPICAL), DevicePlacement::Single(times.device)))
+            .collect();
         times.sort_by(|a, b| a.0.total_cmp(&b.0));
+
         let (best_ms, mut place) = times.first().copied()?;
         let mut handover = String::new();
         let divided = self.best_pair().and_then(|split| Some((split, self.pair(split)?)));
@@ -179,6 +185,7 @@ impl Measurements {
                 None => handover = format!("; the handover from {} costs more than it saves", split.prefill),
             }
         }
+
         let RequestSize { prompt, answer } = TYPICAL;
         let times: Vec<String> = times.iter().map(|(ms, place)| format!("{ms:.0} ms on {place}")).collect();
         let times = times.join(", ");

@@ -27,12 +27,16 @@ pub(crate) fn phases(
     clock: Clock<'_>,
 ) -> Result<PhaseTimes, StepError> {
     let limits = executor.limits();
-    let (vocab, room) = (limits.vocab, limits.longest().saturating_sub(STEPS + 1).max(1));
+    let vocab = limits.vocab;
+    let room = limits.longest().saturating_sub(STEPS + 1).max(1);
     let chunk = limits.chunk.min(room).max(1);
     // Whole chunks, as close to the typical prompt as there is room for, since a token's cost grows with the context.
     let chunks = (TYPICAL.prompt.min(room) / chunk).max(1);
     let prompt = tokens(chunks * chunk, vocab);
-    let (mut chunk_times, mut token_times, mut short_times) = (Vec::new(), Vec::new(), Vec::new());
+
+    let mut chunk_times = Vec::new();
+    let mut token_times = Vec::new();
+    let mut short_times = Vec::new();
     for round in 0..=ROUNDS {
         let begun = clock();
         feed(executor, 0, &prompt)?;
@@ -52,7 +56,10 @@ pub(crate) fn phases(
             short_times.push(ms(short_begun, short_done));
         }
     }
-    let (chunk_ms, short_ms, token_ms) = (median(chunk_times), median(short_times), median(token_times));
+
+    let chunk_ms = median(chunk_times);
+    let short_ms = median(short_times);
+    let token_ms = median(token_times);
     Ok(PhaseTimes { device, chunk, chunk_ms, short_ms, token_ms })
 }
 

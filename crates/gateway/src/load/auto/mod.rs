@@ -114,7 +114,8 @@ pub(crate) fn break_even(request: &LoadRequest<'_>, split: PhaseSplit) -> Option
 
 /// Divides the devices of the order into those that may be chosen and those that may not.
 fn usable(config: &Config, facts: &Facts) -> (Vec<DeviceName>, Vec<DeviceRefusal>) {
-    let (mut usable, mut passed_over) = (Vec::new(), Vec::new());
+    let mut usable = Vec::new();
+    let mut passed_over = Vec::new();
     for &name in config.providers.devices() {
         let refusal = match name.kind() {
             DeviceKind::StandIn => {
@@ -133,11 +134,13 @@ fn usable(config: &Config, facts: &Facts) -> (Vec<DeviceName>, Vec<DeviceRefusal
 
 /// Returns the keys of those devices that this machine has.
 fn cache_keys(request: &LoadRequest<'_>, devices: &[DeviceName]) -> Vec<CacheKey> {
-    let key = |&name: &DeviceName| {
-        let device = ep::probe(name, &request.facts).ok()?;
-        Some(CacheKey::new(&SelectedDevice { name, device }, request.runtime, &request.facts))
-    };
-    devices.iter().filter_map(key).collect()
+    devices
+        .iter()
+        .filter_map(|&name| {
+            let device = ep::probe(name, &request.facts).ok()?;
+            Some(CacheKey::new(&SelectedDevice { name, device }, request.runtime, &request.facts))
+        })
+        .collect()
 }
 
 /// Opens one device after the other, so that one model is in memory at a time, and then the best two for their

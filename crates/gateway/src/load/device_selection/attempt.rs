@@ -55,15 +55,18 @@ pub(super) fn open(
         probe(request, name).map_err(AttemptError::Refused)?;
         return Err(AttemptError::Refused(missing_graphs(&request.package, variant)));
     }
+
     let (main, mut key) = prepare(request, name)?;
     eligibility::check_bound_chip(manifest, &main.device).map_err(AttemptError::Refused)?;
     let mut notes = Vec::new();
     notes.extend(manifest.bound.is_some().then(|| eligibility::UNVERIFIED_NOTE.to_owned()));
+
     let mut folder = name.to_string();
     if let Some(head) = &head {
         folder = HeadSplit { layers: name, head: head.name }.to_string();
         key = key.with_head(CacheKey::new(head, request.runtime, &request.facts));
     }
+
     let cache = DeviceCache { folder: request.store.machine(&request.package.folder, &folder)?, key };
     let devices = DeviceAssignment { main, head };
     let Sessions { mut model, placements } = open_sessions(request, &devices, &cache, &mut notes)?;
@@ -72,6 +75,7 @@ pub(super) fn open(
         // The CPU is the reference.
         return Ok(OpenModel { model, report, passed_over: Vec::new(), monitors: Vec::new() });
     }
+
     // If one of the two devices is an NPU, models take turns on that one.
     let shared = devices.head.as_ref().map(|head| head.name).filter(|head| head.kind() == DeviceKind::Npu);
     let reopen = reopen(request, &devices, &cache);
@@ -79,6 +83,7 @@ pub(super) fn open(
     if let Some(refusal) = verify::check(request, &devices, &cache, &mut model)? {
         return Err(AttemptError::Refused(refusal));
     }
+
     let model_name = manifest.name.clone();
     let monitor = NumericsMonitor::new(move |reason| {
         tracing::error!(
@@ -87,6 +92,7 @@ pub(super) fn open(
         );
         verify::quarantine(&cache, reason);
     });
+
     let model = monitored(model, &monitor);
     Ok(OpenModel { model, report, passed_over: Vec::new(), monitors: vec![monitor] })
 }
@@ -148,6 +154,7 @@ fn open_sessions(
         }
         other => other?,
     };
+
     let with_caches = lock.is_some().then(|| with_provider_caches(request, devices)).transpose()?;
     let devices = with_caches.as_ref().unwrap_or(devices);
     let DeviceAssignment { main, head } = devices;
@@ -208,10 +215,9 @@ fn explain(request: &LoadRequest<'_>, devices: &DeviceAssignment, error: Error) 
         _ => main,
     };
     let Manifest { name, recipe: Recipe { scheme, .. }, .. } = request.manifest();
-    let next = |target: &Target| {
+    fallback::explain(&request.package.folder, device, error, |target: &Target| {
         format!("`narthex check {name}@{scheme} --target {target}` bisects the graph to the failing nodes")
-    };
-    fallback::explain(&request.package.folder, device, error, next)
+    })
 }
 
 /// Returns a function that opens the same sessions again.
@@ -220,9 +226,12 @@ fn reopen(
     devices: &DeviceAssignment,
     cache: &DeviceCache,
 ) -> impl FnMut() -> Result<Model, Error> + Send + use<> {
-    let (request, devices, cache) = (request.to_quiet(), devices.clone(), cache.clone());
+    let request = request.to_quiet();
+    let devices = devices.clone();
+    let cache = cache.clone();
     move || {
-        let (device, name) = (devices.main.name.describe(), &request.manifest().name);
+        let device = devices.main.name.describe();
+        let name = &request.manifest().name;
         tracing::warn!("{device} was lost; loading {name} there again");
         let mut notes = Vec::new();
         let sessions = open_sessions(&request, &devices, &cache, &mut notes)?;

@@ -26,6 +26,7 @@ pub(super) fn open_phases(request: &LoadRequest<'_>, split: PhaseSplit) -> Resul
         let executor = model.decoder(&request.manifest().name).map_err(|error| failed(error.into()))?;
         Ok((executor, report, monitors))
     };
+
     let (prefill, prefill_report, mut monitors) = phase(split.prefill)?;
     let (decode, decode_report, decode_monitors) = phase(split.decode)?;
     monitors.extend(decode_monitors);
@@ -37,6 +38,7 @@ pub(super) fn open_phases(request: &LoadRequest<'_>, split: PhaseSplit) -> Resul
         why: auto::explain_break_even(split, break_even),
         ..PlacementReport::joined(prefill_report, decode_report)
     };
+
     Ok(OpenModel {
         model: Model::Decoder(Box::new(joined).into()),
         report,

@@ -41,7 +41,8 @@ impl FailedAttempt {
 /// the first device of the order that accepts it.
 pub(crate) fn select(request: &LoadRequest<'_>) -> Result<OpenModel, Error> {
     let Config { place, ref providers, .. } = *request.config;
-    let (mut preferred, mut measured) = (None, None);
+    let mut preferred = None;
+    let mut measured = None;
     match place.filter(|_| request.manifest().architecture.is_decoder()) {
         None => {}
         Some(PlacementChoice::Fixed(place)) => preferred = Some(place),
@@ -50,12 +51,14 @@ pub(crate) fn select(request: &LoadRequest<'_>) -> Result<OpenModel, Error> {
             preferred = measured.as_ref().map(|(choice, _)| choice.place);
         }
     }
+
     let order = providers
         .devices()
         .iter()
         .copied()
         .map(DevicePlacement::Single)
         .filter(|place| Some(*place) != preferred);
+
     let mut open = open_first(request, preferred.into_iter().chain(order))?;
     if let Some((choice, refused)) = measured
         && choice.place == open.report.place()
@@ -64,6 +67,7 @@ pub(crate) fn select(request: &LoadRequest<'_>) -> Result<OpenModel, Error> {
         open.report.why = Some(reasons.collect::<Vec<_>>().join("; "));
         open.passed_over.splice(0..0, refused);
     }
+
     open.log(&request.manifest().name, &request.store);
     Ok(open)
 }

@@ -140,6 +140,7 @@ impl PrefixFolder {
         if path.exists() {
             return Ok(());
         }
+
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         // Containers have processes with the same id, and a killed one leaves its file.
         let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -150,10 +151,12 @@ impl PrefixFolder {
             Err(error) if error.kind() == ErrorKind::NotFound => self.create().and_then(|()| write()),
             written => written,
         };
+
         if written.is_err() {
             // The incomplete file is useless; the error has the reason.
             let _ = fs::remove_file(&new);
         }
+
         // On Windows, a file that another process has just written cannot be replaced while it is open.
         if path.exists() { Ok(()) } else { written }
     }

@@ -41,6 +41,7 @@ pub(crate) fn open(
         tracing::info!("prefixes of {name} are not stored: {reason}");
         return None;
     }
+
     let opened = identity(request, placement, limits).and_then(|identity| {
         // An executor may store keys and values in a wider type than its accounting states.
         let block = (limits.kv.bytes_per_token as u64).saturating_mul(4 * BLOCK_TOKENS as u64);
@@ -48,6 +49,7 @@ pub(crate) fn open(
         let folder = PrefixFolder::new(&config.folder, identity, limits);
         FileStorage::open(folder, name.clone(), progress.clone()).map_err(|error| error.to_string())
     });
+
     match opened {
         Ok(storage) => Some(Box::new(storage)),
         Err(reason) => {

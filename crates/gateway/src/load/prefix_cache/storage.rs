@@ -127,7 +127,8 @@ impl FileStorage {
         let (writes, blocks) = mpsc::channel();
         let (reads, jobs) = mpsc::sync_channel(READS);
         let (end, written) = mpsc::channel();
-        let (writer, reader) = (shared.clone(), shared.clone());
+        let writer = shared.clone();
+        let reader = shared.clone();
         thread::Builder::new().name("prefix-write".to_owned()).spawn(move || {
             let _end: Sender<()> = end;
             writer.write_all(&blocks);
@@ -186,7 +187,8 @@ impl StorageContext {
     /// Writes a block. Returns false if it must not be stored.
     fn write(&self, key: BlockKey, block: &KvBlock) -> io::Result<bool> {
         let Some(bytes) = self.folder.encode(key, block) else { return Ok(false) };
-        let (size, total) = (bytes.len() as u64, self.folder.limits.total);
+        let size = bytes.len() as u64;
+        let total = self.folder.limits.total;
         if size > total {
             let reason = format!("a block takes {size} bytes of {total}; use a larger --prefix-cache-size");
             return Err(io::Error::other(reason));
@@ -214,7 +216,8 @@ impl StorageContext {
 
     /// Reads blocks up to the first one that is missing or damaged.
     fn read_all(&self, job: &ReadJob) {
-        let (mut blocks, mut bytes) = (Vec::new(), 0u64);
+        let mut blocks = Vec::new();
+        let mut bytes = 0u64;
         for &key in &job.keys {
             if job.start.elapsed() >= READ_TIME || bytes >= READ_BYTES {
                 break;
@@ -235,6 +238,7 @@ impl StorageContext {
                 }
             }
         }
+
         // The engine may have given up.
         let _ = job.blocks.send(blocks);
         self.progress.report();

@@ -38,7 +38,9 @@ impl LoadFailure {
 
     pub(super) fn error(&self, name: &ModelName) -> Error {
         let Self { reason, hint, retry_after, .. } = self;
-        let (name, reason, hint) = (name.clone(), reason.clone(), hint.clone());
+        let name = name.clone();
+        let reason = reason.clone();
+        let hint = hint.clone();
         Error::LoadFailed { name, reason, hint, retry_after: *retry_after }
     }
 }

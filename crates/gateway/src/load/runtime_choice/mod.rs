@@ -40,9 +40,13 @@ impl RuntimeChoice {
     /// Chooses the library for these devices: that of the first usable one, unless one is named or loaded already.
     pub(crate) fn for_devices(library: &Library, devices: impl IntoIterator<Item = DeviceName>) -> Self {
         let Library { config, store, .. } = library;
-        let located = |ep| Some((ep, runtimes::locate(store, ep)?.library));
-        let machine =
-            Facts::here(Ep::ALL.into_iter().filter(|&ep| ep != Ep::Cpu).filter_map(located).collect());
+        let machine = Facts::here(
+            Ep::ALL
+                .into_iter()
+                .filter(|&ep| ep != Ep::Cpu)
+                .filter_map(|ep| Some((ep, runtimes::locate(store, ep)?.library)))
+                .collect(),
+        );
         let chosen = match (named_file(config), Runtime::loaded()) {
             (Some(file), _) => RuntimeLibrary::File(file),
             (None, Some(runtime)) => RuntimeLibrary::loaded(library, runtime),
@@ -79,7 +83,8 @@ impl RuntimeChoice {
         for (ep, file) in self.facts.libraries.clone() {
             if let Err(error) = verify(&file) {
                 cancel.check()?;
-                let (reason, fix) = (error.to_string(), error.hint());
+                let reason = error.to_string();
+                let fix = error.hint();
                 self.facts.libraries.remove(&ep);
                 self.facts.unloadable.insert(ep, Refusal { cause: Cause::Refused, reason, fix });
             }
@@ -115,12 +120,11 @@ impl RuntimeChoice {
 impl RuntimeLibrary {
     /// Returns the library that this process has loaded.
     fn loaded(library: &Library, runtime: &Runtime) -> Self {
-        let is_loaded = |ep: &Ep| {
+        let ep = own_runtimes().chain([Ep::Cpu]).find(|ep| {
             let info = runtimes::locate(&library.store, *ep);
             info.and_then(|info| info.library.canonicalize().ok())
                 .is_some_and(|path| path == runtime.library())
-        };
-        let ep = own_runtimes().chain([Ep::Cpu]).find(is_loaded);
+        });
         ep.map_or_else(|| Self::File(runtime.library().to_owned()), Self::Installed)
     }
 
@@ -142,6 +146,7 @@ impl RuntimeLibrary {
                 None => {}
             }
         }
+
         let plugins = version(Ep::Cpu);
         if matches!(self, Self::Installed(ep) if version(*ep) != plugins) {
             for ep in Ep::ALL.into_iter().filter(|ep| ep.library() == ProviderLibrary::Plugin) {
@@ -244,8 +249,10 @@ fn requested_devices(config: &Config) -> Vec<DeviceName> {
 
 /// Returns the runtime for the first of these devices that is usable on a machine.
 fn required_runtime(config: &Config, devices: impl IntoIterator<Item = DeviceName>, machine: &Facts) -> Ep {
-    let usable = |name: &DeviceName| eligibility::refusal(config, *name, machine).is_none();
-    let first = devices.into_iter().find(usable).map(DeviceName::ep);
+    let first = devices
+        .into_iter()
+        .find(|name| eligibility::refusal(config, *name, machine).is_none())
+        .map(DeviceName::ep);
     first.filter(|ep| ep.library() == ProviderLibrary::OnnxRuntime).unwrap_or(Ep::Cpu)
 }
 

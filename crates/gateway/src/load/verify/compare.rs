@@ -107,7 +107,8 @@ fn log_sum_exp(row: &[f32]) -> f64 {
 
 /// Returns `KL(expected ‖ found)` of two rows of logits.
 fn divergence(expected: &[f32], found: &[f32]) -> Option<f64> {
-    let (p, q) = (log_sum_exp(expected), log_sum_exp(found));
+    let p = log_sum_exp(expected);
+    let q = log_sum_exp(found);
     let sum: f64 = expected
         .iter()
         .zip(found)

@@ -79,7 +79,8 @@ pub(crate) struct Verification {
 impl Verification {
     /// Returns the record of a check that has passed, without results.
     fn new(cache: &DeviceCache) -> Self {
-        let (positions, texts) = (Vec::new(), Vec::new());
+        let positions = Vec::new();
+        let texts = Vec::new();
         Self { edition: CHECK_VERSION, key: cache.key.clone(), quarantine: None, positions, texts }
     }
 }
@@ -98,11 +99,13 @@ pub(crate) fn check(
     if let Some(record) = cache.record::<Verification>(RECORD, CHECK_VERSION)? {
         return Ok(record.quarantine.map(|reason| refusal(name, &reason)));
     }
+
     let manifest = request.manifest();
     if manifest.bound.is_some() {
         // The CPU cannot run the package's graphs.
         return Ok(None);
     }
+
     tracing::info!("checking {} on {} against the CPU, once", manifest.name, name.describe());
     let title = format!("Checking {} against the CPU, once", name.describe());
     let _stage = Stage::start(request.progress, title, Unit::Nothing, None);
@@ -123,6 +126,7 @@ pub(crate) fn check(
         }
         _ => {}
     }
+
     cache.store(RECORD, &found, "the check");
     Ok(found.quarantine.map(|reason| refusal(name, &reason)))
 }
@@ -154,7 +158,8 @@ pub(crate) fn reference_texts(package: &Package) -> Result<Vec<Vec<TokenId>>, Er
         let tokens = tokenizer.encode(text, Specials::AsText)?;
         texts.extend((!tokens.is_empty()).then_some(tokens));
     }
-    let (mut buckets, mut contexts) = (BTreeSet::new(), BTreeSet::new());
+    let mut buckets = BTreeSet::new();
+    let mut contexts = BTreeSet::new();
     for graph in &package.manifest.graphs {
         match graph.part {
             Part::Bucket { length } => drop(buckets.insert(length)),
@@ -181,8 +186,8 @@ fn fill_buckets(
     buckets: &BTreeSet<usize>,
 ) -> Vec<Vec<TokenId>> {
     texts.iter_mut().for_each(|tokens| tokens.truncate(longest));
-    let runs_in = |tokens: &Vec<TokenId>| buckets.range(tokens.len()..).next().copied();
-    let run: BTreeSet<usize> = texts.iter().filter_map(runs_in).collect();
+    let run: BTreeSet<usize> =
+        texts.iter().filter_map(|tokens| buckets.range(tokens.len()..).next().copied()).collect();
     let lacking = buckets.difference(&run).zip(texts.iter().rev().cycle());
     let filling: Vec<Vec<TokenId>> =
         lacking.map(|(&bucket, tokens)| tokens.iter().copied().cycle().take(bucket).collect()).collect();
@@ -232,7 +237,8 @@ impl ReferenceAnswer {
         cancel.check()?;
         let before = prompt[..at].to_vec();
         feed(reference, 0, &before)?;
-        let (mut tokens, mut steps) = (prompt[at..].to_vec(), Vec::with_capacity(STEPS + 1));
+        let mut tokens = prompt[at..].to_vec();
+        let mut steps = Vec::with_capacity(STEPS + 1);
         for _ in 0..=STEPS {
             cancel.check()?;
             let logits = feed(reference, at, &tokens)?;
@@ -252,7 +258,8 @@ impl ReferenceAnswer {
         cancel: &Cancel,
     ) -> Result<Vec<Position>, Error> {
         feed(device, 0, &self.before)?;
-        let (mut at, mut positions) = (self.before.len(), Vec::with_capacity(self.steps.len()));
+        let mut at = self.before.len();
+        let mut positions = Vec::with_capacity(self.steps.len());
         for ReferenceStep { tokens, logits } in &self.steps {
             cancel.check()?;
             let found = feed(device, at, tokens)?;
@@ -274,7 +281,8 @@ pub(crate) fn feed(
     tokens: &[TokenId],
 ) -> Result<Vec<f32>, StepError> {
     let chunk = executor.limits().chunk.max(1);
-    let (mut at, mut row) = (at, Vec::new());
+    let mut at = at;
+    let mut row = Vec::new();
     for part in tokens.chunks(chunk) {
         let mut plan = StepPlan::default();
         plan.push(SLOT, at, part, LogitRows::Last);
@@ -292,16 +300,21 @@ pub(crate) fn compare_encoders(
     cancel: &Cancel,
 ) -> Result<Vec<TextSimilarity>, Error> {
     let longest = device.limits().max_length.min(cpu.limits().max_length);
-    let measure = |(text, tokens): (usize, &Vec<TokenId>)| {
-        cancel.check()?;
-        let tokens = &tokens[..tokens.len().min(longest)];
-        // A masked language model returns a row for the token in the middle.
-        let text_run = [Text { requested: &[tokens.len() / 2], ..Text::of(tokens) }];
-        let (expected, found) = (cpu.run(&text_run)?, device.run(&text_run)?);
-        let (expected, found) = (compare::to_vector(expected.data), compare::to_vector(found.data));
-        Ok(TextSimilarity { text, tokens: tokens.len(), cosine: compare::cosine(&expected, &found) })
-    };
-    texts.iter().enumerate().map(measure).collect()
+    texts
+        .iter()
+        .enumerate()
+        .map(|(text, tokens)| {
+            cancel.check()?;
+            let tokens = &tokens[..tokens.len().min(longest)];
+            // A masked language model returns a row for the token in the middle.
+            let text_run = [Text { requested: &[tokens.len() / 2], ..Text::of(tokens) }];
+            let expected = cpu.run(&text_run)?;
+            let found = device.run(&text_run)?;
+            let expected = compare::to_vector(expected.data);
+            let found = compare::to_vector(found.data);
+            Ok(TextSimilarity { text, tokens: tokens.len(), cosine: compare::cosine(&expected, &found) })
+        })
+        .collect()
 }
 
 #[cfg(test)]

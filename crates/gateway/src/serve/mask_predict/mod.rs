@@ -37,12 +37,14 @@ impl ReadyModel {
         };
         let (mut tokens, masks) = masked.tokenize(&text)?;
         let &[first] = masks.as_slice() else {
-            let (mask, found) = (masked.mask, masks.len());
+            let mask = masked.mask;
+            let found = masks.len();
             let message = format!(
                 "expected {mask} at most once, found {found}; without it, tokens are added at the end"
             );
             return Err(Error::invalid("text", message));
         };
+
         tokens.splice(first..=first, std::iter::repeat_n(masked.mask_id, request.tokens));
         let scores = run_rounds(request, |open| {
             predict(&masked, &mut tokens, open.iter().map(|index| first + index).collect())
@@ -54,6 +56,7 @@ impl ReadyModel {
             text: model.tokenizer.decode(&[token]),
             score,
         });
+
         Ok(MaskPredictOutput {
             text: insert(&text, masked.mask, &generated),
             tokens: fillings.collect(),
@@ -70,7 +73,8 @@ fn run_rounds(
     request: &RefineRequest,
     mut predict: impl FnMut(&[usize]) -> Result<Vec<f64>, Error>,
 ) -> Result<Vec<f64>, Error> {
-    let (count, rounds) = (request.tokens, request.rounds);
+    let count = request.tokens;
+    let rounds = request.rounds;
     let mut scores = vec![0.0; count];
     let mut open: Vec<usize> = (0..count).collect();
     for round in 1..=rounds {
@@ -93,12 +97,15 @@ fn run_rounds(
 fn predict(masked: &MaskedModel<'_>, tokens: &mut [TokenId], indices: Vec<usize>) -> Result<Vec<f64>, Error> {
     indices.iter().for_each(|&index| tokens[index] = masked.mask_id);
     let logits = masked.logits(tokens, indices.clone())?;
-    let replace = |(&index, row): (&usize, &[f32])| {
-        let (token, logit) = likeliest(row, |token| masked.model.tokenizer.is_special(token));
-        tokens[index] = token;
-        softmax(row)(logit)
-    };
-    Ok(indices.iter().zip(masked.rows(&logits)).map(replace).collect())
+    Ok(indices
+        .iter()
+        .zip(masked.rows(&logits))
+        .map(|(&index, row)| {
+            let (token, logit) = likeliest(row, |token| masked.model.tokenizer.is_special(token));
+            tokens[index] = token;
+            softmax(row)(logit)
+        })
+        .collect())
 }
 
 /// Returns the likeliest token that is not excluded, the first of equal ones, with its logit.
@@ -119,7 +126,8 @@ fn decode_after(model: &LoadedModel, tokens: &[TokenId], first: usize) -> String
         let plain = tokens.iter().copied().filter(|&token| !tokenizer.is_special(token));
         tokenizer.decode(&plain.collect::<Vec<_>>())
     };
-    let (before, all) = (text(&tokens[..first]), text(tokens));
+    let before = text(&tokens[..first]);
+    let all = text(tokens);
     all.strip_prefix(&before).map_or_else(|| text(&tokens[first..]), str::to_owned)
 }
 

@@ -105,7 +105,8 @@ impl AnswerCalls {
         if self.is_over(stop) {
             return Vec::new();
         }
-        let (events, mut pieces) = (self.parser.push(text), Vec::new());
+        let events = self.parser.push(text);
+        let mut pieces = Vec::new();
         self.add(events, stop, &mut pieces);
         pieces
     }
@@ -116,7 +117,8 @@ impl AnswerCalls {
         if self.is_over(stop) {
             return Vec::new();
         }
-        let (is_open, mut pieces) = (self.open.is_some(), Vec::new());
+        let is_open = self.open.is_some();
+        let mut pieces = Vec::new();
         let mut events = self.parser.finish(end);
         if end == TextEnd::Cut {
             if self.repeats() {
@@ -164,6 +166,7 @@ impl AnswerCalls {
                 ToolEvent::Arguments(arguments) => self.push_arguments(&arguments, pieces),
                 ToolEvent::End => self.end_call(pieces),
             }
+
             if self.is_over(stop) {
                 break;
             }
@@ -202,7 +205,8 @@ impl AnswerCalls {
         match pieces.last_mut() {
             Some(Piece::Call(last)) => last.arguments.push_str(arguments),
             _ => {
-                let (index, arguments) = (self.begun.saturating_sub(1), arguments.to_owned());
+                let index = self.begun.saturating_sub(1);
+                let arguments = arguments.to_owned();
                 pieces.push(Piece::Call(ToolCallDelta { index, start: None, arguments }));
             }
         }
@@ -211,8 +215,7 @@ impl AnswerCalls {
     /// Returns true if the open call is the same as an earlier one so far.
     fn repeats(&self) -> bool {
         self.open.as_ref().is_some_and(|open| {
-            let is_equal = |call: &(String, String)| call.0 == open.name && call.1 == open.arguments;
-            open.is_held && self.complete.iter().any(is_equal)
+            open.is_held && self.complete.iter().any(|call| call.0 == open.name && call.1 == open.arguments)
         })
     }
 

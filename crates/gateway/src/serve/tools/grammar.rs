@@ -25,9 +25,11 @@ pub(in crate::serve) fn answer_grammar(
         ToolChoice::Auto | ToolChoice::Required => settings.tools.iter().collect(),
         ToolChoice::Function(name) => settings.tools.iter().filter(|tool| tool.name == *name).collect(),
     };
+
     if callable.is_empty() {
         return Ok(content.cloned());
     }
+
     let (beside, limit) = match (&settings.choice, content) {
         (ToolChoice::Auto, None) if !guarantees_calls(settings) => return Ok(None),
         (ToolChoice::Auto, None) => (ContentRule::Text, settings.calls),
@@ -35,6 +37,7 @@ pub(in crate::serve) fn answer_grammar(
         (ToolChoice::Function(_), _) => (ContentRule::Nothing, CallLimit::One),
         (ToolChoice::Required | ToolChoice::None, _) => (ContentRule::Nothing, settings.calls),
     };
+
     let schemas: Vec<Cow<'_, Value>> =
         callable.iter().map(|tool| enforced_schema(tool)).collect::<Result<_, _>>()?;
     let callable: Vec<Callable<'_>> = callable
@@ -86,10 +89,9 @@ fn of_objects(schema: &Value) -> Result<Cow<'_, Value>, GrammarError> {
 /// Returns the settings with open schemas of the tools whose calls need not be valid: the names of their properties, with
 /// any values. Returns `None` if the settings require calls, or have no such tools.
 pub(in crate::serve) fn with_open_schemas(settings: &ToolSettings) -> Option<ToolSettings> {
-    let is_open = |tool: &&mut Tool| tool.strictness == Strictness::BestEffort;
     let mut settings = settings.clone();
     let mut found = false;
-    for tool in settings.tools.iter_mut().filter(is_open) {
+    for tool in settings.tools.iter_mut().filter(|tool| tool.strictness == Strictness::BestEffort) {
         let properties = tool.parameters.get("properties").and_then(Value::as_object);
         let names = properties.into_iter().flat_map(Map::keys);
         let properties: Map<String, Value> = names.map(|name| (name.clone(), json!({}))).collect();

@@ -50,14 +50,17 @@ pub(in crate::serve) fn declarations(settings: &ToolSettings) -> Vec<Value> {
     if settings.choice == ToolChoice::None {
         return Vec::new();
     }
-    let declaration = |tool: &Tool| {
-        let mut function = json!({"name": tool.name, "parameters": tool.parameters});
-        if let Some(description) = &tool.description {
-            function["description"] = json!(description);
-        }
-        json!({"type": "function", "function": function})
-    };
-    settings.tools.iter().map(declaration).collect()
+    settings
+        .tools
+        .iter()
+        .map(|tool| {
+            let mut function = json!({"name": tool.name, "parameters": tool.parameters});
+            if let Some(description) = &tool.description {
+                function["description"] = json!(description);
+            }
+            json!({"type": "function", "function": function})
+        })
+        .collect()
 }
 
 /// Converts the parts of a conversation that its template does not support to text: the tools to a system message,
