@@ -22,8 +22,8 @@ use crate::{
 };
 #[cfg(feature = "bench")]
 use crate::{
-    limits::{Dots, MulAdds, Reads},
     packed::Bits,
+    roofline::{Dots, MulAdds, Reads},
 };
 
 /// Instruction set of this processor.

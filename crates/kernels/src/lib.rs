@@ -26,12 +26,12 @@ mod formats;
 pub mod fuzzing;
 mod kernels;
 mod layer_norm;
-#[cfg(feature = "bench")]
-mod limits;
 mod math;
 mod matmul;
 mod measure;
 mod packed;
+#[cfg(feature = "bench")]
+mod roofline;
 mod rounding;
 mod simd;
 mod tile_matmul;
