@@ -155,13 +155,11 @@ mod tests {
         let key = r#"{"device": "qnn", "runtime": "1", "provider": "p", "settings": {"a": "b"}}"#;
         check(GatewayRecord::ProviderKey, key, Ok(()));
         check(GatewayRecord::ProviderKey, &key.replace("qnn", "npu"), Err("npu"));
-        let contexts = format!(r#"{{"circumstances": {key}, "files": {{"a": "{}"}}}}"#, "0".repeat(64));
+        let contexts = format!(r#"{{"key": {key}, "files": {{"a": "{}"}}}}"#, "0".repeat(64));
         check(GatewayRecord::Contexts, &contexts, Ok(()));
         let position = r#"{"text": 0, "at": 1, "divergence": null, "margin": 0.5, "agrees": true}"#;
         let verification = |position: &str| {
-            format!(
-                r#"{{"edition": 3, "circumstances": {key}, "quarantine": "q", "positions": [{position}]}}"#
-            )
+            format!(r#"{{"version": 3, "key": {key}, "quarantine": "q", "positions": [{position}]}}"#)
         };
         check(GatewayRecord::Verification, &verification(position), Ok(()));
         let huge = position.replace("0.5", "1e300");
@@ -169,7 +167,7 @@ mod tests {
         check(GatewayRecord::Verification, &verification(&huge), Err("range"));
         let comparison = r#"{"refused": "r", "positions": []}"#;
         let comparison =
-            format!(r#"{{"edition": 3, "key": {key}, "i8": {comparison}, "f16": {comparison}}}"#);
+            format!(r#"{{"version": 3, "key": {key}, "i8": {comparison}, "f16": {comparison}}}"#);
         check(GatewayRecord::KvCache, &comparison, Ok(()));
         let times = |device: &str, chunk: u64, ms: f64| {
             format!(
@@ -181,7 +179,7 @@ mod tests {
             let (cpu, qnn) = (times("cpu", 256, 90.0), times("qnn", chunk, 2.0));
             let handover = r#"{"prefill": "qnn", "decode": "cpu", "token_ms": 0.1}"#;
             format!(
-                r#"{{"edition": 1, "circumstances": [{key}], "threads": 0, "refused": [],
+                r#"{{"version": 1, "keys": [{key}], "threads": 0, "refused": [],
                 "measured": {{"devices": [{cpu}, {qnn}], "handover": {handover}}}}}"#
             )
         };

@@ -85,17 +85,16 @@ pub(crate) struct DeviceCache {
 /// The fields of a record that decide if it is valid.
 #[derive(Deserialize)]
 struct RecordHeader {
-    edition: u32,
-    #[serde(alias = "circumstances")]
+    version: u32,
     key: CacheKey,
 }
 
 impl DeviceCache {
-    /// Reads the record in a file, if it has this edition and its key is the present one.
-    pub(crate) fn record<R: DeserializeOwned>(&self, file: &str, edition: u32) -> Result<Option<R>, Error> {
+    /// Reads the record in a file, if it has this version and its key is the present one.
+    pub(crate) fn record<R: DeserializeOwned>(&self, file: &str, version: u32) -> Result<Option<R>, Error> {
         let Some(bytes) = self.folder.read(file)? else { return Ok(None) };
         let is_valid = serde_json::from_slice::<RecordHeader>(&bytes)
-            .is_ok_and(|header| header.edition == edition && header.key == self.key);
+            .is_ok_and(|header| header.version == version && header.key == self.key);
         Ok(if is_valid { serde_json::from_slice(&bytes).ok() } else { None })
     }
 

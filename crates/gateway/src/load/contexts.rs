@@ -41,7 +41,6 @@ const PROVIDER_RECORD: &str = "compiled.json";
 /// Record of the contexts in [`FOLDER`].
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct ContextRecord {
-    #[serde(rename = "circumstances")]
     key: CacheKey,
     files: BTreeMap<String, Sha256>,
 }

@@ -34,7 +34,7 @@ const BOUNDS: DecoderBounds = DecoderBounds { reference: "f32's", ..DecoderBound
 /// Record of a package's comparison.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct CacheComparison {
-    edition: u32,
+    version: u32,
     key: CacheKey,
     /// Results with integers of eight bits.
     i8: PrecisionComparison,
@@ -118,7 +118,7 @@ fn compare(request: &LoadRequest<'_>, cache: &DeviceCache) -> Result<CacheCompar
 
     let i8 = with(KvPrecision::I8)?;
     let f16 = if i8.refused.is_some() { Some(with(KvPrecision::F16)?) } else { None };
-    let found = CacheComparison { edition: CHECK_VERSION, key: cache.key.clone(), i8, f16 };
+    let found = CacheComparison { version: CHECK_VERSION, key: cache.key.clone(), i8, f16 };
     cache.store(RECORD, &found, "the comparison of KV caches");
     Ok(found)
 }

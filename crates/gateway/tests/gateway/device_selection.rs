@@ -180,7 +180,7 @@ fn contexts_are_kept_and_refused_once_they_are_stale_or_damaged() {
 
     let check = |change: &dyn Fn(&mut serde_json::Value), expected: &str| {
         let mut record = record(&tiny, "contexts.json");
-        change(&mut record["circumstances"]);
+        change(&mut record["key"]);
         fs::write(kept(&tiny).join("contexts.json"), record.to_string()).unwrap();
         let found = notes();
         assert!(found.len() == 1 && found[0].contains(expected), "{found:?}");
@@ -388,8 +388,8 @@ fn write_times(tiny: &Tiny, emulation: &serde_json::Value) {
         })
     };
     let record = serde_json::json!({
-        "edition": 1,
-        "circumstances": [emulation, cpu],
+        "version": 1,
+        "keys": [emulation, cpu],
         "threads": tiny.config().threads,
         "measured": {
             "devices": [phases("qnn:emulation", 32, 10.0, 10.0), phases("cpu", 256, 256.0, 2.0)],
@@ -399,7 +399,7 @@ fn write_times(tiny: &Tiny, emulation: &serde_json::Value) {
     });
     let package = machine_folders(tiny).remove(0);
     fs::create_dir_all(package.join("auto")).unwrap();
-    fs::write(package.join("auto/placing-burst.json"), record.to_string()).unwrap();
+    fs::write(package.join("auto/placement-burst.json"), record.to_string()).unwrap();
 }
 
 #[test]
@@ -415,14 +415,14 @@ fn a_split_reads_short_prompts_where_it_writes_once_that_was_measured() {
     };
     let why = || why_at(Power::Burst);
     assert_eq!(why(), None);
-    let mut circumstances = record(&tiny, "verification.json")["circumstances"].clone();
-    write_times(&tiny, &circumstances);
+    let mut key = record(&tiny, "verification.json")["key"].clone();
+    write_times(&tiny, &key);
     let found = why().unwrap();
     assert!(found.contains("cpu reads fewer than 11 new tokens"), "{found}");
     // Times with another power preset or another provider version are not used.
     assert_eq!(why_at(Power::Saver), None);
-    circumstances["provider"] = "onnxruntime-qnn 2.6.0".into();
-    write_times(&tiny, &circumstances);
+    key["provider"] = "onnxruntime-qnn 2.6.0".into();
+    write_times(&tiny, &key);
     assert_eq!(why(), None);
 }
 

@@ -62,7 +62,7 @@ fn the_smallest_type_is_chosen_once_where_answers_stay_the_same() {
     assert_eq!(run(&tiny, &model, KvCacheDtype::I8), (expected.clone(), INTEGERS, Vec::new()));
 
     // A record that cannot be read, or that belongs to another kind of comparison, is replaced by a new comparison.
-    stored["edition"] = 0.into();
+    stored["version"] = 0.into();
     for unknown in ["{", &stored.to_string()] {
         fs::write(&path, unknown).unwrap();
         assert_eq!(run(&tiny, &model, KvCacheDtype::Auto), (expected.clone(), INTEGERS, Vec::new()));

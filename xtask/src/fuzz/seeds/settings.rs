@@ -35,7 +35,7 @@ fn files() -> Value {
 fn measurements(chunk: u64) -> Value {
     let times = |device: &str, chunk: u64, ms: f64| json!({"device": device, "chunk": chunk, "chunk_ms": ms, "short_ms": ms, "token_ms": 50.0 / ms});
     json!({
-        "edition": 1, "circumstances": [key("cpu"), key("qnn")], "threads": 0,
+        "version": 1, "keys": [key("cpu"), key("qnn")], "threads": 0,
         "measured": {
             "devices": [times("cpu", 256, 90.0), times("qnn", chunk, 2.5)],
             "handover": {"prefill": "qnn", "decode": "cpu", "token_ms": 0.125},
@@ -47,7 +47,7 @@ fn measurements(chunk: u64) -> Value {
 /// Returns the record of a check with one result of a decoder.
 fn verification(margin: f64) -> Value {
     json!({
-        "edition": 3, "circumstances": key("qnn"), "quarantine": "q",
+        "version": 3, "key": key("qnn"), "quarantine": "q",
         "positions": [{"text": 0, "at": 4, "divergence": 0.001, "margin": margin, "agrees": true}],
         "texts": [{"text": 1, "tokens": 30, "cosine": null}],
     })
@@ -70,18 +70,14 @@ fn records() -> Vec<Input> {
         json!({"a": {"inode": 1, "bytes": 2, "modified": 1_790_000_000_000_000_000u64, "changed": -1}});
     let manifest = json!({"format": narthex_spec::manifest::FORMAT, "name": "tiny", "files": files()});
     let kv_cache =
-        json!({"edition": 3, "key": key("cpu"), "i8": comparison(json!("r")), "f16": comparison(json!("s"))});
+        json!({"version": 3, "key": key("cpu"), "i8": comparison(json!("r")), "f16": comparison(json!("s"))});
     let server = json!({"pid": 1, "address": "[::1]:8000", "encryption": "tls", "started": 1_790_000_000, "models": [model]});
     let node = json!({"path": "/layers.0/MatMul", "why": null});
     vec![
         valid('R', "receipt", receipt.to_string()),
         valid('S', "states", states.to_string()),
         valid('M', "manifest", manifest.to_string()),
-        valid(
-            'C',
-            "contexts",
-            json!({"circumstances": key("qnn"), "files": {"a": "0".repeat(64)}}).to_string(),
-        ),
+        valid('C', "contexts", json!({"key": key("qnn"), "files": {"a": "0".repeat(64)}}).to_string()),
         valid('P', "provider", key("openvino:npu").to_string()),
         valid('V', "verification", verification(0.75).to_string()),
         valid('K', "kv-cache", kv_cache.to_string()),

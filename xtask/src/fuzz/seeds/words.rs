@@ -265,13 +265,14 @@ const MANIFEST: &[&str] = &[
 ];
 
 const SETTINGS: &[&str] = &[
-    "\"circumstances\"",
+    "\"key\"",
+    "\"keys\"",
     "\"device\"",
     "\"settings\"",
     "\"files\"",
     "\"sha256\"",
     "\"bytes\"",
-    "\"edition\"",
+    "\"version\"",
     "\"positions\"",
     "\"margin\"",
     "\"refused\"",

@@ -32,7 +32,7 @@ const FOLDER: &str = "auto";
 fn record_name(Config { power, npu_options, .. }: &Config) -> String {
     let options = npu_options.to_string().replace([',', '='], "-");
     let options = if options.is_empty() { options } else { format!("-{options}") };
-    format!("placing-{power}{options}.json")
+    format!("placement-{power}{options}.json")
 }
 
 /// Version of the measurement. Records of other versions are measured again.
@@ -41,9 +41,8 @@ const MEASUREMENT_VERSION: u32 = 1;
 /// Measurements of a package, and the keys of the measured devices.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct MeasurementRecord {
-    edition: u32,
+    version: u32,
     /// Keys of every device that seemed usable.
-    #[serde(rename = "circumstances")]
     keys: Vec<CacheKey>,
     /// Configured CPU threads; 0 for the default.
     threads: usize,
@@ -99,7 +98,7 @@ fn measure_or_read(
     tracing::info!("measuring {} on {}, once", request.manifest().name, names.join(" and "));
     let begun = Instant::now();
     let outcome = measure_all(usable, open, &mut || begun.elapsed())?;
-    let record = MeasurementRecord { edition: MEASUREMENT_VERSION, keys, threads, outcome: outcome.clone() };
+    let record = MeasurementRecord { version: MEASUREMENT_VERSION, keys, threads, outcome: outcome.clone() };
     write_record(request, &record);
     Ok(outcome)
 }
@@ -175,7 +174,7 @@ fn measure_all(
 impl MeasurementRecord {
     /// Returns whether the record covers all these devices under the same keys.
     fn is_valid(&self, keys: &[CacheKey], threads: usize) -> bool {
-        self.edition == MEASUREMENT_VERSION
+        self.version == MEASUREMENT_VERSION
             && self.threads == threads
             && keys.iter().all(|key| self.keys.contains(key))
     }

@@ -146,7 +146,7 @@ fn a_record_is_valid_until_a_device_changes() {
     };
     let keys = vec![made(NPU, "onnxruntime-qnn 2.7.0"), made(CPU, "onnxruntime")];
     let (outcome, _) = measure(10, &|_, _| None);
-    let record = MeasurementRecord { edition: MEASUREMENT_VERSION, keys: keys.clone(), threads: 0, outcome };
+    let record = MeasurementRecord { version: MEASUREMENT_VERSION, keys: keys.clone(), threads: 0, outcome };
     let read: MeasurementRecord = serde_json::from_slice(&to_json(&record).unwrap()).unwrap();
     assert_eq!(read, record);
     assert!(read.is_valid(&keys, 0) && read.is_valid(&keys[1..], 0));
@@ -154,8 +154,8 @@ fn a_record_is_valid_until_a_device_changes() {
     assert!(!read.is_valid(&[made(NPU, "onnxruntime-qnn 2.8.0")], 0), "another driver");
     assert!(!read.is_valid(&[made(GPU, "onnxruntime")], 0), "another device");
     assert!(
-        !MeasurementRecord { edition: MEASUREMENT_VERSION + 1, ..read }.is_valid(&keys, 0),
-        "another edition"
+        !MeasurementRecord { version: MEASUREMENT_VERSION + 1, ..read }.is_valid(&keys, 0),
+        "another version"
     );
 }
 

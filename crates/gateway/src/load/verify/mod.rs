@@ -63,8 +63,7 @@ const PIECE: usize = 40;
 /// Record of a package's check on a device.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Verification {
-    edition: u32,
-    #[serde(rename = "circumstances")]
+    version: u32,
     key: CacheKey,
     /// Reason of the quarantine; `None` for a device that passed.
     quarantine: Option<String>,
@@ -81,7 +80,7 @@ impl Verification {
     fn new(cache: &DeviceCache) -> Self {
         let positions = Vec::new();
         let texts = Vec::new();
-        Self { edition: CHECK_VERSION, key: cache.key.clone(), quarantine: None, positions, texts }
+        Self { version: CHECK_VERSION, key: cache.key.clone(), quarantine: None, positions, texts }
     }
 }
 

@@ -147,6 +147,6 @@ fn a_record_is_valid_until_the_key_changes() {
     let newer = CacheKey { provider: "onnxruntime-qnn 2.8.0".into(), ..cache.key.clone() };
     let newer = DeviceCache { key: newer, ..cache.clone() };
     assert!(record(&newer).is_none());
-    cache.folder.write(RECORD, b"{\"edition\": 1").unwrap();
+    cache.folder.write(RECORD, b"{\"version\": 1").unwrap();
     assert!(record(&cache).is_none());
 }
