@@ -34,14 +34,13 @@ pub struct NodeSpec<'a> {
 impl NodeSpec<'_> {
     /// Returns the node with these outputs.
     pub(crate) fn with_outputs(&self, outputs: &[&str]) -> Node {
-        let own = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
         let attributes = self.attributes.iter().map(|(name, value)| ((*name).to_owned(), value.clone()));
         Node {
             name: self.name.to_owned(),
             op: self.op.to_owned(),
             domain: self.domain.to_owned(),
-            inputs: own(self.inputs),
-            outputs: own(outputs),
+            inputs: owned(self.inputs),
+            outputs: owned(outputs),
             attributes: attributes.collect(),
         }
     }
@@ -172,4 +171,8 @@ pub struct External<'a> {
     pub offset: u64,
     /// Number of bytes.
     pub length: u64,
+}
+
+fn owned(names: &[&str]) -> Vec<String> {
+    names.iter().map(|&name| name.to_owned()).collect()
 }

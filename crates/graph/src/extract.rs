@@ -17,8 +17,8 @@ impl Graph {
     pub fn extract(&self, positions: &BTreeSet<usize>, known: &InferredTensors) -> Option<Self> {
         let positions = self.with_constants(positions, known);
         let nodes = positions.iter().map(|&at| self.nodes.get(at).cloned()).collect::<Option<Vec<_>>>()?;
-        let has_body = |value: &Attribute| matches!(value, Attribute::Graph(_));
-        if nodes.iter().flat_map(|node| &node.attributes).any(|(_, value)| has_body(value)) {
+        let mut attributes = nodes.iter().flat_map(|node| &node.attributes);
+        if attributes.any(|(_, value)| matches!(value, Attribute::Graph(_))) {
             return None;
         }
 

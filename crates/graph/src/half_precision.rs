@@ -133,13 +133,19 @@ impl Conversion {
     /// Returns the inputs of a node between products that are in half precision or are constants, if these are all of
     /// its numbers.
     fn inputs_between_products(&self, node: &Node) -> Vec<usize> {
-        let named = || node.inputs.iter().enumerate().filter(|(_, name)| !name.is_empty());
-        let is_half = |name: &String| self.computed.contains(name);
-        let is_number = |name: &String| self.constants.get(name) == Some(&DType::F32.into());
-        let known = BETWEEN_PRODUCTS.contains(&node.op.as_str())
-            && named().any(|(_, name)| is_half(name))
-            && named().all(|(_, name)| is_half(name) || self.constants.contains_key(name));
-        named().filter(|(_, name)| known && (is_half(name) || is_number(name))).map(|(at, _)| at).collect()
+        let mut inputs = Vec::new();
+        let mut reads_half = false;
+        for (at, name) in node.inputs.iter().enumerate().filter(|(_, name)| !name.is_empty()) {
+            let is_half = self.computed.contains(name);
+            reads_half |= is_half;
+            match self.constants.get(name) {
+                None if !is_half => return Vec::new(),
+                constant if is_half || constant == Some(&DType::F32.into()) => inputs.push(at),
+                _ => {}
+            }
+        }
+
+        if reads_half && BETWEEN_PRODUCTS.contains(&node.op.as_str()) { inputs } else { Vec::new() }
     }
 
     /// Notes that a value is computed or stored in half precision.

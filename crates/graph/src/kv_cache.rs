@@ -37,12 +37,15 @@ pub fn cache_values<'a>(
         let past = PAST.iter().filter_map(|&at| node.input(at));
         past.for_each(|name| *own.entry(name).or_default() += 1);
     }
-    let present = || attention.iter().flat_map(|node| PRESENT.iter().filter_map(|&at| node.outputs.get(at)));
+    let nodes = attention.iter();
+    let present: Vec<&String> =
+        nodes.flat_map(|node| PRESENT.iter().filter_map(|&at| node.outputs.get(at))).collect();
     let only_here = own.iter().all(|(name, count)| reads.get(*name) == Some(count));
-    let only_returned = present()
-        .all(|name| reads.get(name) == Some(&1) && graph.outputs.iter().any(|output| output.name == *name));
+    let only_returned = present
+        .iter()
+        .all(|&name| reads.get(name) == Some(&1) && graph.outputs.iter().any(|output| output.name == *name));
     let fits = !attention.is_empty() && only_here && only_returned;
-    fits.then(|| own.into_keys().chain(present().map(String::as_str)).collect())
+    fits.then(|| own.into_keys().chain(present.into_iter().map(String::as_str)).collect())
 }
 
 #[cfg(test)]

@@ -62,8 +62,11 @@ fn grouped(node: &Node, output: &TensorInfo, known: &InferredTensors) -> Option<
 
 fn recurrent(x: &Shape, w: &Shape, r: &Shape) -> Option<u64> {
     let steps = x.iter().take(2).try_fold(1u64, |count, extent| count.checked_mul((*extent)?))?;
-    let count = |shape: &Shape| shape.iter().try_fold(1u64, |count, extent| count.checked_mul((*extent)?));
-    steps.checked_mul(count(w)?.checked_add(count(r)?)?)
+    steps.checked_mul(element_count(w)?.checked_add(element_count(r)?)?)
+}
+
+fn element_count(shape: &Shape) -> Option<u64> {
+    shape.iter().try_fold(1u64, |count, extent| count.checked_mul((*extent)?))
 }
 
 /// Counts all combinations of the letters in the equation, as in nested loops over them.

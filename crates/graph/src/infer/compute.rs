@@ -2,18 +2,16 @@
 
 use narthex_spec::DType;
 
-use super::{NodeContext, Shape, axis_of};
+use super::{NodeContext, Shape, axis_of, one};
 use crate::{context::CONTEXT_OP, element::Element, graph::MICROSOFT};
 
 /// Returns the shapes of a node's outputs, or `None` for an unknown operator.
 pub(super) fn shapes(at: &NodeContext<'_>) -> Option<Vec<Option<Shape>>> {
-    let one = |shape: Option<Shape>| Some(vec![shape]);
-    let same = || one(at.shape(0).cloned());
     match at.node.op.as_str() {
         "MatMul" | "MatMulInteger" | "FusedMatMul" => one(matmul(at, 1)),
         "QLinearMatMul" => one(matmul(at, 3)),
         "QLinearAdd" | "QLinearMul" => one(broadcast(&[at.shape(0), at.shape(3)])),
-        "QLinearSoftmax" | "QLinearSigmoid" | "QLinearLeakyRelu" => same(),
+        "QLinearSoftmax" | "QLinearSigmoid" | "QLinearLeakyRelu" => one(at.shape(0).cloned()),
         // The quantised tensor, its scale and its zero point.
         "DynamicQuantizeLinear" => Some(vec![at.shape(0).cloned(), Some(Shape::new()), Some(Shape::new())]),
         "MatMulNBits" => one(matmul_nbits(at)),
@@ -28,9 +26,10 @@ pub(super) fn shapes(at: &NodeContext<'_>) -> Option<Vec<Option<Shape>>> {
         "GroupQueryAttention" => Some(group_query(at)),
         "MultiHeadAttention" => one(multi_head(at)),
         "SkipSimplifiedLayerNormalization" | "SkipLayerNormalization" => Some(skip_norm(at)),
+
         "GatherBlockQuantized" => one(None),
         op if op.starts_with("Reduce") => one(reduce(at)),
-        op if lists(SAME, op) => same(),
+        op if lists(SAME, op) => one(at.shape(0).cloned()),
         op if lists(BROADCAST, op) => one(broadcast(
             &(0..at.inputs.len())
                 .filter(|&index| at.has(index))
@@ -83,20 +82,13 @@ pub(super) fn broadcast(shapes: &[Option<&Shape>]) -> Option<Shape> {
 fn matmul(at: &NodeContext<'_>, second: usize) -> Option<Shape> {
     let mut a = at.shape(0)?.clone();
     let mut b = at.shape(second)?.clone();
-    let flag = |name: &str| at.node.int(name) == Some(1);
-    let swap = |shape: &mut Shape| {
-        let rank = shape.len();
-        if rank >= 2 {
-            shape.swap(rank - 1, rank - 2);
-        }
-    };
+    if at.node.int("transA") == Some(1) {
+        transpose(&mut a);
+    }
+    if at.node.int("transB") == Some(1) {
+        transpose(&mut b);
+    }
 
-    if flag("transA") {
-        swap(&mut a);
-    }
-    if flag("transB") {
-        swap(&mut b);
-    }
     let row = a.len() == 1;
     let column = b.len() == 1;
     if row {
@@ -126,12 +118,20 @@ fn matmul_nbits(at: &NodeContext<'_>) -> Option<Shape> {
     Some(shape)
 }
 
+/// Swaps the last two axes.
+fn transpose(shape: &mut Shape) {
+    let rank = shape.len();
+    if rank >= 2 {
+        shape.swap(rank - 1, rank - 2);
+    }
+}
+
 fn gemm(at: &NodeContext<'_>) -> Option<Shape> {
-    let side = |index, flag: &str, axis: usize| {
-        let shape = at.shape(index)?;
-        shape.get(if at.node.int(flag) == Some(1) { 1 - axis } else { axis }).copied()
-    };
-    Some(vec![side(0, "transA", 0)?, side(1, "transB", 1)?])
+    let row_axis = usize::from(at.node.int("transA") == Some(1));
+    let column_axis = usize::from(at.node.int("transB") != Some(1));
+    let rows = *at.shape(0)?.get(row_axis)?;
+    let columns = *at.shape(1)?.get(column_axis)?;
+    Some(vec![rows, columns])
 }
 
 /// Returns the number of window positions along each spatial axis of a convolution or pooling.
@@ -235,30 +235,34 @@ fn one_hot(at: &NodeContext<'_>) -> Option<Shape> {
 /// Returns the output shapes of ONNX's `Attention`: Q, K, V have rank 4, or rank 3 with the heads folded into the last
 /// extent.
 fn attention(at: &NodeContext<'_>) -> Vec<Option<Shape>> {
-    let first = || {
-        let q = at.shape(0)?;
-        let v = at.shape(2)?;
-        let mut shape = q.clone();
-        *shape.last_mut()? = match q.len() {
-            4 => *v.last()?,
-            _ => {
-                let heads = |name: &str| u64::try_from(at.node.int(name)?).ok();
-                let size = (*v.last()?)?.checked_div(heads("kv_num_heads")?)?;
-                size.checked_mul(heads("q_num_heads")?)
-            }
-        };
-        Some(shape)
+    vec![attention_output(at)]
+}
+
+fn attention_output(at: &NodeContext<'_>) -> Option<Shape> {
+    let q = at.shape(0)?;
+    let v = at.shape(2)?;
+    let mut shape = q.clone();
+    *shape.last_mut()? = match q.len() {
+        4 => *v.last()?,
+        _ => {
+            let size = (*v.last()?)?.checked_div(heads(at, "kv_num_heads")?)?;
+            size.checked_mul(heads(at, "q_num_heads")?)
+        }
     };
-    vec![first()]
+    Some(shape)
+}
+
+/// Returns a number of heads in an attribute.
+fn heads(at: &NodeContext<'_>, name: &str) -> Option<u64> {
+    u64::try_from(at.node.int(name)?).ok()
 }
 
 fn group_query(at: &NodeContext<'_>) -> Vec<Option<Shape>> {
     let mut out = at.shape(0).cloned();
     if !at.has(1) {
         // Q, K and V are packed into one input.
-        let heads = |name: &str| u64::try_from(at.node.int(name)?).ok();
         let last = out.as_mut().and_then(|shape| shape.last_mut());
-        if let (Some(last), Some(q), Some(kv)) = (last, heads("num_heads"), heads("kv_num_heads")) {
+        if let (Some(last), Some(q), Some(kv)) = (last, heads(at, "num_heads"), heads(at, "kv_num_heads")) {
             *last = last.and_then(|all| all.checked_mul(q)?.checked_div(q.checked_add(kv.checked_mul(2)?)?));
         }
     }
@@ -279,7 +283,6 @@ fn skip_norm(at: &NodeContext<'_>) -> Vec<Option<Shape>> {
 
 /// Returns the element type of one output of a node, if the operator determines it.
 pub(super) fn element(at: &NodeContext<'_>, output: usize) -> Option<Element> {
-    let known = |dtype: DType| Some(Element::from(dtype));
     match (at.node.op.as_str(), output) {
         ("Shape" | "Size" | "NonZero" | "ArgMax" | "ArgMin", _) | ("TopK", 1) => known(DType::I64),
         ("Cast", _) => at.node.int("to").and_then(|to| i32::try_from(to).ok()).map(Element::from_code),
@@ -293,6 +296,7 @@ pub(super) fn element(at: &NodeContext<'_>, output: usize) -> Option<Element> {
             Some(code) if code != 0 => i32::try_from(code).ok().map(Element::from_code),
             _ => known(DType::U8),
         }),
+
         ("MatMulInteger" | "ConvInteger", _) => known(DType::I32),
         ("QLinearMatMul" | "QLinearConv", _) => at.element(7),
         ("DynamicQuantizeLinear", 0 | 2) => known(DType::U8),
@@ -306,4 +310,8 @@ pub(super) fn element(at: &NodeContext<'_>, output: usize) -> Option<Element> {
         _ if at.node.domain.is_empty() || at.node.domain == MICROSOFT => at.element(0),
         _ => None,
     }
+}
+
+fn known(dtype: DType) -> Option<Element> {
+    Some(Element::from(dtype))
 }

@@ -7,7 +7,6 @@ use super::{
 
 /// Returns the elements of a node's outputs if the operator is shape arithmetic and its inputs are known.
 pub(super) fn ints(at: &NodeContext<'_>, shape: Option<&Shape>) -> Option<Vec<Vec<i64>>> {
-    let one = |values: Option<Vec<i64>>| values.filter(|values| values.len() <= MAX_INTS).map(|v| vec![v]);
     match at.node.op.as_str() {
         "Shape" => one(shape_values(at)),
         "Size" => one(Some(vec![count(at.shape(0)?)?])),
@@ -25,6 +24,7 @@ pub(super) fn ints(at: &NodeContext<'_>, shape: Option<&Shape>) -> Option<Vec<Ve
         "ConstantOfShape" => one(filled(at, shape?)),
         "Range" => one(range(at)),
         "Expand" => one(expand(at.ints(0)?, shape?)),
+
         "Add" | "Sub" | "Mul" | "Div" | "Mod" | "Min" | "Max" | "Equal" | "Less" | "Greater" | "And"
         | "Or" => one(binary(at)),
         "Neg" => one(at.ints(0)?.iter().map(|value| value.checked_neg()).collect()),
@@ -55,13 +55,11 @@ fn gather(data: &[i64], indices: &[i64]) -> Option<Vec<i64>> {
 
 fn slice(at: &NodeContext<'_>) -> Option<Vec<i64>> {
     let data = at.ints(0)?;
-    let first = |attribute, index| at.listed(attribute, index)?.first().copied();
-    let start = first("starts", 1)?;
-    let end = first("ends", 2)?;
+    let start = *at.listed("starts", 1)?.first()?;
+    let end = *at.listed("ends", 2)?.first()?;
     let step = if at.has(4) { *at.ints(4)?.first()? } else { 1 };
-    let length = data.len() as i64;
-    let place = |at: i64| if at < 0 { at.saturating_add(length) } else { at }.clamp(0, length) as usize;
-    (step == 1).then(|| data.get(place(start)..place(end)).unwrap_or_default().to_vec())
+    let range = from_front(start, data.len())..from_front(end, data.len());
+    (step == 1).then(|| data.get(range).unwrap_or_default().to_vec())
 }
 
 fn split(at: &NodeContext<'_>) -> Option<Vec<Vec<i64>>> {
@@ -142,10 +140,23 @@ fn binary(at: &NodeContext<'_>) -> Option<Vec<i64>> {
 
 fn choose(at: &NodeContext<'_>) -> Option<Vec<i64>> {
     let branches = paired(at.ints(1)?, at.ints(2)?)?;
-    let chosen = |(wanted, (yes, no)): (&i64, (i64, i64))| if *wanted != 0 { yes } else { no };
-    match at.ints(0)? {
-        [wanted] => Some(branches.into_iter().map(|pair| chosen((wanted, pair))).collect()),
-        wanted if wanted.len() == branches.len() => Some(wanted.iter().zip(branches).map(chosen).collect()),
-        _ => None,
+    let conditions = at.ints(0)?;
+    if conditions.len() != 1 && conditions.len() != branches.len() {
+        return None;
     }
+    let conditions = conditions.iter().cycle();
+    Some(
+        branches.into_iter().zip(conditions).map(|((yes, no), &is)| if is != 0 { yes } else { no }).collect(),
+    )
+}
+
+/// Returns the values of the only output, unless they are too many.
+fn one(values: Option<Vec<i64>>) -> Option<Vec<Vec<i64>>> {
+    values.filter(|values| values.len() <= MAX_INTS).map(|values| vec![values])
+}
+
+/// Returns a position that may be counted from the end, within `0..=length`.
+fn from_front(position: i64, length: usize) -> usize {
+    let length = length as i64;
+    if position < 0 { position.saturating_add(length) } else { position }.clamp(0, length) as usize
 }

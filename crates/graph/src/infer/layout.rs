@@ -1,6 +1,6 @@
 //! Shapes of operators that only move data.
 
-use super::{NodeContext, Shape, axis_of};
+use super::{NodeContext, Shape, axis_of, one};
 
 /// Returns the shapes of a node's outputs, or `None` for other operators.
 pub(super) fn shapes(at: &NodeContext<'_>) -> Option<Vec<Option<Shape>>> {
@@ -8,7 +8,6 @@ pub(super) fn shapes(at: &NodeContext<'_>) -> Option<Vec<Option<Shape>>> {
         return None;
     }
 
-    let one = |shape: Option<Shape>| Some(vec![shape]);
     match at.node.op.as_str() {
         "Reshape" => one(reshape(at)),
         "Flatten" => one(flatten(at)),
@@ -134,17 +133,18 @@ fn concat(at: &NodeContext<'_>) -> Option<Shape> {
 /// Returns the number of elements that a slice selects from an extent.
 pub(super) fn slice_length(extent: u64, start: i64, end: i64, step: i64) -> Option<u64> {
     let extent = i64::try_from(extent).ok()?;
-    let wrap = |place: i64| if place < 0 { place.saturating_add(extent) } else { place };
+    let start = wrapped(start, extent);
+    let end = wrapped(end, extent);
     let length = match step {
         1.. => {
-            let start = wrap(start).clamp(0, extent);
-            let end = wrap(end).clamp(0, extent);
+            let start = start.clamp(0, extent);
+            let end = end.clamp(0, extent);
             (end - start).max(0).checked_add(step - 1)? / step
         }
         0 => return None,
         _ => {
-            let start = wrap(start).clamp(-1, extent - 1);
-            let end = wrap(end).clamp(-1, extent - 1);
+            let start = start.clamp(-1, extent - 1);
+            let end = end.clamp(-1, extent - 1);
             let step = step.checked_neg()?;
             (start - end).max(0).checked_add(step - 1)? / step
         }
@@ -178,12 +178,9 @@ fn slice(at: &NodeContext<'_>) -> Option<Shape> {
 
 fn split(at: &NodeContext<'_>) -> Vec<Option<Shape>> {
     let parts = at.node.outputs.len();
-    let whole = || {
-        let shape = at.shape(0)?;
-        let axis = axis_of(at.node.int("axis").unwrap_or(0), shape.len())?;
-        Some((shape, axis, *shape.get(axis)?))
-    };
-    let Some((shape, axis, extent)) = whole() else { return vec![None; parts] };
+    let Some(shape) = at.shape(0) else { return vec![None; parts] };
+    let Some(axis) = axis_of(at.node.int("axis").unwrap_or(0), shape.len()) else { return vec![None; parts] };
+    let Some(&extent) = shape.get(axis) else { return vec![None; parts] };
     let sizes = at.listed("split", 1);
     let given = sizes.is_some() || at.has(1);
     (0..parts)
@@ -257,10 +254,9 @@ fn gather_nd(at: &NodeContext<'_>) -> Option<Shape> {
 /// Returns the axes that `Shape` outputs.
 pub(super) fn shape_range(at: &NodeContext<'_>) -> Option<std::ops::Range<usize>> {
     let rank = at.shape(0)?.len();
-    let place =
-        |axis: i64| if axis < 0 { axis.saturating_add(rank as i64) } else { axis }.clamp(0, rank as i64);
-    let start = place(at.node.int("start").unwrap_or(0)) as usize;
-    let end = place(at.node.int("end").unwrap_or(i64::MAX)) as usize;
+    let bound = rank as i64;
+    let start = wrapped(at.node.int("start").unwrap_or(0), bound).clamp(0, bound) as usize;
+    let end = wrapped(at.node.int("end").unwrap_or(i64::MAX), bound).clamp(0, bound) as usize;
     Some(start..end.max(start))
 }
 
@@ -269,10 +265,14 @@ fn shape_of(at: &NodeContext<'_>) -> Option<Shape> {
 }
 
 pub(super) fn range_length(at: &NodeContext<'_>) -> Option<u64> {
-    let bound = |index| at.ints(index)?.first().copied();
-    let start = bound(0)?;
-    let limit = bound(1)?;
-    let step = bound(2)?;
+    let start = *at.ints(0)?.first()?;
+    let limit = *at.ints(1)?.first()?;
+    let step = *at.ints(2)?.first()?;
     let span = if step < 0 { start.checked_sub(limit)? } else { limit.checked_sub(start)? }.max(0) as u64;
     (step != 0).then(|| span.div_ceil(step.unsigned_abs()))
+}
+
+/// Returns a position counted from the front; a negative one is counted from the end.
+fn wrapped(position: i64, extent: i64) -> i64 {
+    if position < 0 { position.saturating_add(extent) } else { position }
 }

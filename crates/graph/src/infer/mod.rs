@@ -235,24 +235,26 @@ fn infer_node(node: &Node, known: &InferredTensors) -> Vec<TensorInfo> {
 }
 
 fn constant_node(node: &Node) -> TensorInfo {
-    let scalar = |element: DType, ints| TensorInfo {
-        element: Some(element.into()),
-        shape: Some(Vec::new()),
-        ints,
-        constant: true,
-    };
-    let list = |element: DType, length: usize, ints| TensorInfo {
-        shape: Some(vec![Some(length as u64)]),
-        ..scalar(element, ints)
-    };
     match node.attributes.first().map(|(_, value)| value) {
         Some(Attribute::Tensor(tensor)) => of_constant(tensor),
-        Some(Attribute::Int(value)) => scalar(DType::I64, Some(vec![*value])),
-        Some(Attribute::Float(_)) => scalar(DType::F32, None),
-        Some(Attribute::Ints(v)) => list(DType::I64, v.len(), (v.len() <= MAX_INTS).then(|| v.clone())),
-        Some(Attribute::Floats(values)) => list(DType::F32, values.len(), None),
+        Some(Attribute::Int(value)) => known_constant(DType::I64, Vec::new(), Some(vec![*value])),
+        Some(Attribute::Float(_)) => known_constant(DType::F32, Vec::new(), None),
+        Some(Attribute::Ints(values)) => {
+            let ints = (values.len() <= MAX_INTS).then(|| values.clone());
+            known_constant(DType::I64, vec![Some(values.len() as u64)], ints)
+        }
+        Some(Attribute::Floats(values)) => known_constant(DType::F32, vec![Some(values.len() as u64)], None),
         _ => TensorInfo { constant: true, ..TensorInfo::default() },
     }
+}
+
+fn known_constant(dtype: DType, shape: Shape, ints: Option<Vec<i64>>) -> TensorInfo {
+    TensorInfo { element: Some(dtype.into()), shape: Some(shape), ints, constant: true }
+}
+
+/// Returns the shapes of the outputs of a node with one output.
+fn one(shape: Option<Shape>) -> Option<Vec<Option<Shape>>> {
+    Some(vec![shape])
 }
 
 #[cfg(test)]

@@ -206,18 +206,18 @@ fn has_unread(attribute: &Attribute) -> bool {
 
 /// Returns the attribute's value, or `None` for kinds that are not kept.
 fn decode_attribute(proto: AttributeProto, bounds: &mut Bounds) -> Result<Option<Attribute>, DecodeError> {
-    let text = |bytes: &Bytes| String::from_utf8(bytes.to_vec());
     Ok(Some(match (proto.r#type, proto.t, proto.g) {
         (attribute_type::INT, ..) => Attribute::Int(proto.i.unwrap_or_default()),
         (attribute_type::FLOAT, ..) => Attribute::Float(proto.f.unwrap_or_default()),
         (attribute_type::STRING, ..) => {
             let bytes = proto.s.unwrap_or_default();
-            text(&bytes).map_or_else(|_| Attribute::Bytes(bytes), Attribute::String)
+            String::from_utf8(bytes.to_vec()).map_or_else(|_| Attribute::Bytes(bytes), Attribute::String)
         }
         (attribute_type::INTS, ..) => Attribute::Ints(proto.ints),
         (attribute_type::FLOATS, ..) => Attribute::Floats(proto.floats),
         (attribute_type::STRINGS, ..) => {
-            match proto.strings.iter().map(text).collect::<Result<Vec<_>, _>>() {
+            let texts = proto.strings.iter().map(|bytes| String::from_utf8(bytes.to_vec()));
+            match texts.collect::<Result<Vec<_>, _>>() {
                 Ok(texts) => Attribute::Strings(texts),
                 Err(_) => return Ok(None),
             }

@@ -38,14 +38,13 @@ impl Graph {
 }
 
 fn graph(graph: &Graph) -> GraphProto {
-    let values = |values: &[Value]| values.iter().map(|value| value_info(value, &graph.unranked)).collect();
     GraphProto {
         name: graph.name.clone(),
         node: graph.nodes.iter().map(node).collect(),
         initializer: graph.initializers.iter().map(tensor).collect(),
-        input: values(&graph.inputs),
-        output: values(&graph.outputs),
-        value_info: values(&graph.values),
+        input: value_infos(&graph.inputs, graph),
+        output: value_infos(&graph.outputs, graph),
+        value_info: value_infos(&graph.values, graph),
         ..GraphProto::default()
     }
 }
@@ -92,7 +91,6 @@ fn tensor(constant: &Initializer) -> TensorProto {
     match &constant.data {
         InitializerData::Inline(bytes) => proto.raw_data.clone_from(bytes),
         InitializerData::External { file, offset, length } => {
-            let entry = |key: &str, value: String| StringStringEntryProto { key: key.to_owned(), value };
             proto.data_location = EXTERNAL;
             proto.external_data = vec![
                 entry("location", file.clone()),
@@ -118,6 +116,14 @@ fn dimension(dim: &Dim) -> DimensionProto {
             Dim::Symbol(name) => DimensionValue::DimParam(name.clone()),
         }),
     }
+}
+
+fn value_infos(values: &[Value], graph: &Graph) -> Vec<ValueInfoProto> {
+    values.iter().map(|value| value_info(value, &graph.unranked)).collect()
+}
+
+fn entry(key: &str, value: String) -> StringStringEntryProto {
+    StringStringEntryProto { key: key.to_owned(), value }
 }
 
 #[cfg(test)]

@@ -38,8 +38,9 @@ impl OnnxFile {
     /// # Errors
     /// [`OnnxFileError::Read`].
     pub fn check_unchanged(&self) -> Result<(), OnnxFileError> {
-        let path = || self.folder.join(&self.name);
-        self.watch.check().map_err(|source| OnnxFileError::Read { path: path(), source })
+        self.watch
+            .check()
+            .map_err(|source| OnnxFileError::Read { path: self.folder.join(&self.name), source })
     }
 }
 

@@ -34,8 +34,8 @@ impl TypedBuilder {
 
     /// Adds a concatenation along an axis.
     pub fn concat(&mut self, scope: &Scope, parts: &[Tensor], axis: usize) -> Result<Tensor> {
-        let expected = || format!("tensors that differ in axis {axis} alone");
-        let [first, rest @ ..] = parts else { return Err(mismatch(scope, "Concat", expected(), &[])) };
+        let expected = format!("tensors that differ in axis {axis} alone");
+        let [first, rest @ ..] = parts else { return Err(mismatch(scope, "Concat", expected, &[])) };
         let [mut whole] = self.types(scope, "Concat", [*first])?;
         for part in rest {
             let [kind] = self.types(scope, "Concat", [*part])?;
@@ -44,7 +44,7 @@ impl TypedBuilder {
                 && kind.shape.len() == whole.shape.len()
                 && kind.shape.iter().zip(&whole.shape).enumerate().all(|(at, (a, b))| at == axis || a == b);
             let Some(joined) = joined.filter(|_| alike) else {
-                return Err(mismatch(scope, "Concat", expected(), &[&whole, &kind]));
+                return Err(mismatch(scope, "Concat", expected, &[&whole, &kind]));
             };
             whole.shape[axis] = joined;
         }

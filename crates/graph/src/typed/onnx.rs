@@ -126,17 +126,7 @@ impl TypedBuilder {
     /// Adds the matrix product over the last two axes; the other axes broadcast.
     pub fn mat_mul(&mut self, scope: &Scope, a: Tensor, b: Tensor) -> Result<Tensor> {
         let [x, y] = self.types(scope, "MatMul", [a, b])?;
-        let shape = || {
-            let ([front @ .., rows, inner], [other_front @ .., other_inner, cols]) =
-                (&x.shape[..], &y.shape[..])
-            else {
-                return None;
-            };
-            let mut shape = broadcast(front, other_front)?;
-            shape.extend([rows.clone(), cols.clone()]);
-            (x.dtype == y.dtype && inner == other_inner).then_some(shape)
-        };
-        let Some(shape) = shape() else {
+        let Some(shape) = product_shape(&x, &y) else {
             return Err(mismatch(
                 scope,
                 "MatMul",
@@ -244,4 +234,13 @@ impl TypedBuilder {
 
 fn is_float(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::F16 | DType::Bf16)
+}
+
+/// Returns the shape of the matrix product of two tensors, if they have one.
+fn product_shape(x: &TensorType, y: &TensorType) -> Option<Vec<Dim>> {
+    let [front @ .., rows, inner] = &x.shape[..] else { return None };
+    let [other_front @ .., other_inner, columns] = &y.shape[..] else { return None };
+    let mut shape = broadcast(front, other_front)?;
+    shape.extend([rows.clone(), columns.clone()]);
+    (x.dtype == y.dtype && inner == other_inner).then_some(shape)
 }
