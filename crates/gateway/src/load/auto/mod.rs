@@ -57,9 +57,16 @@ pub(crate) struct MeasurementOutcome {
     refused: Vec<DeviceRefusal>,
 }
 
-/// Opens a decoder on a device. The inner error is that of a device that refuses the package.
-pub(crate) type OpenDecoder<'a> =
-    &'a mut dyn FnMut(DeviceName) -> Result<Result<Box<dyn Executor>, DeviceRefusal>, Error>;
+/// Result of opening a decoder on one device.
+pub(crate) enum DecoderAttempt {
+    /// The device runs the decoder.
+    Opened(Box<dyn Executor>),
+    /// The device refuses the package.
+    Refused(DeviceRefusal),
+}
+
+/// Opens a decoder on a device. An error ends the measurement of all devices.
+pub(crate) type OpenDecoder<'a> = &'a mut dyn FnMut(DeviceName) -> Result<DecoderAttempt, Error>;
 
 /// Returns the fastest place for a decoder, and the devices that were not measured. Measures the devices of the order
 /// that this machine has, unless a record under the same keys exists. Returns `None` if fewer than two devices are
@@ -151,17 +158,18 @@ fn measure_all(
 ) -> Result<MeasurementOutcome, Error> {
     let mut outcome = MeasurementOutcome::default();
     for &device in devices {
-        let timed = open(device)?.and_then(|mut executor| {
-            let times = measure::phases(device, executor.as_mut(), clock);
-            times.map_err(|error| Error::from(error).to_refusal(device))
-        });
-        match timed {
-            Ok(times) => outcome.measured.devices.push(times),
-            Err(passed_over) => outcome.refused.push(passed_over),
+        match open(device)? {
+            DecoderAttempt::Opened(mut executor) => match measure::phases(device, executor.as_mut(), clock) {
+                Ok(times) => outcome.measured.devices.push(times),
+                Err(error) => outcome.refused.push(Error::from(error).to_refusal(device)),
+            },
+            DecoderAttempt::Refused(refusal) => outcome.refused.push(refusal),
         }
     }
+
     if let Some(PhaseSplit { prefill, decode }) = outcome.measured.best_pair()
-        && let (Ok(mut from), Ok(mut to)) = (open(prefill)?, open(decode)?)
+        && let DecoderAttempt::Opened(mut from) = open(prefill)?
+        && let DecoderAttempt::Opened(mut to) = open(decode)?
     {
         match measure::handover(from.as_mut(), to.as_mut(), clock) {
             Ok(token_ms) => outcome.measured.handover = Some(Handover { prefill, decode, token_ms }),

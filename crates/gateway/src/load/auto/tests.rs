@@ -80,8 +80,8 @@ fn measure(
         loads.push(device);
         let mut executor = load(device, handover, &clock);
         Ok(match spoil(device, &mut executor) {
-            None => Ok(Box::new(executor) as Box<dyn Executor>),
-            Some(passed) => Err(passed),
+            None => DecoderAttempt::Opened(Box::new(executor)),
+            Some(refusal) => DecoderAttempt::Refused(refusal),
         })
     };
     let mut now = || Duration::from_micros(clock.load(Ordering::Relaxed));

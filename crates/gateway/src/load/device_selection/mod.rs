@@ -4,13 +4,17 @@
 mod attempt;
 mod division;
 
-use narthex_engine::executor::Executor;
 use narthex_spec::{DeviceName, DevicePlacement, ModelName, NpuPolicy, PlacementChoice};
 
 use crate::{
     config::Config,
     error::{Error, ErrorKind},
-    load::{auto, eligibility, open_model::OpenModel, request::LoadRequest},
+    load::{
+        auto::{self, DecoderAttempt},
+        eligibility,
+        open_model::OpenModel,
+        request::LoadRequest,
+    },
     report::{models::DeviceRefusal, placement::PlacementReport},
 };
 use attempt::AttemptError;
@@ -110,15 +114,15 @@ fn open_at(request: &LoadRequest<'_>, place: DevicePlacement) -> Result<OpenMode
 /// Opens a decoder on one device, to be measured.
 ///
 /// # Errors
-/// [`Error::Cancelled`]; every other failure is the inner error.
-fn open_decoder(
-    request: &LoadRequest<'_>,
-    device: DeviceName,
-) -> Result<Result<Box<dyn Executor>, DeviceRefusal>, Error> {
+/// [`Error::Cancelled`]; every other failure is a refusal of the device.
+fn open_decoder(request: &LoadRequest<'_>, device: DeviceName) -> Result<DecoderAttempt, Error> {
     let open = attempt::open(request, device, None);
     match open.and_then(|open| Ok(open.model.decoder(&request.manifest().name)?)) {
-        Ok(executor) => Ok(Ok(Box::new(executor))),
-        Err(error) => Ok(Err(FailedAttempt { device, error }.into_refusal(&request.config)?.0)),
+        Ok(executor) => Ok(DecoderAttempt::Opened(Box::new(executor))),
+        Err(error) => {
+            let (refusal, _) = FailedAttempt { device, error }.into_refusal(&request.config)?;
+            Ok(DecoderAttempt::Refused(refusal))
+        }
     }
 }
 
