@@ -19,6 +19,28 @@ fn dot(acc: [i32; 16], weights: &[u8; 64], quad: &[i8; 4]) -> [i32; 16] {
     })
 }
 
+/// Returns `a * b + c`, rounded once.
+///
+/// The C library of MinGW, which `f32::mul_add` calls where the processor's instruction is not part of the target, rounds
+/// twice. Double precision has the exact product. Its sum with `c` is rounded to odd, which keeps the information that the
+/// last rounding needs (Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums", 2008).
+fn fused_mul_add(a: f32, b: f32, c: f32) -> f32 {
+    if cfg!(any(target_arch = "aarch64", target_feature = "fma")) {
+        return a.mul_add(b, c);
+    }
+    let (product, c) = (f64::from(a) * f64::from(b), f64::from(c));
+    let sum = product + c;
+    // The exact error of the sum (Knuth's TwoSum).
+    let summand = sum - product;
+    let error = (product - (sum - summand)) + (c - summand);
+    if error == 0.0 || !error.is_finite() || sum.to_bits() & 1 == 1 {
+        return sum as f32;
+    }
+    let away_from_zero = (error > 0.0) == (sum > 0.0);
+    let bits = if away_from_zero { sum.to_bits() + 1 } else { sum.to_bits() - 1 };
+    f64::from_bits(bits) as f32
+}
+
 impl Simd for Portable {
     type Ints = [i32; 16];
     type Floats = [f32; 16];
@@ -174,7 +196,7 @@ impl Simd for Portable {
     }
 
     fn mul_add(self, a: [f32; 16], b: [f32; 16], c: [f32; 16]) -> [f32; 16] {
-        std::array::from_fn(|lane| a[lane].mul_add(b[lane], c[lane]))
+        std::array::from_fn(|lane| fused_mul_add(a[lane], b[lane], c[lane]))
     }
 
     fn max(self, a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
@@ -218,5 +240,58 @@ impl Simd for Portable {
 
     fn max_lane(self, x: [f32; 16]) -> f32 {
         x.into_iter().fold(f32::NEG_INFINITY, |max, x| if x > max { x } else { max })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_multiply_add_is_rounded_once() {
+        let check = |a: f32, b: f32, c: f32, expect: f32| {
+            let found = fused_mul_add(a, b, c);
+            assert_eq!(found.to_bits(), expect.to_bits(), "{a:e} * {b:e} + {c:e}: {found:e}, not {expect:e}");
+        };
+        // The square lies in the middle of two floats, and the summand decides.
+        let (a, tiny) = (1.0 + 2f32.powi(-12), 2f32.powi(-100));
+        check(a, a, tiny, 1.0 + 2f32.powi(-11) + 2f32.powi(-23));
+        check(a, a, -tiny, 1.0 + 2f32.powi(-11));
+        check(a, a, 0.0, 1.0 + 2f32.powi(-11));
+        check(-a, a, tiny, -1.0 - 2f32.powi(-11));
+        check(-a, a, -tiny, -1.0 - 2f32.powi(-11) - 2f32.powi(-23));
+        check(a, -a, a * a, -(2f32.powi(-24)));
+        check(f32::MAX, 2.0, -f32::MAX, f32::MAX);
+        check(f32::MAX, 2.0, 0.0, f32::INFINITY);
+        check(f32::INFINITY, 1.0, 1.0, f32::INFINITY);
+        check(-0.0, 1.0, -0.0, -0.0);
+        check(-0.0, 1.0, 0.0, 0.0);
+        check(2f32.powi(-100), 2f32.powi(-49), 0.0, f32::from_bits(1));
+        check(2f32.powi(-100), 2f32.powi(-50), 0.0, 0.0);
+        check(2f32.powi(-100), 2f32.powi(-50), f32::from_bits(1), f32::from_bits(2));
+        assert!(
+            fused_mul_add(f32::INFINITY, 0.0, 1.0).is_nan() && fused_mul_add(1.0, f32::NAN, 1.0).is_nan()
+        );
+    }
+
+    #[test]
+    #[cfg(not(all(windows, target_env = "gnu")))]
+    fn a_multiply_add_is_that_of_the_processor() {
+        let mut state = 1u64;
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            f32::from_bits((state >> 32) as u32)
+        };
+        for _ in 0..200_000 {
+            let (a, b, c) = (next(), next(), next());
+            // Operands of a similar size are rounded most often.
+            for c in [c, -a * b, a * b * 0.75] {
+                let (found, expect) = (fused_mul_add(a, b, c), a.mul_add(b, c));
+                assert!(
+                    found.to_bits() == expect.to_bits() || found.is_nan() && expect.is_nan(),
+                    "{a:e} {b:e} {c:e}"
+                );
+            }
+        }
     }
 }
