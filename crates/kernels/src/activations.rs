@@ -1,7 +1,7 @@
 //! Activations, rounded to eight bits at run time: the left operands of integer products.
 //!
 //! Rows are stored in panels. A panel has at most as many rows as a register tile, and interleaves them in groups of
-//! four activations, so that a kernel reads it sequentially. Panels for AMX have up to sixteen rows, one after the other.
+//! four activations, so that a kernel reads it sequentially. Panels for tiles have up to sixteen rows, one after the other.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use crate::{
     float::with_rows,
     packed::{Bits, WeightFormat},
     rounding::{RoundBlocks, round},
-    simd::{Operation, Simd, amx::TILE_ROWS},
+    simd::{Operation, Simd, tiles::TILE_ROWS},
     tiling::panels,
     view::MatrixRef,
 };
@@ -35,7 +35,7 @@ pub enum Granularity {
 pub(crate) enum Arrangement {
     /// Panels for vector instructions.
     Interleaved,
-    /// Panels for AMX. Each has the place of sixteen rows; the contents of those after its last row are unspecified.
+    /// Panels for tiles. Each has the place of sixteen rows; the contents of those after its last row are unspecified.
     Tiles,
 }
 
@@ -59,7 +59,7 @@ pub struct QuantizedRows {
     biased: bool,
     /// The interleaved activations in sixteen bits, if products need them.
     wide: Vec<[i16; 4]>,
-    /// Activations for AMX: for each panel, sixteen rows.
+    /// Activations for tiles: for each panel, sixteen rows.
     bytes: AlignedBytes,
     /// Negated sums of activations: for each panel and block, one of each row.
     sums: Vec<i32>,
@@ -83,7 +83,7 @@ pub(crate) struct Panel<'a, Q> {
     pub(crate) blocks: usize,
 }
 
-/// Data of one panel for AMX.
+/// Data of one panel for tiles.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TilePanel<'a> {
     /// Activations, `[16, stride]`.
@@ -185,7 +185,7 @@ impl QuantizedRows {
         }
     }
 
-    /// Returns the panel for AMX with this index.
+    /// Returns the panel for tiles with this index.
     pub(crate) fn tile_panel(&self, index: usize) -> TilePanel<'_> {
         let scales = self.scales_per_row();
         let stride = self.blocks * self.block;

@@ -16,7 +16,7 @@ use crate::{
     matmul::{MatMul, Scratch, Unpack},
     packed::{PackedMatrix, WeightFormat},
     rounding::RoundRow,
-    simd::{LANES, Operation, Simd, amx::Amx, portable::Portable},
+    simd::{LANES, Operation, Simd, portable::Portable, tiles::TileUnit},
     tile_matmul::TileMatMul,
     view::{MatrixMut, MatrixRef},
 };
@@ -85,8 +85,8 @@ impl InstructionSet {
     }
 }
 
-/// Minimum number of rows for AMX. With fewer rows, unpacking the weights takes too much of the time.
-const AMX_ROWS: usize = 32;
+/// Minimum number of rows for products of tiles. With fewer rows, unpacking the weights takes too much of the time.
+const UNIT_ROWS: usize = 32;
 
 /// The kernels, with the instruction sets that run them.
 #[derive(Debug, Clone, Copy)]
@@ -95,8 +95,8 @@ pub struct Kernels {
     one_row: InstructionSet,
     /// Quantised products of several rows, and rounding.
     rows: InstructionSet,
-    /// Quantised products of at least [`AMX_ROWS`] rows, where there is AMX.
-    amx: Option<Amx>,
+    /// Quantised products of at least [`UNIT_ROWS`] rows, where there is a unit for them.
+    unit: Option<TileUnit>,
     /// Attention over a cache.
     attention: InstructionSet,
     /// All other kernels.
@@ -105,7 +105,7 @@ pub struct Kernels {
 
 impl Kernels {
     fn on(set: InstructionSet) -> Self {
-        Self { one_row: set, rows: set, amx: None, attention: set, floats: set }
+        Self { one_row: set, rows: set, unit: None, attention: set, floats: set }
     }
 
     /// Returns the kernels without any instruction set, which are the reference for all others.
@@ -117,8 +117,8 @@ impl Kernels {
     /// the portable ones.
     pub fn available() -> Vec<Self> {
         let mut all: Vec<_> = InstructionSet::available().into_iter().map(Self::on).collect();
-        if let Some(amx) = Amx::detect() {
-            all.insert(0, Self { amx: Some(amx), ..all[0] });
+        if let Some(unit) = TileUnit::detect() {
+            all.insert(0, Self { unit: Some(unit), ..all[0] });
         }
         all
     }
@@ -134,7 +134,7 @@ impl Kernels {
         Self {
             one_row: one_row.one_row,
             rows: rows.rows,
-            amx: rows.amx,
+            unit: rows.unit,
             attention: attention.attention,
             floats: floats.floats,
         }
@@ -142,7 +142,7 @@ impl Kernels {
 
     /// Returns the name of the instruction set for quantised products of several rows.
     pub fn name(&self) -> &'static str {
-        if self.amx.is_some() { "AMX" } else { self.rows.name() }
+        self.unit.map_or_else(|| self.rows.name(), TileUnit::name)
     }
 
     /// Rounds activations to eight bits, for products of these kernels with weights of this format. Products with the
@@ -159,7 +159,7 @@ impl Kernels {
     ) {
         let block = weights.block;
         assert!(block > 0 && block.is_multiple_of(16), "blocks of {block}");
-        let by_tiles = self.amx.is_some() && input.rows() >= AMX_ROWS;
+        let by_tiles = self.unit.is_some() && input.rows() >= UNIT_ROWS;
         let arrangement = if by_tiles { Arrangement::Tiles } else { Arrangement::Interleaved };
         self.rows.run(Quantize { input, weights, granularity, arrangement, out });
     }
@@ -182,9 +182,9 @@ impl Kernels {
         assert_eq!((out.rows(), out.columns()), (input.rows(), columns.len()), "shape of the output");
         check_columns(&columns, weights.outputs());
         if input.arrangement() == Arrangement::Tiles {
-            let Some(amx) = self.amx else { panic!("activations were rounded for AMX") };
+            let Some(unit) = self.unit else { panic!("activations were rounded for tiles") };
             let buffer = &mut scratch.bytes;
-            return self.rows.run(TileMatMul { amx, input, weights, columns, buffer, out });
+            return self.rows.run(TileMatMul { unit, input, weights, columns, buffer, out });
         }
         let unpack = if input.rows() < UNPACK_ROWS { Unpack::Registers } else { Unpack::Buffer };
         let set = if input.rows() == 1 { self.one_row } else { self.rows };

@@ -1,4 +1,4 @@
-//! Products of many rows on AMX.
+//! Products of many rows by a unit that multiplies tiles.
 //!
 //! The results have the bits of [`MatMul`](crate::matmul::MatMul): the sums of blocks are exact, and the same chain of
 //! multiply-adds combines them.
@@ -12,14 +12,14 @@ use crate::{
     packed::{Bits, PackedMatrix, Tile},
     simd::{
         LANES, Operation, Simd,
-        amx::{Amx, TILE_ROWS, TileShapes, TileSums},
+        tiles::{TILE_ROWS, TileProduct, TileSums, TileUnit},
     },
     view::MatrixMut,
 };
 
 /// Operation that multiplies activations by some columns of a matrix.
 pub(crate) struct TileMatMul<'a> {
-    pub(crate) amx: Amx,
+    pub(crate) unit: TileUnit,
     pub(crate) input: &'a QuantizedRows,
     pub(crate) weights: &'a PackedMatrix,
     pub(crate) columns: Range<usize>,
@@ -33,12 +33,12 @@ impl Operation for TileMatMul<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Self { amx, input, weights, columns, buffer, mut out } = self;
+        let Self { unit, input, weights, columns, buffer, mut out } = self;
         let Some(rows) = input.panels().map(|rows| rows.len()).max() else { return };
         let tiles = weights.tiles();
         let block = weights.block();
         let bits = weights.bits();
-        let mut product = Product { shapes: amx.shapes(rows, block), lines: block / 4, sums: SUMS };
+        let mut product = Product { tiles: unit.product(rows, block), lines: block / 4, sums: SUMS };
         // Number of lines of unpacked weights of sixteen columns, and one even if there are no inputs.
         let count = (weights.inputs().div_ceil(block) * block / 4).max(1);
         let (lines, _) = buffer.reserve(GROUP * count * LINE).as_chunks_mut::<LINE>();
@@ -100,10 +100,10 @@ fn unpack(tile: &Tile<'_>, bits: Bits, block: usize, lines: &mut [[u8; LINE]]) {
 
 /// Product of a panel and sixteen columns.
 struct Product {
-    shapes: TileShapes,
+    tiles: TileProduct,
     /// Number of lines of weights in a block.
     lines: usize,
-    /// Sums of two blocks: while those of one are combined, AMX computes those of the next.
+    /// Sums of two blocks: while those of one are combined, the unit computes those of the next.
     sums: [TileSums; 2],
 }
 
@@ -158,7 +158,7 @@ impl Product {
     fn start(&mut self, panel: &TilePanel<'_>, lines: &[[u8; LINE]], block: usize) {
         let activations = &panel.activations[block * self.lines * 4..];
         let weights = &lines[block * self.lines..][..self.lines];
-        self.shapes.multiply(activations, panel.stride, weights, &mut self.sums[block % 2]);
+        self.tiles.multiply(activations, panel.stride, weights, &mut self.sums[block % 2]);
     }
 }
 

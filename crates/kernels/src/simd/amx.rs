@@ -2,20 +2,12 @@
 
 use std::marker::PhantomData;
 
-use super::LANES;
+use super::tiles::TileSums;
 use crate::aligned::LINE;
-
-/// Number of rows in a tile.
-pub(crate) const TILE_ROWS: usize = 16;
 
 /// Proof that this processor has AMX-TILE and AMX-INT8, and that the process may use tiles.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Amx(());
-
-/// Sums of products: 16 rows of 16 columns.
-#[derive(Debug, Clone, Copy)]
-#[repr(C, align(64))]
-pub(crate) struct TileSums(pub(crate) [[i32; LANES]; TILE_ROWS]);
 
 /// Shapes of this thread's tiles, which are released when the value is dropped.
 #[derive(Debug)]
@@ -33,12 +25,8 @@ impl Amx {
     }
 
     /// Sets the shapes for products of up to `rows` rows of activations and blocks of `block` inputs.
-    ///
-    /// # Panics
-    /// Panics if there are no or more than 16 rows, or blocks have no kernel.
-    pub(crate) fn shapes(self, rows: usize, block: usize) -> TileShapes {
-        assert!((1..=TILE_ROWS).contains(&rows), "{rows} rows");
-        assert!([16, 32, 64, 128].contains(&block), "blocks of {block}");
+    /// There are 1 to 16 rows, and blocks of 16, 32, 64 or 128.
+    pub(super) fn shapes(self, rows: usize, block: usize) -> TileShapes {
         let depth = block.min(LINE) as u8;
         let mut config = [0; 64];
         // Palette 1 has eight tiles of up to 16 rows of 64 bytes.
@@ -55,13 +43,9 @@ impl Amx {
 }
 
 impl TileShapes {
-    /// Multiplies one block of rows by one block of 16 columns. The rows of `activations` are `stride` bytes apart. Each
-    /// line of `weights` has four inputs of each column, as signed bytes. Replaces the sums of the configured rows.
-    ///
-    /// # Panics
-    /// Panics if a slice is too short.
+    /// Multiplies as [`TileProduct::multiply`](super::tiles::TileProduct::multiply) does.
     #[inline(always)]
-    pub(crate) fn multiply(
+    pub(super) fn multiply(
         &self,
         activations: &[u8],
         stride: usize,

@@ -20,8 +20,14 @@ pub(crate) mod avx2;
 #[allow(unsafe_code, reason = "vector instructions need pointers and processor features")]
 pub(crate) mod avx512;
 
+#[cfg(target_arch = "aarch64")]
+#[allow(unsafe_code, reason = "vector instructions need pointers and processor features")]
+pub(crate) mod i8mm;
+
 #[allow(unsafe_code, reason = "AMX is available as inline assembly only")]
 pub(crate) mod amx;
+
+pub(crate) mod tiles;
 
 /// A small number is rounded to the nearest integer, ties to even, if this is added and then subtracted.
 pub(crate) const ROUNDING_CONSTANT: f32 = 12_582_912.0;
