@@ -27,6 +27,14 @@ pub enum Error {
         /// The system's error.
         source: io::Error,
     },
+    /// Windows does not move or remove files that a program has open or mapped.
+    #[error("cannot {doing} {}: it is in use", path.display())]
+    InUse {
+        /// Verb that follows "cannot".
+        doing: &'static str,
+        /// The folder.
+        path: PathBuf,
+    },
     /// Neither `NARTHEX_HOME` nor the platform names a folder for data.
     #[error("no folder for Narthex's data: NARTHEX_HOME is not set and this account has no home folder")]
     NoDataFolder,
@@ -303,7 +311,7 @@ impl Error {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Io { source, .. } => io_kind(source),
-            Self::NoDataFolder => ErrorKind::Storage,
+            Self::NoDataFolder | Self::InUse { .. } => ErrorKind::Storage,
             Self::BadName(_)
             | Self::BadHubReference { .. }
             | Self::NotACheckpoint { .. }
@@ -340,6 +348,9 @@ impl Error {
     pub fn hint(&self) -> Option<String> {
         let text = match self {
             Self::Io { source, .. } => return environment::hint(source).map(str::to_owned),
+            Self::InUse { .. } => {
+                "stop the program that has its files open and try again; `narthex ps` lists the running servers".to_owned()
+            }
             Self::NoDataFolder => "set NARTHEX_HOME to a folder that you may write to".to_owned(),
             Self::BadName(_) | Self::UnknownModel { .. } => {
                 "`narthex list --available` shows every name; write ./path for a file, hf:owner/repo for the hub".to_owned()

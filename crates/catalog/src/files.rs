@@ -10,7 +10,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use narthex_files::open_regular;
+use narthex_files::{environment::is_in_use, open_regular};
 use narthex_spec::Sha256;
 use sha2::Digest;
 
@@ -21,6 +21,44 @@ pub(crate) const CHUNK: usize = 1 << 20;
 
 /// Time between two attempts to lock a file, and maximum delay until a set cancel flag is seen.
 const RETRY: Duration = Duration::from_millis(100);
+
+/// Number of attempts to rename a file or folder that is in use.
+const RENAMES: u32 = 20;
+
+/// Renames a file or folder. On Windows, virus scanners and indexers have new files open for moments, so a refusal is
+/// followed by further attempts for two seconds.
+pub(crate) fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    with_attempts(RENAMES, may_be_in_use, || fs::rename(from, to))
+}
+
+/// Renames a folder of the store as [`rename`] does. The folder's parents are writable, so a refused access means that
+/// a program has a file of the folder open.
+pub(crate) fn rename_folder(doing: &'static str, from: &Path, to: &Path) -> Result<(), Error> {
+    rename(from, to).map_err(|error| match may_be_in_use(&error) {
+        true => Error::InUse { doing, path: from.to_owned() },
+        false => Error::io(doing, from)(error),
+    })
+}
+
+/// Returns true for the errors of Windows for open files, and for folders with open files: access is denied.
+fn may_be_in_use(error: &io::Error) -> bool {
+    is_in_use(error) || cfg!(windows) && error.kind() == io::ErrorKind::PermissionDenied
+}
+
+/// Calls a function until it succeeds, its error is not one to wait for, or it was called `attempts` times.
+fn with_attempts(
+    attempts: u32,
+    waits: impl Fn(&io::Error) -> bool,
+    mut call: impl FnMut() -> io::Result<()>,
+) -> io::Result<()> {
+    for _ in 1..attempts {
+        match call() {
+            Err(error) if waits(&error) => thread::sleep(RETRY),
+            other => return other,
+        }
+    }
+    call()
+}
 
 /// Replaces the file at `path` atomically. `write` creates the new file under a unique name in the same folder, and a
 /// rename moves it into place. If several threads or processes replace a file at once, the last rename wins.
@@ -38,8 +76,7 @@ pub(crate) fn replace_by(
     new: &Path,
     write: impl FnOnce(&Path) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    let replaced =
-        write(new).and_then(|()| fs::rename(new, path).map_err(Error::io("move into place", path)));
+    let replaced = write(new).and_then(|()| rename(new, path).map_err(Error::io("move into place", path)));
     if replaced.is_err() {
         // The incomplete file is useless; the error has the reason.
         let _ = fs::remove_file(new);
@@ -224,6 +261,40 @@ mod tests {
         let error = write_durably(Path::new("/dev/full"), b"x").unwrap_err();
         assert!(error.to_string().starts_with("cannot write /dev/full: No space left"), "{error}");
         assert!(error.hint().unwrap().contains("free some space"));
+    }
+
+    #[test]
+    fn a_call_is_repeated_only_while_it_can_succeed() {
+        let check = |failures: u32, kind: io::ErrorKind, calls: u32, succeeds: bool| {
+            let mut count = 0;
+            let waits = |error: &io::Error| error.kind() == io::ErrorKind::ResourceBusy;
+            let called = with_attempts(3, waits, || {
+                count += 1;
+                if count > failures { Ok(()) } else { Err(kind.into()) }
+            });
+            assert_eq!((called.is_ok(), count), (succeeds, calls), "{failures} {kind}");
+        };
+        check(0, io::ErrorKind::ResourceBusy, 1, true);
+        check(2, io::ErrorKind::ResourceBusy, 3, true);
+        check(3, io::ErrorKind::ResourceBusy, 3, false);
+        check(1, io::ErrorKind::NotFound, 1, false);
+    }
+
+    #[test]
+    #[cfg(windows)]
+    fn an_open_file_is_the_reason_of_a_refusal() {
+        let folder = tempfile::tempdir().unwrap();
+        let (package, moved) = (folder.path().join("package"), folder.path().join("moved"));
+        fs::create_dir(&package).unwrap();
+        write_durably(&package.join("weights"), b"w").unwrap();
+        let open = narthex_files::map(&package.join("weights")).unwrap();
+        match rename_folder("remove", &package, &moved) {
+            // Wine permits it.
+            Ok(()) => {}
+            Err(Error::InUse { path, .. }) => assert_eq!(path, package),
+            Err(other) => panic!("{other}"),
+        }
+        drop(open);
     }
 
     #[test]

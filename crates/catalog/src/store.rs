@@ -60,6 +60,7 @@ const RUN: &str = "run";
 const LOCKS: &str = "locks";
 
 /// Names of the entries of a store. Other entries belong to the user and are never changed.
+#[cfg(unix)]
 const ENTRIES: [&str; 10] =
     ["blobs", "checkpoints", "failures", "keys.json", LOCKS, "machine", "packages", RUN, "runtimes", "tmp"];
 
@@ -170,7 +171,7 @@ impl Store {
             .open(file)
             .and_then(|handle| handle.sync_all())
             .map_err(Error::io("flush", file))?;
-        fs::rename(file, &path).map_err(Error::io("move into place", &path))?;
+        files::rename(file, &path).map_err(Error::io("move into place", &path))?;
         files::sync_folder(&folder)?;
         Ok(path)
     }

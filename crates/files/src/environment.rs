@@ -14,6 +14,15 @@ const NO_DESCRIPTORS: [i32; 2] = [libc::EMFILE, libc::ENFILE];
 #[cfg(not(unix))]
 const NO_DESCRIPTORS: [i32; 1] = [4];
 
+/// Numbers of Windows for files that a program has open or mapped: `ERROR_SHARING_VIOLATION`, `ERROR_LOCK_VIOLATION` and
+/// `ERROR_USER_MAPPED_FILE`.
+const IN_USE: [i32; 3] = [32, 33, 1224];
+
+/// Returns true if Windows refused an operation because a program has the file open or mapped. Other systems permit it.
+pub fn is_in_use(error: &Error) -> bool {
+    cfg!(windows) && error.raw_os_error().is_some_and(|number| IN_USE.contains(&number))
+}
+
 /// Returns whether an operation failed because of a limit of the environment that the user can raise.
 pub fn is_limit(error: &Error) -> bool {
     hint(error).is_some()
@@ -39,6 +48,9 @@ pub fn hint(error: &Error) -> Option<&'static str> {
                  (`ulimit -v`, `ulimit -d`)",
         ),
         ErrorKind::OutOfMemory => Some("free some memory, or choose a smaller model or scheme"),
+        _ if is_in_use(error) => Some(
+            "a program has the file open, such as a server (`narthex ps`), an editor or a virus scanner; close it and try again",
+        ),
         _ if number.is_some_and(|number| NO_DESCRIPTORS.contains(&number)) => {
             Some("raise the limit on open files, as with `ulimit -n 4096`")
         }

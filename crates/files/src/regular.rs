@@ -15,11 +15,13 @@ pub fn open_regular(path: &Path) -> io::Result<File> {
     // A socket cannot be opened at all; its kind is more informative than the system's error.
     let file = open(path).map_err(|error| match path.metadata() {
         Ok(found) if !found.is_file() && !found.is_dir() => not_regular(describe(found.file_type())),
+        // Windows opens no folder.
+        Ok(found) if found.is_dir() => not_a_file(),
         _ => without_loop(error),
     })?;
     let kind = file.metadata()?.file_type();
     if kind.is_dir() {
-        return Err(io::Error::new(io::ErrorKind::IsADirectory, "expected a file, found a folder"));
+        return Err(not_a_file());
     }
     if !kind.is_file() {
         return Err(not_regular(describe(kind)));
@@ -77,6 +79,10 @@ pub fn read_bounded(stream: impl Read, limit: u64) -> io::Result<Vec<u8>> {
 /// [`io::ErrorKind::InvalidData`] if they are not UTF-8.
 pub fn utf8(bytes: Vec<u8>) -> io::Result<String> {
     String::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+fn not_a_file() -> io::Error {
+    io::Error::new(io::ErrorKind::IsADirectory, "expected a file, found a folder")
 }
 
 fn not_regular(found: &str) -> io::Error {

@@ -42,10 +42,25 @@ impl ModelName {
         &self.0
     }
 
-    /// Returns the name with `:` and `/` replaced by `--`, for use as one path component.
+    /// Returns the name with `:` and `/` replaced by `--`, for use as one path component on every platform. Names that
+    /// Windows reserves for devices or shortens get underscores, with which no other name begins.
     pub fn file_stem(&self) -> String {
-        self.0.replace([':', '/'], "--")
+        let stem = self.0.replace([':', '/'], "--");
+        match stem.ends_with('.') {
+            true => format!("__{stem}_"),
+            false if is_device_of_windows(&stem) => format!("_{stem}"),
+            false => stem,
+        }
     }
+}
+
+/// Returns true if Windows takes a file name in lower case for a device: `con`, `nul.txt`.
+pub fn is_device_of_windows(name: &str) -> bool {
+    let stem = name.split('.').next().unwrap_or_default();
+    let numbered = |prefix: &str| {
+        stem.strip_prefix(prefix).is_some_and(|number| matches!(number.as_bytes(), [b'0'..=b'9']))
+    };
+    matches!(stem, "con" | "prn" | "aux" | "nul" | "conin$" | "conout$") || numbered("com") || numbered("lpt")
 }
 
 impl FromStr for ModelName {
@@ -128,6 +143,21 @@ mod tests {
         for bad in ["", "-x", "../etc", "a b", "a\0", "é"] {
             assert!(bad.parse::<ModelName>().is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn file_names_are_valid_on_windows() {
+        let check =
+            |name: &str, expect: &str| assert_eq!(name.parse::<ModelName>().unwrap().file_stem(), expect);
+        check("con:nul", "con--nul");
+        check("con", "_con");
+        check("nul.txt", "_nul.txt");
+        check("com1", "_com1");
+        check("com10", "com10");
+        check("console", "console");
+        check("a.", "__a._");
+        check("nul.", "__nul._");
+        check("nul._", "_nul._");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use narthex_spec::{Progress, ProgressSink, Sha256};
+use narthex_spec::{Progress, ProgressSink, Sha256, id::is_device_of_windows};
 
 use crate::{CancelFlag, error::Error, files};
 
@@ -93,10 +93,11 @@ pub(super) fn wait(
 
 /// Returns a file name for any key. Different keys have different names.
 pub(super) fn file_stem(key: &str) -> String {
+    let is_name = !key.starts_with('.') && !key.ends_with('.') && !is_device_of_windows(key);
     if !key.is_empty()
         && key.len() <= 100
         && key.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.' | '_'))
-        && !key.starts_with('.')
+        && is_name
     {
         return key.to_owned();
     }

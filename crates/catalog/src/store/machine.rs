@@ -106,7 +106,7 @@ impl MachineFolder {
         let new = staging.path().join("record");
         let path = self.path.join(name);
         files::write_privately(&new, bytes)?;
-        fs::rename(&new, &path).map_err(Error::io("move into place", &path))?;
+        files::rename(&new, &path).map_err(Error::io("move into place", &path))?;
         files::sync_folder(&self.path)
     }
 }

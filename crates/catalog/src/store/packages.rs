@@ -133,7 +133,7 @@ impl Store {
         let staging = self.scratch()?;
         let _swap = swap_lock(self)?;
         let moved = staging.path().join("discarded");
-        fs::rename(folder, &moved).map_err(Error::io("remove", folder))?;
+        files::rename_folder("remove", folder, &moved)?;
         drop(staging);
         Ok(())
     }

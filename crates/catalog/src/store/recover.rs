@@ -67,7 +67,7 @@ fn finish_swap(old: &Path) -> Result<(), Error> {
     if target.exists() {
         return files::remove_all(old);
     }
-    fs::rename(old, &target).map_err(Error::io("move back", &target))
+    files::rename(old, &target).map_err(Error::io("move back", &target))
 }
 
 fn old_folders(store: &Store) -> Result<Vec<PathBuf>, Error> {

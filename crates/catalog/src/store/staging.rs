@@ -96,11 +96,11 @@ impl Staging {
         let old = old_path(&self.target);
         files::remove_all(&old)?;
         if self.target.exists() {
-            fs::rename(&self.target, &old).map_err(Error::io("rename", &self.target))?;
+            files::rename_folder("replace", &self.target, &old)?;
         }
-        if let Err(error) = fs::rename(&self.path, &self.target) {
+        if let Err(error) = files::rename(&self.path, &self.target) {
             // Restoring the older folder matters more than a second error of the disk.
-            let _ = fs::rename(&old, &self.target);
+            let _ = files::rename(&old, &self.target);
             return Err(Error::io("move into place", &self.target)(error));
         }
 

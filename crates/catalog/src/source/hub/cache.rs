@@ -3,7 +3,7 @@
 //! ```text
 //! models--owner--name/
 //!   blobs/<etag>                   the bytes; <etag>.incomplete during the download
-//!   snapshots/<commit>/<path>      a link to the blob, or a copy if links are not allowed
+//!   snapshots/<commit>/<path>      a symbolic link to the blob; on Windows a second name of its file
 //!   refs/<revision>                the commit of a branch or tag
 //! .locks/models--owner--name/<etag>.lock
 //! ```
@@ -114,7 +114,16 @@ impl RepoCache {
 
     /// Returns the digest in the name of a file's blob; only blobs of the large-file storage have one.
     pub(super) fn digest_in_name(&self, path: &Path) -> Option<Sha256> {
-        fs::read_link(path).ok()?.file_name()?.to_str()?.parse().ok()
+        if let Ok(blob) = fs::read_link(path) {
+            return blob.file_name()?.to_str()?.parse().ok();
+        }
+        let file = same_file::Handle::from_path(path).ok()?;
+        let blobs = fs::read_dir(self.root.join("blobs")).ok()?.flatten();
+        let with_digests =
+            blobs.filter_map(|blob| Some((blob.path(), blob.file_name().to_str()?.parse().ok()?)));
+        let is_file =
+            |(blob, _): &(PathBuf, Sha256)| same_file::Handle::from_path(blob).is_ok_and(|blob| blob == file);
+        with_digests.into_iter().find(is_file).map(|(_, digest)| digest)
     }
 }
 
@@ -155,11 +164,16 @@ fn link_file(relative: &Path, _blob: &Path, target: &Path) -> io::Result<()> {
     std::os::unix::fs::symlink(relative, target)
 }
 
+/// Symbolic links require a privilege that most accounts of Windows lack.
 #[cfg(windows)]
-fn link_file(relative: &Path, blob: &Path, target: &Path) -> io::Result<()> {
-    // Links require a privilege that most accounts lack.
-    let relative = relative.to_string_lossy().replace('/', "\\");
-    std::os::windows::fs::symlink_file(relative, target).or_else(|_| fs::copy(blob, target).map(|_| ()))
+fn link_file(_relative: &Path, blob: &Path, target: &Path) -> io::Result<()> {
+    name_again(blob, target)
+}
+
+/// Gives a blob a second name, which takes no space. File systems without such names get a copy.
+#[cfg(any(windows, test))]
+fn name_again(blob: &Path, target: &Path) -> io::Result<()> {
+    fs::hard_link(blob, target).or_else(|_| fs::copy(blob, target).map(|_| ()))
 }
 
 #[cfg(test)]
@@ -187,10 +201,29 @@ mod tests {
         let snapshot = cache.snapshot(COMMIT);
         assert_eq!(fs::read(snapshot.join("1_Pooling/config.json")).unwrap(), b"[]");
         fs::remove_file(cache.blob("e0")).unwrap();
-        assert!(!snapshot.join("config.json").is_file());
+        assert!(cfg!(windows) || !snapshot.join("config.json").is_file());
+        fs::remove_file(snapshot.join("config.json")).unwrap();
         fs::write(cache.blob("e9"), "new").unwrap();
         cache.link(COMMIT, "config.json", "e9").unwrap();
         assert_eq!(fs::read(snapshot.join("config.json")).unwrap(), b"new");
+    }
+
+    #[test]
+    fn a_second_name_takes_no_space_and_keeps_the_digest() {
+        let (_folder, cache) = filled(&[("config.json", "{}")]);
+        let digest = "1f3dea47f2f0e5117c2404cea7d21fd253ae7836a3bf167a501cdfbb2600d536";
+        fs::write(cache.blob(digest), "weights").unwrap();
+        let (named, linked) = (cache.snapshot(COMMIT).join("model.gguf"), "linked.gguf");
+        name_again(&cache.blob(digest), &named).unwrap();
+        assert!(same_file::is_same_file(&named, cache.blob(digest)).unwrap());
+        cache.link(COMMIT, linked, digest).unwrap();
+        for path in [&named, &cache.snapshot(COMMIT).join(linked)] {
+            assert_eq!(cache.digest_in_name(path), digest.parse().ok(), "{}", path.display());
+        }
+        let other = cache.snapshot(COMMIT).join("other");
+        fs::write(&other, "weights").unwrap();
+        assert_eq!(cache.digest_in_name(&other), None);
+        assert_eq!(cache.digest_in_name(&cache.snapshot(COMMIT).join("config.json")), None);
     }
 
     #[test]

@@ -176,7 +176,7 @@ impl Transfer<'_> {
             files::remove_all(&path)?;
             return Err(HubError::WrongHash { name: self.name.to_owned(), expected, found, resumed }.into());
         }
-        fs::rename(&path, blob).map_err(Error::io("move into place", blob))
+        files::rename(&path, blob).map_err(Error::io("move into place", blob))
     }
 
     /// Checks that a response has the same ETag as the metadata; another ETag belongs to another version of the file.
