@@ -74,6 +74,7 @@ impl Runtime {
         if std::env::var_os(TELEMETRY).is_none_or(|value| value != "1") {
             return Err(DeviceError::TelemetryOn);
         }
+        exclude_working_folder();
 
         let minor = probe(&path).ok_or_else(|| load(why_not(&path)))?;
         if minor < OLDEST {
@@ -203,10 +204,42 @@ fn metadata(device: &ort::device::Device<'_>, key: &CStr) -> Option<String> {
     }
 }
 
+/// Removes the working folder from the folders in which Windows looks up the libraries of a library: one beside a user's
+/// files is not to be trusted. ONNX Runtime itself is loaded by its full path.
+#[cfg(windows)]
+fn exclude_working_folder() {
+    // SAFETY: the argument is an empty string with its end, and Windows copies it. A failure leaves the default order.
+    unsafe { windows_sys::Win32::System::LibraryLoader::SetDllDirectoryW([0].as_ptr()) };
+}
+
+#[cfg(not(windows))]
+fn exclude_working_folder() {}
+
+/// Message for a library whose own libraries are missing, in the words of the reader of the error.
+fn explain(error: &str) -> String {
+    if !error.contains(MISSING_MODULE) {
+        return error.to_owned();
+    }
+    format!(
+        "a library that it needs is missing ({error}); on most machines this is the Microsoft Visual C++ runtime, which \
+         https://aka.ms/vs/17/release/vc_redist.{}.exe installs",
+        if cfg!(target_arch = "aarch64") { "arm64" } else { "x64" }
+    )
+}
+
+/// Number of Windows for a library that was not found (`ERROR_MOD_NOT_FOUND`), as the standard library prints it.
+const MISSING_MODULE: &str = "(os error 126)";
+
+/// Returns an error with its causes.
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
 /// Returns the reason why a file cannot be loaded.
 fn why_not(path: &Path) -> String {
     match ort::init_from(path) {
-        Err(ort::LoadDynamicError::Dlopen { error, .. }) => error.to_string(),
+        Err(ort::LoadDynamicError::Dlopen { error, .. }) => explain(&with_causes(&error)),
         Err(other) => other.to_string(),
         Ok(_) => "it is not ONNX Runtime 1.x".to_owned(),
     }
@@ -267,5 +300,40 @@ mod tests {
         check("/x/libonnxruntime.so.1.31.1", "1.31.1");
         check("/x/libonnxruntime.1.31.1.dylib", "1.31.1");
         check("/x/onnxruntime.dll", "1.31");
+    }
+
+    #[test]
+    fn a_missing_library_of_a_library_is_named() {
+        let text = explain("LoadLibraryExW failed: Module not found. (os error 126)");
+        assert!(text.contains("Visual C++") && text.contains("(os error 126)"), "{text}");
+        assert_eq!(explain("no such file (os error 2)"), "no such file (os error 2)");
+        let error = std::io::Error::other(ErrorKind::Wrapped(std::io::Error::other("inner")));
+        assert_eq!(with_causes(&error), "outer: inner");
+    }
+
+    /// An error with a cause.
+    #[derive(Debug, thiserror::Error)]
+    enum ErrorKind {
+        #[error("outer")]
+        Wrapped(#[source] std::io::Error),
+    }
+
+    #[test]
+    #[cfg(windows)]
+    #[allow(unsafe_code, reason = "libraries are loaded by foreign functions")]
+    fn libraries_in_the_working_folder_are_not_found() {
+        use windows_sys::Win32::System::LibraryLoader::LoadLibraryW;
+        let folder = tempfile::tempdir().unwrap();
+        let system = std::env::var_os("SystemRoot").unwrap();
+        let copied = folder.path().join("narthex-search-order.dll");
+        std::fs::copy(Path::new(&system).join("system32/version.dll"), &copied).unwrap();
+        let before = std::env::current_dir().unwrap();
+        std::env::set_current_dir(folder.path()).unwrap();
+        let name: Vec<u16> = "narthex-search-order.dll\0".encode_utf16().collect();
+        // SAFETY: the name ends with 0, and the library is one of the system's.
+        let load = || unsafe { !LoadLibraryW(name.as_ptr()).is_null() };
+        exclude_working_folder();
+        assert!(!load());
+        std::env::set_current_dir(before).unwrap();
     }
 }

@@ -44,6 +44,6 @@ pub(super) fn probe(facts: &Facts) -> Result<Device, Refusal> {
     facts
         .require(is_supported, "the directml runtime is available for Windows on x86-64")
         .map_err(|refusal| Refusal { fix: Some(fix.to_owned()), ..refusal })?;
-    facts.library(Ep::DirectMl)?;
+    facts.gpu_library(Ep::DirectMl)?;
     Ok(Device::DirectMl(DirectMlOptions::default()))
 }

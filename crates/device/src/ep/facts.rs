@@ -80,6 +80,19 @@ impl Facts {
         self.library(ep).map_err(|refusal| self.absent_without_signs(refusal, what))
     }
 
+    /// Returns the library as [`Self::library`], for any GPU. If Windows has no driver of a GPU, nothing indicates that the
+    /// runtime would be of use, and the device counts as absent.
+    pub(super) fn gpu_library(&self, ep: Ep) -> Result<PathBuf, Refusal> {
+        let has_driver = self.drivers.iter().any(|driver| driver.kind == AcceleratorKind::Gpu);
+        self.library(ep).map_err(|refusal| match refusal.cause {
+            Cause::NotInstalled if self.os == "windows" && !has_driver => {
+                let reason = format!("{}, and no GPU was detected", refusal.reason);
+                Refusal { cause: Cause::Absent, reason, ..refusal }
+            }
+            _ => refusal,
+        })
+    }
+
     /// Returns the path of AMD's provider library, which the user has to set.
     pub(super) fn vitisai_library(&self, what: &DeviceSignature) -> Result<PathBuf, Refusal> {
         self.libraries.get(&Ep::VitisAi).cloned().ok_or_else(|| {

@@ -2,7 +2,7 @@
 
 use narthex_spec::Ep;
 
-use super::{Device, Facts, GpuPreference, Refusal};
+use super::{Cause, Device, Facts, GpuPreference, Refusal};
 use crate::inventory::AcceleratorKind;
 
 /// Messages for a lost GPU, in lower case, by Dawn and Vulkan; the provider has no error code for them.
@@ -35,6 +35,14 @@ pub(super) fn probe(facts: &Facts) -> Result<Device, Refusal> {
     if facts.os == "linux" && !gpu {
         return Err(Refusal::absent("no GPU driver is loaded (expected a render node in /dev/dri)"));
     }
-    facts.library(Ep::WebGpu)?;
+    facts.gpu_library(Ep::WebGpu).map_err(|refusal| {
+        // One hint about the GPU is enough.
+        let has_directml = (facts.os.as_str(), facts.arch.as_str()) == ("windows", "x86_64");
+        if refusal.cause != Cause::NotInstalled || !has_directml {
+            return refusal;
+        }
+        let reason = format!("{}, and directml is preferred on Windows", refusal.reason);
+        Refusal { cause: Cause::Absent, reason, ..refusal }
+    })?;
     Ok(Device::WebGpu(WebGpuOptions::default()))
 }

@@ -9,6 +9,8 @@ pub(crate) mod nvidia;
 
 use std::{collections::BTreeSet, fs, path::Path};
 
+use narthex_kernels::Kernels;
+
 use self::control_groups::ControlGroups;
 use crate::{memory, registry};
 
@@ -160,11 +162,17 @@ fn features() -> Vec<&'static str> {
     let features = [
         ("NEON", std::arch::is_aarch64_feature_detected!("neon")),
         ("dot product", std::arch::is_aarch64_feature_detected!("dotprod")),
-        ("int8 matrix", std::arch::is_aarch64_feature_detected!("i8mm")),
+        ("i8mm", std::arch::is_aarch64_feature_detected!("i8mm")),
+        ("bf16", std::arch::is_aarch64_feature_detected!("bf16")),
     ];
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let features: [(&str, bool); 0] = [];
     features.into_iter().filter_map(|(name, has)| has.then_some(name)).collect()
+}
+
+/// Returns the instruction set for which this processor has kernels.
+pub fn kernels() -> &'static str {
+    Kernels::detect().name()
 }
 
 /// Returns the bytes of memory that this process may use: the machine's memory, or its control group's limit if that is

@@ -217,7 +217,8 @@ fn hardware(report: &mut Doctor) {
         format!(", {:.0} GiB of memory", bytes as f64 / (1u64 << 30) as f64)
     });
     let features = cpu.features.join(" ");
-    let text = format!("{}: {}{memory}; {features}", cpu.name, cores(&cpu));
+    let text =
+        format!("{}: {}{memory}; {features}; kernels for {}", cpu.name, cores(&cpu), inventory::kernels());
     report.add(Level::Good, "processor", text, None);
     for accelerator in inventory::measured() {
         report.add(Level::Good, accelerator.kind.describe(), accelerator.text, None);
