@@ -3,7 +3,9 @@
 use std::io::{IsTerminal, stderr, stdin};
 
 use narthex_gateway::{
-    CompileRequest, DEFAULT_SCHEME, Error, Gateway, Rebuild, models::Removal, split_scheme, vocabulary,
+    CompileRequest, DEFAULT_SCHEME, Error, Gateway, Rebuild,
+    models::{PulledModel, Removal},
+    split_scheme, vocabulary,
 };
 
 use super::stated_scheme;
@@ -16,10 +18,9 @@ use crate::{
 /// Fetches a model and compiles it.
 pub(crate) fn pull(gateway: &Gateway, args: &ModelArgs) -> anyhow::Result<()> {
     let bars = Bars::new();
-    let package = gateway.pull(&args.model, &bars, interrupt::cancel())?;
+    let PulledModel { name, package } = gateway.pull(&args.model, &bars, interrupt::cancel())?;
     output::note(format!(
-        "{} is ready{}: {}, {}, up to {} tokens",
-        args.model,
+        "{name} is ready{}: {}, {}, up to {} tokens",
         bars.took(),
         package.scheme,
         render::bytes(package.bytes),

@@ -30,7 +30,7 @@ use crate::{
         schemes_from,
     },
     load::trial_run,
-    report::models::{InstalledPackage, ModelKind, ModelListing, Removal},
+    report::models::{InstalledPackage, ModelKind, ModelListing, PulledModel, Removal},
     rights::AutoPull,
 };
 
@@ -134,16 +134,18 @@ impl Gateway {
         }
     }
 
-    /// Fetches and compiles a model, unless it is installed.
+    /// Fetches and compiles a model, unless it is installed. Also returns its name, by which it is used if `model` is the
+    /// path of a file.
     pub fn pull(
         &self,
         model: &str,
         progress: &dyn ProgressSink,
         cancel: &Cancel,
-    ) -> Result<InstalledPackage, Error> {
+    ) -> Result<PulledModel, Error> {
         let key = self.library.key(model)?;
         let reference = self.library.reference(split_scheme(model).0)?;
-        self.build(&key, &reference, progress, cancel)
+        let package = self.build(&key, &reference, progress, cancel)?;
+        Ok(PulledModel { name: key.name, package })
     }
 
     /// Admits the pull of a model within the rights of a caller, and only by name, not by path. The pull has a permit

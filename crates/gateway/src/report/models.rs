@@ -66,6 +66,15 @@ pub struct MeasuredQuality {
     pub w4: f64,
 }
 
+/// A model that was pulled.
+#[derive(Debug, Clone)]
+pub struct PulledModel {
+    /// Its name.
+    pub name: ModelName,
+    /// Its package.
+    pub package: InstalledPackage,
+}
+
 /// A package in the store.
 #[derive(Debug, Clone, Serialize)]
 pub struct InstalledPackage {
