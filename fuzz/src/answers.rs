@@ -64,7 +64,7 @@ fn pieces(text: &str, length: usize) -> Vec<&str> {
 /// Returns the reasoning of an answer and the events of its text. Adjacent events of one kind are joined.
 fn parse(format: ToolFormat, options: Options, pieces: &[&str]) -> (String, Vec<ToolEvent>) {
     let mut reasoning = ReasoningParser::new(options.reasoning(), "");
-    let mut calls = ToolParser::new(format, &tools(), options.reading());
+    let mut calls = ToolParser::new(format, &tools(), options.reading(), &[]);
     let mut thoughts = String::new();
     let mut events = Vec::new();
     let mut take = |parts: Vec<ReasoningEvent>, calls: &mut ToolParser| {

@@ -1,8 +1,10 @@
-//! `cargo xtask bfcl`: the simple, multiple and parallel questions of the Berkeley Function Calling Leaderboard, with
-//! required calls, asked of a server on a free port.
+//! `cargo xtask bfcl`: the simple, multiple and parallel questions of the Berkeley Function Calling Leaderboard, asked of
+//! a server on a free port: with calls that the model chooses to make, the same with strict tools, and with required
+//! calls.
 //!
-//! The questions are those of the package `bfcl-eval`. Every complete call must be valid under its schema, whichever
-//! model runs. The share of correct calls, by the leaderboard's rules, is a property of the model and is only reported.
+//! The questions are those of the package `bfcl-eval`. Every complete call of a strict tool and every required call must
+//! be valid under its schema, whichever model runs. The share of correct calls, by the leaderboard's rules, is a property
+//! of the model and is only reported.
 
 mod check;
 mod data;
@@ -12,6 +14,7 @@ use std::{thread, time::Duration};
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use serde_json::{Value, json};
+use strum::VariantArray;
 use xtask_tools::{
     http::{self, Answer, Disconnect, Request},
     pypi::PinnedPackage,
@@ -56,9 +59,32 @@ pub(crate) struct BfclArgs {
     record: bool,
 }
 
-/// Counts of a category.
+/// Choice between calls and text.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, VariantArray)]
+enum Mode {
+    /// The model chooses.
+    #[default]
+    Auto,
+    /// The model chooses, and the tools have `strict: true`.
+    AutoStrict,
+    /// At least one call.
+    Required,
+}
+
+impl Mode {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::AutoStrict => "auto, strict",
+            Self::Required => "required",
+        }
+    }
+}
+
+/// Counts of a category in a mode.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 struct Score {
+    mode: Mode,
     category: &'static str,
     questions: usize,
     /// Number of answers whose calls the leaderboard's rules accept.
@@ -67,6 +93,8 @@ struct Score {
     calls: usize,
     /// Number of complete calls that are valid under their schemas.
     valid: usize,
+    /// Number of answers without calls.
+    texts: usize,
     /// Number of answers that reached the token limit.
     cut: usize,
     /// Number of questions whose schemas were refused.
@@ -80,25 +108,34 @@ pub(crate) fn run(workspace: &Workspace, args: &BfclArgs) -> anyhow::Result<()> 
     let log = workspace.target.join("bfcl-server.log");
     let server = Server::start(&session, &log, &["--auto-pull", "never"])?;
     let (mut scores, mut findings) = (Vec::new(), Vec::new());
-    for category in CATEGORIES {
-        let mut questions = data::read(&folder, category)?;
-        questions.truncate(args.limit.unwrap_or(usize::MAX));
-        let mut score = Score { category: category.name, ..Score::default() };
-        for question in &questions {
-            let asked = ask(&server.address, &args.model, question, category.calls)
-                .with_context(|| format!("{}; the server's log is {}", question.id, server.log.display()))?;
-            score.count(question, asked, &mut findings);
+    for &mode in Mode::VARIANTS {
+        for category in CATEGORIES {
+            let mut questions = data::read(&folder, category)?;
+            questions.truncate(args.limit.unwrap_or(usize::MAX));
+            let mut score = Score { mode, category: category.name, ..Score::default() };
+            for question in &questions {
+                let asked =
+                    ask(&server.address, &args.model, question, category.calls, mode).with_context(|| {
+                        format!("{}; the server's log is {}", question.id, server.log.display())
+                    })?;
+                score.count(question, asked, &mut findings);
+            }
+            terminal::line(score.line());
+            scores.push(score);
         }
-        terminal::line(score.line());
-        scores.push(score);
     }
     findings.iter().for_each(terminal::line);
     if args.record {
         record::write(workspace, record::CONFORMANCE, "bfcl", &report(&commit, args, &scores, &findings))?;
     }
+    for &mode in Mode::VARIANTS {
+        let calls: usize = scores.iter().filter(|score| score.mode == mode).map(|score| score.calls).sum();
+        let log = server.log.display();
+        ensure!(calls > 0, "no answer has a complete call ({}); the server's log is {log}", mode.name());
+    }
+    let guaranteed = scores.iter().filter(|score| score.mode != Mode::Auto);
     let (calls, valid) =
-        scores.iter().fold((0, 0), |(calls, valid), score| (calls + score.calls, valid + score.valid));
-    ensure!(calls > 0, "no answer has a complete call; the server's log is {}", server.log.display());
+        guaranteed.fold((0, 0), |(calls, valid), score| (calls + score.calls, valid + score.valid));
     ensure!(calls == valid, "{} of {calls} calls are not valid under their schemas", calls - valid);
     Ok(())
 }
@@ -111,7 +148,9 @@ enum QuestionOutcome {
     Cut,
     /// The server refused the question, with its message.
     Refused(String),
-    /// The answer has no calls, or a call whose arguments are not JSON.
+    /// The answer is a text.
+    Text,
+    /// The answer has a call whose arguments are not JSON, or no call although one is required.
     Malformed(String),
 }
 
@@ -120,6 +159,11 @@ impl Score {
         self.questions += 1;
         match asked {
             QuestionOutcome::Cut => self.cut += 1,
+            QuestionOutcome::Text if self.mode != Mode::Required => self.texts += 1,
+            QuestionOutcome::Text => {
+                self.calls += 1;
+                findings.push(format!("{}: a text instead of a required call", question.id));
+            }
             QuestionOutcome::Refused(message) => {
                 self.refused += 1;
                 findings.push(format!("{}: refused: {message}", question.id));
@@ -142,27 +186,34 @@ impl Score {
     }
 
     fn line(&self) -> String {
-        let Self { category, questions, right, calls, valid, cut, refused } = self;
+        let Self { mode, category, questions, right, calls, valid, texts, cut, refused } = self;
         let share = 100.0 * *right as f64 / (*questions).max(1) as f64;
         format!(
-            "{category}: {right} of {questions} right ({share:.1} %), {valid} of {calls} calls valid, {cut} answers cut, \
-             {refused} refused"
+            "{} ({}): {right} of {questions} right ({share:.1} %), {valid} of {calls} calls valid, {texts} texts, \
+             {cut} answers cut, {refused} refused",
+            category,
+            mode.name(),
         )
     }
 }
 
-/// Asks one question with a required call.
+/// Asks one question.
 fn ask(
     address: &str,
     model: &str,
     question: &Question,
     calls: data::Calls,
+    mode: Mode,
 ) -> anyhow::Result<QuestionOutcome> {
+    let mut tools = question.tools();
+    if mode == Mode::AutoStrict {
+        tools.iter_mut().for_each(|tool| tool["function"]["strict"] = true.into());
+    }
     let body = json!({
         "model": model,
         "messages": question.messages,
-        "tools": question.tools(),
-        "tool_choice": "required",
+        "tools": tools,
+        "tool_choice": if mode == Mode::Required { "required" } else { "auto" },
         "parallel_tool_calls": calls == data::Calls::Several,
         "temperature": 0,
         "max_tokens": MAX_TOKENS,
@@ -187,6 +238,7 @@ fn answer(body: &Value) -> anyhow::Result<QuestionOutcome> {
     match choice["finish_reason"].as_str() {
         Some("length") => return Ok(QuestionOutcome::Cut),
         Some("tool_calls") => {}
+        Some("stop") if choice["stop_reason"] != "malformed_tool_call" => return Ok(QuestionOutcome::Text),
         _ => return Ok(QuestionOutcome::Malformed(choice.to_string())),
     }
     let calls = choice["message"]["tool_calls"].as_array().map(Vec::as_slice).unwrap_or_default();
@@ -206,7 +258,7 @@ fn report(commit: &str, args: &BfclArgs, scores: &[Score], findings: &[String]) 
         args.limit.map_or_else(|| "all questions".to_owned(), |limit| format!("the first {limit} questions"));
     let mut page = format!(
         "# BFCL, {}\n\nCommit {commit}; {}. A development build, on the CPU. `cargo xtask bfcl --model {}` asked {limit} of each category of {} {}, with \
-         `tool_choice: required`, greedily, with at most {MAX_TOKENS} tokens. A call is right by the rules of the \
+         `tool_choice` `auto`, `auto` and strict tools, and `required`, greedily, with at most {MAX_TOKENS} tokens. A call is right by the rules of the \
          leaderboard's AST check, and valid if it follows its JSON schema.\n\n{}",
         record::today(),
         record::platform(),
@@ -236,6 +288,6 @@ mod tests {
         assert_eq!(with("tool_calls", "{\"a\": 1}"), QuestionOutcome::Calls(vec![call]));
         assert_eq!(with("length", "{\"a\": "), QuestionOutcome::Cut);
         assert!(matches!(with("tool_calls", "{\"a\": "), QuestionOutcome::Malformed(_)));
-        assert!(matches!(with("stop", "{}"), QuestionOutcome::Malformed(_)));
+        assert_eq!(with("stop", "{}"), QuestionOutcome::Text);
     }
 }

@@ -64,8 +64,12 @@ impl AnswerRules {
             tools: declarations,
             limit: tools.calls,
             ends_at_repetition: tools.choice == ToolChoice::Required,
-            // An answer under a grammar has calls only where the grammar guarantees them.
-            reading: if grammar.is_some() { CallReading::Exact } else { CallReading::Lenient },
+            // If the model chooses between text and calls, their form is that of the model. Otherwise the answer has calls
+            // only where the grammar guarantees them.
+            reading: match (&tools.choice, &options.grammar) {
+                (ToolChoice::Auto, None) => CallReading::Lenient,
+                _ => CallReading::Exact,
+            },
         });
         Ok(Self { grammar, calls, ..Self::default() })
     }

@@ -43,6 +43,8 @@ pub(super) struct ChoiceText {
     pending: Vec<TokenInfo>,
     /// Parser of tool calls, if there may be some.
     calls: Option<AnswerCalls>,
+    /// Tokens of the markers around calls.
+    marker_tokens: Vec<(TokenId, &'static str)>,
 }
 
 impl ChoiceText {
@@ -69,6 +71,7 @@ impl ChoiceText {
             has_logprobs: options.logprobs.is_some(),
             pending: Vec::new(),
             calls: rules.calls.as_ref().map(|rules| AnswerCalls::new(rules, tokenizer)),
+            marker_tokens: rules.calls.as_ref().map_or_else(Vec::new, |rules| rules.marker_tokens(tokenizer)),
         }
     }
 
@@ -95,7 +98,9 @@ impl ChoiceText {
         let is_inside = |text: &Self| text.reasoning.as_ref().is_some_and(ReasoningParser::is_inside);
         let was_inside = is_inside(self);
         let text = self.detokenizer.push(event.token);
-        let parts = text.map_or_else(Vec::new, |text| self.push_answer(&text));
+        let marker = self.marker_tokens.iter().find(|(token, _)| *token == event.token);
+        let marker = marker.map(|(_, marker)| *marker);
+        let parts = text.map_or_else(Vec::new, |text| self.push_answer(&text, marker));
         self.reasoning_tokens += usize::from(was_inside || is_inside(self));
         parts
     }
@@ -116,13 +121,15 @@ impl ChoiceText {
 
     /// Ends the text. Returns the rest and the reason of the end for the client.
     pub(super) fn finish(&mut self, reason: FinishReason) -> (Vec<TextPart>, FinishReason) {
-        let mut parts = self.detokenizer.finish().map_or_else(Vec::new, |text| self.push_answer(&text));
+        // The bytes of a character that was cut off are dropped.
+        let rest = self.detokenizer.finish().filter(|_| reason == FinishReason::Stop || self.is_over());
+        let mut parts = rest.map_or_else(Vec::new, |text| self.push_answer(&text, None));
         if let Some(mut reasoning) = self.reasoning.take() {
             if reasoning.is_before_text() || reasoning.is_after_frame() {
                 self.pending.clear();
             }
             let rest = reasoning.finish();
-            parts.extend(self.without_reasoning(rest));
+            parts.extend(self.without_reasoning(rest, None));
         }
         let reason = if self.is_over() { FinishReason::Stop } else { reason };
         let reason = self.finish_calls(reason, &mut parts);
@@ -133,35 +140,35 @@ impl ChoiceText {
         (parts, reason)
     }
 
-    /// Takes text of the answer with its reasoning.
-    fn push_answer(&mut self, text: &str) -> Vec<TextPart> {
+    /// Takes text of the answer with its reasoning. `marker` is that of its last token.
+    fn push_answer(&mut self, text: &str, marker: Option<&'static str>) -> Vec<TextPart> {
         match &mut self.reasoning {
-            None => self.push_text(text),
+            None => self.push_text(text, marker),
             Some(reasoning) => {
                 let events = reasoning.push(text);
                 if reasoning.is_before_text() {
                     // Only tokens of the text have log-probabilities. One without text yet may begin the text.
                     self.pending.clear();
                 }
-                self.without_reasoning(events)
+                self.without_reasoning(events, marker)
             }
         }
     }
 
-    fn without_reasoning(&mut self, events: Vec<ReasoningEvent>) -> Vec<TextPart> {
+    fn without_reasoning(&mut self, events: Vec<ReasoningEvent>, marker: Option<&str>) -> Vec<TextPart> {
         let mut parts = Vec::new();
         for event in events {
             match event {
-                ReasoningEvent::Text(text) => parts.extend(self.push_text(&text)),
+                ReasoningEvent::Text(text) => parts.extend(self.push_text(&text, marker)),
                 ReasoningEvent::Reasoning(text) => parts.push(TextPart::Reasoning(text)),
             }
         }
         parts
     }
 
-    fn push_text(&mut self, text: &str) -> Vec<TextPart> {
+    fn push_text(&mut self, text: &str, marker: Option<&str>) -> Vec<TextPart> {
         let pieces = match &mut self.calls {
-            Some(calls) => calls.push(text, &mut self.stop),
+            Some(calls) => calls.push(text, marker, &mut self.stop),
             None => {
                 let text = self.stop.push(text).text;
                 if text.is_empty() { Vec::new() } else { vec![Piece::Text(text)] }
@@ -305,6 +312,57 @@ mod tests {
         check(&format!("{good}{bad}"), FinishReason::Stop, FinishReason::MixedCalls);
         check(&format!("{bad}{good}"), FinishReason::Stop, FinishReason::MixedCalls);
         check(&format!("{good}{bad}"), FinishReason::Length, FinishReason::Length);
+    }
+
+    #[test]
+    fn only_the_token_of_a_marker_begins_a_call() {
+        let tokens = ["<tool_call>", "</tool_call>"].map(str::to_owned).into_iter();
+        let tokens: Vec<String> = tokens.chain(('!'..='~').map(String::from)).collect();
+        let types = (0..tokens.len()).map(|id| if id < 2 { 3 } else { 1 }).collect();
+        let (model, pre) = ("gpt2".to_owned(), Some("smollm".to_owned()));
+        let vocab = GgufVocab { model, pre, types: Some(types), tokens, ..GgufVocab::default() };
+        let tokenizer = Tokenizer::from_gguf(&vocab).unwrap();
+        let answer = "<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>";
+        let read = |specials| {
+            let tools = vec![json!({"type": "function", "function": {"name": "f"}})];
+            let (format, limit, reading) = (ToolFormat::Hermes, CallLimit::Any, CallReading::Lenient);
+            let calls = Some(CallRules { format, tools, limit, ends_at_repetition: false, reading });
+            let reasoning = Some(ReasoningParser::new(ReasoningFormat::ThinkResponse, ""));
+            let rules = AnswerRules { calls, reasoning, ..AnswerRules::default() };
+            let (stop, options) = (StopStrings::new(Vec::new()), GenerateOptions::api_defaults());
+            let mut choice = ChoiceText::new(&tokenizer, stop, &options, &rules);
+            let mut parts = Vec::new();
+            for token in tokenizer.encode(answer, specials).unwrap() {
+                parts.extend(choice.push(&TokenEvent { token, logprob: None, top: &[] }));
+            }
+            let (rest, reason) = choice.finish(FinishReason::Stop);
+            parts.extend(rest);
+            let mut text = String::new();
+            for part in parts {
+                match part {
+                    TextPart::Text { text: more, .. } => text.push_str(&more),
+                    TextPart::Reasoning(_) | TextPart::Call(_) => {}
+                }
+            }
+            (text, reason)
+        };
+        assert_eq!(read(Specials::Parse), (String::new(), FinishReason::ToolCalls));
+        assert_eq!(read(Specials::AsText), (answer.to_owned(), FinishReason::Stop));
+    }
+
+    #[test]
+    fn a_limit_leaves_no_part_of_a_character_or_marker() {
+        let answer = "Hi 🙂";
+        let tokens = tokenizer().encode(answer, Specials::AsText).unwrap();
+        let rules = AnswerRules::default();
+        let (stop, options) = (StopStrings::new(Vec::new()), GenerateOptions::api_defaults());
+        let mut choice = ChoiceText::new(&tokenizer(), stop, &options, &rules);
+        for token in &tokens[..tokens.len() - 1] {
+            choice.push(&TokenEvent { token: *token, logprob: None, top: &[] });
+        }
+        assert_eq!(choice.finish(FinishReason::Length).0, []);
+        assert_eq!(read("Hi <tool_c", &[], FinishReason::Length).0, "Hi ");
+        assert_eq!(read("Hi <tool_c", &[], FinishReason::Stop).0, "Hi <tool_c");
     }
 
     #[test]

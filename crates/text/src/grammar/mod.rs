@@ -36,7 +36,7 @@ use exponent::{ExponentLimit, ExponentTokens};
 use limits::{
     MAX_BYTES, MAX_DEPTH, check_lark, check_size, check_text, max_grammar_bytes, too_many_combinations,
 };
-pub(crate) use pattern::{text_expression, whole_expression};
+pub(crate) use pattern::{text_expression, text_pattern};
 use refusal::{cleaned, refusal};
 
 /// Maximum number of items of the parser at one position. Each optional property of an object has up to four.

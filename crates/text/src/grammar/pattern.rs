@@ -61,24 +61,49 @@ pub(crate) fn text_expression(text: &str) -> String {
     escaped
 }
 
-/// Returns the regular expression of a schema's `pattern` for use between the slashes of a Lark grammar; `None` unless
-/// it has the form `^(?:…)$`, which is that of [`Grammar::pattern`] and matches whole texts.
-pub(crate) fn whole_expression(pattern: &str) -> Option<String> {
-    let inside = pattern.strip_prefix("^(?:")?.strip_suffix(")$")?;
-    let (mut depth, mut is_escaped, mut is_in_class) = (0_usize, false, false);
-    for byte in inside.bytes() {
+/// Returns the regular expression of the texts that match a schema's `pattern`, for use between the slashes of a Lark
+/// grammar; `None` if it has anchors inside, or parts that are no regular expression.
+pub(crate) fn text_pattern(pattern: &str) -> Option<String> {
+    let start = pattern.strip_prefix('^');
+    let inside = start.unwrap_or(pattern);
+    let backslashes =
+        inside.strip_suffix('$').map(|inside| inside.len() - inside.trim_end_matches('\\').len());
+    let end = inside.strip_suffix('$').filter(|_| backslashes.is_some_and(|count| count % 2 == 0));
+    let inside = end.unwrap_or(inside);
+
+    let (mut depth, mut is_escaped, mut is_in_class, mut has_alternatives) = (0_usize, false, false, false);
+    for (at, byte) in inside.bytes().enumerate() {
         match byte {
+            // Boundaries and references to groups.
+            b'b' | b'B' | b'0'..=b'9' | b'k' | b'A' | b'z' | b'Z' if is_escaped && !is_in_class => {
+                return None;
+            }
             _ if is_escaped => is_escaped = false,
             b'\\' => is_escaped = true,
-            b'[' => is_in_class = true,
             b']' => is_in_class = false,
-            b'(' if !is_in_class => depth += 1,
-            b')' if !is_in_class => depth = depth.checked_sub(1)?,
+            _ if is_in_class => {}
+            b'[' => is_in_class = true,
+            b'^' | b'$' => return None,
+            b'(' => {
+                let group = &inside[at + 1..];
+                if group.starts_with('?') && !group.starts_with("?:") {
+                    return None;
+                }
+                depth += 1;
+            }
+            b')' => depth = depth.checked_sub(1)?,
+            b'|' => has_alternatives |= depth == 0,
             _ => {}
         }
     }
-    let is_group = depth == 0 && !is_escaped && !is_in_class;
-    is_group.then(|| format!("({})", regex_to_lark(inside, "dw")))
+    let is_anchored = start.is_some() || end.is_some();
+    if depth > 0 || is_escaped || is_in_class || is_anchored && has_alternatives {
+        return None;
+    }
+    let anything = "(\\n|.)*";
+    let before = if start.is_some() { "" } else { anything };
+    let after = if end.is_some() { "" } else { anything };
+    Some(format!("{before}({}){after}", regex_to_lark(inside, "dw")))
 }
 
 fn lark_expression(source: &str) -> Result<String, GrammarError> {
@@ -457,14 +482,20 @@ eof_line: "*** End of File" LF
     }
 
     #[test]
-    fn whole_patterns_are_known_by_their_form() {
+    fn patterns_become_expressions_of_the_texts_that_match() {
         let check = |pattern: &str, expect: Option<&str>| {
-            assert_eq!(whole_expression(pattern).as_deref(), expect, "{pattern}");
+            assert_eq!(text_pattern(pattern).as_deref(), expect, "{pattern}");
         };
-        check(r"^(?:a/(b|c)\)[)]\d)$", Some(r"(a\/(b|c)\)[)][0-9])"));
-        check("^(?:a)|(?:b)$", None);
-        check("^a$", None);
-        check(r"^(?:a\)$", None);
+        check(r"^(?:a/(b|c)\)[)]\d)$", Some(r"((?:a\/(b|c)\)[)][0-9]))"));
+        check("^a$", Some("(a)"));
+        check("a|b", Some("(\\n|.)*(a|b)(\\n|.)*"));
+        check("^a", Some("(a)(\\n|.)*"));
+        check(r"[\b^$]\$", Some(r"(\n|.)*([\b^$]\$)(\n|.)*"));
+        for refused in
+            ["^(?:a)|(?:b)$", r"^(?:a\)$", "a^b", "a$b", "(?=a)", "(?<n>a)", r"\ba", r"(a)\1", "[a", "a)"]
+        {
+            check(refused, None);
+        }
     }
 
     #[test]

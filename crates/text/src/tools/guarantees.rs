@@ -64,13 +64,8 @@ impl Tools {
         format: ToolFormat,
         beside: ContentRule<'_>,
     ) -> Result<Grammar, GrammarError> {
-        // The values of tags cannot have a schema by reference.
-        let mut weather = self.weather.clone();
-        if format == ToolFormat::QwenCoder {
-            weather["properties"]["city"] = weather["$defs"]["city"].clone();
-        }
         let functions = [
-            Callable { name: "get-weather", parameters: &weather },
+            Callable { name: "get-weather", parameters: &self.weather },
             Callable { name: "stop", parameters: &self.stop },
         ];
         call_grammar(tokenizer, format, &functions, CallLimit::Any, beside)
@@ -119,7 +114,7 @@ pub(super) fn write_calls(format: ToolFormat, calls: &[FunctionCall]) -> String 
 fn parsed(format: ToolFormat, schema: &Value, text: &str) -> (Vec<FunctionCall>, bool) {
     let tool = |name: &str, parameters: &Value| json!({"type": "function", "function": {"name": name, "parameters": parameters}});
     let tools = [tool("get-weather", schema), tool("stop", &Value::Null)];
-    let mut parser = ToolParser::new(format, &tools, CallReading::Exact);
+    let mut parser = ToolParser::new(format, &tools, CallReading::Exact, &[]);
     let (mut calls, mut arguments, mut has_more) = (Vec::new(), String::new(), false);
     for event in [parser.push(text), parser.finish(TextEnd::Complete)].concat() {
         match event {
@@ -289,18 +284,157 @@ fn arguments_that_cannot_be_named_are_a_dictionary() {
         assert!(text.contains("(**{") && follows(&tokenizer, &matcher, &text), "{text}");
         assert_eq!(parsed(format, &schema, &text), (vec![one], false));
     }
-    let refused = call_grammar(
-        &tokenizer,
-        ToolFormat::QwenCoder,
-        &[Callable {
-            name: "f",
-            parameters: &json!({"properties": {"a": {"type": "string", "pattern": "b"}}}),
-        }],
-        CallLimit::Any,
-        ContentRule::Nothing,
-    );
+}
+
+#[test]
+fn separate_arguments_follow_every_part_of_their_schema() {
+    let tokenizer = tokenizer(&["<|end|>"]);
+    let schema = json!({
+        "$ref": "#/$defs/all",
+        "$defs": {
+            "all": {"allOf": [{"$ref": "#/$defs/some"}, {"properties": {"code": {"maxLength": 4}}}]},
+            "some": {
+                "type": "object",
+                "properties": {
+                    "code": {"type": "string", "pattern": "^[a-z]+$", "minLength": 2},
+                    "unit": {"enum": ["C", null]},
+                    "rate": {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "integer"}]},
+                    "name": {"$ref": "#/$defs/na~1me"},
+                },
+                "required": ["code"],
+                "additionalProperties": false,
+            },
+            "na/me": {"type": ["string", "null"], "pattern": "x"},
+        },
+    });
+    let functions = [Callable { name: "get-weather", parameters: &schema }];
+    for format in [ToolFormat::QwenCoder, ToolFormat::Pythonic, ToolFormat::ChatGlm3] {
+        let grammar =
+            call_grammar(&tokenizer, format, &functions, CallLimit::Any, ContentRule::Nothing).unwrap();
+        let matcher = matcher(&tokenizer, &grammar);
+        let check = |arguments: Value, expect: bool| {
+            let one = call("get-weather", arguments);
+            let text = write_calls(format, std::slice::from_ref(&one));
+            assert_eq!(follows(&tokenizer, &matcher, &text), expect, "{format:?}: {text} {grammar:?}");
+            if expect {
+                assert_eq!(parsed(format, &schema, &text), (vec![one], false));
+            }
+        };
+        check(json!({"code": "ab"}), true);
+        check(json!({"code": "abcd", "unit": "C", "rate": "ab", "name": "axb"}), true);
+        if format == ToolFormat::QwenCoder {
+            check(json!({"code": "abcd", "unit": null, "rate": 12345, "name": null}), true);
+        }
+        for wrong in [
+            json!({"code": "a"}),
+            json!({"code": "abcde"}),
+            json!({"code": "AB"}),
+            json!({"code": "ab", "unit": "F"}),
+            json!({"code": "ab", "rate": "abcd"}),
+            json!({"code": "ab", "name": "a"}),
+            json!({}),
+        ] {
+            check(wrong, false);
+        }
+    }
+    let refused = |schema: Value| {
+        let functions = [Callable { name: "f", parameters: &schema }];
+        call_grammar(&tokenizer, ToolFormat::QwenCoder, &functions, CallLimit::Any, ContentRule::Nothing)
+            .unwrap_err()
+    };
     let keywords = "properties.a.pattern".to_owned();
-    assert_eq!(refused, Err(GrammarError::UnsupportedKeywords { keywords }));
+    let error = refused(json!({"properties": {"a": {"type": "string", "pattern": "(?=b)"}}}));
+    assert_eq!(error, GrammarError::UnsupportedKeywords { keywords });
+}
+
+#[test]
+fn a_model_may_write_a_call_in_its_own_form_or_text() {
+    let tools = Tools::new();
+    let matcher_of = |tokenizer: &Tokenizer, format| {
+        let grammar = tools.grammar(tokenizer, format, ContentRule::Text).unwrap();
+        matcher(tokenizer, &grammar)
+    };
+    for (format, key) in [
+        (ToolFormat::Hermes, "arguments"),
+        (ToolFormat::LlamaJson, "parameters"),
+        (ToolFormat::Phi4Mini, "arguments"),
+    ] {
+        let tokenizer = tokenizer(&[&["<|end|>"], markers(format)].concat());
+        let matcher = matcher_of(&tokenizer, format);
+        let check = |text: &str, expect: bool| {
+            assert_eq!(follows(&tokenizer, &matcher, text), expect, "{format:?}: {text}");
+        };
+        let call = format!(r#"{{"name": "get-weather", "{key}": {{"city": "Rome"}}}}"#);
+        let spaced = format!("{{\n  \"name\" :\"get-weather\",\n  \"{key}\":{{\"city\": \"Rome\"}}\n}}\n");
+        for right in [&call, &spaced, &format!("[{call}]"), &format!("[{call}, {call}]")] {
+            check(right, true);
+            check(&right.replace("Rome", "Bonn"), false);
+            check(&right.replace("get-weather", "other"), true);
+            check(&format!("Call {}", right.replace("Rome", "Bonn")), true);
+        }
+        check(&format!("{call} is a call"), false);
+        for text in [
+            "{\"city\": \"Rome\"}",
+            "{\"name\": \"Ann\", \"age\": 5}",
+            "[1, 2]",
+            "{",
+            "[",
+            "```json\n{}\n```",
+        ] {
+            check(text, true);
+        }
+    }
+    let tokenizer = tokenizer(&[&["<|end|>"], markers(ToolFormat::Hermes)].concat());
+    let matcher = matcher_of(&tokenizer, ToolFormat::Hermes);
+    let call = r#"{"name": "get-weather", "arguments": {"city": "Rome"}}"#;
+    for (open, close) in [("```json\n", "\n```"), ("<tools>\n", "\n</tools>")] {
+        let text = format!("{open}{call}{close}");
+        assert!(follows(&tokenizer, &matcher, &text), "{text}");
+        assert!(!follows(&tokenizer, &matcher, &text.replace("Rome", "Bonn")), "{text}");
+    }
+}
+
+/// Returns the joined text of events, and true if they have a complete call.
+fn text_and_call(events: &[ToolEvent]) -> (String, bool) {
+    let texts = events.iter().filter_map(|event| match event {
+        ToolEvent::Text(text) | ToolEvent::Malformed(text) => Some(text.as_str()),
+        ToolEvent::Begin { .. } | ToolEvent::Arguments(_) | ToolEvent::End => None,
+    });
+    (texts.collect(), events.contains(&ToolEvent::End))
+}
+
+#[test]
+fn only_the_token_of_a_marker_begins_a_call() {
+    let tools = Tools::new();
+    for format in DETECTION_ORDER {
+        let Some(opening) = markers(format).first() else { continue };
+        let tokenizer = tokenizer(&[&["<|end|>"], markers_of_lists(format)].concat());
+        let grammar = tools.grammar(&tokenizer, format, ContentRule::Text).unwrap();
+        let written = write_calls(format, &[call("get-weather", json!({"city": "Bonn"}))]);
+        let Some(inside) = written.strip_prefix(opening) else { continue };
+        let mut matcher = matcher(&tokenizer, &grammar);
+        let quotation = format!("Repeat: {written}");
+        for token in tokenizer.encode(&quotation, Specials::AsText).unwrap() {
+            assert!(is_allowed(&mut matcher, token), "{format:?}: {quotation}");
+            matcher.accept(token);
+        }
+        assert!(is_allowed(&mut matcher, END), "{format:?}");
+
+        let declared = [json!({"type": "function", "function": {"name": "get-weather", "parameters": {}}})];
+        for text in [&quotation, &written] {
+            let mut parser = ToolParser::new(format, &declared, CallReading::Lenient, markers(format));
+            let events = [parser.push(text), parser.finish(TextEnd::Complete)].concat();
+            assert_eq!(text_and_call(&events), (text.clone(), false), "{format:?}");
+        }
+        let mut parser = ToolParser::new(format, &declared, CallReading::Lenient, markers(format));
+        let mut events = [parser.push("Look. "), parser.push_marker(opening)].concat();
+        let close = markers(format)[1..].iter().find(|close| inside.ends_with(**close));
+        events.extend(parser.push(close.map_or(inside, |close| &inside[..inside.len() - close.len()])));
+        events.extend(close.into_iter().flat_map(|close| parser.push_marker(close)));
+        events.extend(parser.finish(TextEnd::Complete));
+        let (text, has_call) = text_and_call(&events);
+        assert!(text.trim_end() == "Look." && has_call, "{format:?}: {events:?}");
+    }
 }
 
 fn values() -> impl Strategy<Value = Value> {

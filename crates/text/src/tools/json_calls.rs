@@ -6,9 +6,10 @@ use std::mem;
 use serde_json::Value;
 
 use super::{
-    CallLimit, CallSyntax, MAX_CALL, TextEnd, ToolEvent, is_callable,
+    CallKind, CallLimit, CallSyntax, MAX_CALL, MAX_NAME, ParserContext, TextEnd, ToolEvent, finish_text,
+    is_callable,
     json_object::{JsonObject, Progress},
-    lark::{Callable, FormatRules, one_of, quoted, repeated},
+    lark::{BareRules, Callable, FormatRules, SPACE, names, one_of, quoted, regex, repeated},
     overlap, push_text, tool_names,
 };
 use crate::grammar::{GrammarError, json_rule};
@@ -18,6 +19,8 @@ use crate::grammar::{GrammarError, json_rule};
 pub(super) struct JsonCalls {
     syntax: JsonSyntax,
     names: Vec<String>,
+    /// Set if only tokens of markers begin marked calls.
+    has_tokens: bool,
     /// Text that was not parsed yet.
     held: String,
     /// Text of the current call, starting with its marker. Once the call is whole, the text after its arguments.
@@ -43,12 +46,14 @@ pub(super) struct JsonSyntax {
     pub(super) opens: &'static [&'static str],
     /// Markers after calls.
     pub(super) closes: &'static [&'static str],
-    /// First characters of an answer that consists of calls without a marker.
-    pub(super) bare: &'static [char],
-    /// Texts around calls without a marker, at the start of an answer.
+    /// Set if an answer may consist of calls without a marker: an object or a list.
+    pub(super) is_bare: bool,
+    /// Texts around calls without a marker, at the start of an answer. The second may be empty.
     pub(super) frames: &'static [(&'static str, &'static str)],
     /// Markers after a name, if it may precede an object of arguments.
     pub(super) heads: Option<HeadMarkers>,
+    /// Text between objects without a marker, outside of a list.
+    pub(super) separator: Option<char>,
     /// Key of the arguments in the grammar.
     pub(super) key: &'static str,
     /// End of an object after its arguments in the grammar, as a Lark item.
@@ -58,8 +63,8 @@ pub(super) struct JsonSyntax {
 /// Markers between the name of a function and its arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct HeadMarkers {
-    /// Marker before the id of the call.
-    pub(super) id: &'static str,
+    /// Marker before the id of the call, if calls may have one.
+    pub(super) id: Option<&'static str>,
     /// Marker before the arguments.
     pub(super) arguments: &'static str,
 }
@@ -86,20 +91,91 @@ enum Step {
 impl JsonSyntax {
     /// Creates the syntax of calls that always have a marker.
     pub(super) const fn marked(opens: &'static [&'static str], closes: &'static [&'static str]) -> Self {
-        Self { opens, closes, bare: &[], frames: &[], heads: None, key: "arguments", tail: r#""}""# }
+        Self {
+            opens,
+            closes,
+            is_bare: false,
+            frames: &[],
+            heads: None,
+            separator: None,
+            key: "arguments",
+            tail: r#""}""#,
+        }
+    }
+
+    /// Creates the parser of an answer; `None` if the syntax has no calls of the kind.
+    pub(super) fn parser(self, context: &ParserContext<'_>) -> Option<Box<dyn CallSyntax + Send>> {
+        let syntax = match context.calls {
+            CallKind::OfGrammar => self,
+            CallKind::Marked => Self { is_bare: false, frames: &[], ..self },
+            CallKind::Bare if self.is_bare || !self.frames.is_empty() => Self { opens: &[], ..self },
+            CallKind::Bare => return None,
+        };
+        Some(Box::new(JsonCalls::new(syntax, context)))
     }
 
     /// Returns the rules of a format: `calls`, which has those of `calls` and `body`, and the rules of their objects.
-    pub(super) fn rules(&self, calls: &str, functions: &[Callable<'_>]) -> Result<FormatRules, GrammarError> {
-        let object = one_of("object", functions.len());
-        let mut rules = format!("{calls}object: {object}\ntail: {}\n", self.tail);
+    pub(super) fn rules(
+        &self,
+        calls: &str,
+        functions: &[Callable<'_>],
+        limit: CallLimit,
+    ) -> Result<FormatRules, GrammarError> {
+        let count = functions.len();
+        let mut rules = format!("{calls}object: opened tail\nopened: {}\n", one_of("opened", count));
+        rules.push_str(&format!("tail: {}\n", self.tail));
         for (index, function) in functions.iter().enumerate() {
             let head = format!("{{\"name\": \"{}\", \"{}\": ", function.name, self.key);
-            rules.push_str(&format!("object_{index}: {} arguments_{index} tail\n", quoted(&head)));
+            rules.push_str(&format!("opened_{index}: {} arguments_{index}\n", quoted(&head)));
             rules.push_str(&format!("arguments_{index}: {}\n", json_rule(function.parameters)?));
         }
-        let bare = self.bare.first().map(|first| format!("[ \\t\\r\\n]*\\{first}(\\n|.)*"));
+        let bare = (self.is_bare || !self.frames.is_empty()).then(|| self.bare_rules(functions, limit));
         Ok(FormatRules { rules, markers: self.opens, bare, head: None })
+    }
+
+    /// Returns the rules of calls without a marker, with any spacing. The text up to the arguments is one lexeme, so that
+    /// the lexer can distinguish a call from text.
+    fn bare_rules(&self, functions: &[Callable<'_>], limit: CallLimit) -> BareRules {
+        let frames: Vec<String> = self.frames.iter().map(|(open, _)| regex(open) + SPACE).collect();
+        let frame = match (frames.is_empty(), self.is_bare) {
+            (true, _) => String::new(),
+            (false, true) => format!("({})?", frames.join("|")),
+            (false, false) => format!("({})", frames.join("|")),
+        };
+        let head = |list: &str, name: &str| {
+            let key = format!("{SPACE}\"name\"{SPACE}:{SPACE}\"{name}\"{SPACE},");
+            format!("{SPACE}{frame}{list}\\{{{key}{SPACE}\"(arguments|parameters)\"{SPACE}:")
+        };
+        let ends = self.frames.iter().map(|(_, end)| end).chain(self.closes).filter(|end| !end.is_empty());
+        let ends: Vec<String> = ends.map(|end| regex(end)).collect();
+        let end = if ends.is_empty() { String::new() } else { format!("({})?{SPACE}", ends.join("|")) };
+        let brace = format!("{SPACE}\\}}{SPACE}");
+
+        let count = functions.len();
+        let more = |separator: Option<char>| match limit {
+            CallLimit::One => String::new(),
+            CallLimit::Any => {
+                let separator = separator.map_or_else(String::new, |c| regex(&c.to_string()) + SPACE);
+                format!("(/{brace}{separator}/ opened)*")
+            }
+        };
+        let mut rules = format!(
+            "bare: bare_object {} /{brace}{end}/ | bare_list {} /{brace}\\]{SPACE}{end}/\n\
+             bare_object: {}\nbare_list: {}\n",
+            more(self.separator),
+            more(Some(',')),
+            one_of("bare_object", count),
+            one_of("bare_list", count),
+        );
+        let list = format!("\\[{SPACE}");
+        for (index, function) in functions.iter().enumerate() {
+            let name = regex(function.name);
+            for (rule, list) in [("bare_object", ""), ("bare_list", list.as_str())] {
+                let head = head(list, &name);
+                rules.push_str(&format!("{rule}_{index}: /{head}{SPACE}/ arguments_{index}\n"));
+            }
+        }
+        BareRules { begin: head(&format!("({list})?"), &names(functions)), rules }
     }
 }
 
@@ -109,10 +185,11 @@ pub(super) fn list_rule(limit: CallLimit) -> String {
 }
 
 impl JsonCalls {
-    pub(super) fn new(syntax: JsonSyntax, tools: &[Value]) -> Self {
+    fn new(syntax: JsonSyntax, context: &ParserContext<'_>) -> Self {
         Self {
             syntax,
-            names: tool_names(tools),
+            names: tool_names(context.tools),
+            has_tokens: context.has_tokens,
             held: String::new(),
             raw: String::new(),
             state: JsonState::Text,
@@ -136,17 +213,23 @@ impl JsonCalls {
         }
     }
 
+    /// Returns the markers that begin a call as text.
+    fn opens(&self) -> &'static [&'static str] {
+        if self.has_tokens { &[] } else { self.syntax.opens }
+    }
+
     /// Reports text up to a call. White space is withheld, since a call may follow.
     fn text(&mut self, events: &mut Vec<ToolEvent>) -> Step {
-        let JsonSyntax { opens, bare, frames, .. } = self.syntax;
-        let found = opens.iter().filter_map(|open| Some((self.held.find(open)?, open.len()))).min();
+        let JsonSyntax { is_bare, frames, .. } = self.syntax;
+        let opens = self.opens();
+        let marker = opens.iter().filter_map(|open| Some((self.held.find(open)?, open.len()))).min();
         let first = self.held.trim_start();
-        if self.at_start && found.is_none_or(|(at, _)| !self.held[..at].trim().is_empty()) {
+        if self.at_start && marker.is_none_or(|(at, _)| !self.held[..at].trim().is_empty()) {
             let before = self.held.len() - first.len();
             let frame = frames.iter().find(|(open, _)| first.starts_with(open));
-            if frame.is_some() || first.starts_with(bare) {
+            if frame.is_some() || is_bare && first.starts_with(['{', '[']) {
                 let length = before + frame.map_or(0, |(open, _)| open.len());
-                self.frame_end = frame.map(|(_, end)| *end);
+                self.frame_end = frame.map(|(_, end)| *end).filter(|end| !end.is_empty());
                 self.raw = self.held.drain(..length).collect();
                 self.open(false);
                 return Step::Again;
@@ -155,20 +238,42 @@ impl JsonCalls {
                 return Step::Wait;
             }
         }
-        let end = found.map_or(self.held.len() - overlap(&self.held, opens), |(at, _)| at);
+
+        let end = marker.map_or(self.held.len() - overlap(&self.held, opens), |(at, _)| at);
         let end = self.held[..end].trim_end().len();
         self.at_start &= end == 0;
         push_text(self.held.drain(..end).collect(), events);
-        let Some((at, length)) = found else { return Step::Wait };
+        let Some((at, length)) = marker else { return Step::Wait };
         self.raw = self.held.drain(..at - end + length).collect();
-        self.frame_end = None;
         self.open(true);
         Step::Again
     }
 
     fn open(&mut self, is_marked: bool) {
-        (self.is_marked, self.is_list, self.state) = (is_marked, false, JsonState::Envelope);
+        if is_marked {
+            self.frame_end = None;
+        }
+        self.is_marked = is_marked;
+        self.is_list = false;
         self.is_headed = false;
+        self.state = JsonState::Envelope;
+    }
+
+    /// Opens a call after the token of a marker. A call that is open ends.
+    fn open_after_token(&mut self, events: &mut Vec<ToolEvent>) {
+        match self.state {
+            JsonState::Text => {}
+            JsonState::Between => self.state = JsonState::Text,
+            JsonState::Object if self.object.is_whole() => {
+                events.push(ToolEvent::End);
+                self.end_call();
+                self.state = JsonState::Text;
+            }
+            JsonState::Envelope | JsonState::Name(_) | JsonState::Object => self.fail(events),
+        }
+        self.text(events);
+        self.raw = mem::take(&mut self.held);
+        self.open(true);
     }
 
     /// Moves the first `length` bytes of the held text to the text of the call.
@@ -202,23 +307,17 @@ impl JsonCalls {
         Step::Again
     }
 
-    /// Parses a name, with or without markers after it, and `{…}`.
+    /// Parses a name, with or without markers after it, up to `{`.
     fn name(&mut self, markers: HeadMarkers, events: &mut Vec<ToolEvent>) -> Step {
-        let Some(brace) = self.held.find('{') else {
-            if self.held.len() > MAX_CALL {
+        let (name, length) = match markers.head(&self.held) {
+            Head::Name { name, length } => (name.to_owned(), length),
+            Head::Wait => return Step::Wait,
+            Head::Other => {
                 self.fail(events);
                 return Step::Again;
             }
-            return Step::Wait;
         };
-        let head = &self.held[..brace];
-        let name = head.split(markers.id).next().unwrap_or(head);
-        let name = name.trim().trim_end_matches(markers.arguments).trim().to_owned();
-        if !name.chars().all(is_name_char) {
-            self.fail(events);
-            return Step::Again;
-        }
-        self.take(brace);
+        self.take(length);
         self.object = JsonObject::default();
         // The name is fed as the start of a JSON object, whose closing brace is fed after the arguments.
         let head = format!("\"name\":{},\"arguments\":", Value::from(name));
@@ -280,10 +379,18 @@ impl JsonCalls {
     fn between(&mut self) -> Step {
         let rest = self.held.trim_start();
         let space = self.held.len() - rest.len();
-        let closes = self.frame_end.as_ref().map_or(self.syntax.closes, std::slice::from_ref);
         if rest.is_empty() {
             return Step::Wait;
         }
+        let closes: Vec<&str> = match self.frame_end {
+            Some(end) => vec![end],
+            None if self.is_marked => self.syntax.closes.to_vec(),
+            // The closing text of a frame may come without the opening one.
+            None => {
+                let ends = self.syntax.frames.iter().map(|(_, end)| *end).filter(|end| !end.is_empty());
+                self.syntax.closes.iter().copied().chain(ends).collect()
+            }
+        };
         if let Some(close) = closes.iter().find(|close| rest.starts_with(**close)) {
             self.held.drain(..space + close.len());
             self.state = JsonState::Text;
@@ -292,7 +399,7 @@ impl JsonCalls {
         match rest.chars().next() {
             Some(',') if self.is_list => self.state = JsonState::Envelope,
             Some(']') if self.is_list => self.is_list = false,
-            Some(';') if !self.is_list => self.state = JsonState::Envelope,
+            Some(c) if !self.is_list && self.syntax.separator == Some(c) => self.state = JsonState::Envelope,
             Some('{') if self.frame_end.is_some() && !self.is_list => {
                 self.state = JsonState::Envelope;
                 return Step::Again;
@@ -332,10 +439,69 @@ fn is_name_char(c: char) -> bool {
     c.is_alphanumeric() || "_-.".contains(c)
 }
 
+/// A name before an object of arguments.
+enum Head<'a> {
+    /// The name, and the length of the text before the object.
+    Name { name: &'a str, length: usize },
+    /// More text is needed.
+    Wait,
+    /// The text is not a name.
+    Other,
+}
+
+impl HeadMarkers {
+    /// Reads a name with the markers after it, each of which may be missing.
+    fn head(self, text: &str) -> Head<'_> {
+        let Some((name, mut rest)) = word(text) else { return Head::Other };
+        let markers = [(self.id, true), (Some(self.arguments), false)];
+        for (marker, has_value) in markers.into_iter().filter_map(|(marker, has)| Some((marker?, has))) {
+            rest = rest.trim_start();
+            match rest.strip_prefix(marker) {
+                Some(after) if has_value => match word(after) {
+                    Some((_, after)) => rest = after,
+                    None => return Head::Other,
+                },
+                Some(after) => rest = after,
+                None if marker.starts_with(rest) => return Head::Wait,
+                None => {}
+            }
+        }
+        rest = rest.trim_start();
+        match rest.chars().next() {
+            Some('{') => Head::Name { name, length: text.len() - rest.len() },
+            Some(_) => Head::Other,
+            None => Head::Wait,
+        }
+    }
+}
+
+/// Divides a text after its first name; `None` if the name is too long.
+fn word(text: &str) -> Option<(&str, &str)> {
+    let text = text.trim_start();
+    let end = text.find(|c| !is_name_char(c)).unwrap_or(text.len());
+    (end <= MAX_NAME).then(|| text.split_at(end))
+}
+
 impl CallSyntax for JsonCalls {
     fn push(&mut self, text: &str, events: &mut Vec<ToolEvent>) {
         self.held.push_str(text);
         while self.step(events) == Step::Again {}
+    }
+
+    fn push_marker(&mut self, marker: &str, events: &mut Vec<ToolEvent>) {
+        let in_call = match self.state {
+            JsonState::Text => false,
+            JsonState::Envelope => self.is_list,
+            JsonState::Object => self.object.in_string() || self.object.is_whole(),
+            JsonState::Name(_) | JsonState::Between => true,
+        };
+        if self.syntax.opens.contains(&marker) && !self.object.in_string() {
+            self.open_after_token(events);
+        } else if in_call {
+            self.push(marker, events);
+        } else if self.state != JsonState::Text {
+            self.fail(events);
+        }
     }
 
     // The characters of arguments were reported as they came, so nothing is missing if the answer was cut off.
@@ -345,7 +511,9 @@ impl CallSyntax for JsonCalls {
             // The answer was cut off in the closing marker.
             JsonState::Between if end == TextEnd::Cut => {}
             JsonState::Text | JsonState::Between if self.calls > 0 && self.held.trim().is_empty() => {}
-            JsonState::Text | JsonState::Between => push_text(mem::take(&mut self.held), events),
+            JsonState::Text | JsonState::Between => {
+                finish_text(mem::take(&mut self.held), self.opens(), end, events);
+            }
             // Only the end of the object is missing, or the answer was cut off in its other keys.
             JsonState::Object if self.object.is_whole() && (self.object.may_end() || end == TextEnd::Cut) => {
                 events.push(ToolEvent::End);

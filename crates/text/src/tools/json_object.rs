@@ -3,7 +3,7 @@
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
-use super::{MAX_CALL, ToolEvent, push_arguments};
+use super::{MAX_CALL, MAX_NAME, ToolEvent, push_arguments};
 
 /// Parser of one object with the name and the arguments of a call.
 #[derive(Debug, Default)]
@@ -65,6 +65,15 @@ impl JsonObject {
     /// Returns true if the call was reported with all of its arguments.
     pub(super) fn is_whole(&self) -> bool {
         self.has_begun && self.has_arguments
+    }
+
+    /// Returns true in a key or in a string of a value.
+    pub(super) fn in_string(&self) -> bool {
+        match self.place {
+            ObjectPosition::InKey => true,
+            ObjectPosition::InValue => self.in_string,
+            _ => false,
+        }
     }
 
     /// Returns true if only the closing brace is missing.
@@ -173,7 +182,7 @@ impl JsonObject {
         let text = || serde_json::from_str::<String>(&self.value).ok();
         match self.key.as_str() {
             "name" | "function" if self.name.is_none() => match text() {
-                Some(name) if !name.is_empty() => self.name = Some(name),
+                Some(name) if (1..=MAX_NAME).contains(&name.len()) => self.name = Some(name),
                 _ => return Progress::Bad,
             },
             "id" => self.id = text(),

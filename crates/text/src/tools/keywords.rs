@@ -101,11 +101,11 @@ fn is_keyword(name: &str) -> bool {
 /// Returns a rule for keyword arguments that are valid under a schema. Values are JSON. Arguments that cannot be
 /// keywords are a dictionary.
 pub(super) fn keyword_rules(rule: &str, schema: &Value) -> Result<String, GrammarError> {
-    let can_be_left_out = |one: &Parameter<'_>| is_keyword(one.name) || !one.is_required;
+    let can_be_left_out = |one: &Parameter| is_keyword(&one.name) || !one.is_required;
     let Some(mut named) = parameters(schema).ok().filter(|named| named.iter().all(can_be_left_out)) else {
         return Ok(format!("{rule}: \"**\" {rule}_all\n{rule}_all: {}\n", json_rule(schema)?));
     };
-    named.retain(|one| is_keyword(one.name));
+    named.retain(|one| is_keyword(&one.name));
     // `first` rules are used before the first argument, `next` rules after one.
     let mut rules = format!("{rule}: {rule}_first_0\n");
     for (at, parameter) in named.iter().enumerate() {

@@ -29,11 +29,22 @@ pub(super) struct FormatRules {
     pub(super) rules: String,
     /// Markers after which the parser expects a call anywhere in the text.
     pub(super) markers: &'static [&'static str],
-    /// Regular expression of the texts that the parser reads as calls without a marker.
-    pub(super) bare: Option<String>,
+    /// Rules of the calls without a marker, if an answer may consist of them.
+    pub(super) bare: Option<BareRules>,
     /// Grammar item before `calls` that distinguishes them from JSON, if they start like JSON.
     pub(super) head: Option<String>,
 }
+
+/// Lark rules of an answer that consists of calls without a marker.
+pub(super) struct BareRules {
+    /// Regular expression of the beginning of such an answer. No other answer begins so.
+    pub(super) begin: String,
+    /// Definitions of `bare`, and of the rules that it uses besides those of the format.
+    pub(super) rules: String,
+}
+
+/// Regular expression of white space.
+pub(super) const SPACE: &str = "[ \\t\\r\\n]*";
 
 /// Grammar items of markers.
 pub(super) struct Markers<'a>(pub(super) &'a Tokenizer);
@@ -52,27 +63,35 @@ impl Markers<'_> {
 }
 
 impl FormatRules {
-    /// Returns the rules of a text in which every call is valid.
+    /// Returns the rules of a text in which every call is valid. A marker that is a token is never a part of text;
+    /// otherwise the text ends where it begins.
     pub(super) fn text(&self, allowed: &AllowedCalls<'_>) -> String {
-        let spellings: Vec<String> = self.markers.iter().map(|marker| regex(marker)).collect();
-        let spellings = spellings.join("|");
-        if let Some(bare) = &self.bare {
-            let mut plain = format!("/(\\n|.)*/ & ~/{bare}/");
-            if !spellings.is_empty() {
-                plain.push_str(&format!(" & ~/(\\n|.)*({spellings})(\\n|.)*/"));
+        let (plain, bare) = match &self.bare {
+            Some(BareRules { begin, rules }) => {
+                (format!("PLAIN: /(\\n|.)*/ & ~/{begin}(\\n|.)*/\n"), format!("start: bare | text\n{rules}"))
             }
-            return format!("start: calls | PLAIN\nPLAIN: {plain}\n");
-        }
+            None => ("PLAIN: /(\\n|.)*/\n".to_owned(), "start: text\n".to_owned()),
+        };
         let count = match allowed.limit {
             CallLimit::One => "?",
             CallLimit::Any => "*",
         };
-        let tokens = self.markers.iter().filter_map(|marker| allowed.markers.token(marker));
-        let tokens: String = tokens.map(|token| format!(" | TEXT {token} body")).collect();
-        format!(
-            "start: called{count} TEXT\ncalled: opening body{tokens}\nopening[lazy]: TEXT /({spellings})/\n\
-             TEXT: /(\\n|.)*/\n"
-        )
+        let text = match self.markers {
+            [] => "text: PLAIN\n".to_owned(),
+            markers => match markers.iter().filter_map(|marker| allowed.markers.token(marker)).next() {
+                Some(token) => format!("text: PLAIN ({token} body TEXT){count}\nTEXT: /(\\n|.)*/\n"),
+                None => {
+                    let spellings: Vec<String> = markers.iter().map(|marker| regex(marker)).collect();
+                    let spellings = spellings.join("|");
+                    let more = if allowed.limit == CallLimit::One { "" } else { "called*" };
+                    format!(
+                        "text: PLAIN | begun body {more} TEXT\nbegun[lazy]: PLAIN /({spellings})/\n\
+                         called: opening body\nopening[lazy]: TEXT /({spellings})/\nTEXT: /(\\n|.)*/\n"
+                    )
+                }
+            },
+        };
+        bare + &text + &plain
     }
 }
 

@@ -10,6 +10,8 @@
 //! not.
 
 mod adapt;
+mod arguments;
+mod bare;
 #[cfg(test)]
 mod examples;
 mod formats;
@@ -32,6 +34,8 @@ mod write;
 use narthex_spec::{ReasoningFormat, ToolFormat};
 use serde_json::Value;
 
+use bare::{BareCalls, BareStep};
+
 pub use adapt::adapted;
 pub use formats::{markers, tool_format, write_calls};
 pub use grammar::{ContentRule, call_grammar};
@@ -41,6 +45,9 @@ pub use write::json_text;
 
 /// Maximum number of bytes of a call. A longer one is malformed.
 const MAX_CALL: usize = 1 << 20;
+
+/// Maximum number of bytes of a name in a call. What is longer is a text.
+const MAX_NAME: usize = 128;
 
 /// Number of calls in one answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -57,7 +64,7 @@ pub enum CallLimit {
 pub enum CallReading {
     /// Only those of the format, for answers that follow a grammar.
     Exact,
-    /// Also those that models of the format write instead, if they name a tool.
+    /// Also those that models of the format write instead, if the answer consists of calls that the tools allow.
     Lenient,
 }
 
@@ -95,33 +102,118 @@ trait CallSyntax {
     /// Takes the next text.
     fn push(&mut self, text: &str, events: &mut Vec<ToolEvent>);
 
+    /// Takes the token of a marker. Its text is never part of the answer's text.
+    fn push_marker(&mut self, marker: &str, events: &mut Vec<ToolEvent>);
+
     /// Ends the answer.
     fn finish(&mut self, end: TextEnd, events: &mut Vec<ToolEvent>);
 }
 
+/// What a parser is created for.
+struct ParserContext<'a> {
+    /// Tools that the model may call, as objects of OpenAI's `tools`.
+    tools: &'a [Value],
+    calls: CallKind,
+    /// Set if the vocabulary has the marker before a call as a token of its own. Then only this token begins a marked
+    /// call, and a text with the same characters is a quotation.
+    has_tokens: bool,
+}
+
+/// Calls that a parser reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum CallKind {
+    /// Those of the format's grammar.
+    OfGrammar,
+    /// Those after a marker.
+    Marked,
+    /// Those without a marker.
+    Bare,
+}
+
 /// Divides an answer into text and tool calls.
 pub struct ToolParser {
+    /// Parser of calls without a marker, while the answer may consist of them.
+    bare: Option<BareCalls>,
     syntax: Box<dyn CallSyntax + Send>,
 }
 
+/// Parser of an answer without calls.
+struct PlainText;
+
+impl CallSyntax for PlainText {
+    fn push(&mut self, text: &str, events: &mut Vec<ToolEvent>) {
+        push_text(text.to_owned(), events);
+    }
+
+    fn push_marker(&mut self, _: &str, _: &mut Vec<ToolEvent>) {}
+
+    fn finish(&mut self, _: TextEnd, _: &mut Vec<ToolEvent>) {}
+}
+
 impl ToolParser {
-    /// Creates a parser of an answer. `tools` are the objects of OpenAI's `tools` that the model may call.
-    pub fn new(format: ToolFormat, tools: &[Value], reading: CallReading) -> Self {
-        Self { syntax: (formats::definition(format).parser)(tools, reading) }
+    /// Creates a parser of an answer. `tools` are the objects of OpenAI's `tools` that the model may call, `tokens` the
+    /// markers of the format that the vocabulary has as tokens.
+    pub fn new(format: ToolFormat, tools: &[Value], reading: CallReading, tokens: &[&str]) -> Self {
+        let definition = formats::definition(format);
+        let opening = definition.markers.first().copied();
+        let has_tokens = opening.is_some_and(|opening| tokens.contains(&opening));
+        let parser = |calls| (definition.parser)(&ParserContext { tools, calls, has_tokens });
+        let (bare, syntax) = match reading {
+            CallReading::Exact => (None, parser(CallKind::OfGrammar)),
+            CallReading::Lenient => (parser(CallKind::Bare), parser(CallKind::Marked)),
+        };
+        Self {
+            bare: bare.map(|syntax| BareCalls::new(syntax, tools, opening.filter(|_| !has_tokens))),
+            syntax: syntax.unwrap_or_else(|| Box::new(PlainText)),
+        }
     }
 
     /// Takes the next text of the answer.
     pub fn push(&mut self, text: &str) -> Vec<ToolEvent> {
         let mut events = Vec::new();
-        self.syntax.push(text, &mut events);
+        let step = self.bare.as_mut().map(|bare| bare.push(text));
+        match step {
+            Some(step) => self.release(step, &mut events),
+            None => self.syntax.push(text, &mut events),
+        }
+        events
+    }
+
+    /// Takes the token of a marker.
+    pub fn push_marker(&mut self, marker: &str) -> Vec<ToolEvent> {
+        let mut events = Vec::new();
+        if let Some(bare) = &mut self.bare {
+            let step = bare.push_marker(marker);
+            self.release(step, &mut events);
+        }
+        if self.bare.is_none() {
+            self.syntax.push_marker(marker, &mut events);
+        }
         events
     }
 
     /// Ends the answer and returns the rest.
     pub fn finish(&mut self, end: TextEnd) -> Vec<ToolEvent> {
         let mut events = Vec::new();
+        match self.bare.take().map(|bare| bare.finish(end)) {
+            Some(Ok(calls)) => events.extend(calls),
+            Some(Err(text)) => self.syntax.push(&text, &mut events),
+            None => {}
+        }
         self.syntax.finish(end, &mut events);
         events
+    }
+
+    /// Passes on the text that has no calls without a marker.
+    fn release(&mut self, step: BareStep, events: &mut Vec<ToolEvent>) {
+        let text = match step {
+            BareStep::Released(text) => text,
+            BareStep::Over(text) => {
+                self.bare = None;
+                text
+            }
+        };
+        self.syntax.push(&text, events);
     }
 }
 
@@ -140,12 +232,11 @@ pub fn reasoning_format(template: &str) -> Option<ReasoningFormat> {
 
 /// Returns the length of the longest suffix of `text` that is a prefix of one of the `patterns`.
 fn overlap(text: &str, patterns: &[&str]) -> usize {
-    let of = |pattern: &&str| {
-        let lengths =
-            (1..pattern.len().min(text.len() + 1)).rev().filter(|&length| pattern.is_char_boundary(length));
-        lengths.into_iter().find(|&length| text.ends_with(&pattern[..length])).unwrap_or(0)
-    };
-    patterns.iter().map(of).max().unwrap_or(0)
+    let prefixes = patterns.iter().flat_map(|pattern| {
+        let lengths = (1..pattern.len()).filter(|&length| pattern.is_char_boundary(length));
+        lengths.map(|length| &pattern[..length])
+    });
+    prefixes.filter(|prefix| text.ends_with(prefix)).map(str::len).max().unwrap_or(0)
 }
 
 /// Appends an event with text.
@@ -155,6 +246,14 @@ fn push_text(text: String, events: &mut Vec<ToolEvent>) {
         Some(ToolEvent::Text(last)) => last.push_str(&text),
         _ => events.push(ToolEvent::Text(text)),
     }
+}
+
+/// Ends a text that may end with the beginning of a marker. A text that was cut off is reported without it.
+fn finish_text(mut text: String, markers: &[&str], end: TextEnd, events: &mut Vec<ToolEvent>) {
+    if end == TextEnd::Cut {
+        text.truncate(text.len() - overlap(&text, markers));
+    }
+    push_text(text, events);
 }
 
 /// Appends an event with a part of the arguments.

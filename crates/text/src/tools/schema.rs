@@ -1,6 +1,8 @@
 //! Schemas of arguments that are written one by one, such as keyword arguments.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
+
+use super::arguments::referred;
 
 /// Keywords that restrict an object only through its properties.
 const PLAIN: &[&str] = &[
@@ -24,11 +26,14 @@ const PLAIN: &[&str] = &[
 /// Keywords that contain the schemas for references.
 const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
 
+/// Maximum depth of references and combinations that are replaced by their content.
+const MAX_DEPTH: usize = 16;
+
 /// A property of an object's schema.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Parameter<'a> {
-    pub(super) name: &'a str,
-    /// Its schema, with the definitions to which it may refer.
+pub(super) struct Parameter {
+    pub(super) name: String,
+    /// Its schema without references and `allOf` of its own, with the definitions to which its parts may refer.
     pub(super) schema: Value,
     pub(super) is_required: bool,
 }
@@ -37,18 +42,21 @@ pub(super) struct Parameter<'a> {
 ///
 /// # Errors
 /// The name of a keyword that restricts the object in another way.
-pub(super) fn parameters(schema: &Value) -> Result<Vec<Parameter<'_>>, String> {
-    let Some(object) = schema.as_object() else { return Ok(Vec::new()) };
+pub(super) fn parameters(schema: &Value) -> Result<Vec<Parameter>, String> {
+    if !schema.is_object() {
+        return Ok(Vec::new());
+    }
+    let object = flattened(schema, schema)?;
     if let Some(keyword) = object.keys().find(|key| !PLAIN.contains(&key.as_str())) {
         return Err(keyword.clone());
     }
-    if schema["type"] != "object" && object.contains_key("type") {
+    if object.get("type").is_some_and(|kind| kind != "object") {
         return Err("type".to_owned());
     }
-    let properties = schema["properties"].as_object();
+    let properties = object.get("properties").and_then(Value::as_object);
     let has_property = |name: &str| properties.is_some_and(|properties| properties.contains_key(name));
-    let required: Vec<&str> =
-        schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let required = object.get("required").and_then(Value::as_array).into_iter().flatten();
+    let required: Vec<&str> = required.filter_map(Value::as_str).collect();
     if !required.iter().all(|name| has_property(name)) {
         return Err("required".to_owned());
     }
@@ -56,25 +64,99 @@ pub(super) fn parameters(schema: &Value) -> Result<Vec<Parameter<'_>>, String> {
     properties
         .map(|(name, property)| {
             let is_required = required.contains(&name.as_str());
-            Ok(Parameter { name, schema: with_definitions(property, object)?, is_required })
+            Ok(Parameter { name: name.clone(), schema: with_definitions(property, schema)?, is_required })
         })
         .collect()
 }
 
 /// Returns a property's schema with the definitions of the object's schema.
-fn with_definitions(property: &Value, object: &Map<String, Value>) -> Result<Value, String> {
+fn with_definitions(property: &Value, root: &Value) -> Result<Value, String> {
     check_references(property)?;
-    let mut property = if *property == true { Value::Object(Map::new()) } else { property.clone() };
+    let mut fields = flattened(property, root)?;
     for keyword in DEFINITIONS {
-        if let (Some(definitions), Some(fields)) = (object.get(keyword), property.as_object_mut()) {
-            if fields.contains_key(keyword) {
+        if let Some(definitions) = root.get(keyword) {
+            if property.get(keyword).is_some() {
                 return Err(keyword.to_owned());
             }
             check_references(definitions)?;
             fields.insert(keyword.to_owned(), definitions.clone());
         }
     }
-    Ok(property)
+    Ok(Value::Object(fields))
+}
+
+/// Returns a schema whose own reference and `allOf` are replaced by their content. References in its parts remain.
+///
+/// # Errors
+/// The name of a keyword that cannot be joined.
+pub(super) fn flattened(schema: &Value, root: &Value) -> Result<Map<String, Value>, String> {
+    flattened_to(schema, root, MAX_DEPTH)
+}
+
+fn flattened_to(schema: &Value, root: &Value, depth: usize) -> Result<Map<String, Value>, String> {
+    let mut fields = match schema {
+        Value::Object(fields) => fields.clone(),
+        Value::Bool(true) => Map::new(),
+        _ => return Err("false".to_owned()),
+    };
+    let mut parts = Vec::new();
+    if let Some(reference) = fields.shift_remove("$ref") {
+        let target = reference.as_str().and_then(|reference| referred(root, reference));
+        parts.push(target.ok_or("$ref")?);
+    }
+    let all = fields.shift_remove("allOf");
+    parts.extend(all.as_ref().and_then(Value::as_array).into_iter().flatten());
+    for part in parts {
+        let depth = depth.checked_sub(1).ok_or("$ref")?;
+        for (keyword, value) in flattened_to(part, root, depth)? {
+            let joined = match fields.get(&keyword) {
+                Some(other) => joined(&keyword, other, &value).ok_or_else(|| keyword.clone())?,
+                None => value,
+            };
+            fields.insert(keyword, joined);
+        }
+    }
+    Ok(fields)
+}
+
+/// Returns the value of a keyword that has the effect of two together; `None` if there is none.
+fn joined(keyword: &str, a: &Value, b: &Value) -> Option<Value> {
+    let numbers = || Some((a.as_f64()?, b.as_f64()?));
+    match keyword {
+        _ if a == b => Some(a.clone()),
+        "title" | "description" | "default" | "examples" | "example" | "$comment" | "$schema" | "$id"
+        | "$defs" | "definitions" | "strict" => Some(a.clone()),
+        "minLength" | "minimum" | "minItems" => numbers().map(|(x, y)| if x >= y { a } else { b }.clone()),
+        "maxLength" | "maximum" | "maxItems" => numbers().map(|(x, y)| if x <= y { a } else { b }.clone()),
+        "required" => {
+            let mut names = a.as_array()?.clone();
+            names.extend(
+                b.as_array()?
+                    .iter()
+                    .filter(|name| !a.as_array().is_some_and(|all| all.contains(name)))
+                    .cloned(),
+            );
+            Some(names.into())
+        }
+        "enum" => {
+            let both =
+                a.as_array()?.iter().filter(|value| b.as_array().is_some_and(|all| all.contains(value)));
+            Some(both.cloned().collect::<Vec<_>>().into())
+        }
+        "properties" => {
+            let mut properties = a.as_object()?.clone();
+            for (name, property) in b.as_object()? {
+                let both = properties.get(name).map(|other| json!({"allOf": [other, property]}));
+                properties.insert(name.clone(), both.unwrap_or_else(|| property.clone()));
+            }
+            Some(properties.into())
+        }
+        "type" => match (a.as_str(), b.as_str()) {
+            (Some("number"), Some("integer")) | (Some("integer"), Some("number")) => Some("integer".into()),
+            _ => None,
+        },
+        _ => None,
+    }
 }
 
 /// Refuses references to anything but the definitions.
@@ -128,8 +210,6 @@ impl ValueKinds {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]
@@ -137,7 +217,7 @@ mod tests {
         let check = |schema: Value, expect: Result<&[(&str, bool)], &str>| {
             let found = parameters(&schema);
             let names = found.as_ref().map(|found| {
-                found.iter().map(|parameter| (parameter.name, parameter.is_required)).collect::<Vec<_>>()
+                found.iter().map(|one| (one.name.as_str(), one.is_required)).collect::<Vec<_>>()
             });
             assert_eq!(names.as_deref().map_err(|keyword| keyword.as_str()), expect, "{schema}");
         };
@@ -150,7 +230,48 @@ mod tests {
         check(json!({"properties": {"a": {"items": {"$ref": "#"}}}}), Err("$ref"));
         let schema = json!({"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"type": "null"}}});
         let found = parameters(&schema).unwrap();
-        assert_eq!(found[0].schema, json!({"$ref": "#/$defs/x", "$defs": {"x": {"type": "null"}}}));
+        assert_eq!(found[0].schema, json!({"type": "null", "$defs": {"x": {"type": "null"}}}));
+    }
+
+    #[test]
+    fn references_and_combinations_are_replaced_by_their_content() {
+        let check = |schema: Value, expect: Result<Value, &str>| {
+            let found = flattened(&schema, &schema).map(|mut fields| {
+                fields.shift_remove("$defs");
+                Value::from(fields)
+            });
+            assert_eq!(
+                found.as_ref().map_err(String::as_str),
+                expect.as_ref().map_err(|keyword| *keyword),
+                "{schema}"
+            );
+        };
+        let definitions = json!({
+            "a/b": {"type": "string", "maxLength": 5},
+            "c": {"allOf": [{"$ref": "#/$defs/a~1b"}, {"maxLength": 9, "minLength": 1}]},
+            "loop": {"$ref": "#/$defs/loop"},
+        });
+        check(
+            json!({"$ref": "#/$defs/a~1b", "$defs": definitions}),
+            Ok(json!({"type": "string", "maxLength": 5})),
+        );
+        check(
+            json!({"$ref": "#/$defs/c", "maxLength": 4, "$defs": definitions}),
+            Ok(json!({"maxLength": 4, "type": "string", "minLength": 1})),
+        );
+        check(json!({"$ref": "#/$defs/loop", "$defs": definitions}), Err("$ref"));
+        check(json!({"$ref": "#/$defs/none", "$defs": definitions}), Err("$ref"));
+        check(json!({"allOf": [{"type": "string"}, {"type": "integer"}]}), Err("type"));
+        check(
+            json!({"allOf": [
+                {"properties": {"a": {"type": "integer"}}, "required": ["a"]},
+                {"properties": {"a": {"minimum": 1}, "b": true}, "required": ["b", "a"]},
+            ]}),
+            Ok(json!({
+                "properties": {"a": {"allOf": [{"type": "integer"}, {"minimum": 1}]}, "b": true},
+                "required": ["a", "b"],
+            })),
+        );
     }
 
     #[test]

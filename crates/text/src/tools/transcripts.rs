@@ -13,7 +13,7 @@ use super::{
     CallReading, ReasoningEvent, ReasoningParser, TextEnd, ToolEvent, ToolParser, adapted,
     examples::{Examples, Transcript, source, tools},
     formats::{DETECTION_ORDER, definition},
-    reasoning_format, tool_format,
+    markers, reasoning_format, tool_format,
 };
 use crate::template::{
     Abilities, ChatTemplate, FunctionCall, GenerationPrompt, Message, RenderOptions, Role, ToolCall,
@@ -38,7 +38,12 @@ fn joined(events: Vec<ToolEvent>) -> Vec<ToolEvent> {
 }
 
 fn parsed(format: ToolFormat, parts: &[&str], end: TextEnd) -> Vec<ToolEvent> {
-    let mut parser = ToolParser::new(format, &tools(), CallReading::Lenient);
+    // Only an answer that follows a grammar has calls without a marker that was cut off.
+    let reading = match end {
+        TextEnd::Complete => CallReading::Lenient,
+        TextEnd::Cut => CallReading::Exact,
+    };
+    let mut parser = ToolParser::new(format, &tools(), reading, &[]);
     let mut events: Vec<ToolEvent> = parts.iter().flat_map(|part| parser.push(part)).collect();
     events.extend(parser.finish(end));
     joined(events)
@@ -99,6 +104,17 @@ fn a_closing_marker_that_is_cut_off_is_no_text() {
     for marker in ["\n", "\n</", "\n</tool_call"] {
         let answer = format!("<tool_call>\n{{\"name\": \"stop\", \"arguments\": {{}}}}{marker}");
         assert_eq!(shown(&parsed(ToolFormat::Hermes, &[&answer], TextEnd::Cut)), "stop( {} )");
+    }
+}
+
+#[test]
+fn a_marker_that_is_cut_off_is_no_text() {
+    for format in DETECTION_ORDER {
+        let Some(opening) = markers(format).first() else { continue };
+        for length in 1..opening.len() {
+            let events = parsed(format, &[&opening[..length]], TextEnd::Cut);
+            assert!(events.is_empty(), "{format:?}: {events:?}");
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use narthex_spec::ToolFormat;
+use narthex_spec::{TokenId, ToolFormat};
 use narthex_text::{
     stop::StopStrings,
     tokenizer::Tokenizer,
@@ -31,6 +31,16 @@ pub(in crate::serve) struct CallRules {
     pub(in crate::serve) reading: CallReading,
 }
 
+impl CallRules {
+    /// Returns the markers of the format that the vocabulary has as special tokens.
+    pub(in crate::serve) fn marker_tokens(&self, tokenizer: &Tokenizer) -> Vec<(TokenId, &'static str)> {
+        let markers = tools::markers(self.format);
+        let tokens = tokenizer.special_tokens().iter();
+        let marker = |text: &str| markers.iter().copied().find(|marker| *marker == text);
+        tokens.filter_map(|token| Some((token.id, marker(&token.text)?))).collect()
+    }
+}
+
 /// Part of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::serve) enum Piece {
@@ -46,8 +56,6 @@ pub(in crate::serve) struct AnswerCalls {
     parser: ToolParser,
     limit: CallLimit,
     ends_at_repetition: bool,
-    /// Texts of special tokens around calls, which are hidden from clients.
-    hidden: Vec<String>,
     /// Number of calls that the client has received, as a whole or in part.
     begun: usize,
     /// Names and arguments of the complete calls.
@@ -70,13 +78,12 @@ struct OpenCall {
 impl AnswerCalls {
     /// Creates the parser of one answer.
     pub(in crate::serve) fn new(rules: &CallRules, tokenizer: &Tokenizer) -> Self {
-        let markers = tools::markers(rules.format);
-        let specials = tokenizer.special_tokens().iter().map(|token| token.text.clone());
+        let tokens: Vec<&str> =
+            rules.marker_tokens(tokenizer).into_iter().map(|(_, marker)| marker).collect();
         Self {
-            parser: ToolParser::new(rules.format, &rules.tools, rules.reading),
+            parser: ToolParser::new(rules.format, &rules.tools, rules.reading, &tokens),
             limit: rules.limit,
             ends_at_repetition: rules.ends_at_repetition,
-            hidden: specials.filter(|text| markers.contains(&text.as_str())).collect(),
             begun: 0,
             complete: Vec::new(),
             malformed: 0,
@@ -100,14 +107,24 @@ impl AnswerCalls {
         self.is_repeated || self.limit == CallLimit::One && !self.complete.is_empty()
     }
 
-    /// Takes the next text.
-    pub(in crate::serve) fn push(&mut self, text: &str, stop: &mut StopStrings) -> Vec<Piece> {
-        if self.is_over(stop) {
-            return Vec::new();
-        }
-        let events = self.parser.push(text);
+    /// Takes the next text. If its last token is that of a marker, it ends with the marker.
+    pub(in crate::serve) fn push(
+        &mut self,
+        text: &str,
+        marker: Option<&str>,
+        stop: &mut StopStrings,
+    ) -> Vec<Piece> {
         let mut pieces = Vec::new();
-        self.add(events, stop, &mut pieces);
+        let marker = marker.filter(|marker| text.ends_with(marker));
+        let text = &text[..text.len() - marker.map_or(0, str::len)];
+        if !self.is_over(stop) {
+            let events = self.parser.push(text);
+            self.add(events, stop, &mut pieces);
+        }
+        if let Some(marker) = marker.filter(|_| !self.is_over(stop)) {
+            let events = self.parser.push_marker(marker);
+            self.add(events, stop, &mut pieces);
+        }
         pieces
     }
 
@@ -148,13 +165,13 @@ impl AnswerCalls {
         for event in events {
             match event {
                 ToolEvent::Text(text) => {
-                    let text = stop.push(&self.without_hidden(text)).text;
+                    let text = stop.push(&text).text;
                     push_text(text, pieces);
                 }
                 ToolEvent::Malformed(text) => {
                     self.malformed += 1;
                     self.open = None;
-                    let text = stop.push(&self.without_hidden(text)).text;
+                    let text = stop.push(&text).text;
                     push_text(text, pieces);
                 }
                 ToolEvent::Begin { name, .. } => {
@@ -228,15 +245,6 @@ impl AnswerCalls {
             self.complete.push((call.name, call.arguments));
         }
     }
-
-    fn without_hidden(&self, mut text: String) -> String {
-        for hidden in &self.hidden {
-            if text.contains(hidden.as_str()) {
-                text = text.replace(hidden.as_str(), "");
-            }
-        }
-        text
-    }
 }
 
 fn push_text(text: String, pieces: &mut Vec<Piece>) {
@@ -270,14 +278,24 @@ mod tests {
 
     fn calls(format: ToolFormat, limit: CallLimit) -> AnswerCalls {
         let tools = vec![json!({"type": "function", "function": {"name": "f"}})];
-        let (tokenizer, reading) = (tokenizer(&["[TOOL_CALLS]"]), CallReading::Lenient);
+        let (tokenizer, reading) = (tokenizer(&["[TOOL_CALLS]"]), CallReading::Exact);
         AnswerCalls::new(&CallRules { format, tools, limit, ends_at_repetition: false, reading }, &tokenizer)
     }
 
     /// Returns the text and each call's name and arguments.
     fn read(calls: &mut AnswerCalls, answer: &str, end: TextEnd) -> (String, Vec<(String, String)>) {
         let mut stop = StopStrings::new(Vec::new());
-        assemble([calls.push(answer, &mut stop), calls.finish(end, &mut stop)].concat())
+        assemble([push(calls, answer, &mut stop), calls.finish(end, &mut stop)].concat())
+    }
+
+    /// Pushes a text in which `[TOOL_CALLS]` is a token.
+    fn push(calls: &mut AnswerCalls, text: &str, stop: &mut StopStrings) -> Vec<Piece> {
+        const MARKER: &str = "[TOOL_CALLS]";
+        let parts = text.split_inclusive(MARKER).map(|part| {
+            let marker = part.ends_with(MARKER).then_some(MARKER);
+            calls.push(part, marker, stop)
+        });
+        parts.collect::<Vec<_>>().concat()
     }
 
     fn assemble(pieces: Vec<Piece>) -> (String, Vec<(String, String)>) {
@@ -306,8 +324,10 @@ mod tests {
                 let mut calls =
                     AnswerCalls { ends_at_repetition: true, ..calls(ToolFormat::Mistral, CallLimit::Any) };
                 let (mut stop, mut pieces) = (StopStrings::new(Vec::new()), Vec::new());
-                for start in (0..answer.len()).step_by(step) {
-                    pieces.extend(calls.push(&answer[start..answer.len().min(start + step)], &mut stop));
+                let (marker, text) = answer.split_at("[TOOL_CALLS]".len());
+                pieces.extend(push(&mut calls, marker, &mut stop));
+                for start in (0..text.len()).step_by(step) {
+                    pieces.extend(push(&mut calls, &text[start..text.len().min(start + step)], &mut stop));
                 }
                 pieces.extend(calls.finish(end, &mut stop));
                 let (text, found) = assemble(pieces);
@@ -345,7 +365,7 @@ mod tests {
         let both: &[(&str, &str)] = &[("f", r#"{"a": 1}"#), ("f", "{}")];
         check(ToolFormat::Mistral, Any, two, Complete, ("", both, [2, 0]));
         check(ToolFormat::Mistral, One, two, Complete, ("", &both[..1], [1, 0]));
-        // Special tokens are always hidden from clients.
+        // The tokens of markers are always hidden from clients.
         check(ToolFormat::Mistral, Any, "a [TOOL_CALLS]?", Complete, ("a ?", &[], [0, 1]));
         // A call whose arguments are complete is whole, and its text is not sent.
         let whole = r#"<tool_call>{"name": "f", "arguments": {"a": 1}"#;

@@ -67,7 +67,10 @@ pub(in crate::serve) fn enforced_schema(tool: &Tool) -> Result<Cow<'_, Value>, G
 /// Returns the schema of the objects that a schema allows.
 fn of_objects(schema: &Value) -> Result<Cow<'_, Value>, GrammarError> {
     let allows_objects = match &schema["type"] {
-        Value::String(name) if name == "object" => return Ok(Cow::Borrowed(schema)),
+        Value::String(name) if name == "object" && !schema.as_object().is_some_and(has_no_properties) => {
+            return Ok(Cow::Borrowed(schema));
+        }
+        Value::String(name) if name == "object" => true,
         Value::Array(names) => names.iter().any(|name| name == "object"),
         found => found.is_null(),
     };
@@ -83,7 +86,35 @@ fn of_objects(schema: &Value) -> Result<Cow<'_, Value>, GrammarError> {
         other => return Ok(Cow::Borrowed(other)),
     };
     fields.insert("type".to_owned(), "object".into());
+    if has_no_properties(&fields) {
+        fields.insert("additionalProperties".to_owned(), false.into());
+    }
     Ok(Cow::Owned(fields.into()))
+}
+
+/// Keywords of a schema without which it names no properties.
+const OF_PROPERTIES: [&str; 14] = [
+    "patternProperties",
+    "additionalProperties",
+    "unevaluatedProperties",
+    "propertyNames",
+    "minProperties",
+    "required",
+    "$ref",
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "not",
+    "if",
+    "enum",
+    "const",
+];
+
+/// Returns true if a schema of an object neither names nor mentions properties. A tool with such a schema takes no
+/// arguments.
+fn has_no_properties(schema: &Map<String, Value>) -> bool {
+    let properties = schema.get("properties").and_then(Value::as_object);
+    properties.is_none_or(Map::is_empty) && !OF_PROPERTIES.iter().any(|keyword| schema.contains_key(*keyword))
 }
 
 /// Returns the settings with open schemas of the tools whose calls need not be valid: the names of their properties, with
@@ -158,7 +189,7 @@ mod tests {
         check(ToolChoice::None, Strict, None, "");
         check(ToolChoice::None, Strict, Some(&object), "content");
         check(ToolChoice::Auto, BestEffort, None, "");
-        check(ToolChoice::Auto, Strict, None, "start: called* TEXT");
+        check(ToolChoice::Auto, Strict, None, "start: bare | text");
         check(ToolChoice::Auto, BestEffort, Some(&object), "start: calls | content");
         for content in [Grammar::Regex("a".to_owned()), Grammar::Lark("start: \"a\"".to_owned())] {
             check(ToolChoice::Auto, BestEffort, Some(&content), "start: calls | content");
@@ -211,12 +242,17 @@ mod tests {
         let compiler = GrammarCompiler::new(&tokenizer, &[END]).unwrap();
         let object = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
         let definitions = json!({"o": object, "a": {"properties": {"a": {"$ref": "#/$defs/o"}}}});
-        let schemas = [
+        let without_properties = [
             json!({}),
             json!(true),
             json!({"type": null}),
             json!({"type": ["object", "null"]}),
+            json!({"type": "object"}),
+            json!({"type": "object", "properties": {}}),
             json!({"description": "None."}),
+        ];
+        let with_properties = [
+            json!({"type": "object", "additionalProperties": true}),
             json!({"properties": {"a": {"type": "integer"}}}),
             json!({"required": ["a"]}),
             json!({"$ref": "#/$defs/o", "$defs": definitions}),
@@ -226,7 +262,8 @@ mod tests {
             json!({"allOf": [{}, {"minProperties": 1}]}),
             json!({"enum": [5, {"a": 1}]}),
         ];
-        for schema in schemas {
+        let without = without_properties.into_iter().map(|schema| (schema, false));
+        for (schema, takes_any) in without.chain(with_properties.into_iter().map(|schema| (schema, true))) {
             let (tools, choice) = (vec![tool_of(schema)], ToolChoice::Required);
             let settings = ToolSettings { tools, choice, calls: CallLimit::Any };
             let grammar = answer_grammar(&settings, ToolFormat::Hermes, &tokenizer, None).unwrap().unwrap();
@@ -242,8 +279,9 @@ mod tests {
                     is_allowed
                 })
             };
-            let found = ["5", "null", "[]", "\"a\"", "{\"a\": 1}"].map(follows);
-            assert_eq!(found, [false, false, false, false, true], "{settings:?}");
+            let allowed = ["5", "null", "[]", "\"a\"", "{\"a\": 1}"].map(follows);
+            assert_eq!(allowed, [false, false, false, false, takes_any], "{settings:?}");
+            assert!(takes_any || follows("{}"), "{settings:?}");
         }
     }
 

@@ -50,17 +50,19 @@ pub(in crate::serve) fn declarations(settings: &ToolSettings) -> Vec<Value> {
     if settings.choice == ToolChoice::None {
         return Vec::new();
     }
-    settings
-        .tools
-        .iter()
-        .map(|tool| {
-            let mut function = json!({"name": tool.name, "parameters": tool.parameters});
-            if let Some(description) = &tool.description {
-                function["description"] = json!(description);
-            }
-            json!({"type": "function", "function": function})
-        })
-        .collect()
+    settings.tools.iter().map(declaration).collect()
+}
+
+/// Returns the declaration of a tool, with its fields in the order of OpenAI's and transformers' examples, which templates
+/// were trained on.
+fn declaration(tool: &Tool) -> Value {
+    let function = match &tool.description {
+        Some(description) => {
+            json!({"name": tool.name, "description": description, "parameters": tool.parameters})
+        }
+        None => json!({"name": tool.name, "parameters": tool.parameters}),
+    };
+    json!({"type": "function", "function": function})
 }
 
 /// Converts the parts of a conversation that its template does not support to text: the tools to a system message,
@@ -154,6 +156,20 @@ mod tests {
         assert!(told[1].content.starts_with("<|tool_call|>[{"), "{}", told[1].content);
         let all = Abilities { tools: true, calls: true, results: true };
         assert_eq!(written(ToolFormat::Hermes, all), history());
+    }
+
+    #[test]
+    fn declarations_have_the_order_that_templates_were_trained_on() {
+        let mut settings = settings(ToolChoice::Auto);
+        let source = r#"{"type":"object","required":["b"],"properties":{"b":{"type":"string"},"a":{"type":"integer"}}}"#;
+        settings.tools[0].parameters = serde_json::from_str(source).unwrap();
+        let expect = format!(
+            r#"{{"type":"function","function":{{"name":"get_weather","description":"Weather","parameters":{source}}}}}"#
+        );
+        assert_eq!(declarations(&settings)[0].to_string(), expect);
+        settings.tools[0].description = None;
+        let expect = expect.replace(r#""description":"Weather","#, "");
+        assert_eq!(declarations(&settings)[0].to_string(), expect);
     }
 
     #[test]

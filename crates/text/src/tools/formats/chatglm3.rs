@@ -8,9 +8,9 @@ use super::FormatDefinition;
 use crate::{
     grammar::GrammarError,
     tools::{
-        CallSyntax, MAX_CALL, TextEnd, ToolEvent, is_callable,
+        CallKind, CallSyntax, MAX_CALL, MAX_NAME, TextEnd, ToolEvent, is_callable,
         keywords::{ArgumentStep, argument, cut_argument, keyword_rules, keyword_text},
-        lark::{AllowedCalls, FormatRules, names, one_of, quoted},
+        lark::{AllowedCalls, BareRules, FormatRules, SPACE, names, one_of, quoted},
         overlap, push_text, tool_names,
         write::joined,
     },
@@ -24,7 +24,10 @@ const CLOSE: &str = "```";
 pub(super) const FORMAT: FormatDefinition = FormatDefinition {
     is_in: |template| template.contains("[gMASK]sop"),
     markers: &[],
-    parser: |tools, _| Box::new(ChatGlmCalls::new(tools)),
+    parser: |context| match context.calls {
+        CallKind::OfGrammar | CallKind::Bare => Some(Box::new(ChatGlmCalls::new(context.tools))),
+        CallKind::Marked => None,
+    },
     rules,
     write: |calls, message| {
         message.content.push_str(&joined(calls, "\n", |call| {
@@ -74,9 +77,9 @@ fn rules(allowed: &AllowedCalls<'_>) -> Result<FormatRules, GrammarError> {
         rules.push_str(&format!("call_{index}: {head} {rule} {tail}\n"));
         rules.push_str(&keyword_rules(&rule, function.parameters)?);
     }
-    let space = "[ \\t\\r\\n]*";
-    let call = format!("{space}{}{space}\\n{space}```python{space}tool_call\\(", names(functions));
-    Ok(FormatRules { rules, markers: &[], bare: Some(format!("{call}(\\n|.)*")), head: None })
+    let begin = format!("{SPACE}{}{SPACE}\\n{SPACE}```python{SPACE}tool_call\\(", names(functions));
+    let bare = Some(BareRules { begin, rules: "bare: calls\n".to_owned() });
+    Ok(FormatRules { rules, markers: &[], bare, head: None })
 }
 
 impl ChatGlmCalls {
@@ -89,7 +92,7 @@ impl ChatGlmCalls {
         let rest = self.held.trim_start();
         let Some((name, after)) = rest.split_once('\n') else {
             let may_be = |name: &String| name.starts_with(rest.trim_end());
-            let is_open = self.names.is_empty() || self.names.iter().any(may_be);
+            let is_open = rest.len() <= MAX_NAME && (self.names.is_empty() || self.names.iter().any(may_be));
             return if is_open { Head::Wait } else { Head::Text };
         };
         if !is_callable(name.trim(), &self.names) {
@@ -162,6 +165,9 @@ impl CallSyntax for ChatGlmCalls {
         while self.step(events) {}
     }
 
+    // The format has no markers.
+    fn push_marker(&mut self, _: &str, _: &mut Vec<ToolEvent>) {}
+
     fn finish(&mut self, end: TextEnd, events: &mut Vec<ToolEvent>) {
         if let GlmState::Arguments { is_first } = self.state
             && end == TextEnd::Cut
@@ -188,14 +194,8 @@ mod tests {
             complete("get_weather\n ```python\ntool_call(city='Brno', days=2)\n```", WEATHER),
             complete("\n Hello there\nYou", r#""\n Hello there\nYou""#),
             complete("get_weather\nis a tool", r#""get_weather\nis a tool""#),
-            complete(
-                "stop\n```python\ntool_call(x y",
-                r#"stop( malformed "stop\n```python\ntool_call(" "x y""#,
-            ),
-            complete(
-                "stop\n```python\ntool_call(\nx y",
-                r#"stop( malformed "stop\n```python\ntool_call(" "\nx y""#,
-            ),
+            complete("stop\n```python\ntool_call(x y", r#""stop\n```python\ntool_call(x y""#),
+            complete("stop\n```python\ntool_call(\nx y", r#""stop\n```python\ntool_call(\nx y""#),
             cut("stop\n ```python\ntool_call(city='Br", r#"{"city": "Br"#),
         ];
         Examples { templates: &["chatglm3"], transcripts }

@@ -2,22 +2,23 @@
 
 use super::FormatDefinition;
 use crate::tools::{
-    json_calls::{JsonCalls, JsonSyntax, list_rule},
+    json_calls::{JsonSyntax, list_rule},
     write::list,
 };
 
 const OPEN: &str = "<|tool_call|>";
 
-/// Of the two opening markers, only the second has a closing marker. The grammar has the first.
-const SYNTAX: JsonSyntax = JsonSyntax::marked(&[OPEN, "<tool_call>"], &["</tool_call>"]);
+/// The markers of other models count only around an answer that has nothing else.
+const SYNTAX: JsonSyntax =
+    JsonSyntax { frames: &[("<tool_call>", "</tool_call>")], ..JsonSyntax::marked(&[OPEN], &[]) };
 
 pub(super) const FORMAT: FormatDefinition = FormatDefinition {
     is_in: |template| template.contains(OPEN),
     markers: &[OPEN],
-    parser: |tools, _| Box::new(JsonCalls::new(SYNTAX, tools)),
+    parser: |context| SYNTAX.parser(context),
     rules: |allowed| {
         let (open, list) = (allowed.markers.item(OPEN), list_rule(allowed.limit));
-        SYNTAX.rules(&format!("calls: {open} body\nbody: {list}\n"), allowed.functions)
+        SYNTAX.rules(&format!("calls: {open} body\nbody: {list}\n"), allowed.functions, allowed.limit)
     },
     write: |calls, message| {
         message.push_marker(OPEN);

@@ -2,8 +2,8 @@
 
 use super::FormatDefinition;
 use crate::tools::{
-    CallReading,
-    json_calls::{JsonCalls, JsonSyntax},
+    CallKind,
+    json_calls::JsonSyntax,
     lark::repeated,
     write::{object, write_marked},
 };
@@ -16,20 +16,20 @@ const EXACT: JsonSyntax = JsonSyntax::marked(&[OPEN], &[CLOSE]);
 
 /// Syntax that includes the calls of Qwen2.5-Coder, which leaves out or replaces the markers.
 const LENIENT: JsonSyntax =
-    JsonSyntax { bare: &['{'], frames: &[("```json", "```"), ("<tools>", "</tools>")], ..EXACT };
+    JsonSyntax { is_bare: true, frames: &[("```json", "```"), ("<tools>", "</tools>")], ..EXACT };
 
 pub(super) const FORMAT: FormatDefinition = FormatDefinition {
     is_in: |template| template.contains(OPEN),
     markers: &[OPEN, CLOSE],
-    parser: |tools, reading| {
-        let syntax = if reading == CallReading::Lenient { LENIENT } else { EXACT };
-        Box::new(JsonCalls::new(syntax, tools))
+    parser: |context| {
+        let syntax = if context.calls == CallKind::OfGrammar { EXACT } else { LENIENT };
+        syntax.parser(context)
     },
     rules: |allowed| {
         let (open, close) = (allowed.markers.item(OPEN), allowed.markers.item(CLOSE));
         let calls = repeated("call", "\n", allowed.limit);
         let calls = format!("calls: {calls}\ncall: {open} body\nbody: \"\\n\" object \"\\n\" {close}\n");
-        EXACT.rules(&calls, allowed.functions)
+        LENIENT.rules(&calls, allowed.functions, allowed.limit)
     },
     write: |calls, message| {
         write_marked(calls, message, [OPEN, CLOSE], |call| format!("\n{}\n", object(call, EXACT.key)));
@@ -41,9 +41,10 @@ pub(super) const FORMAT: FormatDefinition = FormatDefinition {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use narthex_spec::ToolFormat;
+
     use crate::tools::{
-        TextEnd, ToolEvent,
+        CallReading, TextEnd, ToolEvent, ToolParser,
         examples::{Examples, Transcript, WEATHER, complete, cut, tools},
     };
 
@@ -139,19 +140,18 @@ mod tests {
             complete(format!("\n{CALL}\n{CALL}\n"), &two),
             complete(format!("{CALL}</tool_call>"), WEATHER),
             complete(format!("```json\n{CALL}\n```"), WEATHER),
-            complete(format!("```json\n[{CALL},\n{CALL}]\n```\nDone."), format!("{two} \"\\nDone.\"")),
+            complete(format!("```json\n[{CALL},\n{CALL}]\n```\n"), &two),
             complete(
                 format!("<tools>\n{CALL}\n{{\"name\": \"stop\"}}\n</tools>"),
                 format!("{WEATHER} stop( {{}} )"),
             ),
             complete(format!("<tools>\n{CALL}\n</tools>\n<tools>{CALL}"), &two),
-            complete(format!("<tool_call>\n{CALL}\n</tool_call>\n{CALL}"), &two),
             complete(
-                "{\"name\": \"stop\", \"arguments\": {\"a\": 1",
-                r#"stop( broken "{\"a\": 1" malformed "{\"name\": \"stop\", \"arguments\": {\"a\": 1""#,
+                format!("<tool_call>\n{CALL}\n</tool_call>\n{CALL}"),
+                format!("{WEATHER} {:?}", format!("\n{CALL}")),
             ),
         ];
-        // Other objects, and objects after text, are not calls.
+        // Other objects, objects beside text, arguments that the tool does not allow, and declarations are not calls.
         let texts = [
             r#"{"name": "Ann", "arguments": {}}"#,
             r#"{"name": "Ann", "age": 5}"#,
@@ -162,6 +162,13 @@ mod tests {
             "```js",
             "<tools> are <b>",
             "{",
+            &format!("{CALL}\nDone."),
+            &format!("```json\n[{CALL},\n{CALL}]\n```\nDone."),
+            r#"{"name": "get_weather", "arguments": {"city": 5}}"#,
+            r#"{"name": "stop", "arguments": {"a": 1"#,
+            r#"{"name": "stop", "parameters": {"type": "object", "properties": {}}}"#,
+            r#"{"type": "function", "function": {"name": "stop", "parameters": {}}}"#,
+            r#"{"name": "stop", "description": "stop", "parameters": {"type": "object"}}"#,
             &format!("Here:\n{CALL}"),
             &format!("Here:\n```json\n{CALL}\n```"),
         ];
@@ -171,10 +178,8 @@ mod tests {
 
     #[test]
     fn calls_without_markers_are_text_in_exact_answers() {
-        let mut parser = (FORMAT.parser)(&tools(), CallReading::Exact);
-        let mut events = Vec::new();
-        parser.push(CALL, &mut events);
-        parser.finish(TextEnd::Complete, &mut events);
+        let mut parser = ToolParser::new(ToolFormat::Hermes, &tools(), CallReading::Exact, &[]);
+        let events = [parser.push(CALL), parser.finish(TextEnd::Complete)].concat();
         assert_eq!(events, [ToolEvent::Text(CALL.to_owned())]);
     }
 }

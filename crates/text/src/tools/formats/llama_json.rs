@@ -2,7 +2,7 @@
 
 use super::FormatDefinition;
 use crate::tools::{
-    json_calls::{JsonCalls, JsonSyntax},
+    json_calls::JsonSyntax,
     lark::{FormatRules, repeated},
     write::{joined, object},
 };
@@ -11,15 +11,17 @@ use crate::tools::{
 const OPEN: &str = "<|python_tag|>";
 const KEY: &str = "parameters";
 const SEPARATOR: &str = "; ";
-const SYNTAX: JsonSyntax = JsonSyntax { bare: &['{'], key: KEY, ..JsonSyntax::marked(&[OPEN], &[]) };
+const SYNTAX: JsonSyntax =
+    JsonSyntax { is_bare: true, separator: Some(';'), key: KEY, ..JsonSyntax::marked(&[OPEN], &[]) };
 
 pub(super) const FORMAT: FormatDefinition = FormatDefinition {
     is_in: |template| template.contains(OPEN) || template.contains("Environment: ipython"),
     markers: &[OPEN],
-    parser: |tools, _| Box::new(JsonCalls::new(SYNTAX, tools)),
+    parser: |context| SYNTAX.parser(context),
     rules: |allowed| {
         let calls = repeated("object", SEPARATOR, allowed.limit);
-        let rules = SYNTAX.rules(&format!("calls: {calls}\nbody: calls\n"), allowed.functions)?;
+        let calls = format!("calls: {calls}\nbody: calls\n");
+        let rules = SYNTAX.rules(&calls, allowed.functions, allowed.limit)?;
         Ok(FormatRules { head: Some(allowed.markers.item(OPEN)), ..rules })
     },
     write: |calls, message| message.content.push_str(&joined(calls, SEPARATOR, |call| object(call, KEY))),

@@ -5,14 +5,15 @@ use crate::{
     grammar::GrammarError,
     template::{Message, Role},
     tools::{
-        json_calls::{HeadMarkers, JsonCalls, JsonSyntax, list_rule},
+        json_calls::{HeadMarkers, JsonSyntax, list_rule},
         lark::{AllowedCalls, FormatRules, one_of, quoted, repeated},
         write::list,
     },
 };
 
 const OPEN: &str = "[TOOL_CALLS]";
-const HEADS: HeadMarkers = HeadMarkers { id: "[CALL_ID]", arguments: "[ARGS]" };
+const CALL_ID: &str = "[CALL_ID]";
+const HEADS: HeadMarkers = HeadMarkers { id: Some(CALL_ID), arguments: "[ARGS]" };
 const SYNTAX: JsonSyntax = JsonSyntax {
     heads: Some(HEADS),
     tail: r#""}" | ", \"id\": \"" /[a-zA-Z0-9]{9}/ "\"}""#,
@@ -21,8 +22,8 @@ const SYNTAX: JsonSyntax = JsonSyntax {
 
 pub(super) const FORMAT: FormatDefinition = FormatDefinition {
     is_in: |template| template.contains(OPEN),
-    markers: &[OPEN, HEADS.arguments, HEADS.id],
-    parser: |tools, _| Box::new(JsonCalls::new(SYNTAX, tools)),
+    markers: &[OPEN, HEADS.arguments, CALL_ID],
+    parser: |context| SYNTAX.parser(context),
     rules,
     write: |calls, message| {
         message.push_marker(OPEN);
@@ -37,14 +38,15 @@ pub(super) const FORMAT: FormatDefinition = FormatDefinition {
 fn rules(allowed: &AllowedCalls<'_>) -> Result<FormatRules, GrammarError> {
     let (open, list) = (allowed.markers.item(OPEN), list_rule(allowed.limit));
     let Some(end) = allowed.markers.token(HEADS.arguments) else {
-        return SYNTAX.rules(&format!("calls: {open} body\nbody: \" \"? {list}\n"), allowed.functions);
+        let calls = format!("calls: {open} body\nbody: \" \"? {list}\n");
+        return SYNTAX.rules(&calls, allowed.functions, allowed.limit);
     };
     let (calls, heads) = (repeated("call", "", allowed.limit), one_of("headed", allowed.functions.len()));
     let mut calls = format!("calls: {calls}\ncall: {open} headed\nheaded: {heads}\nbody: headed | {list}\n");
     for (index, function) in allowed.functions.iter().enumerate() {
         calls.push_str(&format!("headed_{index}: {} {end} arguments_{index}\n", quoted(function.name)));
     }
-    SYNTAX.rules(&calls, allowed.functions)
+    SYNTAX.rules(&calls, allowed.functions, allowed.limit)
 }
 
 /// Changes the ids of a message's calls to those that Mistral's templates accept.
@@ -73,8 +75,13 @@ fn short_id(id: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use narthex_spec::ToolFormat;
+
     use super::*;
-    use crate::tools::examples::{Examples, LIST, LISTED, complete};
+    use crate::tools::{
+        CallReading, ToolEvent, ToolParser,
+        examples::{Examples, LIST, LISTED, complete},
+    };
 
     /// Returns answers after the chat templates of Mistral: that of Nemo for lists, that of Ministral 3 for names
     /// before arguments.
@@ -88,9 +95,24 @@ mod tests {
             complete(format!("[TOOL_CALLS]{}", LIST.replace("}]", "]")), LISTED),
             complete(r#"[TOOL_CALLS][{"name": "stop", "arguments": {}, "id": "abcdefghi"]"#, "stop( {} )"),
             complete("[TOOL_CALLS]x y{", r#"malformed "[TOOL_CALLS]" "x y{""#),
+            // A marker without a call is followed by text, from the first character that no name has.
+            complete("Use [TOOL_CALLS]stop of it", r#""Use" malformed " [TOOL_CALLS]" "stop of it""#),
+            complete("[TOOL_CALLS]stop[ARGS] of it", r#"malformed "[TOOL_CALLS]" "stop[ARGS] of it""#),
             complete("[1]", r#""[1]""#),
         ];
         Examples { templates: &["mistral-v0.3", "mistral-nemo", "ministral3"], transcripts }
+    }
+
+    #[test]
+    fn text_after_a_marker_without_a_call_is_not_withheld() {
+        let mut parser = ToolParser::new(ToolFormat::Mistral, &[], CallReading::Lenient, &[OPEN]);
+        let events = [parser.push("Use "), parser.push_marker(OPEN), parser.push("stop of ")].concat();
+        let text = |text: &str| ToolEvent::Text(text.to_owned());
+        assert_eq!(events, [text("Use"), ToolEvent::Malformed(" ".to_owned()), text("stop of")]);
+        let mut parser = ToolParser::new(ToolFormat::Mistral, &[], CallReading::Lenient, &[OPEN]);
+        let name = "n".repeat(200);
+        let events = [parser.push_marker(OPEN), parser.push(&name)].concat();
+        assert_eq!(events, [ToolEvent::Malformed(String::new()), text(&name)]);
     }
 
     #[test]

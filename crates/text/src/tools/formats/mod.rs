@@ -13,27 +13,25 @@ mod phi4_mini;
 mod pythonic;
 mod qwen_coder;
 
-use narthex_spec::ToolFormat;
-use serde_json::Value;
-
 #[cfg(test)]
 use super::examples::Examples;
 use super::{
-    CallReading, CallSyntax,
+    CallSyntax, ParserContext,
     lark::{AllowedCalls, FormatRules},
 };
 use crate::{
     grammar::GrammarError,
     template::{FunctionCall, Message},
 };
+use narthex_spec::ToolFormat;
 
 pub(super) struct FormatDefinition {
     /// Returns true if a chat template has signs of the format.
     pub(super) is_in: fn(&str) -> bool,
     /// Markers of calls.
     pub(super) markers: &'static [&'static str],
-    /// Creates a parser of an answer, for tools that are objects of OpenAI's `tools`.
-    pub(super) parser: fn(&[Value], CallReading) -> Box<dyn CallSyntax + Send>,
+    /// Creates a parser of an answer; `None` if the format has no calls of the kind.
+    pub(super) parser: fn(&ParserContext<'_>) -> Option<Box<dyn CallSyntax + Send>>,
     pub(super) rules: fn(&AllowedCalls<'_>) -> Result<FormatRules, GrammarError>,
     /// Appends calls to a message's text.
     pub(super) write: fn(&[FunctionCall], &mut Message),

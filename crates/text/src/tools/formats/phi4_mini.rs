@@ -2,22 +2,23 @@
 
 use super::FormatDefinition;
 use crate::tools::{
-    json_calls::{JsonCalls, JsonSyntax, list_rule},
+    json_calls::{JsonSyntax, list_rule},
     write::list,
 };
 
 const OPEN: &str = "<|tool_call|>";
 const CLOSE: &str = "<|/tool_call|>";
-const SYNTAX: JsonSyntax = JsonSyntax { bare: &['['], ..JsonSyntax::marked(&[OPEN, "functools"], &[CLOSE]) };
+const SYNTAX: JsonSyntax =
+    JsonSyntax { is_bare: true, frames: &[("functools", "")], ..JsonSyntax::marked(&[OPEN], &[CLOSE]) };
 
 pub(super) const FORMAT: FormatDefinition = FormatDefinition {
     is_in: |template| template.contains("<|tool|>"),
     markers: &[OPEN, CLOSE],
-    parser: |tools, _| Box::new(JsonCalls::new(SYNTAX, tools)),
+    parser: |context| SYNTAX.parser(context),
     rules: |allowed| {
         let (open, close) = (allowed.markers.item(OPEN), allowed.markers.item(CLOSE));
         let list = list_rule(allowed.limit);
-        SYNTAX.rules(&format!("calls: {open} body\nbody: {list} {close}\n"), allowed.functions)
+        SYNTAX.rules(&format!("calls: {open} body\nbody: {list} {close}\n"), allowed.functions, allowed.limit)
     },
     write: |calls, message| {
         message.push_marker(OPEN);

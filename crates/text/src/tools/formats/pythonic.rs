@@ -3,15 +3,14 @@
 
 use std::mem;
 
-use serde_json::Value;
-
 use super::FormatDefinition;
 use crate::{
     grammar::GrammarError,
     tools::{
-        CallLimit, CallSyntax, MAX_CALL, TextEnd, ToolEvent, is_callable,
+        CallKind, CallLimit, CallSyntax, MAX_CALL, MAX_NAME, ParserContext, TextEnd, ToolEvent, finish_text,
+        is_callable,
         keywords::{ArgumentStep, argument, cut_argument, keyword_rules, keyword_text},
-        lark::{AllowedCalls, Callable, FormatRules, names, one_of, quoted, regex},
+        lark::{AllowedCalls, BareRules, Callable, FormatRules, SPACE, names, one_of, quoted, regex},
         overlap, push_text, tool_names,
         write::joined,
     },
@@ -23,7 +22,7 @@ const OPEN: &str = "<|python_tag|>";
 pub(super) const FORMAT: FormatDefinition = FormatDefinition {
     is_in: |template| template.contains("[func_name1("),
     markers: &[OPEN],
-    parser: |tools, _| Box::new(PythonCalls::new(tools)),
+    parser: |context| Some(Box::new(PythonCalls::new(context))),
     rules,
     write: |calls, message| {
         let calls = joined(calls, ", ", |call| format!("{}({})", call.name, keyword_text(&call.arguments)));
@@ -42,6 +41,12 @@ struct PythonCalls {
     raw: String,
     state: PythonState,
     is_list: bool,
+    /// Set if the marker is not a token, so that its text may precede the calls.
+    has_text_marker: bool,
+    /// Set after the marker.
+    is_marked: bool,
+    /// Set once text was reported that is not white space.
+    has_text: bool,
     calls: usize,
 }
 
@@ -76,15 +81,28 @@ fn rules(allowed: &AllowedCalls<'_>) -> Result<FormatRules, GrammarError> {
         rules.push_str(&format!("first_{index}: {first} {rule} \")\"\ncall_{index}: {head} {rule} \")\"\n"));
         rules.push_str(&keyword_rules(&rule, parameters)?);
     }
-    let begin = format!("(\\[|{}[ \\t\\r\\n]*\\[?)", regex(OPEN));
-    let bare = format!("[ \\t\\r\\n]*{begin}[ \\t\\r\\n]*{}\\((\\n|.)*", names(functions));
-    Ok(FormatRules { rules, markers: &[], bare: Some(bare), head: None })
+    let open = format!("(\\[|{}{SPACE}\\[?)", regex(OPEN));
+    let begin = format!("{SPACE}{open}{SPACE}{}\\(", names(functions));
+    let bare = Some(BareRules { begin, rules: "bare: calls\n".to_owned() });
+    Ok(FormatRules { rules, markers: &[], bare, head: None })
 }
 
 impl PythonCalls {
-    fn new(tools: &[Value]) -> Self {
-        let (names, state) = (tool_names(tools), PythonState::Start);
-        Self { names, held: String::new(), raw: String::new(), state, is_list: false, calls: 0 }
+    /// Creates the parser. Calls after the token of the marker are not withheld, other calls that the grammar does not
+    /// guarantee are.
+    fn new(context: &ParserContext<'_>) -> Self {
+        let is_marked_only = context.calls == CallKind::Marked;
+        Self {
+            names: tool_names(context.tools),
+            held: String::new(),
+            raw: String::new(),
+            state: if is_marked_only { PythonState::Text } else { PythonState::Start },
+            is_list: false,
+            has_text_marker: !context.has_tokens,
+            is_marked: false,
+            has_text: false,
+            calls: 0,
+        }
     }
 
     fn take(&mut self, length: usize) {
@@ -100,7 +118,9 @@ impl PythonCalls {
             PythonState::Arguments => self.arguments(events),
             PythonState::Between => self.between(),
             PythonState::Text => {
-                push_text(mem::take(&mut self.raw) + &mem::take(&mut self.held), events);
+                let text = mem::take(&mut self.raw) + &mem::take(&mut self.held);
+                self.has_text |= !text.trim().is_empty();
+                push_text(text, events);
                 false
             }
         }
@@ -116,14 +136,15 @@ impl PythonCalls {
         if self.held.is_empty() {
             return false;
         }
-        if self.held.starts_with(OPEN) {
+        if self.has_text_marker && self.held.starts_with(OPEN) {
             self.take(OPEN.len());
-        } else if overlap(&self.held, &[OPEN]) == self.held.len() {
+            self.is_marked = true;
+        } else if self.has_text_marker && overlap(&self.held, &[OPEN]) == self.held.len() {
             return false;
         } else if self.held.starts_with('[') {
             self.take(1);
             (self.is_list, self.state) = (true, PythonState::Name);
-        } else if self.held.starts_with(|c: char| c.is_alphabetic() || c == '_') && self.raw.contains(OPEN) {
+        } else if self.held.starts_with(|c: char| c.is_alphabetic() || c == '_') && self.is_marked {
             self.state = PythonState::Name;
         } else {
             self.state = PythonState::Text;
@@ -140,10 +161,16 @@ impl PythonCalls {
                 events.push(ToolEvent::Begin { name, id: None });
                 self.state = PythonState::Arguments;
             }
-            Some(_) => self.state = PythonState::Text,
-            None => return false,
+            None if self.may_be_name() => return false,
+            Some(_) | None => self.state = PythonState::Text,
         }
         true
+    }
+
+    /// Returns true if the held text may be the beginning of a function's name.
+    fn may_be_name(&self) -> bool {
+        let is_prefix = |name: &String| name.starts_with(&self.held);
+        self.held.len() <= MAX_NAME && (self.names.is_empty() || self.names.iter().any(is_prefix))
     }
 
     /// Returns true if no argument of the call was parsed yet.
@@ -193,6 +220,14 @@ impl CallSyntax for PythonCalls {
         while self.step(events) {}
     }
 
+    fn push_marker(&mut self, _: &str, _: &mut Vec<ToolEvent>) {
+        let is_start = matches!(self.state, PythonState::Start | PythonState::Text);
+        if is_start && !self.has_text && self.calls == 0 && self.raw.trim().is_empty() {
+            self.is_marked = true;
+            self.state = PythonState::Start;
+        }
+    }
+
     fn finish(&mut self, end: TextEnd, events: &mut Vec<ToolEvent>) {
         if self.state == PythonState::Arguments && end == TextEnd::Cut {
             cut_argument(&self.held, self.is_first(), events);
@@ -202,6 +237,9 @@ impl CallSyntax for PythonCalls {
         match self.state {
             PythonState::Arguments => events.push(ToolEvent::Malformed(rest)),
             _ if self.calls > 0 && rest.trim().is_empty() => {}
+            PythonState::Start if self.has_text_marker && !self.is_marked => {
+                finish_text(rest, &[OPEN], end, events);
+            }
             _ => push_text(rest, events),
         }
     }
@@ -218,8 +256,10 @@ mod tests {
             complete("<|python_tag|>get_weather(city=\"Brno\", days=2)", WEATHER),
             complete("[1, 2]", r#""[1, 2]""#),
             complete("[get_weather(city='a]),(\\'')]", r#"get_weather( {"city":"a]),('"} )"#),
-            complete("[get_weather(5)]", r#"get_weather( malformed "[get_weather(" "5)]""#),
-            complete("[get_weather(city='x", r#"get_weather( malformed "[get_weather(city='x""#),
+            complete("[get_weather(5)]", r#""[get_weather(5)]""#),
+            complete("[get_weather(city='x", r#""[get_weather(city='x""#),
+            complete("[get_weather(city=5)]", r#""[get_weather(city=5)]""#),
+            complete("[stop()] stops it.", r#""[stop()] stops it.""#),
             complete("Sunny [today].", r#""Sunny [today].""#),
             cut("[get_weather(", ""),
             cut("[get_weather(ci", r#"{"ci"#),

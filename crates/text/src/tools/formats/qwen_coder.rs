@@ -1,18 +1,25 @@
 //! Qwen3 Coder's calls: tags for the function and for each parameter, whose values are plain text.
 
-use std::{collections::HashMap, mem};
+use std::{
+    collections::{HashMap, HashSet},
+    mem,
+};
 
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 use super::FormatDefinition;
 use crate::{
-    grammar::{GrammarError, json_rule, whole_expression},
+    grammar::{GrammarError, json_rule, text_pattern},
     template::FunctionCall,
     tools::{
-        CallReading, CallSyntax, MAX_CALL, TextEnd, ToolEvent,
-        lark::{AllowedCalls, FormatRules, one_of, quoted, repeated},
+        CallKind, CallLimit, CallSyntax, MAX_CALL, MAX_NAME, ParserContext, TextEnd, ToolEvent,
+        arguments::allows,
+        finish_text,
+        lark::{
+            AllowedCalls, BareRules, Callable, FormatRules, SPACE, names, one_of, quoted, regex, repeated,
+        },
         literal, overlap, push_arguments, push_text,
-        schema::{ValueKinds, parameters},
+        schema::{ValueKinds, flattened, parameters},
         tool_names,
         write::{json_text, write_marked},
     },
@@ -30,7 +37,7 @@ const LENIENT_END: &str = "</parameter>";
 pub(super) const FORMAT: FormatDefinition = FormatDefinition {
     is_in: |template| template.contains(FUNCTION) && template.contains(PARAMETER),
     markers: &[OPEN, CLOSE],
-    parser: |tools, reading| Box::new(QwenCoderCalls::new(tools, reading)),
+    parser: |context| Some(Box::new(QwenCoderCalls::new(context))),
     rules,
     write: |calls, message| write_marked(calls, message, [OPEN, CLOSE], function_text),
     adapt_ids: |_| (),
@@ -43,9 +50,8 @@ pub(super) const FORMAT: FormatDefinition = FormatDefinition {
 struct QwenCoderCalls {
     /// Schemas of parameters, by function and parameter.
     schemas: HashMap<(String, String), Value>,
-    reading: CallReading,
-    /// Texts that open a call: the marker; in lenient reading, also the tags of the functions, since models leave out the
-    /// marker.
+    calls: CallKind,
+    /// Texts that open a call: the marker, unless it is a token; of calls without it, the tags of the functions.
     opens: Vec<String>,
     held: String,
     raw: String,
@@ -54,7 +60,8 @@ struct QwenCoderCalls {
     /// Set once the call was reported.
     has_begun: bool,
     is_first: bool,
-    calls: usize,
+    /// Number of complete calls.
+    complete: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,20 +86,21 @@ fn function_text(call: &FunctionCall) -> String {
 }
 
 fn rules(allowed: &AllowedCalls<'_>) -> Result<FormatRules, GrammarError> {
+    let functions = allowed.functions;
     let (open, close) = (allowed.markers.item(OPEN), allowed.markers.item(CLOSE));
     let mut rules = format!(
         "calls: {}\ncall: {open} body\nbody: \"\\n\" function \"\\n\" {close}\nfunction: {}\n",
         repeated("call", "\n", allowed.limit),
-        one_of("function", allowed.functions.len()),
+        one_of("function", functions.len()),
     );
     rules.push_str("text_value[lazy]: VALUE \"\\n</parameter>\"\nVALUE: /(\\n|.)*/\n");
-    for (index, function) in allowed.functions.iter().enumerate() {
+    for (index, function) in functions.iter().enumerate() {
         let refused = |keyword: String| GrammarError::UnsupportedKeywords { keywords: keyword };
         let head = quoted(&format!("{FUNCTION}{}>\n", function.name));
         let mut items = String::new();
         for (at, parameter) in parameters(function.parameters).map_err(refused)?.into_iter().enumerate() {
             let rule = format!("parameter_{index}_{at}");
-            let name = parameter.name;
+            let name = &parameter.name;
             if name.is_empty() || name.contains(['>', '\n']) {
                 return Err(refused(format!("properties.{name}")));
             }
@@ -104,9 +112,42 @@ fn rules(allowed: &AllowedCalls<'_>) -> Result<FormatRules, GrammarError> {
             let start = quoted(&format!("{PARAMETER}{name}>\n"));
             rules.push_str(&format!("{rule}: {start} {rule}_value \"\\n\"\n{value}"));
         }
-        rules.push_str(&format!("function_{index}: {head}{items} {}\n", quoted(END_FUNCTION)));
+        let end = quoted(END_FUNCTION);
+        rules.push_str(&format!("function_{index}: {head} items_{index}\nitems_{index}:{items} {end}\n"));
     }
-    Ok(FormatRules { rules, markers: &[OPEN], bare: None, head: None })
+    let begin = format!("{SPACE}{FUNCTION}{}>", names(functions));
+    let bare = Some(BareRules { begin, rules: bare_rules(functions, allowed) });
+    Ok(FormatRules { rules, markers: &[OPEN], bare, head: None })
+}
+
+/// Returns the rules of an answer that consists of calls without the opening marker. The closing one may follow each.
+fn bare_rules(functions: &[Callable<'_>], allowed: &AllowedCalls<'_>) -> String {
+    let more = match allowed.limit {
+        CallLimit::One => "",
+        CallLimit::Any => "(\"\\n\" bare_close? function)*",
+    };
+    let close = allowed.markers.item(CLOSE);
+    let mut rules = format!(
+        "bare: {} {more} (\"\\n\" bare_close?)?\nbare_close: {close} \"\\n\"?\n",
+        one_of("bare", functions.len())
+    );
+    for (index, function) in functions.iter().enumerate() {
+        let head = format!("{SPACE}{FUNCTION}{}>\\n", regex(function.name));
+        rules.push_str(&format!("bare_{index}: /{head}/ items_{index}\n"));
+    }
+    rules
+}
+
+/// Returns the schemas of a function's parameters. Those of a schema that restricts the parameters together are its
+/// properties.
+fn declared(schema: &Value) -> Vec<(String, Value)> {
+    match parameters(schema) {
+        Ok(parameters) => parameters.into_iter().map(|one| (one.name, one.schema)).collect(),
+        Err(_) => {
+            let properties = schema["properties"].as_object().into_iter().flatten();
+            properties.map(|(name, property)| (name.clone(), property.clone())).collect()
+        }
+    }
 }
 
 /// Reason why a value cannot be guaranteed.
@@ -117,100 +158,224 @@ enum ValueError {
 
 /// Returns the rule of a parameter's value and of the end of its tag. Strings are plain text, other values are JSON.
 fn value_rule(rule: &str, schema: &Value) -> Result<String, ValueError> {
-    let kinds = ValueKinds::of(schema);
-    if kinds == ValueKinds::Others {
-        let json = json_rule(schema).map_err(ValueError::Grammar)?;
-        let end = quoted(END_PARAMETER);
-        return Ok(format!("{rule}_value: {rule}_json {end}\n{rule}_json: {json}\n"));
-    }
-    let listed = schema["enum"].as_array().map(Vec::as_slice);
-    let listed = listed.or(schema.get("const").map(std::slice::from_ref));
-    let mut keywords = schema.as_object().into_iter().flat_map(|fields| fields.keys());
-    match listed {
-        Some(values) if kinds == ValueKinds::Strings => {
-            let texts = values.iter().filter_map(Value::as_str);
-            let texts: Vec<String> = texts.map(|text| quoted(&format!("{text}{END_PARAMETER}"))).collect();
-            Ok(format!("{rule}_value: {}\n", texts.join(" | ")))
-        }
-        _ => {
-            let pattern = schema["pattern"].as_str().filter(|_| kinds == ValueKinds::Strings);
-            let pattern = pattern.and_then(whole_expression);
-            let is_known = |key: &str| {
-                FREE.contains(&key) || is_union(schema, key) || (key == "pattern" && pattern.is_some())
-            };
-            match (keywords.find(|key| !is_known(key)), &pattern) {
-                (Some(keyword), _) => Err(ValueError::Keyword(keyword.clone())),
-                (None, None) => Ok(format!("{rule}_value: text_value\n")),
-                (None, Some(pattern)) => Ok(pattern_rule(rule, pattern)),
+    let mut names = Vec::new();
+    let mut rules = String::new();
+    let alternatives = alternatives(schema, schema).map_err(ValueError::Keyword)?;
+    let has_text = alternatives.iter().any(|form| matches!(form, ValueForm::Text(_)));
+    for (at, alternative) in alternatives.iter().enumerate() {
+        let name = format!("{rule}_{at}");
+        match alternative {
+            // Any other value is a text too.
+            ValueForm::Text(TextForm { pattern: None, least: 0, most: None }) => {
+                return Ok(format!("{rule}_value: text_value\n"));
+            }
+            ValueForm::Text(form) => rules.push_str(&text_rule(&name, form)),
+            ValueForm::Listed(texts) => {
+                let texts: Vec<String> =
+                    texts.iter().map(|text| quoted(&format!("{text}{END_PARAMETER}"))).collect();
+                rules.push_str(&format!("{name}: {}\n", texts.join(" | ")));
+            }
+            // The lexer cannot distinguish the beginning of other JSON from text.
+            ValueForm::Json(schema) if has_text => match plain_value(schema) {
+                Some(value) => rules.push_str(&format!("{name}: /{value}\\n<\\/parameter>/\n")),
+                None => continue,
+            },
+            ValueForm::Json(schema) => {
+                let json = json_rule(schema).map_err(ValueError::Grammar)?;
+                let end = quoted(END_PARAMETER);
+                rules.push_str(&format!("{name}: {name}_json {end}\n{name}_json: {json}\n"));
             }
         }
+        names.push(name);
     }
+    Ok(format!("{rule}_value: {}\n{rules}", names.join(" | ")))
 }
 
-/// Returns the rule of a value that matches a regular expression. The end of the tag is not part of the value.
-fn pattern_rule(rule: &str, pattern: &str) -> String {
-    let terminal = rule.to_uppercase();
-    format!(
-        "{rule}_value[lazy]: {terminal} \"\\n</parameter>\"\n\
-         {terminal}: /{pattern}/ & ~/(\\n|.)*\\n<\\/parameter>(\\n|.)*/\n"
-    )
+/// Form of a parameter's value.
+enum ValueForm {
+    /// A string, as plain text.
+    Text(TextForm),
+    /// One of several texts, which are strings or JSON.
+    Listed(Vec<String>),
+    /// JSON of another type, under a schema.
+    Json(Value),
 }
 
-/// Keywords that do not restrict a text.
+/// Restrictions of a text.
+struct TextForm {
+    /// Regular expression of the whole text, for a Lark grammar.
+    pattern: Option<String>,
+    /// Minimum and maximum number of characters.
+    least: u64,
+    most: Option<u64>,
+}
+
+/// Keywords that do not restrict a value, or only through their types.
 const FREE: &[&str] =
     &["type", "description", "title", "default", "examples", "example", "$comment", "$defs", "definitions"];
 
-/// Returns true if a keyword combines schemas that consist of types only.
-fn is_union(schema: &Value, keyword: &str) -> bool {
-    let is_type = |one: &Value| {
-        one.as_object().is_some_and(|fields| fields.keys().all(|key| FREE.contains(&key.as_str())))
+/// Maximum number of forms of a value.
+const MAX_FORMS: usize = 64;
+
+/// Returns the forms of the values that a schema allows.
+///
+/// # Errors
+/// The name of a keyword that a plain text cannot follow.
+fn alternatives(schema: &Value, root: &Value) -> Result<Vec<ValueForm>, String> {
+    let mut fields = flattened(schema, root)?;
+    let listed = fields.get("enum").and_then(Value::as_array).cloned();
+    if let Some(values) = listed.or(fields.get("const").map(|value| vec![value.clone()])) {
+        let values = values.iter().filter(|value| allows(schema, value));
+        let text = |value: &Value| value.as_str().map_or_else(|| json_text(value), str::to_owned);
+        let texts: Vec<String> = values.map(text).collect();
+        return if texts.is_empty() { Err("enum".to_owned()) } else { Ok(vec![ValueForm::Listed(texts)]) };
+    }
+    for keyword in ["anyOf", "oneOf"] {
+        let Some(Value::Array(all)) = fields.get(keyword).cloned() else { continue };
+        fields.shift_remove(keyword);
+        let mut forms = Vec::new();
+        for one in all {
+            let both = json!({"allOf": [one, fields]});
+            forms.extend(alternatives(&both, root)?);
+        }
+        let is_joined = forms.len() <= MAX_FORMS && (keyword == "anyOf" || are_exclusive(&forms));
+        return if is_joined { Ok(forms) } else { Err(keyword.to_owned()) };
+    }
+    let schema = Value::Object(fields.clone());
+    if ValueKinds::of(&schema) == ValueKinds::Others {
+        return Ok(vec![ValueForm::Json(schema)]);
+    }
+
+    let kinds = fields.get("type").cloned();
+    let others = match &kinds {
+        Some(Value::Array(names)) => names.iter().filter(|name| *name != "string").cloned().collect(),
+        _ => Vec::new(),
     };
-    matches!(keyword, "anyOf" | "oneOf") && schema[keyword].as_array().into_iter().flatten().all(is_type)
+    let text = text_form(&fields, kinds.is_some())?;
+    let mut forms = vec![ValueForm::Text(text)];
+    if !others.is_empty() {
+        for keyword in ["pattern", "minLength", "maxLength"] {
+            fields.shift_remove(keyword);
+        }
+        fields.insert("type".to_owned(), others.into());
+        forms.push(ValueForm::Json(fields.into()));
+    }
+    Ok(forms)
 }
 
-/// Returns true if a value has a type that the schema allows. A schema without types allows all.
-fn has_type(schema: &Value, value: &Value) -> bool {
-    let is = |name: &Value| match name.as_str() {
-        Some("null") => value.is_null(),
-        Some("boolean") => value.is_boolean(),
-        Some("integer") => value.is_i64() || value.is_u64(),
-        Some("number") => value.is_number(),
-        Some("array") => value.is_array(),
-        Some("object") => value.is_object(),
-        _ => false,
+/// Returns a regular expression of the values of a schema that only states types without parts.
+fn plain_value(schema: &Value) -> Option<String> {
+    let is_plain = schema.as_object()?.keys().all(|keyword| FREE.contains(&keyword.as_str()));
+    let names = match &schema["type"] {
+        Value::Array(names) => names.as_slice(),
+        name => std::slice::from_ref(name),
     };
-    let alternatives = schema["anyOf"].as_array().or(schema["oneOf"].as_array());
-    match (&schema["type"], alternatives, schema["enum"].as_array()) {
-        (Value::Array(names), _, _) => names.iter().any(is),
-        (name @ Value::String(_), _, _) => is(name),
-        (_, Some(all), _) => all.iter().any(|one| has_type(one, value)),
-        (_, _, Some(values)) => values.contains(value),
-        _ => true,
+    let expression = |name: &Value| match name.as_str()? {
+        "null" => Some("null"),
+        "boolean" => Some("true|false"),
+        "integer" => Some("-?(0|[1-9][0-9]{0,17})"),
+        "number" => Some("-?(0|[1-9][0-9]{0,17})(\\.[0-9]{1,17})?"),
+        _ => None,
+    };
+    let expressions: Option<Vec<&str>> = names.iter().map(expression).collect();
+    Some(format!("({})", expressions.filter(|_| is_plain)?.join("|")))
+}
+
+/// Returns true if no value has two of these forms.
+fn are_exclusive(forms: &[ValueForm]) -> bool {
+    let mut known = HashSet::new();
+    let has_text = forms.iter().any(|form| matches!(form, ValueForm::Text(_)));
+    forms.iter().all(|form| match form {
+        ValueForm::Text(_) => known.insert("string".to_owned()),
+        ValueForm::Listed(texts) => !has_text && texts.iter().all(|text| known.insert(format!("={text}"))),
+        ValueForm::Json(schema) => match schema["type"].as_str() {
+            Some("integer") => known.insert("number".to_owned()),
+            Some(name) => known.insert(name.to_owned()),
+            None => false,
+        },
+    })
+}
+
+/// Returns the restrictions of the strings that a schema allows. Without a type, keywords of strings would also apply to
+/// texts that are read as another type.
+fn text_form(fields: &Map<String, Value>, has_type: bool) -> Result<TextForm, String> {
+    let mut form = TextForm { pattern: None, least: 0, most: None };
+    for (keyword, rule) in fields {
+        match (keyword.as_str(), rule.as_u64()) {
+            ("minLength", Some(least)) if has_type => form.least = least,
+            ("maxLength", Some(most)) if has_type => form.most = Some(most),
+            ("pattern", _) if has_type => {
+                let pattern = rule.as_str().and_then(text_pattern);
+                form.pattern = Some(pattern.ok_or_else(|| keyword.clone())?);
+            }
+            (keyword, _) if FREE.contains(&keyword) || is_of_others(keyword) && has_type => {}
+            _ => return Err(keyword.clone()),
+        }
     }
+    Ok(form)
+}
+
+/// Returns true if a keyword does not apply to strings.
+fn is_of_others(keyword: &str) -> bool {
+    [
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "multipleOf",
+        "items",
+        "prefixItems",
+        "minItems",
+        "maxItems",
+        "uniqueItems",
+        "properties",
+        "required",
+        "additionalProperties",
+    ]
+    .contains(&keyword)
+}
+
+/// Returns the rule of a text with the end of its tag, which is not part of the text.
+fn text_rule(rule: &str, form: &TextForm) -> String {
+    let terminal = rule.to_uppercase();
+    let most = form.most.map_or_else(String::new, |most| most.to_string());
+    let mut restrictions = format!("/(\\n|.){{{},{most}}}/", form.least);
+    if let Some(pattern) = &form.pattern {
+        restrictions.push_str(&format!(" & /{pattern}/"));
+    }
+    format!(
+        "{rule}[lazy]: {terminal} \"\\n</parameter>\"\n\
+         {terminal}: {restrictions} & ~/(\\n|.)*\\n<\\/parameter>(\\n|.)*/\n"
+    )
 }
 
 impl QwenCoderCalls {
-    fn new(tools: &[Value], reading: CallReading) -> Self {
+    fn new(context: &ParserContext<'_>) -> Self {
         let mut schemas = HashMap::new();
-        for function in tools.iter().map(|tool| &tool["function"]) {
+        for function in context.tools.iter().map(|tool| &tool["function"]) {
             let Some(name) = function["name"].as_str() else { continue };
-            for (key, field) in function["parameters"]["properties"].as_object().into_iter().flatten() {
-                schemas.insert((name.to_owned(), key.clone()), field.clone());
+            for (key, schema) in declared(&function["parameters"]) {
+                schemas.insert((name.to_owned(), key), schema);
             }
         }
-        let names = if reading == CallReading::Lenient { tool_names(tools) } else { Vec::new() };
-        let tags = names.iter().map(|name| format!("{FUNCTION}{name}>"));
+        let opens = match context.calls {
+            CallKind::Bare => {
+                tool_names(context.tools).iter().map(|name| format!("{FUNCTION}{name}>")).collect()
+            }
+            CallKind::OfGrammar | CallKind::Marked if context.has_tokens => Vec::new(),
+            CallKind::OfGrammar | CallKind::Marked => vec![OPEN.to_owned()],
+        };
         Self {
             schemas,
-            reading,
-            opens: [OPEN.to_owned()].into_iter().chain(tags).collect(),
+            calls: context.calls,
+            opens,
             held: String::new(),
             raw: String::new(),
             state: TagState::Text,
             function: String::new(),
             has_begun: false,
             is_first: true,
-            calls: 0,
+            complete: 0,
         }
     }
 
@@ -241,13 +406,17 @@ impl QwenCoderCalls {
             },
             TagState::Parameter => self.parameter(events),
             TagState::End => {
+                let is_open = self.held.len() == overlap(&self.held, &[CLOSE, FUNCTION]);
+                self.state = TagState::Text;
                 if let Some(rest) = self.held.strip_prefix(CLOSE) {
                     self.held = rest.to_owned();
-                } else if overlap(&self.held, &[CLOSE]) == self.held.len() {
+                } else if self.held.starts_with(FUNCTION) {
+                    self.state = TagState::Function;
+                } else if is_open {
+                    self.state = TagState::End;
                     return false;
                 }
                 self.raw.clear();
-                self.state = TagState::Text;
                 true
             }
         }
@@ -284,9 +453,9 @@ impl QwenCoderCalls {
 
     /// Returns the text that ends a parameter's value.
     fn end_parameter(&self) -> &'static str {
-        match self.reading {
-            CallReading::Exact => END_PARAMETER,
-            CallReading::Lenient => LENIENT_END,
+        match self.calls {
+            CallKind::OfGrammar => END_PARAMETER,
+            CallKind::Marked | CallKind::Bare => LENIENT_END,
         }
     }
 
@@ -296,7 +465,7 @@ impl QwenCoderCalls {
             self.begin(events);
             push_arguments(if self.is_first { "{}" } else { "}" }, events);
             events.push(ToolEvent::End);
-            self.calls += 1;
+            self.complete += 1;
             self.state = TagState::End;
             return true;
         }
@@ -328,7 +497,7 @@ impl QwenCoderCalls {
         let value = match ValueKinds::of(schema) {
             ValueKinds::Strings => None,
             ValueKinds::Others => read(),
-            ValueKinds::Mixed => read().filter(|value| !value.is_string() && has_type(schema, value)),
+            ValueKinds::Mixed => read().filter(|value| !value.is_string() && allows(schema, value)),
         };
         value.unwrap_or_else(|| text.into())
     }
@@ -374,11 +543,11 @@ fn tag(text: &str, open: &str) -> Tag {
         return if open.starts_with(text) { Tag::Wait } else { Tag::Other };
     };
     match rest.find(['>', '\n']) {
-        Some(end) if rest[end..].starts_with('>') && end > 0 => {
+        Some(end) if rest[end..].starts_with('>') && (1..=MAX_NAME).contains(&end) => {
             Tag::Named(rest[..end].to_owned(), open.len() + end + 1)
         }
-        Some(_) => Tag::Other,
-        None => Tag::Wait,
+        None if rest.len() <= MAX_NAME => Tag::Wait,
+        Some(_) | None => Tag::Other,
     }
 }
 
@@ -388,13 +557,35 @@ impl CallSyntax for QwenCoderCalls {
         while self.step(events) {}
     }
 
+    fn push_marker(&mut self, marker: &str, events: &mut Vec<ToolEvent>) {
+        let in_value = self.state == TagState::Parameter && !self.held.trim().is_empty();
+        match self.state {
+            _ if in_value => return self.push(marker, events),
+            TagState::Text => {}
+            TagState::End => {
+                self.raw.clear();
+                self.state = TagState::Text;
+            }
+            TagState::Function | TagState::Parameter => _ = self.fail(events),
+        }
+        if marker == OPEN {
+            self.text(events);
+            self.raw = mem::take(&mut self.held);
+            self.has_begun = false;
+            self.state = TagState::Function;
+        }
+    }
+
     fn finish(&mut self, end: TextEnd, events: &mut Vec<ToolEvent>) {
         if self.state == TagState::Parameter && end == TextEnd::Cut {
             self.cut_parameter(events);
         }
         match self.state {
-            TagState::Text | TagState::End if self.calls > 0 && self.held.trim().is_empty() => {}
-            TagState::Text => push_text(mem::take(&mut self.held), events),
+            TagState::Text | TagState::End if self.complete > 0 && self.held.trim().is_empty() => {}
+            TagState::Text => {
+                let opens: Vec<&str> = self.opens.iter().map(String::as_str).collect();
+                finish_text(mem::take(&mut self.held), &opens, end, events);
+            }
             TagState::End => {}
             TagState::Function | TagState::Parameter => {
                 self.take(self.held.len());
@@ -406,8 +597,13 @@ impl CallSyntax for QwenCoderCalls {
 
 #[cfg(test)]
 mod tests {
+    use narthex_spec::ToolFormat;
+
     use super::*;
-    use crate::tools::examples::{Examples, Transcript, WEATHER, complete, cut, tools};
+    use crate::tools::{
+        CallReading, ToolParser,
+        examples::{Examples, Transcript, WEATHER, complete, cut, tools},
+    };
 
     pub(super) fn examples() -> Examples {
         let mut transcripts = marked_calls();
@@ -449,7 +645,10 @@ mod tests {
         let two = format!("{WEATHER} {WEATHER}");
         let mut transcripts = vec![
             complete(format!("I'll look.\n\n{call}\n</tool_call>"), format!("\"I'll look.\" {WEATHER}")),
-            complete(format!("{call}\n</tool_call>\nDone."), format!("{WEATHER} \"\\nDone.\"")),
+            complete(
+                format!("{call}\n</tool_call>\nDone."),
+                format!("{:?}", format!("{call}\n</tool_call>\nDone.")),
+            ),
             complete(format!("{call}\n{call}"), &two),
             complete(format!("{call}\n</tool_call>\n{brief}\n</tool_call>"), &two),
             complete(format!("<tool_call>\n{call}\n{call}\n</tool_call>"), &two),
@@ -459,14 +658,11 @@ mod tests {
                 r#"get_weather( {"city":"\na\nb\n"} )"#,
             ),
             complete("<function=stop>\n</function>", "stop( {} )"),
-            complete(
-                "<function=stop>\n<parameter=a>\n1",
-                "stop( malformed \"<function=stop>\\n<parameter=a>\\n1\"",
-            ),
-            cut("<function=get_weather>\n<parameter=city>\nBrno</param", r#"{"city": "Brno"#),
         ];
         let texts = [
             "The tag is `<function=stop>`.",
+            "<function=stop>\n<parameter=a>\n1",
+            "<function=get_weather>\n<parameter=days>\nmany\n</parameter>\n</function>",
             "<function=stop>\n<tool>",
             "<function=stop",
             "<function=stop>\n<par",
@@ -480,11 +676,8 @@ mod tests {
     #[test]
     fn exact_answers_have_only_the_markers_of_the_format() {
         let parsed = |text: &str| {
-            let mut parser = (FORMAT.parser)(&tools(), CallReading::Exact);
-            let mut events = Vec::new();
-            parser.push(text, &mut events);
-            parser.finish(TextEnd::Complete, &mut events);
-            events
+            let mut parser = ToolParser::new(ToolFormat::QwenCoder, &tools(), CallReading::Exact, &[]);
+            [parser.push(text), parser.finish(TextEnd::Complete)].concat()
         };
         let call = "<function=stop>\n<parameter=a>\nx</parameter>\n<\n</parameter>\n</function>";
         assert_eq!(parsed(call), [ToolEvent::Text(call.to_owned())]);
