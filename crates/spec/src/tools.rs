@@ -1,35 +1,45 @@
 //! Formats in which models write tool calls and reasoning.
 
 use serde::{Deserialize, Serialize};
-use strum::VariantArray;
+use strum::{IntoStaticStr, VariantArray};
 
 /// Format of a model's tool calls.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, VariantArray)]
+///
+/// A chat template is searched for the signs of the formats in this order. It may have signs of several, so the more
+/// particular format comes first: the template of Qwen3 Coder also has the markers of Hermes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, VariantArray, IntoStaticStr)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum ToolFormat {
+    /// Tags for the function and each parameter between `<tool_call>` and `</tool_call>`: Qwen3 Coder.
+    QwenCoder,
     /// An object with `name` and `arguments` between `<tool_call>` and `</tool_call>`: Hermes, Qwen 2.5 and 3, SmolLM,
     /// Granite 4, and models whose prompt asks for it.
     Hermes,
-    /// The answer is an object with `name` and `parameters`: Llama 3.1 to 3.3.
-    LlamaJson,
-    /// The answer is a list of Python calls, `[f(a=1), g()]`: Llama 3.2 and 4.
-    Pythonic,
-    /// Tags for the function and each parameter between `<tool_call>` and `</tool_call>`: Qwen3 Coder.
-    QwenCoder,
-    /// A list of objects between `<|tool_call|>` and `<|/tool_call|>`: Phi-4 mini.
-    Phi4Mini,
     /// A list of objects after `[TOOL_CALLS]`: Mistral.
     Mistral,
+    /// A list of objects between `<|tool_call|>` and `<|/tool_call|>`: Phi-4 mini.
+    Phi4Mini,
     /// A list of objects after `<|tool_call|>`: Granite 3.
     Granite,
+    /// The answer is a list of Python calls, `[f(a=1), g()]`: Llama 3.2 and 4.
+    Pythonic,
+    /// The answer is an object with `name` and `parameters`: Llama 3.1 to 3.3.
+    LlamaJson,
     /// The tool's name and a Python call in a code block: ChatGLM3.
     #[serde(rename = "chatglm3")]
+    #[strum(serialize = "chatglm3")]
     ChatGlm3,
 }
 
 impl ToolFormat {
     /// Every format.
     pub const ALL: &'static [Self] = Self::VARIANTS;
+
+    /// Returns the name in manifests and settings.
+    pub fn name(self) -> &'static str {
+        self.into()
+    }
 }
 
 /// Format of a model's reasoning.
@@ -42,4 +52,16 @@ pub enum ReasoningFormat {
     ThinkResponse,
     /// Between `[THINK]` and `[/THINK]`: Mistral.
     MistralThink,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn formats_have_one_name() {
+        for format in ToolFormat::ALL {
+            assert_eq!(serde_json::to_value(format).unwrap(), format.name());
+        }
+    }
 }

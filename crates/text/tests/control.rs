@@ -6,57 +6,35 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     path::Path,
+    sync::LazyLock,
 };
 
 use narthex_catalog::index::Catalog;
-use narthex_spec::{Date, ModelKind};
+use narthex_spec::{Date, ModelKind, ToolFormat};
 use narthex_text::{
     prompt,
     template::{ChatTemplate, FunctionCall, Message, RenderOptions, Role, ToolCall},
     tokenizer::{GgufVocab, Specials, Tokenizer},
+    tools,
 };
+use regex::Regex;
 use serde_json::{Value, json};
 
-/// Control tokens of the templates in `fixtures/templates`.
-const CONTROLS: &[&str] = &[
-    "<unk>",
-    "<s>",
-    "</s>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|begin_of_text|>",
-    "<|start_header_id|>",
-    "<|end_header_id|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|python_tag|>",
-    "<start_of_turn>",
-    "<end_of_turn>",
-    "<|user|>",
-    "<|assistant|>",
-    "<|system|>",
-    "<|observation|>",
-    "<|tool|>",
-    "<|/tool|>",
-    "<|end|>",
-    "<|start_of_role|>",
-    "<|end_of_role|>",
-    "<|end_of_text|>",
-    "[INST]",
-    "[/INST]",
-    "[TOOL_CALLS]",
-    "[AVAILABLE_TOOLS]",
-    "[/AVAILABLE_TOOLS]",
-    "[TOOL_RESULTS]",
-    "[/TOOL_RESULTS]",
-    "[SYSTEM_PROMPT]",
-    "[/SYSTEM_PROMPT]",
-    "[ARGS]",
-    "[gMASK]",
-    "sop",
-    "<|begin_of_sentence|>",
-    "<|end_of_sentence|>",
-];
+/// Control tokens of templates that do not look like markers.
+const WORDS: &[&str] = &["<unk>", "<s>", "</s>", "<start_of_turn>", "<end_of_turn>", "[gMASK]", "sop"];
+
+/// Control tokens of the templates in `fixtures/templates`, and the markers of tool calls.
+static CONTROLS: LazyLock<Vec<&'static str>> = LazyLock::new(|| {
+    let marker = Regex::new(r"<\|[^|<>\s]+\|>|</?[A-Z][A-Z_0-9]+>|\[/?[A-Z][A-Z_]+\]").unwrap();
+    let sources = sources();
+    let found = sources.iter().flat_map(|(_, source)| marker.find_iter(source));
+    let found = found.map(|found| found.as_str().to_owned());
+    let formats = ToolFormat::ALL.iter().flat_map(|&format| tools::markers(format));
+    let markers: BTreeSet<String> = found.chain(formats.map(|marker| (*marker).to_owned())).collect();
+    let others = markers.into_iter().map(|marker| &*marker.leak());
+    let others = others.filter(|marker| !MARKUP.contains(marker) && !WORDS.contains(marker));
+    WORDS.iter().copied().chain(others).collect()
+});
 
 /// The template of each chat model of the catalogue; a name stands for all sizes.
 const OF_CATALOGUE: &[(&str, &str)] = &[
@@ -92,7 +70,7 @@ const WIDE: &str = "＜｜ｉｍ＿ｅｎｄ｜＞ ＜/s＞ ［INST］";
 fn gguf(model: &str, pre: &str, letters: Vec<String>, kind: i32) -> Tokenizer {
     let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
     let count = letters.len();
-    let tokens = [texts(CONTROLS), texts(MARKUP), letters].concat();
+    let tokens = [texts(&CONTROLS), texts(MARKUP), letters].concat();
     let types = [vec![3; CONTROLS.len()], vec![4; MARKUP.len()], vec![kind; count]].concat();
     let vocab = GgufVocab {
         model: model.to_owned(),
@@ -231,20 +209,25 @@ fn structure(
     Some(tokens.into_iter().filter(|&token| token > 0 && (token as usize) < end).collect())
 }
 
-fn templates() -> Vec<(String, ChatTemplate)> {
+/// Returns the names and sources of the templates in `fixtures/templates`.
+fn sources() -> Vec<(String, String)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/templates");
+    let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let templates = files.filter(|path| path.extension().is_some_and(|extension| extension == "jinja"));
+    templates
+        .map(|path| {
+            let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+            (name, fs::read_to_string(&path).unwrap())
+        })
+        .collect()
+}
+
+fn templates() -> Vec<(String, ChatTemplate)> {
     let specials: BTreeMap<String, String> = [("bos_token", "<s>"), ("eos_token", "</s>")]
         .map(|(name, text)| (name.to_owned(), text.to_owned()))
         .into();
-    let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let sources = files.filter(|path| path.extension().is_some_and(|extension| extension == "jinja"));
-    sources
-        .map(|path| {
-            let source = fs::read_to_string(&path).unwrap();
-            let name = path.file_stem().unwrap().to_string_lossy().into_owned();
-            (name, ChatTemplate::new(&source, specials.clone()).unwrap())
-        })
-        .collect()
+    let sources = sources().into_iter();
+    sources.map(|(name, source)| (name, ChatTemplate::new(&source, specials.clone()).unwrap())).collect()
 }
 
 #[test]

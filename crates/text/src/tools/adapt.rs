@@ -13,6 +13,7 @@ pub fn adapted(messages: Vec<Message>, format: ToolFormat, abilities: Abilities)
 }
 
 fn adapted_message(mut message: Message, format: ToolFormat, abilities: Abilities) -> Message {
+    let options = &definition(format).options;
     if !abilities.calls && !message.tool_calls.is_empty() {
         let calls: Vec<FunctionCall> =
             mem::take(&mut message.tool_calls).into_iter().map(|call| call.function).collect();
@@ -23,11 +24,12 @@ fn adapted_message(mut message: Message, format: ToolFormat, abilities: Abilitie
     }
     if !abilities.results && message.role == Role::Tool {
         let mut result = Message::new(Role::User, String::new());
-        result.push_marker("<tool_response>");
+        let [open, close] = options.results;
+        result.push_marker(open);
         result.content.push_str(&format!("\n{}\n", message.content));
-        result.push_marker("</tool_response>");
+        result.push_marker(close);
         message = result;
     }
-    (definition(format).adapt_ids)(&mut message);
+    (options.adapt_ids)(&mut message);
     message
 }

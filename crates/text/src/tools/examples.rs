@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::TextEnd;
+use crate::template::{Abilities, FunctionCall};
 
 /// Returns the tools that the answers call.
 pub(super) fn tools() -> Vec<Value> {
@@ -16,12 +17,62 @@ pub(super) fn tools() -> Vec<Value> {
     ]
 }
 
-/// Test data of a format.
+/// Test data of a format, and what tests need to know of it.
 pub(super) struct Examples {
-    /// Names of chat templates of the format, in `tests/fixtures/templates`.
-    pub(super) templates: &'static [&'static str],
+    /// Chat templates of the format.
+    pub(super) templates: Vec<TemplateExample>,
     /// Answers of models of the format.
     pub(super) transcripts: Vec<Transcript>,
+    /// Markers that a vocabulary has as tokens whose models write calls as the format does; `None` for all.
+    pub(super) tokens: Option<&'static [&'static str]>,
+    /// Maximum number of calls in an answer.
+    pub(super) max_calls: usize,
+    /// Set if text may precede and follow calls.
+    pub(super) has_text: bool,
+    /// Text before calls that distinguishes them from other content, if a schema allows that.
+    pub(super) content_head: &'static str,
+    /// Set if arguments are keywords, so that other names need a dictionary.
+    pub(super) has_keywords: bool,
+    /// Set if values are read by the types in their schema.
+    pub(super) needs_types: bool,
+}
+
+impl Examples {
+    pub(super) fn new(templates: Vec<TemplateExample>, transcripts: Vec<Transcript>) -> Self {
+        Self {
+            templates,
+            transcripts,
+            tokens: None,
+            max_calls: 2,
+            has_text: false,
+            content_head: "",
+            has_keywords: false,
+            needs_types: false,
+        }
+    }
+}
+
+/// A chat template, and what tests need to know of it.
+pub(super) struct TemplateExample {
+    /// Name of the file in `tests/fixtures/templates`.
+    pub(super) name: &'static str,
+    pub(super) abilities: Abilities,
+    /// What the template writes in another way than the model, if it does.
+    pub(super) difference: Option<&'static str>,
+    /// Returns a call as the model writes it, if not as the format does.
+    pub(super) answer: Option<fn(&FunctionCall) -> String>,
+    /// Text at the end of a message, if it is none of the usual ones.
+    pub(super) end: &'static str,
+}
+
+/// Abilities of a template that does not write calls.
+pub(super) const NO_CALLS: Abilities = Abilities { tools: true, calls: false, results: true };
+
+impl TemplateExample {
+    pub(super) const fn new(name: &'static str) -> Self {
+        let abilities = Abilities { tools: true, calls: true, results: true };
+        Self { name, abilities, difference: None, answer: None, end: "" }
+    }
 }
 
 /// An answer and the result of its parser.

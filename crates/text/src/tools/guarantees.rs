@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 
 use super::{
     CallLimit, CallReading, Callable, ContentRule, TextEnd, ToolEvent, ToolParser, call_grammar,
-    formats::{self, DETECTION_ORDER},
+    examples::Examples,
+    formats::{self, definition},
     markers,
 };
 use crate::{
@@ -94,9 +95,14 @@ fn follows(tokenizer: &Tokenizer, grammar: &GrammarMatcher, text: &str) -> bool 
     all && (matcher.is_complete() || is_allowed(&mut matcher, END))
 }
 
-/// Returns the markers of a format. For Mistral, only the marker of older models, which write lists.
-fn markers_of_lists(format: ToolFormat) -> &'static [&'static str] {
-    if format == ToolFormat::Mistral { &["[TOOL_CALLS]"] } else { markers(format) }
+/// Returns the test data of a format.
+fn examples(format: ToolFormat) -> Examples {
+    (definition(format).examples)()
+}
+
+/// Returns the markers that a vocabulary has as tokens whose models write calls as the format does.
+fn tokens(format: ToolFormat) -> &'static [&'static str] {
+    examples(format).tokens.unwrap_or(markers(format))
 }
 
 fn call(name: &str, arguments: Value) -> FunctionCall {
@@ -139,8 +145,8 @@ fn every_format_allows_valid_calls_alone() {
         json!({"city": "Rome", "days": 9, "parts": []}),
     ];
     let wrong = [json!({"city": "Bonn"}), json!({"days": 2}), json!({"city": "Rome", "days": 12})];
-    for format in DETECTION_ORDER {
-        for special in [&[][..], markers_of_lists(format)] {
+    for &format in ToolFormat::ALL {
+        for special in [&[][..], tokens(format)] {
             let tokenizer = tokenizer(&[&["<|end|>"], special].concat());
             let grammar = tools.grammar(&tokenizer, format, ContentRule::Nothing).unwrap();
             let matcher = matcher(&tokenizer, &grammar);
@@ -152,7 +158,7 @@ fn every_format_allows_valid_calls_alone() {
             wrong.iter().for_each(|arguments| check(&[call("get-weather", arguments.clone())], false));
             check(&[call("stop", json!({}))], true);
             check(&[call("other", json!({}))], false);
-            if format != ToolFormat::ChatGlm3 {
+            if examples(format).max_calls > 1 {
                 check(&[call("stop", json!({})), call("get-weather", valid[0].clone())], true);
             }
             assert!(!follows(&tokenizer, &matcher, "Hello"), "{format:?}");
@@ -175,8 +181,8 @@ fn names_stand_before_arguments_where_the_vocabulary_divides_them() {
 #[test]
 fn free_text_has_valid_calls_alone() {
     let tools = Tools::new();
-    for format in DETECTION_ORDER {
-        for special in [&[][..], markers_of_lists(format)] {
+    for &format in ToolFormat::ALL {
+        for special in [&[][..], tokens(format)] {
             let tokenizer = tokenizer(&[&["<|end|>"], special].concat());
             let grammar = tools.grammar(&tokenizer, format, ContentRule::Text).unwrap();
             let matcher = matcher(&tokenizer, &grammar);
@@ -188,7 +194,7 @@ fn free_text_has_valid_calls_alone() {
             check("", true);
             check(&right, true);
             check(&right.replace("Rome", "Bonn"), false);
-            if matches!(format, ToolFormat::Hermes | ToolFormat::QwenCoder | ToolFormat::Granite) {
+            if examples(format).has_text {
                 check(&format!("Wait. {right} {right} done"), true);
                 check(&format!("Wait. {}", right.replace("Rome", "Bonn")), false);
             }
@@ -201,10 +207,10 @@ fn answers_are_calls_or_the_content_of_a_schema() {
     let tokenizer = tokenizer(&["<|end|>"]);
     let schema = json!({"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": false});
     let schema = Grammar::JsonSchema(schema);
-    for format in DETECTION_ORDER {
+    for &format in ToolFormat::ALL {
         let grammar = Tools::new().grammar(&tokenizer, format, ContentRule::Content(&schema)).unwrap();
         let matcher = matcher(&tokenizer, &grammar);
-        let head = if format == ToolFormat::LlamaJson { "<|python_tag|>" } else { "" };
+        let head = examples(format).content_head;
         let stop = write_calls(format, &[call("stop", json!({}))]);
         let texts = ["{\"a\": 1}", &format!("{head}{stop}"), "Hello"];
         let found = texts.map(|text| follows(&tokenizer, &matcher, text));
@@ -221,10 +227,10 @@ fn answers_are_calls_or_the_content_of_a_grammar() {
         Grammar::Lark("start: calls \"/\" TEXT\ncalls: \"yes\" | \"no\"\nTEXT: /[0-9]/\n// }".to_owned()),
     ];
     for content in &contents {
-        for format in DETECTION_ORDER {
+        for &format in ToolFormat::ALL {
             let grammar = Tools::new().grammar(&tokenizer, format, ContentRule::Content(content)).unwrap();
             let matcher = matcher(&tokenizer, &grammar);
-            let head = if format == ToolFormat::LlamaJson { "<|python_tag|>" } else { "" };
+            let head = examples(format).content_head;
             let good = write_calls(format, &[call("get-weather", json!({"city": "Rome"}))]);
             let bad = good.replace("Rome", "Bonn");
             let texts =
@@ -246,8 +252,8 @@ fn a_text_inside_of_a_call_follows_its_grammar() {
         "additionalProperties": false,
     });
     let functions = [Callable { name: "get-weather", parameters: &schema }];
-    for format in DETECTION_ORDER {
-        let tokenizer = tokenizer(&[&["<|end|>"], markers_of_lists(format)].concat());
+    for &format in ToolFormat::ALL {
+        let tokenizer = tokenizer(&[&["<|end|>"], tokens(format)].concat());
         let grammar =
             call_grammar(&tokenizer, format, &functions, CallLimit::Any, ContentRule::Nothing).unwrap();
         let matcher = matcher(&tokenizer, &grammar);
@@ -275,7 +281,7 @@ fn arguments_that_cannot_be_named_are_a_dictionary() {
         "additionalProperties": false,
     });
     let functions = [Callable { name: "get-weather", parameters: &schema }];
-    for format in [ToolFormat::Pythonic, ToolFormat::ChatGlm3] {
+    for &format in ToolFormat::ALL.iter().filter(|format| examples(**format).has_keywords) {
         let grammar =
             call_grammar(&tokenizer, format, &functions, CallLimit::Any, ContentRule::Nothing).unwrap();
         let one = call("get-weather", json!({"a-b": 5}));
@@ -308,7 +314,9 @@ fn separate_arguments_follow_every_part_of_their_schema() {
         },
     });
     let functions = [Callable { name: "get-weather", parameters: &schema }];
-    for format in [ToolFormat::QwenCoder, ToolFormat::Pythonic, ToolFormat::ChatGlm3] {
+    let has_separate =
+        |format: &&ToolFormat| examples(**format).has_keywords || examples(**format).needs_types;
+    for &format in ToolFormat::ALL.iter().filter(has_separate) {
         let grammar =
             call_grammar(&tokenizer, format, &functions, CallLimit::Any, ContentRule::Nothing).unwrap();
         let matcher = matcher(&tokenizer, &grammar);
@@ -322,7 +330,7 @@ fn separate_arguments_follow_every_part_of_their_schema() {
         };
         check(json!({"code": "ab"}), true);
         check(json!({"code": "abcd", "unit": "C", "rate": "ab", "name": "axb"}), true);
-        if format == ToolFormat::QwenCoder {
+        if examples(format).needs_types {
             check(json!({"code": "abcd", "unit": null, "rate": 12345, "name": null}), true);
         }
         for wrong in [
@@ -406,9 +414,9 @@ fn text_and_call(events: &[ToolEvent]) -> (String, bool) {
 #[test]
 fn only_the_token_of_a_marker_begins_a_call() {
     let tools = Tools::new();
-    for format in DETECTION_ORDER {
+    for &format in ToolFormat::ALL {
         let Some(opening) = markers(format).first() else { continue };
-        let tokenizer = tokenizer(&[&["<|end|>"], markers_of_lists(format)].concat());
+        let tokenizer = tokenizer(&[&["<|end|>"], tokens(format)].concat());
         let grammar = tools.grammar(&tokenizer, format, ContentRule::Text).unwrap();
         let written = write_calls(format, &[call("get-weather", json!({"city": "Bonn"}))]);
         let Some(inside) = written.strip_prefix(opening) else { continue };
@@ -462,8 +470,8 @@ proptest! {
     fn written_calls_are_read_back(pairs in prop::collection::vec(("[a-z_\"é-]{1,6}", values()), 0..4)) {
         let arguments = Value::Object(pairs.into_iter().collect());
         let calls = [call("get-weather", arguments), call("stop", json!({}))];
-        for format in DETECTION_ORDER.into_iter().filter(|format| *format != ToolFormat::QwenCoder) {
-            let count = if format == ToolFormat::ChatGlm3 { 1 } else { 2 };
+        for &format in ToolFormat::ALL.iter().filter(|format| !examples(**format).needs_types) {
+            let count = examples(format).max_calls;
             let text = write_calls(format, &calls[..count]);
             prop_assert_eq!(parsed(format, &Value::Null, &text), (calls[..count].to_vec(), false), "{}", text);
         }

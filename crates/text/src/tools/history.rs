@@ -1,14 +1,15 @@
 //! Conversations that go on after a call: the tokens of the prompt and of the answer are the beginning of the next prompt,
 //! so that it shares their computation.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fs, path::Path};
 
 use narthex_spec::{Date, ToolFormat};
 use serde_json::json;
 
 use super::{
     adapted,
-    examples::{source, tools},
+    examples::{TemplateExample, source, tools},
+    formats::definition,
     guarantees::{tokenizer, write_calls},
     markers, tool_format,
 };
@@ -18,38 +19,25 @@ use crate::{
     tokenizer::{Specials, Tokenizer},
 };
 
-/// Templates of chat models.
-const TEMPLATES: [&str; 21] = [
-    "chatglm3",
-    "gemma2",
-    "gemma3",
-    "granite3.3",
-    "granite4",
-    "hermes3",
-    "llama3",
-    "llama3.1",
-    "llama3.2",
-    "ministral3",
-    "mistral-nemo",
-    "mistral-v0.1",
-    "mistral-v0.2",
-    "mistral-v0.3",
-    "phi3.5",
-    "phi4-mini",
-    "qwen2.5",
-    "qwen3",
-    "qwen3-coder",
-    "smollm2",
-    "smollm3",
-];
+/// Templates without a format of their own that write an answer in another way than the model, with the difference.
+const EXCEPTIONS: &[(&str, &str)] = &[("mistral-v0.2", "a space before the text of an answer")];
 
-/// Templates that write a call in another way than the model, with the text that differs.
-const EXCEPTIONS: [(&str, &str); 4] = [
-    ("chatglm3", "a line break and a space before the text of every message"),
-    ("mistral-nemo", "the id of a call, which the server chooses"),
-    ("mistral-v0.2", "a space before the text of an answer"),
-    ("mistral-v0.3", "a space before the list of calls, and their ids"),
-];
+/// Returns the names of all chat templates.
+fn templates() -> Vec<String> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/templates");
+    let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let templates = paths.filter(|path| path.extension().is_some_and(|extension| extension == "jinja"));
+    let mut names: Vec<String> =
+        templates.map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned()).collect();
+    names.sort();
+    names
+}
+
+/// Returns the test data of a template that has a format.
+fn example(name: &str) -> Option<TemplateExample> {
+    let templates = ToolFormat::ALL.iter().flat_map(|&format| (definition(format).examples)().templates);
+    templates.into_iter().find(|template| template.name == name)
+}
 
 /// Returns the tokens of a prompt.
 fn tokens(
@@ -75,14 +63,14 @@ fn continues(name: &str) -> bool {
     let specials = specials.map(|(name, text)| (name.to_owned(), text.to_owned()));
     let template = ChatTemplate::new(&source, BTreeMap::from(specials)).unwrap();
     let tokenizer =
-        tokenizer(&[&["<|end|>", "<tool_response>", "</tool_response>"], markers(format)].concat());
+        tokenizer(&[&["<|end|>"], &definition(format).options.results[..], markers(format)].concat());
     let function = FunctionCall {
         name: "get_weather".to_owned(),
         arguments: json!({"city": "</tool_call>", "days": 2}),
     };
-    let answer = match name {
-        "ministral3" => format!("[TOOL_CALLS]get_weather[ARGS]{}", super::json_text(&function.arguments)),
-        _ => write_calls(format, std::slice::from_ref(&function)),
+    let answer = match example(name).and_then(|example| example.answer) {
+        Some(write) => write(&function),
+        None => write_calls(format, std::slice::from_ref(&function)),
     };
     let id = Some("abcdefghi".to_owned());
     let call = ToolCall { id: id.clone(), function };
@@ -120,8 +108,12 @@ fn own_tokens(tokenizer: &Tokenizer, format: ToolFormat, answer: &str) -> Vec<u3
 
 #[test]
 fn the_next_prompt_begins_with_the_prompt_and_the_answer() {
-    let differ: Vec<&str> = TEMPLATES.into_iter().filter(|name| !continues(name)).collect();
-    assert_eq!(differ, EXCEPTIONS.map(|(name, _)| name));
+    for name in templates() {
+        let exception =
+            EXCEPTIONS.iter().find(|(template, _)| *template == name).map(|(_, difference)| *difference);
+        let difference = exception.or(example(&name).and_then(|example| example.difference));
+        assert_eq!(continues(&name), difference.is_none(), "{name}: {difference:?}");
+    }
 }
 
 #[test]

@@ -4,7 +4,8 @@
 //! separates the reasoning. Their joined results do not depend on the division of the text into pieces. A malformed
 //! call stays text and is reported as such. `formats` has one file for each format, with everything that is particular
 //! to it: its template, parser, grammar ([`call_grammar`]), written form and example answers. `json_calls` parses the
-//! formats with JSON objects, `keywords` the arguments of those with Python calls.
+//! formats with JSON objects, `keywords` the arguments of those with Python calls. `bare` decides whether an answer
+//! without a marker consists of calls, `arguments` whether a schema allows them.
 //!
 //! In the other direction, [`adapted`] writes the calls and results of a conversation as text for templates that do
 //! not.

@@ -1,6 +1,11 @@
 //! Answers with reasoning and tool calls. The three bytes before each select the parser, as in `fuzz/src/answers.rs`.
 
 use narthex_spec::ToolFormat;
+use narthex_text::{
+    template::{FunctionCall, Message, Role},
+    tools::write_calls,
+};
+use serde_json::json;
 
 use super::Input;
 
@@ -35,20 +40,10 @@ fn input(format: ToolFormat, options: &str, answer: &str) -> Vec<u8> {
     [[place.unwrap_or_default()].as_slice(), options.as_bytes(), answer.as_bytes()].concat()
 }
 
-/// Returns one or two calls in a format.
+/// Returns a call in a format.
 fn call(format: ToolFormat) -> String {
-    let object = r#"{"name": "get_weather", "arguments": {"city": "S\u00e3o \"P\"", "days": 2}}"#;
-    match format {
-        ToolFormat::Hermes => format!("<tool_call>\n{object}\n</tool_call>"),
-        ToolFormat::LlamaJson => object.replace("arguments", "parameters"),
-        ToolFormat::Pythonic => "[get_weather(city='Paris', days=2), stop()]".to_owned(),
-        ToolFormat::QwenCoder => {
-            let parameters = "<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n</parameter>";
-            format!("<tool_call>\n<function=get_weather>\n{parameters}\n</function>\n</tool_call>")
-        }
-        ToolFormat::Phi4Mini => format!("<|tool_call|>[{object}]<|/tool_call|>"),
-        ToolFormat::Mistral => format!("[TOOL_CALLS][{object}, {object}]"),
-        ToolFormat::Granite => format!("<|tool_call|>[{object}]"),
-        ToolFormat::ChatGlm3 => "get_weather\n```python\ntool_call(city='Paris', days=2)\n```".to_owned(),
-    }
+    let arguments = json!({"city": "S\u{e3}o \"P\"", "days": 2});
+    let mut message = Message::new(Role::Assistant, String::new());
+    write_calls(format, &[FunctionCall { name: "get_weather".to_owned(), arguments }], &mut message);
+    message.content
 }

@@ -1,5 +1,8 @@
 //! Words of a target's format that mutations would rarely find.
 
+use narthex_spec::ToolFormat;
+use narthex_text::tools::markers;
+
 use crate::fuzz::Target;
 
 const GGUF: &[&str] = &[
@@ -298,19 +301,12 @@ const SETTINGS: &[&str] = &[
     "-----BEGIN CERTIFICATE-----",
 ];
 
+/// Words of answers besides the markers of calls.
 const ANSWERS: &[&str] = &[
-    "<tool_call>",
-    "</tool_call>",
     "<function=",
     "</function>",
     "<parameter=",
     "</parameter>",
-    "<|tool_call|>",
-    "<|/tool_call|>",
-    "[TOOL_CALLS]",
-    "[CALL_ID]",
-    "[ARGS]",
-    "<|python_tag|>",
     "<think>",
     "</think>",
     "[THINK]",
@@ -332,6 +328,7 @@ const ANSWERS: &[&str] = &[
 
 /// Returns the words of a target, in the form of libFuzzer's dictionaries.
 pub(crate) fn of(target: Target) -> String {
+    let markers: Vec<&str> = ToolFormat::ALL.iter().flat_map(|&format| markers(format)).copied().collect();
     let lists: &[&[&str]] = match target {
         Target::Gguf => &[GGUF],
         Target::Safetensors => &[JSON, SAFETENSORS],
@@ -348,7 +345,7 @@ pub(crate) fn of(target: Target) -> String {
             &[JSON, &["\"version\"", "\"hash\"", "\"limits\"", "\"role\"", "\"admin\"", "\"models\""]]
         }
         Target::Settings => &[JSON, SETTINGS],
-        Target::Answers => &[JSON, ANSWERS],
+        Target::Answers => &[JSON, ANSWERS, &markers],
         Target::PrefixBlock => &[&["\u{40}\0\0\0", "NTHXKVPB"]],
         Target::Kernels => &[&["NARXPAK\u{1}"]],
         Target::Wheel => &[&["PK\x01\x02", "PK\x03\x04", "PK\x05\x06", "PK\x06\x06", "PK\x06\x07", "../"]],

@@ -36,8 +36,12 @@ impl CallRules {
     pub(in crate::serve) fn marker_tokens(&self, tokenizer: &Tokenizer) -> Vec<(TokenId, &'static str)> {
         let markers = tools::markers(self.format);
         let tokens = tokenizer.special_tokens().iter();
-        let marker = |text: &str| markers.iter().copied().find(|marker| *marker == text);
-        tokens.filter_map(|token| Some((token.id, marker(&token.text)?))).collect()
+        tokens
+            .filter_map(|token| {
+                let marker = markers.iter().copied().find(|marker| *marker == token.text)?;
+                Some((token.id, marker))
+            })
+            .collect()
     }
 }
 

@@ -4,7 +4,7 @@ use std::mem;
 
 use serde_json::Value;
 
-use super::FormatDefinition;
+use super::{FormatDefinition, FormatOptions};
 use crate::{
     grammar::GrammarError,
     tools::{
@@ -34,7 +34,7 @@ pub(super) const FORMAT: FormatDefinition = FormatDefinition {
             format!("{}\n {CODE}\n{CALL}{})\n{CLOSE}", call.name, keyword_text(&call.arguments))
         }));
     },
-    adapt_ids: |_| (),
+    options: FormatOptions::BASE,
     #[cfg(test)]
     examples: tests::examples,
 };
@@ -186,7 +186,10 @@ impl CallSyntax for ChatGlmCalls {
 
 #[cfg(test)]
 mod tests {
-    use crate::tools::examples::{Examples, WEATHER, complete, cut};
+    use crate::{
+        template::Abilities,
+        tools::examples::{Examples, TemplateExample, WEATHER, complete, cut},
+    };
 
     /// Returns answers after the description of tools in ChatGLM3's repository.
     pub(super) fn examples() -> Examples {
@@ -198,6 +201,11 @@ mod tests {
             complete("stop\n```python\ntool_call(\nx y", r#""stop\n```python\ntool_call(\nx y""#),
             cut("stop\n ```python\ntool_call(city='Br", r#"{"city": "Br"#),
         ];
-        Examples { templates: &["chatglm3"], transcripts }
+        let templates = vec![TemplateExample {
+            abilities: Abilities::default(),
+            difference: Some("a line break and a space before the text of every message"),
+            ..TemplateExample::new("chatglm3")
+        }];
+        Examples { has_keywords: true, max_calls: 1, ..Examples::new(templates, transcripts) }
     }
 }

@@ -1,6 +1,6 @@
 //! Granite 3's calls: a list of objects after a marker.
 
-use super::FormatDefinition;
+use super::{FormatDefinition, FormatOptions};
 use crate::tools::{
     json_calls::{JsonSyntax, list_rule},
     write::list,
@@ -24,14 +24,14 @@ pub(super) const FORMAT: FormatDefinition = FormatDefinition {
         message.push_marker(OPEN);
         message.content.push_str(&list(calls));
     },
-    adapt_ids: |_| (),
+    options: FormatOptions::BASE,
     #[cfg(test)]
     examples: tests::examples,
 };
 
 #[cfg(test)]
 mod tests {
-    use crate::tools::examples::{Examples, LIST, LISTED, complete};
+    use crate::tools::examples::{Examples, LIST, LISTED, NO_CALLS, TemplateExample, complete};
 
     /// Returns answers after the model card of Granite 3, also without the last brace.
     pub(super) fn examples() -> Examples {
@@ -41,6 +41,7 @@ mod tests {
             complete(format!("<|tool_call|>{unclosed}"), LISTED),
             complete(format!("<tool_call>{unclosed}</tool_call>"), LISTED),
         ];
-        Examples { templates: &["granite3.3"], transcripts }
+        let templates = vec![TemplateExample { abilities: NO_CALLS, ..TemplateExample::new("granite3.3") }];
+        Examples { has_text: true, ..Examples::new(templates, transcripts) }
     }
 }

@@ -1,6 +1,6 @@
 //! Hermes's calls: an object with `name` and `arguments` between tags, also of Qwen 2.5 and 3, SmolLM and Granite 4.
 
-use super::FormatDefinition;
+use super::{FormatDefinition, FormatOptions};
 use crate::tools::{
     CallKind,
     json_calls::JsonSyntax,
@@ -34,7 +34,7 @@ pub(super) const FORMAT: FormatDefinition = FormatDefinition {
     write: |calls, message| {
         write_marked(calls, message, [OPEN, CLOSE], |call| format!("\n{}\n", object(call, EXACT.key)));
     },
-    adapt_ids: |_| (),
+    options: FormatOptions::BASE,
     #[cfg(test)]
     examples: tests::examples,
 };
@@ -45,7 +45,7 @@ mod tests {
 
     use crate::tools::{
         CallReading, TextEnd, ToolEvent, ToolParser,
-        examples::{Examples, Transcript, WEATHER, complete, cut, tools},
+        examples::{Examples, TemplateExample, Transcript, WEATHER, complete, cut, tools},
     };
 
     const CALL: &str = r#"{"name": "get_weather", "arguments": {"city": "Brno", "days": 2}}"#;
@@ -55,7 +55,13 @@ mod tests {
         transcripts.extend(unmarked_calls());
         transcripts.extend(broken_after_arguments());
         transcripts.push(cut(r#"<tool_call>{"name": "stop", "arguments": {"a": "x"#, r#"{"a": "x"#));
-        Examples { templates: &["qwen2.5", "qwen3", "hermes3", "granite4"], transcripts }
+        let templates = vec![
+            TemplateExample::new("qwen2.5"),
+            TemplateExample::new("qwen3"),
+            TemplateExample::new("hermes3"),
+            TemplateExample::new("granite4"),
+        ];
+        Examples { has_text: true, ..Examples::new(templates, transcripts) }
     }
 
     /// Returns answers after the chat templates of Hermes 3 and Qwen 2.5, which show calls to the model.

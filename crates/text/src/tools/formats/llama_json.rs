@@ -1,6 +1,6 @@
 //! Calls in JSON of Llama 3.1 to 3.3: the answer is an object with `name` and `parameters`.
 
-use super::FormatDefinition;
+use super::{FormatDefinition, FormatOptions};
 use crate::tools::{
     json_calls::JsonSyntax,
     lark::{FormatRules, repeated},
@@ -25,14 +25,15 @@ pub(super) const FORMAT: FormatDefinition = FormatDefinition {
         Ok(FormatRules { head: Some(allowed.markers.item(OPEN)), ..rules })
     },
     write: |calls, message| message.content.push_str(&joined(calls, SEPARATOR, |call| object(call, KEY))),
-    adapt_ids: |_| (),
+    options: FormatOptions::BASE,
     #[cfg(test)]
     examples: tests::examples,
 };
 
 #[cfg(test)]
 mod tests {
-    use crate::tools::examples::{Examples, WEATHER, complete};
+    use super::OPEN;
+    use crate::tools::examples::{Examples, TemplateExample, WEATHER, complete};
 
     /// Returns answers after Meta's prompt format of Llama 3.1 for JSON calls, with `<|python_tag|>` as of built-in
     /// tools.
@@ -48,6 +49,7 @@ mod tests {
             complete(format!("{}; {call}", &call[..call.len() - 1]), format!("{WEATHER} {WEATHER}")),
             complete("It is {warm}.", r#""It is {warm}.""#),
         ];
-        Examples { templates: &["llama3.1", "llama3.2"], transcripts }
+        let templates = vec![TemplateExample::new("llama3.1"), TemplateExample::new("llama3.2")];
+        Examples { content_head: OPEN, ..Examples::new(templates, transcripts) }
     }
 }

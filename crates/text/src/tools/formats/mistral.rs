@@ -1,6 +1,6 @@
 //! Mistral's calls: a list of objects after a marker; or, of newer models, a marker, a name and arguments for each.
 
-use super::FormatDefinition;
+use super::{FormatDefinition, FormatOptions};
 use crate::{
     grammar::GrammarError,
     template::{Message, Role},
@@ -29,7 +29,7 @@ pub(super) const FORMAT: FormatDefinition = FormatDefinition {
         message.push_marker(OPEN);
         message.content.push_str(&list(calls));
     },
-    adapt_ids,
+    options: FormatOptions { adapt_ids, ..FormatOptions::BASE },
     #[cfg(test)]
     examples: tests::examples,
 };
@@ -78,9 +78,13 @@ mod tests {
     use narthex_spec::ToolFormat;
 
     use super::*;
-    use crate::tools::{
-        CallReading, ToolEvent, ToolParser,
-        examples::{Examples, LIST, LISTED, complete},
+    use crate::{
+        template::FunctionCall,
+        tools::{
+            CallReading, ToolEvent, ToolParser,
+            examples::{Examples, LIST, LISTED, TemplateExample, complete},
+            json_text,
+        },
     };
 
     /// Returns answers after the chat templates of Mistral: that of Nemo for lists, that of Ministral 3 for names
@@ -100,7 +104,23 @@ mod tests {
             complete("[TOOL_CALLS]stop[ARGS] of it", r#"malformed "[TOOL_CALLS]" "stop[ARGS] of it""#),
             complete("[1]", r#""[1]""#),
         ];
-        Examples { templates: &["mistral-v0.3", "mistral-nemo", "ministral3"], transcripts }
+        let templates = vec![
+            TemplateExample {
+                difference: Some("a space before the list of calls, and their ids"),
+                ..TemplateExample::new("mistral-v0.3")
+            },
+            TemplateExample {
+                difference: Some("the id of a call, which the server chooses"),
+                ..TemplateExample::new("mistral-nemo")
+            },
+            TemplateExample { answer: Some(headed_call), ..TemplateExample::new("ministral3") },
+        ];
+        Examples { tokens: Some(&[OPEN]), has_text: true, ..Examples::new(templates, transcripts) }
+    }
+
+    /// Returns a call as Ministral 3 writes it.
+    fn headed_call(call: &FunctionCall) -> String {
+        format!("{OPEN}{}{}{}", call.name, HEADS.arguments, json_text(&call.arguments))
     }
 
     #[test]

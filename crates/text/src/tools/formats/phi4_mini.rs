@@ -1,6 +1,6 @@
 //! Phi-4 mini's calls: a list of objects between two markers.
 
-use super::FormatDefinition;
+use super::{FormatDefinition, FormatOptions};
 use crate::tools::{
     json_calls::{JsonSyntax, list_rule},
     write::list,
@@ -25,14 +25,14 @@ pub(super) const FORMAT: FormatDefinition = FormatDefinition {
         message.content.push_str(&list(calls));
         message.push_marker(CLOSE);
     },
-    adapt_ids: |_| (),
+    options: FormatOptions::BASE,
     #[cfg(test)]
     examples: tests::examples,
 };
 
 #[cfg(test)]
 mod tests {
-    use crate::tools::examples::{Examples, LIST, LISTED, complete};
+    use crate::tools::examples::{Examples, LIST, LISTED, NO_CALLS, TemplateExample, complete};
 
     /// Returns answers after the model card of Phi-4 mini, also without the last brace.
     pub(super) fn examples() -> Examples {
@@ -43,6 +43,7 @@ mod tests {
             complete(format!("<|tool_call|>{}<|/tool_call|>", LIST.replace("}]", "]")), LISTED),
             complete("[1, 2] and", r#""[1, 2] and""#),
         ];
-        Examples { templates: &["phi4-mini"], transcripts }
+        let templates = vec![TemplateExample { abilities: NO_CALLS, ..TemplateExample::new("phi4-mini") }];
+        Examples { has_text: true, ..Examples::new(templates, transcripts) }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::mem;
 
-use super::FormatDefinition;
+use super::{FormatDefinition, FormatOptions};
 use crate::{
     grammar::GrammarError,
     tools::{
@@ -28,7 +28,7 @@ pub(super) const FORMAT: FormatDefinition = FormatDefinition {
         let calls = joined(calls, ", ", |call| format!("{}({})", call.name, keyword_text(&call.arguments)));
         message.content.push_str(&format!("[{calls}]"));
     },
-    adapt_ids: |_| (),
+    options: FormatOptions::BASE,
     #[cfg(test)]
     examples: tests::examples,
 };
@@ -269,6 +269,7 @@ mod tests {
             cut("[get_weather(city='Brno', ", r#"{"city": "Brno""#),
             cut(r#"[get_weather(**{"a-b": "x"#, r#"{"a-b": "x"#),
         ];
-        Examples { templates: &[], transcripts }
+        let templates = vec![];
+        Examples { has_keywords: true, ..Examples::new(templates, transcripts) }
     }
 }

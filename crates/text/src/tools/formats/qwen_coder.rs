@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::{Map, Value, json};
 
-use super::FormatDefinition;
+use super::{FormatDefinition, FormatOptions};
 use crate::{
     grammar::{GrammarError, json_rule, text_pattern},
     template::FunctionCall,
@@ -40,7 +40,7 @@ pub(super) const FORMAT: FormatDefinition = FormatDefinition {
     parser: |context| Some(Box::new(QwenCoderCalls::new(context))),
     rules,
     write: |calls, message| write_marked(calls, message, [OPEN, CLOSE], function_text),
-    adapt_ids: |_| (),
+    options: FormatOptions::BASE,
     #[cfg(test)]
     examples: tests::examples,
 };
@@ -226,8 +226,8 @@ fn alternatives(schema: &Value, root: &Value) -> Result<Vec<ValueForm>, String> 
     let listed = fields.get("enum").and_then(Value::as_array).cloned();
     if let Some(values) = listed.or(fields.get("const").map(|value| vec![value.clone()])) {
         let values = values.iter().filter(|value| allows(schema, value));
-        let text = |value: &Value| value.as_str().map_or_else(|| json_text(value), str::to_owned);
-        let texts: Vec<String> = values.map(text).collect();
+        let texts: Vec<String> =
+            values.map(|value| value.as_str().map_or_else(|| json_text(value), str::to_owned)).collect();
         return if texts.is_empty() { Err("enum".to_owned()) } else { Ok(vec![ValueForm::Listed(texts)]) };
     }
     for keyword in ["anyOf", "oneOf"] {
@@ -270,15 +270,20 @@ fn plain_value(schema: &Value) -> Option<String> {
         Value::Array(names) => names.as_slice(),
         name => std::slice::from_ref(name),
     };
-    let expression = |name: &Value| match name.as_str()? {
+    let expressions = names.iter().map(|name| type_expression(name.as_str()?));
+    let expressions: Vec<&str> = expressions.collect::<Option<_>>()?;
+    is_plain.then(|| format!("({})", expressions.join("|")))
+}
+
+/// Returns a regular expression of the values of a type, if they have no parts.
+fn type_expression(name: &str) -> Option<&'static str> {
+    match name {
         "null" => Some("null"),
         "boolean" => Some("true|false"),
         "integer" => Some("-?(0|[1-9][0-9]{0,17})"),
         "number" => Some("-?(0|[1-9][0-9]{0,17})(\\.[0-9]{1,17})?"),
         _ => None,
-    };
-    let expressions: Option<Vec<&str>> = names.iter().map(expression).collect();
-    Some(format!("({})", expressions.filter(|_| is_plain)?.join("|")))
+    }
 }
 
 /// Returns true if no value has two of these forms.
@@ -602,13 +607,14 @@ mod tests {
     use super::*;
     use crate::tools::{
         CallReading, ToolParser,
-        examples::{Examples, Transcript, WEATHER, complete, cut, tools},
+        examples::{Examples, TemplateExample, Transcript, WEATHER, complete, cut, tools},
     };
 
     pub(super) fn examples() -> Examples {
         let mut transcripts = marked_calls();
         transcripts.extend(loose_calls());
-        Examples { templates: &["qwen3-coder"], transcripts }
+        let templates = vec![TemplateExample::new("qwen3-coder")];
+        Examples { has_text: true, needs_types: true, ..Examples::new(templates, transcripts) }
     }
 
     /// Returns answers after the chat template of Qwen3 Coder, which shows calls to the model.
