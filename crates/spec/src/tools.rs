@@ -16,6 +16,8 @@ pub enum ToolFormat {
     /// An object with `name` and `arguments` between `<tool_call>` and `</tool_call>`: Hermes, Qwen 2.5 and 3, SmolLM,
     /// Granite 4, and models whose prompt asks for it.
     Hermes,
+    /// A list of objects between `<TOOLCALL>` and `</TOOLCALL>`: Nemotron.
+    Nemotron,
     /// A list of objects after `[TOOL_CALLS]`: Mistral.
     Mistral,
     /// A list of objects between `<|tool_call|>` and `<|/tool_call|>`: Phi-4 mini.

@@ -8,6 +8,7 @@ mod granite;
 mod hermes;
 mod llama_json;
 mod mistral;
+mod nemotron;
 mod phi4_mini;
 mod pythonic;
 mod qwen_coder;
@@ -66,6 +67,7 @@ pub(super) fn definition(format: ToolFormat) -> &'static FormatDefinition {
         ToolFormat::QwenCoder => &qwen_coder::FORMAT,
         ToolFormat::Phi4Mini => &phi4_mini::FORMAT,
         ToolFormat::Mistral => &mistral::FORMAT,
+        ToolFormat::Nemotron => &nemotron::FORMAT,
         ToolFormat::Granite => &granite::FORMAT,
         ToolFormat::ChatGlm3 => &chatglm3::FORMAT,
     }
