@@ -1,8 +1,10 @@
 //! Limits on the source of a grammar.
 
+use std::borrow::Cow;
+
 use serde_json::Value;
 
-use super::{GrammarError, schema_size};
+use super::{GrammarError, make_safe, schema_size};
 
 /// Maximum bytes of a grammar or of a schema's JSON.
 pub(super) const MAX_BYTES: usize = 128 << 10;
@@ -37,8 +39,8 @@ pub(super) fn check_size(found: usize) -> Result<(), GrammarError> {
     if found > MAX_BYTES { Err(GrammarError::TooLarge { found }) } else { Ok(()) }
 }
 
-/// Checks the source of a Lark grammar and the schemas in it.
-pub(super) fn check_lark(source: &str) -> Result<(), GrammarError> {
+/// Checks the source of a Lark grammar and the schemas in it, and returns it with schemas that the compiler holds exactly.
+pub(super) fn prepared_lark(source: &str) -> Result<Cow<'_, str>, GrammarError> {
     check_text(source)?;
     let max = max_grammar_bytes(source.len());
     let mut left = max;
@@ -48,14 +50,33 @@ pub(super) fn check_lark(source: &str) -> Result<(), GrammarError> {
             "expected at most {MAX_SCHEMAS} uses of %json, found {schemas}"
         )));
     }
+
+    let (mut prepared, mut copied) = (String::new(), 0);
     for (at, keyword) in source.match_indices("%json") {
-        let rest = &source[at + keyword.len()..];
-        let schema = serde_json::Deserializer::from_str(rest).into_iter::<Value>().next();
+        let begin = at + keyword.len();
+        let mut values = serde_json::Deserializer::from_str(&source[begin..]).into_iter::<Value>();
         // The keyword may be in a comment or a literal. After a real one, the compiler refuses what is not JSON.
-        let Some(Ok(Value::Object(fields))) = schema else { continue };
+        let Some(Ok(Value::Object(mut fields))) = values.next() else { continue };
+        let end = begin + values.byte_offset();
+        // What stands in the text of another schema is not compiled.
+        if at >= copied {
+            let given = fields.clone();
+            make_safe(&mut fields)?;
+            if fields != given {
+                prepared.push_str(&source[copied..begin]);
+                prepared.push(' ');
+                prepared.push_str(&Value::Object(fields.clone()).to_string());
+                check_size(prepared.len())?;
+                copied = end;
+            }
+        }
         left = schema_size::remaining(&fields, left).ok_or_else(|| too_many_combinations(max))?;
     }
-    Ok(())
+    if copied == 0 {
+        return Ok(Cow::Borrowed(source));
+    }
+    prepared.push_str(&source[copied..]);
+    Ok(Cow::Owned(prepared))
 }
 
 pub(super) fn check_text(source: &str) -> Result<(), GrammarError> {

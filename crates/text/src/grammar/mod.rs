@@ -5,10 +5,14 @@
 //! `vocabulary` describes the tokenizer to it. Grammars come from outside: the size of a grammar, the work of compiling
 //! it and the work of each step are bounded.
 
-mod exponent;
+mod best_effort;
+mod digits;
+mod formats;
 mod lark_tokens;
 mod limits;
+mod numbers;
 mod pattern;
+mod references;
 mod refusal;
 mod schema;
 mod schema_size;
@@ -32,9 +36,10 @@ use crate::{
     tokenizer::Tokenizer,
 };
 
-use exponent::{ExponentLimit, ExponentTokens};
+pub use best_effort::best_effort;
+use digits::{DigitLimit, DigitTokens};
 use limits::{
-    MAX_BYTES, MAX_DEPTH, check_lark, check_size, check_text, max_grammar_bytes, too_many_combinations,
+    MAX_BYTES, MAX_DEPTH, check_size, check_text, max_grammar_bytes, prepared_lark, too_many_combinations,
 };
 pub(crate) use pattern::{text_expression, text_pattern};
 use refusal::{cleaned, refusal};
@@ -128,10 +133,7 @@ impl Grammar {
     pub fn rule(&self) -> Result<String, GrammarError> {
         match self {
             Self::JsonSchema(schema) => json_rule(schema),
-            Self::Lark(source) => {
-                check_lark(source)?;
-                Ok(format!("%lark {{\n{source}\n}}"))
-            }
+            Self::Lark(source) => Ok(format!("%lark {{\n{}\n}}", prepared_lark(source)?)),
             Self::Regex(source) => {
                 check_text(source)?;
                 Ok(format!("/{}/", regex_to_lark(source, "")))
@@ -143,10 +145,7 @@ impl Grammar {
     fn source(&self) -> Result<TopLevelGrammar, GrammarError> {
         match self {
             Self::JsonSchema(schema) => Ok(TopLevelGrammar::from_json_schema(prepared_schema(schema)?)),
-            Self::Lark(source) => {
-                check_lark(source)?;
-                Ok(TopLevelGrammar::from_lark(source.clone()))
-            }
+            Self::Lark(source) => Ok(TopLevelGrammar::from_lark(prepared_lark(source)?.into_owned())),
             Self::Regex(source) => {
                 check_text(source)?;
                 Ok(TopLevelGrammar::from_regex(source))
@@ -186,14 +185,24 @@ fn prepared_schema(schema: &Value) -> Result<Value, GrammarError> {
         whitespace_flexible: false,
         ..JsonCompileOptions::default()
     };
+    references::resolve(&mut fields)?;
     schema::remove_annotations(&mut fields);
     schema::replace_decimal_patterns(&mut fields);
+    formats::replace_times(&mut fields);
+    numbers::make_exact(&mut fields)?;
     schema::close_objects(&mut fields);
     let max = max_grammar_bytes(length);
     schema_size::remaining(&fields, max).ok_or_else(|| too_many_combinations(max))?;
     let mut schema = Value::Object(fields);
     spacing.apply_to(&mut schema);
     Ok(schema)
+}
+
+/// Replaces what the compiler does not follow, does not enforce exactly, or not within limits.
+fn make_safe(schema: &mut Map<String, Value>) -> Result<(), GrammarError> {
+    references::resolve(schema)?;
+    formats::replace_times(schema);
+    numbers::make_exact(schema)
 }
 
 fn kind(value: &Value) -> &'static str {
@@ -210,7 +219,7 @@ fn kind(value: &Value) -> &'static str {
 /// Compiles grammars for one tokenizer. Creating it takes tens to hundreds of milliseconds.
 pub struct GrammarCompiler {
     factory: ParserFactory,
-    exponents: Arc<ExponentTokens>,
+    digits: Arc<DigitTokens>,
 }
 
 impl GrammarCompiler {
@@ -235,7 +244,7 @@ impl GrammarCompiler {
             verbose_errors: false,
             ..ParserLimits::default()
         };
-        Ok(Self { factory, exponents: Arc::new(ExponentTokens::new(tokenizer)) })
+        Ok(Self { factory, digits: Arc::new(DigitTokens::new(tokenizer)) })
     }
 
     /// Compiles a grammar.
@@ -245,10 +254,11 @@ impl GrammarCompiler {
     pub fn compile(&self, grammar: &Grammar) -> Result<GrammarMatcher, GrammarError> {
         let source = grammar.source()?;
         let is_json = matches!(grammar, Grammar::JsonSchema(_));
-        let exponents = is_json.then(|| ExponentLimit::new(self.exponents.clone()));
+        let has_json = is_json || matches!(grammar, Grammar::Lark(source) if source.contains("%json"));
+        let digits = has_json.then(|| DigitLimit::new(self.digits.clone(), is_json));
         let compile = || {
             let matcher = Matcher::new(self.factory.create_parser(source));
-            let mut matcher = GrammarMatcher { matcher, exponents, allowed: Vec::new(), failure: None };
+            let mut matcher = GrammarMatcher { matcher, digits, allowed: Vec::new(), failure: None };
             matcher.prepare();
             match matcher.failure() {
                 Some(message) => Err(refusal(grammar, message)),
@@ -264,8 +274,8 @@ impl GrammarCompiler {
 #[derive(Clone)]
 pub struct GrammarMatcher {
     matcher: Matcher,
-    /// Limit of exponents, if the text is JSON.
-    exponents: Option<ExponentLimit>,
+    /// Limit of the digits of numbers, if the text has JSON.
+    digits: Option<DigitLimit>,
     /// Bit set of the tokens that may come next.
     allowed: Vec<u32>,
     failure: Option<String>,
@@ -284,8 +294,8 @@ impl GrammarMatcher {
                 {
                     *last &= (1 << (mask.len() % 32)) - 1;
                 }
-                if let Some(exponents) = &self.exponents {
-                    exponents.apply(&mut self.allowed);
+                if let Some(digits) = &self.digits {
+                    digits.apply(&mut self.allowed);
                 }
                 if self.allowed.iter().all(|&word| word == 0) {
                     self.failure = Some("no token is allowed next".to_owned());
@@ -303,8 +313,8 @@ impl GrammarMatcher {
 
     /// Takes the next token.
     pub fn accept(&mut self, token: TokenId) {
-        if let Some(exponents) = &mut self.exponents {
-            exponents.accept(token);
+        if let Some(digits) = &mut self.digits {
+            digits.accept(token);
         }
         if let Err(error) = self.matcher.consume_token(token) {
             self.fail(&error.to_string());

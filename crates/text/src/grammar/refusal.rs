@@ -13,7 +13,7 @@ const MAX_MESSAGE: usize = 1 << 10;
 const MAX_SHOWN: usize = 120;
 
 /// Classes of characters that are ASCII in a JSON schema: digits and words.
-const SCHEMA_CLASSES: &str = "dw";
+pub(super) const SCHEMA_CLASSES: &str = "dw";
 
 /// Messages of the compiler about one keyword, each with the keyword and the reason for the client.
 const KEYWORDS: [(&str, &str, &str); 3] = [
@@ -88,7 +88,7 @@ fn wrong_pattern(schema: &Value) -> Option<(String, String)> {
 }
 
 /// Returns the reason why a regular expression cannot be parsed.
-fn expression_error(expression: &str, ascii_classes: &str) -> Option<String> {
+pub(super) fn expression_error(expression: &str, ascii_classes: &str) -> Option<String> {
     let expression = regex_to_lark(expression, ascii_classes);
     let error = RegexBuilder::new().mk_regex_for_serach(&expression).err()?.to_string();
     // The lines before show the expression and the position of the error.

@@ -142,7 +142,7 @@ fn combines(schema: &mut Map<String, Value>) -> bool {
 }
 
 /// Returns the schemas that a schema consists of.
-fn parts(schema: &mut Map<String, Value>) -> Vec<&mut Map<String, Value>> {
+pub(super) fn parts(schema: &mut Map<String, Value>) -> Vec<&mut Map<String, Value>> {
     let mut parts = Vec::new();
     for (keyword, value) in schema {
         let has_schemas = OF_SCHEMAS.contains(&keyword.as_str());

@@ -4,9 +4,11 @@
 //! References in them are resolved each time, so a few bytes can describe gigabytes. This module follows the compiler
 //! without making anything, counts the bytes, and stops at a limit.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
+
+use super::numbers::decimal_of;
 
 /// Number of bytes of a schema without keywords.
 const SCHEMA: usize = 64;
@@ -19,6 +21,15 @@ const PAIR: usize = 64;
 
 /// Number of bytes for each remainder of a division by `multipleOf`.
 const REMAINDER: usize = 16;
+
+/// Maximum number of remainders of one number.
+const MAX_REMAINDERS: u64 = 20_000;
+
+/// Maximum number of definitions, which the compiler follows by recursion.
+const MAX_DEFINITIONS: usize = 4096;
+
+/// Number of pairs of alternatives of a `oneOf` for each byte. The compiler compares each pair.
+const PAIRS_PER_BYTE: usize = 8;
 
 /// Maximum number of schemas inside each other, references included.
 const MAX_DEPTH: usize = 160;
@@ -57,8 +68,12 @@ const RESTRICTING: &[&str] = &[
 /// Returns the number of bytes that remain of `limit` after the grammar that the compiler makes of a schema, by an estimate;
 /// `None` if the grammar is larger.
 pub(super) fn remaining(schema: &Map<String, Value>, limit: usize) -> Option<usize> {
-    let mut estimate = Estimate { root: schema, left: limit, depth: 0 };
+    let mut estimate = Estimate::new(schema, limit);
     estimate.intersection(vec![Conjunct::Schema(schema)]).ok()?;
+    // The compiler compiles each definition once.
+    while let Some(definition) = estimate.pending.pop() {
+        estimate.intersection(vec![Conjunct::Schema(definition)]).ok()?;
+    }
     Some(estimate.left)
 }
 
@@ -80,6 +95,17 @@ struct Estimate<'a> {
     /// Number of bytes up to the limit.
     left: usize,
     depth: usize,
+    /// Targets of references that stand by themselves.
+    defined: BTreeSet<&'a str>,
+    /// Those whose size was not added yet.
+    pending: Vec<&'a Map<String, Value>>,
+}
+
+/// Returns the number of alternatives of a schema that are compared one by one.
+fn alternatives_of(schema: &Value) -> usize {
+    let lists =
+        ["enum", "anyOf", "oneOf", "type"].into_iter().filter_map(|keyword| schema.get(keyword)?.as_array());
+    lists.map(Vec::len).sum::<usize>().max(1)
 }
 
 fn restricts(schema: &Map<String, Value>) -> usize {
@@ -87,6 +113,10 @@ fn restricts(schema: &Map<String, Value>) -> usize {
 }
 
 impl<'a> Estimate<'a> {
+    fn new(root: &'a Map<String, Value>, limit: usize) -> Self {
+        Self { root, left: limit, depth: 0, defined: BTreeSet::new(), pending: Vec::new() }
+    }
+
     fn add(&mut self, bytes: usize) -> Result<(), TooLarge> {
         self.left = self.left.checked_sub(bytes).ok_or(TooLarge)?;
         Ok(())
@@ -117,12 +147,23 @@ impl<'a> Estimate<'a> {
                 own -= 1;
                 // A reference by itself remains one.
                 let is_alone = own == 0 && pending.is_empty() && found.is_empty();
-                let target = if is_alone { None } else { self.target(reference) };
-                pending.extend(target.map(Conjunct::Schema));
+                let target = self.target(reference);
+                if !is_alone {
+                    pending.extend(target.map(Conjunct::Schema));
+                } else if self.defined.insert(reference) {
+                    self.pending.extend(target);
+                }
+                if self.defined.len() > MAX_DEFINITIONS {
+                    return Err(TooLarge);
+                }
             }
             if let Some(Value::Array(schemas)) = schema.get("allOf") {
                 own -= 1;
                 pending.extend(schemas.iter().filter_map(Value::as_object).map(Conjunct::Schema));
+            }
+            if let Some(Value::Array(schemas)) = schema.get("oneOf") {
+                let alternatives: usize = schemas.iter().map(alternatives_of).sum();
+                self.add(alternatives.saturating_mul(alternatives) / PAIRS_PER_BYTE)?;
             }
             for alternatives in ["anyOf", "oneOf"].iter().filter_map(|keyword| schema.get(*keyword)) {
                 own -= 1;
@@ -159,7 +200,7 @@ impl<'a> Estimate<'a> {
 
     /// Adds the size of the keywords for texts, numbers and literals.
     fn values(&mut self, own: &[&'a Map<String, Value>]) -> Result<(), TooLarge> {
-        let (mut expressions, mut remainders) = (0u32, 1usize);
+        let (mut expressions, mut remainders, mut places) = (0u32, 1u64, (u32::MAX, 0));
         for schema in own {
             for text in ["pattern", "format"].iter().filter_map(|keyword| schema.get(*keyword)?.as_str()) {
                 expressions += 1;
@@ -170,14 +211,20 @@ impl<'a> Estimate<'a> {
                 self.add(EXPRESSION + literal.to_string().len())?;
             }
             if let Some(divisor) = schema.get("multipleOf") {
-                let digits: String = divisor.to_string().chars().filter(char::is_ascii_digit).collect();
-                remainders = remainders.saturating_mul(digits.parse().unwrap_or(usize::MAX));
+                let divisor = decimal_of(divisor).map_err(|_| TooLarge)?;
+                remainders = remainders.saturating_mul(u64::from(divisor.coefficient));
+                places = (places.0.min(divisor.places), places.1.max(divisor.places));
             }
         }
         // An automaton for all of several expressions has a state for each combination of theirs.
         let combined = expressions.saturating_sub(1).saturating_mul(2).min(40);
         self.add(if combined > 0 { EXPRESSION << combined } else { 0 })?;
-        self.add(if remainders > 1 { remainders.saturating_mul(REMAINDER) } else { 0 })
+        // The least common multiple of several divisors has the decimal places of all.
+        remainders = remainders.saturating_mul(10_u64.pow(places.1.saturating_sub(places.0)));
+        if remainders > MAX_REMAINDERS {
+            return Err(TooLarge);
+        }
+        self.add(if remainders > 1 { remainders as usize * REMAINDER } else { 0 })
     }
 
     /// Adds the size of the keywords for objects.
@@ -302,6 +349,9 @@ mod tests {
             json!({"allOf": [{"properties": {"b": any}}, any], "$defs": {"any": {"allOf": [any, any]}}}),
             json!({"properties": names(300), "minProperties": 1}),
             json!({"multipleOf": 9_699_690}),
+            json!({"$ref": "#/$defs/q", "$defs": {"q": {"multipleOf": 2_147_483_648_u32}}}),
+            json!({"items": {"$ref": "#/$defs/q"}, "$defs": {"q": {"$ref": "#/$defs/r"}, "r": {"multipleOf": 99_999}}}),
+            json!({"allOf": [{"multipleOf": 1e-8}, {"multipleOf": 7}]}),
             json!({"allOf": numbers}),
             json!({"allOf": texts}),
             json!({"patternProperties": of_names}),
@@ -366,7 +416,7 @@ mod tests {
             let root =
                 json!({"$defs": {"a~1b": {"title": "x"}}, "anyOf": [{}, {"title": "y"}], "title": "r"});
             let root = root.as_object().unwrap().clone();
-            let estimate = Estimate { root: &root, left: 0, depth: 0 };
+            let estimate = Estimate::new(&root, 0);
             estimate.target(pointer).and_then(|schema| Some(schema.get("title")?.as_str()?.to_owned()))
         };
         assert_eq!(target("#/$defs/a~1b").as_deref(), Some("x"));
