@@ -1,6 +1,14 @@
 //! Threads with a large stack. The compilers of grammars and templates recurse as deep as their source nests.
 
-use std::{io, thread};
+use std::{
+    io,
+    sync::mpsc::{RecvTimeoutError, sync_channel},
+    thread,
+    time::Duration,
+};
+
+/// Time between two checks whether a result is still needed.
+const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A compiler's thread could not be started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -27,6 +35,40 @@ pub(crate) fn run<T: Send>(
     })
 }
 
+/// End of a compiler without a result.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum NoResult {
+    /// It did not start.
+    Start(ThreadStartError),
+    Panic,
+    /// Its result was no longer needed.
+    Unneeded,
+}
+
+/// Runs `compile` in a thread of its own as long as its result is needed. The thread ends by itself, if need be after this
+/// call.
+pub(crate) fn run_while<T: Send + 'static>(
+    stack_size: usize,
+    is_needed: &dyn Fn() -> bool,
+    compile: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, NoResult> {
+    let (sender, receiver) = sync_channel(1);
+    // The receiver may be gone.
+    let send = move || _ = sender.send(compile());
+    let started = thread::Builder::new().stack_size(stack_size).spawn(send);
+    started.map_err(|error| {
+        NoResult::Start(ThreadStartError { number: error.raw_os_error().unwrap_or_default() })
+    })?;
+    loop {
+        match receiver.recv_timeout(CHECK_INTERVAL) {
+            Ok(result) => return Ok(result),
+            Err(RecvTimeoutError::Disconnected) => return Err(NoResult::Panic),
+            Err(RecvTimeoutError::Timeout) if !is_needed() => return Err(NoResult::Unneeded),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -35,6 +77,17 @@ mod tests {
     fn a_panic_ends_only_the_thread() {
         assert_eq!(run(1 << 20, || 7), Ok(Some(7)));
         assert_eq!(run(1 << 20, || -> u8 { panic!("contained") }), Ok(None));
+    }
+
+    #[test]
+    fn a_result_that_is_not_needed_is_not_awaited() {
+        let (end, ended) = sync_channel::<()>(0);
+        let wait = move || ended.recv().is_ok();
+        assert_eq!(run_while(1 << 20, &|| false, wait), Err(NoResult::Unneeded));
+        // The compiler still waits for its end.
+        end.send(()).unwrap();
+        assert_eq!(run_while(1 << 20, &|| true, || 7), Ok(7));
+        assert_eq!(run_while(1 << 20, &|| true, || -> u8 { panic!("contained") }), Err(NoResult::Panic));
     }
 
     #[cfg(target_os = "linux")]

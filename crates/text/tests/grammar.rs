@@ -496,6 +496,24 @@ fn grammars_that_cannot_be_followed_are_refused_with_the_reason() {
 }
 
 #[test]
+fn long_texts_need_few_states_at_once() {
+    let bench = Bench::new(byte_level());
+    let schema = json!({"type": "string", "maxLength": 9000});
+    let mut matcher = bench.compiler.compile(&Grammar::JsonSchema(schema)).unwrap();
+    let mut text = bench.tokenizer.encode("\"", Specials::AsText).unwrap();
+    text.extend(bench.tokenizer.encode(&"a b".repeat(1500), Specials::AsText).unwrap());
+    text.extend(bench.tokenizer.encode("\"", Specials::AsText).unwrap());
+    for (at, token) in text.into_iter().enumerate() {
+        matcher.prepare();
+        assert_eq!(matcher.failure(), None, "at {at}");
+        assert!(matcher.allowed()[token as usize / 32] >> (token % 32) & 1 == 1, "at {at}");
+        matcher.accept(token);
+    }
+    matcher.prepare();
+    assert!(matcher.failure().is_none() && matcher.allowed()[bench.end as usize / 32] != 0);
+}
+
+#[test]
 fn hostile_grammars_end_within_their_limits() {
     let bench = Bench::new(byte_level());
     let chain = |count: usize, link: fn(usize) -> String| (0..count).map(link).collect::<String>();

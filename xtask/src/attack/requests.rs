@@ -91,6 +91,20 @@ fn costly() -> Vec<(&'static str, Vec<u8>)> {
             "/v1/completions",
             filled(2_000_000, r#"{"model":"local/tiny","prompt":"a","n":72,"stop":""#, "b", r#""}"#),
         ),
+        (
+            "/v1/chat/completions",
+            br#"{"model":"local/tiny","messages":[{"role":"user","content":"a"}],"max_tokens":9,"response_format":{"type":"json_schema","json_schema":{"name":"n","schema":{"type":"integer","minimum":-9223372036854775808,"maximum":-9223372036854775808}}}}"#
+                .to_vec(),
+        ),
+        (
+            "/v1/chat/completions",
+            br##"{"model":"local/tiny","messages":[{"role":"user","content":"a"}],"max_tokens":9,"response_format":{"type":"json_schema","json_schema":{"name":"n","schema":{"$ref":"#/$defs/q","$defs":{"q":{"type":"number","multipleOf":2147483648}}}}}}"##
+                .to_vec(),
+        ),
+        (
+            "/v1/completions",
+            br#"{"model":"local/tiny","prompt":"a","max_tokens":64,"n":8,"regex":"(a{1000}){1000}"}"#.to_vec(),
+        ),
         ("/tokenize", fill(r#"{"model":"local/tiny","content":""#, " ", r#""}"#)),
         ("/tokenize", filled(256 << 10, r#"{"model":"local/tiny","content":""#, "1 ", r#""}"#)),
         (

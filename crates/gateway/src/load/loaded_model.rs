@@ -12,7 +12,7 @@ use narthex_engine::{
 };
 use narthex_spec::{ModelName, ReasoningFormat, ToolFormat, manifest::ChatEntry};
 use narthex_text::{
-    grammar::{Grammar, GrammarCompiler, GrammarError, GrammarMatcher},
+    grammar::{CompileScope, Grammar, GrammarCompiler, GrammarError, GrammarMatcher},
     template::{Abilities, ChatTemplate},
     tokenizer::Tokenizer,
 };
@@ -131,11 +131,15 @@ impl LoadedModel {
     }
 
     /// Compiles a grammar for this model's vocabulary.
-    pub(crate) fn compile_grammar(&self, grammar: &Grammar) -> Result<GrammarMatcher, GrammarError> {
+    pub(crate) fn compile_grammar(
+        &self,
+        grammar: &Grammar,
+        scope: &CompileScope<'_>,
+    ) -> Result<GrammarMatcher, GrammarError> {
         let compiler = self
             .grammars
             .get_or_init(|| GrammarCompiler::new(&self.tokenizer, &self.package.manifest.tokenizer.stop));
-        compiler.as_ref().map_err(Clone::clone)?.compile(grammar)
+        compiler.as_ref().map_err(Clone::clone)?.compile_while(grammar, scope)
     }
 
     pub(crate) fn placement(&self) -> &PlacementReport {

@@ -1,7 +1,12 @@
 //! Rules for the text of the answers to a request.
 
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
 use narthex_text::{
-    grammar::{GrammarError, GrammarMatcher},
+    grammar::{CompileScope, GrammarError, GrammarMatcher},
     tools::{CallReading, ReasoningParser},
 };
 
@@ -15,6 +20,9 @@ use crate::{
         tools::{self, CallRules},
     },
 };
+
+/// Maximum time for compiling the grammars of a request.
+const COMPILE_TIME: Duration = Duration::from_secs(20);
 
 /// Rules for the text of the answers.
 #[derive(Default)]
@@ -39,17 +47,22 @@ impl AnswerRules {
     ) -> Result<Self, Error> {
         check_grammar(tools, options)?;
         let compiles = options.grammar.is_some() || tools::guarantees_calls(tools);
-        let _permit = if compiles { Some(GRAMMARS.take(1, cancel)?) } else { None };
-        let refused = |error| grammar_refusal(model, tools, options, error, cancel);
+        let permit = if compiles { Some(GRAMMARS.take(1, cancel)?) } else { None };
+        let begun = Instant::now();
+        let is_needed = || !cancel.is_cancelled() && begun.elapsed() < COMPILE_TIME;
+        let permit = permit.map(|permit| Arc::new(permit) as Arc<dyn Send + Sync>);
+        let scope = CompileScope { is_needed: &is_needed, permit };
+        let refused = |error| grammar_refusal(model, tools, options, error, &scope);
         let compile = |tools: &ToolSettings| {
             let format = model.tool_format;
             let content = options.grammar.as_ref();
             let grammar = tools::answer_grammar(tools, format, &model.tokenizer, content)?;
-            grammar.map(|grammar| model.compile_grammar(&grammar)).transpose()
+            grammar.map(|grammar| model.compile_grammar(&grammar, &scope)).transpose()
         };
 
         let grammar = match compile(tools) {
             Err(GrammarError::Thread(error)) => return Err(error.into()),
+            Err(GrammarError::Unneeded) if cancel.is_cancelled() => return Err(Error::Cancelled),
             // The schema of a tool without a guarantee is no reason to refuse a request.
             Err(error) => match tools::with_open_schemas(tools).map(|open| compile(&open)) {
                 Some(Ok(grammar)) => grammar,
@@ -100,16 +113,19 @@ fn grammar_refusal(
     tools: &ToolSettings,
     options: &GenerateOptions,
     error: GrammarError,
-    cancel: &Cancel,
+    scope: &CompileScope<'_>,
 ) -> Error {
-    let alone = |grammar: &Grammar| model.compile_grammar(grammar).err();
+    let alone = |grammar: &Grammar| {
+        let error = model.compile_grammar(grammar, scope).err();
+        error.filter(|error| *error != GrammarError::Unneeded)
+    };
     let of_grammar = || Some((grammar_param(options), String::new(), alone(options.grammar.as_ref()?)?));
     let mut tried = tools
         .tools
         .iter()
         .filter(|tool| !matches!(&tools.choice, ToolChoice::Function(name) if *name != tool.name))
         .take(MAX_TRIED)
-        .take_while(|_| !cancel.is_cancelled());
+        .take_while(|_| (scope.is_needed)());
 
     let (param, place, error) = match error {
         GrammarError::Thread(error) => return error.into(),

@@ -1,6 +1,6 @@
 //! `response_format`, and other grammars of an answer.
 
-use narthex_gateway::request::Grammar;
+use narthex_gateway::request::{Grammar, best_effort};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
@@ -63,6 +63,8 @@ pub(crate) enum ResponseFormat {
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct NamedSchema {
     schema: Option<Value>,
+    /// `false` leaves out the keywords that cannot be enforced, which are otherwise refused.
+    strict: Option<bool>,
 }
 
 impl ResponseFormat {
@@ -71,11 +73,18 @@ impl ResponseFormat {
         match self {
             Self::Text => None,
             Self::JsonObject { schema: None }
-            | Self::JsonSchema { json_schema: NamedSchema { schema: None } } => Some(Grammar::json_object()),
-            Self::JsonObject { schema: Some(schema) }
-            | Self::JsonSchema { json_schema: NamedSchema { schema: Some(schema) } } => {
-                Some(Grammar::JsonSchema(schema))
+            | Self::JsonSchema { json_schema: NamedSchema { schema: None, .. } } => {
+                Some(Grammar::json_object())
+            }
+            Self::JsonObject { schema: Some(schema) } => Some(schema_grammar(schema, None)),
+            Self::JsonSchema { json_schema: NamedSchema { schema: Some(schema), strict } } => {
+                Some(schema_grammar(schema, strict))
             }
         }
     }
+}
+
+/// Returns the grammar of a schema, without the keywords that cannot be enforced if `strict` is false.
+pub(crate) fn schema_grammar(schema: Value, strict: Option<bool>) -> Grammar {
+    Grammar::JsonSchema(if strict == Some(false) { best_effort(&schema) } else { schema })
 }

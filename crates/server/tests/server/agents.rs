@@ -116,6 +116,119 @@ fn schemas_that_cannot_be_enforced_are_refused() {
     check(json!({"best_of": 3}), "best_of", "not supported");
 }
 
+#[test]
+fn numbers_of_a_schema_never_end_the_server() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(tiny.config());
+    let object = |schema: &Value| json!({"type": "object", "properties": {"a": schema}, "required": ["a"]});
+    let tool = |schema: &Value, strict: bool| json!([{"type": "function", "function": {"name": "f", "parameters": object(schema), "strict": strict}}]);
+    // A request at each place of the API that takes a schema.
+    let doors = |schema: &Value| {
+        let of_chat = |fields: Value| ("/v1/chat/completions", with(chat(&model, 200), fields));
+        let format =
+            |schema: &Value| json!({"type": "json_schema", "name": "n", "schema": schema, "strict": true});
+        [
+            of_chat(json!({"response_format": {"type": "json_schema", "json_schema": format(schema)}})),
+            of_chat(json!({"tools": tool(schema, false), "tool_choice": "required"})),
+            of_chat(json!({"tools": tool(schema, true)})),
+            of_chat(json!({"grammar": format!("start: %json {schema}")})),
+            (
+                "/v1/responses",
+                json!({
+                    "model": model, "input": "the cat", "max_output_tokens": 200, "text": {"format": format(schema)},
+                }),
+            ),
+            (
+                "/api/chat",
+                json!({
+                    "model": model, "messages": [{"role": "user", "content": "the cat"}], "format": schema,
+                    "stream": false, "options": {"num_predict": 200},
+                }),
+            ),
+        ]
+    };
+    let lowest = i64::MIN;
+    for schema in [
+        json!({"type": "integer", "minimum": lowest, "maximum": lowest}),
+        json!({"$ref": "#/$defs/q", "$defs": {"q": {"type": "integer", "minimum": lowest, "maximum": lowest}}}),
+        json!({"allOf": [{"type": "integer", "minimum": 1e300}, {"maximum": lowest}]}),
+        json!({"enum": [1_234_567_890_123_456_789_i64]}),
+    ] {
+        for (path, body) in doors(&schema) {
+            let answer = live.post(path, &body);
+            // A tool that is not strict has no guarantee.
+            let is_open = body["tools"][0]["function"]["strict"] == false;
+            assert!(
+                answer.status == 400 || is_open && answer.status == 200,
+                "{path} {body}: {}",
+                answer.text()
+            );
+        }
+    }
+    for schema in [
+        json!({"type": "integer", "minimum": lowest, "maximum": i64::MAX}),
+        json!({"type": "number", "exclusiveMinimum": 1}),
+    ] {
+        for (path, body) in doors(&schema) {
+            let answer = live.post(path, &body);
+            assert_eq!(answer.status, 200, "{path} {body}: {}", answer.text());
+        }
+    }
+    assert_eq!(live.get("/health").status, 200);
+}
+
+#[test]
+fn schemas_without_a_guarantee_are_followed_as_far_as_possible() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(tiny.config());
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "a": {"type": "array", "items": {"const": "x"}, "maxItems": 2, "minItems": 2, "uniqueItems": true},
+            "b": {"oneOf": [{"const": 4}, {"enum": [4]}]},
+        },
+        "required": ["a", "b"],
+        "propertyNames": {"pattern": "^[a-z]$"},
+    });
+    let expect = json!({"a": ["x", "x"], "b": 4});
+    let format = json!({"type": "json_schema", "name": "n", "schema": schema, "strict": false});
+    let of_chat = json!({"response_format": {"type": "json_schema", "json_schema": format}});
+    let choice = whole(&live, &with(chat(&model, 100), of_chat.clone()));
+    let found: Value = serde_json::from_str(choice["message"]["content"].as_str().unwrap()).unwrap();
+    assert_eq!(found, expect);
+
+    let body =
+        json!({"model": model, "input": "the cat", "max_output_tokens": 100, "text": {"format": format}});
+    let answer = live.post("/v1/responses", &body).json();
+    let text = answer["output"][0]["content"][0]["text"].as_str().unwrap_or_else(|| panic!("{answer}"));
+    assert_eq!(serde_json::from_str::<Value>(text).unwrap(), expect);
+
+    let tools =
+        json!([{"type": "function", "function": {"name": "f", "parameters": schema, "strict": false}}]);
+    let choice = whole(&live, &with(chat(&model, 200), json!({"tools": tools, "tool_choice": "required"})));
+    let arguments = choice["message"]["tool_calls"][0]["function"]["arguments"].as_str().unwrap();
+    assert_eq!(serde_json::from_str::<Value>(arguments).unwrap(), expect);
+}
+
+#[test]
+fn references_are_followed_with_their_escapes() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(tiny.config());
+    let schema = json!({
+        "type": "object",
+        "properties": {"a": {"$ref": "#/definitions/Box%3Cstring%3E"}, "b": {"$ref": "#/definitions/x~1y"}},
+        "required": ["a", "b"],
+        "definitions": {"Box<string>": {"enum": ["k"]}, "x/y": {"type": "integer", "minimum": 4, "maximum": 4}},
+    });
+    let format = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": schema}});
+    let choice = whole(&live, &with(chat(&model, 60), json!({"response_format": format})));
+    let found: Value = serde_json::from_str(choice["message"]["content"].as_str().unwrap()).unwrap();
+    assert_eq!(found, json!({"a": "k", "b": 4}));
+}
+
 fn tools() -> Value {
     json!([{"type": "function", "function": {
         "name": "set",

@@ -7,6 +7,7 @@
 
 mod best_effort;
 mod digits;
+mod forced_text;
 mod formats;
 mod lark_tokens;
 mod limits;
@@ -32,7 +33,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     catch_panic::contain,
-    compile_thread::{self, ThreadStartError},
+    compile_thread::{self, NoResult, ThreadStartError},
     tokenizer::Tokenizer,
 };
 
@@ -50,8 +51,12 @@ const MAX_ITEMS: usize = 16_384;
 /// Bytes of stack for compiling a grammar, which recurses along its rules. Only pages that are used take memory.
 const COMPILE_STACK: usize = 256 << 20;
 
-/// Maximum number of states of a grammar's lexer; a state takes 1 to 2 KiB.
-const MAX_LEXER_STATES: usize = 50_000;
+/// Maximum number of states of a grammar's lexer; a state takes 1 to 3 KiB. Answers that need more begin again with the
+/// states of their tokens.
+const MAX_LEXER_STATES: usize = 10_000;
+
+/// Statement of a Lark grammar for a compiler that does not look for the text that must come next.
+const WITHOUT_FORCING: &str = "%llguidance {\"no_forcing\": true}\n";
 
 /// A grammar that was refused, or whose matching failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -91,6 +96,9 @@ pub enum GrammarError {
     /// The compiler cannot run.
     #[error(transparent)]
     Thread(#[from] ThreadStartError),
+    /// The grammar was no longer needed before it was compiled.
+    #[error("the grammar was not compiled in time; use fewer and simpler parts")]
+    Unneeded,
     /// The vocabulary cannot be used.
     #[error("this model's tokenizer cannot follow a grammar: {reason}")]
     Vocabulary {
@@ -144,10 +152,28 @@ impl Grammar {
     /// Checks the size of the source and returns it in the compiler's form.
     fn source(&self) -> Result<TopLevelGrammar, GrammarError> {
         match self {
-            Self::JsonSchema(schema) => Ok(TopLevelGrammar::from_json_schema(prepared_schema(schema)?)),
-            Self::Lark(source) => Ok(TopLevelGrammar::from_lark(prepared_lark(source)?.into_owned())),
+            Self::JsonSchema(schema) => {
+                let schema = prepared_schema(schema)?;
+                if forced_text::in_schema(&schema) {
+                    let source = format!("start: %json {schema}\n{WITHOUT_FORCING}");
+                    return Ok(TopLevelGrammar::from_lark(source));
+                }
+                Ok(TopLevelGrammar::from_json_schema(schema))
+            }
+            Self::Lark(source) => {
+                let mut source = prepared_lark(source)?.into_owned();
+                if forced_text::in_lark(&source) {
+                    source.push('\n');
+                    source.push_str(WITHOUT_FORCING);
+                }
+                Ok(TopLevelGrammar::from_lark(source))
+            }
             Self::Regex(source) => {
                 check_text(source)?;
+                if forced_text::in_regex(source) {
+                    let source = format!("start: /{}/\n{WITHOUT_FORCING}", regex_to_lark(source, ""));
+                    return Ok(TopLevelGrammar::from_lark(source));
+                }
                 Ok(TopLevelGrammar::from_regex(source))
             }
         }
@@ -218,7 +244,7 @@ fn kind(value: &Value) -> &'static str {
 
 /// Compiles grammars for one tokenizer. Creating it takes tens to hundreds of milliseconds.
 pub struct GrammarCompiler {
-    factory: ParserFactory,
+    factory: Arc<ParserFactory>,
     digits: Arc<DigitTokens>,
 }
 
@@ -244,7 +270,7 @@ impl GrammarCompiler {
             verbose_errors: false,
             ..ParserLimits::default()
         };
-        Ok(Self { factory, digits: Arc::new(DigitTokens::new(tokenizer)) })
+        Ok(Self { factory: Arc::new(factory), digits: Arc::new(DigitTokens::new(tokenizer)) })
     }
 
     /// Compiles a grammar.
@@ -252,21 +278,61 @@ impl GrammarCompiler {
     /// # Errors
     /// The grammar is too large, malformed or not supported, or no token of the vocabulary can begin a text of it.
     pub fn compile(&self, grammar: &Grammar) -> Result<GrammarMatcher, GrammarError> {
+        self.compile_while(grammar, &CompileScope { is_needed: &|| true, permit: None })
+    }
+
+    /// Compiles a grammar as [`Self::compile`], as long as it is needed.
+    ///
+    /// # Errors
+    /// As [`Self::compile`], and [`GrammarError::Unneeded`].
+    pub fn compile_while(
+        &self,
+        grammar: &Grammar,
+        scope: &CompileScope<'_>,
+    ) -> Result<GrammarMatcher, GrammarError> {
         let source = grammar.source()?;
         let is_json = matches!(grammar, Grammar::JsonSchema(_));
         let has_json = is_json || matches!(grammar, Grammar::Lark(source) if source.contains("%json"));
         let digits = has_json.then(|| DigitLimit::new(self.digits.clone(), is_json));
-        let compile = || {
-            let matcher = Matcher::new(self.factory.create_parser(source));
-            let mut matcher = GrammarMatcher { matcher, digits, allowed: Vec::new(), failure: None };
+        let origin = Arc::new(MatcherOrigin { factory: self.factory.clone(), source });
+        let permit = scope.permit.clone();
+        let compile = move || {
+            let matcher = origin.matcher();
+            let (taken, allowed) = (Vec::new(), Vec::new());
+            let mut matcher = GrammarMatcher { matcher, origin, taken, digits, allowed, failure: None };
             matcher.prepare();
-            match matcher.failure() {
+            drop(permit);
+            matcher
+        };
+        match compile_thread::run_while(COMPILE_STACK, scope.is_needed, compile) {
+            Ok(matcher) => match matcher.failure() {
                 Some(message) => Err(refusal(grammar, message)),
                 None => Ok(matcher),
-            }
-        };
-        let compiled = compile_thread::run(COMPILE_STACK, compile)?;
-        compiled.ok_or_else(|| GrammarError::unusable("its compiler panicked"))?
+            },
+            Err(NoResult::Start(error)) => Err(error.into()),
+            Err(NoResult::Panic) => Err(GrammarError::unusable("the compiler cannot represent it")),
+            Err(NoResult::Unneeded) => Err(GrammarError::Unneeded),
+        }
+    }
+}
+
+/// Bounds of a compilation.
+pub struct CompileScope<'a> {
+    /// Returns false once nothing waits for the result.
+    pub is_needed: &'a dyn Fn() -> bool,
+    /// Value that is dropped when the compiler has ended, which may be after the call.
+    pub permit: Option<Arc<dyn Send + Sync>>,
+}
+
+/// What a matcher was compiled from.
+struct MatcherOrigin {
+    factory: Arc<ParserFactory>,
+    source: TopLevelGrammar,
+}
+
+impl MatcherOrigin {
+    fn matcher(&self) -> Matcher {
+        Matcher::new(self.factory.create_parser(self.source.clone()))
     }
 }
 
@@ -274,6 +340,9 @@ impl GrammarCompiler {
 #[derive(Clone)]
 pub struct GrammarMatcher {
     matcher: Matcher,
+    origin: Arc<MatcherOrigin>,
+    /// Tokens of the answer.
+    taken: Vec<TokenId>,
     /// Limit of the digits of numbers, if the text has JSON.
     digits: Option<DigitLimit>,
     /// Bit set of the tokens that may come next.
@@ -284,7 +353,11 @@ pub struct GrammarMatcher {
 impl GrammarMatcher {
     /// Computes the tokens that may come next.
     pub fn prepare(&mut self) {
-        match self.matcher.compute_mask_or_eos() {
+        let mut mask = self.matcher.compute_mask_or_eos();
+        if mask.as_ref().is_err_and(|error| is_out_of_states(&error.to_string())) && self.begin_again() {
+            mask = self.matcher.compute_mask_or_eos();
+        }
+        match mask {
             Ok(mask) => {
                 self.allowed.clear();
                 self.allowed.extend_from_slice(&mask.as_slice()[..mask.len().div_ceil(32)]);
@@ -316,9 +389,25 @@ impl GrammarMatcher {
         if let Some(digits) = &mut self.digits {
             digits.accept(token);
         }
-        if let Err(error) = self.matcher.consume_token(token) {
+        self.taken.push(token);
+        if let Err(error) = self.matcher.consume_token(token)
+            && !(is_out_of_states(&error.to_string()) && self.begin_again())
+        {
             self.fail(&error.to_string());
         }
+    }
+
+    /// Compiles the grammar again and takes the tokens of the answer, which need far fewer states than the masks between
+    /// them. Returns false if this fails.
+    fn begin_again(&mut self) -> bool {
+        let Ok(Some(mut matcher)) = compile_thread::run(COMPILE_STACK, || self.origin.matcher()) else {
+            return false;
+        };
+        let is_taken = matcher.consume_tokens(&self.taken).is_ok();
+        if is_taken {
+            self.matcher = matcher;
+        }
+        is_taken
     }
 
     /// Appends the tokens that must come next.
@@ -341,4 +430,9 @@ impl GrammarMatcher {
     fn fail(&mut self, reason: &str) {
         self.failure = Some(cleaned(reason));
     }
+}
+
+/// Returns true for the compiler's error about [`MAX_LEXER_STATES`].
+fn is_out_of_states(message: &str) -> bool {
+    message.contains("too many states")
 }

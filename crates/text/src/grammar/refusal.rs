@@ -16,7 +16,7 @@ const MAX_SHOWN: usize = 120;
 pub(super) const SCHEMA_CLASSES: &str = "dw";
 
 /// Messages of the compiler about one keyword, each with the keyword and the reason for the client.
-const KEYWORDS: [(&str, &str, &str); 3] = [
+const KEYWORDS: [(&str, &str, &str); 7] = [
     (
         "oneOf constraints are not supported",
         r#""oneOf""#,
@@ -32,6 +32,31 @@ const KEYWORDS: [(&str, &str, &str); 3] = [
         r#""pattern" or "format""#,
         "it is too complex together with the length that the schema requires",
     ),
+    ("are not disjoint", r#""patternProperties""#, "more than one of its patterns may match a name"),
+    ("are disjoint", r#""patternProperties""#, "its patterns are too complex together"),
+    (
+        "circular references with sibling keys",
+        r#""$ref""#,
+        "it is to a schema that contains it, and has other keywords beside it; put them into that schema",
+    ),
+    (
+        "min/maxProperties only supported",
+        r#""minProperties" or "maxProperties""#,
+        "expected an object whose listed properties are all required",
+    ),
+];
+
+/// Messages of the compiler about the size of a grammar.
+const SIZES: [&str; 9] = [
+    "fuel exhausted",
+    "too big (limit",
+    "schema too large",
+    "stack level exceeded",
+    "too many states",
+    "too many expressions",
+    "Too many items",
+    "Current row has",
+    "class too large",
 ];
 
 /// Returns the error for a message of the compiler about a grammar. `message` is the result of [`cleaned`].
@@ -42,6 +67,13 @@ pub(super) fn refusal(grammar: &Grammar, message: &str) -> GrammarError {
     }
     if let Some((what, reason)) = wrong_value(grammar, message) {
         return GrammarError::unsupported(what, reason);
+    }
+    if SIZES.iter().any(|part| message.contains(part)) {
+        return GrammarError::unusable("it is too large or too complex; use fewer and simpler parts");
+    }
+    if let Some((_, reason)) = message.rsplit_once("Unsatisfiable schema: ") {
+        let reason = reason.split(" while processing ").next().unwrap_or(reason);
+        return GrammarError::unusable(format!("the schema allows no value: {reason}"));
     }
     // The position is that in the grammar of a call, which the client has not written.
     let reason = message.rsplit("failed to compile JSON schema: ").next().unwrap_or(message);
@@ -130,6 +162,25 @@ fn cut(text: &str, length: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn messages_of_the_compiler_become_reasons() {
+        let grammar = Grammar::json_object();
+        let check = |message: &str, expect: &str| assert_eq!(refusal(&grammar, message).to_string(), expect);
+        let too_large =
+            "the grammar is not usable: it is too large or too complex; use fewer and simpler parts";
+        check("fuel exhausted when checking relevance of lexemes (1000000)", too_large);
+        check("grammar size (number of symbols) too big (limit for this grammar: 500000)", too_large);
+        check(
+            "failed to compile JSON schema: Unsatisfiable schema: minimum (3) is greater than maximum (2)",
+            "the grammar is not usable: the schema allows no value: minimum (3) is greater than maximum (2)",
+        );
+        check(
+            "circular references with sibling keys are not supported: #/$defs/a",
+            "the schema's \"$ref\" cannot be enforced: it is to a schema that contains it, and has other keywords beside \
+             it; put them into that schema",
+        );
+    }
 
     #[test]
     fn messages_have_one_line_of_limited_length() {

@@ -3,7 +3,7 @@
 //! The rules are those of llama.cpp, with which publishers of GGUF files test. Pre-tokenizers unknown to [`super::pre`]
 //! are refused.
 
-use std::collections::HashMap;
+use std::{borrow::Cow, collections::HashMap};
 
 use serde_json::{Value, json};
 
@@ -66,6 +66,7 @@ pub(super) fn tokenizer_json(vocab: &GgufVocab) -> Result<Value, TokenizerError>
     if let Some(found) = lengths.into_iter().flatten().find(|&length| length != count) {
         return Err(bad(format!("{count} scores and token types"), found));
     }
+    let vocab = &*without_padding(vocab);
     check_added(vocab, 0)?;
     let mut json = match vocab.model.as_str() {
         "gpt2" => byte_level(vocab)?,
@@ -79,6 +80,22 @@ pub(super) fn tokenizer_json(vocab: &GgufVocab) -> Result<Value, TokenizerError>
     json["version"] = json!("1.0");
     json["added_tokens"] = added_tokens(vocab, &json["model"]["vocab"]);
     Ok(json)
+}
+
+/// Returns a vocabulary without the tokens that fill it up to the rows of the model's weights, such as `[PAD151900]`. They are
+/// no text.
+fn without_padding(vocab: &GgufVocab) -> Cow<'_, GgufVocab> {
+    let is_padding = |(id, token): &(usize, &String)| **token == format!("[PAD{id}]");
+    let padding = vocab.tokens.iter().enumerate().rev().take_while(is_padding).count();
+    let count = vocab.tokens.len() - padding;
+    if padding == 0 || count == 0 {
+        return Cow::Borrowed(vocab);
+    }
+    let mut vocab = vocab.clone();
+    vocab.tokens.truncate(count);
+    vocab.scores.iter_mut().for_each(|scores| scores.truncate(count));
+    vocab.types.iter_mut().for_each(|types| types.truncate(count));
+    Cow::Owned(vocab)
 }
 
 pub(super) fn ids(tokens: &[String]) -> Value {
@@ -299,6 +316,22 @@ mod tests {
         check("ab ab", &[7, 7]);
         check("é", &[2, 8 + 0xC3, 8 + 0xA9]);
         assert_eq!(t.encode("<s>ab", Specials::Parse).unwrap()[0], 1);
+    }
+
+    #[test]
+    fn padding_is_no_text() {
+        let vocab = |tokens: &[&str]| GgufVocab {
+            model: "gpt2".into(),
+            pre: Some("gpt-2".into()),
+            tokens: strings(tokens),
+            types: Some(vec![1; tokens.len()]),
+            ..GgufVocab::default()
+        };
+        let padded = Tokenizer::from_gguf(&vocab(&["a", "[PAD1]", "b", "[PAD3]", "[PAD4]"])).unwrap();
+        assert_eq!((padded.vocab_size(), padded.token_id("[PAD4]")), (3, None));
+        assert_eq!(padded.decode(&[0, 3, 2, 4]), "ab");
+        let other = Tokenizer::from_gguf(&vocab(&["a", "[PAD3]"])).unwrap();
+        assert_eq!(other.vocab_size(), 2);
     }
 
     #[test]

@@ -38,6 +38,30 @@ pub(super) fn seeds() -> Vec<Input> {
             "length",
             json!({"type": "string", "minLength": 1_000_000, "maxLength": 2_000_000}).to_string(),
         ),
+        Input::valid(
+            "numbers",
+            json!({"type": "array", "prefixItems": [
+                {"type": "integer", "minimum": i64::MIN, "maximum": i64::MAX},
+                {"type": "number", "exclusiveMinimum": 1, "exclusiveMaximum": 1.5},
+                {"type": "number", "multipleOf": 0.25, "minimum": -1e300},
+                {"const": -0.5},
+            ], "minItems": 4, "items": false})
+            .to_string(),
+        ),
+        Input::valid(
+            "references",
+            json!({"$ref": "#/x-types/Box%3Ca~1b%3E", "x-types": {"Box<a/b>": {"type": "string", "format": "date-time"}}})
+                .to_string(),
+        ),
+        Input::valid("schema-in-lark", "start: \"n=\" %json {\"type\": \"integer\", \"maximum\": 1e300}\n"),
+        Input::bomb("lowest", json!({"type": "integer", "minimum": i64::MIN, "maximum": i64::MIN}).to_string()),
+        Input::bomb("constant", json!({"enum": [i64::MIN, u64::MAX, 1e308, 5e-324]}).to_string()),
+        Input::bomb(
+            "divisor",
+            json!({"$ref": "#/$defs/q", "$defs": {"q": {"type": "number", "multipleOf": 2_147_483_648_u32}}})
+                .to_string(),
+        ),
+        Input::bomb("forced", "/(a{1000}){1000}"),
         Input::bomb("cycle", r##"{"$ref": "#"}"##),
         Input::bomb("repeats", "/((((a{1,999}){1,999}){1,999}){1,999}){1,999}"),
         Input::bomb("states", "/(a|b)*a(a|b){24}"),

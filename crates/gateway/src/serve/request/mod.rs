@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, ops::ControlFlow, sync::mpsc, time::Duration};
 
 use narthex_spec::Speculation;
 pub use narthex_text::{
-    grammar::Grammar,
+    grammar::{Grammar, best_effort},
     template::{FunctionCall, Message, Role, ToolCall},
 };
 

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use narthex_spec::ToolFormat;
 use narthex_text::{
-    grammar::{Grammar, GrammarError},
+    grammar::{Grammar, GrammarError, best_effort},
     tokenizer::Tokenizer,
     tools::{Callable, ContentRule, call_grammar},
 };
@@ -49,12 +49,15 @@ pub(in crate::serve) fn answer_grammar(
 }
 
 /// Returns the schema that the arguments of guaranteed calls follow: that of the tool, with the grammar of its text. It
-/// allows only objects.
+/// allows only objects. If the tool is not strict, keywords that cannot be enforced are left out.
 ///
 /// # Errors
 /// The schema allows no objects, or the grammar of the text has no regular expression.
 pub(in crate::serve) fn enforced_schema(tool: &Tool) -> Result<Cow<'_, Value>, GrammarError> {
     let mut schema = of_objects(&tool.parameters)?;
+    if tool.strictness == Strictness::BestEffort {
+        schema = Cow::Owned(best_effort(&schema));
+    }
     let Some(text) = &tool.text else { return Ok(schema) };
     let properties = schema.to_mut().get_mut("properties");
     let property = properties.and_then(|properties| properties.get_mut(&text.name));
@@ -196,6 +199,16 @@ mod tests {
         }
         check(ToolChoice::Required, BestEffort, None, "start: calls");
         check(ToolChoice::Function("f".to_owned()), BestEffort, Some(&object), "start: calls");
+    }
+
+    #[test]
+    fn only_strict_tools_are_refused_for_keywords_that_cannot_be_enforced() {
+        let parameters =
+            json!({"type": "object", "properties": {"a": {"type": "array", "uniqueItems": true}}});
+        let tool = |strictness| Tool { strictness, ..tool_of(parameters.clone()) };
+        let relaxed = json!({"type": "object", "properties": {"a": {"type": "array"}}});
+        assert_eq!(*enforced_schema(&tool(Strictness::BestEffort)).unwrap(), relaxed);
+        assert_eq!(*enforced_schema(&tool(Strictness::Strict)).unwrap(), parameters);
     }
 
     #[test]

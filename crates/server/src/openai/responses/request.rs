@@ -17,6 +17,7 @@ use crate::{
         ignored::IgnoredParameters,
         outline,
         reasoning::Effort,
+        response_format::schema_grammar,
         shared_fields::SharedFields,
         text_or_list::{ListElement, TextOrList},
         tools::{ChoiceMode, NamedTool, WireFunction, allow, call_limit},
@@ -145,7 +146,11 @@ struct TextSettings {
 enum TextFormat {
     Text,
     JsonObject,
-    JsonSchema { schema: Value },
+    JsonSchema {
+        schema: Value,
+        /// `false` leaves out the keywords that cannot be enforced, which are otherwise refused.
+        strict: Option<bool>,
+    },
 }
 
 impl Item {
@@ -405,7 +410,7 @@ impl ResponsesBody {
         let format = match self.text.and_then(|text| text.format) {
             None | Some(TextFormat::Text) => None,
             Some(TextFormat::JsonObject) => Some(Grammar::json_object()),
-            Some(TextFormat::JsonSchema { schema }) => Some(Grammar::JsonSchema(schema)),
+            Some(TextFormat::JsonSchema { schema, strict }) => Some(schema_grammar(schema, strict)),
         };
         let logprobs = logprobs(self.include.unwrap_or_default(), self.top_logprobs, ignored);
         let grammar = shared.grammar.grammar(format)?;
