@@ -71,7 +71,19 @@ fn export(session: &Session<'_>, narthex: &Path, scheme: &str, folder: &Path) ->
         fs::remove_dir_all(&out).with_context(|| out.display().to_string())?;
     }
     // Generating a token compiles the model if the store does not have it in this scheme.
-    let ask = ["chat", "--quiet", "--model", MODEL, "--scheme", scheme, "--max-tokens", "1", "Hello"];
+    let ask = [
+        "chat",
+        "--quiet",
+        "--model",
+        MODEL,
+        "--scheme",
+        scheme,
+        "--max-tokens",
+        "1",
+        "--temperature",
+        "0",
+        "Hello",
+    ];
     process::run(session.command(narthex).args(ask))?;
     process::run(session.command(narthex).args(["export", &format!("{MODEL}@{scheme}")]).arg(&out))?;
     Ok(out)

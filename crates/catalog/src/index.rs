@@ -11,6 +11,7 @@ use std::{collections::BTreeMap, fmt};
 use narthex_spec::{
     ContextFactor, DType, Ep, ModelKind, ModelName, Scheme, Sha256,
     arch::{Family, Pooling},
+    manifest::PublishedSampling,
 };
 use serde::{Deserialize, Deserializer, Serialize, de};
 
@@ -75,6 +76,9 @@ pub struct Entry {
     /// Prefixes of inputs by purpose, if the checkpoint does not state them.
     #[serde(default)]
     pub prompts: BTreeMap<String, String>,
+    /// Sampling that the publisher's card recommends, if the checkpoint does not state it.
+    #[serde(default)]
+    pub sampling: PublishedSampling,
     /// Element type of the checkpoint, if it has a single one.
     pub dtype: Option<DType>,
     /// Number of elements in the checkpoint that are not compiled: vision towers, poolers, copies of a tied head.
@@ -82,6 +86,8 @@ pub struct Entry {
     pub others: u64,
     /// Source of the checkpoint.
     pub source: Source,
+    /// Purpose for which the model is one of the first choices.
+    pub pick: Option<Purpose>,
     /// Notes for users.
     pub notes: Option<String>,
     /// Factor by which the publisher's card extends the context with YaRN.
@@ -150,6 +156,32 @@ pub enum Access {
     Open,
     /// A download needs an accepted licence on the model's page and a token.
     Gated,
+}
+
+/// Purpose of a model for users.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Purpose {
+    /// Conversations.
+    Chat,
+    /// Code.
+    Code,
+    /// Answers on small machines.
+    Small,
+    /// Search by meaning.
+    Embedding,
+}
+
+impl Purpose {
+    /// Returns the name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Chat => "chat",
+            Self::Code => "code",
+            Self::Small => "small",
+            Self::Embedding => "embedding",
+        }
+    }
 }
 
 /// The source of a checkpoint.
@@ -321,8 +353,25 @@ impl Catalog {
             .find(|entry| matches!(&entry.source, Source::Hub(hub) if hub.repo.eq_ignore_ascii_case(repo)))
     }
 
-    /// Returns up to five similar names, the nearest first.
+    /// Returns the entries of a family, which a name without a tag denotes: every size of `qwen3`. Completion models are
+    /// left out if the family has chat models.
+    pub fn sizes(&self, family: &str) -> Vec<&Entry> {
+        let of_family =
+            |entry: &&Entry| entry.name.as_str().split_once(':').is_some_and(|(name, _)| name == family);
+        let sizes: Vec<&Entry> = self.entries.iter().filter(of_family).collect();
+        let chats: Vec<&Entry> =
+            sizes.iter().copied().filter(|entry| entry.kind == ModelKind::Chat).collect();
+        if chats.is_empty() { sizes } else { chats }
+    }
+
+    /// Returns models of the catalogue in place of a known one that it lacks, or else up to five similar names, the nearest
+    /// first.
     pub fn suggest(&self, text: &str) -> Vec<ModelName> {
+        let instead = suggestions::in_place_of(text);
+        if !instead.is_empty() {
+            let names = instead.iter().filter_map(|name| name.parse().ok());
+            return names.filter(|name| self.by_name.contains_key(name)).collect();
+        }
         let spellings = self.entries.iter().flat_map(|entry| {
             entry.aliases.iter().chain([&entry.name]).map(move |spelling| (spelling.as_str(), &entry.name))
         });

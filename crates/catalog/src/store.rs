@@ -11,6 +11,7 @@
 //!   blobs/<sha256>               downloaded and verified wheels, until they are unpacked
 //!   tmp/<id>/, tmp/<id>.lock     staging folders, each locked by the process that fills it
 //!   keys.json                    API keys: hashes and limits
+//!   chat-history                 lines that were typed in conversations
 //!   locks/<key>.lock             locks between processes; never deleted
 //!   run/server-<pid>.json        records of running servers, each locked by its server
 //! ```
@@ -31,6 +32,7 @@ mod privacy;
 pub(crate) mod receipt;
 mod recover;
 mod staging;
+mod usage;
 pub(crate) mod verification;
 
 use std::{
@@ -46,6 +48,7 @@ use narthex_spec::{ProgressSink, Sha256};
 pub use package_file::{PACKAGE_EXTENSION, UnpackedPackage, pack};
 pub use packages::{PackageInfo, RemovableFolders};
 pub use staging::Staging;
+pub use usage::{CheckpointUsage, PackageUsage, StoreUsage};
 pub use verification::StoredFiles;
 
 use crate::{CancelFlag, error::Error, files, network::Network};
@@ -56,13 +59,27 @@ pub const HOME_VARIABLE: &str = "NARTHEX_HOME";
 /// Name of the folder for the records of running servers.
 const RUN: &str = "run";
 
+/// Name of the file with the lines that were typed in conversations.
+const CHAT_HISTORY: &str = "chat-history";
+
 /// Name of the folder for locks. The first write to a store creates it.
 const LOCKS: &str = "locks";
 
 /// Names of the entries of a store. Other entries belong to the user and are never changed.
 #[cfg(unix)]
-const ENTRIES: [&str; 10] =
-    ["blobs", "checkpoints", "failures", "keys.json", LOCKS, "machine", "packages", RUN, "runtimes", "tmp"];
+const ENTRIES: [&str; 11] = [
+    "blobs",
+    CHAT_HISTORY,
+    "checkpoints",
+    "failures",
+    "keys.json",
+    LOCKS,
+    "machine",
+    "packages",
+    RUN,
+    "runtimes",
+    "tmp",
+];
 
 /// A handle on the store; clones share it.
 #[derive(Debug, Clone)]
@@ -129,6 +146,11 @@ impl Store {
     pub fn check_writable(&self) -> Result<(), Error> {
         let staging = self.scratch()?;
         files::write_durably(&staging.path().join("probe"), b"probe")
+    }
+
+    /// Returns the file for the lines that are typed in conversations; it may not exist.
+    pub fn chat_history(&self) -> PathBuf {
+        self.root.join(CHAT_HISTORY)
     }
 
     /// Returns the folder for the records of running servers; it may not exist.

@@ -2,7 +2,11 @@
 
 use std::path::PathBuf;
 
-use narthex_spec::{TokenId, arch::Architecture, manifest::Prompts};
+use narthex_spec::{
+    TokenId,
+    arch::Architecture,
+    manifest::{Prompts, PublishedSampling},
+};
 use narthex_text::tokenizer::{GgufVocab, Tokenizer, TokenizerError, gguf_json, package_json};
 
 use crate::{
@@ -24,6 +28,8 @@ pub struct Checkpoint {
     pub chat_template: Option<String>,
     /// Prefixes of inputs, for embedding models.
     pub prompts: Prompts,
+    /// Sampling that the publisher recommends, for decoders.
+    pub sampling: PublishedSampling,
     /// Source of the pooling, for embedding models.
     pub pooling: PoolingSource,
     /// Maximum sequence length that its publisher serves, in tokens.

@@ -127,17 +127,24 @@ pub(crate) enum Command {
     /// Install, show or remove a service that starts `serve` at login or at boot
     Service(ServiceArgs),
     /// Download and compile a model
-    Pull(ModelArgs),
+    Pull(PullArgs),
     /// List installed models
+    #[command(visible_alias = "ls")]
     List(ListArgs),
     /// Show the contents of a package
     Show(ShowArgs),
     /// Remove a model, or one scheme of it
     Rm(RmArgs),
+    /// Show the space that models and runtimes take on disk
+    Df(JsonArgs),
+    /// Remove downloads and files that nothing uses
+    Prune(PruneArgs),
     /// Verify the digests of a model's files, or of every file in the store
     Verify(VerifyArgs),
     /// List running servers and their models
     Ps(JsonArgs),
+    /// Unload a model from the memory of running servers
+    Stop(StopArgs),
     /// Compile a checkpoint into a package
     Compile(CompileArgs),
     /// Estimate a model's size, memory and NPU support before downloading it
@@ -287,11 +294,30 @@ pub(crate) struct ServeArgs {
     pub(crate) load: DecoderLoadArgs,
 }
 
-/// Arguments of a command with a model.
+/// `narthex pull`.
 #[derive(Debug, ClapArgs)]
-pub(crate) struct ModelArgs {
+pub(crate) struct PullArgs {
     /// The model: a name (with @w4 for one scheme), hf:owner/repo, or a path
     pub(crate) model: String,
+
+    /// Remove the downloaded checkpoint after the compile; a compile in another scheme downloads it again
+    #[arg(long)]
+    pub(crate) discard_checkpoint: bool,
+}
+
+/// `narthex stop`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct StopArgs {
+    /// The model [default: all]
+    pub(crate) model: Option<String>,
+}
+
+/// `narthex prune`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct PruneArgs {
+    /// Also remove the checkpoints of installed models; a compile in another scheme downloads them again
+    #[arg(long)]
+    pub(crate) checkpoints: bool,
 }
 
 /// Arguments of a command with JSON output.

@@ -18,6 +18,8 @@ use narthex_gateway::Cancel;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
+use crate::hidden_typing;
+
 static CANCEL: OnceLock<Cancel> = OnceLock::new();
 static SIGNALS: SignalCount = SignalCount::new();
 /// Set while a command waits for input, which cannot be cancelled.
@@ -190,6 +192,7 @@ fn ignore_hang_up() {}
 /// Ends the process without running destructors, because a running operator must not have its library unloaded.
 #[allow(unsafe_code, reason = "only the C library can end a process without destructors")]
 fn exit_at_once() -> ! {
+    hidden_typing::restore();
     // SAFETY: `_exit` has no preconditions and does not return.
     unsafe { libc::_exit(130) }
 }

@@ -9,11 +9,14 @@
     reason = "the docs of arguments are help texts, which are not Markdown"
 )]
 
+mod answer_text;
 mod args;
 mod bars;
+mod chat_editor;
 mod cmd;
 mod environment_keys;
 mod exit;
+mod hidden_typing;
 mod input_file;
 mod interrupt;
 mod output;
@@ -21,6 +24,7 @@ mod page;
 #[cfg(test)]
 mod reference;
 mod render;
+mod running_server;
 mod settings;
 mod standard_input;
 mod wrap;

@@ -99,6 +99,13 @@ pub(crate) fn text(text: &str) -> anyhow::Result<()> {
     Ok(stdout.flush()?)
 }
 
+/// Prints and flushes text with its styles. It must have no other control characters on a terminal.
+pub(crate) fn styled_text(text: &str) -> anyhow::Result<()> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes())?;
+    Ok(stdout.flush()?)
+}
+
 /// Returns the text as this output shows it: a terminal without control characters, a file or a pipe unchanged.
 fn shown_on<'a>(output: &impl IsTerminal, text: &'a str) -> Cow<'a, str> {
     if output.is_terminal() { without_controls(text) } else { Cow::Borrowed(text) }

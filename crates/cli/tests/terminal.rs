@@ -150,8 +150,11 @@ fn cases() -> Vec<Case> {
         Case::new("list", "--available").named("available").shown(Shown::Catalogue),
         Case::json("show", "tiny"),
         Case::refused("rm", "no-such-model", 3),
+        Case::json("df", "").shown(Shown::WithoutNumbers),
+        Case::new("prune", ""),
         Case::json("verify", "tiny"),
         Case::json("ps", ""),
+        Case::new("stop", ""),
         Case::new("compile", "tiny.gguf --scheme f32 --calibrate none").shown(Shown::WithoutNumbers),
         Case::json("plan", "gemma3n:e2b").shown(Shown::BeforeThisMachine),
         Case::new("import", "sentence --name tiny --file onnx/model.onnx").shown(Shown::WithoutNumbers),
@@ -246,7 +249,9 @@ fn subjects(text: &str) -> String {
 /// the machine.
 fn catalogue(text: &str) -> String {
     let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-    let header = words(text.lines().next().unwrap_or_default());
+    // The table of the first choices depends on the machine.
+    let header =
+        text.lines().map(words).find(|row| row.iter().any(|word| word == "KIND")).unwrap_or_default();
     let row = text.lines().map(words).find(|row| row.first().is_some_and(|name| name == "smollm2:135m"));
     let row = row.unwrap_or_else(|| panic!("no row of smollm2:135m:\n{text}"));
     format!("{}\n{} {} … {}", header.join(" "), row[0], row[1], row[row.len() - 1])
@@ -455,6 +460,35 @@ fn a_benchmark_reports_json() {
         error.ends_with("…\ntiny: runs on the CPU\n") && error.matches("runs on").count() == 1,
         "{error}"
     );
+}
+
+#[test]
+fn a_conversation_takes_several_lines_and_keeps_its_history() {
+    let home = Home::new();
+    let talk = |lines: &[&str]| {
+        let command = home.command(&["run", "genai-dml", "--max-tokens", "2", "--temperature", "0"]);
+        let mut terminal = Terminal::start(&command, 80);
+        for keys in lines.iter().chain([&CTRL_D]) {
+            terminal.wait_for(PROMPT);
+            terminal.press(keys);
+        }
+        assert_eq!(terminal.end(), 0);
+        terminal.screen()
+    };
+    let screen = talk(&["\"\"\"w1\rw2\"\"\"\r", "/regenerate\r", "/save talk.json\r", "/set seed 5\r"]);
+    assert!(screen.contains("2 messages are in talk.json") && screen.contains("tokens/s"), "{screen}");
+    let saved: Value = serde_json::from_slice(&fs::read(home.path("talk.json")).unwrap()).unwrap();
+    assert_eq!(
+        (&saved["messages"][0]["content"], &saved["model"]),
+        (&"w1\nw2".into(), &"genai-dml@w4".into())
+    );
+    // The key for the line before, in another process.
+    let screen = talk(&["\x1b[A\r", "/load talk.json\r", "/show\r", "/set warmth 1\r"]);
+    for expect in
+        ["seed              5", "2 messages from talk.json", "messages     2", "expected one of temperature"]
+    {
+        assert!(screen.contains(expect), "{expect}: {screen}");
+    }
 }
 
 #[test]

@@ -264,6 +264,7 @@ fn manifest(
         },
         chat: checkpoint.chat_template.as_ref().map(|template| chat_entry(template, special.texts.clone())),
         prompts: checkpoint.prompts.clone(),
+        sampling: checkpoint.sampling,
         bound: None,
         quality: None,
         loss: None,

@@ -35,6 +35,18 @@ pub fn disable_telemetry() {
     unsafe { std::env::set_var(TELEMETRY, "1") };
 }
 
+/// Disables telemetry as [`disable_telemetry`] does, unless it is disabled. Functions of Rust's standard library may read
+/// the environment meanwhile; functions of C in other threads may not.
+pub fn ensure_telemetry_disabled() {
+    if !is_telemetry_disabled() {
+        disable_telemetry();
+    }
+}
+
+fn is_telemetry_disabled() -> bool {
+    std::env::var_os(TELEMETRY).is_some_and(|value| value == "1")
+}
+
 /// Returns the minor version of an ONNX Runtime library, such as 31 for 1.31.1; `None` if the file cannot be loaded or
 /// is another library. The library is unloaded again.
 pub fn probe(library: &Path) -> Option<u32> {
@@ -71,7 +83,7 @@ impl Runtime {
             }
             return Err(DeviceError::AlreadyLoaded { loaded: runtime.library.clone(), wanted: path });
         }
-        if std::env::var_os(TELEMETRY).is_none_or(|value| value != "1") {
+        if !is_telemetry_disabled() {
             return Err(DeviceError::TelemetryOn);
         }
         exclude_working_folder();

@@ -3,6 +3,7 @@
 
 use std::{
     io::{Error, ErrorKind},
+    path::Path,
     sync::Mutex,
     thread,
 };
@@ -58,6 +59,36 @@ pub fn hint(error: &Error) -> Option<&'static str> {
     }
 }
 
+/// Checks that a file system has room for a number of further bytes. The folder may not exist yet. A system that does not
+/// report its free space has room.
+///
+/// # Errors
+/// [`ErrorKind::StorageFull`] with both numbers.
+pub fn check_space(folder: &Path, needed: u64) -> Result<(), Error> {
+    match free_bytes(folder) {
+        Some(free) if free < needed => {
+            let megabytes = |bytes: u64| bytes.div_ceil(1_000_000);
+            let message =
+                format!("expected {} MB of free space, found {} MB", megabytes(needed), free / 1_000_000);
+            Err(Error::new(ErrorKind::StorageFull, message))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// Returns the free bytes of the file system with a folder that may not exist yet.
+#[cfg(unix)]
+fn free_bytes(folder: &Path) -> Option<u64> {
+    let existing = folder.ancestors().find(|folder| folder.exists())?;
+    let system = rustix::fs::statvfs(existing).ok()?;
+    Some(system.f_bavail.saturating_mul(system.f_frsize))
+}
+
+#[cfg(not(unix))]
+fn free_bytes(_folder: &Path) -> Option<u64> {
+    None
+}
+
 /// Size of the stack of a thread that does nothing.
 const STACK: usize = 64 << 10;
 
@@ -81,6 +112,16 @@ pub fn check_threads(count: usize) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(unix)]
+    #[test]
+    fn missing_space_is_reported_with_both_numbers() {
+        let folder = tempfile::tempdir().unwrap();
+        let absent = folder.path().join("not/yet/there");
+        check_space(&absent, 1).unwrap();
+        let error = check_space(&absent, u64::MAX).unwrap_err();
+        assert!(is_limit(&error) && error.to_string().contains(" MB of free space, found "), "{error}");
+    }
 
     #[test]
     fn a_few_threads_can_be_started() {

@@ -2,45 +2,16 @@
 
 #![allow(clippy::print_stdout, reason = "an example prints its result")]
 
-use std::{error::Error, sync::mpsc};
+use narthex_gateway::{Cancel, Config, Error, Gateway, Quiet, request::ChatRequest};
 
-use narthex_gateway::{
-    Cancel, Config, Gateway,
-    request::{
-        ChatRequest, GenerateOptions, GenerationEvent, HistoryOverflow, Message, ReasoningSettings, Role,
-        ToolSettings,
-    },
-};
-use narthex_spec::progress::Quiet;
-
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> Result<(), Error> {
     let question = std::env::args().nth(1).unwrap_or_else(|| "What is the capital of France?".to_owned());
-    narthex_gateway::disable_telemetry();
     let gateway = Gateway::open(Config::standard())?;
     // The first load downloads and compiles the model.
     let model = gateway.load("smollm2:135m", &Quiet, &Cancel::new())?;
-    let request = ChatRequest {
-        messages: vec![Message::new(Role::User, question)],
-        tools: ToolSettings::default(),
-        reasoning: ReasoningSettings::default(),
-        overflow: HistoryOverflow::Refuse,
-        options: GenerateOptions {
-            temperature: 0.0,
-            max_tokens: Some(64),
-            ..GenerateOptions::api_defaults()
-        },
-    };
-    let (sender, events) = mpsc::channel();
-    let _generation = gateway.chat(&model.id(), request, Box::new(sender))?;
-    let mut answer = String::new();
-    for event in events {
-        match event {
-            GenerationEvent::Text { text, .. } => answer.push_str(&text),
-            GenerationEvent::Failed { message, .. } => return Err(message.into()),
-            GenerationEvent::Done(_) => break,
-            _ => {}
-        }
-    }
-    println!("{answer}");
+    let mut request = ChatRequest::user(question);
+    request.options.temperature = Some(0.0);
+    request.options.max_tokens = Some(64);
+    println!("{}", gateway.stream(&model.id(), request)?.text()?);
     Ok(())
 }

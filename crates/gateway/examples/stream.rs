@@ -10,10 +10,9 @@ use std::{
 };
 
 use narthex_gateway::{
-    Cancel, Config, Gateway,
+    Cancel, Config, Gateway, Quiet,
     request::{CompletionRequest, Echo, GenerateOptions, GenerationEvent, GenerationSink, Prompt, Summary},
 };
-use narthex_spec::progress::Quiet;
 
 /// Prints text on the engine's thread, and sends the summary or the error at the end of the answer.
 struct Printer(mpsc::Sender<Result<Summary, String>>);
@@ -40,7 +39,6 @@ impl GenerationSink for Printer {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    narthex_gateway::disable_telemetry();
     let gateway = Gateway::open(Config::standard())?;
     let model = gateway.load("smollm2:135m", &Quiet, &Cancel::new())?;
     let request = CompletionRequest {

@@ -1,6 +1,18 @@
 //! The Narthex library: fetches, compiles and loads models, and answers requests. It is synchronous and uses neither
 //! HTTP nor a terminal.
 //!
+//! ```no_run
+//! use narthex_gateway::{Config, Gateway, request::ChatRequest};
+//!
+//! # fn main() -> Result<(), narthex_gateway::Error> {
+//! let gateway = Gateway::open(Config::standard())?;
+//! // The first answer of a model from the catalogue also downloads and compiles it.
+//! let answer = gateway.stream("smollm2:135m", ChatRequest::user("What is the capital of France?"))?;
+//! println!("{}", answer.text()?);
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! Start at [`Gateway`]; requests and answers are in [`request`].
 
 mod cancel;
@@ -51,6 +63,7 @@ pub use narthex_device::{
     runtime::disable_telemetry,
 };
 pub use narthex_engine::worker::Drain;
+pub use narthex_spec::progress::{Progress, Quiet, Sink as ProgressSink};
 pub use report::{
     fallback::{FallbackNode, FallbackNodes},
     memory::MemoryReport,
@@ -58,6 +71,6 @@ pub use report::{
     placement::{AnsweringDevice, PhaseShares, PlacementLine, PlacementReport},
 };
 pub use rights::{AutoPull, Rights};
-pub use serve::{generation::Generation, request};
+pub use serve::{answer_stream::AnswerStream, generation::Generation, request};
 pub use server_record::{Encryption, RunningServer};
 pub use threads::check_threads;

@@ -10,6 +10,7 @@ mod limits;
 mod part;
 mod paths;
 mod quality;
+mod sampling;
 
 use std::collections::BTreeMap;
 
@@ -27,6 +28,7 @@ pub use limits::{MAX_MANIFEST_BYTES, ManifestTooLong, check_files, check_text, m
 pub use part::{LayerRange, Part};
 pub use paths::{BadPath, check_path};
 pub use quality::Quality;
+pub use sampling::PublishedSampling;
 
 /// Version that this build writes, and the only one that it reads.
 pub const FORMAT: u32 = 1;
@@ -65,6 +67,9 @@ pub struct Manifest {
     pub tokenizer: TokenizerEntry,
     /// Chat template, for chat models.
     pub chat: Option<ChatEntry>,
+    /// Sampling that the publisher recommends, for requests that state none.
+    #[serde(default, skip_serializing_if = "PublishedSampling::is_empty")]
+    pub sampling: PublishedSampling,
     /// Texts to prepend to inputs, for embedding models.
     #[serde(default, skip_serializing_if = "Prompts::is_empty")]
     pub prompts: Prompts,

@@ -210,7 +210,18 @@ pub(super) fn openvino_folder(setup: &Setup<'_>, weights: &Weights) -> anyhow::R
 /// Measures the time from the start of `narthex chat` to the first byte of its answer, with a compiled package.
 pub(super) fn cold_start(setup: &Setup<'_>, scheme: &str) -> anyhow::Result<Duration> {
     let mut chat = setup.session.command(&setup.narthex);
-    chat.args(["chat", "--quiet", "--model", MODEL, "--scheme", scheme, "--max-tokens", "4"]);
+    chat.args([
+        "chat",
+        "--quiet",
+        "--model",
+        MODEL,
+        "--scheme",
+        scheme,
+        "--max-tokens",
+        "4",
+        "--temperature",
+        "0",
+    ]);
     chat.args(["--threads", &setup.threads.to_string(), "What is the capital of France?"]);
     let start = Instant::now();
     let mut child = chat.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;

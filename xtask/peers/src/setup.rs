@@ -58,7 +58,19 @@ impl<'a> Setup<'a> {
 
     /// Generates one token, which fetches and compiles the package if it is missing.
     pub(super) fn compile(&self, scheme: &str) -> anyhow::Result<()> {
-        let ask = ["chat", "--quiet", "--model", MODEL, "--scheme", scheme, "--max-tokens", "1", "Hello"];
+        let ask = [
+            "chat",
+            "--quiet",
+            "--model",
+            MODEL,
+            "--scheme",
+            scheme,
+            "--max-tokens",
+            "1",
+            "--temperature",
+            "0",
+            "Hello",
+        ];
         process::output(self.session.command(&self.narthex).args(ask))?;
         Ok(())
     }

@@ -53,7 +53,7 @@ fn ask_once(
     let mut command = packages.command(program, folder);
     command.args(arguments).env("NARTHEX_HOME", &installation.store);
     let start = Instant::now();
-    let printed = process::output(command.args(["run", "--quiet", MODEL, QUESTION]))?;
+    let printed = process::output(command.args(["run", "--quiet", "--temperature", "0", MODEL, QUESTION]))?;
     let (text, took) = (printed.stdout.trim().to_owned(), start.elapsed());
     terminal::line(format!("{text} ({:.1} s)", took.as_secs_f64()));
     ensure!(text.contains(RIGHT), "expected {RIGHT:?} in {text:?}");

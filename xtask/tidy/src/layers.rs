@@ -44,7 +44,11 @@ const LAYERS: &[(&str, Layer)] = &[
 /// Libraries, the crates that may use them, and the reason.
 const CAPABILITIES: &[(&[&str], &[&str], &str)] = &[
     (&["ort", "ort-sys", "libloading"], &["narthex-device"], "only device uses ONNX Runtime"),
-    (&["ureq", "reqwest"], &["narthex-catalog"], "only catalog connects to the network"),
+    (
+        &["ureq", "reqwest"],
+        &["narthex-catalog", "narthex"],
+        "only catalog connects to the network, and cli to servers of this machine",
+    ),
     (
         &["axum", "tower-http", "hyper", "hyper-util"],
         &["narthex-server"],

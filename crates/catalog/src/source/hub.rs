@@ -22,6 +22,7 @@ use std::{
     time::Duration,
 };
 
+use narthex_files::environment;
 use narthex_spec::{
     ProgressSink, Sha256,
     progress::{Progress, Quiet, Stage, Unit},
@@ -63,6 +64,11 @@ pub struct HubOptions {
 }
 
 impl HubOptions {
+    /// Returns the folder of a repository in the cache.
+    pub(crate) fn repository_folder(&self, repo: &str) -> PathBuf {
+        RepoCache::new(&self.cache, repo).folder().to_owned()
+    }
+
     /// Reads the variables of the hub's own tools: `HF_ENDPOINT`, `HF_TOKEN` or the token file, `HF_HUB_CACHE` or
     /// `HF_HOME`.
     pub fn from_environment(network: Network) -> Result<Self, Error> {
@@ -195,6 +201,10 @@ impl Hub {
         let names =
             glob::choose(&source.repo, listing.siblings.iter().map(|s| s.rfilename.as_str()), &source.files)?;
         let tokenizer_files = self.tokenizer(source, &names, &repo.snapshot(&listing.sha), cancel)?;
+        let missing: Vec<String> =
+            names.iter().filter(|name| !repo.snapshot(&listing.sha).join(name).exists()).cloned().collect();
+        environment::check_space(&self.options.cache, listing.bytes_of(&missing).unwrap_or(0))
+            .map_err(Error::io("download to", &self.options.cache))?;
         let title = format!("Downloading {}", source.repo);
         let stage = Stage::start(progress, title, Unit::Bytes, listing.bytes_of(&names));
 

@@ -44,7 +44,7 @@ impl Store {
         MachineFolder { store: self.clone(), path: self.own_machine().path.join(identity.to_string()) }
     }
 
-    fn of_package(&self, folder: &Path) -> Result<PathBuf, Error> {
+    pub(super) fn of_package(&self, folder: &Path) -> Result<PathBuf, Error> {
         Ok(self.machine_of(Self::package_digest(folder)?).path)
     }
 

@@ -41,12 +41,14 @@ pub struct RemovableFolders {
     pub packages: Vec<(Scheme, PathBuf)>,
     /// Checkpoints from which the packages were made.
     pub checkpoints: Vec<PathBuf>,
+    /// Files that this machine made from the packages.
+    pub machine: Vec<PathBuf>,
 }
 
 impl RemovableFolders {
     /// Returns the total size of all files in bytes.
     pub fn bytes(&self) -> u64 {
-        self.folders().map(files::tree_bytes).sum()
+        self.folders().chain(self.machine.iter().map(PathBuf::as_path)).map(files::tree_bytes).sum()
     }
 
     fn folders(&self) -> impl Iterator<Item = &Path> {
@@ -107,21 +109,19 @@ impl Store {
         if packages.is_empty() && checkpoints.is_empty() {
             return Err(Error::NoPackage { name: name.clone(), scheme });
         }
-        Ok(RemovableFolders { packages, checkpoints })
+        // Nothing is kept for a package without a readable manifest.
+        let with_manifest = packages.iter().filter(|(_, folder)| folder.join(MANIFEST_FILE).is_file());
+        let machine = with_manifest.map(|(_, folder)| self.of_package(folder)).collect::<Result<_, _>>()?;
+        Ok(RemovableFolders { packages, checkpoints, machine })
     }
 
     /// Removes one package. Without a scheme, removes all packages of a model, and the checkpoint from which they were
-    /// made if it is in the store. Returns the number of bytes freed, or [`Error::NoPackage`] if there was nothing.
+    /// made if it is in the store, with the files that this machine made from them. Returns the number of bytes freed, or [`Error::NoPackage`] if there was nothing.
     pub fn remove(&self, name: &ModelName, scheme: Option<Scheme>) -> Result<u64, Error> {
-        let mut freed = 0;
-        for folder in self.removable(name, scheme)?.folders() {
-            freed += files::tree_bytes(folder);
-            // Nothing is kept for a package without a readable manifest.
-            if folder.join(MANIFEST_FILE).is_file() {
-                self.forget_machine(folder)?;
-            }
-            self.discard(folder)?;
-        }
+        let removable = self.removable(name, scheme)?;
+        let freed = removable.bytes();
+        removable.machine.iter().try_for_each(|folder| files::remove_all(folder))?;
+        removable.folders().try_for_each(|folder| self.discard(folder))?;
         // An empty folder does no harm, so a failure to remove it is ignored.
         let _ = fs::remove_dir(self.root().join("packages").join(name.file_stem()));
         Ok(freed)

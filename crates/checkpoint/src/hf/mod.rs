@@ -1,12 +1,14 @@
 //! Folders in the layout of the `transformers` library: `config.json` and tokenizer files.
 //!
 //! `config` has the keys of `config.json`; `decoder` and `encoder` interpret those that most families share. `pooling`
-//! and `prompts` read the files of sentence-transformers, `tokenizer` reads the tokenizer and its special tokens.
+//! and `prompts` read the files of sentence-transformers, `tokenizer` reads the tokenizer and its special tokens, and
+//! `generation` the sampling that the publisher recommends.
 
 pub mod config;
 pub(crate) mod decoder;
 pub(crate) mod encoder;
 pub mod folder;
+mod generation;
 pub mod pooling;
 pub mod prompts;
 mod sentencepiece;

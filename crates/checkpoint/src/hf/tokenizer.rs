@@ -6,14 +6,20 @@
 
 use std::{collections::BTreeMap, fmt, marker::PhantomData};
 
-use narthex_spec::arch::Family;
+use narthex_spec::{arch::Family, manifest::PublishedSampling};
 use serde::{
     Deserialize, Deserializer,
     de::{IgnoredAny, SeqAccess, Visitor},
 };
 use serde_json::Value;
 
-use super::{config::TokenIds, folder::Folder, pooling::SentenceEmbedding, sentencepiece};
+use super::{
+    config::TokenIds,
+    folder::Folder,
+    generation::{self, GenerationConfig},
+    pooling::SentenceEmbedding,
+    sentencepiece,
+};
 use crate::{
     error::Result,
     limits::{malformed, unsupported},
@@ -33,6 +39,8 @@ pub struct FolderTokenizer {
     pub special: SpecialTokens,
     /// The chat template, if there is one.
     pub chat_template: Option<String>,
+    /// Sampling that `generation_config.json` states, for a decoder.
+    pub sampling: PublishedSampling,
 }
 
 /// Number of a model's vocabulary entries, and a decoder's family if it is known.
@@ -199,15 +207,14 @@ pub fn read(folder: &mut Folder, ids: &TokenIds, vocab: Vocab) -> Result<FolderT
         Ok(json) => json,
         Err(error) => return Err(malformed(&folder.file(TOKENIZER), "a tokenizer", error)),
     };
-    let generation: TokenIds =
-        folder.json("generation_config.json", "a generation configuration")?.unwrap_or_default();
+    let GenerationConfig { ids: generation, sampling } = generation::read(folder)?;
     let rules = Rules { json, stated, texts, generation, fallback: ids.clone() };
-    let special = match vocab {
-        Vocab::Decoder(entries, family) => rules.decoder(entries, family),
-        Vocab::Encoder(entries) => rules.encoder(entries),
+    let (special, sampling) = match vocab {
+        Vocab::Decoder(entries, family) => (rules.decoder(entries, family), sampling.published()),
+        Vocab::Encoder(entries) => (rules.encoder(entries), PublishedSampling::default()),
     };
     let chat_template = chat_template(folder, rules.stated)?.or_else(|| template_of(vocab.family()));
-    Ok(FolderTokenizer { tokenizer, special, chat_template })
+    Ok(FolderTokenizer { tokenizer, special, chat_template, sampling })
 }
 
 /// Returns the maximum text length that the tokenizer's files allow, in tokens.

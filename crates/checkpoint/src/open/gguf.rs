@@ -2,7 +2,10 @@
 
 use std::path::Path;
 
-use narthex_spec::{arch::Architecture, manifest::Prompts};
+use narthex_spec::{
+    arch::Architecture,
+    manifest::{Prompts, PublishedSampling},
+};
 
 use crate::{
     checkpoint::{Checkpoint, TokenizerSource},
@@ -44,6 +47,7 @@ fn opened(path: &Path) -> Result<Checkpoint> {
     check_architecture(path, &architecture)?;
     required_tensors::check(&tensors, &architecture)?;
     let Vocabulary { vocab, special } = vocab::read(&metadata, &architecture)?;
+    let sampling = sampling(&metadata, &architecture)?;
 
     Ok(Checkpoint {
         architecture,
@@ -54,10 +58,27 @@ fn opened(path: &Path) -> Result<Checkpoint> {
         chat_template: metadata.text("tokenizer.chat_template")?.map(str::to_owned),
         prompts: Prompts::default(),
         pooling,
+        sampling,
         max_length,
         files: paths,
         license: metadata.text("general.license")?.map(str::to_owned),
     })
+}
+
+/// Returns the sampling that the publisher of a decoder recommends.
+fn sampling(metadata: &Metadata, architecture: &Architecture) -> Result<PublishedSampling> {
+    if matches!(architecture, Architecture::Encoder(_)) {
+        return Ok(PublishedSampling::default());
+    }
+    let float = |key: &str| Ok(metadata.float(&format!("general.sampling.{key}"))?.map(|value| value as f32));
+    let sampling = PublishedSampling {
+        temperature: float("temp")?,
+        top_p: float("top_p")?,
+        top_k: float("top_k")?.filter(|count| *count > 0.0).map(|count| count as usize),
+        min_p: float("min_p")?,
+        repetition_penalty: float("penalty_repeat")?,
+    };
+    Ok(sampling.within_ranges())
 }
 
 /// Settings from a file's metadata.
@@ -176,6 +197,33 @@ mod tests {
         });
         let rope = found.rope.unwrap();
         assert_eq!((rope.theta, rope.dims, found.vocab), (1e4, 16, 300));
+    }
+
+    #[test]
+    fn the_sampling_of_the_publisher_is_read() {
+        let read = |keys: &[(&str, Meta)]| {
+            let mut file = tiny_llama(1);
+            for (key, value) in keys {
+                file.set(&format!("general.sampling.{key}"), value.clone());
+            }
+            open(&file).unwrap_or_else(|error| panic!("{error}")).sampling
+        };
+        assert!(read(&[]).is_empty());
+        let keys = [
+            ("temp", Meta::F32(0.6)),
+            ("top_k", Meta::U32(20)),
+            ("top_p", Meta::F32(0.95)),
+            ("min_p", Meta::F32(7.0)),
+            ("penalty_repeat", Meta::F32(1.1)),
+        ];
+        let expect = PublishedSampling {
+            temperature: Some(0.6),
+            top_p: Some(0.95),
+            top_k: Some(20),
+            min_p: None,
+            repetition_penalty: Some(1.1),
+        };
+        assert_eq!(read(&keys), expect);
     }
 
     #[test]

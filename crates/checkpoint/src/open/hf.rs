@@ -141,6 +141,7 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint> {
         chat_template: text.chat_template,
         prompts,
         pooling,
+        sampling: text.sampling,
         max_length,
         files: folder.files,
         license,

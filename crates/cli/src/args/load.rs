@@ -1,14 +1,16 @@
 //! Options of commands that load a model.
 
-use clap::Args as ClapArgs;
+use clap::{Args as ClapArgs, Parser};
 use narthex_gateway::Config;
 use narthex_spec::{DeviceOrder, KvCacheDtype, NpuOptions, NpuPolicy, PlacementChoice, Power, Scheme};
+
+use super::{Args, Command};
 
 /// Heading of the options that only chat and text models have.
 const DECODERS: &str = "Options for loading a chat or text model";
 
 /// Options of loading any model.
-#[derive(Debug, ClapArgs)]
+#[derive(Debug, Clone, PartialEq, ClapArgs)]
 #[command(next_help_heading = "Options for loading a model")]
 pub(crate) struct LoadArgs {
     /// Weight scheme: w8, w4, f16 or f32 [default: the installed one, or w8]
@@ -43,7 +45,7 @@ pub(crate) struct LoadArgs {
 }
 
 /// Options of loading a chat or text model.
-#[derive(Debug, ClapArgs)]
+#[derive(Debug, Clone, PartialEq, ClapArgs)]
 pub(crate) struct DecoderLoadArgs {
     #[command(flatten)]
     pub(crate) load: LoadArgs,
@@ -62,6 +64,19 @@ pub(crate) struct DecoderLoadArgs {
     /// stay the same
     #[arg(long, help_heading = DECODERS, value_name = "MODEL")]
     pub(crate) draft_model: Option<String>,
+}
+
+impl DecoderLoadArgs {
+    /// Returns whether no option but the scheme was given.
+    pub(crate) fn is_standard(&self) -> bool {
+        let standard = Args::try_parse_from(["narthex", "chat"]).ok().and_then(|args| match args.command {
+            Some(Command::Chat(chat)) => Some(chat.load),
+            _ => None,
+        });
+        let mut own = self.clone();
+        own.load.scheme = None;
+        standard == Some(own)
+    }
 }
 
 /// Parses a share.
@@ -85,5 +100,16 @@ mod tests {
     fn numbers_of_threads_that_no_machine_has_are_refused() {
         assert_eq!((threads("0"), threads("8")), (Ok(0), Ok(8)));
         assert!(threads("5000").unwrap_err().contains("on this machine, found \"5000\""));
+    }
+
+    #[test]
+    fn options_of_loading_are_told_from_their_defaults() {
+        let standard = |words: &[&str]| {
+            let args = Args::try_parse_from([&["narthex", "chat"], words].concat()).unwrap();
+            let Some(Command::Chat(chat)) = args.command else { panic!("not chat") };
+            chat.load.is_standard()
+        };
+        assert!(standard(&[]) && standard(&["--scheme", "w4"]) && standard(&["--temperature", "0"]));
+        assert!(!standard(&["--providers", "cpu"]) && !standard(&["--draft-model", "smollm2:135m"]));
     }
 }

@@ -4,19 +4,21 @@ use std::io::{IsTerminal, stdin};
 
 use narthex_gateway::{
     Error, Gateway,
-    models::{ModelKind, ModelStatus},
+    models::{ModelKind, Purpose},
     request::{CompletionRequest, Echo, GenerateOptions, Message, Prompt, Role},
 };
 
 use super::{
-    converse::{self, first_messages},
-    generation::{AnswerEnd, Repetition, options, print, print_speed},
-    load,
-    tools::{self, ChatModel, ChatTools},
+    converse::{self, OpenModel, first_messages},
+    generation::{ChatModel, RunningAnswer, finish, options, print},
+    load, stated_scheme,
+    tools::{self, ChatTools},
 };
 use crate::{
-    args::{ChatArgs, CompleteArgs, GenerateArgs},
+    args::{ChatArgs, CompleteArgs},
     bars::Bars,
+    output,
+    running_server::ServedModel,
     standard_input,
 };
 
@@ -26,35 +28,71 @@ const DEFAULT_TEXT_MODEL: &str = "gemma3:270m-base";
 /// Length of a completion if none is given: many base models never end a text.
 const DEFAULT_COMPLETION_TOKENS: usize = 128;
 
+/// Maximum number of models that are named in place of the demonstration.
+const MAX_CHOICES: usize = 4;
+
 /// Answers one question, or starts a conversation without one.
 pub(crate) fn run(gateway: &Gateway, args: &ChatArgs) -> anyhow::Result<()> {
     let prompt = match &args.prompt {
         None if stdin().is_terminal() => None,
         given => Some(prompt(given.as_deref())?),
     };
+    // Before a model is loaded.
+    options(&args.generate)?;
+    if prompt.is_none() && args.generate.json {
+        return Err(Error::invalid("json", "expected a question with --json, found none").into());
+    }
     let mut tools = ChatTools::open(&args.tools)?;
     let no_template = || {
-        let message =
-            format!("{0} has no chat template; `narthex complete -m {0} TEXT` continues a text", args.model);
+        let message = format!(
+            "{0} has no chat template; `narthex complete -m {0} TEXT` continues a text",
+            args.model()
+        );
         Error::invalid("model", message)
     };
     if let Err(Error::WrongKind { is: ModelKind::Text, .. }) =
-        gateway.check_kind(&args.model, &[ModelKind::Chat])
+        gateway.check_kind(args.model(), &[ModelKind::Chat])
     {
         return Err(no_template().into());
     }
-    let status = load(gateway, &args.model, &[ModelKind::Chat], &Bars::unless(args.generate.quiet))?;
+    let scheme = stated_scheme(args.model(), args.load.load.scheme)?;
+    let may_be_served = tools.is_none() && args.load.is_standard();
+    let served = if may_be_served { ServedModel::find(gateway, args.model(), scheme) } else { None };
+    let status = match &served {
+        Some(served) => served.status.clone(),
+        None => load(gateway, args.model(), &[ModelKind::Chat], &Bars::unless(args.generate.quiet))?,
+    };
     // A model from the hub or a path is known to have a template after it was compiled.
     if status.kind == Some(ModelKind::Text) {
         return Err(no_template().into());
     }
+    if args.is_demonstration() && !args.generate.quiet {
+        advise(gateway)?;
+    }
     let Some(prompt) = prompt else {
-        return converse::run(gateway, args, &status, tools);
+        return converse::run(gateway, args, OpenModel { status, served }, tools);
     };
-    let mut messages = first_messages(args);
+    let mut messages = first_messages(args.system.as_deref());
     messages.push(Message::new(Role::User, prompt));
-    let model = ChatModel { gateway, args: &args.generate, status: &status };
-    finish(&args.generate, &status, tools::answer(&model, tools.as_mut(), &mut messages)?)
+    let model = ChatModel { gateway, args: &args.generate, status: &status, served: served.as_ref() };
+    finish(&args.generate, &status, &tools::answer(&model, tools.as_mut(), &mut messages)?)
+}
+
+/// Names better models than the demonstration, at its first answer.
+fn advise(gateway: &Gateway) -> anyhow::Result<()> {
+    if !gateway.is_first_time("demonstration") {
+        return Ok(());
+    }
+    let choices = gateway.first_choices(Purpose::Chat)?;
+    let choices = if choices.is_empty() { gateway.first_choices(Purpose::Small)? } else { choices };
+    let names: Vec<&str> = choices.iter().take(MAX_CHOICES).map(|name| name.as_str()).collect();
+    if !names.is_empty() {
+        let names = names.join(", ");
+        output::note(format!(
+            "smollm2:135m is a demonstration. Better on this machine, with -m NAME: {names}."
+        ));
+    }
+    Ok(())
 }
 
 /// Continues a text.
@@ -74,21 +112,12 @@ pub(crate) fn complete(gateway: &Gateway, args: &CompleteArgs) -> anyhow::Result
         echo: Echo::Completion,
         options: GenerateOptions {
             max_tokens: args.generate.max_tokens.or(Some(DEFAULT_COMPLETION_TOKENS)),
-            ..options(&args.generate)
+            ..options(&args.generate)?
         },
     };
-    let answer = print(|sink| gateway.complete(&status.id(), request, sink), Repetition::Allow)?;
-    finish(&args.generate, &status, answer.end)
-}
-
-/// Prints the speed of a complete answer, or fails if it was interrupted.
-fn finish(args: &GenerateArgs, status: &ModelStatus, end: AnswerEnd) -> anyhow::Result<()> {
-    match end {
-        AnswerEnd::Done(summary) => print_speed(args, status, &summary),
-        AnswerEnd::Repeated => {}
-        AnswerEnd::Interrupted => return Err(Error::Cancelled.into()),
-    }
-    Ok(())
+    let answer =
+        print(|sink| Ok(RunningAnswer::Own(gateway.complete(&status.id(), request, sink)?)), &args.generate)?;
+    finish(&args.generate, &status, &answer)
 }
 
 /// Returns the given prompt, else that of standard input, and refuses an empty one before a model is loaded.

@@ -1,22 +1,43 @@
 //! `narthex chat` without a question: a conversation with history and commands.
 
+use std::path::Path;
+
 use narthex_gateway::{
     Gateway,
-    models::ModelStatus,
+    models::{ModelKind, ModelStatus},
     request::{Message, Role},
 };
-use rustyline::{DefaultEditor, error::ReadlineError};
+use rustyline::error::ReadlineError;
 
 use super::{
-    generation::{AnswerEnd, print_speed},
-    tools::{self, ChatModel, ChatTools},
+    conversation_file,
+    generation::{ChatModel, options, print_speed},
+    load,
+    tools::{self, ChatTools},
 };
-use crate::{args::ChatArgs, interrupt, output};
+use crate::{
+    args::{ChatArgs, GenerateArgs},
+    bars::Bars,
+    chat_editor::ChatEditor,
+    interrupt, output,
+    running_server::ServedModel,
+};
 
-const HELP: &str = "/system TEXT  start a new conversation with these instructions
-/clear        start a new conversation
-/exit         leave (or Ctrl-D)
-Ctrl-C stops an answer.";
+const HELP: &str = r#"/system [TEXT]    show the instructions, or start a new conversation with these
+/clear            start a new conversation
+/regenerate       answer the last question again
+/model [NAME]     show the model, or continue with this one
+/set [NAME VALUE] show the options of generating text, or change one
+/show             show the model, its options and the length of the conversation
+/save FILE        write the conversation to a file
+/load FILE        continue the conversation of a file
+/exit             leave (or Ctrl-D)
+""" begins and ends a message of several lines; Alt-Enter adds a line.
+Ctrl-C stops an answer."#;
+
+/// Names of the commands, for completion.
+const COMMANDS: &[&str] =
+    &["/clear", "/exit", "/help", "/load", "/model", "/regenerate", "/save", "/set", "/show", "/system"];
 
 /// Meaning of a typed line.
 #[derive(Debug, PartialEq, Eq)]
@@ -25,6 +46,12 @@ enum ChatInput<'a> {
     Help,
     Clear,
     System(&'a str),
+    Regenerate,
+    Model(&'a str),
+    Set(&'a str),
+    Show,
+    Save(&'a str),
+    Load(&'a str),
     Exit,
     Unknown(&'a str),
     Message(&'a str),
@@ -33,11 +60,18 @@ enum ChatInput<'a> {
 fn parse(line: &str) -> ChatInput<'_> {
     let line = line.trim();
     let (word, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+    let rest = rest.trim();
     match word {
         "" => ChatInput::Empty,
         "/help" | "/?" => ChatInput::Help,
         "/clear" => ChatInput::Clear,
-        "/system" => ChatInput::System(rest.trim()),
+        "/system" => ChatInput::System(rest),
+        "/regenerate" => ChatInput::Regenerate,
+        "/model" => ChatInput::Model(rest),
+        "/set" => ChatInput::Set(rest),
+        "/show" => ChatInput::Show,
+        "/save" => ChatInput::Save(rest),
+        "/load" => ChatInput::Load(rest),
         "/exit" | "/quit" | "/bye" => ChatInput::Exit,
         _ if word.starts_with('/') && !word[1..].contains('/') => ChatInput::Unknown(word),
         _ => ChatInput::Message(line),
@@ -45,72 +79,182 @@ fn parse(line: &str) -> ChatInput<'_> {
 }
 
 /// Messages that precede the first question.
-pub(super) fn first_messages(args: &ChatArgs) -> Vec<Message> {
-    args.system.iter().map(|text| Message::new(Role::System, text.clone())).collect()
+pub(super) fn first_messages(system: Option<&str>) -> Vec<Message> {
+    system.into_iter().map(|text| Message::new(Role::System, text.to_owned())).collect()
 }
 
 /// Runs a conversation until the user leaves.
 pub(crate) fn run(
     gateway: &Gateway,
     args: &ChatArgs,
-    status: &ModelStatus,
-    mut tools: Option<ChatTools>,
+    model: OpenModel,
+    tools: Option<ChatTools>,
 ) -> anyhow::Result<()> {
-    let model = ChatModel { gateway, args: &args.generate, status };
-    let mut history = Vec::new();
-    let mut messages = first_messages(args);
-    output::note(format!("{} is ready; /help lists the commands.", status.name));
+    let system = args.system.clone();
+    let mut conversation = Conversation {
+        gateway,
+        options: args.generate.clone(),
+        model,
+        tools,
+        messages: first_messages(system.as_deref()),
+        system,
+    };
+    let mut editor = ChatEditor::new(gateway.chat_history(), COMMANDS);
+    let OpenModel { status, served } = &conversation.model;
+    let by = if served.is_some() { ", in the memory of a running server" } else { "" };
+    output::note(format!("{} is ready{by}; /help lists the commands.", status.name));
     loop {
-        let line = match read_line(&history) {
+        let line = match editor.read() {
             Ok(line) => line,
             Err(ReadlineError::Interrupted) => continue,
             Err(ReadlineError::Eof) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
-        history.push(line.clone());
-        match parse(&line) {
-            ChatInput::Empty => {}
+        let input = parse(&line);
+        if input == ChatInput::Exit {
+            return Ok(());
+        }
+        interrupt::take();
+        // The conversation continues, because the user can correct the command or the message.
+        match conversation.take(input) {
+            Err(error) if is_fatal(&error) => return Err(error),
+            Err(error) => output::note(format!("error: {error:#}")),
+            Ok(()) => {}
+        }
+        interrupt::take();
+    }
+}
+
+/// Returns whether a conversation cannot continue after an error: its output is gone.
+fn is_fatal(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<std::io::Error>().is_some()
+}
+
+/// A model in memory.
+pub(super) struct OpenModel {
+    pub(super) status: ModelStatus,
+    /// The model, if a running server has it in memory instead of this process.
+    pub(super) served: Option<ServedModel>,
+}
+
+/// A conversation and the settings of its answers.
+struct Conversation<'a> {
+    gateway: &'a Gateway,
+    options: GenerateArgs,
+    model: OpenModel,
+    tools: Option<ChatTools>,
+    system: Option<String>,
+    messages: Vec<Message>,
+}
+
+impl Conversation<'_> {
+    /// Does what a line asks for.
+    fn take(&mut self, input: ChatInput<'_>) -> anyhow::Result<()> {
+        match input {
+            ChatInput::Empty | ChatInput::Exit => {}
             ChatInput::Help => output::note(HELP),
-            ChatInput::Exit => return Ok(()),
-            ChatInput::Clear => messages = first_messages(args),
-            ChatInput::System(text) => messages = vec![Message::new(Role::System, text.to_owned())],
+            ChatInput::Clear => self.restart(self.system.clone()),
+            ChatInput::System("") => {
+                output::note(self.system.as_deref().unwrap_or("There are no instructions."));
+            }
+            ChatInput::System(text) => self.restart(Some(text.to_owned())),
+            ChatInput::Regenerate => self.regenerate()?,
+            ChatInput::Model("") => output::note(self.model.status.id()),
+            ChatInput::Model(name) => self.change_model(name)?,
+            ChatInput::Set("") => output::note(self.options.listed()),
+            ChatInput::Set(setting) => self.set(setting)?,
+            ChatInput::Show => output::note(self.description()),
+            ChatInput::Save("") | ChatInput::Load("") => output::note("expected the name of a file"),
+            ChatInput::Save(file) => {
+                conversation_file::save(Path::new(file), &self.model.status.id(), &self.messages)?;
+                output::note(format!("{} messages are in {file}", self.messages.len()));
+            }
+            ChatInput::Load(file) => {
+                self.messages = conversation_file::load(Path::new(file))?;
+                self.system = conversation_file::instructions(&self.messages);
+                output::note(format!("{} messages from {file}", self.messages.len()));
+            }
             ChatInput::Unknown(word) => output::note(format!("unknown command {word}\n{HELP}")),
-            ChatInput::Message(text) => answer(&model, tools.as_mut(), &mut messages, text)?,
+            ChatInput::Message(text) => self.ask(text.to_owned())?,
+        }
+        Ok(())
+    }
+
+    fn restart(&mut self, system: Option<String>) {
+        self.messages = first_messages(system.as_deref());
+        self.system = system;
+    }
+
+    /// Asks the last question again.
+    fn regenerate(&mut self) -> anyhow::Result<()> {
+        let Some(last) = self.messages.iter().rposition(|message| message.role == Role::User) else {
+            output::note("There is no question yet.");
+            return Ok(());
+        };
+        let question = self.messages[last].content.clone();
+        let later = self.messages.split_off(last);
+        // The earlier answer stays if there is no new one.
+        self.ask(question).inspect_err(|_| self.messages.extend(later))
+    }
+
+    /// Loads another model, which continues the conversation.
+    fn change_model(&mut self, name: &str) -> anyhow::Result<()> {
+        let status = load(self.gateway, name, &[ModelKind::Chat], &Bars::unless(self.options.quiet))?;
+        self.model = OpenModel { status, served: None };
+        output::note(format!("{} is ready", self.model.status.id()));
+        Ok(())
+    }
+
+    /// Changes an option.
+    fn set(&mut self, setting: &str) -> anyhow::Result<()> {
+        let (name, value) = setting.split_once(char::is_whitespace).unwrap_or((setting, ""));
+        let changed = self.options.with(name, value.trim())?;
+        options(&changed)?;
+        self.options = changed;
+        output::note(self.options.listed());
+        Ok(())
+    }
+
+    fn description(&self) -> String {
+        let context = self.model.status.max_length.map(|tokens| format!("context      {tokens} tokens\n"));
+        let sampling = self.gateway.manifest(&self.model.status.id()).ok().map(|manifest| manifest.sampling);
+        let sampling: Vec<String> = sampling
+            .iter()
+            .flat_map(|sampling| sampling.stated())
+            .map(|(name, value)| format!("{name} {value}"))
+            .collect();
+        let recommended = if sampling.is_empty() { "none".to_owned() } else { sampling.join(", ") };
+        format!(
+            "model        {}\n{}messages     {}\ninstructions {}\npublisher    {recommended}\n{}",
+            self.model.status.id(),
+            context.unwrap_or_default(),
+            self.messages.len(),
+            self.system.as_deref().unwrap_or("none"),
+            self.options.listed(),
+        )
+    }
+
+    /// Prints the answer to a question. Without one, the question is forgotten.
+    fn ask(&mut self, question: String) -> anyhow::Result<()> {
+        let before = self.messages.len();
+        self.messages.push(Message::new(Role::User, question));
+        let model = ChatModel {
+            gateway: self.gateway,
+            args: &self.options,
+            status: &self.model.status,
+            served: self.model.served.as_ref(),
+        };
+        match tools::answer(&model, self.tools.as_mut(), &mut self.messages) {
+            Ok(answer) => {
+                print_speed(&self.options, &self.model.status, &answer);
+                Ok(())
+            }
+            Err(error) => {
+                self.messages.truncate(before);
+                Err(error)
+            }
         }
     }
-}
-
-/// Reads a line with a new editor, because an editor handles Ctrl-C as long as it exists, even during an answer.
-fn read_line(history: &[String]) -> Result<String, ReadlineError> {
-    let mut editor = DefaultEditor::new()?;
-    for line in history {
-        // History is a convenience, so a failure is ignored.
-        let _ = editor.add_history_entry(line.as_str());
-    }
-    editor.readline("> ")
-}
-
-fn answer(
-    model: &ChatModel<'_>,
-    tools: Option<&mut ChatTools>,
-    messages: &mut Vec<Message>,
-    text: &str,
-) -> anyhow::Result<()> {
-    interrupt::take();
-    let before = messages.len();
-    messages.push(Message::new(Role::User, text.to_owned()));
-    match tools::answer(model, tools, messages) {
-        Ok(AnswerEnd::Done(summary)) => print_speed(model.args, model.status, &summary),
-        Ok(AnswerEnd::Repeated) => {}
-        Ok(AnswerEnd::Interrupted) => drop(interrupt::take()),
-        // The conversation continues, because the user can shorten the message, or start again with /clear.
-        Err(error) if error.downcast_ref::<narthex_gateway::Error>().is_some() => {
-            messages.truncate(before);
-            output::note(format!("error: {error}"));
-        }
-        Err(error) => return Err(error),
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -123,9 +267,21 @@ mod tests {
         check("  ", ChatInput::Empty);
         check("/help", ChatInput::Help);
         check("/system be brief ", ChatInput::System("be brief"));
+        check("/system", ChatInput::System(""));
+        check("/set temperature 0.5", ChatInput::Set("temperature 0.5"));
+        check("/load  a file.json ", ChatInput::Load("a file.json"));
+        check("/regenerate", ChatInput::Regenerate);
         check("/exit", ChatInput::Exit);
         check("/nope x", ChatInput::Unknown("/nope"));
         check("/usr/bin is a folder", ChatInput::Message("/usr/bin is a folder"));
         check(" hello there ", ChatInput::Message("hello there"));
+    }
+
+    #[test]
+    fn every_command_is_explained_and_completed() {
+        for command in COMMANDS {
+            assert!(!matches!(parse(command), ChatInput::Unknown(_) | ChatInput::Message(_)), "{command}");
+            assert!(HELP.contains(command) || *command == "/help", "{command}");
+        }
     }
 }

@@ -1,5 +1,7 @@
 //! `narthex embed`: one vector for each text, as lines of JSON.
 
+use std::io::{IsTerminal, stdout};
+
 use narthex_gateway::{
     Gateway,
     models::ModelKind,
@@ -25,6 +27,18 @@ struct Item<'a> {
     embedding: Vec<f32>,
 }
 
+/// Number of elements of a vector that a terminal shows.
+const SHOWN: usize = 6;
+
+/// Returns a vector as JSON, or its beginning and its length for a terminal.
+fn vector(embedding: &[f32], is_shortened: bool) -> anyhow::Result<String> {
+    if !is_shortened || embedding.len() <= SHOWN {
+        return Ok(serde_json::to_string(embedding)?);
+    }
+    let beginning: Vec<String> = embedding.iter().take(SHOWN).map(|value| format!("{value:.4}")).collect();
+    Ok(format!("[{}, …] {} numbers", beginning.join(", "), embedding.len()))
+}
+
 /// Embeds the given texts, or each line of standard input.
 pub(crate) fn run(gateway: &Gateway, args: &EmbedArgs) -> anyhow::Result<()> {
     let texts = if args.texts.is_empty() {
@@ -48,9 +62,24 @@ pub(crate) fn run(gateway: &Gateway, args: &EmbedArgs) -> anyhow::Result<()> {
             if args.json {
                 report.embeddings.push(Item { text, embedding });
             } else {
-                output::line(serde_json::to_string(&embedding)?)?;
+                output::line(vector(&embedding, stdout().is_terminal())?)?;
             }
         }
     }
     if args.json { output::json(&report) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_terminal_gets_the_beginning_of_a_long_vector() {
+        let long = vec![0.123_456; 384];
+        assert_eq!(vector(&long[..2], true).unwrap(), "[0.123456,0.123456]");
+        let shown = vector(&long, true).unwrap();
+        assert_eq!(shown, format!("[{}, …] 384 numbers", ["0.1235"; SHOWN].join(", ")));
+        let whole: Vec<f32> = serde_json::from_str(&vector(&long, false).unwrap()).unwrap();
+        assert_eq!(whole, long);
+    }
 }

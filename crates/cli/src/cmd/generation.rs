@@ -2,98 +2,190 @@
 
 use std::{
     ops::ControlFlow,
-    sync::mpsc::{self, Sender},
+    path::Path,
+    sync::mpsc::{self, Receiver, Sender},
+    time::{Duration, Instant},
 };
 
 use narthex_gateway::{
     Error, Gateway, Generation,
     models::ModelStatus,
     request::{
-        ChatRequest, FinishReason, GenerateOptions, GenerationEvent, GenerationSink, HistoryOverflow,
-        Message, ReasoningSettings, Summary, ToolCallDelta, ToolCallStart, ToolSettings,
+        ChatRequest, FinishReason, GenerateOptions, GenerationEvent, GenerationSink, Grammar,
+        HistoryOverflow, Message, ReasoningSettings, Repetition, Summary, ToolCallDelta, ToolCallStart,
+        ToolSettings,
     },
 };
-
 use narthex_mcp::rounds::WrittenCall;
+use serde::Serialize;
+use serde_json::Value;
 
-use crate::{args::GenerateArgs, interrupt, output, render};
+use crate::{
+    answer_text::AnswerText,
+    args::GenerateArgs,
+    hidden_typing::HiddenTyping,
+    input_file, interrupt, output, render,
+    running_server::{ServedAnswer, ServedModel},
+};
 
+/// An answer that was printed.
 pub(super) struct PrintedAnswer {
     pub(super) text: String,
     pub(super) reasoning: String,
     pub(super) calls: Vec<WrittenCall>,
-    /// True if the text was cut off at the maximum number of tokens.
-    is_cut: bool,
-    pub(super) end: AnswerEnd,
+    /// Reason of the end, unless the answer was interrupted.
+    finish: Option<FinishReason>,
+    /// Token counts and times. An interrupted answer has none if the engine did not stop in time.
+    pub(super) summary: Option<Summary>,
 }
 
-/// End of a printed answer.
-pub(super) enum AnswerEnd {
-    Done(Summary),
-    /// The answer repeated itself and was stopped.
-    Repeated,
-    Interrupted,
-}
+impl PrintedAnswer {
+    /// Returns whether Ctrl-C stopped the answer.
+    pub(super) fn is_interrupted(&self) -> bool {
+        self.finish.is_none()
+    }
 
-/// Treatment of an answer that only repeats itself, as small models do at times.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Repetition {
-    Stop {
-        /// Length of the text up to which it was checked.
-        checked: usize,
-    },
-    Allow,
-}
+    /// Returns the answer as one that Ctrl-C stopped, as during its tool calls.
+    pub(super) fn interrupted(self) -> Self {
+        Self { finish: None, ..self }
+    }
 
-impl Repetition {
-    /// Returns true if the answer must be stopped. The text is only checked after it has grown by the length of a part.
-    fn stops(&mut self, text: &str) -> bool {
-        match self {
-            Self::Stop { checked } if text.len() - *checked >= MAX_REPEATED_PART => {
-                *checked = text.len();
-                repeats(text)
+    /// Notes why the answer has no complete end.
+    fn note_end(&self) {
+        match self.finish {
+            Some(FinishReason::Length) if self.calls.is_empty() => {
+                output::note("The answer was cut off at --max-tokens or at the end of the model's context.")
             }
-            Self::Stop { .. } | Self::Allow => false,
+            Some(FinishReason::Length) => {
+                output::note("The tool calls were cut off at the token limit; increase --max-tokens.");
+            }
+            Some(FinishReason::Repetition) => output::note(
+                "The answer repeats itself and was stopped; --max-tokens states a length instead.",
+            ),
+            _ => {}
         }
     }
 }
 
-/// Length in bytes of the end of an answer that is checked for repetition.
-const REPEATED: usize = 2000;
+/// The output of `--json`.
+#[derive(Serialize)]
+struct AnswerJson<'a> {
+    model: String,
+    device: Option<String>,
+    text: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    reasoning: &'a str,
+    finish_reason: &'static str,
+    usage: UsageJson,
+    /// Times in milliseconds, unless software stood in for an NPU.
+    times: Option<TimesJson>,
+}
 
-/// Maximum length in bytes of the part that is repeated.
-const MAX_REPEATED_PART: usize = 200;
+#[derive(Serialize)]
+struct UsageJson {
+    prompt_tokens: usize,
+    cached_tokens: usize,
+    completion_tokens: usize,
+    reasoning_tokens: usize,
+}
 
-/// Returns true if the end of a text is a short part, repeated many times.
-fn repeats(text: &str) -> bool {
-    let Some(start) = text.len().checked_sub(REPEATED) else { return false };
-    let end = &text.as_bytes()[start..];
-    (1..=MAX_REPEATED_PART).any(|period| end[period..] == end[..REPEATED - period])
+#[derive(Serialize)]
+struct TimesJson {
+    first_token_ms: f64,
+    total_ms: f64,
+    tokens_per_second: f64,
+}
+
+impl<'a> AnswerJson<'a> {
+    fn new(status: &ModelStatus, answer: &'a PrintedAnswer) -> Self {
+        let summary = answer.summary.unwrap_or_default();
+        Self {
+            model: status.id(),
+            device: status.placement.as_ref().map(|placement| placement.name()),
+            text: &answer.text,
+            reasoning: &answer.reasoning,
+            finish_reason: match answer.finish {
+                Some(FinishReason::Stop | FinishReason::StopString { .. }) => "stop",
+                Some(FinishReason::ToolCalls | FinishReason::MixedCalls) => "tool_calls",
+                Some(FinishReason::MalformedCall) => "malformed_tool_call",
+                Some(FinishReason::Length) => "length",
+                Some(FinishReason::Repetition) => "repetition",
+                Some(FinishReason::Cancelled) | None => "cancelled",
+            },
+            usage: UsageJson {
+                prompt_tokens: summary.prompt_tokens,
+                cached_tokens: summary.cached_tokens,
+                completion_tokens: summary.completion_tokens,
+                reasoning_tokens: summary.reasoning_tokens,
+            },
+            times: summary.times.map(|times| TimesJson {
+                first_token_ms: times.first_token.as_secs_f64() * 1e3,
+                total_ms: times.total.as_secs_f64() * 1e3,
+                tokens_per_second: times.decode_rate(summary.completion_tokens),
+            }),
+        }
+    }
+}
+
+/// Maximum time for the engine to end an interrupted answer, so that its tokens are counted.
+const LAST_STEP: Duration = Duration::from_millis(300);
+
+/// A loaded model and the options of its answers.
+pub(super) struct ChatModel<'a> {
+    pub(super) gateway: &'a Gateway,
+    pub(super) args: &'a GenerateArgs,
+    pub(super) status: &'a ModelStatus,
+    /// The model, if a running server has it in memory instead of this process.
+    pub(super) served: Option<&'a ServedModel>,
+}
+
+/// An answer that is being generated, by this process or by a running server.
+pub(super) enum RunningAnswer {
+    Own(Generation),
+    Served(ServedAnswer),
+}
+
+impl RunningAnswer {
+    fn cancel(&self) {
+        match self {
+            Self::Own(generation) => generation.cancel(),
+            Self::Served(answer) => answer.cancel(),
+        }
+    }
+
+    fn omitted_messages(&self) -> usize {
+        match self {
+            Self::Own(generation) => generation.omitted_messages,
+            Self::Served(_) => 0,
+        }
+    }
 }
 
 /// Prints the answer to a conversation while it is generated.
 pub(super) fn print_chat(
-    gateway: &Gateway,
-    args: &GenerateArgs,
-    status: &ModelStatus,
+    model: &ChatModel<'_>,
     messages: Vec<Message>,
     tools: ToolSettings,
 ) -> anyhow::Result<PrintedAnswer> {
+    let ChatModel { gateway, args, status, served } = model;
     let request = ChatRequest {
         messages,
         tools,
         reasoning: ReasoningSettings::default(),
         overflow: HistoryOverflow::OmitOldest,
-        options: options(args),
+        options: options(args)?,
     };
-    // A user who states a length wants that length.
-    let repetition =
-        if args.max_tokens.is_some() { Repetition::Allow } else { Repetition::Stop { checked: 0 } };
-    let answer = print(|sink| gateway.chat(&status.id(), request, sink), repetition)?;
-    if answer.is_cut && !args.quiet {
-        output::note("The answer was cut off at --max-tokens or at the end of the model's context.");
+    match served {
+        Some(served) => {
+            let mut request = request;
+            // A server's default is another one.
+            if !gateway.manifest(&status.id()).is_ok_and(|manifest| manifest.sampling.temperature.is_some()) {
+                request.options.temperature.get_or_insert(request.options.default_temperature);
+            }
+            print(|sink| Ok(RunningAnswer::Served(served.chat(&request, sink)?)), args)
+        }
+        None => print(|sink| Ok(RunningAnswer::Own(gateway.chat(&status.id(), request, sink)?)), args),
     }
-    Ok(answer)
 }
 
 /// Event for the thread that prints an answer.
@@ -124,24 +216,33 @@ impl Drop for PrintSink {
     }
 }
 
-/// Prints a generation while it runs.
+/// Prints a generation while it runs, unless its output is JSON.
 pub(super) fn print(
-    start: impl FnOnce(Box<dyn GenerationSink>) -> Result<Generation, Error>,
-    mut repetition: Repetition,
+    start: impl FnOnce(Box<dyn GenerationSink>) -> anyhow::Result<RunningAnswer>,
+    args: &GenerateArgs,
 ) -> anyhow::Result<PrintedAnswer> {
     let (sender, events) = mpsc::channel();
     let (job, interrupts) = (interrupt::job(), sender.clone());
     let _callback = job.on_cancel(move || drop(interrupts.send(PrintEvent::Interrupt)));
     let turn = start(Box::new(PrintSink(sender)))?;
-    if turn.omitted_messages > 0 {
-        let omitted = turn.omitted_messages;
+    let omitted = turn.omitted_messages();
+    if omitted > 0 {
         output::note(format!(
             "The conversation is too long for the model, so the oldest {omitted} messages are omitted."
         ));
     }
-    let (mut text, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
-    let mut is_cut = false;
-    loop {
+
+    let mut answer = PrintedAnswer {
+        text: String::new(),
+        reasoning: String::new(),
+        calls: Vec::new(),
+        finish: None,
+        summary: None,
+    };
+    let _hidden = HiddenTyping::start();
+    let mut shown = AnswerText::for_stdout(args.markdown);
+    let mut write = |text: &str| if args.json { Ok(()) } else { output::styled_text(&shown.push(text)) };
+    while answer.summary.is_none() {
         let event = match events.recv() {
             Ok(PrintEvent::Generation(event)) if !job.is_cancelled() => event,
             Ok(PrintEvent::End) | Err(_) => {
@@ -149,55 +250,51 @@ pub(super) fn print(
             }
             Ok(PrintEvent::Interrupt | PrintEvent::Generation(_)) => {
                 turn.cancel();
-                output::text("\n")?;
-                return Ok(PrintedAnswer { text, reasoning, calls, is_cut, end: AnswerEnd::Interrupted });
+                write("\n")?;
+                return Ok(PrintedAnswer { finish: None, summary: last_summary(&events), ..answer });
             }
         };
         match event {
-            GenerationEvent::Reasoning { text: piece, .. } => {
-                output::text(&piece)?;
-                reasoning.push_str(&piece);
-            }
-            GenerationEvent::Text { text: piece, .. } => {
-                if !reasoning.is_empty() && text.is_empty() {
-                    output::text("\n\n")?;
-                }
-                text.push_str(&piece);
-                if let Err(error) = output::text(&piece) {
-                    turn.cancel();
-                    return Err(error);
-                }
-                if repetition.stops(&text) {
-                    turn.cancel();
-                    output::text("\n")?;
-                    output::note(
-                        "The answer repeats itself and was stopped; --max-tokens states a length instead.",
-                    );
-                    return Ok(PrintedAnswer { text, reasoning, calls, is_cut, end: AnswerEnd::Repeated });
-                }
-            }
-            GenerationEvent::Done(summary) => {
-                if calls.is_empty() || !text.is_empty() || !reasoning.is_empty() {
-                    output::text("\n")?;
-                }
-                return Ok(PrintedAnswer { text, reasoning, calls, is_cut, end: AnswerEnd::Done(summary) });
-            }
-            GenerationEvent::Failed { message, .. } => anyhow::bail!("the answer failed: {message}"),
-            GenerationEvent::ToolCall { delta, .. } => add_call(&mut calls, delta),
-            GenerationEvent::Finished { reason, .. } => {
-                is_cut = reason == FinishReason::Length && calls.is_empty();
-                if reason == FinishReason::Length && !calls.is_empty() {
-                    if !text.is_empty() {
-                        output::text("\n")?;
-                    }
-                    output::note("The tool calls were cut off at the token limit; increase --max-tokens.");
-                }
-                // The text has a call that is malformed.
-                if !matches!(reason, FinishReason::ToolCalls | FinishReason::MixedCalls) {
-                    calls.clear();
-                }
-            }
             GenerationEvent::Started { .. } => {}
+            GenerationEvent::Reasoning { text, .. } => {
+                answer.reasoning.push_str(&text);
+                write(&text)?;
+            }
+            GenerationEvent::Text { text, .. } => {
+                if !answer.reasoning.is_empty() && answer.text.is_empty() {
+                    write("\n\n")?;
+                }
+                answer.text.push_str(&text);
+                write(&text).inspect_err(|_| turn.cancel())?;
+            }
+            GenerationEvent::ToolCall { delta, .. } => add_call(&mut answer.calls, delta),
+            GenerationEvent::Finished { reason, .. } => answer.finish = Some(reason),
+            GenerationEvent::Done(summary) => answer.summary = Some(summary),
+            GenerationEvent::Failed { message, .. } => anyhow::bail!("the answer failed: {message}"),
+        }
+    }
+
+    if answer.calls.is_empty() || !answer.text.is_empty() || !answer.reasoning.is_empty() {
+        write("\n")?;
+    }
+    if !args.quiet {
+        answer.note_end();
+    }
+    // The text has a call that is cut or malformed.
+    if !matches!(answer.finish, Some(FinishReason::ToolCalls | FinishReason::MixedCalls)) {
+        answer.calls.clear();
+    }
+    Ok(answer)
+}
+
+/// Returns the token counts of a cancelled generation, if it ends in time.
+fn last_summary(events: &Receiver<PrintEvent>) -> Option<Summary> {
+    let deadline = Instant::now() + LAST_STEP;
+    loop {
+        match events.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok()? {
+            PrintEvent::Generation(GenerationEvent::Done(summary)) => return Some(summary),
+            PrintEvent::End => return None,
+            PrintEvent::Generation(_) | PrintEvent::Interrupt => {}
         }
     }
 }
@@ -213,23 +310,69 @@ fn add_call(calls: &mut Vec<WrittenCall>, delta: ToolCallDelta) {
 }
 
 /// Returns the gateway's options.
-pub(super) fn options(args: &GenerateArgs) -> GenerateOptions {
-    GenerateOptions {
+pub(super) fn options(args: &GenerateArgs) -> anyhow::Result<GenerateOptions> {
+    let grammar = args.format.as_deref().map(grammar).transpose()?;
+    // A user who states a length wants that length, and a schema decides where its text ends.
+    let is_free = args.max_tokens.is_none() && grammar.is_none();
+    Ok(GenerateOptions {
         max_tokens: args.max_tokens,
         temperature: args.temperature,
+        default_temperature: 0.0,
         top_p: args.top_p,
         top_k: args.top_k,
         min_p: args.min_p,
+        repetition_penalty: args.repeat_penalty,
+        presence_penalty: args.presence_penalty,
+        frequency_penalty: args.frequency_penalty,
         seed: args.seed,
         stop: args.stop.clone(),
+        grammar,
+        repetition: if is_free { Repetition::End } else { Repetition::Allow },
         ..GenerateOptions::api_defaults()
+    })
+}
+
+/// Reads `--format`: `json`, a schema, or the path of a file with one.
+fn grammar(format: &str) -> anyhow::Result<Grammar> {
+    if format == "json" {
+        return Ok(Grammar::json_object());
+    }
+    let schema = if format.trim_start().starts_with('{') {
+        format.as_bytes().to_vec()
+    } else {
+        input_file::read(Path::new(format))?
+    };
+    match serde_json::from_slice(&schema) {
+        Ok(schema @ Value::Object(_)) => Ok(Grammar::JsonSchema(schema)),
+        Ok(_) => Err(Error::invalid("format", "expected a JSON schema, found another JSON value").into()),
+        Err(error) => {
+            Err(Error::invalid("format", format!("expected a JSON schema, found malformed JSON: {error}"))
+                .into())
+        }
     }
 }
 
+/// Ends an answer: prints it as JSON if that was asked for, and its device and speed. Fails if it was interrupted.
+pub(super) fn finish(
+    args: &GenerateArgs,
+    status: &ModelStatus,
+    answer: &PrintedAnswer,
+) -> anyhow::Result<()> {
+    if answer.is_interrupted() {
+        return Err(Error::Cancelled.into());
+    }
+    if args.json {
+        output::json(&AnswerJson::new(status, answer))?;
+    }
+    print_speed(args, status, answer);
+    Ok(())
+}
+
 /// Prints the device and the speed of an answer.
-pub(super) fn print_speed(args: &GenerateArgs, status: &ModelStatus, summary: &Summary) {
-    if !args.quiet {
-        output::note(render::answer_line(status, summary));
+pub(super) fn print_speed(args: &GenerateArgs, status: &ModelStatus, answer: &PrintedAnswer) {
+    if let Some(summary) = answer.summary.filter(|_| !args.quiet && !args.json) {
+        let stopped = if answer.is_interrupted() { " · stopped" } else { "" };
+        output::note(format!("{}{stopped}", render::answer_line(status, &summary)));
     }
 }
 
@@ -238,15 +381,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_many_repetitions_of_a_short_part_count() {
-        let check = |text: String, expect: bool| assert_eq!(repeats(&text), expect, "{text}");
-        check("Hello!".repeat(400), true);
-        check(format!("Hello. {}", "The same sentence, again. ".repeat(100)), true);
-        check("Hello!".repeat(300), false);
-        check(format!("{} but then", "Hello!".repeat(400)), false);
-        check((0..1000).map(|number| format!("{number}, ")).collect(), false);
-        check("a part of an answer with more than two hundred characters, ".repeat(4).repeat(20), true);
-        let long: String = (0..100).map(|number| format!("{number}, ")).collect();
-        check(long.repeat(10), false);
+    fn formats_are_schemas_and_files_with_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("schema.json");
+        let schema = r#"{"type": "object"}"#;
+        std::fs::write(&file, schema).unwrap();
+        let expect = Grammar::JsonSchema(serde_json::json!({"type": "object"}));
+        assert_eq!(grammar(&format!(" {schema}")).unwrap(), expect);
+        assert_eq!(grammar(file.to_str().unwrap()).unwrap(), expect);
+        assert_eq!(grammar("json").unwrap(), Grammar::json_object());
+        std::fs::write(&file, "[]").unwrap();
+        for (format, expect) in [
+            (file.to_str().unwrap(), "found another JSON value"),
+            ("{\"type\"", "found malformed JSON"),
+            ("no/such/file", "cannot read no/such/file"),
+        ] {
+            let error = format!("{:#}", grammar(format).unwrap_err());
+            assert!(error.contains(expect), "{error}");
+        }
     }
 }

@@ -5,6 +5,7 @@ mod bench;
 mod chat;
 mod check;
 mod completions;
+mod conversation_file;
 mod converse;
 mod doctor;
 mod embed;
@@ -109,7 +110,10 @@ fn check_threads(command: &Command) -> anyhow::Result<()> {
             | Command::Show(_)
             | Command::Verify(_)
             | Command::Rm(_)
+            | Command::Df(_)
+            | Command::Prune(_)
             | Command::Ps(_)
+            | Command::Stop(_)
             | Command::Doctor(_)
             | Command::Key(_)
             | Command::Completions { .. }
@@ -156,9 +160,12 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         Command::Pull(pull) => models::pull(&plain()?.0, &pull),
         Command::List(list) => models::list(&plain()?.0, &list),
         Command::Show(show) => models::show(&plain()?.0, &show),
+        Command::Df(df) => models::df(&plain()?.0, &df),
+        Command::Prune(prune) => models::prune(&plain()?.0, &prune),
         Command::Verify(verify) => verify::run(&plain()?.0, &verify),
         Command::Rm(rm) => models::rm(&plain()?.0, &rm),
         Command::Ps(ps) => ps::run(&plain()?.0, &ps),
+        Command::Stop(stop) => ps::stop(&plain()?.0, &stop),
         Command::Compile(compile) => models::compile(&plain()?.0, &compile),
         Command::Plan(plan) => plan::run(&plain()?.0, plan),
         Command::Export(export) => exports::export(&plain()?.0, export),

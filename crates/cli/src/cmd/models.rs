@@ -1,4 +1,4 @@
-//! `narthex pull`, `list`, `show`, `rm` and `compile`.
+//! `narthex pull`, `list`, `show`, `rm`, `df`, `prune` and `compile`.
 
 use std::io::{IsTerminal, stderr, stdin};
 
@@ -10,15 +10,18 @@ use narthex_gateway::{
 
 use super::stated_scheme;
 use crate::{
-    args::{CompileArgs, ListArgs, ModelArgs, RmArgs, ShowArgs},
+    args::{CompileArgs, JsonArgs, ListArgs, PruneArgs, PullArgs, RmArgs, ShowArgs},
     bars::Bars,
     interrupt, output, render, standard_input,
 };
 
 /// Fetches a model and compiles it.
-pub(crate) fn pull(gateway: &Gateway, args: &ModelArgs) -> anyhow::Result<()> {
+pub(crate) fn pull(gateway: &Gateway, args: &PullArgs) -> anyhow::Result<()> {
     let bars = Bars::new();
-    let PulledModel { name, package } = gateway.pull(&args.model, &bars, interrupt::cancel())?;
+    let (PulledModel { name, package }, freed) = match args.discard_checkpoint {
+        true => gateway.pull_and_discard(&args.model, &bars, interrupt::cancel())?,
+        false => (gateway.pull(&args.model, &bars, interrupt::cancel())?, 0),
+    };
     output::note(format!(
         "{name} is ready{}: {}, {}, up to {} tokens",
         bars.took(),
@@ -26,6 +29,25 @@ pub(crate) fn pull(gateway: &Gateway, args: &ModelArgs) -> anyhow::Result<()> {
         render::bytes(package.bytes),
         package.max_length
     ));
+    if freed > 0 {
+        output::note(format!("The checkpoint was removed, which freed {}.", render::bytes(freed)));
+    }
+    Ok(())
+}
+
+/// Shows the space that the store takes.
+pub(crate) fn df(gateway: &Gateway, args: &JsonArgs) -> anyhow::Result<()> {
+    let usage = gateway.disk_usage()?;
+    if args.json {
+        return output::json(&usage);
+    }
+    output::report(render::disk_usage(&usage))
+}
+
+/// Removes what nothing uses.
+pub(crate) fn prune(gateway: &Gateway, args: &PruneArgs) -> anyhow::Result<()> {
+    let freed = gateway.prune(args.checkpoints)?;
+    output::note(format!("freed {}", render::bytes(freed)));
     Ok(())
 }
 
@@ -49,6 +71,9 @@ pub(crate) fn list(gateway: &Gateway, args: &ListArgs) -> anyhow::Result<()> {
     }
     if args.json {
         return output::json(&models);
+    }
+    if models.is_empty() && !gateway.has_store() {
+        output::note("The folder for models does not exist; the first download creates it.");
     }
     if models.is_empty() {
         output::note(match args.kind {

@@ -1,8 +1,11 @@
-//! `narthex ps`.
+//! `narthex ps` and `narthex stop`.
 
 use narthex_gateway::Gateway;
 
-use crate::{args::JsonArgs, output, render};
+use crate::{
+    args::{JsonArgs, StopArgs},
+    output, render, running_server,
+};
 
 /// Lists the servers that use this store.
 pub(crate) fn run(gateway: &Gateway, args: &JsonArgs) -> anyhow::Result<()> {
@@ -15,4 +18,14 @@ pub(crate) fn run(gateway: &Gateway, args: &JsonArgs) -> anyhow::Result<()> {
         return Ok(());
     }
     output::report(render::servers(&servers))
+}
+
+/// Unloads a model from running servers.
+pub(crate) fn stop(gateway: &Gateway, args: &StopArgs) -> anyhow::Result<()> {
+    let unloaded = running_server::unload(gateway, args.model.as_deref())?;
+    unloaded.iter().for_each(|model| output::note(format!("unloaded {model}")));
+    if unloaded.is_empty() {
+        output::note("No running server has such a model in memory; see `narthex ps`.");
+    }
+    Ok(())
 }

@@ -1,17 +1,42 @@
 //! `narthex serve`.
 
+use std::io;
+
 use narthex_gateway::{Encryption, Error, Gateway, models::ModelKind};
 use narthex_server::{
-    AccessOptions, Authentication, Limits, RequestOptions, ServeOptions, ServerAddress, TlsFiles,
+    AccessOptions, Authentication, Limits, RequestOptions, ServeError, ServeOptions, ServerAddress, TlsFiles,
 };
 
 use crate::{args::ServeArgs, bars::Bars, environment_keys, input_file, interrupt, output, render};
+
+/// Smallest memory for the KV cache of a model in MiB. With less, even the smallest chat models hold only a few tokens.
+const MIN_KV_BUDGET: usize = 4;
+
+/// Refuses budgets that hold no conversation, or that contradict each other.
+fn check_budgets(args: &ServeArgs) -> Result<(), Error> {
+    let ServeArgs { kv_budget, kv_total, .. } = args;
+    if *kv_budget < MIN_KV_BUDGET {
+        let message = format!(
+            "kv_budget: expected at least {MIN_KV_BUDGET} MiB for the tokens of a conversation, found {kv_budget}"
+        );
+        return Err(Error::invalid("kv_budget", message));
+    }
+    if let Some(total) = kv_total.filter(|total| total < kv_budget) {
+        let message = format!(
+            "kv_total: expected at least the {kv_budget} MiB of --kv-budget for one model, found {total}; change one of \
+             them"
+        );
+        return Err(Error::invalid("kv_total", message));
+    }
+    Ok(())
+}
 
 /// Serves until a signal.
 pub(crate) fn run(gateway: &Gateway, args: ServeArgs) -> anyhow::Result<()> {
     if args.until_stdin_closes {
         interrupt::end_with_standard_input()?;
     }
+    check_budgets(&args)?;
     let cache = args.prefix_cache_dir.as_deref();
     if let Some(file) = cache.filter(|folder| folder.exists() && !folder.is_dir()) {
         let message = format!("expected a folder, found the file {}", file.display());
@@ -33,6 +58,7 @@ pub(crate) fn run(gateway: &Gateway, args: ServeArgs) -> anyhow::Result<()> {
     };
     let encryption = if tls.is_some() { Encryption::Tls } else { Encryption::None };
     let scheme = if encryption == Encryption::Tls { "https" } else { "http" };
+    let port = args.port;
     let options = ServeOptions {
         host: args.host,
         port: args.port,
@@ -71,5 +97,44 @@ pub(crate) fn run(gateway: &Gateway, args: ServeArgs) -> anyhow::Result<()> {
         }
     });
     drop(announced);
-    Ok(served?)
+    served.map_err(|error| taken_by_own_server(gateway, port, error))
+}
+
+/// Adds to the error of a port that is in use whether a server of this store uses it.
+fn taken_by_own_server(gateway: &Gateway, port: u16, error: ServeError) -> anyhow::Error {
+    let is_taken =
+        matches!(&error, ServeError::Bind { source, .. } if source.kind() == io::ErrorKind::AddrInUse);
+    let servers = gateway.running_servers();
+    let own = servers.iter().find(|server| server.address.ends_with(&format!(":{port}")));
+    match own.filter(|_| is_taken) {
+        Some(server) => anyhow::Error::from(error).context(format!(
+            "a server of this store (process {}) already listens on {}; `narthex ps` shows its models",
+            server.pid, server.address
+        )),
+        None => error.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Args, Command};
+
+    #[test]
+    fn budgets_that_hold_no_conversation_are_refused() {
+        let check = |words: &[&str], expect: &str| {
+            let args = Args::try_parse_from([&["narthex", "serve"], words].concat()).unwrap();
+            let Some(Command::Serve(serve)) = args.command else { panic!("not serve") };
+            let error = check_budgets(&serve).err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(error.contains(expect) && error.is_empty() == expect.is_empty(), "{words:?}: {error}");
+        };
+        check(&[], "");
+        check(&["--kv-budget", "10"], "");
+        check(&["--kv-budget", "9000"], "");
+        check(&["--kv-budget", "1"], "expected at least 4 MiB");
+        check(&["--kv-total", "8"], "of --kv-budget for one model, found 8");
+        check(&["--kv-total", "8", "--kv-budget", "8"], "");
+    }
 }

@@ -7,8 +7,7 @@ use std::{
 };
 
 use narthex_gateway::{
-    Error, Gateway,
-    models::ModelStatus,
+    Error,
     request::{CallLimit, Message, Role, Tool, ToolChoice, ToolSettings},
 };
 use narthex_mcp::{
@@ -16,11 +15,8 @@ use narthex_mcp::{
     toolbox::{ToolFile, ToolOutcome, ToolResult, Toolbox, ToolboxError},
 };
 
-use super::generation::{AnswerEnd, PrintedAnswer, print_chat};
-use crate::{
-    args::{GenerateArgs, ToolArgs},
-    input_file, interrupt, output, standard_input,
-};
+use super::generation::{ChatModel, PrintedAnswer, print_chat};
+use crate::{args::ToolArgs, input_file, interrupt, output, standard_input};
 
 /// Maximum number of characters of a result that are shown.
 const MAX_SHOWN_CHARS: usize = 400;
@@ -35,13 +31,6 @@ pub(super) struct ChatTools {
     rounds: Rounds,
     /// Tools whose calls need no question; `None` for all.
     approved: Option<BTreeSet<String>>,
-}
-
-/// A loaded model and the options of its answers.
-pub(super) struct ChatModel<'a> {
-    pub(super) gateway: &'a Gateway,
-    pub(super) args: &'a GenerateArgs,
-    pub(super) status: &'a ModelStatus,
 }
 
 impl ChatTools {
@@ -89,12 +78,15 @@ impl ChatTools {
 
     /// Prints the answer of a model that may call the tools, and adds it to the messages with the calls and their
     /// results.
-    fn run(&mut self, model: &ChatModel<'_>, messages: &mut Vec<Message>) -> anyhow::Result<AnswerEnd> {
+    fn run(&mut self, model: &ChatModel<'_>, messages: &mut Vec<Message>) -> anyhow::Result<PrintedAnswer> {
         let Self { toolbox, definitions, rounds, approved } = self;
-        let mut dialogue = TerminalDialogue { model, definitions, approved, end: AnswerEnd::Interrupted };
+        let mut dialogue = TerminalDialogue { model, definitions, approved, last: None };
         match rounds.run(toolbox, &mut dialogue, messages, &interrupt::job())? {
-            RoundsEnd::Answered => Ok(dialogue.end),
-            RoundsEnd::Interrupted => Ok(AnswerEnd::Interrupted),
+            RoundsEnd::Answered => dialogue.last.ok_or_else(|| Error::Cancelled.into()),
+            RoundsEnd::Interrupted => {
+                let last = dialogue.last.map(PrintedAnswer::interrupted);
+                last.ok_or_else(|| Error::Cancelled.into())
+            }
             RoundsEnd::Limit => {
                 let most = rounds.most;
                 let message =
@@ -110,14 +102,13 @@ pub(super) fn answer(
     model: &ChatModel<'_>,
     tools: Option<&mut ChatTools>,
     messages: &mut Vec<Message>,
-) -> anyhow::Result<AnswerEnd> {
+) -> anyhow::Result<PrintedAnswer> {
     if let Some(tools) = tools {
         return tools.run(model, messages);
     }
-    let ChatModel { gateway, args, status } = model;
-    let answer = print_chat(gateway, args, status, messages.clone(), ToolSettings::default())?;
-    messages.push(Message::new(Role::Assistant, answer.text));
-    Ok(answer.end)
+    let answer = print_chat(model, messages.clone(), ToolSettings::default())?;
+    messages.push(Message::new(Role::Assistant, answer.text.clone()));
+    Ok(answer)
 }
 
 /// The model, and the user at a terminal.
@@ -125,25 +116,28 @@ struct TerminalDialogue<'a> {
     model: &'a ChatModel<'a>,
     definitions: &'a [Tool],
     approved: &'a mut Option<BTreeSet<String>>,
-    /// End of the last answer.
-    end: AnswerEnd,
+    /// The last answer.
+    last: Option<PrintedAnswer>,
 }
 
 impl Dialogue for TerminalDialogue<'_> {
     type Failure = anyhow::Error;
 
     fn answer(&mut self, messages: &[Message], choice: &ToolChoice) -> anyhow::Result<ModelAnswer> {
-        let ChatModel { gateway, args, status } = self.model;
         let tools = ToolSettings {
             tools: self.definitions.to_vec(),
             choice: choice.clone(),
             calls: CallLimit::default(),
         };
-        let printed = print_chat(gateway, args, status, messages.to_vec(), tools)?;
-        let PrintedAnswer { text, reasoning, calls, end, .. } = printed;
-        let interrupted = matches!(end, AnswerEnd::Interrupted);
-        self.end = end;
-        Ok(ModelAnswer { text, reasoning, calls, interrupted })
+        let printed = print_chat(self.model, messages.to_vec(), tools)?;
+        let answer = ModelAnswer {
+            text: printed.text.clone(),
+            reasoning: printed.reasoning.clone(),
+            calls: printed.calls.clone(),
+            interrupted: printed.is_interrupted(),
+        };
+        self.last = Some(printed);
+        Ok(answer)
     }
 
     fn approve(&mut self, call: &WrittenCall) -> anyhow::Result<Approval> {

@@ -15,7 +15,7 @@ use console::Term;
 pub(crate) use self::{
     bench::{bench, comparison},
     keys::keys,
-    models::{CATALOGUE_LEGEND, catalogue, installed, removal},
+    models::{CATALOGUE_LEGEND, catalogue, disk_usage, installed, removal},
     package::{changes, contexts, manifest},
     plan::plan,
     runtimes::{doctor, runtime_installed, runtimes},

@@ -5,16 +5,24 @@ use std::iter;
 use comfy_table::{Cell, ContentArrangement};
 use console::Term;
 use narthex_gateway::{
-    models::{Access, ModelListing, Removal},
+    models::{Access, DiskUsage, ModelListing, Purpose, Removal},
     plan::{RankedModel, SpeedClass, Suitability},
 };
 use narthex_spec::Scheme;
 
 use super::{PIPED_COLUMNS, bytes, right, table};
 
+/// Number of bytes from which the files that a machine made from a package are shown. Records alone are smaller.
+const SHOWN_BYTES: u64 = 100_000;
+
+/// Returns the bytes of the files that this machine made from a package, unless they are only records.
+pub(super) fn machine_bytes(bytes: u64) -> u64 {
+    if bytes < SHOWN_BYTES { 0 } else { bytes }
+}
+
 /// Renders installed models.
 pub(crate) fn installed(models: &[ModelListing]) -> String {
-    let mut columns = vec!["MODEL", "KIND", "SCHEME", "SIZE", "CONTEXT"];
+    let mut columns = vec!["MODEL", "KIND", "SCHEME", "SIZE", "ON DISK", "CONTEXT"];
     let mut packages = models.iter().flat_map(|model| &model.installed);
     let any_bound = packages.any(|package| package.bound.is_some());
     columns.extend(any_bound.then_some("RUNS ON"));
@@ -27,9 +35,40 @@ pub(crate) fn installed(models: &[ModelListing]) -> String {
                 Cell::new(model.kind.as_str()),
                 Cell::new(package.scheme),
                 right(bytes(package.bytes)),
+                right(bytes(package.bytes + machine_bytes(package.machine_bytes))),
                 right(package.max_length),
             ];
             table.add_row(cells.into_iter().chain(any_bound.then(|| Cell::new(bound))));
+        }
+    }
+    table.trim_fmt()
+}
+
+/// Renders the space that a store takes.
+pub(crate) fn disk_usage(usage: &DiskUsage) -> String {
+    let DiskUsage { folder, store, hub_cache, hub_cache_bytes } = usage;
+    let mut table = table(&["SIZE", "PART"]);
+    for package in &store.packages {
+        let id = format!("{}@{}", package.name, package.scheme);
+        table.add_row([right(bytes(package.bytes)), Cell::new(format!("{id}, the package"))]);
+        if machine_bytes(package.machine_bytes) > 0 {
+            let part = format!("{id}, packed weights and other files of this machine");
+            table.add_row([right(bytes(package.machine_bytes)), Cell::new(part)]);
+        }
+    }
+    for checkpoint in &store.checkpoints {
+        let state = if checkpoint.installed { "" } else { ", which is not installed" };
+        let part = format!("checkpoint of {}{state}", checkpoint.made_for);
+        table.add_row([right(bytes(checkpoint.bytes)), Cell::new(part)]);
+    }
+    for (size, part) in [
+        (store.runtimes, "runtimes".to_owned()),
+        (store.leftovers, "leftovers, which `narthex prune` removes".to_owned()),
+        (store.total, format!("together in {}", folder.display())),
+        (*hub_cache_bytes, format!("the hub's cache, shared with other programs: {}", hub_cache.display())),
+    ] {
+        if size > 0 {
+            table.add_row([right(bytes(size)), Cell::new(part)]);
         }
     }
     table.trim_fmt()
@@ -43,20 +82,46 @@ pub(crate) fn removal(removal: &Removal) -> String {
 }
 
 /// Meaning of the catalogue's columns.
-pub(crate) const CATALOGUE_LEGEND: &str = "The models of each kind are sorted by their usefulness on this machine. HERE \
-    is the best scheme for this machine. SIZE, SPEED and QUALITY are those of that scheme. QUALITY is the share of the \
-    f32 quality that it keeps; figures with ~ were measured with smollm2:135m instead of the model.";
+pub(crate) const CATALOGUE_LEGEND: &str = "Models are sorted by their usefulness on this machine; gated ones, whose \
+    publishers ask to accept a licence, are last. HERE is the best scheme for this machine. SIZE, SPEED and QUALITY are \
+    those of that scheme. QUALITY is the share of the f32 quality that it keeps, where it was measured.";
 
-/// Renders the catalogue as a table, in the order of `models`.
+/// Renders the catalogue as tables: the first choices that fit this machine by purpose, and the other models in the order
+/// of `models`, with gated ones at the end.
 pub(crate) fn catalogue(models: &[RankedModel]) -> String {
     let columns = Term::stdout().size_checked().map(|(_, columns)| columns.max(PIPED_COLUMNS).into());
     catalogue_within(models, columns)
 }
 
-/// Renders the catalogue within a number of columns, if it is limited. A name that is too long for its column has a line
-/// of its own, so that it can be copied.
 fn catalogue_within(models: &[RankedModel], columns: Option<usize>) -> String {
-    let figures = catalogue_figures(models);
+    let is_choice =
+        |ranked: &&RankedModel| ranked.model.pick.is_some() && ranked.here.is_some_and(|here| here.fits);
+    let (mut choices, mut others): (Vec<&RankedModel>, Vec<&RankedModel>) =
+        models.iter().partition(is_choice);
+    choices.sort_by_key(|ranked| ranked.model.pick);
+    others.sort_by_key(|ranked| ranked.model.access == Access::Gated);
+    let mut tables = Vec::new();
+    if !choices.is_empty() {
+        let purpose = |model: &ModelListing| model.pick.map_or("", Purpose::as_str).to_owned();
+        tables.push(format!("First choices\n{}", models_within(&choices, columns, "FOR", purpose)));
+    }
+    if !others.is_empty() || choices.is_empty() {
+        let title = if choices.is_empty() { "" } else { "Other models\n" };
+        let kind = |model: &ModelListing| model.kind.as_str().to_owned();
+        tables.push(format!("{title}{}", models_within(&others, columns, "KIND", kind)));
+    }
+    tables.join("\n\n")
+}
+
+/// Renders models within a number of columns, if it is limited. The first column after the name is called `label`. A name
+/// that is too long for its column has a line of its own, so that it can be copied.
+fn models_within(
+    models: &[&RankedModel],
+    columns: Option<usize>,
+    label: &str,
+    value: impl Fn(&ModelListing) -> String,
+) -> String {
+    let figures = catalogue_figures(models, label, value);
     let names = || iter::once("MODEL").chain(models.iter().map(|ranked| ranked.model.name.as_str()));
     let widest = figures.lines().map(|line| line.chars().count()).max().unwrap_or(0);
     let room = columns.map_or(usize::MAX, |columns| columns.saturating_sub(widest + 2));
@@ -69,8 +134,12 @@ fn catalogue_within(models: &[RankedModel], columns: Option<usize>) -> String {
 }
 
 /// Renders the columns after the names, in one line for each model.
-fn catalogue_figures(models: &[RankedModel]) -> String {
-    let mut table = table(&["KIND", "SIZE", "HERE", "SPEED", "QUALITY", "STATE"]);
+fn catalogue_figures(
+    models: &[&RankedModel],
+    label: &str,
+    value: impl Fn(&ModelListing) -> String,
+) -> String {
+    let mut table = table(&[label, "SIZE", "HERE", "SPEED", "QUALITY", "STATE"]);
     table.set_content_arrangement(ContentArrangement::Disabled);
     for RankedModel { model, here } in models {
         let fit = |here: &Suitability| if here.fits { here.scheme.as_str() } else { "no" };
@@ -80,16 +149,14 @@ fn catalogue_figures(models: &[RankedModel]) -> String {
             SpeedClass::Medium => "medium",
             SpeedClass::Slow => "slow",
         };
-        let quality = |here: &Suitability| {
-            format!("{}{:.0} %", if here.measured { "" } else { "~" }, here.quality * 100.0)
-        };
+        let quality = |here: &Suitability| Some(format!("{:.0} %", here.quality? * 100.0));
         let shown = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
         table.add_row([
-            Cell::new(model.kind.as_str()),
+            Cell::new(value(model)),
             right(shown(here.map(|here| bytes(here.bytes)))),
             Cell::new(shown(here.as_ref().map(|here| fit(here).to_owned()))),
             Cell::new(shown(here.as_ref().map(|here| speed(here).to_owned()))),
-            right(shown(here.as_ref().map(quality))),
+            right(shown(here.as_ref().and_then(quality))),
             Cell::new(state(model, here.as_ref())),
         ]);
     }
@@ -131,8 +198,8 @@ mod tests {
     use super::*;
 
     fn here(bytes: u64, fits: bool, measured: bool) -> Suitability {
-        let (scheme, speed, quality) = (Scheme::W4, SpeedClass::Medium, 0.877);
-        Suitability { scheme, bytes, fits, speed, quality, measured, score: 0.0 }
+        let (scheme, speed, quality) = (Scheme::W4, SpeedClass::Medium, measured.then_some(0.877));
+        Suitability { scheme, bytes, fits, speed, quality, score: 0.0 }
     }
 
     fn ranked(name: &str, here: Option<Suitability>, access: Access) -> RankedModel {
@@ -147,6 +214,7 @@ mod tests {
             license: None,
             quality: None,
             access,
+            pick: None,
             notes: None,
             source: String::new(),
             installed: Vec::new(),
@@ -173,9 +241,9 @@ mod tests {
         let rows = rows(&text);
         assert_eq!(rows[0], ["MODEL", "KIND", "SIZE", "HERE", "SPEED", "QUALITY", "STATE"]);
         assert_eq!(rows[1], ["qwen3:4b", "chat", "2.5", "GB", "w4", "medium", "88", "%", "available"]);
-        assert_eq!(rows[2], ["llama3.3:70b", "chat", "43", "GB", "no", "-", "~88", "%", "gated"]);
+        assert_eq!(rows[3], ["llama3.3:70b", "chat", "43", "GB", "no", "-", "-", "gated"]);
         let name = "paraphrase-multilingual-minilm-l12-v2";
-        assert_eq!(rows[3], [name, "chat", "-", "-", "-", "-", "available"]);
+        assert_eq!(rows[2], [name, "chat", "-", "-", "-", "-", "available"]);
     }
 
     #[test]
@@ -183,11 +251,32 @@ mod tests {
         let text = catalogue_within(&models(), Some(80));
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
         let rows = rows(&text);
-        assert_eq!(rows[2][0], "llama3.3:70b");
-        assert_eq!(rows[3], ["paraphrase-multilingual-minilm-l12-v2"]);
-        assert_eq!(rows[4], ["chat", "-", "-", "-", "-", "available"]);
+        assert_eq!(rows[2], ["paraphrase-multilingual-minilm-l12-v2"]);
+        assert_eq!(rows[3], ["chat", "-", "-", "-", "-", "available"]);
+        assert_eq!(rows[4][0], "llama3.3:70b");
         let column = |line: usize, text_in: &str| text.lines().nth(line).unwrap().find(text_in);
-        assert_eq!(column(4, "chat"), column(0, "KIND"), "{text}");
+        assert_eq!(column(3, "chat"), column(0, "KIND"), "{text}");
+    }
+
+    #[test]
+    fn first_choices_that_fit_are_listed_by_purpose_before_the_others() {
+        let fitting = Some(here(1, true, true));
+        let pick = |name: &str, pick, here| {
+            let mut ranked = ranked(name, here, Access::Open);
+            ranked.model.pick = pick;
+            ranked
+        };
+        let models = [
+            pick("plain:1b", None, fitting),
+            pick("small:1b", Some(Purpose::Small), fitting),
+            pick("chat:4b", Some(Purpose::Chat), fitting),
+            pick("large:9b", Some(Purpose::Chat), Some(here(1, false, true))),
+        ];
+        let text = catalogue_within(&models, None);
+        let first: Vec<&str> = rows(&text).into_iter().filter_map(|row| row.first().copied()).collect();
+        let expect = ["First", "MODEL", "chat:4b", "small:1b", "Other", "MODEL", "plain:1b", "large:9b"];
+        assert_eq!(first, expect, "{text}");
+        assert!(text.contains("FOR") && text.contains("KIND"), "{text}");
     }
 
     #[test]
@@ -197,8 +286,10 @@ mod tests {
             ranked.model.installed.extend(schemes.iter().map(|&scheme| InstalledPackage {
                 scheme,
                 bytes: 0,
+                machine_bytes: 0,
                 max_length: 0,
                 bound: None,
+                sampling: Default::default(),
                 created: SystemTime::UNIX_EPOCH,
                 digest: Sha256([0; 32]),
             }));

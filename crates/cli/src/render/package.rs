@@ -8,7 +8,11 @@ use narthex_spec::{
     manifest::{Manifest, Quality},
 };
 
-use super::{bytes, models::access, table};
+use super::{
+    bytes,
+    models::{access, machine_bytes},
+    table,
+};
 
 /// Renders a package and its catalogue entry.
 pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing) -> String {
@@ -33,7 +37,7 @@ pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing) -> String {
         format!("structure    {shape}"),
         format!("scheme       {} (block {})", manifest.recipe.scheme, manifest.recipe.block),
         format!("context      {} tokens", manifest.max_length),
-        format!("size         {}", bytes(size)),
+        format!("size         {}{}", bytes(size), on_disk(manifest, listing)),
         format!("source       {}", manifest.provenance.source),
         format!("licence      {}", manifest.provenance.license.as_deref().unwrap_or("not stated")),
         format!("compiled by  {}", manifest.provenance.compiler),
@@ -42,6 +46,11 @@ pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing) -> String {
     lines.extend(bound.map(|bound| format!("runs on      {} only: {}", bound.device, bound.holds)));
     lines.extend(access(listing.access).map(|text| format!("access       {text}")));
     lines.extend(listing.notes.iter().map(|notes| format!("note         {notes}")));
+    if !manifest.sampling.is_empty() {
+        let values: Vec<String> =
+            manifest.sampling.stated().map(|(name, value)| format!("{name} {value}")).collect();
+        lines.push(format!("sampling     {}, by its publisher", values.join(", ")));
+    }
     for (name, text) in &manifest.prompts.named {
         let default = if manifest.prompts.default.as_ref() == Some(name) { ", the default" } else { "" };
         lines.push(format!("prompt       {name}{default}: {text:?}"));
@@ -80,6 +89,15 @@ fn pooling(structure: &Structure) -> Option<String> {
         }
         EncoderHead::Embedding { pooling, normalize: false } => Some(pooling.to_string()),
         EncoderHead::Score { .. } | EncoderHead::Spans {} | EncoderHead::MaskedLm { .. } => None,
+    }
+}
+
+/// Renders the bytes of a package's other files on this machine.
+fn on_disk(manifest: &Manifest, listing: &ModelListing) -> String {
+    let package = listing.installed.iter().find(|package| package.scheme == manifest.recipe.scheme);
+    match package.map_or(0, |package| machine_bytes(package.machine_bytes)) {
+        0 => String::new(),
+        machine => format!(", and {} of packed weights and other files on this machine", bytes(machine)),
     }
 }
 

@@ -6,7 +6,7 @@ use narthex_gateway::{
     models::{ModelListing, ModelStatus},
 };
 use narthex_server::AccessRules;
-use narthex_spec::DeviceOrder;
+use narthex_spec::{DeviceName, DeviceOrder};
 
 /// Renders the start of a server.
 pub(crate) fn startup(gateway: &Gateway, rules: &AccessRules) -> String {
@@ -27,11 +27,12 @@ fn models(loaded: &[ModelStatus], known: &[ModelListing]) -> String {
     format!("{loaded}; {installed} installed, loaded on request")
 }
 
-/// Renders the devices that are usable, and those that the default order would use if they were. The others, such as
-/// emulation, are used only if they are named.
+/// Renders the devices that are usable, and those that the default order would use if they were. Emulation is no device of
+/// the machine, and is used only if it is named.
 fn devices(devices: &[DeviceStatus]) -> String {
     let tried = DeviceOrder::auto();
-    let usable = devices.iter().filter(|found| found.usable).map(|found| found.device.to_string());
+    let is_device = |found: &&DeviceStatus| found.usable && found.device != DeviceName::QnnEmulation;
+    let usable = devices.iter().filter(is_device).map(|found| found.device.to_string());
     let mut text = usable.collect::<Vec<_>>().join(", ");
     if text.is_empty() {
         text.push_str("none; `narthex doctor` shows the reasons");
@@ -48,7 +49,7 @@ fn devices(devices: &[DeviceStatus]) -> String {
 #[cfg(test)]
 mod tests {
     use narthex_gateway::models::ModelState;
-    use narthex_spec::{DeviceName, Scheme};
+    use narthex_spec::Scheme;
 
     use super::*;
 
@@ -63,7 +64,7 @@ mod tests {
         };
         let found = [
             status(DeviceName::Qnn, false, true),
-            status(DeviceName::QnnEmulation, false, true),
+            status(DeviceName::QnnEmulation, true, true),
             status(DeviceName::CoreMl, false, false),
             status(DeviceName::Cpu, true, true),
         ];

@@ -370,8 +370,12 @@ fn near_names_are_offered() {
     check(&["pull", "smollm2:136m"], 3, "", "did you mean smollm2:135m");
     // All sizes of the family are suggested, including the smallest.
     for size in ["0.5b", "1.5b", "3b", "7b", "14b", "32b", "72b"] {
-        check(&["pull", "qwen2.5"], 3, "", &format!("qwen2.5:{size}"));
+        check(&["pull", "qwen2.5:6b"], 3, "", &format!("qwen2.5:{size}"));
     }
+    // The name of a family is one of its sizes, and a well-known model has others in its place.
+    check(&["show", "qwen2.5"], 3, "", "narthex pull qwen2.5:");
+    check(&["pull", "deepseek-r1"], 3, "", "did you mean qwen3:8b");
+    check(&["pull", "hf.co/owner/repo"], 3, "", "write hf:owner/repo for");
 }
 
 #[test]

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
 use std::{
+    fs,
     io::{Read, Write},
     net::TcpStream,
     process::{Child, Command},
@@ -12,12 +13,12 @@ use std::{
 };
 
 use narthex_testkit::{
-    checkpoint::tiny_bert_safetensors,
+    checkpoint::{tiny_bert_safetensors, tiny_llama},
     hub::{HubServer, Repo},
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::support::{ListeningServer, serve};
+use crate::support::{ListeningServer, offline, serve, with_runtime};
 
 /// Server without models. Dropping it ends the server.
 struct Server {
@@ -95,6 +96,41 @@ impl Drop for Server {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+#[test]
+fn a_chat_uses_the_model_of_a_running_server() {
+    let home = tempfile::tempdir().unwrap();
+    let (store, checkpoint) = (home.path().join("store"), home.path().join("tiny.gguf"));
+    fs::write(&checkpoint, tiny_llama(7).to_bytes()).unwrap();
+    let file = checkpoint.to_str().unwrap();
+    let compile = ["compile", file, "--name", "tiny", "--scheme", "f32", "--calibrate", "none"];
+    assert!(with_runtime(&store, &compile).status().unwrap().success());
+    let mut command = with_runtime(&store, &["serve", "--port", "0", "--model", "tiny"]);
+    let ListeningServer { process, address, log } = serve(&mut command);
+    thread::spawn(move || log.for_each(drop));
+    let server = Server { process, address, _home: home };
+    // Without ONNX Runtime, only the server can answer.
+    let run = |args: &[&str]| {
+        let output = offline(&store, args).output().unwrap();
+        let [out, err] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+        (output.status.code(), out, err)
+    };
+    let chat = ["chat", "-m", "tiny", "--temperature", "0", "--max-tokens", "4", "--json", "the cat"];
+    let (code, out, err) = run(&chat);
+    assert_eq!(code, Some(0), "{err}");
+    let answer: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(
+        (&answer["model"], &answer["finish_reason"]),
+        (&json!("tiny@f32"), &json!("length")),
+        "{answer}"
+    );
+    assert_eq!(answer["usage"]["completion_tokens"], 4);
+    assert_eq!(run(&chat).1.lines().count(), out.lines().count());
+    let (code, _, err) = run(&["stop", "tiny"]);
+    assert!(code == Some(0) && err.contains(&format!("unloaded tiny@f32 from {}", server.address)), "{err}");
+    assert!(run(&["stop"]).2.contains("No running server has such a model"));
+    assert_ne!(run(&chat).0, Some(0), "nothing has the model in memory");
 }
 
 #[test]

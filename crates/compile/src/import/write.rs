@@ -145,6 +145,7 @@ impl Import {
             },
             chat,
             prompts: self.prompts,
+            sampling: self.text.sampling,
             quality: None,
             loss: None,
             kept_tokens: None,

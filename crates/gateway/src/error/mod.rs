@@ -194,6 +194,14 @@ pub enum Error {
     /// The package was removed or replaced while it was loaded.
     #[error("the package of {0} was replaced while it was loaded; try again")]
     PackageReplaced(ModelName),
+    /// The answer failed after it had started.
+    #[error("the answer failed: {message}")]
+    AnswerFailed {
+        /// Kind of the failure.
+        kind: ErrorKind,
+        /// Reason.
+        message: String,
+    },
     /// The gateway is shutting down.
     #[error("the server is shutting down")]
     ShuttingDown,
@@ -300,6 +308,7 @@ impl Error {
             }
             Self::ModelNotAllowed { .. } => ErrorKind::Forbidden,
             Self::Loading { .. } | Self::PackageReplaced(_) => ErrorKind::Loading,
+            Self::AnswerFailed { kind, .. } => *kind,
             Self::Cancelled | Self::Device(DeviceError::Cancelled) => ErrorKind::Cancelled,
             Self::Tokenizer(error) => tokenizer_kind(error),
             Self::Device(DeviceError::Package { .. }) => ErrorKind::Malformed,

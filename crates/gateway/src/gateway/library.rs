@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use narthex_catalog::{
+    fetch,
     keys::{ApiKey, KeyFileStamp, KeyLimits, Secret},
     resolve::{ModelId, ModelRef},
     runtimes::{self, RuntimeInfo},
@@ -30,7 +31,7 @@ use crate::{
         schemes_from,
     },
     load::trial_run,
-    report::models::{InstalledPackage, ModelKind, ModelListing, PulledModel, Removal},
+    report::models::{DiskUsage, InstalledPackage, ModelKind, ModelListing, PulledModel, Removal},
     rights::AutoPull,
 };
 
@@ -146,6 +147,34 @@ impl Gateway {
         let reference = self.library.reference(split_scheme(model).0)?;
         let package = self.build(&key, &reference, progress, cancel)?;
         Ok(PulledModel { name: key.name, package })
+    }
+
+    /// Fetches and compiles a model, as [`Self::pull`] does, and removes its checkpoint if it was downloaded for that.
+    /// Returns the package and the number of bytes freed.
+    pub fn pull_and_discard(
+        &self,
+        model: &str,
+        progress: &dyn ProgressSink,
+        cancel: &Cancel,
+    ) -> Result<(PulledModel, u64), Error> {
+        let resolved = self.library.reference(split_scheme(model).0)?.resolve(&self.library.catalog)?;
+        let folder = fetch::folder(&self.library.store, &resolved)?.filter(|folder| !folder.exists());
+        let pulled = self.pull(model, progress, cancel)?;
+        let freed = folder.filter(|folder| folder.exists()).map(|folder| fetch::discard(&folder));
+        Ok((pulled, freed.transpose()?.unwrap_or(0)))
+    }
+
+    /// Returns the space that the parts of the store take on disk.
+    pub fn disk_usage(&self) -> Result<DiskUsage, Error> {
+        let store = &self.library.store;
+        let (hub_cache, hub_cache_bytes) = fetch::hub_cache(store)?;
+        Ok(DiskUsage { folder: store.root().to_owned(), store: store.usage()?, hub_cache, hub_cache_bytes })
+    }
+
+    /// Removes parts of the store that nothing uses, and with `checkpoints` those from which installed packages were made.
+    /// Returns the number of bytes freed.
+    pub fn prune(&self, checkpoints: bool) -> Result<u64, Error> {
+        Ok(self.library.store.prune(checkpoints)?)
     }
 
     /// Admits the pull of a model within the rights of a caller, and only by name, not by path. The pull has a permit

@@ -4,7 +4,7 @@ mod library;
 mod models_in_memory;
 mod running_servers;
 
-use std::{panic::AssertUnwindSafe, sync::Arc, time::Instant};
+use std::{panic::AssertUnwindSafe, path::PathBuf, sync::Arc, time::Instant};
 
 use narthex_catalog::resolve::{ModelId, ModelRef};
 use narthex_device::memory;
@@ -41,6 +41,7 @@ use crate::{
     report::models::ModelStatus,
     rights::{AutoPull, Rights},
     serve::{
+        answer_stream::AnswerStream,
         generation::Generation,
         request::{
             AnswerRequest, Answers, ChatRequest, CompletionRequest, EmbedRequest, Embeddings, Fillings,
@@ -62,7 +63,6 @@ pub use running_servers::ServerRegistration;
 /// use narthex_gateway::{Cancel, Config, Gateway, request::EmbedRequest};
 ///
 /// # fn main() -> Result<(), narthex_gateway::Error> {
-/// narthex_gateway::disable_telemetry();
 /// let gateway = Gateway::open(Config::standard())?;
 /// # // A test must not download the model.
 /// # let network = narthex_gateway::Network::CacheOnly;
@@ -90,6 +90,10 @@ pub struct Gateway {
 impl Gateway {
     /// Opens the store and the catalogue. Loads no model.
     ///
+    /// Sets the environment variable `ORT_DISABLE_TELEMETRY` of this process, unless it is set: ONNX Runtime would send
+    /// usage data. If other threads read the environment with functions of C at that moment, call
+    /// [`disable_telemetry`](crate::disable_telemetry) at the beginning of `main` instead.
+    ///
     /// ```
     /// use narthex_gateway::{Config, Gateway};
     ///
@@ -103,6 +107,7 @@ impl Gateway {
     /// # }
     /// ```
     pub fn open(config: Config) -> Result<Self, Error> {
+        narthex_device::runtime::ensure_telemetry_disabled();
         let library = Library::open(config)?;
         library.check_names()?;
         let Config { retry_failed_after, max_models, kv_total, slots, max_queue, load_wait, .. } =
@@ -133,6 +138,16 @@ impl Gateway {
         &self.library.config
     }
 
+    /// Returns whether the folder of the store exists. The first write creates it.
+    pub fn has_store(&self) -> bool {
+        self.library.store.root().is_dir()
+    }
+
+    /// Returns the file for the lines that a user types in conversations; it may not exist.
+    pub fn chat_history(&self) -> PathBuf {
+        self.library.store.chat_history()
+    }
+
     /// Starts a chat answer. Returns once it is queued.
     pub fn chat(
         &self,
@@ -141,6 +156,12 @@ impl Gateway {
         sink: Box<dyn GenerationSink>,
     ) -> Result<Generation, Error> {
         self.load_and_wait(model)?.chat(request, sink)
+    }
+
+    /// Starts a chat answer, whose text is read from the result. It has one choice.
+    pub fn stream(&self, model: &str, mut request: ChatRequest) -> Result<AnswerStream, Error> {
+        request.options.n = 1;
+        AnswerStream::start(|sink| self.chat(model, request, sink))
     }
 
     /// Starts a text completion. Returns once it is queued.

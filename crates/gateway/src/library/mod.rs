@@ -9,11 +9,13 @@ pub(crate) mod package;
 pub(crate) mod package_key;
 mod package_name;
 pub(crate) mod runtimes;
+pub(crate) mod suitability;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use narthex_catalog::{index::Catalog, network::Network, store::Store};
 
+use self::suitability::MachineSpeed;
 use crate::{config::Config, error::Error};
 
 pub use models::DEFAULT_SCHEME;
@@ -24,6 +26,7 @@ pub(crate) struct Library {
     pub(crate) config: Arc<Config>,
     pub(crate) store: Store,
     pub(crate) catalog: Catalog,
+    machine_speed: OnceLock<MachineSpeed>,
 }
 
 impl Library {
@@ -34,6 +37,16 @@ impl Library {
             Network::Allowed => store,
             Network::CacheOnly => store.offline(),
         };
-        Ok(Self { config: Arc::new(config), store, catalog: Catalog::builtin()? })
+        Ok(Self {
+            config: Arc::new(config),
+            store,
+            catalog: Catalog::builtin()?,
+            machine_speed: OnceLock::new(),
+        })
+    }
+
+    /// Returns the speed of this machine, which is measured at the first call.
+    pub(crate) fn machine_speed(&self) -> &MachineSpeed {
+        self.machine_speed.get_or_init(|| MachineSpeed::measure(&self.store))
     }
 }

@@ -19,6 +19,7 @@ use crate::{
     library::{
         Library, package,
         package_key::{PackageKey, split_scheme},
+        suitability,
     },
     report::models::{InstalledPackage, MeasuredQuality, ModelKind, ModelListing},
 };
@@ -76,6 +77,8 @@ impl Library {
             return Err(Error::PathAsModel);
         }
         let text = self.without_latest(text);
+        let size = self.size_of_family(text);
+        let text = size.as_ref().map_or(text, |name| name.as_str());
         let id = ModelId::parse(text).map_err(|_| self.unknown(text))?;
         if matches!(&id, ModelId::Catalogue(name) if !self.is_known(name)) {
             return Err(self.unknown(text));
@@ -131,6 +134,27 @@ impl Library {
     /// Returns the schemes in which a model is installed.
     pub(crate) fn installed_schemes(&self, name: &ModelName) -> Vec<Scheme> {
         Scheme::ALL.into_iter().filter(|&scheme| self.store.package(name, scheme).is_some()).collect()
+    }
+
+    /// Returns the size that the name of a family denotes, as `qwen3` does, unless a model has this name: the largest
+    /// installed one, or else the best for this machine.
+    fn size_of_family(&self, text: &str) -> Option<ModelName> {
+        let family: ModelName = text.trim().parse().ok()?;
+        if self.is_known(&family) {
+            return None;
+        }
+        let sizes = self.catalog.sizes(family.as_str());
+        let is_installed = |entry: &Entry| {
+            Scheme::ALL.iter().any(|&scheme| self.store.package(&entry.name, scheme).is_some())
+        };
+        let installed = sizes.iter().filter(|entry| is_installed(entry)).max_by_key(|entry| entry.parameters);
+        if let Some(entry) = installed {
+            return Some(entry.name.clone());
+        }
+        let with_bytes =
+            |entry: &Entry| Some((entry.name.clone(), entry.parameters, self.catalog.figures(entry)?.w8));
+        let sizes: Vec<_> = sizes.into_iter().filter_map(with_bytes).collect();
+        if sizes.is_empty() { None } else { suitability::best_size(sizes, self.machine_speed()) }
     }
 
     fn unknown(&self, text: &str) -> Error {
@@ -199,6 +223,9 @@ impl Library {
         {
             return Ok(ModelRef::Id(ModelId::Catalogue(name)));
         }
+        if let Some(size) = self.size_of_family(text).filter(|_| !Path::new(text).exists()) {
+            return Ok(ModelRef::Id(ModelId::Catalogue(size)));
+        }
         match ModelRef::parse(text) {
             Ok(ModelRef::Id(ModelId::Catalogue(_))) | Err(_) if Path::new(text).exists() => {
                 Ok(ModelRef::Local(text.into()))
@@ -256,7 +283,7 @@ impl Library {
         let manifest = self.manifest(key)?;
         let mut packages = self.store.packages()?.into_iter();
         let info = packages.find(|info| info.name == key.name && info.scheme == key.scheme);
-        installed_package(&info.ok_or_else(|| self.not_installed(key))?, manifest)
+        self.installed_package(&info.ok_or_else(|| self.not_installed(key))?, manifest)
     }
 
     /// Returns one model that is installed or in the catalogue. A path is not a model's name.
@@ -285,9 +312,22 @@ impl Library {
                 }
             };
             let listing = listings.entry(info.name.clone()).or_insert_with(|| manifest_listing(&manifest));
-            listing.installed.push(installed_package(&info, manifest)?);
+            listing.installed.push(self.installed_package(&info, manifest)?);
         }
         Ok(listings.into_values().collect())
+    }
+
+    fn installed_package(&self, info: &PackageInfo, manifest: Manifest) -> Result<InstalledPackage, Error> {
+        Ok(InstalledPackage {
+            scheme: info.scheme,
+            bytes: info.bytes,
+            machine_bytes: self.store.machine_bytes(&info.dir)?,
+            max_length: manifest.max_length,
+            bound: manifest.bound,
+            sampling: manifest.sampling,
+            created: info.created,
+            digest: Store::package_digest(&info.dir)?,
+        })
     }
 
     fn entry_listing(&self, entry: &Entry) -> ModelListing {
@@ -301,6 +341,7 @@ impl Library {
             license: entry.license.clone(),
             quality: measured_quality(entry),
             access: entry.access,
+            pick: entry.pick,
             notes: entry.notes.clone(),
             source: entry.source.to_string(),
             installed: Vec::new(),
@@ -314,17 +355,6 @@ fn measured_quality(entry: &Entry) -> Option<MeasuredQuality> {
     Some(MeasuredQuality { w8: measured.kept_quality(Scheme::W8)?, w4: measured.kept_quality(Scheme::W4)? })
 }
 
-fn installed_package(info: &PackageInfo, manifest: Manifest) -> Result<InstalledPackage, Error> {
-    Ok(InstalledPackage {
-        scheme: info.scheme,
-        bytes: info.bytes,
-        max_length: manifest.max_length,
-        bound: manifest.bound,
-        created: info.created,
-        digest: Store::package_digest(&info.dir)?,
-    })
-}
-
 fn manifest_listing(manifest: &Manifest) -> ModelListing {
     ModelListing {
         name: manifest.name.clone(),
@@ -336,6 +366,7 @@ fn manifest_listing(manifest: &Manifest) -> ModelListing {
         license: manifest.provenance.license.clone(),
         quality: None,
         access: Access::Open,
+        pick: None,
         notes: None,
         source: manifest.provenance.source.clone(),
         installed: Vec::new(),

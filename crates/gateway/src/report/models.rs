@@ -1,10 +1,16 @@
 //! Models that are installed, available or loaded.
 
-use std::time::SystemTime;
+use std::{path::PathBuf, time::SystemTime};
 
-pub use narthex_catalog::index::{Access, Figures};
+pub use narthex_catalog::{
+    index::{Access, Figures, Purpose},
+    store::{CheckpointUsage, PackageUsage, StoreUsage},
+};
 pub use narthex_spec::ModelKind;
-use narthex_spec::{DeviceName, ModelName, Scheme, Sha256, manifest::BoundDevice};
+use narthex_spec::{
+    DeviceName, ModelName, Scheme, Sha256,
+    manifest::{BoundDevice, PublishedSampling},
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -47,6 +53,9 @@ pub struct ModelListing {
     pub quality: Option<MeasuredQuality>,
     /// Access to the download, for a model of the catalogue.
     pub access: Access,
+    /// Purpose for which the model is one of the first choices.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pick: Option<Purpose>,
     /// Notes for users.
     pub notes: Option<String>,
     /// Source of the checkpoint.
@@ -80,18 +89,37 @@ pub struct PulledModel {
 pub struct InstalledPackage {
     /// Weight scheme.
     pub scheme: Scheme,
-    /// Bytes on disk.
+    /// Bytes of the package.
     pub bytes: u64,
+    /// Bytes of the files that this machine made from the package, such as packed weights.
+    pub machine_bytes: u64,
     /// Maximum sequence length in tokens.
     pub max_length: usize,
     /// The only kind of device that runs the package, if it is bound to one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bound: Option<BoundDevice>,
+    /// Sampling that the publisher recommends, for requests that state none.
+    #[serde(skip_serializing_if = "PublishedSampling::is_empty")]
+    pub sampling: PublishedSampling,
     /// Creation time; in JSON as seconds since 1970.
     #[serde(with = "crate::report::unix_seconds")]
     pub created: SystemTime,
     /// SHA-256 of the manifest, which identifies the package.
     pub digest: Sha256,
+}
+
+/// Space that a store and the hub's cache take on disk.
+#[derive(Debug, Clone, Serialize)]
+pub struct DiskUsage {
+    /// Folder of the store.
+    pub folder: PathBuf,
+    /// Parts of the store.
+    #[serde(flatten)]
+    pub store: StoreUsage,
+    /// Folder of the hub's cache, which other programs share.
+    pub hub_cache: PathBuf,
+    /// Bytes of the hub's cache.
+    pub hub_cache_bytes: u64,
 }
 
 /// Packages and checkpoint that the removal of a model removes.

@@ -25,8 +25,10 @@ use crate::{
         answer_rules::AnswerRules,
         constraint::{AnswerConstraint, ConstraintParts, ReasoningTrack},
         options,
+        repetition::RepetitionGuard,
         request::{
-            FinishReason, GenerateOptions, GenerationEvent, GenerationSink, StopTokens, Summary, Times,
+            FinishReason, GenerateOptions, GenerationEvent, GenerationSink, Repetition, StopTokens, Summary,
+            Times, UsedSampling,
         },
         text::{ChoiceText, TextPart},
     },
@@ -42,6 +44,8 @@ pub struct Generation {
     pub ran_on: AnsweringDevice,
     /// True if the model may reason before it answers.
     pub reasons: bool,
+    /// Sampling settings, with those of the publisher.
+    pub sampling: UsedSampling,
     /// Number of messages that were omitted because the conversation was too long.
     pub omitted_messages: usize,
     sequences: Vec<SequenceHandle>,
@@ -78,7 +82,7 @@ pub(super) fn start(
     options::at_most("n", options.n, model.capacity)?;
     let room = limits.longest().saturating_sub(tokens.len());
     let max_tokens = options.max_tokens.unwrap_or(room).min(room);
-    let mut sampling = options::sampling(options, limits)?;
+    let mut sampling = options::sampling(options, &model.package.manifest.sampling, limits)?;
     let stop = &model.package.manifest.tokenizer.stop;
     if options.stop_tokens == StopTokens::Never {
         sampling.logit_bias.extend(stop.iter().map(|&token| (token, f32::NEG_INFINITY)));
@@ -112,7 +116,13 @@ pub(super) fn start(
                 .map(|one| Box::new(one) as _),
             logprobs: options.logprobs.map(|top| LogProbs { top, prompt: echo.is_some() }),
             speculation: options.speculation,
-            sink: Box::new(ChoiceSink { choice, state: state.clone(), text }),
+            sink: Box::new(ChoiceSink {
+                choice,
+                state: state.clone(),
+                text,
+                guard: (options.repetition == Repetition::End).then(RepetitionGuard::new),
+                repeats: false,
+            }),
         };
         match engine.submit(request) {
             Ok(sequence) => sequences.push(sequence),
@@ -125,7 +135,9 @@ pub(super) fn start(
     }
 
     let reasons = rules.reasoning.is_some();
+    let sampling = UsedSampling { temperature: sampling.temperature, top_p: sampling.top_p };
     Ok(Generation {
+        sampling,
         model: model.name().clone(),
         prompt_tokens,
         ran_on: model.ran_on(),
@@ -242,6 +254,10 @@ struct ChoiceSink {
     choice: usize,
     state: Arc<Mutex<GenerationState>>,
     text: ChoiceText,
+    /// Present if the choice ends when it only repeats itself.
+    guard: Option<RepetitionGuard>,
+    /// Set once the choice repeats itself.
+    repeats: bool,
 }
 
 impl ChoiceSink {
@@ -267,17 +283,18 @@ impl TokenSink for ChoiceSink {
     }
 
     fn token(&mut self, event: TokenEvent<'_>) -> ControlFlow<()> {
-        let Self { choice, state, text } = self;
+        let Self { choice, state, text, guard, repeats } = self;
         let mut state = state.lock();
         state.flow()?;
         let elapsed = state.started.elapsed();
         state.first_token.get_or_insert(elapsed);
         Self::send(&mut state, *choice, text.push(&event));
-        if text.is_over() { ControlFlow::Break(()) } else { state.flow() }
+        *repeats = guard.as_mut().is_some_and(|guard| guard.push(event.token));
+        if text.is_over() || *repeats { ControlFlow::Break(()) } else { state.flow() }
     }
 
     fn finish(&mut self, finish: Finish, usage: Usage) {
-        let Self { choice, state, text } = self;
+        let Self { choice, state, text, repeats, .. } = self;
         let mut state = state.lock();
         let reason = match finish {
             Finish::Failed(error) => return state.fail(ErrorKind::Unavailable, error.to_string()),
@@ -287,6 +304,7 @@ impl TokenSink for ChoiceSink {
             }
             Finish::Stop => FinishReason::Stop,
             Finish::Length => FinishReason::Length,
+            Finish::Cancelled if *repeats => FinishReason::Repetition,
             Finish::Cancelled | Finish::ShutDown => FinishReason::Cancelled,
         };
         let (rest, reason) = text.finish(reason);

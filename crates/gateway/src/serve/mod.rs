@@ -2,6 +2,7 @@
 
 mod answer;
 mod answer_rules;
+pub(crate) mod answer_stream;
 mod chat;
 mod constraint;
 mod embed;
@@ -11,6 +12,7 @@ mod history;
 mod mask_predict;
 mod options;
 mod permits;
+mod repetition;
 pub mod request;
 mod rerank;
 mod text;

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use narthex_engine::{executor::Limits, request::Sampling};
+use narthex_spec::manifest::PublishedSampling;
 
 use crate::{error::Error, serve::request::GenerateOptions};
 
@@ -29,13 +30,13 @@ pub(super) enum Length {
 
 /// Checks every option against the API's range.
 pub(super) fn check(options: &GenerateOptions, length: Length) -> Result<(), Error> {
-    in_range("temperature", options.temperature, 0.0, 2.0)?;
-    in_range("top_p", options.top_p, 0.0, 1.0)?;
-    in_range("min_p", options.min_p, 0.0, 1.0)?;
+    in_range("temperature", options.temperature.unwrap_or(0.0), 0.0, 2.0)?;
+    in_range("top_p", options.top_p.unwrap_or(1.0), 0.0, 1.0)?;
+    in_range("min_p", options.min_p.unwrap_or(0.0), 0.0, 1.0)?;
     in_range("typical_p", options.typical_p, 0.0, 1.0)?;
     in_range("presence_penalty", options.presence_penalty, -2.0, 2.0)?;
     in_range("frequency_penalty", options.frequency_penalty, -2.0, 2.0)?;
-    in_range("repetition_penalty", options.repetition_penalty, 0.01, 100.0)?;
+    in_range("repetition_penalty", options.repetition_penalty.unwrap_or(1.0), 0.01, 100.0)?;
     for &bias in options.logit_bias.values() {
         in_range("logit_bias", bias, -100.0, 100.0)?;
     }
@@ -64,21 +65,27 @@ pub(super) fn check(options: &GenerateOptions, length: Length) -> Result<(), Err
     Ok(())
 }
 
-/// Returns the sampling settings of the first choice.
-pub(super) fn sampling(options: &GenerateOptions, limits: &Limits) -> Result<Sampling, Error> {
+/// Returns the sampling settings of the first choice. Values that the request does not state are those of the publisher,
+/// unless the request asks for a greedy answer.
+pub(super) fn sampling(
+    options: &GenerateOptions,
+    published: &PublishedSampling,
+    limits: &Limits,
+) -> Result<Sampling, Error> {
     if let Some(bad) = options.logit_bias.keys().find(|&&token| token as usize >= limits.vocab) {
         return Err(Error::invalid(
             "logit_bias",
             format!("token {bad} is not below the vocabulary size {}", limits.vocab),
         ));
     }
+    let published = if options.temperature == Some(0.0) { PublishedSampling::default() } else { *published };
     Ok(Sampling {
-        temperature: options.temperature,
-        top_k: options.top_k,
-        top_p: options.top_p,
-        min_p: options.min_p,
+        temperature: options.temperature.or(published.temperature).unwrap_or(options.default_temperature),
+        top_k: options.top_k.or(published.top_k).unwrap_or(0),
+        top_p: options.top_p.or(published.top_p).unwrap_or(1.0),
+        min_p: options.min_p.or(published.min_p).unwrap_or(0.0),
         typical_p: options.typical_p,
-        repetition_penalty: options.repetition_penalty,
+        repetition_penalty: options.repetition_penalty.or(published.repetition_penalty).unwrap_or(1.0),
         presence_penalty: options.presence_penalty,
         frequency_penalty: options.frequency_penalty,
         logit_bias: options.logit_bias.iter().map(|(&token, &bias)| (token, bias)).collect(),
@@ -141,9 +148,9 @@ mod tests {
         check(&none, Length::None).unwrap();
         let stop = vec!["x".repeat(MAX_STOP_BYTES)];
         check(&GenerateOptions { stop, ..GenerateOptions::api_defaults() }, Length::Some).unwrap();
-        check_refused(|o| o.temperature = 2.5, "temperature");
-        check_refused(|o| o.temperature = f32::NAN, "temperature");
-        check_refused(|o| o.top_p = -0.1, "top_p");
+        check_refused(|o| o.temperature = Some(2.5), "temperature");
+        check_refused(|o| o.temperature = Some(f32::NAN), "temperature");
+        check_refused(|o| o.top_p = Some(-0.1), "top_p");
         check_refused(|o| o.n = 0, "n");
         check_refused(|o| o.n = 1000, "n");
         check_refused(|o| o.max_tokens = Some(0), "max_tokens");

@@ -8,15 +8,15 @@ use narthex_gateway::{
     Cancel, Config, Drain, Error, ErrorKind, Gateway, TokenCount,
     request::{
         CallLimit, ChatRequest, EmbedRequest, FinishReason, GenerateOptions, GenerationEvent, Grammar,
-        InputOverflow, Prompt, Strictness, TokenizeOptions, Tool, ToolChoice, ToolSettings,
+        InputOverflow, Prompt, Repetition, Strictness, TokenizeOptions, Tool, ToolChoice, ToolSettings,
     },
 };
 use narthex_spec::ToolFormat;
-use narthex_testkit::checkpoint::{BERT_MAX_LENGTH, LLAMA_CONTEXT};
+use narthex_testkit::checkpoint::{self, BERT_MAX_LENGTH, LLAMA_CONTEXT, Meta};
 
 use crate::support::{
-    Answer, LONG_CONTEXT, Tiny, ask, complete, events, eventually, greedy, question, ready, text, warnings,
-    whole,
+    Answer, LONG_CONTEXT, SEED, Tiny, ask, complete, events, eventually, greedy, question, ready, text,
+    warnings, whole,
 };
 
 /// Minimum difference of a step's two best log-probabilities from which rounding cannot make another token the best
@@ -24,7 +24,7 @@ use crate::support::{
 const MARGIN: f32 = 1e-3;
 
 fn sampled(seed: u64) -> GenerateOptions {
-    GenerateOptions { temperature: 1.0, seed: Some(seed), ..greedy(24) }
+    GenerateOptions { temperature: Some(1.0), seed: Some(seed), ..greedy(24) }
 }
 
 #[test]
@@ -35,6 +35,83 @@ fn a_seeded_request_repeats() {
     assert_eq!(answer(7), answer(7));
     let texts: BTreeSet<String> = (0..4).map(answer).collect();
     assert_eq!(texts.len(), 4, "{texts:?}");
+}
+
+/// Compiles a tiny Llama whose publisher recommends to sample among the likeliest tokens. Returns its name.
+fn with_sampling(tiny: &Tiny, top_k: u32) -> String {
+    let mut gguf = checkpoint::tiny_llama(SEED);
+    gguf.set("general.sampling.temp", Meta::F32(1.5));
+    gguf.set("general.sampling.top_k", Meta::U32(top_k));
+    gguf.set("general.sampling.penalty_repeat", Meta::F32(1.5));
+    tiny.gguf_chat("recommended", &gguf)
+}
+
+#[test]
+fn a_request_that_states_no_sampling_gets_that_of_the_publisher() {
+    let tiny = Tiny::new();
+    let (model, gateway) = (with_sampling(&tiny, 1), tiny.gateway());
+    let found = gateway.model(&model).unwrap().installed[0].sampling;
+    assert_eq!((found.temperature, found.top_k, found.top_p), (Some(1.5), Some(1), None));
+    let answer = |change: fn(&mut GenerateOptions)| {
+        let mut options = GenerateOptions { temperature: None, ..greedy(24) };
+        change(&mut options);
+        ask(&gateway, &model, question("the cat", options)).text
+    };
+    // The likeliest token is the only one, whatever the seed.
+    let recommended = answer(|_| {});
+    assert_eq!(answer(|options| options.seed = Some(1)), recommended);
+    // A stated value replaces the publisher's.
+    let free: BTreeSet<String> = [
+        answer(|options| (options.top_k, options.seed) = (Some(0), Some(1))),
+        answer(|options| (options.top_k, options.seed) = (Some(0), Some(2))),
+    ]
+    .into();
+    assert_eq!(free.len(), 2, "{free:?}");
+    // A greedy answer has no penalty.
+    let greedy = answer(|options| options.temperature = Some(0.0));
+    assert_ne!(greedy, recommended);
+    let explicit = |options: &mut GenerateOptions| {
+        (options.temperature, options.repetition_penalty) = (Some(0.0), Some(1.0));
+    };
+    assert_eq!(answer(explicit), greedy);
+}
+
+#[test]
+fn an_answer_that_repeats_itself_ends_if_that_is_requested() {
+    let tiny = Tiny::new();
+    let (model, gateway) = (tiny.long_chat(), tiny.gateway());
+    let options = |repetition, max_tokens| GenerateOptions {
+        logit_bias: [(5, 100.0)].into(),
+        max_tokens: Some(max_tokens),
+        repetition,
+        ..greedy(0)
+    };
+    let stopped = ask(&gateway, &model, question("the cat", options(Repetition::End, 1000)));
+    assert_eq!(stopped.reason, FinishReason::Repetition);
+    assert_eq!(stopped.summary.completion_tokens, 256);
+    let whole = ask(&gateway, &model, question("the cat", options(Repetition::Allow, 300)));
+    assert_eq!((whole.reason, whole.summary.completion_tokens), (FinishReason::Length, 300));
+}
+
+#[test]
+fn a_stream_is_an_iterator_over_the_text_of_an_answer() {
+    let tiny = Tiny::new();
+    let (model, gateway) = (tiny.long_chat(), tiny.gateway());
+    let request = |tokens| ChatRequest { options: greedy(tokens), ..ChatRequest::user("the cat") };
+    let expect = ask(&gateway, &model, question("the cat", greedy(24)));
+    let mut stream = gateway.stream(&model, request(24)).unwrap();
+    let parts: Vec<String> = stream.by_ref().map(Result::unwrap).collect();
+    assert!(parts.len() > 1 && parts.concat() == expect.text, "{parts:?}");
+    assert_eq!(stream.finish_reason(), Some(FinishReason::Length));
+    assert_eq!(stream.summary().unwrap().completion_tokens, 24);
+    assert_eq!(gateway.stream(&model, request(24)).unwrap().text().unwrap(), expect.text);
+    // A dropped stream makes room for others.
+    let mut dropped = gateway.stream(&model, request(20_000)).unwrap();
+    dropped.next().unwrap().unwrap();
+    drop(dropped);
+    let running =
+        || gateway.status().iter().filter_map(|one| one.engine).map(|engine| engine.running).sum::<usize>();
+    eventually("the end of the answer", || running() == 0);
 }
 
 fn with_top_two(prompt: &str) -> narthex_gateway::request::CompletionRequest {

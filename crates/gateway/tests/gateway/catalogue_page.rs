@@ -30,7 +30,7 @@ fn page(catalog: &Catalog) -> String {
          - **`w8`, `w4`**: size of the weights in this scheme.\n\
          - **Quality**: share of the quality that `w8` and `w4` keep: the perplexity in `f32` divided by that in the scheme,\n  \
          over the text in `bench/text` of the repository. A dash means that we have not measured the model. Larger models\n  \
-         usually keep more in `w4` than smollm2:135m; `narthex list --available` assumes its figures for every model.\n\
+         usually keep more in `w4` than smollm2:135m, whose figures the ranking of `list --available` assumes for the others.\n\
          - **Memory**: the smallest usual machine with room for the weights in `w8`, and in `w4` if that is smaller. Long\n  \
          conversations need more, see `narthex plan`.\n\
          - **Snapdragon X**: the scheme in which every graph satisfies the rules of its NPU, or the reason why no scheme does.\n  \

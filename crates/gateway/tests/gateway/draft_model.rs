@@ -44,7 +44,7 @@ fn answers_are_those_of_the_model_alone() {
     let same = tiny.gguf_chat("same", &tiny_llama(SEED));
     let other = tiny.gguf_chat("other", &tiny_llama(SEED + 1));
     let plain = Gateway::open(Config { speculation: Speculation::Off, ..tiny.config() }).unwrap();
-    let warm = GenerateOptions { temperature: 0.8, seed: Some(5), ..greedy(60) };
+    let warm = GenerateOptions { temperature: Some(0.8), seed: Some(5), ..greedy(60) };
     for draft in [&same, &other] {
         let gateway = open(&tiny, draft);
         for options in [greedy(60), warm.clone()] {

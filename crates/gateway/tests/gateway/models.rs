@@ -576,3 +576,18 @@ fn a_named_package_is_compiled_in_another_scheme_by_its_name() {
     let error = refused(&tiny.gateway(), "mine@w4").to_string();
     assert!(error.starts_with("mine@w4 is not installed on this machine, where"), "{error}");
 }
+
+#[test]
+fn the_name_of_a_family_stands_for_one_of_its_sizes() {
+    let gateway = Tiny::new().gateway();
+    let name = |text: &str| gateway.model(text).map(|model| model.name.to_string());
+    let size = name("qwen3").unwrap();
+    assert!(size.starts_with("qwen3:") && name(&size).unwrap() == size, "{size}");
+    assert_eq!(name("qwen3").unwrap(), size, "it stays the same");
+    assert_eq!(name("smollm2").unwrap(), "smollm2:135m", "a name of its own");
+    assert_eq!(name("all-minilm").unwrap(), "all-minilm-l6-v2");
+    match gateway.model("deepseek-r1:7b") {
+        Err(Error::UnknownModel { near, .. }) => assert_eq!(near[0].as_str(), "qwen3:8b"),
+        other => panic!("{other:?}"),
+    }
+}

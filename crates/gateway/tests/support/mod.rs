@@ -184,7 +184,7 @@ impl Tiny {
 /// Returns options for a greedy answer of exactly `max_tokens` tokens. The tokens that end an answer are suppressed.
 pub(crate) fn greedy(max_tokens: usize) -> GenerateOptions {
     GenerateOptions {
-        temperature: 0.0,
+        temperature: Some(0.0),
         max_tokens: Some(max_tokens),
         logit_bias: SPECIAL.map(|token| (token, -100.0)).into(),
         ..GenerateOptions::api_defaults()

@@ -91,7 +91,7 @@ struct ChatArguments {
     model: Option<String>,
     /// Maximum number of tokens of the answer. Default: 1024.
     max_tokens: Option<usize>,
-    /// Sampling temperature, 0 to 2. Default: 0, the likeliest answer.
+    /// Sampling temperature, 0 (the likeliest answer) to 2. Default: that of the model's publisher, or else 0.
     temperature: Option<f32>,
     /// JSON schema that the answer must follow. The answer is then JSON.
     schema: Option<Map<String, Value>>,
@@ -261,7 +261,8 @@ impl CallSite {
             overflow: HistoryOverflow::Refuse,
             options: GenerateOptions {
                 max_tokens: Some(limit),
-                temperature: temperature.unwrap_or(0.0),
+                temperature,
+                default_temperature: 0.0,
                 grammar: schema.map(|schema| Grammar::JsonSchema(Value::Object(schema))),
                 ..GenerateOptions::api_defaults()
             },

@@ -156,7 +156,7 @@ impl From<FinishReason> for StopReason {
             FinishReason::Stop | FinishReason::MalformedCall => Self::EndTurn,
             FinishReason::StopString { .. } => Self::StopSequence,
             FinishReason::ToolCalls | FinishReason::MixedCalls => Self::ToolUse,
-            FinishReason::Length | FinishReason::Cancelled => Self::MaxTokens,
+            FinishReason::Length | FinishReason::Repetition | FinishReason::Cancelled => Self::MaxTokens,
         }
     }
 }

@@ -76,6 +76,7 @@ impl AnswerEnd {
         Self {
             done_reason: match reason {
                 Some(FinishReason::Length | FinishReason::Cancelled) => "length",
+                Some(FinishReason::Repetition) => "repetition",
                 Some(FinishReason::MalformedCall | FinishReason::MixedCalls) => "malformed_tool_call",
                 _ => "stop",
             },

@@ -7,7 +7,7 @@ use narthex_gateway::{
     Gateway,
     models::{InstalledPackage, ModelKind, ModelListing, ModelState, ModelStatus},
 };
-use narthex_spec::{Scheme, arch::Structure, date::unix_seconds};
+use narthex_spec::{Scheme, arch::Structure, date::unix_seconds, manifest::PublishedSampling};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -251,13 +251,22 @@ fn shown(gateway: &Gateway, model: &str) -> Result<ShownModel, narthex_gateway::
     Ok(ShownModel {
         license: listing.license.clone().unwrap_or_default(),
         modelfile: format!("FROM {}\n", listing.name),
-        parameters: String::new(),
+        parameters: manifest.as_ref().map_or_else(String::new, |manifest| parameters(&manifest.sampling)),
         template: template.unwrap_or_default(),
         details: ModelDetails::new(Some(&listing), family, scheme),
         model_info: info,
         capabilities: capabilities(listing.kind, chat.is_some_and(|chat| chat.reasoning.is_some())),
         modified_at: package.map_or_else(timestamp::now, |package| rfc_3339(unix_seconds(package.created))),
     })
+}
+
+/// Returns the sampling of a publisher as the lines of a Modelfile, without their keyword.
+fn parameters(sampling: &PublishedSampling) -> String {
+    let lines = sampling.stated().map(|(name, value)| match name {
+        "repetition_penalty" => format!("repeat_penalty {value}"),
+        name => format!("{name} {value}"),
+    });
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 /// Returns the family of an architecture; `None` for imports.
@@ -298,6 +307,17 @@ pub(crate) async fn version() -> Json<Version> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_sampling_of_a_publisher_is_written_as_in_a_modelfile() {
+        let sampling = PublishedSampling {
+            temperature: Some(0.6),
+            repetition_penalty: Some(1.1),
+            ..PublishedSampling::default()
+        };
+        assert_eq!(parameters(&sampling), "temperature 0.6\nrepeat_penalty 1.1");
+        assert_eq!(parameters(&PublishedSampling::default()), "");
+    }
 
     #[test]
     fn parameters_are_rounded() {

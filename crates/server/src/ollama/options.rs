@@ -141,8 +141,10 @@ fn read(options: Option<Map<String, Value>>, ignored: &mut IgnoredParameters) ->
     let mut answer = options.unwrap_or_default();
     answer.values_mut().for_each(make_integral);
     // Ollama has no limit for 0, which is not a number of tokens here, and no penalty for 0, which cannot divide.
-    let is_off = |name: &str| name == NUM_PREDICT || name == REPEAT_PENALTY;
-    answer.retain(|name, value| !value.is_null() && (!is_off(name) || value.as_i64() != Some(0)));
+    answer.retain(|name, value| !value.is_null() && (name != NUM_PREDICT || value.as_i64() != Some(0)));
+    if let Some(penalty) = answer.get_mut(REPEAT_PENALTY).filter(|penalty| penalty.as_i64() == Some(0)) {
+        *penalty = 1.into();
+    }
     for (name, value) in &answer {
         if name == NUM_PREDICT || Sampling::FIELDS.contains(&name.as_str()) {
             continue;
@@ -215,12 +217,13 @@ mod tests {
         // Options take precedence over parameters outside of them.
         let outside = json!({"n_predict": 9, "top_k": 1, "min_p": 0.5});
         let options = options.or(serde_json::from_value(outside).unwrap()).options().unwrap();
-        assert_eq!((options.max_tokens, options.top_k, options.min_p), (Some(7), 40, 0.5));
+        assert_eq!((options.max_tokens, options.top_k, options.min_p), (Some(7), Some(40), Some(0.5)));
         assert_eq!(options.stop, ["a"]);
         // Clients send integers as floats, and a penalty of 0 for none.
         let floats = read(json!({"num_predict": 7.0, "top_k": 40.0, "repeat_penalty": 0.0})).unwrap().0;
         let floats = floats.options().unwrap();
-        assert_eq!((floats.max_tokens, floats.top_k, floats.repetition_penalty), (Some(7), 40, 1.0));
+        let found = (floats.max_tokens, floats.top_k, floats.repetition_penalty);
+        assert_eq!(found, (Some(7), Some(40), Some(1.0)));
         let unlimited = read(json!({"num_predict": 0})).unwrap().0;
         assert_eq!(unlimited.options().unwrap().max_tokens, None);
         let mut expect = IgnoredParameters::default();

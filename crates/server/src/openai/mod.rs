@@ -56,7 +56,7 @@ impl From<FinishReason> for WireFinishReason {
         match reason {
             FinishReason::Stop | FinishReason::StopString { .. } | FinishReason::MalformedCall => Self::Stop,
             FinishReason::ToolCalls | FinishReason::MixedCalls => Self::ToolCalls,
-            FinishReason::Length | FinishReason::Cancelled => Self::Length,
+            FinishReason::Length | FinishReason::Repetition | FinishReason::Cancelled => Self::Length,
         }
     }
 }

@@ -6,7 +6,7 @@ use axum::{
     http::{HeaderMap, StatusCode},
 };
 use narthex_gateway::models::{ModelKind, ModelListing};
-use narthex_spec::date::unix_seconds;
+use narthex_spec::{date::unix_seconds, manifest::PublishedSampling};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -58,6 +58,33 @@ pub(crate) struct ModelObject {
     context_length: Option<usize>,
     /// The same number under its name in Anthropic's API.
     max_input_tokens: Option<usize>,
+    /// Sampling of the model's publisher, for requests that state none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sampling: Option<SamplingObject>,
+}
+
+/// Sampling that a model's publisher recommends.
+#[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
+pub(crate) struct SamplingObject {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    temperature: Option<f32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top_p: Option<f32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top_k: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    min_p: Option<f32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    repetition_penalty: Option<f32>,
+}
+
+impl SamplingObject {
+    /// Returns the object, or `None` if the publisher states nothing.
+    fn new(sampling: &PublishedSampling) -> Option<Self> {
+        let PublishedSampling { temperature, top_p, top_k, min_p, repetition_penalty } = *sampling;
+        let object = Self { temperature, top_p, top_k, min_p, repetition_penalty };
+        (!sampling.is_empty()).then_some(object)
+    }
 }
 
 /// Returns the protocol of the client. The path is the same for all.
@@ -84,6 +111,7 @@ impl ModelObject {
             installed: newest.is_some(),
             context_length,
             max_input_tokens: context_length,
+            sampling: newest.and_then(|package| SamplingObject::new(&package.sampling)),
         }
     }
 
@@ -136,4 +164,18 @@ pub(crate) async fn retrieve(
         Some(alias) => model.alias(&alias),
         None => model,
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_stated_sampling_is_listed() {
+        let sampling =
+            PublishedSampling { temperature: Some(0.2), top_k: Some(20), ..PublishedSampling::default() };
+        let object = serde_json::to_string(&SamplingObject::new(&sampling)).unwrap();
+        assert_eq!(object, r#"{"temperature":0.2,"top_k":20}"#);
+        assert!(SamplingObject::new(&PublishedSampling::default()).is_none());
+    }
 }

@@ -5,7 +5,7 @@ use std::{mem, sync::Arc};
 use axum::{Json, http::HeaderName, response::Response};
 use narthex_gateway::{
     Cancel, ReadyModel,
-    request::{ChatRequest, ReasoningSettings, Role},
+    request::{ChatRequest, ReasoningSettings, Role, UsedSampling},
 };
 use serde::Serialize;
 
@@ -92,6 +92,9 @@ pub(crate) trait AnswerForm {
     /// The JSON of a whole answer.
     type Whole: Serialize;
 
+    /// Takes the sampling of an answer that has started.
+    fn started(&mut self, _sampling: UsedSampling) {}
+
     /// Returns the whole answer.
     fn whole(self, reply: Reply) -> Self::Whole;
 
@@ -103,7 +106,7 @@ pub(crate) trait AnswerForm {
 pub(crate) async fn answer(
     app: &App,
     body: Body<Conversation>,
-    form: impl AnswerForm,
+    mut form: impl AnswerForm,
 ) -> Result<Response, ApiError> {
     let Body { request: conversation, mut ignored, reservation } = body;
     let Conversation { model, request, is_streamed, reasoning_parameters } = conversation;
@@ -113,6 +116,7 @@ pub(crate) async fn answer(
     let events = events::start(app, &model, reservation, more_answers, call).await?;
     ignore_reasoning(app, &events, reasoning_parameters, &mut ignored)?;
     let omitted = events.omitted_messages();
+    form.started(events.sampling());
     let mut response = whole_or_streamed(app, events, form, ResponseMode { n, is_streamed }).await?;
     if omitted > 0 {
         response.headers_mut().insert(OMITTED, omitted.into());

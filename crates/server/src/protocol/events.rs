@@ -13,7 +13,7 @@ use std::{
 
 use narthex_gateway::{
     AnsweringDevice, Cancel, Error, ErrorKind, Generation, ReadyModel,
-    request::{GenerationEvent, GenerationSink, TokenAlternative, TokenInfo},
+    request::{GenerationEvent, GenerationSink, TokenAlternative, TokenInfo, UsedSampling},
 };
 use parking_lot::Mutex;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -231,6 +231,11 @@ impl Events {
     /// Returns the number of messages that were omitted because the conversation was too long.
     pub(crate) fn omitted_messages(&self) -> usize {
         self.generation.0.omitted_messages
+    }
+
+    /// Returns the sampling of the answers.
+    pub(crate) fn sampling(&self) -> UsedSampling {
+        self.generation.0.sampling
     }
 
     /// Returns the device that the request runs on.

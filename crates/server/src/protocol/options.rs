@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use narthex_gateway::request::{GenerateOptions, SpecialTokens, StopTokens};
+use narthex_gateway::request::{GenerateOptions, Repetition, SpecialTokens, StopTokens};
 use narthex_spec::Speculation;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -60,6 +60,7 @@ pub(crate) struct Sampling {
     #[schemars(range(min = 0.0, max = 1.0))]
     typ_p: Option<f32>,
     min_tokens: Option<usize>,
+    end_at_repetition: Option<bool>,
     #[schemars(range(min = 0.01, max = 100.0))]
     repetition_penalty: Option<f32>,
     #[schemars(range(min = 0.01, max = 100.0))]
@@ -106,6 +107,7 @@ impl Sampling {
         "typical_p",
         "typ_p",
         "min_tokens",
+        "end_at_repetition",
         "repetition_penalty",
         "repeat_penalty",
         "presence_penalty",
@@ -132,6 +134,7 @@ impl Sampling {
             typical_p: self.typical_p().or(others.typical_p()),
             typ_p: None,
             min_tokens: self.min_tokens.or(others.min_tokens),
+            end_at_repetition: self.end_at_repetition.or(others.end_at_repetition),
             repetition_penalty: self.repetition_penalty().or(others.repetition_penalty()),
             repeat_penalty: None,
             presence_penalty: self.presence_penalty.or(others.presence_penalty),
@@ -173,20 +176,25 @@ impl Sampling {
         let standard = GenerateOptions::api_defaults();
         Ok(GenerateOptions {
             max_tokens: self.max_tokens(),
-            temperature: self.temperature.unwrap_or(standard.temperature),
-            top_p: self.top_p.unwrap_or(standard.top_p),
+            temperature: self.temperature,
+            top_p: self.top_p,
             // -1 means all tokens, as in other servers.
-            top_k: self.top_k.and_then(|k| usize::try_from(k).ok()).unwrap_or(standard.top_k),
-            min_p: self.min_p.unwrap_or(standard.min_p),
+            top_k: self.top_k.map(|k| usize::try_from(k).unwrap_or(0)),
+            min_p: self.min_p,
             typical_p: self.typical_p().unwrap_or(standard.typical_p),
             min_tokens: self.min_tokens.unwrap_or(standard.min_tokens),
-            repetition_penalty: self.repetition_penalty().unwrap_or(standard.repetition_penalty),
+            repetition_penalty: self.repetition_penalty(),
             presence_penalty: self.presence_penalty.unwrap_or(standard.presence_penalty),
             frequency_penalty: self.frequency_penalty.unwrap_or(standard.frequency_penalty),
             logit_bias: self.logit_bias()?,
             seed: self.seed.map(Seed::bits),
             stop: self.stop.clone().map(TextOrList::into_texts).unwrap_or_default(),
             speculation: if self.draft == Some(false) { Speculation::Off } else { Speculation::Auto },
+            repetition: if self.end_at_repetition == Some(true) {
+                Repetition::End
+            } else {
+                Repetition::Allow
+            },
             stop_tokens: if self.ignore_eos == Some(true) { StopTokens::Never } else { StopTokens::End },
             special_tokens: match self.skip_special_tokens {
                 Some(false) => SpecialTokens::Show,
@@ -224,7 +232,7 @@ mod tests {
         });
         let options = serde_json::from_value::<Sampling>(both).unwrap().options().unwrap();
         let found = (options.repetition_penalty, options.typical_p, options.max_tokens);
-        assert_eq!(found, (1.25, 0.5, Some(7)));
+        assert_eq!(found, (Some(1.25), 0.5, Some(7)));
     }
 
     #[test]

@@ -56,7 +56,7 @@ impl WholeToolCall {
 
 /// Returns true if an answer that ends for this reason was cut off.
 pub(crate) fn is_cut(reason: FinishReason) -> bool {
-    matches!(reason, FinishReason::Length | FinishReason::Cancelled)
+    matches!(reason, FinishReason::Length | FinishReason::Repetition | FinishReason::Cancelled)
 }
 
 impl Choice {

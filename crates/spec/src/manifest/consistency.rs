@@ -1,6 +1,6 @@
 //! Contradictions between the parts of a manifest. A package with one cannot be run, or would be run wrongly.
 
-use super::{GraphEntry, KvLayout, Manifest, Part, Slot};
+use super::{GraphEntry, KvLayout, Manifest, Part, Slot, sampling};
 use crate::arch::{DecoderArch, EncoderArch, ImportedDecoder, ImportedEncoder, KvSource, Rope, Structure};
 
 /// A contradiction in a manifest.
@@ -11,13 +11,19 @@ pub struct Contradiction {
     found: String,
 }
 
+impl Contradiction {
+    pub(super) fn new(expected: impl Into<String>, found: impl std::fmt::Display) -> Self {
+        Self { expected: expected.into(), found: found.to_string() }
+    }
+}
+
 /// Fails if a condition does not hold.
 fn ensure(
     holds: bool,
     expected: impl Into<String>,
     found: impl std::fmt::Display,
 ) -> Result<(), Contradiction> {
-    if holds { Ok(()) } else { Err(Contradiction { expected: expected.into(), found: found.to_string() }) }
+    if holds { Ok(()) } else { Err(Contradiction::new(expected, found)) }
 }
 
 /// Checks a manifest as far as that is possible without its files.
@@ -33,6 +39,7 @@ pub fn check_consistency(manifest: &Manifest) -> Result<(), Contradiction> {
     if let Some(bos) = manifest.tokenizer.bos {
         ensure((bos as usize) < vocab, format!("a start token below the vocabulary size {vocab}"), bos)?;
     }
+    sampling::check(&manifest.sampling)?;
     if let Structure::Decoder(arch) = &manifest.architecture {
         check_decoder(arch)?;
     }

@@ -36,6 +36,11 @@ impl RepoCache {
         Self { repo: repo.to_owned(), root: cache.join(&folder), locks: cache.join(".locks").join(folder) }
     }
 
+    /// Returns the repository's folder, which may not exist.
+    pub(super) fn folder(&self) -> &Path {
+        &self.root
+    }
+
     /// Returns the path of a blob, which may not exist.
     pub(super) fn blob(&self, etag: &str) -> PathBuf {
         self.root.join("blobs").join(etag)

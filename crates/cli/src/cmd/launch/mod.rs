@@ -23,6 +23,7 @@ use crate::{
     args::{LaunchArgs, StoreArgs},
     exit::ProgramFailed,
     output,
+    running_server::origin,
 };
 
 /// URL of the server in the output of `--print` if no server runs.
@@ -41,7 +42,7 @@ const CONTROL_C_EXIT: i32 = 0xC000_013A_u32.cast_signed();
 
 /// Runs the agent, or prints its environment and command.
 pub(crate) fn run(gateway: &Gateway, store: &StoreArgs, args: LaunchArgs) -> anyhow::Result<()> {
-    let running = gateway.running_servers().into_iter().find(|server| server::origin(server).is_some());
+    let running = gateway.running_servers().into_iter().find(|server| origin(server).is_some());
     let model = match args.model {
         Some(model) => model,
         None => default_model(gateway, running.as_ref())?,
@@ -56,8 +57,8 @@ pub(crate) fn run(gateway: &Gateway, store: &StoreArgs, args: LaunchArgs) -> any
     }
     let key = std::env::var("NARTHEX_API_KEY").ok();
     if args.print {
-        let origin = running.as_ref().and_then(server::origin);
-        let origin = origin.unwrap_or_else(|| DEFAULT_ORIGIN.to_owned());
+        let running_origin = running.as_ref().and_then(origin);
+        let origin = running_origin.unwrap_or_else(|| DEFAULT_ORIGIN.to_owned());
         if running.is_none() {
             output::note(format!("No server is running; launch would start one with {model}."));
         }

@@ -7,9 +7,9 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use narthex_gateway::{Encryption, Gateway, RunningServer};
+use narthex_gateway::{Gateway, RunningServer};
 
-use crate::{args::StoreArgs, interrupt, output};
+use crate::{args::StoreArgs, interrupt, output, running_server::origin};
 
 /// Interval between checks whether a started server listens. It reports this in a file, which cannot be waited for.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -29,22 +29,6 @@ impl Drop for AgentServer {
             let _ = child.wait();
         }
     }
-}
-
-/// Returns the URL of a server for clients on this machine, without a path; `None` for a Unix socket.
-pub(super) fn origin(server: &RunningServer) -> Option<String> {
-    let (host, port) = server.address.rsplit_once(':')?;
-    port.parse::<u16>().ok()?;
-    let host = match host {
-        "0.0.0.0" => "127.0.0.1",
-        "[::]" => "[::1]",
-        host => host,
-    };
-    let scheme = match server.encryption {
-        Encryption::None => "http",
-        Encryption::Tls => "https",
-    };
-    Some(format!("{scheme}://{host}:{port}"))
 }
 
 impl AgentServer {
@@ -97,21 +81,5 @@ impl AgentServer {
             }
             thread::sleep(INTERVAL);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_server_is_reached_with_its_own_encryption() {
-        let check = |address: &str, encryption, expect: Option<&str>| {
-            let server = RunningServer::new(address, encryption);
-            assert_eq!(origin(&server).as_deref(), expect);
-        };
-        check("0.0.0.0:8000", Encryption::None, Some("http://127.0.0.1:8000"));
-        check("[::]:8443", Encryption::Tls, Some("https://[::1]:8443"));
-        check("/run/narthex.sock", Encryption::None, None);
     }
 }

@@ -158,7 +158,7 @@ impl OverheadBench<'_> {
     fn through(&self, number: usize, tokens: usize) -> Result<Round, Error> {
         let options = GenerateOptions {
             max_tokens: Some(tokens),
-            temperature: 0.0,
+            temperature: Some(0.0),
             logit_bias: self.suppressed().iter().map(|&token| (token, SUPPRESSION)).collect(),
             ..GenerateOptions::api_defaults()
         };

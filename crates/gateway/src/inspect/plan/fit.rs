@@ -5,7 +5,8 @@ use narthex_device::inventory::{self, Accelerator, AcceleratorKind};
 use narthex_spec::{OpenVinoDevice, QnnChip, Scheme, Target};
 use serde::Serialize;
 
-use super::{model_estimate::ModelEstimate, suitability::RESERVED};
+use super::model_estimate::ModelEstimate;
+use crate::library::suitability::RESERVED;
 
 /// Minimum sequence length that counts as fitting, in tokens.
 const SHORTEST: u64 = 512;

@@ -5,23 +5,24 @@
 
 mod fit;
 mod model_estimate;
-mod suitability;
 
 use narthex_catalog::{
-    index::{Access, KnownDivergence},
+    index::{Access, KnownDivergence, Purpose},
     source::hub::RepoSummary,
 };
 use narthex_check::CheckError;
 use narthex_device::inventory;
 use narthex_graph::onnx::files::OnnxFileError;
-use narthex_spec::{ContextFactor, OpenVinoDevice, QnnChip, Target};
+use narthex_spec::{ContextFactor, ModelName, OpenVinoDevice, QnnChip, Target};
 use serde::Serialize;
 
 use self::model_estimate::NpuMachine;
 pub use self::{
     fit::{DeviceFit, MinimumMemory, SchemeFit},
     model_estimate::{CacheEstimate, ModelEstimate, RequiredMemory, SchemeEstimate, TargetEstimate},
-    suitability::{MachineSpeed, RankedModel, SpeedClass, Suitability, has_room, kept_quality},
+};
+pub use crate::library::suitability::{
+    MachineSpeed, RankedModel, SpeedClass, Suitability, has_room, kept_quality,
 };
 use crate::{
     cancel::Cancel,
@@ -31,6 +32,7 @@ use crate::{
         Library,
         model_ref::{self, ResolvedModel},
         package_key::split_scheme,
+        suitability::rank,
     },
     report::models::ModelListing,
 };
@@ -192,7 +194,32 @@ impl Gateway {
     /// Sorts models by kind, then by their usefulness on this machine. Measures its memory bandwidth for that, and keeps
     /// the highest figure in the store.
     pub fn rank(&self, models: Vec<ModelListing>) -> Vec<RankedModel> {
-        suitability::rank(models, &MachineSpeed::measure(&self.library().store))
+        rank(models, self.library().machine_speed())
+    }
+
+    /// Returns the first choices for a purpose that fit this machine and that anyone may download, the most useful first.
+    pub fn first_choices(&self, purpose: Purpose) -> Result<Vec<ModelName>, Error> {
+        let mut models = self.models()?;
+        models.retain(|model| model.pick == Some(purpose) && model.access == Access::Open);
+        let fitting =
+            self.rank(models).into_iter().filter(|ranked| ranked.here.is_some_and(|here| here.fits));
+        Ok(fitting.map(|ranked| ranked.model.name).collect())
+    }
+
+    /// Returns true at the first call with this name in the store, for advice that is given once.
+    pub fn is_first_time(&self, name: &str) -> bool {
+        let records = self.library().store.own_machine();
+        let record = format!("advice-{name}.json");
+        // A store that cannot be written gives the advice again.
+        match records.read(&record) {
+            Ok(Some(_)) => false,
+            Ok(None) | Err(_) => {
+                if let Err(error) = records.write(&record, b"{}") {
+                    tracing::debug!(%error, "the advice is not recorded");
+                }
+                true
+            }
+        }
     }
 }
 

@@ -8,8 +8,10 @@ use narthex_compile::{CompileError, dry_run::DryRun};
 use narthex_spec::{DType, Recipe, Scheme, Target, arch::Architecture, manifest::KvLayout};
 use serde::Serialize;
 
-use super::suitability::{READING, RESERVED, kept_quality};
-use crate::inspect::check::architecture::{check_dry_run, refused};
+use crate::{
+    inspect::check::architecture::{check_dry_run, refused},
+    library::suitability::{READING, RESERVED, kept_quality},
+};
 
 /// Figures of a model.
 #[derive(Debug, Clone, PartialEq, Serialize)]

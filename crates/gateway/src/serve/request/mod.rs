@@ -60,15 +60,41 @@ pub struct ChatRequest {
     pub options: GenerateOptions,
 }
 
+impl ChatRequest {
+    /// Returns a request with these messages and no other settings.
+    pub fn new(messages: Vec<Message>) -> Self {
+        Self {
+            messages,
+            tools: ToolSettings::default(),
+            reasoning: ReasoningSettings::default(),
+            overflow: HistoryOverflow::Refuse,
+            options: GenerateOptions::api_defaults(),
+        }
+    }
+
+    /// Returns a request with one message of the user.
+    ///
+    /// ```
+    /// use narthex_gateway::request::ChatRequest;
+    ///
+    /// let mut request = ChatRequest::user("What is a narthex?");
+    /// request.options.max_tokens = Some(64);
+    /// assert_eq!(request.messages[0].content, "What is a narthex?");
+    /// ```
+    pub fn user(text: impl Into<String>) -> Self {
+        Self::new(vec![Message::new(Role::User, text.into())])
+    }
+}
+
 /// Request for a text completion.
 ///
 /// ```
 /// use narthex_gateway::request::{CompletionRequest, Echo, GenerateOptions, Prompt};
 ///
-/// let options = GenerateOptions { max_tokens: Some(64), temperature: 0.0, ..GenerateOptions::api_defaults() };
+/// let options = GenerateOptions { max_tokens: Some(64), temperature: Some(0.0), ..GenerateOptions::api_defaults() };
 /// let prompt = Prompt::Text("The ferry leaves at".to_owned());
 /// let request = CompletionRequest { prompt, echo: Echo::Completion, options };
-/// assert_eq!(request.options.top_p, 1.0);
+/// assert_eq!(request.options.temperature, Some(0.0));
 /// ```
 #[derive(Debug, Clone)]
 pub struct CompletionRequest {
@@ -105,7 +131,7 @@ pub enum Echo {
 ///
 /// // A greedy answer that is a JSON object.
 /// let options = GenerateOptions {
-///     temperature: 0.0,
+///     temperature: Some(0.0),
 ///     max_tokens: Some(200),
 ///     grammar: Some(Grammar::json_object()),
 ///     ..GenerateOptions::api_defaults()
@@ -116,18 +142,21 @@ pub enum Echo {
 pub struct GenerateOptions {
     /// Maximum number of tokens to generate; `None` for the rest of the context.
     pub max_tokens: Option<usize>,
-    /// Sampling temperature, 0 (greedy) to 2.
-    pub temperature: f32,
+    /// Sampling temperature, 0 (greedy) to 2. This and the other values that may be `None` are those of the model's
+    /// publisher if they are `None`, unless the temperature is stated as 0.
+    pub temperature: Option<f32>,
+    /// Temperature if neither the request nor the publisher states one.
+    pub default_temperature: f32,
     /// Nucleus sampling threshold, above 0 to 1.
-    pub top_p: f32,
+    pub top_p: Option<f32>,
     /// Number of likeliest tokens to sample from; 0 for all.
-    pub top_k: usize,
+    pub top_k: Option<usize>,
     /// Minimum probability relative to the likeliest token, 0 to 1.
-    pub min_p: f32,
+    pub min_p: Option<f32>,
     /// Share of the probability of the most typical tokens, above 0 to 1; 1 keeps all.
     pub typical_p: f32,
     /// Penalty on repeated tokens as a factor, above 0; 1 for none.
-    pub repetition_penalty: f32,
+    pub repetition_penalty: Option<f32>,
     /// Penalty on tokens that occurred, -2 to 2.
     pub presence_penalty: f32,
     /// Penalty on tokens for each occurrence, -2 to 2.
@@ -150,8 +179,19 @@ pub struct GenerateOptions {
     pub special_tokens: SpecialTokens,
     /// Number of tokens before which no stop token is generated.
     pub min_tokens: usize,
+    /// Treatment of an answer that only repeats itself.
+    pub repetition: Repetition,
     /// Verification of several tokens in one step, unless the settings disable it. It does not change answers.
     pub speculation: Speculation,
+}
+
+/// Sampling settings of a generation.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct UsedSampling {
+    /// Temperature.
+    pub temperature: f32,
+    /// Nucleus sampling threshold.
+    pub top_p: f32,
 }
 
 /// Treatment of the tokens that end an answer.
@@ -161,6 +201,16 @@ pub enum StopTokens {
     End,
     /// They are never generated.
     Never,
+}
+
+/// Treatment of an answer that only repeats itself: a part of 8 to 512 tokens five times in a row, or a shorter one for 256
+/// tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Repetition {
+    /// It goes on.
+    Allow,
+    /// It ends.
+    End,
 }
 
 /// Treatment of the special tokens in the text of an answer.
@@ -173,16 +223,18 @@ pub enum SpecialTokens {
 }
 
 impl GenerateOptions {
-    /// Returns the defaults of the OpenAI API: temperature 1, and no other changes to the distribution.
+    /// Returns the defaults of the OpenAI API: the sampling of the model's publisher, or else temperature 1 and no other
+    /// changes to the distribution.
     pub fn api_defaults() -> Self {
         Self {
             max_tokens: None,
-            temperature: 1.0,
-            top_p: 1.0,
-            top_k: 0,
-            min_p: 0.0,
+            temperature: None,
+            default_temperature: 1.0,
+            top_p: None,
+            top_k: None,
+            min_p: None,
             typical_p: 1.0,
-            repetition_penalty: 1.0,
+            repetition_penalty: None,
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
             logit_bias: BTreeMap::new(),
@@ -194,6 +246,7 @@ impl GenerateOptions {
             stop_tokens: StopTokens::End,
             special_tokens: SpecialTokens::Skip,
             min_tokens: 0,
+            repetition: Repetition::Allow,
             speculation: Speculation::Auto,
         }
     }
@@ -335,6 +388,8 @@ pub enum FinishReason {
     MalformedCall,
     /// `max_tokens` was reached, or the context is full.
     Length,
+    /// The answer only repeated itself, and [`Repetition::End`] was requested.
+    Repetition,
     /// The caller left, or the server shut down.
     Cancelled,
 }

@@ -18,7 +18,7 @@ use axum::{
     http::{StatusCode, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
 };
-use narthex_gateway::request::{ChatRequest, HistoryOverflow, Message};
+use narthex_gateway::request::{ChatRequest, HistoryOverflow, Message, UsedSampling};
 use narthex_spec::date::unix_now;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -114,6 +114,10 @@ impl ResponseForm {
 
 impl AnswerForm for ResponseForm {
     type Whole = ResponseObject;
+
+    fn started(&mut self, sampling: UsedSampling) {
+        self.object.settings.add_sampling(sampling);
+    }
 
     fn whole(self, mut reply: Reply) -> ResponseObject {
         let choice = reply.choices.pop().unwrap_or_default();

@@ -13,7 +13,7 @@ use crate::{
     openai::logprobs::ChatToken,
     protocol::{
         id::new_id,
-        reply::{AnswerPart, Choice},
+        reply::{AnswerPart, Choice, is_cut},
         timings::Timings,
     },
 };
@@ -134,7 +134,7 @@ impl ResponseObject {
     /// Completes the response with its output, its status and its usage.
     pub(super) fn complete(self, output: Vec<OutputItem>, end: ResponseEnd<'_>) -> Self {
         let ResponseEnd { reason, summary, timings } = end;
-        let is_cut = matches!(reason, Some(FinishReason::Length | FinishReason::Cancelled));
+        let is_cut = reason.is_some_and(is_cut);
         let incomplete = match reason {
             Some(FinishReason::MalformedCall | FinishReason::MixedCalls) => Some("malformed_tool_call"),
             _ => is_cut.then_some("max_output_tokens"),

@@ -1,6 +1,6 @@
 //! Settings of a request that its response repeats.
 
-use narthex_gateway::request::HistoryOverflow;
+use narthex_gateway::request::{HistoryOverflow, UsedSampling};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -43,17 +43,23 @@ pub(crate) struct ResponseSettings {
 }
 
 impl ResponseSettings {
-    /// Fills in the defaults of settings that the request left out.
+    /// Fills in the sampling of the answer that the request left out.
+    pub(super) fn add_sampling(&mut self, sampling: UsedSampling) {
+        // Through its text, so that 0.2 is not 0.20000000298.
+        let exact = |value: f32| value.to_string().parse().unwrap_or(f64::from(value));
+        self.temperature.get_or_insert_with(|| exact(sampling.temperature));
+        self.top_p.get_or_insert_with(|| exact(sampling.top_p));
+    }
+
+    /// Fills in the defaults of settings that the request left out, but for its sampling.
     pub(super) fn with_defaults(mut self) -> Self {
         self.metadata.get_or_insert_default();
         self.parallel_tool_calls.get_or_insert(true);
         self.reasoning.get_or_insert_with(|| json!({"effort": null, "summary": null}));
         self.store.get_or_insert(true);
-        self.temperature.get_or_insert(1.0);
         self.text.get_or_insert_with(|| json!({"format": {"type": "text"}}));
         self.tool_choice.get_or_insert_with(|| json!("auto"));
         self.tools.get_or_insert_default();
-        self.top_p.get_or_insert(1.0);
         self.truncation.get_or_insert(Truncation::Disabled);
         self
     }
@@ -136,6 +142,14 @@ impl ResponseSettings {
 #[cfg(test)]
 mod tests {
     use super::{super::history::to_messages, *};
+
+    #[test]
+    fn the_sampling_of_the_answer_completes_the_settings() {
+        let mut settings = serde_json::from_value::<ResponseSettings>(json!({"top_p": 0.5})).unwrap();
+        settings.add_sampling(UsedSampling { temperature: 0.2, top_p: 0.9 });
+        let written = serde_json::to_value(settings.with_defaults()).unwrap();
+        assert_eq!([&written["temperature"], &written["top_p"]], [&json!(0.2), &json!(0.5)]);
+    }
 
     #[test]
     fn functions_of_namespaces_keep_their_names() {

@@ -7,7 +7,7 @@ use narthex_device::inventory;
 use narthex_spec::Scheme;
 use serde::{Deserialize, Serialize};
 
-use crate::{error::Error, load::cache_key::to_json, report::models::ModelListing};
+use crate::report::models::ModelListing;
 
 /// Memory and speed of this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -19,7 +19,7 @@ pub struct MachineSpeed {
 }
 
 /// Record of the highest measured memory bandwidth, so that a ranking does not change with the load of the machine.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 struct MeasuredBandwidth {
     /// Name of the processor. A store may move to another machine.
     cpu: String,
@@ -44,6 +44,17 @@ pub enum SpeedClass {
     Slow,
 }
 
+impl SpeedClass {
+    /// Returns the class of a number of readings a second.
+    fn new(rate: f64) -> Self {
+        match rate {
+            rate if rate >= 20.0 => Self::Fast,
+            rate if rate >= 5.0 => Self::Medium,
+            _ => Self::Slow,
+        }
+    }
+}
+
 /// Usefulness of a model in the best of its schemes.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Suitability {
@@ -55,10 +66,9 @@ pub struct Suitability {
     pub fits: bool,
     /// Expected speed.
     pub speed: SpeedClass,
-    /// Quality of the answers in this scheme as a share of those in f32.
-    pub quality: f64,
-    /// `false` if the quality was not measured with this model. It is then that of smollm2:135m.
-    pub measured: bool,
+    /// Quality of the answers in this scheme as a share of those in f32, if it was measured with this model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quality: Option<f64>,
     /// Usefulness, 0 to 100; 0 if it does not fit.
     pub score: f64,
 }
@@ -74,7 +84,7 @@ pub struct RankedModel {
 }
 
 /// Bytes of memory reserved for the system, the program and activations.
-pub(super) const RESERVED: u64 = 1 << 30;
+pub(crate) const RESERVED: u64 = 1 << 30;
 
 /// Size of the measurement's buffer in bytes, which exceeds the CPU's caches.
 const BUFFER: usize = 128 << 20;
@@ -83,7 +93,7 @@ const BUFFER: usize = 128 << 20;
 const PASSES: usize = 10;
 
 /// Tokens per second above which more speed does not raise the score; faster than people read.
-pub(super) const READING: f64 = 10.0;
+pub(crate) const READING: f64 = 10.0;
 
 impl MachineSpeed {
     /// Measures this machine, in a fraction of a second, and keeps the highest bandwidth in the store.
@@ -107,8 +117,8 @@ impl MeasuredBandwidth {
         {
             return known.bandwidth;
         }
-        let write = || Ok::<(), Error>(records.write(BANDWIDTH_RECORD, &to_json(&self)?)?);
-        if let Err(error) = write() {
+        let text = serde_json::json!({"cpu": self.cpu, "cores": self.cores, "bandwidth": self.bandwidth});
+        if let Err(error) = records.write(BANDWIDTH_RECORD, text.to_string().as_bytes()) {
             tracing::debug!(%error, "the memory bandwidth cannot be stored");
         }
         self.bandwidth
@@ -163,17 +173,13 @@ pub(crate) fn suitability(model: &ModelListing, machine: &MachineSpeed) -> Optio
     let parameters = model.parameters? as f64;
     // Larger models answer better, with diminishing returns: 0 at ten million parameters, 1 at a hundred billion.
     let strength = ((parameters / 1e7).log10() / 4.0).clamp(0.01, 1.0);
-    let in_scheme = |scheme: Scheme, bytes: u64, measured: Option<f64>| {
+    let in_scheme = |scheme: Scheme, bytes: u64, quality: Option<f64>| {
         let fits = machine.memory.is_none_or(|memory| has_room(memory, bytes));
         let rate = machine.bandwidth / bytes.max(1) as f64;
-        let speed = match rate {
-            rate if rate >= 20.0 => SpeedClass::Fast,
-            rate if rate >= 5.0 => SpeedClass::Medium,
-            _ => SpeedClass::Slow,
-        };
-        let quality = measured.unwrap_or_else(|| kept_quality(scheme));
-        let score = if fits { 100.0 * strength * quality * (rate / READING).min(1.0) } else { 0.0 };
-        Suitability { scheme, bytes, fits, speed, quality, measured: measured.is_some(), score }
+        let speed = SpeedClass::new(rate);
+        let kept = quality.unwrap_or_else(|| kept_quality(scheme));
+        let score = if fits { 100.0 * strength * kept * (rate / READING).min(1.0) } else { 0.0 };
+        Suitability { scheme, bytes, fits, speed, quality, score }
     };
     let [w8, w4] = [
         in_scheme(Scheme::W8, figures.w8, model.quality.map(|kept| kept.w8)),
@@ -182,6 +188,18 @@ pub(crate) fn suitability(model: &ModelListing, machine: &MachineSpeed) -> Optio
     // If neither fits, the smaller one is returned, which shows how much memory is missing.
     let w4_is_better = if w4.fits { !w8.fits || w4.score > w8.score } else { true };
     Some(if w4_is_better { w4 } else { w8 })
+}
+
+/// Returns the best of several sizes of a model for this machine in w8: the largest one that fits and is not slow, or else
+/// the smallest. The sizes have their numbers of parameters and of bytes.
+pub(crate) fn best_size<T>(sizes: Vec<(T, u64, u64)>, machine: &MachineSpeed) -> Option<T> {
+    let is_usable = |bytes: u64| {
+        let fits = machine.memory.is_none_or(|memory| has_room(memory, bytes));
+        fits && SpeedClass::new(machine.bandwidth / bytes.max(1) as f64) != SpeedClass::Slow
+    };
+    let (usable, other): (Vec<_>, Vec<_>) = sizes.into_iter().partition(|(_, _, bytes)| is_usable(*bytes));
+    let best = usable.into_iter().max_by_key(|(_, parameters, _)| *parameters);
+    best.or_else(|| other.into_iter().min_by_key(|(_, parameters, _)| *parameters)).map(|(size, ..)| size)
 }
 
 /// Sorts models by kind in the order of [`ModelKind`], then by usefulness, then by size. Models of unknown size are the
@@ -223,6 +241,7 @@ mod tests {
             license: None,
             quality: None,
             access: Access::Open,
+            pick: None,
             notes: None,
             source: String::new(),
             installed: Vec::new(),
@@ -261,9 +280,9 @@ mod tests {
         let here =
             |quality| suitability(&ModelListing { quality, ..model("middle", 8.0) }, &machine).unwrap();
         let found = here(Some(MeasuredQuality { w8: 0.999, w4: 0.97 }));
-        assert_eq!((found.scheme, found.quality, found.measured), (Scheme::W4, 0.97, true));
+        assert_eq!((found.scheme, found.quality), (Scheme::W4, Some(0.97)));
         let assumed = here(None);
-        assert_eq!((assumed.quality, assumed.measured), (kept_quality(Scheme::W4), false));
+        assert_eq!(assumed.quality, None, "no figure of another model");
         assert!(found.score > assumed.score);
     }
 
@@ -275,6 +294,22 @@ mod tests {
         assert_eq!(names(16 << 30, 100e9), ["middle", "small", "tiny", "large"]);
         assert_eq!(names(128 << 30, 2000e9), ["large", "middle", "small", "tiny"]);
         assert_eq!(names(2 << 30, 5e9), ["small", "tiny", "middle", "large"]);
+    }
+
+    #[test]
+    fn the_best_size_fits_and_is_not_slow() {
+        let best = |memory, bandwidth| {
+            let sizes = [("8b", 8), ("0.6b", 1), ("4b", 4)].map(|(name, size)| (name, size, size << 30));
+            best_size(sizes.into(), &MachineSpeed { memory, bandwidth })
+        };
+        assert_eq!(best(Some(16 << 30), 100e9), Some("8b"));
+        assert_eq!(best(Some(8 << 30), 100e9), Some("4b"), "of memory");
+        assert_eq!(best(None, 30e9), Some("4b"), "of speed");
+        assert_eq!(best(Some(1 << 30), 100e9), Some("0.6b"), "nothing fits");
+        assert_eq!(
+            best_size(Vec::<((), u64, u64)>::new(), &MachineSpeed { memory: None, bandwidth: 1.0 }),
+            None
+        );
     }
 
     #[test]
