@@ -56,7 +56,7 @@ fn export(data: &[u8]) -> PathBuf {
 }
 
 fuzz_target!(init: narthex_fuzz::prepare(), |data: &[u8]| {
-    let Ok(found) = import::open(&export(data), None) else { return };
+    let Ok(found) = import::open(&export(data), None, None) else { return };
     let out = scratch::folder().join("package");
     let _ = fs::remove_dir_all(&out);
     fs::create_dir(&out).expect("a folder");

@@ -141,7 +141,9 @@ fn exports() {
             source: "test".to_owned(),
             compiler: "test".to_owned(),
         };
-        shown(import::open(folder.path(), None).and_then(|found| found.write(job, &Quiet, &false.into())))
+        shown(
+            import::open(folder.path(), None, None).and_then(|found| found.write(job, &Quiet, &false.into())),
+        )
     });
 }
 

@@ -200,7 +200,9 @@ mod tests {
     use narthex_spec::DType;
 
     use super::*;
-    use crate::inspect::plan::model_estimate::{CacheEstimate, TargetEstimate};
+    use crate::inspect::plan::model_estimate::{
+        CacheEstimate, RequiredMemory, SchemeEstimate, TargetEstimate,
+    };
 
     /// A model of 8 GB in w8 and 4 GB in w4, whose tokens take 1 MB.
     fn estimate(longest: usize) -> ModelEstimate {
