@@ -15,9 +15,12 @@ mod masks;
 mod memory;
 mod npu;
 mod package;
+mod platforms;
 mod sanitize;
+mod sdk;
 mod swiftshader;
 mod test;
+mod test_count;
 mod vocabularies;
 
 use std::process::ExitCode;
@@ -31,6 +34,7 @@ use crate::{
     fuzz::FuzzArgs,
     load::LoadArgs,
     package::PackageArgs,
+    platforms::PlatformsArgs,
     test::{Selection, Stage, TestArgs},
 };
 
@@ -75,6 +79,8 @@ enum Command {
     Memory(RecordArgs),
     /// Make the packages, install each in a fresh place and ask a model through it. Downloads 1 GB.
     Package(PackageArgs),
+    /// Run the tests and the first hour on Windows under wine and on Arm under qemu. Builds for an hour.
+    Platforms(PlatformsArgs),
     /// Run a server under load: no request may fail, and no resource may leak.
     Load(LoadArgs),
     /// Compare tokenizers with other programs on real vocabularies.
@@ -111,6 +117,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Bfcl(args) => bfcl::run(&workspace, &args),
         Command::Memory(args) => memory::run(&workspace, args),
         Command::Package(args) => package::run(&workspace, args),
+        Command::Platforms(args) => platforms::run(&workspace, args),
         Command::Load(args) => load::run(&workspace, args),
         Command::Vocabularies => vocabularies::run(&workspace),
     }

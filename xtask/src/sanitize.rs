@@ -14,10 +14,7 @@ use xtask_tools::{
     workspace::Workspace,
 };
 
-use crate::{
-    fuzz::host,
-    test::{self, count::TestCount},
-};
+use crate::{fuzz::host, test, test_count::TestCount};
 
 /// Crates of the product with `unsafe` code, except the command line. It has four `unsafe` blocks, of which one reads the
 /// action of a signal, and the others access no memory: they ignore signals and end the process.

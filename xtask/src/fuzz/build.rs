@@ -66,7 +66,7 @@ pub(crate) fn host() -> anyhow::Result<String> {
 }
 
 /// Runs the compiler and returns its output.
-pub(super) fn rustc(arguments: &[&str]) -> anyhow::Result<String> {
+pub(crate) fn rustc(arguments: &[&str]) -> anyhow::Result<String> {
     let program = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let output = Command::new(program).args(arguments).output().context("rustc cannot be started")?;
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())

@@ -26,7 +26,7 @@ use xtask_tools::{
     workspace::Workspace,
 };
 
-pub(crate) use build::host;
+pub(crate) use build::{host, rustc};
 use campaign::CampaignResult;
 
 /// Fuzz targets.

@@ -1,12 +1,11 @@
 //! Python clients of OpenAI, Anthropic and Ollama against a server on a free port.
 //!
-//! The scripts in `conformance` send the requests and check the answers. This module prepares their Python environment
-//! with the pinned clients, and runs the server.
-
-use std::path::PathBuf;
+//! The scripts in `conformance` send the requests and check the answers. This module runs the server.
 
 use anyhow::bail;
 use xtask_tools::{process, python::VirtualEnvironment, server::Server, session::Session, terminal};
+
+use crate::sdk;
 
 /// A client with its script.
 struct ScriptedClient {
@@ -19,32 +18,21 @@ struct ScriptedClient {
 }
 
 const CLIENTS: [ScriptedClient; 3] = [
-    ScriptedClient { package: "openai==3.52.0", script: "conformance/openai_client.py", base: "/v1" },
-    ScriptedClient { package: "anthropic==2.12.0", script: "conformance/anthropic_client.py", base: "" },
-    ScriptedClient { package: "ollama==0.6.3", script: "conformance/ollama_client.py", base: "" },
+    ScriptedClient { package: sdk::OPENAI, script: "conformance/openai_client.py", base: "/v1" },
+    ScriptedClient { package: sdk::ANTHROPIC, script: "conformance/anthropic_client.py", base: "" },
+    ScriptedClient { package: sdk::OLLAMA, script: "conformance/ollama_client.py", base: "" },
 ];
 
 /// Runs every script against a new server and returns their last lines.
 pub(crate) fn check(session: &Session<'_>) -> anyhow::Result<String> {
-    let (folder, environment) = (folder(session), environment(session)?);
-    let server = Server::start(session, &folder.join("server.log"), &[])?;
+    let environment = sdk::environment(session)?;
+    let server = Server::start(session, &sdk::folder(session).join("server.log"), &[])?;
     let mut verdicts = Vec::new();
     for client in &CLIENTS {
         let verdict = run(session, &environment, client, &server)?;
         verdicts.push(format!("{}: {verdict}", client.package));
     }
     Ok(verdicts.join("; "))
-}
-
-/// Returns a Python environment with the clients.
-pub(super) fn environment(session: &Session<'_>) -> anyhow::Result<VirtualEnvironment> {
-    let environment = VirtualEnvironment::prepare(session, &folder(session))?;
-    environment.install(session, "client", &CLIENTS.map(|client| client.package))?;
-    Ok(environment)
-}
-
-fn folder(session: &Session<'_>) -> PathBuf {
-    session.workspace.target.join("conformance")
 }
 
 /// Runs a script and returns its last line.

@@ -2,12 +2,12 @@
 //!
 //! Cheap stages come first. The first failure ends the run and prints the command that repeats its stage. The store
 //! with two models and the Python environments are created under the target folder and reused. Start at [`Stage`];
-//! [`stages`] implements all but the last three: [`book`], [`notebook`] and [`clients`].
+//! [`stages`] implements most of them; [`tools`], [`book`], [`notebook`],
+//! [`clients`] and [`mod@quick`] implement one each.
 
 mod book;
 mod cargo_tool;
 mod clients;
-pub(crate) mod count;
 mod notebook;
 mod stages;
 mod tools;
@@ -18,6 +18,8 @@ use anyhow::bail;
 use clap::{Args, ValueEnum};
 use strum::{IntoStaticStr, VariantArray};
 use xtask_tools::{record, session::Session, terminal, workspace::Workspace};
+
+use crate::platforms::quick;
 
 /// Arguments of `cargo xtask test`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Args)]
@@ -52,6 +54,8 @@ pub(crate) enum Stage {
     Store,
     /// Unit and integration tests.
     Tests,
+    /// Type checks for other platforms, and tests of the kernels on Arm.
+    Platforms,
     /// The book, its links and the commands in it.
     Book,
     /// The example notebook.
@@ -100,6 +104,7 @@ impl Stage {
             Self::Vet => "every dependency is listed in supply-chain (cargo-vet)",
             Self::Store => "install runtimes and compile two models into a store",
             Self::Tests => "unit and integration tests",
+            Self::Platforms => "types on Windows, Arm and macOS, and the kernels on Arm under qemu",
             Self::Book => {
                 "the book builds, its links are valid, and its commands and those of the README run"
             }
@@ -120,6 +125,7 @@ impl Stage {
             Self::Vet => stages::vet(session),
             Self::Store => stages::store(session),
             Self::Tests => stages::tests(session),
+            Self::Platforms => quick::check(session),
             Self::Book => book::check(session),
             Self::Notebook => notebook::check(session),
             Self::Clients => clients::check(session),
@@ -164,13 +170,13 @@ fn line(stage: Stage, outcome: &anyhow::Result<String>, took: Duration) -> Strin
         Ok(detail) => ("ok", detail.as_str()),
         Err(_) => ("FAILED", ""),
     };
-    format!("{:<8} {word:<6} {:>7.1} s  {detail}", stage.name(), took.as_secs_f64()).trim_end().to_owned()
+    format!("{:<9} {word:<6} {:>7.1} s  {detail}", stage.name(), took.as_secs_f64()).trim_end().to_owned()
 }
 
 fn finish(summary: &[String], took: Duration) {
     terminal::line("\n== summary");
     summary.iter().for_each(terminal::line);
-    terminal::line(format!("{:<15} {:>7.1} s", "all", took.as_secs_f64()));
+    terminal::line(format!("{:<16} {:>7.1} s", "all", took.as_secs_f64()));
 }
 
 #[cfg(test)]
@@ -183,8 +189,8 @@ mod tests {
     fn the_summary_marks_failures() {
         let took = Duration::from_millis(1500);
         let check = |outcome, expect: &str| assert_eq!(line(Stage::Deny, &outcome, took), expect);
-        check(Ok(String::new()), "deny     ok         1.5 s");
-        check(Ok("3 passed".into()), "deny     ok         1.5 s  3 passed");
-        check(Err(anyhow!("no")), "deny     FAILED     1.5 s");
+        check(Ok(String::new()), "deny      ok         1.5 s");
+        check(Ok("3 passed".into()), "deny      ok         1.5 s  3 passed");
+        check(Err(anyhow!("no")), "deny      FAILED     1.5 s");
     }
 }

@@ -3,7 +3,7 @@
 use anyhow::bail;
 use xtask_tools::{process, session::Session, terminal, workspace::cargo};
 
-use crate::test::{cargo_tool::CargoTool, count::TestCount};
+use crate::{test::cargo_tool::CargoTool, test_count::TestCount};
 
 /// Checker of licences, bans and sources.
 const DENY: CargoTool = CargoTool { name: "cargo-deny", version: "0.20.2", options: &[] };

@@ -27,11 +27,23 @@ pub struct Session<'a> {
 struct Artifact {
     target: Option<ArtifactTarget>,
     executable: Option<PathBuf>,
+    manifest_path: Option<PathBuf>,
 }
 
 #[derive(Deserialize)]
 struct ArtifactTarget {
     name: String,
+}
+
+/// A program that Cargo has built.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BuiltProgram {
+    /// Name of its library, program or test.
+    pub name: String,
+    /// Its path.
+    pub path: PathBuf,
+    /// The folder of its crate.
+    pub package: PathBuf,
 }
 
 impl<'a> Session<'a> {
@@ -63,7 +75,12 @@ impl<'a> Session<'a> {
     /// Returns a command for Cargo. The variables that `cargo run` set for this program are removed, because build
     /// scripts that read them would run again and rebuild everything that depends on them.
     pub fn cargo(&self, arguments: &[&str]) -> Command {
-        let mut command = self.command(cargo());
+        self.cargo_like(cargo(), arguments)
+    }
+
+    /// Returns a command as [`Self::cargo`] does, for a program that starts Cargo.
+    pub fn cargo_like(&self, program: impl AsRef<OsStr>, arguments: &[&str]) -> Command {
+        let mut command = self.command(program);
         let is_ours = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
         env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_ours)).for_each(|(name, _)| {
             command.env_remove(name);
@@ -84,19 +101,31 @@ impl<'a> Session<'a> {
     }
 
     fn build_program(&self, arguments: &[&str]) -> anyhow::Result<PathBuf> {
-        let mut found = None;
-        let mut build = self.cargo(arguments);
-        each_line(build.arg("--message-format=json-render-diagnostics"), |line| {
-            found = found.take().or_else(|| executable(line, "narthex"));
-        })?;
-        found.with_context(|| format!("`cargo {}` built no program called narthex", arguments.join(" ")))
+        let programs = built_programs(&mut self.cargo(arguments))?;
+        let program = programs.into_iter().find(|program| program.name == "narthex");
+        let program = program
+            .with_context(|| format!("`cargo {}` built no program called narthex", arguments.join(" ")))?;
+        Ok(program.path)
     }
 }
 
-/// Returns the path of the program `name` if a line of Cargo's messages reports it.
-fn executable(line: &str, name: &str) -> Option<PathBuf> {
+/// Runs a command of Cargo that builds, and returns the programs in the order of its messages.
+///
+/// # Errors
+/// Cargo cannot be started, or it fails.
+pub fn built_programs(build: &mut Command) -> anyhow::Result<Vec<BuiltProgram>> {
+    let mut programs = Vec::new();
+    each_line(build.arg("--message-format=json-render-diagnostics"), |line| {
+        programs.extend(built_program(line))
+    })?;
+    Ok(programs)
+}
+
+/// Returns the program that a line of Cargo's messages reports.
+fn built_program(line: &str) -> Option<BuiltProgram> {
     let artifact: Artifact = serde_json::from_str(line).ok()?;
-    artifact.executable.filter(|_| artifact.target.is_some_and(|target| target.name == name))
+    let package = artifact.manifest_path?.parent()?.to_owned();
+    Some(BuiltProgram { name: artifact.target?.name, path: artifact.executable?, package })
 }
 
 #[cfg(test)]
@@ -105,13 +134,17 @@ mod tests {
 
     #[test]
     fn the_built_program_is_found_among_the_messages() {
-        let message =
-            r#"{"reason":"compiler-artifact","target":{"name":"narthex"},"executable":"/t/debug/narthex"}"#;
-        assert_eq!(executable(message, "narthex"), Some("/t/debug/narthex".into()));
-        assert_eq!(executable(message, "xtask"), None);
-        assert_eq!(executable(&message.replace("\"/t/debug/narthex\"", "null"), "narthex"), None);
-        assert_eq!(executable(r#"{"reason":"build-finished","success":true}"#, "narthex"), None);
-        assert_eq!(executable("warning: not JSON", "narthex"), None);
+        let message = r#"{"reason":"compiler-artifact","target":{"name":"narthex"},"executable":"/t/debug/narthex",
+            "manifest_path":"/w/crates/cli/Cargo.toml"}"#;
+        let expect = BuiltProgram {
+            name: "narthex".to_owned(),
+            path: "/t/debug/narthex".into(),
+            package: "/w/crates/cli".into(),
+        };
+        assert_eq!(built_program(message), Some(expect));
+        assert_eq!(built_program(&message.replace("\"/t/debug/narthex\"", "null")), None);
+        assert_eq!(built_program(r#"{"reason":"build-finished","success":true}"#), None);
+        assert_eq!(built_program("warning: not JSON"), None);
     }
 
     #[test]

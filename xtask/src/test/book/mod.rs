@@ -22,8 +22,10 @@ use self::{
     blocks::{Block, Language, Line},
     pages::Page,
 };
-use super::{cargo_tool::CargoTool, clients};
+use super::cargo_tool::CargoTool;
 use xtask_tools::{process, python::VirtualEnvironment, server::Server, session::Session, terminal};
+
+use crate::sdk;
 
 /// The program that builds the book. It is built without its server and its search, and without optimisation, because
 /// the book is small.
@@ -71,7 +73,7 @@ struct FollowedPage<'a> {
 impl<'a> Reader<'a> {
     fn new(session: &'a Session<'a>) -> anyhow::Result<Self> {
         let narthex = session.build_narthex()?;
-        let python = clients::environment(session)?;
+        let python = sdk::environment(session)?;
         let programs = narthex.parent().map(Path::to_owned);
         let earlier = env::var_os("PATH").unwrap_or_default();
         let path = env::join_paths(programs.into_iter().chain(env::split_paths(&earlier)))?;
