@@ -32,6 +32,7 @@ pub fn is_limit(error: &Error) -> bool {
 /// Returns the next step after a failure because of a limit of the environment.
 pub fn hint(error: &Error) -> Option<&'static str> {
     let number = error.raw_os_error();
+
     match error.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Some(
             "free some space, or set NARTHEX_HOME (HF_HOME for hub downloads) to a folder on another disk",

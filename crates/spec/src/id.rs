@@ -57,10 +57,9 @@ impl ModelName {
 /// Returns true if Windows takes a file name in lower case for a device: `con`, `nul.txt`.
 pub fn is_device_of_windows(name: &str) -> bool {
     let stem = name.split('.').next().unwrap_or_default();
-    let numbered = |prefix: &str| {
-        stem.strip_prefix(prefix).is_some_and(|number| matches!(number.as_bytes(), [b'0'..=b'9']))
-    };
-    matches!(stem, "con" | "prn" | "aux" | "nul" | "conin$" | "conout$") || numbered("com") || numbered("lpt")
+    let number = stem.strip_prefix("com").or_else(|| stem.strip_prefix("lpt"));
+    matches!(stem, "con" | "prn" | "aux" | "nul" | "conin$" | "conout$")
+        || number.is_some_and(|number| matches!(number.as_bytes(), [b'0'..=b'9']))
 }
 
 impl FromStr for ModelName {

@@ -2,8 +2,16 @@
 
 use std::marker::PhantomData;
 
-use super::tiles::TileSums;
+use super::LANES;
 use crate::aligned::LINE;
+
+/// Number of rows in a tile.
+pub(crate) const TILE_ROWS: usize = 16;
+
+/// Sums of products: 16 rows of 16 columns.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct TileSums(pub(crate) [[i32; LANES]; TILE_ROWS]);
 
 /// Proof that this processor has AMX-TILE and AMX-INT8, and that the process may use tiles.
 #[derive(Debug, Clone, Copy)]
@@ -43,7 +51,7 @@ impl Amx {
 }
 
 impl TileShapes {
-    /// Multiplies as [`TileProduct::multiply`](super::tiles::TileProduct::multiply) does.
+    /// Multiplies one block of rows by one block of 16 columns, as the products of a tile unit do.
     #[inline(always)]
     pub(super) fn multiply(
         &self,

@@ -1,17 +1,10 @@
 //! Units that multiply tiles of bytes: AMX, and the matrix instructions of Arm (i8mm).
 
+use super::amx;
+pub(crate) use super::amx::{TILE_ROWS, TileSums};
 #[cfg(target_arch = "aarch64")]
 use super::i8mm::I8mm;
-use super::{LANES, amx};
 use crate::aligned::LINE;
-
-/// Number of rows in a tile.
-pub(crate) const TILE_ROWS: usize = 16;
-
-/// Sums of products: 16 rows of 16 columns.
-#[derive(Debug, Clone, Copy)]
-#[repr(C, align(64))]
-pub(crate) struct TileSums(pub(crate) [[i32; LANES]; TILE_ROWS]);
 
 /// A unit of this processor.
 #[derive(Debug, Clone, Copy)]

@@ -123,12 +123,13 @@ impl RepoCache {
             return blob.file_name()?.to_str()?.parse().ok();
         }
         let file = same_file::Handle::from_path(path).ok()?;
-        let blobs = fs::read_dir(self.root.join("blobs")).ok()?.flatten();
-        let with_digests =
-            blobs.filter_map(|blob| Some((blob.path(), blob.file_name().to_str()?.parse().ok()?)));
-        let is_file =
-            |(blob, _): &(PathBuf, Sha256)| same_file::Handle::from_path(blob).is_ok_and(|blob| blob == file);
-        with_digests.into_iter().find(is_file).map(|(_, digest)| digest)
+        for blob in fs::read_dir(self.root.join("blobs")).ok()?.flatten() {
+            let Some(digest) = blob.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+            if same_file::Handle::from_path(blob.path()).is_ok_and(|blob| blob == file) {
+                return Some(digest);
+            }
+        }
+        None
     }
 }
 
