@@ -244,7 +244,7 @@ mod tests {
         assert!(unknown.known("model.onnx").is_err_and(|error| error.to_string().contains("model.onnx")));
         assert_eq!(unknown.requested(Some(Pooling::Max)).known("").unwrap(), Pooling::Max);
         let saved = (CONFIG, json!({"_name_or_path": "BAAI/bge-small-en-v1.5"}));
-        let bge = sentence(&[saved.clone()]).unwrap();
+        let bge = sentence(std::slice::from_ref(&saved)).unwrap();
         assert_eq!(bge, SentenceEmbedding::of_pooling(Pooling::Cls, PoolingSource::Family("bge")));
         check(&[saved, (USUAL, json!({MEAN: true}))], Pooling::Mean, true);
     }

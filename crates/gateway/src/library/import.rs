@@ -77,12 +77,10 @@ fn import_package(
         return Err(bad(reason));
     }
     for (file, stated) in &manifest.files {
-        match files.get(file).filter(|unpacked| *unpacked != stated) {
-            Some(unpacked) => {
-                let (stated, unpacked) = (stated.sha256, unpacked.sha256);
-                return Err(bad(format!("{file} has SHA-256 {unpacked}, but its manifest states {stated}")));
-            }
-            None => {}
+        if let Some(unpacked) = files.get(file).filter(|unpacked| *unpacked != stated) {
+            let message =
+                format!("{file} has SHA-256 {}, but its manifest states {}", unpacked.sha256, stated.sha256);
+            return Err(bad(message));
         }
     }
     package::check(staging.path(), &found)?;
