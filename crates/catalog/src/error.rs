@@ -389,6 +389,7 @@ impl Error {
             Self::WeakSecret { .. } => "`openssl rand -hex 24` generates a suitable one".to_owned(),
             _ => return None,
         };
+
         Some(text)
     }
 }

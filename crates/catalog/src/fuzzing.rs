@@ -7,12 +7,9 @@ use narthex_spec::progress::Quiet;
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
-    CancelFlag, Error, keys,
+    CancelFlag, Error, archive, keys,
     network::Network,
-    source::{
-        archive,
-        hub::{self, HubOptions},
-    },
+    source::hub::{self, HubOptions},
     store::{audit::ManifestFiles, receipt::Receipt, verification::FileState},
 };
 
@@ -93,7 +90,7 @@ mod tests {
     use narthex_spec::manifest::FORMAT;
 
     use super::*;
-    use crate::source::archive::tests::write_wheel;
+    use crate::archive::tests::write_wheel;
 
     #[test]
     fn every_member_is_unpacked() {

@@ -356,9 +356,11 @@ impl Catalog {
     /// Returns the entries of a family, which a name without a tag denotes: every size of `qwen3`. Completion models are
     /// left out if the family has chat models.
     pub fn sizes(&self, family: &str) -> Vec<&Entry> {
-        let of_family =
-            |entry: &&Entry| entry.name.as_str().split_once(':').is_some_and(|(name, _)| name == family);
-        let sizes: Vec<&Entry> = self.entries.iter().filter(of_family).collect();
+        let sizes: Vec<&Entry> = self
+            .entries
+            .iter()
+            .filter(|entry| entry.name.as_str().split_once(':').is_some_and(|(name, _)| name == family))
+            .collect();
         let chats: Vec<&Entry> =
             sizes.iter().copied().filter(|entry| entry.kind == ModelKind::Chat).collect();
         if chats.is_empty() { sizes } else { chats }

@@ -5,6 +5,7 @@
 //! libraries that it unpacks. Start at [`index::Catalog`] (available models), [`resolve::ModelRef`] (a user's reference),
 //! [`fetch::fetch`] (download), [`store::Store`] (files on disk) and [`runtimes`] (libraries that run models).
 
+mod archive;
 pub mod error;
 pub mod fetch;
 mod files;

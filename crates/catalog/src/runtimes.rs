@@ -18,10 +18,9 @@ use serde::Serialize;
 
 pub use crate::platform::Platform;
 use crate::{
-    CancelFlag,
+    CancelFlag, archive,
     error::Error,
     source::{
-        archive,
         pip::Requirement,
         wheel::{PinnedWheel, WheelFetch, WheelOrigin},
     },

@@ -3,7 +3,6 @@
 //! Each source turns a reference into local files. [`crate::resolve`] selects the source of a model. Nothing here
 //! interprets the contents of the files.
 
-pub(crate) mod archive;
 pub mod hub;
 pub(crate) mod local;
 pub mod pip;

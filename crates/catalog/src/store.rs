@@ -48,7 +48,7 @@ use narthex_spec::{ProgressSink, Sha256};
 pub use package_file::{PACKAGE_EXTENSION, UnpackedPackage, pack};
 pub use packages::{PackageInfo, RemovableFolders};
 pub use staging::Staging;
-pub use usage::{CheckpointUsage, PackageUsage, StoreUsage};
+pub use usage::{CheckpointPruning, CheckpointUsage, PackageUsage, StoreUsage};
 pub use verification::StoredFiles;
 
 use crate::{CancelFlag, error::Error, files, network::Network};

@@ -4,13 +4,18 @@ use std::path::PathBuf;
 
 use narthex_spec::{
     TokenId,
-    arch::Architecture,
+    arch::{Architecture, EncoderHead, Pooling},
     manifest::{Prompts, PublishedSampling},
 };
 use narthex_text::tokenizer::{GgufVocab, Tokenizer, TokenizerError, gguf_json, package_json};
 
 use crate::{
-    file_watches::FileWatches, pooling::PoolingSource, prune::PrunedWeights, special::SpecialTokens,
+    error::{CheckpointError, Result},
+    file_watches::FileWatches,
+    limits::unsupported,
+    pooling::PoolingSource,
+    prune::PrunedWeights,
+    special::SpecialTokens,
     weight::WeightSource,
 };
 
@@ -50,6 +55,55 @@ impl Checkpoint {
         }
         self
     }
+
+    /// Returns this model with the pooling `requested`, or else with its own.
+    ///
+    /// # Errors
+    /// [`CheckpointError::NoPooling`] if there is neither; [`CheckpointError::Unsupported`] for a requested pooling of a
+    /// model that is not an embedding model.
+    pub fn pooled(mut self, requested: Option<Pooling>) -> Result<Self> {
+        let found = self.architecture.describe();
+        let Some(pooling) = embedding(&mut self.architecture) else {
+            return match requested {
+                None => Ok(self),
+                Some(_) => Err(unsupported("pooling", "an embedding model; leave out --pooling", found)),
+            };
+        };
+        match (requested, self.pooling) {
+            (Some(requested), _) => {
+                *pooling = requested;
+                self.pooling = PoolingSource::Request;
+            }
+            (None, PoolingSource::Unknown) => {
+                let path = self.files.first().cloned().unwrap_or_default();
+                return Err(CheckpointError::NoPooling { path });
+            }
+            (None, _) => {}
+        }
+        Ok(self)
+    }
+
+    /// Returns a note for the user if the pooling is that of the model's family.
+    pub fn pooling_note(&self) -> Option<String> {
+        match &self.architecture {
+            Architecture::Encoder(arch) => match arch.head {
+                EncoderHead::Embedding { pooling, .. } => self.pooling.note(pooling),
+                _ => None,
+            },
+            Architecture::Decoder(_) => None,
+        }
+    }
+}
+
+/// Returns the pooling of an embedding model.
+fn embedding(architecture: &mut Architecture) -> Option<&mut Pooling> {
+    match architecture {
+        Architecture::Encoder(arch) => match &mut arch.head {
+            EncoderHead::Embedding { pooling, .. } => Some(pooling),
+            _ => None,
+        },
+        Architecture::Decoder(_) => None,
+    }
 }
 
 /// Tokenizer of a checkpoint.
@@ -66,7 +120,7 @@ impl TokenizerSource {
     ///
     /// # Errors
     /// The errors of [`Tokenizer::from_gguf`] and [`Tokenizer::from_json`].
-    pub fn tokenizer(&self) -> Result<Tokenizer, TokenizerError> {
+    pub fn tokenizer(&self) -> std::result::Result<Tokenizer, TokenizerError> {
         match self {
             Self::Gguf(vocab) => Tokenizer::from_gguf(vocab),
             Self::Json(bytes) => Tokenizer::from_json(bytes),
@@ -77,10 +131,56 @@ impl TokenizerSource {
     ///
     /// # Errors
     /// The errors of [`gguf_json`] and [`package_json`].
-    pub fn package_json(&self) -> Result<Vec<u8>, TokenizerError> {
+    pub fn package_json(&self) -> std::result::Result<Vec<u8>, TokenizerError> {
         match self {
             Self::Gguf(vocab) => package_json(&gguf_json(vocab)?),
             Self::Json(bytes) => package_json(bytes),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use narthex_testkit::checkpoint::{tiny_bert_safetensors, tiny_llama_gguf};
+
+    use super::*;
+
+    /// Opens a tiny BERT without files of sentence-transformers, in a folder called `name`.
+    fn bert(name: &str) -> Checkpoint {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(name);
+        std::fs::create_dir(&path).unwrap();
+        tiny_bert_safetensors(&path, 1).unwrap();
+        std::fs::remove_file(path.join("modules.json")).unwrap();
+        std::fs::remove_dir_all(path.join("1_Pooling")).unwrap();
+        crate::open(&path).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    #[test]
+    fn an_unknown_pooling_is_asked_for() {
+        let pooling = |checkpoint: Checkpoint, requested| {
+            let mut found = checkpoint.pooled(requested)?;
+            Ok::<_, CheckpointError>((found.pooling_note(), embedding(&mut found.architecture).copied()))
+        };
+        let error = pooling(bert("mine"), None).unwrap_err();
+        assert!(matches!(error, CheckpointError::NoPooling { .. }), "{error}");
+        assert_eq!(pooling(bert("mine"), Some(Pooling::Cls)).unwrap(), (None, Some(Pooling::Cls)));
+        let (note, found) = pooling(bert("bge-small"), None).unwrap();
+        assert_eq!(found, Some(Pooling::Cls));
+        assert!(
+            note.is_some_and(|note| note.contains("it is cls, as in the published models of the family bge"))
+        );
+        assert_eq!(pooling(bert("bge-small"), Some(Pooling::Mean)).unwrap(), (None, Some(Pooling::Mean)));
+    }
+
+    #[test]
+    fn a_chat_model_has_no_pooling() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.gguf");
+        std::fs::write(&path, tiny_llama_gguf(1)).unwrap();
+        let open = || crate::open(&path).unwrap_or_else(|error| panic!("{error}"));
+        assert!(open().pooled(None).is_ok());
+        let error = open().pooled(Some(Pooling::Mean)).err().unwrap().to_string();
+        assert!(error.contains("expected an embedding model"), "{error}");
     }
 }

@@ -4,13 +4,7 @@
 
 use std::path::Path;
 
-use narthex_spec::arch::{Architecture, EncoderHead, Pooling};
-
-use crate::{
-    checkpoint::Checkpoint,
-    error::{CheckpointError, Result},
-    limits::unsupported,
-};
+use narthex_spec::arch::Pooling;
 
 /// Source of an embedding model's pooling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,61 +80,8 @@ impl PoolingSource {
     }
 }
 
-impl Checkpoint {
-    /// Returns this model with the pooling `requested`, or else with its own.
-    ///
-    /// # Errors
-    /// [`CheckpointError::NoPooling`] if there is neither; [`CheckpointError::Unsupported`] for a requested pooling of a
-    /// model that is not an embedding model.
-    pub fn pooled(mut self, requested: Option<Pooling>) -> Result<Self> {
-        let found = self.architecture.describe();
-        let Some(pooling) = embedding(&mut self.architecture) else {
-            return match requested {
-                None => Ok(self),
-                Some(_) => Err(unsupported("pooling", "an embedding model; leave out --pooling", found)),
-            };
-        };
-        match (requested, self.pooling) {
-            (Some(requested), _) => {
-                *pooling = requested;
-                self.pooling = PoolingSource::Request;
-            }
-            (None, PoolingSource::Unknown) => {
-                let path = self.files.first().cloned().unwrap_or_default();
-                return Err(CheckpointError::NoPooling { path });
-            }
-            (None, _) => {}
-        }
-        Ok(self)
-    }
-
-    /// Returns a note for the user if the pooling is that of the model's family.
-    pub fn pooling_note(&self) -> Option<String> {
-        match &self.architecture {
-            Architecture::Encoder(arch) => match arch.head {
-                EncoderHead::Embedding { pooling, .. } => self.pooling.note(pooling),
-                _ => None,
-            },
-            Architecture::Decoder(_) => None,
-        }
-    }
-}
-
-/// Returns the pooling of an embedding model.
-fn embedding(architecture: &mut Architecture) -> Option<&mut Pooling> {
-    match architecture {
-        Architecture::Encoder(arch) => match &mut arch.head {
-            EncoderHead::Embedding { pooling, .. } => Some(pooling),
-            _ => None,
-        },
-        Architecture::Decoder(_) => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use narthex_testkit::checkpoint::{tiny_bert_safetensors, tiny_llama_gguf};
-
     use super::*;
 
     #[test]
@@ -159,44 +100,5 @@ mod tests {
         check("multi-qa-MiniLM-L6-dot-v1", None);
         check("fridge5-model", None);
         check("bert-base-uncased", None);
-    }
-
-    /// Opens a tiny BERT without files of sentence-transformers, in a folder called `name`.
-    fn bert(name: &str) -> Checkpoint {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(name);
-        std::fs::create_dir(&path).unwrap();
-        tiny_bert_safetensors(&path, 1).unwrap();
-        std::fs::remove_file(path.join("modules.json")).unwrap();
-        std::fs::remove_dir_all(path.join("1_Pooling")).unwrap();
-        crate::open(&path).unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    #[test]
-    fn an_unknown_pooling_is_asked_for() {
-        let pooling = |checkpoint: Checkpoint, requested| {
-            let mut found = checkpoint.pooled(requested)?;
-            Ok::<_, CheckpointError>((found.pooling_note(), embedding(&mut found.architecture).copied()))
-        };
-        let error = pooling(bert("mine"), None).unwrap_err();
-        assert!(matches!(error, CheckpointError::NoPooling { .. }), "{error}");
-        assert_eq!(pooling(bert("mine"), Some(Pooling::Cls)).unwrap(), (None, Some(Pooling::Cls)));
-        let (note, found) = pooling(bert("bge-small"), None).unwrap();
-        assert_eq!(found, Some(Pooling::Cls));
-        assert!(
-            note.is_some_and(|note| note.contains("it is cls, as in the published models of the family bge"))
-        );
-        assert_eq!(pooling(bert("bge-small"), Some(Pooling::Mean)).unwrap(), (None, Some(Pooling::Mean)));
-    }
-
-    #[test]
-    fn a_chat_model_has_no_pooling() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("m.gguf");
-        std::fs::write(&path, tiny_llama_gguf(1)).unwrap();
-        let open = || crate::open(&path).unwrap_or_else(|error| panic!("{error}"));
-        assert!(open().pooled(None).is_ok());
-        let error = open().pooled(Some(Pooling::Mean)).err().unwrap().to_string();
-        assert!(error.contains("expected an embedding model"), "{error}");
     }
 }

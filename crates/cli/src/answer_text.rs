@@ -35,19 +35,19 @@ pub(crate) struct AnswerText {
     in_code_block: bool,
     /// Set if the current line is the fence of a block of code.
     is_fence: bool,
-    style: Style,
+    style: TextStyle,
 }
 
 /// Styles that are switched on.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Style {
+struct TextStyle {
     heading: bool,
     bold: bool,
     italic: bool,
     code: bool,
 }
 
-impl Style {
+impl TextStyle {
     /// Returns the codes that a terminal needs for this style after another one.
     fn after(self, before: Self) -> String {
         let switch = |is_on: bool, was_on: bool, on: &'static str, off: &'static str| match (is_on, was_on) {
@@ -82,7 +82,7 @@ impl AnswerText {
             word: String::new(),
             in_code_block: false,
             is_fence: false,
-            style: Style::default(),
+            style: TextStyle::default(),
         }
     }
 
@@ -114,7 +114,7 @@ impl AnswerText {
 
     /// Ends a line, and with it every style but that of a block of code.
     fn end_line(&mut self, shown: &mut String) {
-        let style = Style { code: self.in_code_block && self.renders_markdown, ..Style::default() };
+        let style = TextStyle { code: self.in_code_block && self.renders_markdown, ..TextStyle::default() };
         shown.push_str(&style.after(mem::replace(&mut self.style, style)));
         shown.push('\n');
         (self.column, self.is_line_start, self.is_fence) = (0, true, false);
@@ -135,7 +135,7 @@ impl AnswerText {
         if is_first && self.renders_markdown && !is_literal {
             word = self.block_start(word);
             if word.is_empty() {
-                shown.push_str(&self.style.after(Style { heading: false, ..self.style }));
+                shown.push_str(&self.style.after(TextStyle { heading: false, ..self.style }));
                 self.spaces.clear();
                 return;
             }

@@ -37,8 +37,8 @@ impl ChatEditor {
     /// Reads a line, or several in quotes.
     pub(crate) fn read(&mut self) -> Result<String, ReadlineError> {
         let config = Config::builder().max_history_size(MAX_LINES)?.history_ignore_dups(true)?.build();
-        let mut editor: Editor<ChatHelper, DefaultHistory> = Editor::with_config(config)?;
-        editor.set_helper(Some(ChatHelper { commands: self.commands }));
+        let mut editor: Editor<CommandCompleter, DefaultHistory> = Editor::with_config(config)?;
+        editor.set_helper(Some(CommandCompleter { commands: self.commands }));
         editor.bind_sequence(KeyEvent(KeyCode::Enter, Modifiers::ALT), Cmd::Newline);
         // History is a convenience, so the failures to read and to write it are ignored.
         if editor.load_history(&self.file).is_err() || editor.history().is_empty() {
@@ -68,19 +68,19 @@ fn unquoted(text: &str) -> Cow<'_, str> {
     inner.map_or(Cow::Borrowed(text), |inner| Cow::Owned(inner.trim_matches('\n').to_owned()))
 }
 
-struct ChatHelper {
+struct CommandCompleter {
     commands: &'static [&'static str],
 }
 
-impl Helper for ChatHelper {}
+impl Helper for CommandCompleter {}
 
-impl Highlighter for ChatHelper {}
+impl Highlighter for CommandCompleter {}
 
-impl Hinter for ChatHelper {
+impl Hinter for CommandCompleter {
     type Hint = String;
 }
 
-impl Completer for ChatHelper {
+impl Completer for CommandCompleter {
     type Candidate = String;
 
     fn complete(&self, line: &str, at: usize, _: &Context<'_>) -> rustyline::Result<(usize, Vec<String>)> {
@@ -91,7 +91,7 @@ impl Completer for ChatHelper {
     }
 }
 
-impl Validator for ChatHelper {
+impl Validator for CommandCompleter {
     fn validate(&self, context: &mut ValidationContext<'_>) -> rustyline::Result<ValidationResult> {
         let is_open = is_open(context.input());
         Ok(if is_open { ValidationResult::Incomplete } else { ValidationResult::Valid(None) })

@@ -56,7 +56,7 @@ pub use narthex_catalog::{
     network::Network,
     redact,
     source::wheel::WheelOrigin,
-    store::{AuditedFile, FileCondition},
+    store::{AuditedFile, CheckpointPruning, FileCondition},
 };
 pub use narthex_device::{
     memory::{limit_freed_memory, release_freed_memory},

@@ -10,7 +10,7 @@ use crate::{
     float::with_rows,
     packed::{Bits, WeightFormat},
     rounding::{RoundBlocks, round},
-    simd::{Operation, Simd, tiles::TILE_ROWS},
+    simd::{Operation, Simd, TILE_ROWS},
     tiling::panels,
     view::MatrixRef,
 };

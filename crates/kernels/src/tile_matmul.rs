@@ -11,8 +11,8 @@ use crate::{
     math::store_part,
     packed::{Bits, PackedMatrix, Tile},
     simd::{
-        LANES, Operation, Simd,
-        tiles::{TILE_ROWS, TileProduct, TileSums, TileUnit},
+        LANES, Operation, Simd, TILE_ROWS, TileSums,
+        tiles::{TileProduct, TileUnit},
     },
     view::MatrixMut,
 };

@@ -99,18 +99,23 @@ pub struct BadSha256 {
     pub found: String,
 }
 
+impl BadSha256 {
+    fn new(text: &str) -> Self {
+        Self { found: text.chars().take(80).collect() }
+    }
+}
+
 impl FromStr for Sha256 {
     type Err = BadSha256;
 
     fn from_str(text: &str) -> Result<Self, BadSha256> {
-        let bad = || BadSha256 { found: text.chars().take(80).collect() };
         if text.len() != 64 || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
-            return Err(bad());
+            return Err(BadSha256::new(text));
         }
         let mut bytes = [0u8; 32];
         for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
-            let digits = std::str::from_utf8(pair).map_err(|_| bad())?;
-            *byte = u8::from_str_radix(digits, 16).map_err(|_| bad())?;
+            let digits = std::str::from_utf8(pair).map_err(|_| BadSha256::new(text))?;
+            *byte = u8::from_str_radix(digits, 16).map_err(|_| BadSha256::new(text))?;
         }
         Ok(Self(bytes))
     }

@@ -5,6 +5,7 @@
 
 mod bound_device;
 mod consistency;
+mod contradiction;
 mod kv;
 mod limits;
 mod part;
@@ -22,7 +23,8 @@ use crate::{
 };
 
 pub use bound_device::BoundDevice;
-pub use consistency::{Contradiction, check_consistency};
+pub use consistency::check_consistency;
+pub use contradiction::Contradiction;
 pub use kv::{KeyOrder, KvLayout};
 pub use limits::{MAX_MANIFEST_BYTES, ManifestTooLong, check_files, check_text, max_json_values};
 pub use part::{LayerRange, Part};

@@ -252,6 +252,7 @@ impl HubError {
             Self::HostileName { .. } => "do not use this repository",
             Self::NotCached { .. } => super::ONLINE,
         };
+
         Some(text.to_owned())
     }
 

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fs};
 use narthex_spec::{ProviderLibrary, progress::Quiet};
 
 use super::*;
-use crate::{files, source::archive::tests::write_wheel};
+use crate::{archive::tests::write_wheel, files};
 
 #[test]
 fn every_pin_is_sound() {

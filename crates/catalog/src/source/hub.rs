@@ -42,6 +42,9 @@ use crate::{
 /// Default endpoint, unless `HF_ENDPOINT` names another.
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 
+/// Short name of the default endpoint's host, with which other programs write repositories.
+pub const SHORT_HOST: &str = "hf.co";
+
 /// Maximum size in bytes of a repository's listing.
 const LISTING_LIMIT: u64 = 32 << 20;
 
@@ -353,6 +356,21 @@ impl Hub {
     }
 }
 
+/// Returns the reference to the repository of a hub's address, as other programs write it: `hf.co/owner/repo`.
+pub fn reference_of_address(name: &str) -> Option<String> {
+    let address = name.strip_prefix("https://").or_else(|| name.strip_prefix("http://")).unwrap_or(name);
+    let (host, path) = address.split_once('/')?;
+    if ![SHORT_HOST, "huggingface.co", "www.huggingface.co"].contains(&host.to_ascii_lowercase().as_str()) {
+        return None;
+    }
+    let mut parts = path.split('/');
+    let (owner, repository) = (parts.next()?, parts.next()?);
+    // Ollama's addresses end with a scheme of a GGUF file.
+    let repository = repository.split(':').next().unwrap_or_default();
+    let is_named = !owner.is_empty() && !repository.is_empty();
+    is_named.then(|| format!("hf:{owner}/{repository}"))
+}
+
 /// Parses the hub's list of a repository's files.
 pub(crate) fn parse_listing(repo: &str, bytes: &[u8]) -> Result<Listing, HubError> {
     let bad = |reason: String| HubError::BadAnswer { repo: repo.to_owned(), reason };
@@ -413,6 +431,19 @@ mod tests {
         let listed = r#""cardData":{"license":["mit"]},"tags":["license:gemma"]"#;
         let listed = parse_listing("o/r", format!(r#"{{"sha":"{SHA}",{listed}}}"#).as_bytes()).unwrap();
         assert_eq!(listed.license().as_deref(), Some("gemma"));
+    }
+
+    #[test]
+    fn addresses_of_the_hub_become_references() {
+        let check = |name: &str, expect: Option<&str>| {
+            assert_eq!(reference_of_address(name).as_deref(), expect, "{name}")
+        };
+        check("hf.co/owner/repo", Some("hf:owner/repo"));
+        check("hf.co/owner/repo-GGUF:Q4_K_M", Some("hf:owner/repo-GGUF"));
+        check("https://huggingface.co/owner/repo/tree/main", Some("hf:owner/repo"));
+        check("hf.co/owner", None);
+        check("hf.co//repo", None);
+        check("example.com/owner/repo", None);
     }
 
     #[test]

@@ -146,6 +146,7 @@ fn files_of(path: &Path) -> Result<Vec<(String, PathBuf)>, Error> {
             None => Ok(files),
         };
     }
+
     let mut found = Vec::new();
     for folder in [path.to_path_buf(), path.join("1_Pooling")] {
         let Ok(entries) = fs::read_dir(&folder) else { continue };
@@ -157,6 +158,7 @@ fn files_of(path: &Path) -> Result<Vec<(String, PathBuf)>, Error> {
             }
         }
     }
+
     found.sort();
     let names: Vec<String> = found.iter().map(|(name, _)| name.clone()).collect();
     let weights = glob::gguf_of(&names).and_then(|name| PartName::parse(name));

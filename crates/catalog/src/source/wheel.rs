@@ -11,12 +11,9 @@ use narthex_spec::{
     progress::{Stage, Unit},
 };
 
-use super::{
-    archive,
-    pip::{Pip, Requirement},
-};
+use super::pip::{Pip, Requirement};
 use crate::{
-    CancelFlag,
+    CancelFlag, archive,
     error::Error,
     files,
     index::{WheelPart, WheelSource},

@@ -17,10 +17,11 @@ use zip::{CompressionMethod, ZipWriter, result::ZipError, write::SimpleFileOptio
 
 use super::{Staging, Store};
 use crate::{
-    CancelFlag, check_cancel,
+    CancelFlag,
+    archive::{Members, unpack_members},
+    check_cancel,
     error::Error,
     files::CHUNK,
-    source::archive::{Members, unpack_members},
 };
 
 /// Extension of the files.
@@ -68,6 +69,7 @@ fn write_members(
     let mut zip = ZipWriter::new(BufWriter::new(file));
     let mut buffer = Vec::with_capacity(CHUNK);
     let mut done = 0;
+
     // The manifest is the first member.
     for name in std::iter::once(MANIFEST_FILE).chain(files.keys().map(String::as_str)) {
         let path = folder.join(name);
@@ -89,6 +91,7 @@ fn write_members(
             seen(done);
         }
     }
+
     let file = zip.finish().map_err(failed)?.into_inner();
     file.map_err(|error| Error::io("write", out)(error.into_error()))?
         .sync_all()
@@ -125,7 +128,7 @@ mod tests {
     use narthex_spec::progress::Quiet;
 
     use super::*;
-    use crate::{files, source::archive::tests::write_wheel};
+    use crate::{archive::tests::write_wheel, files};
 
     fn entry(bytes: &[u8]) -> FileEntry {
         FileEntry { bytes: bytes.len() as u64, sha256: files::digest(bytes) }

@@ -56,6 +56,15 @@ pub struct CheckpointUsage {
     folder: PathBuf,
 }
 
+/// Checkpoints that [`Store::prune`] removes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CheckpointPruning {
+    /// Those of models that are not installed.
+    Unused,
+    /// All of them. A compile of an installed model in another scheme fetches its checkpoint again.
+    All,
+}
+
 impl Store {
     /// Returns the bytes of every part.
     pub fn usage(&self) -> Result<StoreUsage, Error> {
@@ -68,17 +77,18 @@ impl Store {
                 bytes: package.bytes,
             });
         }
-        let is_installed = |made_for: &str| packages.iter().any(|package| package.name.as_str() == made_for);
-        let checkpoint = |folder: PathBuf| {
-            let made_for = Receipt::read(&folder.join(RECEIPT_FILE))?.made_for;
-            Some(CheckpointUsage {
+
+        let mut checkpoints = Vec::new();
+        for folder in entries(&self.root().join("checkpoints")) {
+            let Some(receipt) = Receipt::read(&folder.join(RECEIPT_FILE)) else { continue };
+            checkpoints.push(CheckpointUsage {
                 bytes: files::tree_bytes(&folder),
-                installed: is_installed(&made_for),
-                made_for,
+                installed: packages.iter().any(|package| package.name.as_str() == receipt.made_for),
+                made_for: receipt.made_for,
                 folder,
-            })
-        };
-        let checkpoints = entries(&self.root().join("checkpoints")).filter_map(checkpoint).collect();
+            });
+        }
+
         Ok(StoreUsage {
             checkpoints,
             runtimes: files::tree_bytes(&self.root().join("runtimes")),
@@ -93,17 +103,16 @@ impl Store {
         Ok(files::tree_bytes(&self.of_package(package)?))
     }
 
-    /// Removes what nothing uses: downloads, files of removed packages, information about failures, checkpoints of models
-    /// that are not installed, and with `checkpoints` those of installed models, which a compile in another scheme fetches
-    /// again. Returns the number of bytes freed.
-    pub fn prune(&self, checkpoints: bool) -> Result<u64, Error> {
+    /// Removes what nothing uses: downloads, files of removed packages, information about failures, and checkpoints.
+    /// Returns the number of bytes freed.
+    pub fn prune(&self, checkpoints: CheckpointPruning) -> Result<u64, Error> {
         let mut freed = 0;
         for path in self.leftovers()? {
             freed += files::tree_bytes(&path);
             files::remove_all(&path)?;
         }
         for checkpoint in self.usage()?.checkpoints {
-            if checkpoints || !checkpoint.installed {
+            if checkpoints == CheckpointPruning::All || !checkpoint.installed {
                 freed += checkpoint.bytes;
                 self.discard(&checkpoint.folder)?;
             }
@@ -122,12 +131,11 @@ impl Store {
             let receipt = Receipt::read(&folder.join(RECEIPT_FILE));
             used.extend(receipt.map(|receipt| receipt.archive.to_string()));
         }
-        let is_unused = |path: &PathBuf| {
+        let machine = entries(&self.root().join("machine")).filter(|path| {
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
             let is_digest = name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
             is_digest && !used.contains(name)
-        };
-        let machine = entries(&self.root().join("machine")).filter(is_unused);
+        });
         let others = ["blobs", "failures"].map(|name| self.root().join(name));
         Ok(machine.chain(others.iter().flat_map(|folder| entries(folder))).collect())
     }
@@ -176,10 +184,10 @@ mod tests {
         assert_eq!((tiny.name.as_str(), tiny.scheme, tiny.machine_bytes), ("tiny", Scheme::W8, 70));
         assert_eq!((usage.leftovers, usage.checkpoints.len()), (70, 2));
         assert!(usage.total >= tiny.bytes + tiny.machine_bytes + 2000 + 70, "{usage:?}");
-        let freed = store.prune(false).unwrap();
+        let freed = store.prune(CheckpointPruning::Unused).unwrap();
         assert!(freed >= 1070 && !unused.exists() && used.exists() && !orphan.exists(), "{freed}");
-        assert_eq!(store.prune(false).unwrap(), 0);
-        assert!(store.prune(true).unwrap() >= 1000 && !used.exists() && package.exists());
+        assert_eq!(store.prune(CheckpointPruning::Unused).unwrap(), 0);
+        assert!(store.prune(CheckpointPruning::All).unwrap() >= 1000 && !used.exists() && package.exists());
         assert_eq!(store.usage().unwrap().packages[0].machine_bytes, 70, "the package is used");
     }
 }

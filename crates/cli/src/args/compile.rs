@@ -56,7 +56,7 @@ pub(crate) struct CompileArgs {
     #[arg(long = "pass", value_name = "PASS,...", value_delimiter = ',')]
     pub(crate) passes: Vec<Pass>,
 
-    /// How an embedding model makes one vector of a text's rows: mean, cls, max or last [default: as its files state]
+    /// Pooling of an embedding model, which makes one vector of a text's rows: mean, cls, max or last [default: as its files state]
     #[arg(long, value_name = "POOLING")]
     pub(crate) pooling: Option<Pooling>,
 

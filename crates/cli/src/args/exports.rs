@@ -22,7 +22,7 @@ pub(crate) struct ImportArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) file: Option<String>,
 
-    /// How an embedding model makes one vector of a text's rows: mean, cls, max or last [default: as its files state]
+    /// Pooling of an embedding model, which makes one vector of a text's rows: mean, cls, max or last [default: as its files state]
     #[arg(long, value_name = "POOLING")]
     pub(crate) pooling: Option<Pooling>,
 }

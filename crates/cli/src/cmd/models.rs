@@ -3,7 +3,7 @@
 use std::io::{IsTerminal, stderr, stdin};
 
 use narthex_gateway::{
-    CompileRequest, DEFAULT_SCHEME, Error, Gateway, Rebuild,
+    CheckpointPruning, CompileRequest, DEFAULT_SCHEME, Error, Gateway, Rebuild,
     models::{PulledModel, Removal},
     split_scheme, vocabulary,
 };
@@ -46,7 +46,8 @@ pub(crate) fn df(gateway: &Gateway, args: &JsonArgs) -> anyhow::Result<()> {
 
 /// Removes what nothing uses.
 pub(crate) fn prune(gateway: &Gateway, args: &PruneArgs) -> anyhow::Result<()> {
-    let freed = gateway.prune(args.checkpoints)?;
+    let checkpoints = if args.checkpoints { CheckpointPruning::All } else { CheckpointPruning::Unused };
+    let freed = gateway.prune(checkpoints)?;
     output::note(format!("freed {}", render::bytes(freed)));
     Ok(())
 }

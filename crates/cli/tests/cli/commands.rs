@@ -7,6 +7,7 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
+use narthex_catalog::source::hub::SHORT_HOST;
 use narthex_graph::Builder;
 use narthex_spec::{DType, dtype::Dim};
 use narthex_testkit::checkpoint::tiny_llama_safetensors;
@@ -375,7 +376,7 @@ fn near_names_are_offered() {
     // The name of a family is one of its sizes, and a well-known model has others in its place.
     check(&["show", "qwen2.5"], 3, "", "narthex pull qwen2.5:");
     check(&["pull", "deepseek-r1"], 3, "", "did you mean qwen3:8b");
-    check(&["pull", "hf.co/owner/repo"], 3, "", "write hf:owner/repo for");
+    check(&["pull", &format!("{SHORT_HOST}/owner/repo")], 3, "", "write hf:owner/repo for");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Next steps that depend on the text or the system's error.
 
+use narthex_catalog::source::hub;
 use narthex_files::environment;
 use narthex_spec::{ModelName, Scheme};
 
@@ -55,28 +56,13 @@ fn hub_reference(name: &ModelName) -> Option<String> {
     }
 }
 
-/// Returns the reference to the repository of a hub's address, as other programs write it: `hf.co/owner/repo`.
-fn hub_address(name: &str) -> Option<String> {
-    let address = name.strip_prefix("https://").or_else(|| name.strip_prefix("http://")).unwrap_or(name);
-    let (host, path) = address.split_once('/')?;
-    if !["hf.co", "huggingface.co", "www.huggingface.co"].contains(&host.to_ascii_lowercase().as_str()) {
-        return None;
-    }
-    let mut parts = path.split('/');
-    let (owner, repository) = (parts.next()?, parts.next()?);
-    // Ollama's addresses end with a scheme of a GGUF file.
-    let repository = repository.split(':').next().unwrap_or_default();
-    let is_named = !owner.is_empty() && !repository.is_empty();
-    is_named.then(|| format!("hf:{owner}/{repository}"))
-}
-
 /// Returns suggestions for a text that names no model.
 pub(super) fn unknown_hint(name: &str) -> String {
     let listed = "`narthex list --available` shows every name";
     if let Some((model, scheme)) = name.rsplit_once('@').filter(|_| !name.contains('/')) {
         return format!("{scheme:?} after {model}@ is not a scheme: expected w8, w4, f16 or f32; {listed}");
     }
-    if let Some(repository) = hub_address(name) {
+    if let Some(repository) = hub::reference_of_address(name) {
         return format!("write {repository} for a repository of the hub; {listed}");
     }
     if name.starts_with("hf:") && !name.contains('/') {
@@ -112,15 +98,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_of_the_hub_become_references() {
-        let check =
-            |name: &str, expect: Option<&str>| assert_eq!(hub_address(name).as_deref(), expect, "{name}");
-        check("hf.co/owner/repo", Some("hf:owner/repo"));
-        check("hf.co/owner/repo-GGUF:Q4_K_M", Some("hf:owner/repo-GGUF"));
-        check("https://huggingface.co/owner/repo/tree/main", Some("hf:owner/repo"));
-        check("hf.co/owner", None);
-        check("hf.co//repo", None);
-        check("example.com/owner/repo", None);
-        assert!(unknown_hint("hf.co/owner/repo").starts_with("write hf:owner/repo for"));
+    fn an_address_of_the_hub_is_answered_with_a_reference() {
+        let hint = unknown_hint(&format!("{}/owner/repo", hub::SHORT_HOST));
+        assert!(hint.starts_with("write hf:owner/repo for"), "{hint}");
     }
 }

@@ -8,7 +8,7 @@ use narthex_catalog::{
     resolve::{ModelId, ModelRef},
     runtimes::{self, RuntimeInfo},
     source::wheel::WheelOrigin,
-    store::{AuditedFile, FileCondition, PackageInfo},
+    store::{AuditedFile, CheckpointPruning, FileCondition, PackageInfo},
 };
 use narthex_spec::{
     ModelName, ProgressSink,
@@ -171,9 +171,8 @@ impl Gateway {
         Ok(DiskUsage { folder: store.root().to_owned(), store: store.usage()?, hub_cache, hub_cache_bytes })
     }
 
-    /// Removes parts of the store that nothing uses, and with `checkpoints` those from which installed packages were made.
-    /// Returns the number of bytes freed.
-    pub fn prune(&self, checkpoints: bool) -> Result<u64, Error> {
+    /// Removes parts of the store that nothing uses, and checkpoints. Returns the number of bytes freed.
+    pub fn prune(&self, checkpoints: CheckpointPruning) -> Result<u64, Error> {
         Ok(self.library.store.prune(checkpoints)?)
     }
 

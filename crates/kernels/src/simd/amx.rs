@@ -2,16 +2,8 @@
 
 use std::marker::PhantomData;
 
-use super::LANES;
+use super::TileSums;
 use crate::aligned::LINE;
-
-/// Number of rows in a tile.
-pub(crate) const TILE_ROWS: usize = 16;
-
-/// Sums of products: 16 rows of 16 columns.
-#[derive(Debug, Clone, Copy)]
-#[repr(C, align(64))]
-pub(crate) struct TileSums(pub(crate) [[i32; LANES]; TILE_ROWS]);
 
 /// Proof that this processor has AMX-TILE and AMX-INT8, and that the process may use tiles.
 #[derive(Debug, Clone, Copy)]
@@ -51,7 +43,7 @@ impl Amx {
 }
 
 impl TileShapes {
-    /// Multiplies one block of rows by one block of 16 columns, as the products of a tile unit do.
+    /// Multiplies as [`TileProduct::multiply`](super::tiles::TileProduct::multiply) does.
     #[inline(always)]
     pub(super) fn multiply(
         &self,

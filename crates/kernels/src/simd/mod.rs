@@ -35,6 +35,14 @@ pub(crate) const ROUNDING_CONSTANT: f32 = 12_582_912.0;
 /// Number of 32-bit lanes in a vector, for registers of any width.
 pub(crate) const LANES: usize = 16;
 
+/// Number of rows in a tile.
+pub(crate) const TILE_ROWS: usize = 16;
+
+/// Sums of products of tiles: 16 rows of 16 columns.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct TileSums(pub(crate) [[i32; LANES]; TILE_ROWS]);
+
 /// Distance in bytes between weights that are read and those whose load starts. Processors do not look as far ahead,
 /// and not beyond a page.
 pub(crate) const PREFETCH: usize = 4096;

@@ -1,9 +1,8 @@
 //! Units that multiply tiles of bytes: AMX, and the matrix instructions of Arm (i8mm).
 
-use super::amx;
-pub(crate) use super::amx::{TILE_ROWS, TileSums};
 #[cfg(target_arch = "aarch64")]
 use super::i8mm::I8mm;
+use super::{TILE_ROWS, TileSums, amx};
 use crate::aligned::LINE;
 
 /// A unit of this processor.

@@ -1,4 +1,4 @@
-//! What every protocol shares: reading bodies, fields with the same effect, starting requests, streaming, and errors.
+//! Common parts of all protocols: reading bodies, fields with the same effect, starting requests, streaming, and errors.
 //!
 //! A protocol is a folder next to this one, with its own JSON types and an [`EventEncoder`](sse::EventEncoder) for its
 //! streams. No protocol imports from another.

@@ -1,21 +1,7 @@
 //! Contradictions between the parts of a manifest. A package with one cannot be run, or would be run wrongly.
 
-use super::{GraphEntry, KvLayout, Manifest, Part, Slot, sampling};
+use super::{Contradiction, GraphEntry, KvLayout, Manifest, Part, Slot, sampling};
 use crate::arch::{DecoderArch, EncoderArch, ImportedDecoder, ImportedEncoder, KvSource, Rope, Structure};
-
-/// A contradiction in a manifest.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("its manifest contradicts itself: expected {expected}, found {found}")]
-pub struct Contradiction {
-    expected: String,
-    found: String,
-}
-
-impl Contradiction {
-    pub(super) fn new(expected: impl Into<String>, found: impl std::fmt::Display) -> Self {
-        Self { expected: expected.into(), found: found.to_string() }
-    }
-}
 
 /// Fails if a condition does not hold.
 fn ensure(

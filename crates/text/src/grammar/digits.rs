@@ -23,7 +23,7 @@ const MAX_EXPONENT: usize = 2;
 struct LeadingDigits {
     token: TokenId,
     count: usize,
-    /// Whether the last one is a zero.
+    /// Set if the last digit is a zero.
     ends_in_zero: bool,
 }
 

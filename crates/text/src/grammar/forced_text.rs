@@ -1,7 +1,7 @@
 //! Estimate of the text that a grammar forces at once.
 //!
 //! The compiler writes all of this text as soon as it must come, whatever its length: `(a{1000}){1000}` forces a megabyte,
-//! which takes seconds and 170 MB. For such grammars, it is told not to look for this text.
+//! which takes seconds and 170 MB. For such grammars, its search for this text is switched off.
 
 use serde_json::Value;
 

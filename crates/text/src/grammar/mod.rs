@@ -324,7 +324,7 @@ pub struct CompileScope<'a> {
     pub permit: Option<Arc<dyn Send + Sync>>,
 }
 
-/// What a matcher was compiled from.
+/// Source from which a matcher was compiled.
 struct MatcherOrigin {
     factory: Arc<ParserFactory>,
     source: TopLevelGrammar,

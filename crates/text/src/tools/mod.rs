@@ -4,8 +4,8 @@
 //! separates the reasoning. Their joined results do not depend on the division of the text into pieces. A malformed
 //! call stays text and is reported as such. `formats` has one file for each format, with everything that is particular
 //! to it: its template, parser, grammar ([`call_grammar`]), written form and example answers. `json_calls` parses the
-//! formats with JSON objects, `keywords` the arguments of those with Python calls. `bare` decides whether an answer
-//! without a marker consists of calls, `arguments` whether a schema allows them.
+//! formats with JSON objects, `name_head` a name before an object, `keywords` the arguments of those with Python calls.
+//! `bare` decides whether an answer without a marker consists of calls, `arguments` whether a schema allows them.
 //!
 //! In the other direction, [`adapted`] writes the calls and results of a conversation as text for templates that do
 //! not.
@@ -26,6 +26,7 @@ mod json_object;
 mod keywords;
 mod lark;
 mod literal;
+mod name_head;
 mod reasoning;
 mod schema;
 #[cfg(test)]
@@ -110,7 +111,7 @@ trait CallSyntax {
     fn finish(&mut self, end: TextEnd, events: &mut Vec<ToolEvent>);
 }
 
-/// What a parser is created for.
+/// Context for which a parser is created.
 struct ParserContext<'a> {
     /// Tools that the model may call, as objects of OpenAI's `tools`.
     tools: &'a [Value],

@@ -119,7 +119,7 @@ fn flattened_to(schema: &Value, root: &Value, depth: usize) -> Result<Map<String
     Ok(fields)
 }
 
-/// Returns the value of a keyword that has the effect of two together; `None` if there is none.
+/// Returns the value of a keyword that has the effect of two together; `None` if no value has it.
 fn joined(keyword: &str, a: &Value, b: &Value) -> Option<Value> {
     let numbers = || Some((a.as_f64()?, b.as_f64()?));
     match keyword {

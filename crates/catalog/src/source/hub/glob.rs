@@ -56,7 +56,7 @@ pub(super) fn has_tokenizer(names: &[String]) -> bool {
 /// Returns the files to download from a repository, sorted.
 ///
 /// GGUF files are skipped if there are safetensors. A repository with only GGUF files must have exactly one, or the parts
-/// of one, unless the user names one. Whoever names a part gets all of them.
+/// of one, unless the user names one. A pattern that names a part selects all of them.
 pub(super) fn choose<'a>(
     repo: &str,
     names: impl Iterator<Item = &'a str>,
@@ -110,8 +110,8 @@ pub(crate) fn gguf_of(names: &[String]) -> Option<&String> {
 /// Returns the name of the first of some files if all of them are parts of one GGUF file.
 fn first_part(names: &[String]) -> Option<PartName<'_>> {
     let first = PartName::parse(names.first()?)?;
-    let is_part = |name: &String| PartName::parse(name).is_some_and(|part| part.is_of_same_file(first));
-    names.iter().all(is_part).then_some(first)
+    let mut parts = names.iter().map(|name| PartName::parse(name));
+    parts.all(|part| part.is_some_and(|part| part.is_of_same_file(first))).then_some(first)
 }
 
 /// Returns the first part of a GGUF file that is not among `names`.
@@ -121,11 +121,14 @@ pub(crate) fn missing_part(part: PartName<'_>, names: &[String]) -> Option<Strin
 
 /// Returns the patterns with the names of all parts in the place of the name of one part.
 fn with_all_parts(patterns: &[String]) -> Vec<String> {
-    let parts = |pattern: &String| match PartName::parse(pattern) {
-        Some(part) => part.all().collect(),
-        None => vec![pattern.clone()],
-    };
-    patterns.iter().flat_map(parts).collect()
+    let mut names = Vec::new();
+    for pattern in patterns {
+        match PartName::parse(pattern) {
+            Some(part) => names.extend(part.all()),
+            None => names.push(pattern.clone()),
+        }
+    }
+    names
 }
 
 /// Returns true if `name` matches `pattern`, in which `*` matches any characters except `/`.

@@ -1,6 +1,6 @@
 //! Names of repositories, revisions and files on the hub, with checks that they are safe in a path or URL.
 
-use crate::source::archive::is_plain;
+use crate::archive::is_plain;
 
 /// Returns true if a string is `owner/name`.
 pub(crate) fn is_repo(text: &str) -> bool {

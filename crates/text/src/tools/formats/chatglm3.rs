@@ -62,7 +62,7 @@ enum GlmState {
 }
 
 /// Result of reading the head.
-enum Head {
+enum CallHead {
     Call { name: String, length: usize },
     Wait,
     Text,
@@ -88,38 +88,38 @@ impl ChatGlmCalls {
         Self { names: tool_names(tools), held, raw, state: GlmState::Head }
     }
 
-    fn head(&self) -> Head {
+    fn head(&self) -> CallHead {
         let rest = self.held.trim_start();
         let Some((name, after)) = rest.split_once('\n') else {
             let may_be = |name: &String| name.starts_with(rest.trim_end());
             let is_open = rest.len() <= MAX_NAME && (self.names.is_empty() || self.names.iter().any(may_be));
-            return if is_open { Head::Wait } else { Head::Text };
+            return if is_open { CallHead::Wait } else { CallHead::Text };
         };
         if !is_callable(name.trim(), &self.names) {
-            return Head::Text;
+            return CallHead::Text;
         }
         let mut rest = after;
         for part in [CODE, CALL] {
             rest = rest.trim_start();
             let Some(next) = rest.strip_prefix(part) else {
-                return if part.starts_with(rest) { Head::Wait } else { Head::Text };
+                return if part.starts_with(rest) { CallHead::Wait } else { CallHead::Text };
             };
             rest = next;
         }
-        Head::Call { name: name.trim().to_owned(), length: self.held.len() - rest.len() }
+        CallHead::Call { name: name.trim().to_owned(), length: self.held.len() - rest.len() }
     }
 
     /// Reads the next element. Returns false if it needs more text.
     fn step(&mut self, events: &mut Vec<ToolEvent>) -> bool {
         match self.state {
             GlmState::Head => match self.head() {
-                Head::Call { name, length } => {
+                CallHead::Call { name, length } => {
                     self.take(length);
                     events.push(ToolEvent::Begin { name, id: None });
                     self.state = GlmState::Arguments { is_first: true };
                 }
-                Head::Text => self.state = GlmState::Text,
-                Head::Wait => return false,
+                CallHead::Text => self.state = GlmState::Text,
+                CallHead::Wait => return false,
             },
             GlmState::Arguments { is_first } => match argument(&self.held, is_first, events) {
                 ArgumentStep::Argument(length) => {

@@ -5,8 +5,9 @@ use crate::{
     grammar::GrammarError,
     template::{Message, Role},
     tools::{
-        json_calls::{HeadMarkers, JsonSyntax, list_rule},
+        json_calls::{JsonSyntax, list_rule},
         lark::{AllowedCalls, FormatRules, one_of, quoted, repeated},
+        name_head::HeadMarkers,
         write::list,
     },
 };

@@ -25,7 +25,7 @@ use crate::{
 };
 use narthex_spec::ToolFormat;
 
-/// What every format defines.
+/// Definition that every format has.
 pub(super) struct FormatDefinition {
     /// Returns true if a chat template has signs of the format.
     pub(super) is_in: fn(&str) -> bool,
@@ -46,7 +46,7 @@ pub(super) struct FormatDefinition {
     pub(super) examples: fn() -> Examples,
 }
 
-/// What only some formats define; the others have [`Self::BASE`].
+/// Definitions that only some formats have; the others have [`Self::BASE`].
 pub(super) struct FormatOptions {
     /// Markers around the result of a tool, for templates that do not write results.
     pub(super) results: [&'static str; 2],
