@@ -26,7 +26,7 @@ use crate::{
     lower::{self, LoweredModel, parts},
     package::{DATA_FILE, GRAPH_FILE, PackageWriter, TEMPLATE_FILE, TOKENIZER_FILE, chat_entry},
     pass,
-    quant::{Plan, Scaling, scaling::inputs},
+    quant::{Plan, Scaling, balance_keys, scaling::inputs},
     vocab_subset::VocabSubset,
 };
 
@@ -89,13 +89,18 @@ pub fn compile(
     let sweep =
         WeightPass { job: &job, checkpoint: &checkpoint, plan: &plan, package: &package, progress, cancel };
     let mut recipe = job.recipe.clone();
-    let scaling = sweep.calibrate(&tokenizer)?;
-    if let Some(scaling) = &scaling {
+    let calibrated = sweep.calibrate(&tokenizer)?;
+    if let Some(scaling) = &calibrated {
         keep(job.keep_stages, "scaling.json", || json(scaling))?;
         recipe.calibration = Calibration::Standard;
     }
+    let mut scaling = calibrated.unwrap_or_default();
+    if let Architecture::Decoder(arch) = &checkpoint.architecture {
+        balance_keys(arch, &plan, checkpoint.weights.as_ref(), &mut scaling)?;
+    }
+
     let title = format!("Compiling {}", job.name);
-    let mut lowered = sweep.lower(title, &scaling.unwrap_or_default(), &job.recipe)?;
+    let mut lowered = sweep.lower(title, &scaling, &job.recipe)?;
     let mut changes = left_out(&job.recipe, &checkpoint.architecture);
     changes += &change(&mut lowered, &job.recipe, progress)?;
     if !changes.is_empty() {

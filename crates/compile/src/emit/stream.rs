@@ -126,6 +126,7 @@ impl Emitter<'_> {
         let plan = self.plan;
         let weights = self.weights;
         let all = self.stacked_rows(names);
+        let divisors = self.row_divisors(names);
         self.stream(size(&[all, cols], dtype), |append| {
             let mut parts = Vec::new();
             for name in names {
@@ -133,9 +134,23 @@ impl Emitter<'_> {
                 weight.expect_shape(&[plan.get(name).map_or(0, |planned| planned.rows), cols])?;
                 parts.push(weight);
             }
-            cut(0..cols, TRANSPOSED / all.max(1))
-                .try_for_each(|columns| append(&encoded(&transposed(&parts, columns, weights)?, dtype)))
+            cut(0..cols, TRANSPOSED / all.max(1)).try_for_each(|columns| {
+                append(&encoded(&transposed(&parts, columns, &divisors, weights)?, dtype))
+            })
         })
+    }
+
+    /// Returns the divisors of the rows of linear weights, which are 1 without scaling.
+    fn row_divisors(&self, names: &[String]) -> Vec<f32> {
+        let mut divisors = Vec::with_capacity(self.stacked_rows(names));
+        for name in names {
+            let rows = self.plan.get(name).map_or(0, |planned| planned.rows);
+            match self.scaling.divisors(name) {
+                Some(values) => divisors.extend_from_slice(values),
+                None => divisors.extend(std::iter::repeat_n(1.0, rows)),
+            }
+        }
+        divisors
     }
 
     /// Returns the sum of the rows of linear weights.
@@ -251,21 +266,23 @@ fn decoded(weight: &Weight<'_>, rows: Range<usize>) -> Vec<f32> {
     out
 }
 
-/// Returns some columns of weights that are concatenated along their rows. The elements of each column are contiguous.
+/// Returns some columns of weights that are concatenated along their rows, each row divided by its divisor. The elements
+/// of each column are contiguous.
 fn transposed(
     parts: &[Weight<'_>],
     columns: Range<usize>,
+    divisors: &[f32],
     weights: &dyn WeightSource,
 ) -> Result<Vec<f32>, CheckpointError> {
     let all: usize = parts.iter().map(Weight::rows_len).sum();
     let mut out = vec![0.0; columns.len() * all];
     let mut buffer = vec![0.0; parts.iter().map(Weight::cols).max().unwrap_or(0)];
     let rows = parts.iter().flat_map(|part| (0..part.rows_len()).map(move |row| (part, row)));
-    for (at, (part, row)) in rows.enumerate() {
+    for (at, ((part, row), divisor)) in rows.zip(divisors).enumerate() {
         part.read_row(row, &mut buffer);
         let values = buffer.get(columns.clone()).unwrap_or_default();
         weights.check_finite(&part.name, values)?;
-        out.iter_mut().skip(at).step_by(all).zip(values).for_each(|(out, x)| *out = *x);
+        out.iter_mut().skip(at).step_by(all).zip(values).for_each(|(out, x)| *out = *x / divisor);
     }
     Ok(out)
 }
@@ -303,9 +320,10 @@ mod tests {
             Weight::new("w", vec![2, 2], Encoding::F32, bytes).unwrap()
         };
         let parts = [weight([1.0, 2.0, 3.0, 4.0]), weight([5.0, 6.0, 7.0, 8.0])];
-        let transposed = |columns| transposed(&parts, columns, &NoWeights).unwrap();
-        assert_eq!(transposed(0..2), [1.0, 3.0, 5.0, 7.0, 2.0, 4.0, 6.0, 8.0]);
-        assert_eq!(transposed(1..2), [2.0, 4.0, 6.0, 8.0]);
+        let divisors = [1.0, 0.5, 1.0, 2.0];
+        let transposed = |columns| transposed(&parts, columns, &divisors, &NoWeights).unwrap();
+        assert_eq!(transposed(0..2), [1.0, 6.0, 5.0, 3.5, 2.0, 8.0, 6.0, 4.0]);
+        assert_eq!(transposed(1..2), [2.0, 8.0, 6.0, 4.0]);
         let mut rows = decoded(&parts[1], 1..2);
         rows.extend(decoded(&parts[0], 0..1));
         assert_eq!(rows, [7.0, 8.0, 1.0, 2.0]);

@@ -235,7 +235,11 @@ impl HeadNorm {
                 let normed = e.graph.layer_norm(scope, x, ones, None, self.epsilon)?;
                 let name = scope.parameter("weight");
                 let shape = [self.heads, self.size];
-                let gain = e.tensor(&name, &shape, |e| e.values(&name, &shape))?;
+                let gain = e.tensor(&name, &shape, |e| {
+                    let mut gain = e.values(&name, &shape)?;
+                    e.scaling.divide(&name, &mut gain);
+                    Ok(gain)
+                })?;
                 Ok(e.graph.mul(scope, normed, gain)?)
             }
         }

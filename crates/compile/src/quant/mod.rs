@@ -1,8 +1,10 @@
 //! Quantisation of weights: planning, rounding, packing.
 
 pub mod block;
+mod key_balance;
 pub mod plan;
 pub mod scaling;
 
+pub(crate) use key_balance::balance_keys;
 pub use plan::{Plan, Storage};
 pub use scaling::Scaling;

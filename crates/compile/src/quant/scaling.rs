@@ -169,6 +169,12 @@ impl Scaling {
         self.inputs.push(InputRemedy { input, exponents: found, outliers: outlying });
     }
 
+    /// Adds divisors for the elements of a gain, or for the rows of a weight, that no other input divides.
+    pub(super) fn add_divisors(&mut self, weight: String, divisors: Vec<f32>) {
+        self.divisors.insert(weight, self.powers.len());
+        self.powers.push(divisors);
+    }
+
     /// Returns the factors for the columns of a weight.
     pub fn factors(&self, weight: &str) -> Option<&[f32]> {
         self.factors.get(weight).map(|&at| self.powers[at].as_slice())

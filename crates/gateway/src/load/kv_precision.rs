@@ -1,59 +1,47 @@
-//! Precision of the KV cache on the CPU. `auto` selects the smallest element type with which reference texts get the
-//! same answers as with single precision. The comparison runs once for each package, and its result is stored.
+//! Precision of the KV cache on the CPU. `auto` selects the smallest element type with which a text of up to 2,048 tokens
+//! gets nearly the same distributions as with single precision. The comparison runs once for each package, and its result
+//! is stored.
 
-use narthex_engine::executor::Executor;
+mod comparison;
+
 use narthex_spec::{
-    KvPrecision,
+    KvCacheDtype, KvPrecision, TokenId,
     progress::{Stage, Unit},
 };
+use narthex_text::tokenizer::Specials;
 use serde::{Deserialize, Serialize};
 
+use self::comparison::{ReferenceText, TextComparison};
 use super::{
     cache_key::{CacheKey, DeviceCache},
     request::LoadRequest,
     sessions::{self, Sessions},
-    verify::{
-        ReferenceAnswer,
-        compare::{DecoderBounds, Position},
-        reference_texts,
-    },
 };
-use crate::{config::Config, error::Error};
+use crate::{config::Config, error::Error, library::package::Package};
 
 /// Record of a comparison.
 const RECORD: &str = "kv-cache.json";
 
-/// Version of the reference texts and the bounds. Comparisons of other versions are repeated.
-const CHECK_VERSION: u32 = 3;
+/// Version of the text and the bounds. Comparisons of other versions are repeated.
+const CHECK_VERSION: u32 = 4;
 
-/// Bounds of a cache of fewer bits: those of another device. A different rounding of keys and values changes some of the
-/// activations that are then rounded to eight bits, which alone moves the distributions of quantised models by up to
-/// 0.005 nats. Values outside the range of `f16` move them by far more than the bound.
-const BOUNDS: DecoderBounds = DecoderBounds { reference: "f32's", ..DecoderBounds::DEVICE };
+/// Prose, code, dialogue and several languages, written for this purpose.
+const TEXT: &str = include_str!("kv_precision/text.txt");
 
 /// Record of a package's comparison.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct CacheComparison {
     version: u32,
     key: CacheKey,
-    /// Results with integers of eight bits.
-    i8: PrecisionComparison,
-    /// Results with half precision, if integers were refused.
-    f16: Option<PrecisionComparison>,
-}
-
-/// Results with one element type.
-#[derive(Debug, Serialize, Deserialize)]
-struct PrecisionComparison {
-    /// Reason against the element type.
-    refused: Option<String>,
-    /// Results, in the order in which they ran.
-    positions: Vec<Position>,
+    /// Result with integers of eight bits.
+    i8: TextComparison,
+    /// Result with half precision, if integers were refused.
+    f16: Option<TextComparison>,
 }
 
 impl CacheComparison {
     pub(crate) fn precision(&self) -> KvPrecision {
-        match (&self.i8.refused, self.f16.as_ref().map(|f16| &f16.refused)) {
+        match (self.i8.refusal(), self.f16.map(|f16| f16.refusal())) {
             (None, _) => KvPrecision::I8,
             (Some(_), Some(None)) => KvPrecision::F16,
             (Some(_), _) => KvPrecision::F32,
@@ -62,12 +50,21 @@ impl CacheComparison {
 
     /// Returns the reasons against both element types, if single precision is selected.
     pub(crate) fn note(&self) -> Option<String> {
-        let i8 = self.i8.refused.as_ref()?;
-        let f16 = self.f16.as_ref()?.refused.as_ref()?;
+        let i8 = self.i8.refusal()?;
+        let f16 = self.f16?.refusal()?;
         Some(format!(
             "the KV cache is kept in f32, because with f16 {f16}, and with i8 {i8}; --kv-cache-dtype f16 or i8 selects \
              one of them anyway"
         ))
+    }
+
+    /// Returns the loss of the selected element type.
+    fn loss(&self) -> Option<String> {
+        match self.precision() {
+            KvPrecision::I8 => self.i8.describe(),
+            KvPrecision::F16 => self.f16?.describe(),
+            KvPrecision::F32 => None,
+        }
     }
 }
 
@@ -81,12 +78,12 @@ pub(crate) fn open(
     let precision = match request.config.kv_cache_dtype.precision() {
         Some(precision) => precision,
         None => {
-            let found = match cache.record(RECORD, CHECK_VERSION)? {
+            let comparison = match cache.record(RECORD, CHECK_VERSION)? {
                 Some(known) => known,
                 None => compare(request, cache)?,
             };
-            notes.extend(found.note());
-            found.precision()
+            notes.extend(comparison.note());
+            comparison.precision()
         }
     };
     open_with(request, cache, &request.config, precision)
@@ -100,27 +97,33 @@ fn compare(request: &LoadRequest<'_>, cache: &DeviceCache) -> Result<CacheCompar
     let config = Config { slots: 1, kv_budget: usize::MAX, ..(*request.config).clone() };
     let decoder =
         |precision| open_with(request, cache, &config, precision)?.model.decoder(&request.manifest().name);
-    let mut single = decoder(KvPrecision::F32)?;
-    let mut answers = Vec::new();
-    let longest = single.limits().longest();
-    for text in reference_texts(&request.package)? {
-        answers.push(ReferenceAnswer::new(&mut single, &text, longest, &request.cancel)?);
-    }
-    drop(single);
-    let with = |precision| -> Result<PrecisionComparison, Error> {
-        let mut other = decoder(precision)?;
-        let mut positions = Vec::new();
-        for (index, answer) in answers.iter().enumerate() {
-            positions.extend(answer.compare(index, &mut other, &request.cancel)?);
-        }
-        Ok(PrecisionComparison { refused: BOUNDS.verdict(&positions), positions })
+    let reference = {
+        let mut single = decoder(KvPrecision::F32)?;
+        ReferenceText::new(&mut single, text_tokens(&request.package)?, &request.cancel)?
     };
 
-    let i8 = with(KvPrecision::I8)?;
-    let f16 = if i8.refused.is_some() { Some(with(KvPrecision::F16)?) } else { None };
-    let found = CacheComparison { version: CHECK_VERSION, key: cache.key.clone(), i8, f16 };
-    cache.store(RECORD, &found, "the comparison of KV caches");
-    Ok(found)
+    let i8 = reference.compare(&mut decoder(KvPrecision::I8)?, &request.cancel)?;
+    let f16 = match i8.refusal() {
+        Some(_) => Some(reference.compare(&mut decoder(KvPrecision::F16)?, &request.cancel)?),
+        None => None,
+    };
+    let comparison = CacheComparison { version: CHECK_VERSION, key: cache.key.clone(), i8, f16 };
+    if let Some(loss) = comparison.loss() {
+        let name = &request.manifest().name;
+        tracing::info!(
+            "the KV cache of {name} is kept in {}: {loss}",
+            KvCacheDtype::from(comparison.precision())
+        );
+    }
+    cache.store(RECORD, &comparison, "the comparison of KV caches");
+    Ok(comparison)
+}
+
+/// Returns the tokens of the text, after the token that begins a sequence.
+fn text_tokens(package: &Package) -> Result<Vec<TokenId>, Error> {
+    let mut tokens: Vec<TokenId> = package.manifest.tokenizer.bos.into_iter().collect();
+    tokens.extend(package.read_tokenizer()?.encode(TEXT, Specials::AsText)?);
+    Ok(tokens)
 }
 
 fn open_with(

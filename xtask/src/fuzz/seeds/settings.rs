@@ -55,8 +55,6 @@ fn verification(margin: f64) -> Value {
 
 /// Returns the records that Narthex writes.
 fn records() -> Vec<Input> {
-    let comparison =
-        |refused: Value| json!({"refused": refused, "positions": verification(1.0)["positions"]});
     let model = json!({
         "name": "tiny", "kind": "chat", "scheme": "w8", "state": {"state": "failed", "reason": "r", "hint": null},
         "placement": null, "passed_over": measurements(64)["refused"], "max_length": 2048, "package_bytes": 9,
@@ -69,8 +67,8 @@ fn records() -> Vec<Input> {
     let states =
         json!({"a": {"inode": 1, "bytes": 2, "modified": 1_790_000_000_000_000_000u64, "changed": -1}});
     let manifest = json!({"format": narthex_spec::manifest::FORMAT, "name": "tiny", "files": files()});
-    let kv_cache =
-        json!({"version": 3, "key": key("cpu"), "i8": comparison(json!("r")), "f16": comparison(json!("s"))});
+    let comparison = json!({"positions": 500, "divergence": 0.25, "perplexity_change": 0.5, "agreeing": 499});
+    let kv_cache = json!({"version": 4, "key": key("cpu"), "i8": comparison, "f16": comparison});
     let server = json!({"pid": 1, "address": "[::1]:8000", "encryption": "tls", "started": 1_790_000_000, "models": [model]});
     let node = json!({"path": "/layers.0/MatMul", "why": null});
     vec![

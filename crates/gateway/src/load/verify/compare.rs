@@ -99,7 +99,7 @@ impl ReductionLoss {
 }
 
 /// Returns the logarithm of the sum of a row's exponentials.
-fn log_sum_exp(row: &[f32]) -> f64 {
+pub(crate) fn log_sum_exp(row: &[f32]) -> f64 {
     let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = row.iter().map(|x| f64::from(x - most).exp()).sum();
     f64::from(most) + sum.ln()
@@ -138,48 +138,27 @@ pub(crate) fn to_vector(values: Vec<f32>) -> Vec<f32> {
     }
 }
 
-/// Bounds of a decoder's distance from a reference.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct DecoderBounds {
-    /// Maximum mean divergence, in nats.
-    pub(crate) divergence: f64,
-    /// Possessive name of the reference.
-    pub(crate) reference: &'static str,
-}
-
-impl DecoderBounds {
-    /// Bounds of a device.
-    pub(crate) const DEVICE: Self = Self { divergence: MEAN_DIVERGENCE, reference: "the CPU's" };
-
-    /// Returns the reason to refuse the source of these results.
-    pub(crate) fn verdict(self, positions: &[Position]) -> Option<String> {
-        let Self { divergence: most, reference } = self;
-        let mut sum = 0.0;
-        for position in positions {
-            let Some(divergence) = position.divergence else {
-                return Some(format!(
-                    "logits after {} tokens of text {} are not finite",
-                    position.at, position.text
-                ));
-            };
-            sum += divergence;
-            if !position.agrees && position.margin > MARGIN {
-                return Some(format!(
-                    "after {} tokens of text {} its best token differs from {reference}, which leads by {:.2}",
-                    position.at, position.text, position.margin
-                ));
-            }
-        }
-        let mean = sum / positions.len().max(1) as f64;
-        (mean > most).then(|| {
-            format!("its distributions differ from {reference} by {mean:.4} nats on average, above {most}")
-        })
-    }
-}
-
 /// Returns the reason to quarantine a decoder's device.
 pub(crate) fn decoder_verdict(positions: &[Position]) -> Option<String> {
-    DecoderBounds::DEVICE.verdict(positions)
+    let mut sum = 0.0;
+    for position in positions {
+        let Position { text, at, margin, .. } = *position;
+        let Some(divergence) = position.divergence else {
+            return Some(format!("logits after {at} tokens of text {text} are not finite"));
+        };
+        sum += divergence;
+        if !position.agrees && margin > MARGIN {
+            return Some(format!(
+                "after {at} tokens of text {text} its best token differs from the CPU's, which leads by {margin:.2}"
+            ));
+        }
+    }
+    let mean = sum / positions.len().max(1) as f64;
+    (mean > MEAN_DIVERGENCE).then(|| {
+        format!(
+            "its distributions differ from the CPU's by {mean:.4} nats on average, above {MEAN_DIVERGENCE}"
+        )
+    })
 }
 
 /// Returns the reason to quarantine an encoder's device.

@@ -1,0 +1,243 @@
+//! Divergence of a decoder whose KV cache has fewer bits from the same decoder with single precision, over one text.
+
+use narthex_engine::executor::{Executor, LogitRows, StepPlan};
+use narthex_spec::TokenId;
+use serde::{Deserialize, Serialize};
+
+use super::super::verify::{
+    SLOT,
+    compare::{best, log_sum_exp},
+};
+use crate::{cancel::Cancel, error::Error};
+
+/// Maximum length of the text in tokens.
+const MAX_TOKENS: usize = 2048;
+
+/// Tokens of one step without logits, and of the following step with logits: the head, which takes much of the time of a
+/// small model, computes a third of the rows.
+const SKIPPED: usize = 32;
+const COMPARED: usize = 16;
+
+/// Number of tokens whose probabilities are compared one by one. The other tokens count as one token, which bounds the
+/// memory of the reference. The divergence is at most that of the whole distributions.
+const TOP: usize = 256;
+
+/// Maximum mean Kullback-Leibler divergence of distributions, in nats. Half precision, whose rounding changes no answer,
+/// measures 0.0006 to 0.0011 with quantised models: their activations are rounded to eight bits, which amplifies any
+/// difference.
+const MEAN_DIVERGENCE: f64 = 0.005;
+
+/// Text with the distributions that a reference computed after some of its tokens.
+pub(super) struct ReferenceText {
+    tokens: Vec<TokenId>,
+    positions: Vec<ReferencePosition>,
+}
+
+/// Distribution after one token.
+struct ReferencePosition {
+    /// The most likely tokens with the logarithms of their probabilities, the most likely one first.
+    top: Vec<(usize, f64)>,
+    /// Logarithm of the probability of the text's next token.
+    next: f64,
+}
+
+/// Result of a comparison.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub(super) struct TextComparison {
+    /// Number of compared distributions.
+    positions: usize,
+    /// Mean divergence in nats; `None` if a logit is not finite.
+    divergence: Option<f64>,
+    /// Relative change of the perplexity of the text.
+    perplexity_change: Option<f64>,
+    /// Number of distributions with the same most likely token.
+    agreeing: usize,
+}
+
+impl ReferenceText {
+    /// Runs the reference over the first tokens of a text.
+    pub(super) fn new(
+        reference: &mut dyn Executor,
+        mut tokens: Vec<TokenId>,
+        cancel: &Cancel,
+    ) -> Result<Self, Error> {
+        tokens.truncate(MAX_TOKENS.min(reference.limits().longest()));
+        let mut positions = Vec::new();
+        run(reference, &tokens, cancel, &mut |row, next| positions.push(ReferencePosition::new(row, next)))?;
+        Ok(Self { tokens, positions })
+    }
+
+    /// Compares another executor with the reference.
+    pub(super) fn compare(&self, other: &mut dyn Executor, cancel: &Cancel) -> Result<TextComparison, Error> {
+        let mut expected = self.positions.iter();
+        let mut divergences = Vec::with_capacity(self.positions.len());
+        let mut loss_change = 0.0;
+        let mut agreeing = 0;
+
+        run(other, &self.tokens, cancel, &mut |row, next| {
+            let Some(position) = expected.next() else { return };
+            divergences.push(position.divergence(row));
+            loss_change += position.next - (f64::from(row[next]) - log_sum_exp(row));
+            agreeing += usize::from(position.top.first().is_some_and(|&(token, _)| token == best(row)));
+        })?;
+
+        let count = divergences.len().max(1) as f64;
+        let divergence = divergences.iter().copied().sum::<Option<f64>>().map(|sum| sum / count);
+        let perplexity_change = (loss_change / count).exp() - 1.0;
+        Ok(TextComparison {
+            positions: divergences.len(),
+            divergence,
+            perplexity_change: Some(perplexity_change).filter(|change| change.is_finite()),
+            agreeing,
+        })
+    }
+}
+
+impl ReferencePosition {
+    fn new(row: &[f32], next: usize) -> Self {
+        let total = log_sum_exp(row);
+        let mut top: Vec<usize> = (0..row.len()).collect();
+        let count = TOP.min(row.len());
+        if count < row.len() {
+            top.select_nth_unstable_by(count, |&a, &b| row[b].total_cmp(&row[a]));
+        }
+        top.truncate(count);
+        top.sort_unstable_by(|&a, &b| row[b].total_cmp(&row[a]));
+        let top = top.into_iter().map(|token| (token, f64::from(row[token]) - total)).collect();
+        Self { top, next: f64::from(row[next]) - total }
+    }
+
+    /// Returns the divergence of a row of logits, or `None` if it is not finite.
+    fn divergence(&self, row: &[f32]) -> Option<f64> {
+        let total = log_sum_exp(row);
+        let mut sum = 0.0;
+        let mut expected_rest = 1.0;
+        let mut rest = 1.0;
+        for &(token, expected) in &self.top {
+            let log = f64::from(row[token]) - total;
+            sum += expected.exp() * (expected - log);
+            expected_rest -= expected.exp();
+            rest -= log.exp();
+        }
+        // Rounding leaves less than this of a distribution that the most likely tokens cover.
+        let smallest = 1e-9;
+        if expected_rest > smallest {
+            sum += expected_rest * (expected_rest / rest.max(smallest)).ln();
+        }
+        let is_finite = sum.is_finite() && row.iter().all(|logit| logit.is_finite());
+        is_finite.then_some(sum.max(0.0))
+    }
+}
+
+impl TextComparison {
+    /// Returns the reason to refuse the cache.
+    pub(super) fn refusal(&self) -> Option<String> {
+        match self.divergence {
+            None => Some("logits are not finite".to_owned()),
+            Some(mean) if mean > MEAN_DIVERGENCE => Some(format!(
+                "distributions differ from f32's by {mean:.4} nats on average, above {MEAN_DIVERGENCE}"
+            )),
+            Some(_) => None,
+        }
+    }
+
+    /// Returns the loss in words.
+    pub(super) fn describe(&self) -> Option<String> {
+        let Self { positions, divergence, perplexity_change, .. } = *self;
+        let change = perplexity_change? * 100.0;
+        let divergence = divergence?;
+        Some(format!(
+            "perplexity {change:+.2} % and {divergence:.4} nats from f32, over {positions} positions"
+        ))
+    }
+}
+
+/// Runs a text in steps, and passes the logits after some tokens with the next token to `take`. Empties the slot.
+fn run(
+    executor: &mut dyn Executor,
+    tokens: &[TokenId],
+    cancel: &Cancel,
+    take: &mut dyn FnMut(&[f32], usize),
+) -> Result<(), Error> {
+    let chunk = executor.limits().chunk.max(1);
+    let mut at = 0;
+    while at + 1 < tokens.len() {
+        for (length, logits) in [(SKIPPED, LogitRows::Nothing), (COMPARED, LogitRows::All)] {
+            // The last token has no next one.
+            let end = tokens.len().saturating_sub(1).min(at + length);
+            while at < end {
+                cancel.check()?;
+                let part = &tokens[at..end.min(at + chunk)];
+                let mut plan = StepPlan::default();
+                plan.push(SLOT, at, part, logits);
+                let rows = executor.step(&plan)?;
+                if logits == LogitRows::All {
+                    for (row, &next) in tokens[at + 1..].iter().enumerate().take(part.len()) {
+                        take(rows.row(row), next as usize);
+                    }
+                }
+                at += part.len();
+            }
+        }
+    }
+    executor.truncate(SLOT, 0)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use narthex_engine::executor::Limits;
+    use narthex_testkit::executor::{FakeExecutor, KV};
+
+    use super::*;
+
+    fn executor(chunk: usize) -> FakeExecutor {
+        FakeExecutor::new(Limits { slots: 1, context: 4096, chunk, batch: 1, vocab: 50, kv: KV })
+    }
+
+    #[test]
+    fn the_same_executor_in_other_chunks_is_equal() {
+        let tokens: Vec<TokenId> = (0..3000).map(|i| i * 7 % 50).collect();
+        let reference = ReferenceText::new(&mut executor(64), tokens, &Cancel::new()).unwrap();
+        let comparison = reference.compare(&mut executor(5), &Cancel::new()).unwrap();
+        // 2,047 tokens have a next one, in 42 whole rounds of 48 and a rest of 31 without logits.
+        assert_eq!((comparison.positions, comparison.agreeing), (42 * COMPARED, 42 * COMPARED));
+        assert!(comparison.divergence.unwrap() < 1e-9, "{comparison:?}");
+        assert!(comparison.perplexity_change.unwrap().abs() < 1e-9);
+        assert_eq!(comparison.refusal(), None);
+    }
+
+    #[test]
+    fn the_divergence_counts_unlikely_tokens_together() {
+        let row: Vec<f32> = (0..1000).map(|token| -(token as f32) / 100.0).collect();
+        let position = ReferencePosition::new(&row, 3);
+        assert_eq!((position.top.len(), position.top[0].0), (TOP, 0));
+        assert!(position.divergence(&row).unwrap() < 1e-9);
+
+        // Twice the odds of the tokens that are not among the first move the mass of all of them together.
+        let other: Vec<f32> =
+            row.iter().enumerate().map(|(token, x)| x + if token < TOP { 0.0 } else { 2_f32.ln() }).collect();
+        let rest: f64 = 1.0 - position.top.iter().map(|(_, log)| log.exp()).sum::<f64>();
+        let scale = (1.0 + rest).ln();
+        let expected = (1.0 - rest) * scale + rest * (scale - 2_f64.ln());
+        assert!((position.divergence(&other).unwrap() - expected).abs() < 1e-6);
+        assert_eq!(position.divergence(&[f32::NAN; 1000]), None);
+    }
+
+    #[test]
+    fn refusals_state_the_loss() {
+        let with = |divergence| TextComparison {
+            positions: 500,
+            divergence,
+            perplexity_change: Some(0.001),
+            agreeing: 499,
+        };
+        assert_eq!(with(Some(0.004)).refusal(), None);
+        assert!(with(Some(0.006)).refusal().unwrap().contains("0.0060 nats"));
+        assert!(with(None).refusal().unwrap().contains("not finite"));
+        assert_eq!(
+            with(Some(0.004)).describe().unwrap(),
+            "perplexity +0.10 % and 0.0040 nats from f32, over 500 positions"
+        );
+    }
+}
