@@ -462,7 +462,7 @@ mod tests {
         check("narthex serve --auto-pull foo", "expected never, catalogue or always, found \"foo\"");
         check("narthex mcp --auto-pull foo", "expected never, catalogue or always, found \"foo\"");
         check("narthex key add a --concurrency 0", "expected a number of at least 1, found \"0\"");
-        check("narthex chat hi --tool-format foo", "expected hermes, llama-json, pythonic,");
+        check("narthex chat hi --tool-format foo", "expected one of qwen-coder, hermes,");
         // The range of a negative temperature is stated where the request is checked.
         assert!(Args::try_parse_from(["narthex", "chat", "hi", "--temperature", "-1"]).is_ok());
     }

@@ -101,7 +101,7 @@ fn check_ends_with_a_code_for_its_verdict() {
     let open = at("open.onnx");
     let named = "dimension \"batch\" of x [batch, 4, 4] is dynamic";
     check(&["check", &open, "--target", "qnn:x-elite"], 8, named, "");
-    check(&["check", &open, "--set", "batch=3", "--json"], 8, "\"kind\": \"refused\"", "");
+    check(&["check", &open, "--set", "batch=3", "--json"], 0, "\"kind\": \"whole\"", "");
     let twice = ["check", &open, "--set", "batch=1", "--set", "batch=2"];
     check(&twice, 2, "", "expected one extent for batch, found 1 and 2");
     check(&["check", &open, "--set", "bach=3"], 2, "", "symbolic dimensions: batch");
