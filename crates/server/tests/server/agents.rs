@@ -119,7 +119,7 @@ fn schemas_that_cannot_be_enforced_are_refused() {
 #[test]
 fn numbers_of_a_schema_never_end_the_server() {
     let tiny = Tiny::new();
-    let model = tiny.chat();
+    let model = tiny.long_chat();
     let live = Live::start(tiny.config());
     let object = |schema: &Value| json!({"type": "object", "properties": {"a": schema}, "required": ["a"]});
     let tool = |schema: &Value, strict: bool| json!([{"type": "function", "function": {"name": "f", "parameters": object(schema), "strict": strict}}]);
@@ -181,7 +181,7 @@ fn numbers_of_a_schema_never_end_the_server() {
 #[test]
 fn schemas_without_a_guarantee_are_followed_as_far_as_possible() {
     let tiny = Tiny::new();
-    let model = tiny.chat();
+    let model = tiny.long_chat();
     let live = Live::start(tiny.config());
     let schema = json!({
         "type": "object",

@@ -88,7 +88,10 @@ async fn choices_log_probabilities_and_stop_strings() {
         let tokens = choice.logprobs.as_ref().unwrap().content.as_ref().unwrap();
         assert_eq!(tokens.len(), 12);
         let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.bytes.clone().unwrap()).collect();
-        assert_eq!(choice.message.content.as_deref(), Some(&*String::from_utf8_lossy(&bytes)));
+        // The limit may cut a character, which is then no part of the text.
+        let text = String::from_utf8_lossy(&bytes);
+        let whole = text.strip_suffix(char::REPLACEMENT_CHARACTER).unwrap_or(&text);
+        assert!([&text, whole].contains(&choice.message.content.as_deref().unwrap()), "{text}");
         assert!(tokens.iter().all(|token| token.logprob <= 0.0 && token.top_logprobs.len() == 2));
     }
     let again = client.chat().create(request).await.unwrap();
