@@ -166,7 +166,7 @@ fn a_compile_stops_at_ctrl_c() {
 fn a_conversation_goes_on_after_every_ctrl_c() {
     let home = Home::new();
     long_model(&home);
-    let words = ["run", "local/long", "--max-tokens", "30000"];
+    let words = ["run", "local/long", "--max-tokens", "30000", "--temperature", "0"];
     let mut terminal = Terminal::start(&home.command(&words), 80);
     terminal.wait_for(PROMPT);
     // The second Ctrl-C comes within the grace of the first.
@@ -182,7 +182,7 @@ fn a_conversation_goes_on_after_every_ctrl_c() {
     let screen = terminal.screen();
     assert_eq!(screen.matches("stopped").count(), 3, "an answer was not interrupted: {screen}");
     for command in ["chat", "complete"] {
-        let words = [command, "-m", "local/long", "--max-tokens", "30000", "the cat"];
+        let words = [command, "-m", "local/long", "--max-tokens", "30000", "--temperature", "0", "the cat"];
         let mut terminal = Terminal::start(&home.command(&words), 80);
         terminal.wait_for_more(40);
         check_interrupt(terminal, &words, 130);

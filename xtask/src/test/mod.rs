@@ -145,7 +145,10 @@ pub(crate) fn prepare(workspace: &Workspace) -> anyhow::Result<(String, Session<
 pub(crate) fn run(workspace: &Workspace, selection: Selection) -> anyhow::Result<()> {
     let session = Session::new(workspace)?;
     let chosen = match selection {
-        Selection::All => Stage::VARIANTS.to_vec(),
+        // The stage for other platforms downloads compilers and emulators, so it runs only when it is named.
+        Selection::All => {
+            Stage::VARIANTS.iter().copied().filter(|stage| *stage != Stage::Platforms).collect()
+        }
         Selection::Only(stage) => vec![stage],
     };
     let start = Instant::now();
