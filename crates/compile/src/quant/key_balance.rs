@@ -153,7 +153,7 @@ mod tests {
         check(&[1.0, 1.0, 64.0, 1.0], &[3, -3, 3, -3]);
         // Small and empty channels are limited, and only the relation between channels counts.
         check(&[1e6, 1.0, 0.0, 0.0], &[4, -4, 4, -4]);
-        check(&[4e-9, 2e-9, 0.0, 0.0], &[0, -1, 0, -1]);
+        check(&[4e-9, 2e-9, 0.0, 0.0], &[1, 0, 1, 0]);
         check(&[2.0, 0.0, 0.0, 0.0], &[4, -4, 4, -4]);
         check(&[0.0; 4], &[0; 4]);
         check(&[f32::NAN, 1.0, 1.0, 1.0], &[0; 4]);
