@@ -180,7 +180,7 @@ fn a_conversation_goes_on_after_every_ctrl_c() {
     terminal.press(CTRL_D);
     assert_eq!(terminal.end(), 0);
     let screen = terminal.screen();
-    assert!(screen.contains("tokens · stopped"), "an answer was not interrupted: {screen}");
+    assert_eq!(screen.matches("tokens · stopped").count(), 3, "an answer was not interrupted: {screen}");
     for command in ["chat", "complete"] {
         let words = [command, "-m", "local/long", "--max-tokens", "30000", "--temperature", "0", "the cat"];
         let mut terminal = Terminal::start(&home.command(&words), 80);
