@@ -13,6 +13,10 @@ use crate::output::without_controls;
 /// Minimum width of a terminal at which lines are broken.
 const MIN_WIDTH: usize = 20;
 
+/// Maximum number of columns that are held back until the end of a word is known. A longer word does not fit a line, so
+/// it is shown as it arrives.
+const MAX_HELD_BACK: usize = 400;
+
 /// Number of columns between tab stops.
 const TAB: usize = 8;
 
@@ -31,6 +35,10 @@ pub(crate) struct AnswerText {
     spaces: String,
     /// Beginning of a word.
     word: String,
+    /// Number of columns of the beginning.
+    word_columns: usize,
+    /// Set if an earlier part of the word is shown.
+    continues_word: bool,
     /// Set inside a block of code, whose lines are not broken.
     in_code_block: bool,
     /// Set if the current line is the fence of a block of code.
@@ -80,6 +88,8 @@ impl AnswerText {
             is_line_start: true,
             spaces: String::new(),
             word: String::new(),
+            word_columns: 0,
+            continues_word: false,
             in_code_block: false,
             is_fence: false,
             style: TextStyle::default(),
@@ -106,7 +116,16 @@ impl AnswerText {
                     self.word.push(char);
                     self.end_word(width, &mut shown);
                 }
-                char => self.word.push(char),
+                char => {
+                    self.word.push(char);
+                    self.word_columns += columns_of(char);
+                    // A mark belongs to the character beside it.
+                    let may_be_mark = self.renders_markdown && matches!(char, '*' | '_' | '`' | '\\');
+                    if self.word_columns > width.min(MAX_HELD_BACK) && !may_be_mark {
+                        self.end_word(width, &mut shown);
+                        self.continues_word = true;
+                    }
+                }
             }
         }
         shown
@@ -122,9 +141,11 @@ impl AnswerText {
     }
 
     fn end_word(&mut self, width: usize, shown: &mut String) {
+        let continues_word = mem::take(&mut self.continues_word);
         if self.word.is_empty() {
             return;
         }
+        self.word_columns = 0;
         let mut word = mem::take(&mut self.word);
         let is_first = mem::take(&mut self.is_line_start);
         if is_first && word.starts_with(FENCE) {
@@ -151,7 +172,7 @@ impl AnswerText {
             '\t' => (column / TAB + 1) * TAB,
             _ => column + 1,
         });
-        if !is_literal && self.column > 0 && gap.saturating_add(columns) > width {
+        if !is_literal && !continues_word && self.column > 0 && gap.saturating_add(columns) > width {
             shown.push('\n');
             self.column = 0;
         } else {
@@ -258,6 +279,15 @@ mod tests {
         check(false, "**bold** \u{1b}[2J", r"**bold** \u{1b}[2J");
         let narrow = shown(5, false, "one two three", 4);
         assert_eq!(narrow, "one two three", "a very narrow terminal breaks lines itself");
+    }
+
+    #[test]
+    fn a_word_without_end_is_shown() {
+        for width in [5, 20, 1000] {
+            let mut answer = AnswerText::within(Some(width), true);
+            let shown = answer.push(&"x".repeat(10_000));
+            assert!(shown.len() > 9_000 && shown.chars().all(|char| char == 'x'), "{width}: {}", shown.len());
+        }
     }
 
     #[test]
