@@ -165,10 +165,14 @@ mod tests {
         let huge = position.replace("0.5", "1e300");
         // With some features of serde_json, its parser refuses the number first.
         check(GatewayRecord::Verification, &verification(&huge), Err("range"));
-        let comparison = r#"{"refused": "r", "positions": []}"#;
-        let comparison =
-            format!(r#"{{"version": 3, "key": {key}, "i8": {comparison}, "f16": {comparison}}}"#);
-        check(GatewayRecord::KvCache, &comparison, Ok(()));
+        let comparisons = |positions: &str| {
+            let comparison = format!(
+                r#"{{"positions": {positions}, "divergence": 0.001, "perplexity_change": null, "agreeing": 9}}"#
+            );
+            format!(r#"{{"version": 4, "key": {key}, "i8": {comparison}, "f16": {comparison}}}"#)
+        };
+        check(GatewayRecord::KvCache, &comparisons("10"), Ok(()));
+        check(GatewayRecord::KvCache, &comparisons("[]"), Err("expected usize"));
         let times = |device: &str, chunk: u64, ms: f64| {
             format!(
                 r#"{{"device": "{device}", "chunk": {chunk}, "chunk_ms": {ms}, "short_ms": {ms}, "token_ms": {}}}"#,
