@@ -29,6 +29,9 @@ use serde_json::{Map, Value, json};
 /// Maximum time to connect to a server of this machine.
 const CONNECT: Duration = Duration::from_millis(500);
 
+/// Maximum time of a server to say whether it accepts requests of this user.
+const ADMISSION: Duration = Duration::from_secs(2);
+
 /// Maximum size of a line of an answer in bytes.
 const MAX_LINE: u64 = 16 << 20;
 
@@ -79,11 +82,18 @@ impl LocalServer {
         Some(Self { origin: origin(server)?, key: std::env::var("NARTHEX_API_KEY").ok() })
     }
 
+    /// Returns whether the server answers this user. One that wants another key does not.
+    fn admits_user(&self) -> bool {
+        let mut request = agent(Some(ADMISSION)).get(format!("{}/v1/models", self.origin));
+        if let Some(key) = &self.key {
+            request = request.header("authorization", format!("Bearer {key}"));
+        }
+        request.call().is_ok_and(|response| response.status().is_success())
+    }
+
     /// Sends a request. Returns the body of a successful answer.
     fn post(&self, path: &str, body: &Value) -> anyhow::Result<impl Read + use<>> {
-        let agent: ureq::Agent =
-            ureq::Agent::config_builder().http_status_as_error(false).proxy(None).build().into();
-        let mut request = agent.post(format!("{}{path}", self.origin)).content_type("application/json");
+        let mut request = agent(None).post(format!("{}{path}", self.origin)).content_type("application/json");
         if let Some(key) = &self.key {
             request = request.header("authorization", format!("Bearer {key}"));
         }
@@ -99,6 +109,12 @@ impl LocalServer {
         let _ = body.take(MAX_ERROR).read_to_string(&mut text);
         bail!("the server at {} refused the request: {}", self.origin, refusal(&text, status.as_u16()))
     }
+}
+
+/// Returns a client for servers of this machine, whose requests take at most this time.
+fn agent(timeout: Option<Duration>) -> ureq::Agent {
+    let config = ureq::Agent::config_builder().http_status_as_error(false).proxy(None);
+    config.timeout_global(timeout).build().into()
 }
 
 /// Returns the message of a refusal.
@@ -152,7 +168,8 @@ impl ServedModel {
         };
         gateway.running_servers().iter().find_map(|server| {
             let status = server.models.iter().find(|status| is_wanted(status))?.clone();
-            Some(Self { server: LocalServer::reach(server)?, status })
+            let server = LocalServer::reach(server).filter(LocalServer::admits_user)?;
+            Some(Self { server, status })
         })
     }
 
@@ -302,7 +319,7 @@ fn failed(reason: &str) -> Vec<GenerationEvent> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
+    use std::{io::Write, net::TcpListener, sync::mpsc};
 
     use super::*;
 
@@ -315,6 +332,25 @@ mod tests {
         check("0.0.0.0:8000", Encryption::None, Some("http://127.0.0.1:8000"));
         check("[::]:8443", Encryption::Tls, Some("https://[::1]:8443"));
         check("/run/narthex.sock", Encryption::None, None);
+    }
+
+    #[test]
+    fn a_server_with_another_key_is_left_alone() {
+        let check = |status: &str, expect| {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let origin = format!("http://{}", listener.local_addr().unwrap());
+            let answer = format!("HTTP/1.1 {status}\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{{}}");
+            let server = thread::spawn(move || {
+                let (mut connection, _) = listener.accept().unwrap();
+                let _ = connection.read(&mut [0; 4096]).unwrap();
+                connection.write_all(answer.as_bytes()).unwrap();
+            });
+            assert_eq!(LocalServer { origin, key: None }.admits_user(), expect, "{status}");
+            server.join().unwrap();
+        };
+        check("200 OK", true);
+        check("401 Unauthorized", false);
+        check("403 Forbidden", false);
     }
 
     fn events(answer: &str, is_cancelled: bool) -> Vec<GenerationEvent> {
