@@ -54,8 +54,7 @@ pub(crate) fn run_while<T: Send + 'static>(
 ) -> Result<T, NoResult> {
     let (sender, receiver) = sync_channel(1);
     // The receiver may be gone.
-    let send = move || _ = sender.send(compile());
-    let started = thread::Builder::new().stack_size(stack_size).spawn(send);
+    let started = thread::Builder::new().stack_size(stack_size).spawn(move || _ = sender.send(compile()));
     started.map_err(|error| {
         NoResult::Start(ThreadStartError { number: error.raw_os_error().unwrap_or_default() })
     })?;

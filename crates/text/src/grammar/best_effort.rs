@@ -64,6 +64,7 @@ fn relax(schema: &mut Map<String, Value>) {
             keywords.iter().for_each(|keyword| _ = schema.shift_remove(*keyword));
         }
     }
+
     if !allows_limits_on_properties(schema) {
         schema.shift_remove("minProperties");
         schema.shift_remove("maxProperties");

@@ -38,7 +38,8 @@ pub(super) struct DigitTokens {
 impl DigitTokens {
     /// Reads the vocabulary.
     pub(super) fn new(tokenizer: &Tokenizer) -> Self {
-        let (mut leading, mut whole) = (Vec::new(), Vec::new());
+        let mut leading = Vec::new();
+        let mut whole = Vec::new();
         for token in (0..tokenizer.vocab_size()).filter_map(|token| TokenId::try_from(token).ok()) {
             let bytes = tokenizer.token_bytes(token);
             let count = bytes.iter().take_while(|byte| byte.is_ascii_digit()).count();
@@ -163,7 +164,8 @@ impl DigitLimit {
             JsonPosition::After(_) => usize::MAX,
             number => number.left().unwrap_or(0),
         };
-        let (mut zeros, mut others) = (Vec::new(), Vec::new());
+        let mut zeros = Vec::new();
+        let mut others = Vec::new();
         for digits in self.tokens.leading.iter().filter(|digits| digits.count > left) {
             let cleared = if digits.ends_in_zero { &mut zeros } else { &mut others };
             cleared.extend(clear(allowed, digits.token));
@@ -179,7 +181,8 @@ impl DigitLimit {
 
 /// Clears the bit of a token, and returns its place if it was set.
 fn clear(allowed: &mut [u32], token: TokenId) -> Option<(usize, u32)> {
-    let (index, bit) = (token as usize / 32, 1 << (token % 32));
+    let index = token as usize / 32;
+    let bit = 1 << (token % 32);
     let word = allowed.get_mut(index).filter(|word| **word & bit != 0)?;
     *word &= !bit;
     Some((index, bit))

@@ -31,7 +31,8 @@ pub(super) fn in_schema(schema: &Value) -> bool {
 
 /// Returns true if a Lark grammar, or a pattern of a schema in it, may force too much.
 pub(super) fn in_lark(source: &str) -> bool {
-    let (mut repeated, mut at) = (1, 0);
+    let mut repeated = 1;
+    let mut at = 0;
     while let Some(found) = source[at..].find("%json") {
         let begin = at + found + "%json".len();
         repeated = repetitions(&source[at..begin]).saturating_mul(repeated);

@@ -100,8 +100,7 @@ impl Definitions {
     fn add(&mut self, statement: Vec<LarkToken>) -> Result<(), GrammarError> {
         use LarkToken::{Directive, Name, Number, Symbol};
         // A prefix of a rule has no effect on its texts. There may be any number of them.
-        let is_prefix = |token: &&LarkToken| matches!(token, Symbol('?' | '!'));
-        let prefixes = statement.iter().take_while(is_prefix).count();
+        let prefixes = statement.iter().take_while(|token| matches!(token, Symbol('?' | '!'))).count();
         match &statement[prefixes..] {
             [Directive(word), body @ ..] if word == "ignore" => {
                 self.ignored.push(body.to_vec());
@@ -161,7 +160,8 @@ impl Definitions {
 /// Divides tokens into statements. A statement ends with its line, unless a bracket is open or the next line begins with
 /// `|`.
 fn statements(tokens: Vec<LarkToken>) -> Vec<Vec<LarkToken>> {
-    let (mut statements, mut depth) = (vec![Vec::new()], 0_usize);
+    let mut statements = vec![Vec::new()];
+    let mut depth = 0_usize;
     let mut tokens = tokens.into_iter().peekable();
     while let Some(token) = tokens.next() {
         match token {
@@ -185,7 +185,8 @@ fn statements(tokens: Vec<LarkToken>) -> Vec<Vec<LarkToken>> {
 
 /// Divides a source into tokens, without spaces and comments.
 fn tokens(source: &str) -> Result<Vec<LarkToken>, GrammarError> {
-    let (mut tokens, mut rest) = (Vec::new(), source);
+    let mut tokens = Vec::new();
+    let mut rest = source;
     while let Some(first) = rest.chars().next() {
         if matches!(first, ' ' | '\t' | '\r') {
             rest = &rest[1..];
@@ -204,23 +205,21 @@ fn tokens(source: &str) -> Result<Vec<LarkToken>, GrammarError> {
 
 /// Returns the first token of a text, and its length.
 fn token(rest: &str, first: char) -> Result<(LarkToken, usize), GrammarError> {
-    let word = |from: usize, is_inside: fn(char) -> bool| {
-        rest[from..].find(|char| !is_inside(char)).map_or(rest.len(), |end| from + end)
-    };
     match first {
         '\n' => Ok((LarkToken::Line, 1)),
         '"' => text(rest),
         '/' => expression(rest),
         '%' => {
-            let end = word(1, |char| char.is_ascii_alphabetic());
+            let end = word_end(rest, 1, |char| char.is_ascii_alphabetic());
             Ok((LarkToken::Directive(rest[1..end].to_owned()), end))
         }
         'a'..='z' | 'A'..='Z' | '_' => {
-            let end = word(0, |char| char.is_ascii_alphanumeric() || char == '_');
+            let end = word_end(rest, 0, |char| char.is_ascii_alphanumeric() || char == '_');
             Ok((LarkToken::Name(rest[..end].to_owned()), end))
         }
+
         '0'..='9' => {
-            let end = word(0, |char| char.is_ascii_digit());
+            let end = word_end(rest, 0, |char| char.is_ascii_digit());
             let number = rest[..end].parse();
             let number = number.map_err(|_| {
                 GrammarError::unusable(format!("expected a smaller number than {}", &rest[..end]))
@@ -234,6 +233,11 @@ fn token(rest: &str, first: char) -> Result<(LarkToken, usize), GrammarError> {
             "expected a name, a string or a regular expression, found {other:?}"
         ))),
     }
+}
+
+/// Returns the end of the word that begins at `from`.
+fn word_end(rest: &str, from: usize, is_inside: fn(char) -> bool) -> usize {
+    rest[from..].find(|char| !is_inside(char)).map_or(rest.len(), |end| from + end)
 }
 
 /// Returns the length of a literal with its delimiters, between which a backslash escapes one character.

@@ -51,7 +51,8 @@ pub(super) fn prepared_lark(source: &str) -> Result<Cow<'_, str>, GrammarError> 
         )));
     }
 
-    let (mut prepared, mut copied) = (String::new(), 0);
+    let mut prepared = String::new();
+    let mut copied = 0;
     for (at, keyword) in source.match_indices("%json") {
         let begin = at + keyword.len();
         let mut values = serde_json::Deserializer::from_str(&source[begin..]).into_iter::<Value>();
@@ -87,7 +88,8 @@ pub(super) fn check_text(source: &str) -> Result<(), GrammarError> {
             format!("expected at most {MAX_INTERSECTIONS} times the character &, found {intersections}");
         return Err(GrammarError::unusable(reason));
     }
-    let (mut depth, mut deepest) = (0usize, 0);
+    let mut depth = 0usize;
+    let mut deepest = 0;
     for byte in source.bytes() {
         match byte {
             b'(' | b'[' | b'{' => depth += 1,

@@ -160,6 +160,7 @@ impl Grammar {
                 }
                 Ok(TopLevelGrammar::from_json_schema(schema))
             }
+
             Self::Lark(source) => {
                 let mut source = prepared_lark(source)?.into_owned();
                 if forced_text::in_lark(&source) {
@@ -211,6 +212,7 @@ fn prepared_schema(schema: &Value) -> Result<Value, GrammarError> {
         whitespace_flexible: false,
         ..JsonCompileOptions::default()
     };
+
     references::resolve(&mut fields)?;
     schema::remove_annotations(&mut fields);
     schema::replace_decimal_patterns(&mut fields);
@@ -254,16 +256,17 @@ impl GrammarCompiler {
     /// # Errors
     /// The vocabulary cannot be used.
     pub fn new(tokenizer: &Tokenizer, stop: &[TokenId]) -> Result<Self, GrammarError> {
-        let unusable = |reason: String| GrammarError::Vocabulary { reason };
-        let make = || {
+        let factory = contain(|| {
             let environment: TokEnv = Arc::new(vocabulary::Vocabulary::new(tokenizer, stop));
             let capabilities = InferenceCapabilities { ff_tokens: true, ..InferenceCapabilities::default() };
             ParserFactory::new(&environment, capabilities, &SlicedBiasComputer::general_slices())
-        };
-        let factory =
-            contain(make).map_err(|_| unusable("its tokens are too long or too many".to_owned()))?;
-        let mut factory = factory.map_err(|error| unusable(error.to_string()))?;
+        });
+        let factory = factory.map_err(|_| GrammarError::Vocabulary {
+            reason: "its tokens are too long or too many".to_owned(),
+        })?;
+        let mut factory = factory.map_err(|error| GrammarError::Vocabulary { reason: error.to_string() })?;
         factory.quiet();
+
         *factory.limits_mut() = ParserLimits {
             max_lexer_states: MAX_LEXER_STATES,
             max_items_in_row: MAX_ITEMS,
@@ -296,15 +299,21 @@ impl GrammarCompiler {
         let digits = has_json.then(|| DigitLimit::new(self.digits.clone(), is_json));
         let origin = Arc::new(MatcherOrigin { factory: self.factory.clone(), source });
         let permit = scope.permit.clone();
-        let compile = move || {
-            let matcher = origin.matcher();
-            let (taken, allowed) = (Vec::new(), Vec::new());
-            let mut matcher = GrammarMatcher { matcher, origin, taken, digits, allowed, failure: None };
+
+        let compiled = compile_thread::run_while(COMPILE_STACK, scope.is_needed, move || {
+            let mut matcher = GrammarMatcher {
+                matcher: origin.matcher(),
+                origin,
+                taken: Vec::new(),
+                digits,
+                allowed: Vec::new(),
+                failure: None,
+            };
             matcher.prepare();
             drop(permit);
             matcher
-        };
-        match compile_thread::run_while(COMPILE_STACK, scope.is_needed, compile) {
+        });
+        match compiled {
             Ok(matcher) => match matcher.failure() {
                 Some(message) => Err(refusal(grammar, message)),
                 None => Ok(matcher),

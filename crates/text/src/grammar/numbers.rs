@@ -227,11 +227,11 @@ pub(super) struct DecimalDivisor {
 /// # Errors
 /// The value is not a positive number with few digits.
 pub(super) fn decimal_of(divisor: &Value) -> Result<DecimalDivisor, GrammarError> {
-    let refused = |reason: &str| {
-        Err(GrammarError::unsupported(format!("the schema's \"multipleOf\": {divisor}"), reason))
-    };
     let Some(mut value) = divisor.as_f64().filter(|value| *value > 0.0) else {
-        return refused("expected a number above 0");
+        return Err(GrammarError::unsupported(
+            format!("the schema's \"multipleOf\": {divisor}"),
+            "expected a number above 0",
+        ));
     };
     // The compiler multiplies in the same way, and loses digits in the same way.
     let mut places = 0;
@@ -240,7 +240,8 @@ pub(super) fn decimal_of(divisor: &Value) -> Result<DecimalDivisor, GrammarError
         places += 1;
     }
     if value.fract() != 0.0 || value > f64::from(u32::MAX) {
-        return refused("its digits are too many; expected a number such as 5, 0.25 or 0.01");
+        let reason = "its digits are too many; expected a number such as 5, 0.25 or 0.01";
+        return Err(GrammarError::unsupported(format!("the schema's \"multipleOf\": {divisor}"), reason));
     }
     Ok(DecimalDivisor { coefficient: value as u32, places })
 }

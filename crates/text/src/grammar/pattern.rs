@@ -71,7 +71,10 @@ pub(crate) fn text_pattern(pattern: &str) -> Option<String> {
     let end = inside.strip_suffix('$').filter(|_| backslashes.is_some_and(|count| count % 2 == 0));
     let inside = end.unwrap_or(inside);
 
-    let (mut depth, mut is_escaped, mut is_in_class, mut has_alternatives) = (0_usize, false, false, false);
+    let mut depth = 0_usize;
+    let mut is_escaped = false;
+    let mut is_in_class = false;
+    let mut has_alternatives = false;
     for (at, byte) in inside.bytes().enumerate() {
         match byte {
             // Boundaries and references to groups.
@@ -116,7 +119,8 @@ fn lark_expression(source: &str) -> Result<String, GrammarError> {
         nesting: 0,
         bytes: 0,
     };
-    let (mut texts, mut bytes) = (Vec::new(), 0);
+    let mut texts = Vec::new();
+    let mut bytes = 0;
     for body in &ignored {
         let text = expansion.body(body, DefinitionKind::Terminal)?;
         bytes += text.len();
@@ -302,6 +306,7 @@ impl<'a> Expansion<'a> {
                 return Err(GrammarError::unsupported(other.to_string(), "it has no regular expression"));
             }
         };
+
         let is_followed = rest.kind == DefinitionKind::Rule && !self.ignored.is_empty();
         Ok(Some(if is_followed { format!("(?:{terminal}{})", self.ignored) } else { terminal }))
     }
@@ -319,13 +324,14 @@ fn range_end<'a>(rest: &mut Rest<'a>) -> Result<Option<&'a str>, GrammarError> {
     }
 }
 
+fn single_char(text: &str) -> Option<char> {
+    let mut chars = text.chars();
+    chars.next().filter(|_| chars.next().is_none())
+}
+
 /// Returns the class of the characters from one to another.
 fn range(first: &str, last: &str) -> Result<String, GrammarError> {
-    let single = |text: &str| {
-        let mut chars = text.chars();
-        chars.next().filter(|_| chars.next().is_none())
-    };
-    match (single(first), single(last)) {
+    match (single_char(first), single_char(last)) {
         (Some(first), Some(last)) if first <= last => {
             Ok(format!("[\\x{{{:x}}}-\\x{{{:x}}}]", u32::from(first), u32::from(last)))
         }
@@ -335,6 +341,10 @@ fn range(first: &str, last: &str) -> Result<String, GrammarError> {
     }
 }
 
+fn no_number() -> GrammarError {
+    GrammarError::unusable("expected the number of repetitions")
+}
+
 /// Reads a repetition: `+`, `*`, `?`, `{1,3}`, or Lark's `~ 3` and `~ 1..3`.
 fn repetition(rest: &mut Rest<'_>) -> Result<String, GrammarError> {
     for symbol in ['+', '*', '?'] {
@@ -342,16 +352,16 @@ fn repetition(rest: &mut Rest<'_>) -> Result<String, GrammarError> {
             return Ok(symbol.to_string());
         }
     }
-    let wrong = || GrammarError::unusable("expected the number of repetitions");
     if rest.take('~') {
-        let least = rest.number().ok_or_else(wrong)?;
+        let least = rest.number().ok_or_else(no_number)?;
         if rest.tokens.first() != Some(&LarkToken::Range) {
             return Ok(format!("{{{least}}}"));
         }
         rest.next();
-        let most = rest.number().ok_or_else(wrong)?;
+        let most = rest.number().ok_or_else(no_number)?;
         return Ok(format!("{{{least},{most}}}"));
     }
+
     if rest.take('{') {
         let least = rest.number();
         let is_range = rest.take(',');
@@ -361,7 +371,7 @@ fn repetition(rest: &mut Rest<'_>) -> Result<String, GrammarError> {
             (Some(count), false, None) => Ok(format!("{{{count}}}")),
             (_, true, Some(most)) => Ok(format!("{{{},{most}}}", least.unwrap_or(0))),
             (Some(least), true, None) => Ok(format!("{{{least},}}")),
-            _ => Err(wrong()),
+            _ => Err(no_number()),
         };
     }
     Ok(String::new())

@@ -27,7 +27,8 @@ pub(super) fn resolve(root: &mut Map<String, Value>) -> Result<(), GrammarError>
     let original = Value::Object(root.clone());
     let mut copies = Copies { original: &original, names: BTreeMap::new(), pending: Vec::new() };
     copies.redirect(root)?;
-    let (mut added, mut bytes) = (Vec::new(), 0);
+    let mut added = Vec::new();
+    let mut bytes = 0;
     while let Some((name, target)) = copies.pending.pop() {
         let mut target = target.clone();
         bytes += target.to_string().len();
@@ -91,10 +92,9 @@ impl Copies<'_> {
         if std::ptr::eq(target, self.original) {
             return Ok("#".to_owned());
         }
-        let is_free = |name: &String| self.original["$defs"].get(name).is_none();
-        let mut numbers = self.names.len()..;
-        let name = numbers.find_map(|number| Some(format!("reference_{number}")).filter(is_free));
-        let name = name.unwrap_or_default();
+        let mut names = (self.names.len()..).map(|number| format!("reference_{number}"));
+        let free_name = names.find(|name| self.original["$defs"].get(name).is_none());
+        let name = free_name.unwrap_or_default();
         self.names.insert(reference.to_owned(), name.clone());
         self.pending.push((name.clone(), target));
         Ok(format!("#/$defs/{name}"))
@@ -143,10 +143,11 @@ fn decoded(part: &str) -> Cow<'_, str> {
     if !part.contains(['%', '~']) {
         return Cow::Borrowed(part);
     }
-    let digit = |byte: Option<&u8>| char::from(*byte?).to_digit(16);
-    let (bytes, mut text, mut at) = (part.as_bytes(), Vec::new(), 0);
+    let bytes = part.as_bytes();
+    let mut text = Vec::new();
+    let mut at = 0;
     while let Some(&byte) = bytes.get(at) {
-        match (byte, digit(bytes.get(at + 1)), digit(bytes.get(at + 2))) {
+        match (byte, hex_digit(bytes.get(at + 1)), hex_digit(bytes.get(at + 2))) {
             (b'%', Some(high), Some(low)) => {
                 text.push((high * 16 + low) as u8);
                 at += 3;
@@ -161,6 +162,10 @@ fn decoded(part: &str) -> Cow<'_, str> {
         Ok(text) => Cow::Owned(text.replace("~1", "/").replace("~0", "~")),
         Err(_) => Cow::Borrowed(part),
     }
+}
+
+fn hex_digit(byte: Option<&u8>) -> Option<u32> {
+    char::from(*byte?).to_digit(16)
 }
 
 #[cfg(test)]

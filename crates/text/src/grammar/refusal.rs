@@ -138,13 +138,16 @@ pub(super) fn cleaned(message: &str) -> String {
     if message.contains("panic: ") {
         return "the compiler cannot represent it".to_owned();
     }
-    let is_shown = |line: &str| {
-        let number = line.split_once(" |").map(|(number, _)| number);
-        number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
-    };
-    let is_mark = |line: &str| line.bytes().all(|byte| byte == b'^') || line == "<non-verbose/>";
-    let lines = message.lines().map(str::trim).filter(|line| !is_shown(line) && !is_mark(line));
+    let lines = message.lines().map(str::trim).filter(|line| !is_of_grammar(line));
     cut(&lines.collect::<Vec<_>>().join(" "), MAX_MESSAGE)
+}
+
+/// Returns true for a line of the grammar, which begins with its number, and for the marks below it.
+fn is_of_grammar(line: &str) -> bool {
+    let number = line.split_once(" |").map(|(number, _)| number);
+    number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
+        || line.bytes().all(|byte| byte == b'^')
+        || line == "<non-verbose/>"
 }
 
 fn shortened(expression: &str) -> String {

@@ -86,7 +86,6 @@ fn decimal_pattern(pattern: &str) -> Option<String> {
     if digits == r"\d*\.?\d*$" {
         return Some(r"^[+-]?(\d+\.?\d*|\.\d+)$".to_owned());
     }
-    let count = |text: &str| text.parse::<u32>().ok().filter(|count| *count > 0);
     if let Some(places) = digits.strip_prefix(r"\d*\.?\d{0,").and_then(|rest| rest.strip_suffix("}0*$")) {
         let places = count(places)?;
         return Some(format!(r"^[+-]?(\d+(\.\d{{0,{places}}}0*)?|\.\d{{1,{places}}}0*)$"));
@@ -94,13 +93,20 @@ fn decimal_pattern(pattern: &str) -> Option<String> {
     let (whole, rest) = digits.strip_prefix(r"(?:\d{0,")?.split_once(r"}|(?=[\d.]{1,")?;
     let (length, rest) = rest.split_once(r"}0*$)\d{0,")?;
     let (again, places) = rest.split_once(r"}\.\d{0,")?;
-    let (whole, again, length) = (count(whole)?, count(again)?, count(length)?);
+    let whole = count(whole)?;
+    let again = count(again)?;
+    let length = count(length)?;
     let places = count(places.strip_suffix("}0*$)")?)?;
     // The look-ahead limits the length of a number whose two parts may be longer together.
     let is_redundant = whole == again && whole.checked_add(places)? < length;
     is_redundant.then(|| {
         format!(r"^[+-]?((0+\d{{0,{whole}}}|\d{{1,{whole}}})(\.\d{{0,{places}}}0*)?|\.\d{{1,{places}}}0*)$")
     })
+}
+
+/// Returns a number of digits above 0.
+fn count(text: &str) -> Option<u32> {
+    text.parse().ok().filter(|count| *count > 0)
 }
 
 /// Adds `additionalProperties: false` to objects that list their properties and have no keyword for others. Without it, a

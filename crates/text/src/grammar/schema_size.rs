@@ -157,6 +157,7 @@ impl<'a> Estimate<'a> {
                     return Err(TooLarge);
                 }
             }
+
             if let Some(Value::Array(schemas)) = schema.get("allOf") {
                 own -= 1;
                 pending.extend(schemas.iter().filter_map(Value::as_object).map(Conjunct::Schema));
@@ -200,7 +201,9 @@ impl<'a> Estimate<'a> {
 
     /// Adds the size of the keywords for texts, numbers and literals.
     fn values(&mut self, own: &[&'a Map<String, Value>]) -> Result<(), TooLarge> {
-        let (mut expressions, mut remainders, mut places) = (0u32, 1u64, (u32::MAX, 0));
+        let mut expressions = 0u32;
+        let mut remainders = 1u64;
+        let mut places = (u32::MAX, 0);
         for schema in own {
             for text in ["pattern", "format"].iter().filter_map(|keyword| schema.get(*keyword)?.as_str()) {
                 expressions += 1;
@@ -216,6 +219,7 @@ impl<'a> Estimate<'a> {
                 places = (places.0.min(divisor.places), places.1.max(divisor.places));
             }
         }
+
         // An automaton for all of several expressions has a state for each combination of theirs.
         let combined = expressions.saturating_sub(1).saturating_mul(2).min(40);
         self.add(if combined > 0 { EXPRESSION << combined } else { 0 })?;
@@ -246,10 +250,13 @@ impl<'a> Estimate<'a> {
             .filter_map(|(at, schema)| Some((at, schema.get("additionalProperties")?)))
             .filter(|(_, schema)| schema.is_object())
             .collect();
-        let is_counted = |keyword: &str| own.iter().any(|schema| schema.contains_key(keyword));
-        if is_counted("minProperties") || is_counted("maxProperties") {
+        let is_counted = own
+            .iter()
+            .any(|schema| schema.contains_key("minProperties") || schema.contains_key("maxProperties"));
+        if is_counted {
             self.add(names.len().saturating_mul(names.len()).saturating_mul(PAIR))?;
         }
+
         self.add(patterns.len().saturating_mul(patterns.len()).saturating_mul(EXPRESSION))?;
         let pattern_bytes: usize = patterns.iter().map(|(_, pattern, _)| SCHEMA + pattern.len()).sum();
         self.add(names.len().saturating_mul(pattern_bytes))?;

@@ -72,6 +72,7 @@ fn add_filters(env: &mut Environment<'_>) {
         "trim" = python::trim,
         "upper" = filters::upper,
     );
+
     add!(
         Read::Characters,
         "batch" = filters::batch,
@@ -127,6 +128,7 @@ fn add_tests(env: &mut Environment<'_>) {
         "true" = tests::is_true,
         "undefined" = tests::is_undefined,
     );
+
     let eq = Value::from_function(tests::is_eq);
     let ne = Value::from_function(tests::is_ne);
     let lt = Value::from_function(tests::is_lt);

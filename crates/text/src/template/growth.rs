@@ -42,12 +42,12 @@ pub(super) fn growth(name: &str, args: &[Value]) -> Result<usize, Error> {
             false => options.push(arg.clone()),
         }
     }
+
     let number = options.iter().filter_map(Value::as_usize).max().unwrap_or(0);
-    let longest = || options.iter().try_fold(0, |most, option| Ok::<_, Error>(text_bytes(option)?.max(most)));
     Ok(match name {
         "join" => {
             let items = subject.as_str().map_or(elements(subject)?.count(), str::len);
-            items.saturating_mul(longest()?)
+            items.saturating_mul(longest(&options)?)
         }
         "replace" => match options.as_slice() {
             [from, to, ..] => text(subject).matches(&*text(from)).count().saturating_mul(text_bytes(to)?),
@@ -58,7 +58,7 @@ pub(super) fn growth(name: &str, args: &[Value]) -> Result<usize, Error> {
             let format = text(subject);
             let fields = format.matches(['%', '{']).count();
             let padding = widths(&format).saturating_mul(char::MAX.len_utf8());
-            padding.saturating_add(fields.saturating_mul(longest()?.max(NUMBER)))
+            padding.saturating_add(fields.saturating_mul(longest(&options)?.max(NUMBER)))
         }
         "tojson" => {
             let mut separators = 0usize;
@@ -94,12 +94,18 @@ pub(super) fn growth(name: &str, args: &[Value]) -> Result<usize, Error> {
     })
 }
 
+/// Returns the bytes of the longest value as text.
+fn longest(values: &[Value]) -> Result<usize, Error> {
+    values.iter().try_fold(0, |longest, value| Ok(text_bytes(value)?.max(longest)))
+}
+
 /// Returns an upper bound on the widths and precisions of a format string, in the style of `%` or of `str.format`. Both
 /// stand before the type of a field or its closing brace.
 fn widths(format: &str) -> usize {
-    let is_spec = |c: char| c.is_ascii_digit() || matches!(c, '.' | ',' | '_');
     let ends = format.match_indices(|c| "bcdeEfFgGhilLosxX}".contains(c));
-    let specs = ends.filter_map(|(end, _)| format[..end].rsplit(|c: char| !is_spec(c)).next());
+    let specs = ends.filter_map(|(end, _)| {
+        format[..end].rsplit(|c: char| !c.is_ascii_digit() && !matches!(c, '.' | ',' | '_')).next()
+    });
     let numbers = specs.flat_map(|spec| spec.split(['.', ',', '_'])).filter(|digits| !digits.is_empty());
     numbers.map(|digits| digits.parse().unwrap_or(usize::MAX)).fold(0, usize::saturating_add)
 }

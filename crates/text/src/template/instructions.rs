@@ -43,12 +43,14 @@ pub(super) fn shield_literals(source: &str, syntax: SyntaxConfig) -> Result<Stri
             source.len()
         )));
     }
+
     let tokens: Vec<_> = tokenize(source, false, syntax).collect::<Result<_, _>>()?;
-    let (mut shielded, mut copied) = (String::with_capacity(source.len() * 2), 0);
-    let (mut in_tag, mut elifs) = (0, 0);
+    let mut shielded = String::with_capacity(source.len() * 2);
+    let mut copied = 0;
+    let mut in_tag = 0;
+    let mut elifs = 0;
     for (index, (token, span)) in tokens.iter().enumerate() {
         let before = |back: usize| index.checked_sub(back).map(|at| &tokens[at].0);
-        let is_string = |token: Option<&Token<'_>>| matches!(token, Some(Token::Str(_) | Token::String(_)));
         in_tag = if matches!(token, Token::TemplateData(_)) { 0 } else { in_tag + 1 };
         elifs += usize::from(matches!(token, Token::Ident("elif")));
         if in_tag > MAX_TAG || elifs > MAX_ELIF {
@@ -76,7 +78,8 @@ pub(super) fn shield_literals(source: &str, syntax: SyntaxConfig) -> Result<Stri
             }
             _ => (false, false),
         };
-        let (start, end) = (span.start_offset as usize, span.end_offset as usize);
+        let start = span.start_offset as usize;
+        let end = span.end_offset as usize;
         if opens {
             shielded.push_str(source.get(copied..start).unwrap_or_default());
             shielded.push('(');
@@ -92,6 +95,10 @@ pub(super) fn shield_literals(source: &str, syntax: SyntaxConfig) -> Result<Stri
     Ok(shielded)
 }
 
+fn is_string(token: Option<&Token<'_>>) -> bool {
+    matches!(token, Some(Token::Str(_) | Token::String(_)))
+}
+
 /// Returns a copy of compiled instructions with checks.
 pub(super) fn insert_checks<'a>(compiled: &Instructions<'a>) -> Result<Instructions<'a>, Error> {
     let mut checked = Instructions::new(compiled.name(), compiled.source());
@@ -104,6 +111,7 @@ pub(super) fn insert_checks<'a>(compiled: &Instructions<'a>) -> Result<Instructi
             length = checked.add_with_line(instruction, line) + 1;
         }
     }
+
     new_index.push(length);
     for index in 0..length {
         use Instruction::{BuildMacro, Iterate, Jump, JumpIfFalse, JumpIfFalseOrPop, JumpIfTrueOrPop};
@@ -122,14 +130,21 @@ pub(super) fn insert_checks<'a>(compiled: &Instructions<'a>) -> Result<Instructi
     Ok(checked)
 }
 
+/// Returns an instruction after a call that passes the topmost values to a function, which returns them.
+fn after_reading<'a>(function: &'static str, count: usize, own: Instruction<'a>) -> Vec<Instruction<'a>> {
+    vec![Instruction::CallFunction(function, Some(count as u16)), Instruction::UnpackList(count), own]
+}
+
+/// Returns the instructions with a check of their result.
+fn with_result(mut instructions: Vec<Instruction<'_>>) -> Vec<Instruction<'_>> {
+    instructions.push(Instruction::CallFunction(CHECK_RESULT, Some(1)));
+    instructions
+}
+
 /// Returns an instruction with the checks before and after it.
 fn with_checks<'a>(instruction: &Instruction<'a>) -> Result<Vec<Instruction<'a>>, Error> {
     use Instruction as I;
-    // Passes the topmost values to a function, which returns them.
-    let read = |function, count: usize| [I::CallFunction(function, Some(count as u16)), I::UnpackList(count)];
-    let result = || I::CallFunction(CHECK_RESULT, Some(1));
     let own = instruction.clone();
-    let around = |[call, unpack]: [I<'a>; 2], own| vec![call, unpack, own, result()];
     Ok(match instruction {
         I::EmitRaw(text) => vec![I::LoadConst(Value::from(origin::mark(text))), I::Emit],
         I::LoadConst(constant) => match constant.as_str() {
@@ -138,23 +153,22 @@ fn with_checks<'a>(instruction: &Instruction<'a>) -> Result<Vec<Instruction<'a>>
         },
         I::ApplyFilter(LITERAL, ..) => Vec::new(),
         I::Eq | I::Ne | I::Gt | I::Gte | I::Lt | I::Lte | I::In | I::CompareAndPreserve(_) => {
-            let [call, unpack] = read(READ_COMPARED, 2);
-            vec![call, unpack, own]
+            after_reading(READ_COMPARED, 2, own)
         }
-        I::GetItem => [read(READ_ELEMENT, 2).to_vec(), vec![own]].concat(),
-        I::PushLoop(_) | I::FastRecurse => [read(READ_FIRST_LEVEL, 1).to_vec(), vec![own]].concat(),
+        I::GetItem => after_reading(READ_ELEMENT, 2, own),
+        I::PushLoop(_) | I::FastRecurse => after_reading(READ_FIRST_LEVEL, 1, own),
         // A call may be a recursive loop, which counts the characters of a string.
-        I::CallFunction(_, Some(count @ 1..)) => {
-            [read(READ_FIRST_LEVEL, usize::from(*count)).to_vec(), vec![own]].concat()
+        I::CallFunction(_, Some(count @ 1..)) => after_reading(READ_FIRST_LEVEL, usize::from(*count), own),
+        I::BuildKwargs(pairs @ 1..) if *pairs <= MAX_TAG => after_reading(READ_NAMED, 2 * pairs, own),
+
+        I::Slice => with_result(after_reading(READ_FIRST_LEVEL, 4, own)),
+        I::Mul => with_result(after_reading(READ_FACTORS, 2, own)),
+        I::StringConcat => with_result(after_reading(READ_TEXT, 2, own)),
+        I::BuildMap(pairs @ 1..) if *pairs <= MAX_TAG => {
+            with_result(after_reading(READ_PAIRS, 2 * pairs, own))
         }
-        I::Slice => around(read(READ_FIRST_LEVEL, 4), own),
-        I::Mul => around(read(READ_FACTORS, 2), own),
-        I::StringConcat => around(read(READ_TEXT, 2), own),
-        I::BuildMap(pairs @ 1..) if *pairs <= MAX_TAG => around(read(READ_PAIRS, 2 * pairs), own),
-        I::BuildKwargs(pairs @ 1..) if *pairs <= MAX_TAG => {
-            [read(READ_NAMED, 2 * pairs).to_vec(), vec![own]].concat()
-        }
-        I::Add | I::BuildMap(0) | I::BuildList(_) | I::BuildTuple(_) => vec![own, result()],
+        I::Add | I::BuildMap(0) | I::BuildList(_) | I::BuildTuple(_) => with_result(vec![own]),
+
         I::SetAttr(_) => vec![I::Swap, I::CallFunction(CHECK_ELEMENT, Some(1)), I::Swap, own],
         I::Include(_) | I::LoadBlocks => return Err(refused("a chat template cannot load other templates")),
         I::PushAutoEscape => return Err(refused("a chat template cannot escape its output")),

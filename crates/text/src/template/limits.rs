@@ -67,33 +67,23 @@ type Seen = fn(usize, Value) -> Value;
 
 /// Adds the checks to an environment.
 pub(super) fn install(env: &mut Environment<'_>) {
-    let all: ReadOperands =
-        |usage, values| values.iter().try_for_each(|value| usage.read_all(value).map(drop));
-    let first_level: ReadOperands =
-        |usage, values| values.iter().try_for_each(|value| usage.read_first_level(value));
-    let text: ReadOperands =
-        |usage, values| values.iter().try_for_each(|value| usage.read_text(value).map(drop));
-    let factors: ReadOperands = |usage, values| usage.read_factors(values);
-    let element: ReadOperands = |usage, values| {
-        values.iter().take(1).try_for_each(|container| usage.read_first_level(container))?;
-        values.iter().skip(1).try_for_each(|key| usage.read_all(key).map(drop))
-    };
-    let as_is: Seen = |_, value| value;
     // Marks serve the output only; operands of comparisons and lookups have none.
-    let unmarked: Seen = |_, value| origin::unmarked(value);
-    let unmarked_key: Seen =
-        |index, value| if index.is_multiple_of(2) { origin::unmarked(value) } else { value };
-    let unmarked_last: Seen = |index, value| if index > 0 { origin::unmarked(value) } else { value };
-    let spelled: Seen = |_, value| origin::spelled(value);
-    let reads = [
-        (READ_COMPARED, all, unmarked),
-        (READ_PAIRS, all, unmarked_key),
-        (READ_ELEMENT, element, unmarked_last),
-        (READ_NAMED, first_level, unmarked_key),
-        (READ_FIRST_LEVEL, first_level, as_is),
-        (READ_TEXT, text, spelled),
-        (READ_FACTORS, factors, as_is),
+    let reads: [(&str, ReadOperands, Seen); 7] = [
+        (READ_COMPARED, Usage::read_each, |_, value| origin::unmarked(value)),
+        (READ_PAIRS, Usage::read_each, unmarked_key),
+        (
+            READ_ELEMENT,
+            Usage::read_element,
+            |index, value| {
+                if index > 0 { origin::unmarked(value) } else { value }
+            },
+        ),
+        (READ_NAMED, Usage::read_first_levels, unmarked_key),
+        (READ_FIRST_LEVEL, Usage::read_first_levels, |_, value| value),
+        (READ_TEXT, Usage::read_texts, |_, value| origin::spelled(value)),
+        (READ_FACTORS, Usage::read_factors, |_, value| value),
     ];
+
     for (name, read, seen) in reads {
         env.add_function(name, move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
             let args = args.into_values();
@@ -109,6 +99,11 @@ pub(super) fn install(env: &mut Environment<'_>) {
         |value: Value| if is_namespace(&value) { Err(stored()) } else { Ok(value) },
     );
     env.set_formatter(write);
+}
+
+/// Returns the operand of a dictionary literal, whose keys have no marks.
+fn unmarked_key(index: usize, value: Value) -> Value {
+    if index.is_multiple_of(2) { origin::unmarked(value) } else { value }
 }
 
 fn usage<'a>(state: &'a mut State<'_, '_>) -> &'a mut Usage {
@@ -134,12 +129,13 @@ pub(super) fn call_method<'a, 'b>(
 ) -> Result<Value, Error> {
     match name {
         // The filter takes the separator after the items, the method before them.
-        "join" => {
-            let reversed = |args: &[Value]| args.iter().rev().cloned().collect::<Vec<_>>();
-            call(state, name, read, &reversed(args), |state, args| run(state, &reversed(args)))
-        }
+        "join" => call(state, name, read, &reversed(args), |state, args| run(state, &reversed(args))),
         _ => call(state, name, read, args, run),
     }
+}
+
+fn reversed(args: &[Value]) -> Vec<Value> {
+    args.iter().rev().cloned().collect()
 }
 
 /// Calls a function, and measures its arguments and its result.
@@ -163,12 +159,15 @@ fn call<'a, 'b>(
 
 /// `value is sameas other`. Marks do not distinguish strings.
 pub(super) fn is_same(state: &mut State<'_, '_>, value: Value, other: Value) -> Result<bool, Error> {
-    let mut plain = |value: Value| {
-        usage(state).read_first_level(&value)?;
-        Ok::<_, Error>(if value.as_str().is_some() { origin::unmarked(value) } else { value })
-    };
-    let (value, other) = (plain(value)?, plain(other)?);
+    let value = compared(state, value)?;
+    let other = compared(state, other)?;
     Ok(tests::is_sameas(&value, &other))
+}
+
+/// Returns a value for a comparison, without marks if it is a string.
+fn compared(state: &mut State<'_, '_>, value: Value) -> Result<Value, Error> {
+    usage(state).read_first_level(&value)?;
+    Ok(if value.as_str().is_some() { origin::unmarked(value) } else { value })
 }
 
 /// Writes a value into the output or into a captured block.
@@ -193,6 +192,25 @@ impl Usage {
     fn read(&mut self, bytes: usize) -> Result<(), Error> {
         self.read = self.read.saturating_add(bytes);
         within(self.read, MAX_READ, "bytes to read")
+    }
+
+    fn read_each(&mut self, values: &[Value]) -> Result<(), Error> {
+        values.iter().try_for_each(|value| self.read_all(value).map(drop))
+    }
+
+    fn read_texts(&mut self, values: &[Value]) -> Result<(), Error> {
+        values.iter().try_for_each(|value| self.read_text(value).map(drop))
+    }
+
+    fn read_first_levels(&mut self, values: &[Value]) -> Result<(), Error> {
+        values.iter().try_for_each(|value| self.read_first_level(value))
+    }
+
+    /// Counts the container and the keys of a look-up.
+    fn read_element(&mut self, values: &[Value]) -> Result<(), Error> {
+        let Some((container, keys)) = values.split_first() else { return Ok(()) };
+        self.read_first_level(container)?;
+        self.read_each(keys)
     }
 
     fn read_first_level(&mut self, value: &Value) -> Result<(), Error> {

@@ -106,7 +106,8 @@ impl Message {
 
     /// Returns the text in which markers count as the template's and the rest as the conversation's.
     fn marked_content(&self, escaper: &Escaper) -> Result<String, Error> {
-        let (mut marked, mut end) = (String::new(), 0);
+        let mut marked = String::new();
+        let mut end = 0;
         for marker in &self.markers {
             // Ranges that do not fit the text have no effect.
             let parts = self.content.get(end..marker.start).zip(self.content.get(marker.clone()));
@@ -122,8 +123,8 @@ impl Message {
     /// Returns the message in the form that a template reads. Its texts are marked as the conversation's; its role
     /// counts as the template's, since control tokens such as `<|user|>` are built from it.
     pub(super) fn template_value(&self, escaper: &Escaper) -> Result<Value, Error> {
-        let failed = |error: serde_json::Error| Error::new(ErrorKind::BadSerialization, error.to_string());
-        let mut value = serde_json::to_value(self).map_err(failed)?;
+        let mut value = serde_json::to_value(self)
+            .map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
         if !self.markers.is_empty() {
             value["content"] = Value::Null;
         }
@@ -147,10 +148,10 @@ pub(super) fn escaped_json(value: &Value, escaper: &Escaper) -> Result<Value, Er
             items.iter().map(|item| escaped_json(item, escaper)).collect::<Result<_, _>>()?
         }
         Value::Object(fields) => {
-            let field = |(name, value): (&String, &Value)| {
+            let escaped = fields.iter().map(|(name, value)| {
                 Ok::<_, Error>((escaper.escape(name)?.into_owned(), escaped_json(value, escaper)?))
-            };
-            Value::Object(fields.iter().map(field).collect::<Result<_, _>>()?)
+            });
+            Value::Object(escaped.collect::<Result<_, _>>()?)
         }
         other => other.clone(),
     })

@@ -6,9 +6,11 @@
 
 mod functions;
 #[cfg(test)]
+#[path = "../../tests/template/goldens.rs"]
 mod goldens;
 mod growth;
 #[cfg(test)]
+#[path = "../../tests/template/hostile.rs"]
 mod hostile;
 mod instructions;
 mod limits;

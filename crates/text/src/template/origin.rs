@@ -57,6 +57,7 @@ impl RenderedPrompt {
         let bytes = marked.chars().map(|char| plain_char(char).len_utf8()).sum();
         let mut rendered = Self { text: String::with_capacity(bytes), written: Vec::new() };
         let mut chars = marked.chars();
+
         while let Some(char) = chars.next() {
             if let Some(own) = unshifted(char) {
                 let start = rendered.text.len();
@@ -156,8 +157,7 @@ impl Escaper {
     /// Fails if the conversation has more than [`MAX_SPELLED`] such characters, since each takes up to seven times its
     /// bytes.
     pub(super) fn escape<'a>(&self, text: &'a str) -> Result<Cow<'a, str>, Error> {
-        let is_reserved = |char: &char| matches!(u32::from(*char), 0xFDD0..=0xFDEF | SHIFT..);
-        let found = text.chars().filter(is_reserved).count();
+        let found = text.chars().filter(|char| is_reserved(*char)).count();
         if found == 0 {
             return Ok(Cow::Borrowed(text));
         }
@@ -171,10 +171,15 @@ impl Escaper {
         self.spelled.set(spelled);
         let mut escaped = String::with_capacity(text.len() + found * SPELLED);
         for char in text.chars() {
-            if is_reserved(&char) { push_spelled(char, &mut escaped) } else { escaped.push(char) }
+            if is_reserved(char) { push_spelled(char, &mut escaped) } else { escaped.push(char) }
         }
         Ok(Cow::Owned(escaped))
     }
+}
+
+/// Returns true for a character with a meaning in a rendered text.
+fn is_reserved(char: char) -> bool {
+    matches!(u32::from(char), 0xFDD0..=0xFDEF | SHIFT..)
 }
 
 fn push_spelled(char: char, text: &mut String) {
@@ -221,6 +226,7 @@ fn changed(value: &Value) -> Option<Value> {
         any |= changed.is_some();
         changed.unwrap_or(item)
     };
+
     let items = value.try_iter().ok()?;
     let rebuilt = if is_map {
         let pairs: Vec<(Value, Value)> = items
@@ -244,10 +250,10 @@ fn changed(value: &Value) -> Option<Value> {
 
 /// Returns the arguments in the form that a function receives: with marks only if it passes them on unchanged.
 pub(super) fn arguments(name: &str, read: Read, args: &[Value]) -> Vec<Value> {
-    let seen = |(index, value): (usize, &Value)| {
+    let seen = args.iter().enumerate().map(|(index, value)| {
         if passes_on(name, read, index, value) { value.clone() } else { unmarked(value.clone()) }
-    };
-    args.iter().enumerate().map(seen).collect()
+    });
+    seen.collect()
 }
 
 /// Returns the result of a function. Marks in a string that the function did not pass on are forged, as by `'%c' |

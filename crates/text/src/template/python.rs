@@ -64,6 +64,7 @@ pub(super) fn method(
         "split" | "splitlines" => Read::Characters,
         _ => Read::Text,
     };
+
     let all = [std::slice::from_ref(value), args].concat();
     limits::call_method(state, name, read, &all, |state, all| {
         let Some((value, args)) = all.split_first() else { return Ok(Value::UNDEFINED) };
@@ -261,6 +262,7 @@ pub(super) fn strftime(format: &str, date: Date) -> Result<String, Error> {
     let weekday = WEEKDAYS[weekday(year, month, day)];
     let mut text = String::new();
     let mut chars = format.chars();
+
     while let Some(c) = chars.next() {
         if c != '%' {
             text.push(c);

@@ -124,7 +124,8 @@ impl Tokenizer {
         bounds: Bounds<'_>,
         encode: impl Fn(&str) -> Result<T, TokenizerError>,
     ) -> Result<BoundedTokens<T>, TokenizerError> {
-        let (longest, Bounds { limit, is_cancelled }) = (bounds.max_bytes(), bounds);
+        let longest = bounds.max_bytes();
+        let Bounds { limit, is_cancelled } = bounds;
         let mut length = limit.saturating_mul(TYPICAL).max(FIRST);
         loop {
             if is_cancelled() {

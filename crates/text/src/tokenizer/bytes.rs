@@ -176,11 +176,10 @@ fn byte_level(text: &str, map: &HashMap<char, u8>) -> Vec<u8> {
 /// the others.
 pub(super) fn alphabet() -> &'static [char; 256] {
     static ALPHABET: LazyLock<[char; 256]> = LazyLock::new(|| {
-        let visible = |b: u8| matches!(b, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
         let mut hidden = 0u32;
         std::array::from_fn(|byte| {
             let byte = byte as u8;
-            if visible(byte) {
+            if matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF) {
                 return char::from(byte);
             }
             hidden += 1;
@@ -254,6 +253,7 @@ fn replaced(steps: &[&Value]) -> Option<Scheme> {
     let mut byte_tokens = ByteTokens::Literal;
     let mut leading = KEEP_ALL;
     let mut fused = false;
+
     for step in steps {
         match kind(step) {
             // After `Fuse`, only a replacement of single characters equals a replacement token by token.

@@ -108,8 +108,10 @@ impl<'de> Deserialize<'de> for TokenizerFile {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<TokenizerFile, A::Error> {
-                let (mut fields, mut values) = (Map::new(), 0);
-                let (mut added, mut model) = (AddedTokens::default(), None);
+                let mut fields = Map::new();
+                let mut values = 0;
+                let mut added = AddedTokens::default();
+                let mut model = None;
                 while let Some(name) = map.next_key::<String>()? {
                     match name.as_str() {
                         "added_tokens" => added = map.next_value()?,
@@ -124,6 +126,7 @@ impl<'de> Deserialize<'de> for TokenizerFile {
                         }
                     }
                 }
+
                 let FileModel { settings, vocab, merges, .. } =
                     model.ok_or_else(|| A::Error::missing_field("model"))?;
                 fields.insert("added_tokens".to_owned(), Value::Array(added.tokens));
@@ -201,8 +204,10 @@ impl<'de> Deserialize<'de> for AddedToken {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<AddedToken, A::Error> {
-                let (mut fields, mut values) = (Map::new(), 0);
-                let (mut id, mut content) = (None, None);
+                let mut fields = Map::new();
+                let mut values = 0;
+                let mut id = None;
+                let mut content = None;
                 while let Some(name) = map.next_key::<String>()? {
                     let value = match name.as_str() {
                         "id" => Value::from(*id.insert(token_id(map.next_value()?)?)),
@@ -282,6 +287,7 @@ pub(super) mod tests {
             &format!(r#"{{"model":{{"x":{}}}}}"#, list("{\"a\":1}", MAX_VALUES / 3 + 1)),
             "values in a field",
         );
+
         check(
             &format!(r#"{{"model":{{"vocab":{{"{}":0}}}}}}"#, "a".repeat(MAX_SPELLING + 1)),
             "bytes of a token",

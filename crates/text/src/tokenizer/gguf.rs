@@ -85,8 +85,8 @@ pub(super) fn tokenizer_json(vocab: &GgufVocab) -> Result<Value, TokenizerError>
 /// Returns a vocabulary without the tokens that fill it up to the rows of the model's weights, such as `[PAD151900]`. They are
 /// no text.
 fn without_padding(vocab: &GgufVocab) -> Cow<'_, GgufVocab> {
-    let is_padding = |(id, token): &(usize, &String)| **token == format!("[PAD{id}]");
-    let padding = vocab.tokens.iter().enumerate().rev().take_while(is_padding).count();
+    let last_first = vocab.tokens.iter().enumerate().rev();
+    let padding = last_first.take_while(|(id, token)| **token == format!("[PAD{id}]")).count();
     let count = vocab.tokens.len() - padding;
     if padding == 0 || count == 0 {
         return Cow::Borrowed(vocab);
@@ -154,8 +154,11 @@ fn byte_level(vocab: &GgufVocab) -> Result<Value, TokenizerError> {
             Ok(json!([&merge[..at], &merge[at + 1..]]))
         })
         .collect::<Result<Vec<_>, TokenizerError>>()?;
-    let split = |pattern| json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false});
-    let mut steps: Vec<Value> = rule.splits.iter().map(split).collect();
+    let splits = rule.splits.iter().map(
+        |pattern| json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false}),
+    );
+
+    let mut steps: Vec<Value> = splits.collect();
     let bytes =
         json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false});
     steps.push(bytes.clone());
@@ -177,9 +180,11 @@ fn merges(vocab: &GgufVocab) -> Result<Vec<Value>, TokenizerError> {
     let scores = vocab.scores.as_ref().ok_or_else(|| bad("scores for a `llama` vocabulary", "none"))?;
     let by_text: HashMap<&str, usize> =
         vocab.tokens.iter().enumerate().rev().map(|(id, token)| (token.as_str(), id)).collect();
-    let plain = |id: usize| vocab.types.as_ref().is_none_or(|types| types[id] == 1);
     let mut merges = Vec::new();
-    for (id, token) in vocab.tokens.iter().enumerate().filter(|(id, _)| plain(*id)) {
+    for (id, token) in vocab.tokens.iter().enumerate() {
+        if vocab.types.as_ref().is_some_and(|types| types[id] != 1) {
+            continue;
+        }
         for (at, _) in token.char_indices().skip(1).take(MAX_PIECE) {
             let (left, right) = token.split_at(at);
             if let (Some(&l), Some(&r)) = (by_text.get(left), by_text.get(right)) {
@@ -209,6 +214,7 @@ pub(super) fn sentence(vocab: &GgufVocab, fallback: Fallback) -> Result<Value, T
     if prefixed {
         decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
     }
+
     let unk = vocab.unk.and_then(|id| vocab.tokens.get(id as usize));
     Ok(json!({
         "model": {
@@ -226,14 +232,13 @@ pub(super) fn sentence(vocab: &GgufVocab, fallback: Fallback) -> Result<Value, T
 /// Returns a BERT tokenizer. llama.cpp writes `▁word` for a piece at the start of a word and drops the `##` of the
 /// others.
 fn word_piece(vocab: &GgufVocab) -> Value {
-    let special = |id: usize| vocab.types.as_ref().is_some_and(|types| matches!(types[id], 2..=4));
     let pieces: Vec<String> = vocab
         .tokens
         .iter()
         .enumerate()
         .map(|(id, token)| match token.strip_prefix('▁') {
             Some(word) => word.to_owned(),
-            None if special(id) => token.clone(),
+            None if vocab.types.as_ref().is_some_and(|types| matches!(types[id], 2..=4)) => token.clone(),
             None => format!("##{token}"),
         })
         .collect();
@@ -244,6 +249,7 @@ fn word_piece(vocab: &GgufVocab) -> Value {
         }
         _ => Value::Null,
     };
+
     json!({
         "model": {
             "type": "WordPiece", "vocab": ids(&pieces), "unk_token": "[UNK]", "continuing_subword_prefix": "##",

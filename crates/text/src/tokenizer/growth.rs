@@ -54,13 +54,9 @@ fn check_growth(what: &str, factors: impl Iterator<Item = usize>, most: usize) -
 }
 
 fn check_post_processor(processor: &Value) -> Result<(), TokenizerError> {
-    let check = |what: &str, found: usize, most: usize| {
-        if found <= most {
-            return Ok(());
-        }
-        Err(malformed(format!("expected a post-processor of at most {most} {what}, found {found}")))
-    };
-    let (mut values, mut texts, mut pending) = (0, 0, vec![processor]);
+    let mut values = 0;
+    let mut texts = 0;
+    let mut pending = vec![processor];
     while let Some(value) = pending.pop() {
         values += 1;
         match value {
@@ -68,14 +64,21 @@ fn check_post_processor(processor: &Value) -> Result<(), TokenizerError> {
             Value::Object(fields) => {
                 texts += usize::from(fields.contains_key("Sequence"));
                 let ids = fields.get("ids").and_then(Value::as_array).map_or(0, Vec::len);
-                check("ids of a token", ids, MAX_POST_IDS)?;
+                check_count("ids of a token", ids, MAX_POST_IDS)?;
                 pending.extend(fields.values());
             }
             _ => {}
         }
     }
-    check("values", values, MAX_POST_VALUES)?;
-    check("places for a text", texts, MAX_POST_TEXTS)
+    check_count("values", values, MAX_POST_VALUES)?;
+    check_count("places for a text", texts, MAX_POST_TEXTS)
+}
+
+fn check_count(what: &str, found: usize, limit: usize) -> Result<(), TokenizerError> {
+    if found <= limit {
+        return Ok(());
+    }
+    Err(malformed(format!("expected a post-processor of at most {limit} {what}, found {found}")))
 }
 
 /// Returns the steps of a normalisation, also those of sequences inside of sequences.
@@ -86,7 +89,8 @@ pub(super) fn normalisation_steps(json: &Value) -> Vec<&Value> {
 /// Returns the steps of a sequence, whose field `inner` has them, or of a single step. The reader does not require that
 /// steps state their types, and a step with the field `inner` may be of another type, so it is returned, too.
 fn steps<'a>(first: &'a Value, inner: &str) -> Vec<&'a Value> {
-    let (mut steps, mut pending) = (Vec::new(), vec![first]);
+    let mut steps = Vec::new();
+    let mut pending = vec![first];
     while let Some(step) = pending.pop() {
         if !step.is_null() {
             steps.push(step);
@@ -116,14 +120,14 @@ fn of_type(step: &Value) -> usize {
 
 /// Returns an upper bound on the factor by which a step lengthens a text, at least 1.
 fn factor(step: &Value) -> usize {
-    let length = |field: &str| step[field].as_str().map_or(0, str::len);
+    let content = step["content"].as_str().map_or(0, str::len);
     let replaced = match step["pattern"]["String"].as_str() {
-        Some(pattern) if !pattern.is_empty() => length("content").div_ceil(pattern.len()),
+        Some(pattern) if !pattern.is_empty() => content.div_ceil(pattern.len()),
         // An empty match is between two bytes. A regular expression may match one.
-        _ => length("content").saturating_add(1),
+        _ => content.saturating_add(1),
     };
     // The part between two special tokens may have one byte.
-    let prepended = length("prepend").saturating_add(1);
+    let prepended = step["prepend"].as_str().map_or(0, str::len).saturating_add(1);
     replaced.max(1).saturating_mul(prepended).saturating_mul(longest_replacement(step))
 }
 

@@ -78,6 +78,7 @@ fn model(
     if settings.get("type").is_none() {
         settings["type"] = json!(type_of_old_file(&settings, &vocab, merges.as_ref()));
     }
+
     Ok(match (serde_json::from_value(settings)?, vocab) {
         (ModelSettings::Bpe(settings), FileVocabulary::Ids(vocab)) => {
             bpe(settings, vocab, merges.ok_or("expected the merges of a BPE model, found none")?)?.into()

@@ -104,6 +104,12 @@ pub enum TokenizerError {
     },
 }
 
+impl TokenizerError {
+    fn panicked() -> Self {
+        Self::Encode { reason: "the tokenizers crate panicked on it".to_owned() }
+    }
+}
+
 /// Treatment of the spellings of special tokens in a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Specials {
@@ -170,7 +176,8 @@ impl Tokenizer {
         patterns::check(&file.json)?;
         let reach = TokenLengthBound::of(&file);
         add_shield(&mut file)?;
-        let (decoder, vocab_size) = (file.json["decoder"].clone(), file.vocab_size());
+        let decoder = file.json["decoder"].clone();
+        let vocab_size = file.vocab_size();
         let tokenizer = contain(|| library::build(file.json, file.vocab, file.merges))
             .map_err(|_| malformed("the tokenizers crate panicked on it"))?
             .map_err(malformed)?;
@@ -180,6 +187,7 @@ impl Tokenizer {
             let tokens = added.iter().filter(|(_, token)| wanted(token));
             SpecialTable::new(tokens.map(|(id, token)| SpecialToken { id: *id, text: token.content.clone() }))
         };
+
         let inner = Inner {
             specials: table(|token| token.special),
             // White space of a template is not markup. A token that is matched after normalising cannot be broken and
@@ -225,7 +233,8 @@ impl Tokenizer {
 
     /// Returns the tokens that the post-processor adds before and after a document.
     pub fn document_frame(&self) -> Result<[Vec<TokenId>; 2], TokenizerError> {
-        let (body, mut whole) = (self.run("a", false)?, self.run("a", true)?);
+        let body = self.run("a", false)?;
+        let mut whole = self.run("a", true)?;
         let start = whole.windows(body.len().max(1)).position(|window| window == body).unwrap_or(0);
         let after = whole.split_off((start + body.len()).min(whole.len()));
         whole.truncate(start);
@@ -251,11 +260,10 @@ impl Tokenizer {
     }
 
     fn run(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, TokenizerError> {
-        let failed = |reason: String| TokenizerError::Encode { reason };
         contain(|| self.inner.tokenizer.encode_fast(text, add_special_tokens))
-            .map_err(|_| failed("the tokenizers crate panicked on it".to_owned()))?
+            .map_err(|_| TokenizerError::panicked())?
             .map(|encoding| encoding.get_ids().to_vec())
-            .map_err(|error| failed(error.to_string()))
+            .map_err(|error| TokenizerError::Encode { reason: error.to_string() })
     }
 
     /// Returns the text with the spelling of every special token broken, so that [`Specials::Parse`] reads them as
@@ -412,7 +420,8 @@ pub(crate) mod tests {
 
     #[test]
     fn the_file_of_a_package_has_the_same_tokens_without_truncation() {
-        let (t, mut json) = (tiny(), gguf::tokenizer_json(&tiny_vocab()).unwrap());
+        let t = tiny();
+        let mut json = gguf::tokenizer_json(&tiny_vocab()).unwrap();
         json["truncation"] =
             json!({"max_length": 2, "strategy": "LongestFirst", "stride": 0, "direction": "Right"});
         let stored = package_json(&serde_json::to_vec(&json).unwrap()).unwrap();

@@ -25,8 +25,7 @@ impl Pair {
     /// Returns the pair with only the tokens `kept` of the second text.
     pub fn part(&self, kept: Range<usize>) -> Self {
         let kept = kept.start.min(self.second.len())..kept.end.min(self.second.len());
-        let at = |token: usize| self.second.start + token;
-        let body = &self.tokens[at(kept.start)..at(kept.end)];
+        let body = &self.tokens[self.second.clone()][kept.clone()];
         let tokens = [&self.tokens[..self.second.start], body, &self.tokens[self.second.end..]].concat();
         // With one segment, its end moves by the removed tokens.
         let cut = self.second.len() - kept.len();
@@ -49,24 +48,27 @@ impl Tokenizer {
     /// [`TokenizerError::Encode`] for texts that the tokenizer refuses, and for a post-processor that does not keep the
     /// second text contiguous or uses segments other than 0 followed by 1.
     pub fn encode_pair(&self, first: &str, second: &str) -> Result<Pair, TokenizerError> {
-        let failed = |reason: String| TokenizerError::Encode { reason };
-        let (shielded_first, shielded) = (self.shield(first), self.shield(second));
+        let shielded_first = self.shield(first);
+        let shielded = self.shield(second);
         let input = (shielded_first.as_ref(), shielded.as_ref());
         let encoding = contain(|| self.inner.tokenizer.encode(input, true))
-            .map_err(|_| failed("the tokenizers crate panicked on it".to_owned()))?
-            .map_err(|error| failed(error.to_string()))?;
+            .map_err(|_| TokenizerError::panicked())?
+            .map_err(|error| TokenizerError::Encode { reason: error.to_string() })?;
         let tokens = encoding.get_ids().to_vec();
         let types = encoding.get_type_ids();
         let segment = types.iter().position(|&segment| segment != 0).unwrap_or(tokens.len());
         if types[segment..].iter().any(|&segment| segment != 1) {
-            return Err(failed(format!("expected segments 0 and then 1, found {types:?}")));
+            let reason = format!("expected segments 0 and then 1, found {types:?}");
+            return Err(TokenizerError::Encode { reason });
         }
+
         let owners = encoding.get_sequence_ids();
         let owned = |owner: &Option<usize>| *owner == Some(1);
         let start = owners.iter().position(owned).unwrap_or(tokens.len());
         let end = owners.iter().rposition(owned).map_or(start, |last| last + 1);
         if !owners[start..end].iter().all(owned) {
-            return Err(failed("expected the second text in one piece".to_owned()));
+            let reason = "expected the second text in one piece".to_owned();
+            return Err(TokenizerError::Encode { reason });
         }
         let unshielded = OffsetMap::new(second, &shielded);
         let bytes = encoding.get_offsets()[start..end]

@@ -12,7 +12,8 @@ const MAX_LENGTH: usize = 64 << 10;
 
 /// Refuses a `tokenizer.json` with too many or too long patterns.
 pub(super) fn check(json: &Value) -> Result<(), TokenizerError> {
-    let (mut count, mut length) = (0, 0);
+    let mut count = 0;
+    let mut length = 0;
     let mut pending: Vec<&Value> =
         ["normalizer", "pre_tokenizer", "decoder"].map(|part| &json[part]).to_vec();
     while let Some(value) = pending.pop() {

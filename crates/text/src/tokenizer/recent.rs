@@ -6,10 +6,11 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use narthex_spec::TokenId;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{BoundedTokens, Bounds, Tokenizer, TokenizerError};
 
@@ -111,7 +112,7 @@ impl RecentPrompts {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Returns the longest prefix of `text` that a recent prompt has, too, and that ends at a boundary. It may be empty.
@@ -141,14 +142,13 @@ impl RecentPrompts {
 
 /// Returns whether two spellings can share characters of a text, other than by being the same spelling at the same place.
 fn overlaps(one: &str, other: &str) -> bool {
-    let (one, other) = (one.as_bytes(), other.as_bytes());
-    let joins = |first: &[u8], second: &[u8]| {
-        (1..first.len().min(second.len())).any(|length| first.ends_with(&second[..length]))
-    };
-    let contains = |long: &[u8], short: &[u8]| {
-        short.len() < long.len() && long.windows(short.len().max(1)).any(|part| part == short)
-    };
-    joins(one, other) || joins(other, one) || contains(one, other) || contains(other, one)
+    let one = one.as_bytes();
+    let other = other.as_bytes();
+    [(one, other), (other, one)].into_iter().any(|(first, second)| {
+        let joins = (1..first.len().min(second.len())).any(|length| first.ends_with(&second[..length]));
+        let is_longer = second.len() < first.len();
+        joins || is_longer && first.windows(second.len().max(1)).any(|part| part == second)
+    })
 }
 
 impl Tokenizer {

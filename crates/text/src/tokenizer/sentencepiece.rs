@@ -60,16 +60,20 @@ fn bad(expected: impl Into<String>, found: impl ToString) -> TokenizerError {
     TokenizerError::BadModel { expected: expected.into(), found: found.to_string() }
 }
 
+/// Returns an error of the vocabulary as one of the model.
+fn of_model(error: TokenizerError) -> TokenizerError {
+    match error {
+        TokenizerError::BadVocabulary { expected, found } => TokenizerError::BadModel { expected, found },
+        other => other,
+    }
+}
+
 /// Returns the `tokenizer.json` of a model with added tokens.
 pub(super) fn tokenizer_json(bytes: &[u8], additions: &[Addition]) -> Result<Value, TokenizerError> {
     let model = read(bytes)?;
-    let refused = |error: TokenizerError| match error {
-        TokenizerError::BadVocabulary { expected, found } => TokenizerError::BadModel { expected, found },
-        other => other,
-    };
-    gguf::check_added(&model.vocab, additions.len()).map_err(refused)?;
+    gguf::check_added(&model.vocab, additions.len()).map_err(of_model)?;
     let fallback = if model.byte_fallback { Fallback::Bytes } else { Fallback::Unknown };
-    let mut json = gguf::sentence(&model.vocab, fallback).map_err(refused)?;
+    let mut json = gguf::sentence(&model.vocab, fallback).map_err(of_model)?;
     if model.algorithm == Algorithm::Unigram {
         json["model"] = unigram(&model);
     }
@@ -155,7 +159,9 @@ struct NormalizerSpec {
 /// Reads a model.
 fn read(mut bytes: &[u8]) -> Result<Model, TokenizerError> {
     let vocab = GgufVocab { model: "llama".to_owned(), ..GgufVocab::default() };
-    let (mut tokens, mut scores, mut types) = (Vec::new(), Vec::new(), Vec::new());
+    let mut tokens = Vec::new();
+    let mut scores = Vec::new();
+    let mut types = Vec::new();
     let mut model =
         Model { vocab, algorithm: Algorithm::Unigram, byte_fallback: false, charsmap: Vec::new() };
     model.vocab.add_space_prefix = Some(true);
@@ -185,6 +191,7 @@ fn read(mut bytes: &[u8]) -> Result<Model, TokenizerError> {
             _ => {}
         }
     }
+
     let Some(unk) = types.iter().position(|&kind| kind == UNKNOWN) else {
         return Err(bad("a piece of type UNKNOWN", "none"));
     };

@@ -37,6 +37,7 @@ pub(super) fn add_shield(file: &mut TokenizerFile) -> Result<(), TokenizerError>
             other => json!({"type": "Sequence", "normalizers": [remove, other]}),
         };
     }
+
     for token in json.get_mut("added_tokens").and_then(Value::as_array_mut).into_iter().flatten() {
         let is_plain = token["content"].as_str().is_some_and(is_plain);
         if token["special"] == true || !is_normalized || !is_plain {
@@ -79,8 +80,8 @@ fn words_of_model(file: &TokenizerFile) -> BTreeSet<String> {
     // This pre-tokenizer makes a word of each punctuation mark.
     let divides =
         steps(&json["pre_tokenizer"], "pretokenizers").iter().any(|step| step["type"] == "BertPreTokenizer");
-    let is_divided = |text: &str| divides && text.contains(|char: char| char.is_ascii_punctuation());
-    let words: HashSet<&str> = texts.filter(|text| file.vocab.has_id(text) && !is_divided(text)).collect();
+    let whole = texts.filter(|text| !divides || !text.contains(|char: char| char.is_ascii_punctuation()));
+    let words: HashSet<&str> = whole.filter(|text| file.vocab.has_id(text)).collect();
     match &file.merges {
         Some(merges) if json["model"]["ignore_merges"] != true => merged(merges, &words),
         _ => words.into_iter().map(str::to_owned).collect(),
@@ -95,19 +96,20 @@ fn is_unigram(file: &TokenizerFile) -> bool {
 /// Returns those of the words that result from a merge.
 fn merged(merges: &Merges, words: &HashSet<&str>) -> BTreeSet<String> {
     let firsts: HashSet<u8> = words.iter().filter_map(|word| word.bytes().next()).collect();
-    let begins = |text: &str| text.bytes().next().is_some_and(|first| firsts.contains(&first));
-    let texts = merges.iter().filter(|(left, _)| begins(left)).map(|(left, right)| format!("{left}{right}"));
+    let candidates =
+        merges.iter().filter(|(left, _)| left.bytes().next().is_some_and(|first| firsts.contains(&first)));
+    let texts = candidates.map(|(left, right)| format!("{left}{right}"));
     texts.filter(|text| words.contains(text.as_str())).collect()
 }
 
 /// Adds steps to the end of the normaliser that break these spellings.
 fn break_normalized(json: &mut Value, texts: BTreeSet<String>) -> Result<(), TokenizerError> {
-    let breaking = |text: String| {
+    let breaking = texts.into_iter().map(|text| {
         let border = text.chars().next().map_or(0, char::len_utf8);
         let (first, rest) = text.split_at(border);
         json!({"type": "Replace", "pattern": {"String": text}, "content": format!("{first}{SHIELD}{rest}")})
-    };
-    let mut steps: Vec<Value> = texts.into_iter().map(breaking).collect();
+    });
+    let mut steps: Vec<Value> = breaking.collect();
     if json["normalizer"].is_null() || steps.is_empty() {
         return Ok(());
     }

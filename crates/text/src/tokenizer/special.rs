@@ -142,9 +142,10 @@ impl SortedSpellings {
         // The spellings with which the last one starts, and itself, by length.
         let mut prefixes: Vec<usize> = Vec::new();
         for text in texts {
-            let is_prefix =
-                |&at: &usize| sorted.get(at).is_some_and(|other| text.starts_with(other.text.as_str()));
-            while prefixes.last().is_some_and(|at| !is_prefix(at)) {
+            while let Some(other) = prefixes.last().and_then(|at| sorted.get(*at)) {
+                if text.starts_with(other.text.as_str()) {
+                    break;
+                }
                 prefixes.pop();
             }
             let prefix = prefixes.last().copied();
@@ -209,6 +210,7 @@ pub(super) fn break_outside(
             }
         }
     }
+
     breaks.sort_unstable();
     breaks.dedup();
     let mut broken = String::with_capacity(text.len() + breaks.len() * mark.len_utf8());

@@ -28,28 +28,27 @@ fn in_utf8(byte: u8) -> bool {
 impl TokenLengthBound {
     /// Returns the bound of a tokenizer; `None` if text may vanish or one token may represent unknown text of any length.
     pub(super) fn of(file: &TokenizerFile) -> Option<Self> {
-        let (json, known) = (&file.json, |spelling: &str| file.vocab.has_id(spelling));
-        let (model, splits) = (&json["model"], steps(&json["pre_tokenizer"], "pretokenizers"));
+        let json = &file.json;
+        let model = &json["model"];
+        let splits = steps(&json["pre_tokenizer"], "pretokenizers");
         let bytes = (0..=u8::MAX).filter(|&byte| in_utf8(byte));
         let lacks: Vec<u8> = if splits.iter().any(|step| step["type"] == "ByteLevel") {
-            bytes.filter(|&byte| !known(&alphabet()[usize::from(byte)].to_string())).collect()
+            bytes.filter(|&byte| !file.vocab.has_id(&alphabet()[usize::from(byte)].to_string())).collect()
         } else {
             bytes
-                .filter(|byte| model["byte_fallback"] != true || !known(&format!("<0x{byte:02X}>")))
+                .filter(|byte| {
+                    model["byte_fallback"] != true || !file.vocab.has_id(&format!("<0x{byte:02X}>"))
+                })
                 .collect()
         };
         let is_normal = steps(&json["normalizer"], "normalizers").is_empty();
         // With a normaliser, missing bytes may result from other characters.
         let whole =
             lacks.is_empty() || (is_normal && lacks.len() < 128 && lacks.iter().all(|byte| *byte >= 0x80));
-        let keeps = |step: &&Value| match step["type"].as_str() {
-            Some("ByteLevel" | "Digits" | "Metaspace") => true,
-            Some("Split") => step["behavior"] != "Removed",
-            _ => false,
-        };
-        if model["type"] != "BPE" || !whole || !splits.iter().all(keeps) {
+        if model["type"] != "BPE" || !whole || !splits.iter().all(|step| keeps_text(step)) {
             return None;
         }
+
         let mut shrinks = 1;
         for step in steps(&json["normalizer"], "normalizers") {
             match step["type"].as_str() {
@@ -70,14 +69,25 @@ impl TokenLengthBound {
 
     /// Returns a lower bound on the number of tokens of a text.
     pub(super) fn fewest(&self, text: &str) -> usize {
-        let stays = |c: &char| *c != SHIELD && !(self.strips && c.is_whitespace());
-        let length = |c: char| {
-            if self.lacks.is_empty() || c.is_ascii() {
-                return c.len_utf8();
-            }
-            c.encode_utf8(&mut [0; 4]).bytes().filter(|byte| !self.lacks.contains(byte)).count()
-        };
-        text.chars().filter(stays).map(length).sum::<usize>().div_ceil(self.bytes)
+        let kept = text.chars().filter(|c| *c != SHIELD && !(self.strips && c.is_whitespace()));
+        kept.map(|c| self.known_bytes(c)).sum::<usize>().div_ceil(self.bytes)
+    }
+
+    /// Returns the number of a character's bytes that have tokens.
+    fn known_bytes(&self, c: char) -> usize {
+        if self.lacks.is_empty() || c.is_ascii() {
+            return c.len_utf8();
+        }
+        c.encode_utf8(&mut [0; 4]).bytes().filter(|byte| !self.lacks.contains(byte)).count()
+    }
+}
+
+/// Returns true if a step of the pre-tokenizer drops no text.
+fn keeps_text(step: &Value) -> bool {
+    match step["type"].as_str() {
+        Some("ByteLevel" | "Digits" | "Metaspace") => true,
+        Some("Split") => step["behavior"] != "Removed",
+        _ => false,
     }
 }
 

@@ -91,6 +91,7 @@ impl<'a> SchemaCheck<'a> {
                         || list.iter().filter_map(Value::as_str).any(|name| is_of_type(value, name))
                 }
             },
+
             "enum" => list.iter().any(|one| is_equal(one, value)),
             "const" => is_equal(rule, value),
             "$ref" => {
@@ -125,6 +126,7 @@ impl<'a> SchemaCheck<'a> {
                 let schemas = rule.as_array().map_or(&[][..], Vec::as_slice);
                 schemas.iter().zip(items).all(|(schema, item)| self.allows(schema, item))
             }
+
             "items" => {
                 let before = schema.get("prefixItems").and_then(Value::as_array).map_or(0, Vec::len);
                 items.iter().skip(before).all(|item| self.allows(rule, item))
@@ -168,6 +170,7 @@ impl<'a> SchemaCheck<'a> {
                 properties
                     .all(|(name, schema)| fields.get(name).is_none_or(|value| self.allows(schema, value)))
             }
+
             "patternProperties" => rule.as_object().into_iter().flatten().all(|(pattern, schema)| {
                 fields
                     .iter()

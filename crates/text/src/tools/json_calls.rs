@@ -324,7 +324,8 @@ impl JsonCalls {
         let held = mem::take(&mut self.held);
         for (at, c) in held.char_indices() {
             self.raw.push(c);
-            let (first, was_whole) = (events.len(), self.object.is_whole());
+            let first = events.len();
+            let was_whole = self.object.is_whole();
             let mut progress = self.object.feed(c, events);
             if self.is_headed && progress == Progress::Open && self.object.has_arguments() {
                 progress = self.object.feed('}', events);
@@ -343,6 +344,7 @@ impl JsonCalls {
                 let after = if "\"}]".contains(c) { 0 } else { c.len_utf8() };
                 self.raw.drain(..self.raw.len() - after);
             }
+
             match progress {
                 Progress::Open if self.raw.len() <= MAX_CALL => continue,
                 Progress::Complete => self.end_call(),
@@ -387,6 +389,7 @@ impl JsonCalls {
             self.state = JsonState::Text;
             return Step::Again;
         }
+
         match rest.chars().next() {
             Some(',') if self.is_list => self.state = JsonState::Envelope,
             Some(']') if self.is_list => self.is_list = false,

@@ -104,6 +104,7 @@ impl JsonObject {
                 self.key.push(c);
                 return if self.key.len() > MAX_CALL { Progress::Bad } else { Progress::Open };
             }
+
             (ObjectPosition::Colon, ':') => {
                 self.has_other_keys |= !matches!(
                     self.key.as_str(),
@@ -149,6 +150,7 @@ impl JsonObject {
         if self.value.len() > MAX_CALL {
             return Progress::Bad;
         }
+
         if self.in_string {
             self.in_string = c != '"' || self.escaped;
             self.escaped = c == '\\' && !self.escaped;
@@ -177,15 +179,19 @@ impl JsonObject {
         }
     }
 
+    /// Returns the value if it is a string.
+    fn value_text(&self) -> Option<String> {
+        serde_json::from_str(&self.value).ok()
+    }
+
     fn end_value(&mut self, events: &mut Vec<ToolEvent>) -> Progress {
         self.place = ObjectPosition::Comma;
-        let text = || serde_json::from_str::<String>(&self.value).ok();
         match self.key.as_str() {
-            "name" | "function" if self.name.is_none() => match text() {
+            "name" | "function" if self.name.is_none() => match self.value_text() {
                 Some(name) if (1..=MAX_NAME).contains(&name.len()) => self.name = Some(name),
                 _ => return Progress::Bad,
             },
-            "id" => self.id = text(),
+            "id" => self.id = self.value_text(),
             "arguments" | "parameters" if !self.has_arguments => {
                 let Some(arguments) = object_text(&self.value) else { return Progress::Bad };
                 if !self.streams() {

@@ -2,13 +2,7 @@
 
 use serde_json::Value;
 
-use super::{
-    ToolEvent,
-    lark::quoted,
-    literal, push_arguments,
-    schema::{Parameter, parameters},
-    write::python_text,
-};
+use super::{ToolEvent, lark::quoted, literal, push_arguments, schema::parameters, write::python_text};
 use crate::grammar::{GrammarError, json_rule};
 
 /// Result of parsing the arguments of a call, after its opening parenthesis.
@@ -39,6 +33,7 @@ pub(super) fn argument(text: &str, is_first: bool, events: &mut Vec<ToolEvent>) 
     if is_first && b"**".starts_with(&rest.as_bytes()[..rest.len().min(2)]) {
         return dictionary(rest.get(2..).unwrap_or_default(), space + 2, events);
     }
+
     let Some(equals) = rest.find('=') else {
         let is_key = rest.trim_end().chars().all(|c| c.is_alphanumeric() || c == '_');
         return if is_key { ArgumentStep::Wait } else { ArgumentStep::Bad };
@@ -101,8 +96,9 @@ fn is_keyword(name: &str) -> bool {
 /// Returns a rule for keyword arguments that are valid under a schema. Values are JSON. Arguments that cannot be
 /// keywords are a dictionary.
 pub(super) fn keyword_rules(rule: &str, schema: &Value) -> Result<String, GrammarError> {
-    let can_be_left_out = |one: &Parameter| is_keyword(&one.name) || !one.is_required;
-    let Some(mut named) = parameters(schema).ok().filter(|named| named.iter().all(can_be_left_out)) else {
+    let named = parameters(schema).ok();
+    let named = named.filter(|named| named.iter().all(|one| is_keyword(&one.name) || !one.is_required));
+    let Some(mut named) = named else {
         return Ok(format!("{rule}: \"**\" {rule}_all\n{rule}_all: {}\n", json_rule(schema)?));
     };
     named.retain(|one| is_keyword(&one.name));
@@ -124,12 +120,15 @@ pub(super) fn keyword_rules(rule: &str, schema: &Value) -> Result<String, Gramma
     Ok(rules + &format!("{rule}_first_{end}: \"\"\n{rule}_next_{end}: \"\"\n"))
 }
 
+/// Returns true for an identifier of Python.
+fn is_identifier(name: &str) -> bool {
+    is_keyword(name) && name.starts_with(|c: char| c.is_alphabetic() || c == '_')
+}
+
 /// Returns keyword arguments, or one dictionary if a name is not an identifier of Python.
 pub(super) fn keyword_text(arguments: &Value) -> String {
-    let is_name =
-        |name: &String| is_keyword(name) && name.starts_with(|c: char| c.is_alphabetic() || c == '_');
     match arguments.as_object() {
-        Some(fields) if fields.keys().all(is_name) => {
+        Some(fields) if fields.keys().all(|name| is_identifier(name)) => {
             let fields = fields.iter().map(|(name, value)| format!("{name}={}", python_text(value)));
             fields.collect::<Vec<_>>().join(", ")
         }

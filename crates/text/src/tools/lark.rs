@@ -76,6 +76,7 @@ impl FormatRules {
             CallLimit::One => "?",
             CallLimit::Any => "*",
         };
+
         let text = match self.markers {
             [] => "text: PLAIN\n".to_owned(),
             markers => match markers.iter().filter_map(|marker| allowed.markers.token(marker)).next() {

@@ -14,12 +14,15 @@ mod adapt;
 mod arguments;
 mod bare;
 #[cfg(test)]
+#[path = "../../tests/tools/examples.rs"]
 mod examples;
 mod formats;
 mod grammar;
 #[cfg(test)]
+#[path = "../../tests/tools/guarantees.rs"]
 mod guarantees;
 #[cfg(test)]
+#[path = "../../tests/tools/history.rs"]
 mod history;
 mod json_calls;
 mod json_object;
@@ -30,6 +33,7 @@ mod name_head;
 mod reasoning;
 mod schema;
 #[cfg(test)]
+#[path = "../../tests/tools/transcripts.rs"]
 mod transcripts;
 mod write;
 

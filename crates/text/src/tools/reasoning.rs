@@ -170,6 +170,7 @@ impl ReasoningParser {
                     self.state = ReasoningState::Text;
                 }
             },
+
             ReasoningState::FrameOpened(close) => {
                 self.held = rest.to_owned();
                 self.state = ReasoningState::Framed(close);

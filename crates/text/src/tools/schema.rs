@@ -53,11 +53,13 @@ pub(super) fn parameters(schema: &Value) -> Result<Vec<Parameter>, String> {
     if object.get("type").is_some_and(|kind| kind != "object") {
         return Err("type".to_owned());
     }
+
     let properties = object.get("properties").and_then(Value::as_object);
-    let has_property = |name: &str| properties.is_some_and(|properties| properties.contains_key(name));
     let required = object.get("required").and_then(Value::as_array).into_iter().flatten();
     let required: Vec<&str> = required.filter_map(Value::as_str).collect();
-    if !required.iter().all(|name| has_property(name)) {
+    let are_listed =
+        required.iter().all(|name| properties.is_some_and(|properties| properties.contains_key(*name)));
+    if !are_listed {
         return Err("required".to_owned());
     }
     let properties = properties.into_iter().flatten();
@@ -121,13 +123,12 @@ fn flattened_to(schema: &Value, root: &Value, depth: usize) -> Result<Map<String
 
 /// Returns the value of a keyword that has the effect of two together; `None` if no value has it.
 fn joined(keyword: &str, a: &Value, b: &Value) -> Option<Value> {
-    let numbers = || Some((a.as_f64()?, b.as_f64()?));
     match keyword {
         _ if a == b => Some(a.clone()),
         "title" | "description" | "default" | "examples" | "example" | "$comment" | "$schema" | "$id"
         | "$defs" | "definitions" | "strict" => Some(a.clone()),
-        "minLength" | "minimum" | "minItems" => numbers().map(|(x, y)| if x >= y { a } else { b }.clone()),
-        "maxLength" | "maximum" | "maxItems" => numbers().map(|(x, y)| if x <= y { a } else { b }.clone()),
+        "minLength" | "minimum" | "minItems" => Some(if a.as_f64()? >= b.as_f64()? { a } else { b }.clone()),
+        "maxLength" | "maximum" | "maxItems" => Some(if a.as_f64()? <= b.as_f64()? { a } else { b }.clone()),
         "required" => {
             let mut names = a.as_array()?.clone();
             names.extend(
@@ -138,6 +139,7 @@ fn joined(keyword: &str, a: &Value, b: &Value) -> Option<Value> {
             );
             Some(names.into())
         }
+
         "enum" => {
             let both =
                 a.as_array()?.iter().filter(|value| b.as_array().is_some_and(|all| all.contains(value)));
@@ -189,18 +191,24 @@ pub(super) enum ValueKinds {
 impl ValueKinds {
     /// Determines the types from the `type`, `enum`, `const` and alternatives of a schema.
     pub(super) fn of(schema: &Value) -> Self {
-        let of_type = |name: &Value| if name == "string" { Self::Strings } else { Self::Others };
-        let of_value = |value: &Value| if value.is_string() { Self::Strings } else { Self::Others };
         match (&schema["type"], &schema["const"], &schema["enum"]) {
-            (name @ Value::String(_), _, _) => of_type(name),
-            (Value::Array(names), _, _) => Self::joined(names.iter().map(of_type)),
-            (_, value, _) if schema.get("const").is_some() => of_value(value),
-            (_, _, Value::Array(values)) => Self::joined(values.iter().map(of_value)),
+            (name @ Value::String(_), _, _) => Self::of_strings(name == "string"),
+            (Value::Array(names), _, _) => {
+                Self::joined(names.iter().map(|name| Self::of_strings(name == "string")))
+            }
+            (_, value, _) if schema.get("const").is_some() => Self::of_strings(value.is_string()),
+            (_, _, Value::Array(values)) => {
+                Self::joined(values.iter().map(|value| Self::of_strings(value.is_string())))
+            }
             _ => {
                 let alternatives = schema["anyOf"].as_array().or(schema["oneOf"].as_array());
                 alternatives.map_or(Self::Mixed, |all| Self::joined(all.iter().map(Self::of)))
             }
         }
+    }
+
+    fn of_strings(are_strings: bool) -> Self {
+        if are_strings { Self::Strings } else { Self::Others }
     }
 
     fn joined(kinds: impl Iterator<Item = Self>) -> Self {

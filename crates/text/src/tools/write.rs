@@ -79,6 +79,7 @@ fn write(value: &Value, notation: Notation, text: &mut String) {
             }
             text.push(']');
         }
+
         Value::Object(fields) => {
             text.push('{');
             for (index, (key, value)) in fields.iter().enumerate() {

@@ -73,7 +73,8 @@ fn rules(allowed: &AllowedCalls<'_>) -> Result<FormatRules, GrammarError> {
     let mut rules = format!("calls: {}\n", one_of("call", functions.len()));
     for (index, function) in functions.iter().enumerate() {
         let head = quoted(&format!("{}\n {CODE}\n{CALL}", function.name));
-        let (rule, tail) = (format!("keywords_{index}"), quoted(&format!(")\n{CLOSE}")));
+        let rule = format!("keywords_{index}");
+        let tail = quoted(&format!(")\n{CLOSE}"));
         rules.push_str(&format!("call_{index}: {head} {rule} {tail}\n"));
         rules.push_str(&keyword_rules(&rule, function.parameters)?);
     }
@@ -84,15 +85,17 @@ fn rules(allowed: &AllowedCalls<'_>) -> Result<FormatRules, GrammarError> {
 
 impl ChatGlmCalls {
     fn new(tools: &[Value]) -> Self {
-        let (held, raw) = (String::new(), String::new());
+        let held = String::new();
+        let raw = String::new();
         Self { names: tool_names(tools), held, raw, state: GlmState::Head }
     }
 
     fn head(&self) -> CallHead {
         let rest = self.held.trim_start();
         let Some((name, after)) = rest.split_once('\n') else {
-            let may_be = |name: &String| name.starts_with(rest.trim_end());
-            let is_open = rest.len() <= MAX_NAME && (self.names.is_empty() || self.names.iter().any(may_be));
+            let may_be_name =
+                self.names.is_empty() || self.names.iter().any(|name| name.starts_with(rest.trim_end()));
+            let is_open = rest.len() <= MAX_NAME && may_be_name;
             return if is_open { CallHead::Wait } else { CallHead::Text };
         };
         if !is_callable(name.trim(), &self.names) {
@@ -137,6 +140,7 @@ impl ChatGlmCalls {
                     self.state = GlmState::Text;
                 }
             },
+
             GlmState::Tail => {
                 let rest = self.held.trim_start();
                 let after = rest.strip_prefix(CLOSE);

@@ -17,7 +17,8 @@ pub(super) const FORMAT: FormatDefinition = FormatDefinition {
     markers: &[OPEN],
     parser: |context| SYNTAX.parser(context),
     rules: |allowed| {
-        let (open, list) = (allowed.markers.item(OPEN), list_rule(allowed.limit));
+        let open = allowed.markers.item(OPEN);
+        let list = list_rule(allowed.limit);
         SYNTAX.rules(&format!("calls: {open} body\nbody: {list}\n"), allowed.functions, allowed.limit)
     },
     write: |calls, message| {

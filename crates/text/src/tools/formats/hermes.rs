@@ -26,7 +26,8 @@ pub(super) const FORMAT: FormatDefinition = FormatDefinition {
         syntax.parser(context)
     },
     rules: |allowed| {
-        let (open, close) = (allowed.markers.item(OPEN), allowed.markers.item(CLOSE));
+        let open = allowed.markers.item(OPEN);
+        let close = allowed.markers.item(CLOSE);
         let calls = repeated("call", "\n", allowed.limit);
         let calls = format!("calls: {calls}\ncall: {open} body\nbody: \"\\n\" object \"\\n\" {close}\n");
         LENIENT.rules(&calls, allowed.functions, allowed.limit)

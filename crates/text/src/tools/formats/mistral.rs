@@ -37,12 +37,14 @@ pub(super) const FORMAT: FormatDefinition = FormatDefinition {
 
 /// Returns the rules of calls: names before arguments if the vocabulary divides them, otherwise lists.
 fn rules(allowed: &AllowedCalls<'_>) -> Result<FormatRules, GrammarError> {
-    let (open, list) = (allowed.markers.item(OPEN), list_rule(allowed.limit));
+    let open = allowed.markers.item(OPEN);
+    let list = list_rule(allowed.limit);
     let Some(end) = allowed.markers.token(HEADS.arguments) else {
         let calls = format!("calls: {open} body\nbody: \" \"? {list}\n");
         return SYNTAX.rules(&calls, allowed.functions, allowed.limit);
     };
-    let (calls, heads) = (repeated("call", "", allowed.limit), one_of("headed", allowed.functions.len()));
+    let calls = repeated("call", "", allowed.limit);
+    let heads = one_of("headed", allowed.functions.len());
     let mut calls = format!("calls: {calls}\ncall: {open} headed\nheaded: {heads}\nbody: headed | {list}\n");
     for (index, function) in allowed.functions.iter().enumerate() {
         calls.push_str(&format!("headed_{index}: {} {end} arguments_{index}\n", quoted(function.name)));

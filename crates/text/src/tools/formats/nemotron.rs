@@ -15,7 +15,8 @@ pub(super) const FORMAT: FormatDefinition = FormatDefinition {
     markers: &[OPEN, CLOSE],
     parser: |context| SYNTAX.parser(context),
     rules: |allowed| {
-        let (open, close) = (allowed.markers.item(OPEN), allowed.markers.item(CLOSE));
+        let open = allowed.markers.item(OPEN);
+        let close = allowed.markers.item(CLOSE);
         let list = list_rule(allowed.limit);
         let calls = format!("calls: {open} body\nbody: {list} {close}\n");
         SYNTAX.rules(&calls, allowed.functions, allowed.limit)

@@ -64,7 +64,8 @@ enum PythonState {
 }
 
 fn rules(allowed: &AllowedCalls<'_>) -> Result<FormatRules, GrammarError> {
-    let (functions, count) = (allowed.functions, allowed.functions.len());
+    let functions = allowed.functions;
+    let count = allowed.functions.len();
     let more = match allowed.limit {
         CallLimit::One => "",
         CallLimit::Any => "(\", \" call)*",
@@ -77,7 +78,8 @@ fn rules(allowed: &AllowedCalls<'_>) -> Result<FormatRules, GrammarError> {
     for (index, Callable { name, parameters }) in functions.iter().enumerate() {
         let rule = format!("keywords_{index}");
         // The bracket and the name are one lexeme, so that the lexer can distinguish a call from text.
-        let (first, head) = (quoted(&format!("[{name}(")), quoted(&format!("{name}(")));
+        let first = quoted(&format!("[{name}("));
+        let head = quoted(&format!("{name}("));
         rules.push_str(&format!("first_{index}: {first} {rule} \")\"\ncall_{index}: {head} {rule} \")\"\n"));
         rules.push_str(&keyword_rules(&rule, parameters)?);
     }
@@ -153,8 +155,7 @@ impl PythonCalls {
     }
 
     fn name(&mut self, events: &mut Vec<ToolEvent>) -> bool {
-        let is_name = |c: char| c.is_alphanumeric() || "_.-".contains(c);
-        match self.held.find(|c| !is_name(c)) {
+        match self.held.find(|c: char| !c.is_alphanumeric() && !"_.-".contains(c)) {
             Some(end) if self.held[end..].starts_with('(') && is_callable(&self.held[..end], &self.names) => {
                 let name = self.held[..end].to_owned();
                 self.take(end + 1);
@@ -169,8 +170,9 @@ impl PythonCalls {
 
     /// Returns true if the held text may be the beginning of a function's name.
     fn may_be_name(&self) -> bool {
-        let is_prefix = |name: &String| name.starts_with(&self.held);
-        self.held.len() <= MAX_NAME && (self.names.is_empty() || self.names.iter().any(is_prefix))
+        let may_be_listed =
+            self.names.is_empty() || self.names.iter().any(|name| name.starts_with(&self.held));
+        self.held.len() <= MAX_NAME && may_be_listed
     }
 
     /// Returns true if no argument of the call was parsed yet.

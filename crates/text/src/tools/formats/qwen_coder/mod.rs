@@ -85,9 +85,14 @@ fn function_text(call: &FunctionCall) -> String {
     text + END_FUNCTION + "\n"
 }
 
+fn unsupported(keywords: String) -> GrammarError {
+    GrammarError::UnsupportedKeywords { keywords }
+}
+
 fn rules(allowed: &AllowedCalls<'_>) -> Result<FormatRules, GrammarError> {
     let functions = allowed.functions;
-    let (open, close) = (allowed.markers.item(OPEN), allowed.markers.item(CLOSE));
+    let open = allowed.markers.item(OPEN);
+    let close = allowed.markers.item(CLOSE);
     let mut rules = format!(
         "calls: {}\ncall: {open} body\nbody: \"\\n\" function \"\\n\" {close}\nfunction: {}\n",
         repeated("call", "\n", allowed.limit),
@@ -95,18 +100,17 @@ fn rules(allowed: &AllowedCalls<'_>) -> Result<FormatRules, GrammarError> {
     );
     rules.push_str("text_value[lazy]: VALUE \"\\n</parameter>\"\nVALUE: /(\\n|.)*/\n");
     for (index, function) in functions.iter().enumerate() {
-        let refused = |keyword: String| GrammarError::UnsupportedKeywords { keywords: keyword };
         let head = quoted(&format!("{FUNCTION}{}>\n", function.name));
         let mut items = String::new();
-        for (at, parameter) in parameters(function.parameters).map_err(refused)?.into_iter().enumerate() {
+        for (at, parameter) in parameters(function.parameters).map_err(unsupported)?.into_iter().enumerate() {
             let rule = format!("parameter_{index}_{at}");
             let name = &parameter.name;
             if name.is_empty() || name.contains(['>', '\n']) {
-                return Err(refused(format!("properties.{name}")));
+                return Err(unsupported(format!("properties.{name}")));
             }
             items.push_str(&format!(" {rule}{}", if parameter.is_required { "" } else { "?" }));
             let value = value_rule(&rule, &parameter.schema).map_err(|error| match error {
-                ValueError::Keyword(keyword) => refused(format!("properties.{name}.{keyword}")),
+                ValueError::Keyword(keyword) => unsupported(format!("properties.{name}.{keyword}")),
                 ValueError::Grammar(error) => error,
             })?;
             let start = quoted(&format!("{PARAMETER}{name}>\n"));
@@ -115,6 +119,7 @@ fn rules(allowed: &AllowedCalls<'_>) -> Result<FormatRules, GrammarError> {
         let end = quoted(END_FUNCTION);
         rules.push_str(&format!("function_{index}: {head} items_{index}\nitems_{index}:{items} {end}\n"));
     }
+
     let begin = format!("{SPACE}{FUNCTION}{}>", names(functions));
     let bare = Some(BareRules { begin, rules: bare_rules(functions, allowed) });
     Ok(FormatRules { rules, markers: &[OPEN], bare, head: None })
@@ -166,6 +171,7 @@ impl QwenCoderCalls {
             CallKind::OfGrammar | CallKind::Marked if context.has_tokens => Vec::new(),
             CallKind::OfGrammar | CallKind::Marked => vec![OPEN.to_owned()],
         };
+
         Self {
             schemas,
             calls: context.calls,
@@ -193,6 +199,7 @@ impl QwenCoderCalls {
         if self.raw.len() + self.held.len() > MAX_CALL {
             return self.fail(events);
         }
+
         match self.state {
             TagState::Text => false,
             TagState::Function => match tag(&self.held, FUNCTION) {
@@ -270,10 +277,12 @@ impl QwenCoderCalls {
             self.state = TagState::End;
             return true;
         }
+
         match tag(&self.held, PARAMETER) {
             Tag::Named(key, length) => {
                 self.begin(events);
-                let (after, close) = (&self.held[length..], self.end_parameter());
+                let after = &self.held[length..];
+                let close = self.end_parameter();
                 let Some(end) = after.find(close) else { return false };
                 let text = &after[..end];
                 let text = if close == LENIENT_END { text.strip_suffix('\n').unwrap_or(text) } else { text };

@@ -27,6 +27,7 @@ pub(super) fn value_rule(rule: &str, schema: &Value) -> Result<String, ValueErro
     let mut rules = String::new();
     let alternatives = alternatives(schema, schema).map_err(ValueError::Keyword)?;
     let has_text = alternatives.iter().any(|form| matches!(form, ValueForm::Text(_)));
+
     for (at, alternative) in alternatives.iter().enumerate() {
         let name = format!("{rule}_{at}");
         match alternative {
