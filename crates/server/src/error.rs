@@ -280,7 +280,7 @@ impl IntoResponse for ApiError {
         let (message, param, overlong) = (self.message(), self.param(), self.overlong);
         response.extensions_mut().insert(ErrorMessage { message, overlong, param });
         if response.status() == StatusCode::UNSUPPORTED_MEDIA_TYPE {
-            response.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
+            response.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("gzip, zstd"));
         }
         if response.status() == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

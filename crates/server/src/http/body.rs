@@ -1,6 +1,9 @@
 //! The bytes of request bodies, received and decompressed within limits on time and memory.
 
-use std::{io::Read, time::Duration};
+use std::{
+    io::{self, Read},
+    time::Duration,
+};
 
 use axum::{
     body::{Body as HttpBody, HttpBody as _},
@@ -8,6 +11,10 @@ use axum::{
 };
 use flate2::read::MultiGzDecoder;
 use futures::StreamExt;
+use ruzstd::decoding::{
+    BlockDecodingStrategy, FrameDecoder,
+    errors::{FrameDecoderError, ReadFrameHeaderError},
+};
 use tokio::{
     task::yield_now,
     time::{Instant, timeout_at},
@@ -26,11 +33,15 @@ const WHOLE_BODY: u32 = 6;
 /// Number of received bytes after which a body lets other requests use its thread.
 const TURN_BYTES: usize = 256 << 10;
 
+/// Maximum window of a zstd body: the one that every client may use (RFC 9659).
+const MAX_ZSTD_WINDOW: u64 = 8 << 20;
+
 /// Compression of a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Encoding {
     Identity,
     Gzip,
+    Zstd,
 }
 
 impl Encoding {
@@ -39,23 +50,80 @@ impl Encoding {
         match encoding.to_str().unwrap_or("").trim().to_ascii_lowercase().as_str() {
             "" | "identity" => Ok(Self::Identity),
             "gzip" | "x-gzip" => Ok(Self::Gzip),
+            "zstd" => Ok(Self::Zstd),
             other => Err(ApiError::plain(
                 StatusCode::UNSUPPORTED_MEDIA_TYPE,
-                format!("the body has the encoding {other:?}; send it plain or with gzip"),
+                format!("the body has the encoding {other:?}; send it plain, or with gzip or zstd"),
             )),
         }
     }
 
+    /// Returns the plain bytes of a body. Stops at the maximum size of a body.
     pub(crate) fn decode(self, bytes: Vec<u8>) -> Result<Vec<u8>, ApiError> {
-        if self == Self::Identity {
-            return Ok(bytes);
-        }
-        let mut plain = Vec::new();
-        let decoder = MultiGzDecoder::new(bytes.as_slice());
-        decoder.take(MAX_BODY_BYTES as u64 + 1).read_to_end(&mut plain).map_err(|error| {
-            ApiError::plain(StatusCode::BAD_REQUEST, format!("the body is not gzip: {error}"))
+        let (name, decoded) = match self {
+            Self::Identity => return Ok(bytes),
+            Self::Gzip => ("gzip", read_bounded(MultiGzDecoder::new(bytes.as_slice()))),
+            Self::Zstd => ("zstd", read_bounded(ZstdFrames::new(&bytes))),
+        };
+        let plain = decoded.map_err(|error| {
+            ApiError::plain(StatusCode::BAD_REQUEST, format!("the body is not {name}: {error}"))
         })?;
         if plain.len() > MAX_BODY_BYTES { Err(too_large()) } else { Ok(plain) }
+    }
+}
+
+/// Reads up to one byte more than a body may have.
+fn read_bounded(reader: impl Read) -> io::Result<Vec<u8>> {
+    let mut plain = Vec::new();
+    reader.take(MAX_BODY_BYTES as u64 + 1).read_to_end(&mut plain)?;
+    Ok(plain)
+}
+
+/// Reads the frames of a zstd body one after another.
+struct ZstdFrames<'a> {
+    rest: &'a [u8],
+    frame: FrameDecoder,
+}
+
+impl<'a> ZstdFrames<'a> {
+    fn new(bytes: &'a [u8]) -> Self {
+        let mut frame = FrameDecoder::new();
+        frame.set_max_window_size(MAX_ZSTD_WINDOW);
+        Self { rest: bytes, frame }
+    }
+
+    /// Begins the next frame, or skips one without contents.
+    fn next_frame(&mut self) -> io::Result<()> {
+        match self.frame.init(&mut self.rest) {
+            Ok(()) => Ok(()),
+            Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame {
+                length, ..
+            })) => {
+                let rest = self.rest.split_at_checked(length as usize).map(|(_, rest)| rest);
+                self.rest = rest.ok_or(io::ErrorKind::UnexpectedEof)?;
+                Ok(())
+            }
+            Err(FrameDecoderError::WindowSizeTooBig { requested, max }) => Err(io::Error::other(format!(
+                "it needs a window of {requested} bytes, but at most {max} are allowed; use a lower level"
+            ))),
+            Err(error) => Err(io::Error::other(error)),
+        }
+    }
+}
+
+impl Read for ZstdFrames<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            while self.frame.can_collect() == 0 && !self.frame.is_finished() {
+                let block = BlockDecodingStrategy::UptoBlocks(1);
+                self.frame.decode_blocks(&mut self.rest, block).map_err(io::Error::other)?;
+            }
+            let read = self.frame.read(buffer)?;
+            if read > 0 || self.rest.is_empty() {
+                return Ok(read);
+            }
+            self.next_frame()?;
+        }
     }
 }
 
@@ -88,7 +156,7 @@ impl BodyReader<'_> {
         // The length of compressed bytes does not bound the length of the decompressed ones.
         let (mut reservation, mut compressed) = match encoding {
             Encoding::Identity => (self.budget.reserve(room).await?, None),
-            Encoding::Gzip => {
+            Encoding::Gzip | Encoding::Zstd => {
                 let reservation = self.budget.reserve(MAX_BODY_BYTES).await?;
                 (reservation, Some(self.budget.reserve_compressed(room).await?))
             }
@@ -173,6 +241,7 @@ mod tests {
     use std::io::Write;
 
     use flate2::{Compression, write::GzEncoder};
+    use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 
     use super::*;
 
@@ -266,22 +335,48 @@ mod tests {
         budget.reserve_work(&other, 100 << 20).await.unwrap();
     }
 
+    fn gzip(bytes: &[u8]) -> Vec<u8> {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+        encoder.write_all(bytes).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    fn zstd(bytes: &[u8]) -> Vec<u8> {
+        compress_to_vec(bytes, CompressionLevel::Fastest)
+    }
+
     #[test]
-    fn gzip_is_inflated_to_a_limit() {
-        let zip = |bytes: &[u8]| {
-            let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
-            encoder.write_all(bytes).unwrap();
-            encoder.finish().unwrap()
-        };
-        assert_eq!(Encoding::Gzip.decode(zip(b"{}")).unwrap(), b"{}");
-        let check = |bytes: Vec<u8>, text: &str| {
-            let message = message(Encoding::Gzip.decode(bytes));
-            assert!(message.contains(text), "{message}");
-        };
-        check(zip(&vec![0; MAX_BODY_BYTES + 1]), "32 MiB");
-        check(b"{}".to_vec(), "not gzip");
-        let mut broken = zip(b"{}");
-        broken.truncate(broken.len() - 1);
-        check(broken, "not gzip");
+    fn compressed_bodies_are_decoded_to_a_limit() {
+        for (encoding, compress) in
+            [(Encoding::Gzip, gzip as fn(&[u8]) -> Vec<u8>), (Encoding::Zstd, zstd as fn(&[u8]) -> Vec<u8>)]
+        {
+            let check = |bytes: Vec<u8>, text: &str| {
+                let message = message(encoding.decode(bytes));
+                assert!(message.contains(text), "{encoding:?}: {message}");
+            };
+            let [first, second] = ["{\"a\":", " \"b\"} "].map(|part| compress(part.as_bytes()));
+            assert_eq!(encoding.decode(compress(b"{}")).unwrap(), b"{}");
+            assert_eq!(encoding.decode([first, second].concat()).unwrap(), br#"{"a": "b"} "#);
+            assert_eq!(encoding.decode(compress(&vec![b' '; MAX_BODY_BYTES])).unwrap().len(), MAX_BODY_BYTES);
+            check(compress(&vec![0; MAX_BODY_BYTES + 1]), "32 MiB");
+            check(b"{} is JSON".to_vec(), "the body is not");
+            let whole = compress(b"{}");
+            for length in 1..whole.len() {
+                check(whole[..length].to_vec(), "the body is not");
+            }
+        }
+    }
+
+    #[test]
+    fn windows_of_zstd_are_limited_and_frames_without_contents_are_skipped() {
+        let skipped = [&0x184D_2A53_u32.to_le_bytes()[..], &3_u32.to_le_bytes(), b"abc"].concat();
+        let body = [&skipped[..], &zstd(b"{}"), &skipped].concat();
+        assert_eq!(Encoding::Zstd.decode(body).unwrap(), b"{}");
+        let cut = message(Encoding::Zstd.decode(skipped[..9].to_vec()));
+        assert!(cut.contains("not zstd"), "{cut}");
+        // A frame with a window of 16 MiB.
+        let wide = [&0xFD2F_B528_u32.to_le_bytes()[..], &[0, 14 << 3], &[1, 0, 0]].concat();
+        let refused = message(Encoding::Zstd.decode(wide));
+        assert!(refused.contains("window of 16777216 bytes"), "{refused}");
     }
 }

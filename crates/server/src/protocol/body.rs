@@ -61,7 +61,7 @@ impl<S: Send + Sync, T: FromBody> FromRequest<S> for Body<T> {
 
         let size = match encoding {
             Encoding::Identity => BodySize::of(bytes.len()),
-            Encoding::Gzip => BodySize::Large,
+            Encoding::Gzip | Encoding::Zstd => BodySize::Large,
         };
         let is_strict = options.strict_parameters;
         let read = move |bytes: &[u8]| {

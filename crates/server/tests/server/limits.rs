@@ -88,7 +88,11 @@ fn bodies_come_in_chunks_and_compressed() {
     let send = |encoding: &str| live.request("POST", CHAT, &[("Content-Encoding", encoding)], &zipped);
     assert_eq!(send("gzip").error(400)["param"], "model");
     assert!(send("br").error(415)["message"].as_str().unwrap().contains("\"br\""));
-    assert_eq!(send("br").header("accept-encoding"), Some("gzip"));
+    assert_eq!(send("br").header("accept-encoding"), Some("gzip, zstd"));
+    // A frame with one block of two bytes.
+    let frame = b"\x28\xb5\x2f\xfd\x20\x02\x11\x00\x00{}";
+    let zstd = live.request("POST", CHAT, &[("Content-Encoding", "zstd")], frame);
+    assert_eq!(zstd.error(400)["param"], "model");
 }
 
 #[test]
