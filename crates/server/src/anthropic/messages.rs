@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::{
     object::{AnthropicMessage, MessageEnd, MessageUsage},
-    request::{FIELDS, MessagesBody},
+    request::MessagesBody,
     stream::MessageEvents,
 };
 use crate::{
@@ -18,11 +18,12 @@ use crate::{
         body::{Body, FromBody},
         conversation::{self, AnswerForm, Conversation},
         events::Events,
+        fields::BodyFields,
         hints,
         id::new_id,
         ignored::IgnoredParameters,
         reply::Reply,
-        shared_fields::ConversationBody,
+        shared_fields::SharedFields,
         sse,
     },
     reports::metrics::Metrics,
@@ -32,13 +33,16 @@ use crate::{
 pub(crate) struct ParsedMessages(Conversation);
 
 impl FromBody for ParsedMessages {
-    fn read(bytes: &[u8], ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
-        let ConversationBody { own, shared } =
-            ConversationBody::<MessagesBody>::read(bytes, &[FIELDS], hints::OF_MESSAGES, ignored)?;
-        let (model, is_streamed) = (own.model.clone(), own.stream == Some(true));
+    fn read(fields: &BodyFields<'_>, ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
+        let body: MessagesBody = fields.read()?;
+        let shared = SharedFields::read(fields)?;
+        hints::ignore(fields, hints::OF_MESSAGES, ignored)?;
+
+        let model = body.model.clone();
+        let is_streamed = body.stream == Some(true);
         let reasoning_parameters =
-            own.reasoning_parameters().into_iter().chain(shared.reasoning.given()).collect();
-        let mut request = own.into_request(shared, ignored)?;
+            body.reasoning_parameters().into_iter().chain(shared.reasoning.given()).collect();
+        let mut request = body.into_request(shared, ignored)?;
         conversation::continue_last(&mut request);
         Ok(Self(Conversation { model, is_streamed, request, reasoning_parameters }))
     }

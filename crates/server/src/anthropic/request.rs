@@ -21,22 +21,6 @@ use crate::{
     },
 };
 
-/// Names of the fields, without the hints.
-pub(super) const FIELDS: &[&str] = &[
-    "model",
-    "messages",
-    "system",
-    "max_tokens",
-    "stop_sequences",
-    "stream",
-    "tools",
-    "tool_choice",
-    "parallel_tool_calls",
-    "thinking",
-    "output_config",
-    "output_format",
-];
-
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct MessagesBody {
     pub(super) model: String,

@@ -17,16 +17,15 @@ use crate::{
     app::App,
     error::ApiError,
     protocol::{
-        body::{self, Body, FromBody},
+        body::{Body, FromBody},
         conversation::{self, Conversation},
+        fields::BodyFields,
+        hints,
         ignored::IgnoredParameters,
-        shared_fields::ConversationBody,
+        shared_fields::SharedFields,
         tools::ToolOptions,
     },
 };
-
-/// Fields of [`OllamaBody`].
-const FIELDS: &[&str] = &["model", "messages", "truncate"];
 
 /// Body of the request, without the fields that both endpoints share.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -65,12 +64,14 @@ pub(crate) struct ParsedOllamaChat {
 }
 
 impl FromBody for ParsedOllamaChat {
-    fn read(bytes: &[u8], ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
-        let tools = body::read_fields::<ToolOptions>(bytes)?.settings()?;
-        let fields = [FIELDS, AnswerFields::FIELDS, ToolOptions::FIELDS];
-        let ConversationBody { own: body, shared } =
-            ConversationBody::<OllamaBody>::read(bytes, &fields, &[], ignored)?;
-        let mut answer_fields: AnswerFields = body::read_fields(bytes)?;
+    fn read(fields: &BodyFields<'_>, ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
+        let body: OllamaBody = fields.read()?;
+        let shared = SharedFields::read(fields)?;
+        let tools: ToolOptions = fields.read()?;
+        let mut answer_fields: AnswerFields = fields.read()?;
+        hints::ignore(fields, &[], ignored)?;
+
+        let tools = tools.settings()?;
         let messages = body.messages.unwrap_or_default();
         let change = messages.is_empty().then(|| answer_fields.take_memory_change());
         let (think, is_streamed) = (answer_fields.think, answer_fields.is_streamed());
@@ -124,6 +125,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::protocol::body::read_checked;
 
     #[test]
     fn calls_and_their_results_keep_their_ids() {
@@ -132,7 +134,7 @@ mod tests {
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "content": "7", "tool_name": "f", "tool_call_id": "call_1"},
         ]});
-        let read = body::read_checked::<ParsedOllamaChat>(body.to_string().as_bytes()).ok().unwrap();
+        let read = read_checked::<ParsedOllamaChat>(body.to_string().as_bytes()).ok().unwrap();
         let messages = read.conversation.request.messages;
         assert_eq!(messages[0].tool_calls[0].id.as_deref(), Some("call_1"));
         assert_eq!(messages[1].tool_call_id.as_deref(), Some("call_1"));
@@ -141,7 +143,7 @@ mod tests {
     #[test]
     fn a_body_without_messages_is_about_the_memory() {
         for body in [json!({"model": "m"}), json!({"model": "m", "messages": null, "truncate": null})] {
-            let read = body::read_checked::<ParsedOllamaChat>(body.to_string().as_bytes());
+            let read = read_checked::<ParsedOllamaChat>(body.to_string().as_bytes());
             assert_eq!(read.ok().unwrap().change, Some(MemoryChange::Load), "{body}");
         }
     }
@@ -151,7 +153,7 @@ mod tests {
         let read = |role: &str, content: Value| {
             let message = json!({"role": role, "content": content, "images": ["AA"]});
             let body = json!({"model": "m", "messages": [message]});
-            body::read_checked::<ParsedOllamaChat>(body.to_string().as_bytes())
+            read_checked::<ParsedOllamaChat>(body.to_string().as_bytes())
         };
         let content = |content| {
             let read = read("tool", content).ok().unwrap();

@@ -18,7 +18,9 @@ use crate::{
         blocking::json_response,
         body::{Body, FromBody},
         device_headers::with_device_headers,
-        embeddings, hints,
+        embeddings,
+        fields::BodyFields,
+        hints,
         ignored::IgnoredParameters,
         loading,
         prompts::Prompts,
@@ -44,15 +46,18 @@ pub(crate) struct PromptEmbedBody {
 impl FromBody for EmbedBody {
     const TOKENS: Option<&'static str> = Some("input");
 
-    fn read(body: &[u8], ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
-        let fields = ["model", "input", "truncate", "dimensions"];
-        hints::read_with_hints(body, &[&fields], hints::OF_EMBEDDINGS, ignored)
+    fn read(fields: &BodyFields<'_>, ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
+        let body = fields.read()?;
+        hints::ignore(fields, hints::OF_EMBEDDINGS, ignored)?;
+        Ok(body)
     }
 }
 
 impl FromBody for PromptEmbedBody {
-    fn read(body: &[u8], ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
-        hints::read_with_hints(body, &[&["model", "prompt"]], hints::OF_EMBEDDINGS, ignored)
+    fn read(fields: &BodyFields<'_>, ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
+        let body = fields.read()?;
+        hints::ignore(fields, hints::OF_EMBEDDINGS, ignored)?;
+        Ok(body)
     }
 }
 

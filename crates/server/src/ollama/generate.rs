@@ -20,16 +20,15 @@ use crate::{
     app::App,
     error::ApiError,
     protocol::{
-        body::{self, Body, FromBody},
+        body::{Body, FromBody},
         conversation::{self, Conversation, ResponseMode},
         events,
+        fields::BodyFields,
+        hints,
         ignored::IgnoredParameters,
-        shared_fields::ConversationBody,
+        shared_fields::SharedFields,
     },
 };
-
-/// Fields of [`GenerateBody`].
-const FIELDS: &[&str] = &["model", "prompt", "system", "raw"];
 
 /// Body of the request, without the fields that both endpoints share.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -60,11 +59,12 @@ enum GenerateWork {
 }
 
 impl FromBody for ParsedGenerate {
-    fn read(bytes: &[u8], ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
-        let fields = [FIELDS, AnswerFields::FIELDS];
-        let ConversationBody { own: body, shared } =
-            ConversationBody::<GenerateBody>::read(bytes, &fields, &[], ignored)?;
-        let mut answer_fields: AnswerFields = body::read_fields(bytes)?;
+    fn read(fields: &BodyFields<'_>, ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
+        let body: GenerateBody = fields.read()?;
+        let shared = SharedFields::read(fields)?;
+        let mut answer_fields: AnswerFields = fields.read()?;
+        hints::ignore(fields, &[], ignored)?;
+
         let prompt = body.prompt.unwrap_or_default();
         let change = prompt.is_empty().then(|| answer_fields.take_memory_change());
         let (think, is_streamed) = (answer_fields.think, answer_fields.is_streamed());

@@ -16,7 +16,8 @@ use crate::{
     app::App,
     error::ApiError,
     protocol::{
-        body::{self, Body, FromBody},
+        body::{Body, FromBody},
+        fields::BodyFields,
         ignored::IgnoredParameters,
         timestamp::{self, rfc_3339},
     },
@@ -166,23 +167,25 @@ pub(crate) async fn ps(app: App) -> Result<Json<LoadedModels>, ApiError> {
 }
 
 /// Body of `/api/show`.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, JsonSchema)]
 #[schemars(extend("anyOf" = [{"required": ["model"]}, {"required": ["name"]}]))]
 pub(crate) struct ShowBody {
-    #[serde(flatten)]
+    #[schemars(flatten)]
     model: NamedModel,
 }
 
 impl FromBody for ShowBody {
-    fn read(body: &[u8], _: &mut IgnoredParameters) -> Result<Self, ApiError> {
-        let read: Self = body::read_strict(body, &[NamedModel::FIELDS, &["verbose"]])?;
-        read.model.check()?;
-        Ok(read)
+    fn read(fields: &BodyFields<'_>, _: &mut IgnoredParameters) -> Result<Self, ApiError> {
+        let model: NamedModel = fields.read()?;
+        fields.skip(&["verbose"]);
+        fields.refuse_unread()?;
+        model.check()?;
+        Ok(Self { model })
     }
 }
 
 /// The model of a request. Ollama's own client sends its name in both fields, of which one is empty.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 pub(super) struct NamedModel {
     #[serde(default)]
     model: String,
@@ -192,9 +195,6 @@ pub(super) struct NamedModel {
 }
 
 impl NamedModel {
-    /// Names of the fields.
-    pub(super) const FIELDS: &[&str] = &["model", "name"];
-
     /// Fails if both fields are empty.
     pub(super) fn check(&self) -> Result<(), ApiError> {
         let is_named = !self.model.is_empty() || !self.name.is_empty();

@@ -99,10 +99,6 @@ pub(crate) struct AnswerFields {
 }
 
 impl AnswerFields {
-    /// Names of the fields.
-    pub(super) const FIELDS: &[&str] =
-        &["stream", "options", "format", "keep_alive", "logprobs", "top_logprobs", "think"];
-
     /// Returns true if the answer is streamed, as Ollama does by default.
     pub(super) fn is_streamed(&self) -> bool {
         self.stream != Some(false)
@@ -146,7 +142,7 @@ fn read(options: Option<Map<String, Value>>, ignored: &mut IgnoredParameters) ->
         *penalty = 1.into();
     }
     for (name, value) in &answer {
-        if name == NUM_PREDICT || Sampling::FIELDS.contains(&name.as_str()) {
+        if Sampling::FIELDS.contains(&name.as_str()) {
             continue;
         }
         let runtime = RUNTIME.iter().find(|known| *known == name).copied();

@@ -24,7 +24,8 @@ use crate::{
     error::ApiError,
     protocol::{
         blocking::CancelOnDrop,
-        body::{self, Body, FromBody},
+        body::{Body, FromBody},
+        fields::BodyFields,
         ignored::IgnoredParameters,
     },
 };
@@ -33,19 +34,27 @@ use crate::{
 const MAX_LINES: usize = 64;
 
 /// Body of the request.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, JsonSchema)]
 #[schemars(extend("anyOf" = [{"required": ["model"]}, {"required": ["name"]}]))]
 pub(crate) struct PullBody {
-    #[serde(flatten)]
+    #[schemars(flatten)]
     model: NamedModel,
     stream: Option<bool>,
 }
 
+#[derive(Debug, Deserialize)]
+struct StreamSwitch {
+    stream: Option<bool>,
+}
+
 impl FromBody for PullBody {
-    fn read(body: &[u8], _: &mut IgnoredParameters) -> Result<Self, ApiError> {
-        let read: Self = body::read_strict(body, &[NamedModel::FIELDS, &["stream", "insecure"]])?;
-        read.model.check()?;
-        Ok(read)
+    fn read(fields: &BodyFields<'_>, _: &mut IgnoredParameters) -> Result<Self, ApiError> {
+        let model: NamedModel = fields.read()?;
+        let StreamSwitch { stream } = fields.read()?;
+        fields.skip(&["insecure"]);
+        fields.refuse_unread()?;
+        model.check()?;
+        Ok(Self { model, stream })
     }
 }
 

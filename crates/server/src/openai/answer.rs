@@ -16,6 +16,7 @@ use crate::{
         blocking::{WholeText, run_encoder},
         body::{Body, FromBody},
         device_headers::with_device_headers,
+        fields::BodyFields,
         hints,
         ignored::IgnoredParameters,
     },
@@ -23,9 +24,6 @@ use crate::{
 
 /// Type of the objects that this endpoint returns.
 const OBJECT: &str = "answer";
-
-/// Fields of a body.
-const FIELDS: &[&str] = &["model", "question", "context", "top_k", "max_answer_tokens"];
 
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct AnswerBody {
@@ -43,8 +41,9 @@ pub(crate) struct ParsedAnswer {
 }
 
 impl FromBody for ParsedAnswer {
-    fn read(bytes: &[u8], ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
-        let body: AnswerBody = hints::read_with_hints(bytes, &[FIELDS], &[], ignored)?;
+    fn read(fields: &BodyFields<'_>, ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
+        let body: AnswerBody = fields.read()?;
+        hints::ignore(fields, &[], ignored)?;
         let mut request = AnswerRequest::new(body.question, body.context);
         request.top_k = body.top_k.unwrap_or(request.top_k);
         request.longest = body.max_answer_tokens.unwrap_or(request.longest);

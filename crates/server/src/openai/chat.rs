@@ -20,20 +20,18 @@ use crate::{
         body::{self, Body, FromBody},
         conversation::{self, AnswerForm, Conversation},
         events::Events,
+        fields::BodyFields,
+        hints,
         ignored::IgnoredParameters,
         options::{ChoiceOptions, StreamOptions},
         reasoning::{ReasoningObject, ThinkingSettings},
         reply::Reply,
-        shared_fields::{ConversationBody, SharedFields},
+        shared_fields::SharedFields,
         sse,
         tools::ToolOptions,
     },
     reports::metrics::Metrics,
 };
-
-/// Fields of [`ChatBody`].
-const FIELDS: &[&str] =
-    &["model", "messages", "logprobs", "top_logprobs", "modalities", "thinking", "reasoning"];
 
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct ChatBody {
@@ -90,16 +88,15 @@ pub(crate) struct ParsedChat {
 }
 
 impl FromBody for ParsedChat {
-    fn read(body: &[u8], ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
-        let fields = [FIELDS, ChoiceOptions::FIELDS, ToolOptions::FIELDS];
-        let ConversationBody { own: chat, shared } =
-            ConversationBody::<ChatBody>::read(body, &fields, &[], ignored)?;
-        let choices: ChoiceOptions = body::read_fields(body)?;
-        let tools: ToolOptions = body::read_fields(body)?;
+    fn read(fields: &BodyFields<'_>, ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
+        let chat: ChatBody = fields.read()?;
+        let SharedFields { sampling, reasoning, grammar } = SharedFields::read(fields)?;
+        let choices: ChoiceOptions = fields.read()?;
+        let tools: ToolOptions = fields.read()?;
+        hints::ignore(fields, &[], ignored)?;
 
         let form = ChatForm { with_logprobs: chat.logprobs.unwrap_or(false), custom: tools.custom_names() };
         let tools = tools.settings()?;
-        let SharedFields { sampling, reasoning, grammar } = shared;
         let reasoning_parameters = chat.reasoning_parameters().chain(reasoning.given()).collect();
         let reasoning = reasoning.settings_after(chat.reasoning());
         chat.check()?;

@@ -19,9 +19,11 @@ use crate::{
     app::App,
     error::ApiError,
     protocol::{
-        body::{self, Body, FromBody},
+        body::{Body, FromBody},
         device_headers::with_device_headers,
-        events, hints,
+        events,
+        fields::BodyFields,
+        hints,
         ignored::IgnoredParameters,
         options::{ChoiceOptions, Sampling, StreamOptions},
         prompts::Prompts,
@@ -43,9 +45,6 @@ const DEFAULT_TOKENS: usize = 16;
 
 /// Maximum number of prompts in one request.
 const MAX_PROMPTS: usize = 64;
-
-/// Fields of [`CompletionBody`].
-const FIELDS: &[&str] = &["model", "prompt", "logprobs", "echo"];
 
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct CompletionBody {
@@ -69,12 +68,14 @@ pub(crate) struct ParsedCompletion {
 impl FromBody for ParsedCompletion {
     const TOKENS: Option<&'static str> = Some("prompt");
 
-    fn read(body: &[u8], ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
-        let fields = [FIELDS, ChoiceOptions::FIELDS, Sampling::FIELDS, GrammarOptions::FIELDS];
-        let request: CompletionBody = hints::read_with_hints(body, &fields, &[], ignored)?;
-        let choices: ChoiceOptions = body::read_fields(body)?;
-        let sampling: Sampling = body::read_fields(body)?;
-        let grammar = body::read_fields::<GrammarOptions>(body)?.grammar(None)?;
+    fn read(fields: &BodyFields<'_>, ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
+        let request: CompletionBody = fields.read()?;
+        let choices: ChoiceOptions = fields.read()?;
+        let sampling: Sampling = fields.read()?;
+        let grammar: GrammarOptions = fields.read()?;
+        hints::ignore(fields, &[], ignored)?;
+
+        let grammar = grammar.grammar(None)?;
         if request.logprobs.is_some_and(|top| top > MAX_LOGPROBS) {
             return Err(ApiError::bad_request(
                 "logprobs",

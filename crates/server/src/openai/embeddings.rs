@@ -14,14 +14,13 @@ use crate::{
         blocking::json_response,
         body::{Body, FromBody},
         device_headers::with_device_headers,
-        embeddings, hints,
+        embeddings,
+        fields::BodyFields,
+        hints,
         ignored::IgnoredParameters,
         prompts::Prompts,
     },
 };
-
-/// Fields of a body.
-const FIELDS: &[&str] = &["model", "input", "encoding_format", "dimensions", "truncate", "prompt_name"];
 
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct EmbeddingsBody {
@@ -68,8 +67,9 @@ pub(crate) struct ParsedEmbeddings {
 impl FromBody for ParsedEmbeddings {
     const TOKENS: Option<&'static str> = Some("input");
 
-    fn read(bytes: &[u8], ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
-        let body: EmbeddingsBody = hints::read_with_hints(bytes, &[FIELDS], &[], ignored)?;
+    fn read(fields: &BodyFields<'_>, ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
+        let body: EmbeddingsBody = fields.read()?;
+        hints::ignore(fields, &[], ignored)?;
         let truncate = body.truncate.map(|truncate| match truncate {
             Truncate::Flag(flag) => flag,
             Truncate::End(end) => matches!(end, End::End),

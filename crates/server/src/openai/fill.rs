@@ -16,6 +16,7 @@ use crate::{
         blocking::run_encoder,
         body::{Body, FromBody},
         device_headers::with_device_headers,
+        fields::BodyFields,
         hints,
         ignored::IgnoredParameters,
     },
@@ -23,9 +24,6 @@ use crate::{
 
 /// Type of the objects that this endpoint returns.
 const OBJECT: &str = "fill";
-
-/// Fields of a body.
-const FIELDS: &[&str] = &["model", "text", "top_k", "generate", "rounds"];
 
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct FillBody {
@@ -67,8 +65,9 @@ pub(crate) struct ParsedFill {
 }
 
 impl FromBody for ParsedFill {
-    fn read(bytes: &[u8], ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
-        let body: FillBody = hints::read_with_hints(bytes, &[FIELDS], &[], ignored)?;
+    fn read(fields: &BodyFields<'_>, ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
+        let body: FillBody = fields.read()?;
+        hints::ignore(fields, &[], ignored)?;
         Ok(Self { model: body.model.clone(), request: body.into_request()? })
     }
 }

@@ -1,17 +1,12 @@
 //! `POST /v1/rerank`, in the form that Cohere's and Jina's APIs share.
 
-use std::fmt;
-
 use axum::response::Response;
 use narthex_gateway::{
     Cancel, ReadyModel,
     request::{DocumentScore, InputOverflow, RerankRequest},
 };
 use schemars::JsonSchema;
-use serde::{
-    Deserialize, Deserializer, Serialize,
-    de::{MapAccess, Visitor, value::MapAccessDeserializer},
-};
+use serde::{Deserialize, Serialize};
 
 use super::{PromptUsage, usage_of_prompt};
 use crate::{
@@ -21,14 +16,12 @@ use crate::{
         blocking::{json_response, run_encoder},
         body::{Body, FromBody},
         device_headers::with_device_headers,
+        fields::BodyFields,
         hints,
         id::new_id,
         ignored::IgnoredParameters,
     },
 };
-
-/// Fields of a body.
-const FIELDS: &[&str] = &["model", "query", "documents", "top_n", "return_documents", "truncate"];
 
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct RerankBody {
@@ -41,8 +34,8 @@ pub(crate) struct RerankBody {
 }
 
 /// A document: a text, or an object with one.
-#[derive(Debug, JsonSchema)]
-#[schemars(untagged)]
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "expected a text, or an object with the field text")]
 enum Document {
     Text(String),
     Object(DocumentObject),
@@ -61,31 +54,6 @@ impl Document {
     }
 }
 
-impl<'de> Deserialize<'de> for Document {
-    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
-        value.deserialize_any(DocumentVisitor)
-    }
-}
-
-/// Reads a text without the copies that serde's untagged enums would make.
-struct DocumentVisitor;
-
-impl<'de> Visitor<'de> for DocumentVisitor {
-    type Value = Document;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a text, or an object with the field text")
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<Document, E> {
-        Ok(Document::Text(text.to_owned()))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<Document, A::Error> {
-        Deserialize::deserialize(MapAccessDeserializer::new(fields)).map(Document::Object)
-    }
-}
-
 /// A body that was read and checked.
 pub(crate) struct ParsedRerank {
     model: String,
@@ -95,8 +63,9 @@ pub(crate) struct ParsedRerank {
 }
 
 impl FromBody for ParsedRerank {
-    fn read(bytes: &[u8], ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
-        let body: RerankBody = hints::read_with_hints(bytes, &[FIELDS], &[], ignored)?;
+    fn read(fields: &BodyFields<'_>, ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
+        let body: RerankBody = fields.read()?;
+        hints::ignore(fields, &[], ignored)?;
         let request = RerankRequest {
             query: body.query,
             documents: body.documents.into_iter().map(Document::into_text).collect(),

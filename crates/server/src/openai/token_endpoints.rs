@@ -20,8 +20,9 @@ use crate::{
     error::ApiError,
     protocol::{
         blocking::{WholeText, run_cancellable, run_tokenizing},
-        body::{self, Body, FromBody},
+        body::{Body, FromBody},
         conversation,
+        fields::BodyFields,
         ignored::{CALLER_FIELDS, IgnoredParameters},
         reasoning::ReasoningOptions,
         tools::{WireTool, into_tools},
@@ -92,8 +93,8 @@ pub(crate) struct ParsedTemplate {
 }
 
 impl FromBody for ParsedTokenize {
-    fn read(body: &[u8], _: &mut IgnoredParameters) -> Result<Self, ApiError> {
-        let mut body = TokenizeBody::read(body)?;
+    fn read(fields: &BodyFields<'_>, _: &mut IgnoredParameters) -> Result<Self, ApiError> {
+        let mut body = TokenizeBody::read(fields)?;
         let input = match body.conversation()? {
             Some(request) => TokenizeInput::Conversation(Box::new(request)),
             None => {
@@ -110,8 +111,8 @@ impl FromBody for ParsedTokenize {
 }
 
 impl FromBody for ParsedTemplate {
-    fn read(body: &[u8], _: &mut IgnoredParameters) -> Result<Self, ApiError> {
-        let mut body = TokenizeBody::read(body)?;
+    fn read(fields: &BodyFields<'_>, _: &mut IgnoredParameters) -> Result<Self, ApiError> {
+        let mut body = TokenizeBody::read(fields)?;
         let request = body.conversation()?.ok_or_else(|| ApiError::required("messages"))?;
         Ok(Self { model: body.model, request })
     }
@@ -120,25 +121,21 @@ impl FromBody for ParsedTemplate {
 impl FromBody for DetokenizeBody {
     const TOKENS: Option<&'static str> = Some("tokens");
 
-    fn read(body: &[u8], _: &mut IgnoredParameters) -> Result<Self, ApiError> {
-        body::read_strict(body, &[&["model", "tokens"], CALLER_FIELDS])
+    fn read(fields: &BodyFields<'_>, _: &mut IgnoredParameters) -> Result<Self, ApiError> {
+        let body = fields.read()?;
+        fields.skip(CALLER_FIELDS);
+        fields.refuse_unread()?;
+        Ok(body)
     }
 }
 
 impl TokenizeBody {
-    fn read(body: &[u8]) -> Result<Self, ApiError> {
-        let fields = [
-            "model",
-            "content",
-            "prompt",
-            "messages",
-            "tools",
-            "add_special",
-            "add_special_tokens",
-            "parse_special",
-        ];
-        let read: Self = body::read_strict(body, &[&fields, ReasoningOptions::FIELDS, CALLER_FIELDS])?;
-        Ok(Self { reasoning: body::read_fields(body)?, ..read })
+    fn read(fields: &BodyFields<'_>) -> Result<Self, ApiError> {
+        let mut body: Self = fields.read()?;
+        body.reasoning = fields.read()?;
+        fields.skip(CALLER_FIELDS);
+        fields.refuse_unread()?;
+        Ok(body)
     }
 
     /// Returns the conversation, if there is one.

@@ -4,18 +4,13 @@
 //! One table lists the hints of all protocols. An endpoint that has a field of its own with the name of a hint reads that
 //! field instead.
 
-use std::{borrow::Cow, fmt};
+use std::borrow::Cow;
 
-use axum::http::StatusCode;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::{
-    Deserializer,
-    de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor},
-};
 use serde_json::{Map, Value, json};
 
 use super::{
-    body,
+    fields::BodyFields,
     ignored::{CALLER_FIELDS, IgnoredParameters},
 };
 use crate::error::ApiError;
@@ -161,18 +156,6 @@ const PENALTIES: &[(&str, f64)] = &[
     ("frequency_penalty", 0.0),
 ];
 
-/// Returns true for null, false and empty values, which require nothing.
-fn is_absent(value: &Value) -> bool {
-    match value {
-        Value::Null => true,
-        Value::Bool(flag) => !flag,
-        Value::Number(_) => false,
-        Value::String(text) => text.is_empty(),
-        Value::Array(items) => items.is_empty(),
-        Value::Object(fields) => fields.is_empty(),
-    }
-}
-
 /// Returns a hint of any endpoint by its name.
 fn find(name: &str) -> Option<(&'static str, NeutralValues)> {
     let caller = CALLER_FIELDS.iter().map(|known| (*known, All));
@@ -185,43 +168,55 @@ pub(crate) fn without_effect(name: &str, value: &Value) -> Option<&'static str> 
     Hints::default().is_neutral(neutral, value).then_some(name)
 }
 
-/// Reads a body with these fields, and with the hints that are not among them: those of every endpoint, and `own`. Adds
-/// the hints to `ignored`. Refuses other fields, as [`body::read_strict`] does, and hints that would require an effect.
-pub(crate) fn read_with_hints<T: DeserializeOwned>(
-    bytes: &[u8],
-    fields: &[&[&str]],
+/// Adds the fields of a body that nothing has read to `ignored`. Call this after all other fields were read. `own` are the
+/// hints of the endpoint, whose values have no effect.
+///
+/// # Errors
+/// 400 for a field that is no hint, and for a hint that would require an effect.
+pub(crate) fn ignore(
+    body: &BodyFields<'_>,
     own: &'static [&'static str],
     ignored: &mut IgnoredParameters,
-) -> Result<T, ApiError> {
-    let names: Vec<&str> = HINTS.iter().map(|(name, _)| *name).collect();
-    let body = body::read_strict(bytes, &[fields, &[&names, CALLER_FIELDS, own]].concat())?;
-    let mut json = serde_json::Deserializer::from_slice(bytes);
-    let hints = json.deserialize_map(HintVisitor { fields, own }).map_err(|error| {
-        ApiError::plain(StatusCode::BAD_REQUEST, format!("the body is not the expected JSON: {error}"))
-    })?;
-    hints.add_to(ignored)?;
-    Ok(body)
+) -> Result<(), ApiError> {
+    let context = Hints::of(body);
+    for field in body.unread() {
+        let of_endpoint = own.iter().find(|name| **name == field.name).map(|name| (*name, All));
+        let Some((name, neutral)) = of_endpoint.or_else(|| find(&field.name)) else {
+            return Err(ApiError::unsupported(&field.name));
+        };
+        // Values that take no parsing are not parsed; one that cannot be parsed is not neutral.
+        let is_neutral = matches!(neutral, All)
+            || serde_json::from_str(field.json()).is_ok_and(|value| context.is_neutral(neutral, &value));
+        if !is_neutral {
+            return Err(ApiError::unsupported(name));
+        }
+        ignored.push(name);
+    }
+    Ok(())
 }
 
-/// The hints of a body.
+/// Fields of a body on which the effect of hints depends.
 #[derive(Debug, Default)]
 pub(crate) struct Hints {
-    found: Vec<(&'static str, NeutralValues, Value)>,
     /// Number of choices.
     choices: Option<f64>,
     has_penalty: bool,
 }
 
 impl Hints {
-    /// Adds the names to `ignored`. Fails for a hint that would require an effect.
-    fn add_to(self, ignored: &mut IgnoredParameters) -> Result<(), ApiError> {
-        for (name, neutral, value) in &self.found {
-            if !self.is_neutral(*neutral, value) {
-                return Err(ApiError::unsupported(name));
+    fn of(body: &BodyFields<'_>) -> Self {
+        let mut hints = Self::default();
+        for field in body.all() {
+            let penalty = PENALTIES.iter().find(|(name, _)| *name == field.name);
+            if let Some((_, neutral)) = penalty {
+                hints.has_penalty |=
+                    serde_json::from_str(field.json()).is_ok_and(|penalty: f64| penalty != *neutral);
             }
-            ignored.push(name);
+            if field.name == "n" {
+                hints.choices = serde_json::from_str(field.json()).ok();
+            }
         }
-        Ok(())
+        hints
     }
 
     /// Returns true if a value is among these.
@@ -251,67 +246,18 @@ impl JsonSchema for Hints {
     }
 }
 
-/// Reads the hints of a body, and no other values.
-struct HintVisitor<'a> {
-    /// Fields that the endpoint has itself.
-    fields: &'a [&'a [&'a str]],
-    /// Hints of the endpoint, whose values have no effect.
-    own: &'static [&'static str],
-}
-
-impl HintVisitor<'_> {
-    fn find(&self, name: &str) -> Option<(&'static str, NeutralValues)> {
-        if self.fields.iter().any(|fields| fields.contains(&name)) {
-            return None;
-        }
-        let own = self.own.iter().find(|own| **own == name).map(|own| (*own, All));
-        own.or_else(|| find(name))
-    }
-}
-
-impl<'de> Visitor<'de> for HintVisitor<'_> {
-    type Value = Hints;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Hints, A::Error> {
-        let mut hints = Hints::default();
-        while let Some(field) = fields.next_key::<String>()? {
-            let hint = self.find(&field);
-            let penalty = PENALTIES.iter().find(|(name, _)| *name == field);
-            if hint.is_none() && penalty.is_none() && field != "n" {
-                fields.next_value::<IgnoredAny>()?;
-                continue;
-            }
-            let value: Value = fields.next_value()?;
-            if field == "n" {
-                hints.choices = value.as_f64();
-            }
-            if let Some((_, neutral)) = penalty {
-                hints.has_penalty |= value.as_f64().is_some_and(|penalty| penalty != *neutral);
-            }
-            if let Some((name, neutral)) = hint.filter(|_| !is_absent(&value)) {
-                hints.found.push((name, neutral, value));
-            }
-        }
-        Ok(hints)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn hints_without_effect_are_ignored_and_named() {
-        let fields: &[&[&str]] = &[&["model", "repeat_penalty"], &["presence_penalty"]];
         let check = |body: &str, expect: Result<&[&str], &str>| {
+            let fields = BodyFields::divide(body.as_bytes()).unwrap();
+            fields.skip(&["model", "repeat_penalty", "presence_penalty"]);
             let mut ignored = IgnoredParameters::default();
-            let read = read_with_hints::<Value>(body.as_bytes(), fields, OF_RESPONSES, &mut ignored);
-            match (read, expect) {
-                (Ok(_), Ok(names)) => assert_eq!(ignored.names(), names, "{body}"),
+            match (ignore(&fields, OF_RESPONSES, &mut ignored), expect) {
+                (Ok(()), Ok(names)) => assert_eq!(ignored.names(), names, "{body}"),
                 (Err(error), Err(param)) => assert_eq!(error.body()["error"]["param"], param, "{body}"),
                 (found, _) => panic!("{body}: {found:?}"),
             }
@@ -370,9 +316,10 @@ mod tests {
 
     #[test]
     fn a_field_of_the_endpoint_is_not_a_hint() {
-        let body = br#"{"best_of": 3, "n": 3, "tool_choice": "required"}"#;
+        let fields = BodyFields::divide(br#"{"best_of": 3, "n": 3, "tool_choice": "required"}"#).unwrap();
+        fields.skip(&["n", "tool_choice"]);
         let mut ignored = IgnoredParameters::default();
-        read_with_hints::<Value>(body, &[&["n"], &["tool_choice"]], &[], &mut ignored).unwrap();
+        ignore(&fields, &[], &mut ignored).unwrap();
         assert_eq!(ignored.names(), ["best_of"]);
     }
 }

@@ -11,6 +11,7 @@ pub(crate) mod device_headers;
 pub(crate) mod embeddings;
 pub(crate) mod errors;
 pub(crate) mod events;
+pub(crate) mod fields;
 pub(crate) mod hints;
 pub(crate) mod id;
 pub(crate) mod ignored;

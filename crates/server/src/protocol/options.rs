@@ -26,9 +26,6 @@ pub(crate) struct ChoiceOptions {
 }
 
 impl ChoiceOptions {
-    /// Names of the fields.
-    pub(crate) const FIELDS: &[&str] = &["n", "stream", "stream_options"];
-
     /// Returns the number of choices.
     pub(crate) fn n(&self) -> usize {
         self.n.unwrap_or(1)
@@ -99,6 +96,7 @@ impl Sampling {
         "max_tokens",
         "max_completion_tokens",
         "n_predict",
+        "num_predict",
         "ignore_eos",
         "temperature",
         "top_p",

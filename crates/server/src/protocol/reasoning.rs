@@ -104,19 +104,6 @@ impl ReasoningObject {
 }
 
 impl ReasoningOptions {
-    /// Names of the fields.
-    pub(crate) const FIELDS: &[&str] = &[
-        "reasoning_effort",
-        "enable_thinking",
-        "thinking_budget",
-        "thinking_token_budget",
-        "thinking_budget_tokens",
-        "reasoning_budget",
-        "chat_template_kwargs",
-        "add_generation_prompt",
-        ReasoningSettings::CONTINUE,
-    ];
-
     /// Returns the names of the given parameters, which have no effect on a model that does not reason.
     pub(crate) fn given(&self) -> Vec<&'static str> {
         let given = [

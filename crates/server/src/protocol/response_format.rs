@@ -20,9 +20,6 @@ pub(crate) struct GrammarOptions {
 }
 
 impl GrammarOptions {
-    /// Names of the fields.
-    pub(crate) const FIELDS: &[&str] = &["response_format", "grammar", "regex"];
-
     /// Returns the grammar; `None` for any text. `own` is that of the protocol's own parameter.
     ///
     /// # Errors

@@ -23,9 +23,6 @@ pub(crate) struct ToolOptions {
 }
 
 impl ToolOptions {
-    /// Names of the fields.
-    pub(crate) const FIELDS: &[&str] = &["tools", "tool_choice", "parallel_tool_calls"];
-
     /// Returns the gateway's settings.
     pub(crate) fn settings(self) -> Result<ToolSettings, ApiError> {
         let mut tools = into_tools(self.tools.unwrap_or_default())?;

@@ -146,7 +146,8 @@ fn hints() -> Vec<Value> {
         json!({"repeat_penalty": 1.0, "repetition_penalty": 1.0, "service_tier": "auto", "shift": true, "store": true}),
         json!({"skip_special_tokens": true, "tfs_z": 1, "thinking_budget": -1, "tool_choice": "auto", "top_k": -1}),
         json!({"top_logprobs": 0, "truncate": true, "typ_p": 1, "typical_p": 1, "user": "u", "verbosity": "low"}),
-        json!({"tool_choice": "none", "function_call": "auto", "top_k": 0, "best_of": 1, "n_predict": -1, "xtc_probability": 0.0}),
+        json!({"tool_choice": "none", "function_call": "auto", "top_k": 0, "best_of": 1, "n_predict": -1, "num_predict": -1}),
+        json!({"xtc_probability": 0.0}),
         json!({"chat_template_kwargs": {"a": 1}, "stream_options": {"include_usage": true}, "seed": 7}),
         // Null, false and empty values.
         json!({"chat_template_kwargs": {}, "logit_bias": {}, "metadata": {}, "response_format": {}, "store": false}),
@@ -158,11 +159,12 @@ fn hints() -> Vec<Value> {
 }
 
 /// Parameters of generated text, which every endpoint that generates has, and no other.
-const SAMPLING: [&str; 11] = [
+const SAMPLING: [&str; 12] = [
     "frequency_penalty",
     "min_p",
     "min_tokens",
     "n_predict",
+    "num_predict",
     "presence_penalty",
     "repeat_penalty",
     "repetition_penalty",

@@ -30,7 +30,7 @@ pub(crate) use self::{
 use self::{
     history::{InputItem, resolve, to_messages},
     object::{ResponseEnd, output_items},
-    request::{FIELDS, InputRequest},
+    request::InputRequest,
     settings::ResponseSettings,
     store::{PendingStore, Turns, json_length, memory_of, messages},
     stream::ResponseEvents,
@@ -40,15 +40,16 @@ use crate::{
     error::ApiError,
     http::budget::Reservation,
     protocol::{
-        body::{self, Body, FromBody},
+        body::{Body, FromBody},
         conversation::{self, AnswerForm, Conversation},
         events::Events,
+        fields::BodyFields,
         hints,
         id::new_id,
         ignored::IgnoredParameters,
         outline::VALUE_BYTES,
         reply::Reply,
-        shared_fields::ConversationBody,
+        shared_fields::SharedFields,
         sse,
     },
     reports::metrics::Metrics,
@@ -81,14 +82,19 @@ pub(crate) struct ParsedResponses {
 }
 
 impl FromBody for ParsedResponses {
-    fn read(bytes: &[u8], ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
-        let settings: ResponseSettings = body::read_fields(bytes)?;
+    fn read(fields: &BodyFields<'_>, ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
+        let settings: ResponseSettings = fields.copy()?;
         settings.metadata.as_ref().map_or(Ok(()), check_metadata)?;
         let settings_bytes = SETTINGS_COPIES * checked_length(&settings)? + settings.values() * VALUE_BYTES;
-        let ConversationBody { own, shared } =
-            ConversationBody::<ResponsesBody>::read(bytes, &[FIELDS], hints::OF_RESPONSES, ignored)?;
-        let (model, is_streamed) = (own.model.clone(), own.stream == Some(true));
-        let request = own.into_request(shared, ignored)?;
+        let body: ResponsesBody = fields.read()?;
+        let shared = SharedFields::read(fields)?;
+        // Read with the settings. The other ones are fields of the body or hints.
+        fields.skip(&["store", "previous_response_id", "truncation"]);
+        hints::ignore(fields, hints::OF_RESPONSES, ignored)?;
+
+        let model = body.model.clone();
+        let is_streamed = body.stream == Some(true);
+        let request = body.into_request(shared, ignored)?;
         let settings = settings.with_defaults();
         Ok(Self { model, request, is_streamed, settings, settings_bytes })
     }
@@ -326,12 +332,13 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::protocol::body::read_checked;
 
     #[test]
     fn the_settings_of_a_response_have_a_maximum_length() {
         let read = |length: usize| {
             let body = format!(r#"{{"model": "m", "input": "a", "instructions": "{}"}}"#, "x".repeat(length));
-            body::read_checked::<ParsedResponses>(body.as_bytes())
+            read_checked::<ParsedResponses>(body.as_bytes())
         };
         assert!(read(MAX_SETTINGS / 2).is_ok());
         assert_eq!(read(MAX_SETTINGS).err().unwrap().status(), StatusCode::PAYLOAD_TOO_LARGE);
@@ -341,8 +348,7 @@ mod tests {
     fn metadata_has_the_limits_of_openai() {
         let check = |metadata: Value, expect: Option<[&str; 2]>| {
             let body = json!({"model": "m", "input": "a", "metadata": metadata}).to_string();
-            let error =
-                body::read_checked::<ParsedResponses>(body.as_bytes()).err().map(|error| error.body());
+            let error = read_checked::<ParsedResponses>(body.as_bytes()).err().map(|error| error.body());
             match (error, expect) {
                 (None, None) => {}
                 (Some(error), Some([param, text])) => {
@@ -367,7 +373,7 @@ mod tests {
         let bytes = |settings: Value| {
             let mut body = json!({"model": "m", "input": "a"});
             body.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
-            body::read_checked::<ParsedResponses>(body.to_string().as_bytes()).ok().unwrap().settings_bytes
+            read_checked::<ParsedResponses>(body.to_string().as_bytes()).ok().unwrap().settings_bytes
         };
         assert!(bytes(json!({"instructions": "x".repeat(1 << 20)})) > 4 << 20);
         let tool = json!({"type": "function", "name": "f", "parameters": {"enum": vec![1; 1000]}});

@@ -24,25 +24,6 @@ use crate::{
     },
 };
 
-/// Names of the fields, without the hints.
-pub(super) const FIELDS: &[&str] = &[
-    "model",
-    "input",
-    "instructions",
-    "max_output_tokens",
-    "stream",
-    "tools",
-    "tool_choice",
-    "parallel_tool_calls",
-    "text",
-    "store",
-    "previous_response_id",
-    "truncation",
-    "reasoning",
-    "include",
-    "top_logprobs",
-];
-
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct ResponsesBody {
     pub(super) model: String,
