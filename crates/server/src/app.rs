@@ -62,8 +62,8 @@ impl ServerResources {
     /// Creates the state of a server whose requests wait for memory up to this time.
     pub(crate) fn new(gateway: &Gateway, options: RequestOptions, memory_wait: Duration) -> Self {
         let bodies = BodyBudget::new(memory_wait);
-        let (npus, memory) = (NpuList::new(gateway), MemoryReports::default());
-        Self { jobs: Jobs::new(), bodies, npus, memory, options }
+        let npus = NpuList::new(gateway);
+        Self { jobs: Jobs::new(), bodies, npus, memory: MemoryReports::default(), options }
     }
 }
 
@@ -98,10 +98,9 @@ impl<S: Sync> FromRequestParts<S> for App {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, ApiError> {
-        let unchecked = || {
+        parts.extensions.get().cloned().ok_or_else(|| {
             let message = "the request passed no access control; please report this as a bug";
             ApiError::plain(StatusCode::INTERNAL_SERVER_ERROR, message)
-        };
-        parts.extensions.get().cloned().ok_or_else(unchecked)
+        })
     }
 }

@@ -277,8 +277,11 @@ impl From<Error> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.typed_body())).into_response();
-        let (message, param, overlong) = (self.message(), self.param(), self.overlong);
-        response.extensions_mut().insert(ErrorMessage { message, overlong, param });
+        response.extensions_mut().insert(ErrorMessage {
+            message: self.message(),
+            param: self.param(),
+            overlong: self.overlong,
+        });
         if response.status() == StatusCode::UNSUPPORTED_MEDIA_TYPE {
             response.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("gzip, zstd"));
         }

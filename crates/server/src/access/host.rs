@@ -33,11 +33,16 @@ pub struct BadHost {
     pub found: String,
 }
 
+impl BadHost {
+    fn new(text: &str) -> Self {
+        Self { found: text.chars().take(200).collect() }
+    }
+}
+
 impl FromStr for AllowedHost {
     type Err = BadHost;
 
     fn from_str(text: &str) -> Result<Self, BadHost> {
-        let bad = || BadHost { found: text.chars().take(200).collect() };
         if text == "*" {
             return Ok(Self::Any);
         }
@@ -45,7 +50,7 @@ impl FromStr for AllowedHost {
             return if is_name(domain) {
                 Ok(Self::Under(format!(".{}", domain.to_ascii_lowercase())))
             } else {
-                Err(bad())
+                Err(BadHost::new(text))
             };
         }
         // An IPv6 address may be written without brackets here, since no port can follow.
@@ -54,7 +59,7 @@ impl FromStr for AllowedHost {
         }
         match Authority::parse(text) {
             Some(Authority { host, has_port: false }) => Ok(Self::Exactly(host)),
-            _ => Err(bad()),
+            _ => Err(BadHost::new(text)),
         }
     }
 }
@@ -71,11 +76,10 @@ impl AllowedHost {
 
 /// Returns whether a string can be a DNS name: letters, digits, `-`, `_` and single dots.
 fn is_name(text: &str) -> bool {
-    let label = |label: &str| {
-        let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
-        !label.is_empty() && label.chars().all(inner)
-    };
-    text.len() <= 253 && text.split('.').all(label)
+    text.len() <= 253
+        && text.split('.').all(|label| {
+            !label.is_empty() && label.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_'))
+        })
 }
 
 /// The host of `host:port`, `[v6]:port` or a bare host.
@@ -112,8 +116,10 @@ impl Authority {
             }
         };
         let has_port = !port.is_empty();
-        let is_port = |digits: &str| digits.bytes().all(|b| b.is_ascii_digit()) && digits.len() <= 5;
-        (!has_port || port.strip_prefix(':').is_some_and(is_port)).then_some(Self { host, has_port })
+        let is_port = port
+            .strip_prefix(':')
+            .is_some_and(|digits| digits.len() <= 5 && digits.bytes().all(|byte| byte.is_ascii_digit()));
+        (!has_port || is_port).then_some(Self { host, has_port })
     }
 }
 

@@ -157,8 +157,8 @@ impl Access {
         };
         let gateway = self.keys.gateway(&caller);
         let meter = Meter { metrics: self.metrics(), caller };
-        let (shared, answer) = (self.shared.clone(), AnswerMemory::new(&self.shared.bodies));
-        request.extensions_mut().insert(App { gateway, meter, shared, answer });
+        let answer = AnswerMemory::new(&self.shared.bodies);
+        request.extensions_mut().insert(App { gateway, meter, shared: self.shared.clone(), answer });
         let Some(key) = key else { return Ok(next.run(request).await) };
         let mut response = match key.start(Instant::now()) {
             Ok(permit) => hold(permit, next.run(request).await),

@@ -59,8 +59,9 @@ impl FromStr for AllowedOrigin {
         }
         let bad = || BadOrigin { found: text.chars().take(200).collect() };
         let (scheme, authority) = text.split_once("://").ok_or_else(bad)?;
-        let in_scheme = |c: char| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.');
-        if !scheme.starts_with(|c: char| c.is_ascii_alphabetic()) || !scheme.chars().all(in_scheme) {
+        let has_scheme = scheme.starts_with(|c: char| c.is_ascii_alphabetic())
+            && scheme.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.'));
+        if !has_scheme {
             return Err(bad());
         }
         if authority == "*" && !matches!(scheme, "http" | "https") {
@@ -97,6 +98,12 @@ fn split_port(authority: &str) -> Option<(&str, Option<u16>)> {
     is_host.then_some((host, port))
 }
 
+/// Returns true for the origin of a page from a loopback address.
+fn is_local(origin: &str) -> bool {
+    let host = origin.split_once("://").and_then(|(_, authority)| split_port(authority));
+    host.is_some_and(|(host, _)| is_loopback(host.trim_matches(['[', ']'])))
+}
+
 /// The origins whose pages may send requests.
 #[derive(Debug, Clone)]
 pub(crate) struct OriginList {
@@ -108,15 +115,11 @@ pub(crate) struct OriginList {
 impl OriginList {
     fn allows(&self, origin: &HeaderValue) -> bool {
         let Ok(origin) = origin.to_str() else { return false };
-        let is_local = || {
-            let host = origin.split_once("://").and_then(|(_, authority)| split_port(authority));
-            host.is_some_and(|(host, _)| is_loopback(host.trim_matches(['[', ']'])))
-        };
         self.allowed.iter().any(|allowed| match allowed {
             AllowedOrigin::Any => true,
             AllowedOrigin::Exactly(known) => known == origin,
             AllowedOrigin::Scheme(start) => origin.starts_with(start.as_str()),
-        }) || (self.with_loopback && is_local())
+        }) || (self.with_loopback && is_local(origin))
     }
 
     /// Returns the origin of a request from a web page. Refuses pages of other origins.

@@ -112,12 +112,13 @@ impl Block {
         matches!(self, Self::Document { citations: Some(Citations { enabled: Some(true) }), .. })
     }
 
+    /// Returns a block with the text of this one, or with a note if it has parts that the model cannot read.
+    fn into_text_or_note(self, what: &str) -> Self {
+        Self::Text { text: self.into_plain_text().unwrap_or_else(|| omission_note(what)) }
+    }
+
     /// Returns the text of a block; `None` if it has parts that the model cannot read.
     pub(super) fn into_plain_text(self) -> Option<String> {
-        let titled = |head: [Option<String>; 2], text: String| {
-            let lines = head.into_iter().flatten().chain([text]);
-            lines.collect::<Vec<_>>().join("\n")
-        };
         match self {
             Self::Text { text } => Some(text),
             Self::Document { source, title, context, .. } => {
@@ -130,6 +131,12 @@ impl Block {
             _ => None,
         }
     }
+}
+
+/// Returns a text after the lines of its head.
+fn titled(head: [Option<String>; 2], text: String) -> String {
+    let lines = head.into_iter().flatten().chain([text]);
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 /// Returns the error of a block that the model cannot read.
@@ -145,12 +152,10 @@ impl Blocks {
     /// it with every later request.
     pub(super) fn into_result_text(self, path: &str) -> Result<String, ApiError> {
         let Self::List(blocks) = self else { return self.into_text(Role::Tool, path) };
-        let note = |what: &str| Block::Text { text: omission_note(what) };
-        let readable = |block: Block| block.into_plain_text().map(|text| Block::Text { text });
         let noted = blocks.into_iter().map(|block| match block {
-            Block::Image {} => note("image"),
-            document @ Block::Document { .. } => readable(document).unwrap_or_else(|| note("document")),
-            result @ Block::SearchResult { .. } => readable(result).unwrap_or_else(|| note("search result")),
+            Block::Image {} => Block::Text { text: omission_note("image") },
+            document @ Block::Document { .. } => document.into_text_or_note("document"),
+            result @ Block::SearchResult { .. } => result.into_text_or_note("search result"),
             other => other,
         });
         Self::List(noted.collect()).into_text(Role::Tool, path)

@@ -118,7 +118,9 @@ impl WireTurn {
             TurnRole::System => Role::System,
         };
 
-        let (mut texts, mut tool_calls, mut reasoning) = (Vec::new(), Vec::new(), Vec::new());
+        let mut texts = Vec::new();
+        let mut tool_calls = Vec::new();
+        let mut reasoning = Vec::new();
         let mut has_results = false;
         for block in blocks {
             if block.wants_citations() {
@@ -251,8 +253,13 @@ impl ToolDefinition {
                 format!("{path}: expected a tool of type \"custom\" with an input_schema, found {found:?}");
             return Err(ApiError::unsupported_as(&path, message));
         }
-        let (name, description, strict) = (self.name, self.description, self.strict);
-        Ok(WireFunction { name, description, parameters: self.input_schema, strict }.into_tool())
+        let function = WireFunction {
+            name: self.name,
+            description: self.description,
+            parameters: self.input_schema,
+            strict: self.strict,
+        };
+        Ok(function.into_tool())
     }
 }
 

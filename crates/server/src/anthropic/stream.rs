@@ -82,20 +82,11 @@ impl MessageEvents {
             }
             GenerationEvent::Text { text, .. } if text.is_empty() => Vec::new(),
             GenerationEvent::Text { text, .. } => {
-                let mut events = Vec::new();
-                if self.open != Some(OpenBlock::Text) {
-                    self.start(OpenBlock::Text, ContentBlock::text(""), &mut events);
-                }
-                events.push(self.delta(BlockDelta::Text { text }));
-                events
+                self.part(OpenBlock::Text, ContentBlock::text(""), BlockDelta::Text { text })
             }
             GenerationEvent::Reasoning { text: thinking, .. } => {
-                let mut events = Vec::new();
-                if self.open != Some(OpenBlock::Thinking) {
-                    self.start(OpenBlock::Thinking, ContentBlock::thinking(""), &mut events);
-                }
-                events.push(self.delta(BlockDelta::Thinking { thinking }));
-                events
+                let delta = BlockDelta::Thinking { thinking };
+                self.part(OpenBlock::Thinking, ContentBlock::thinking(""), delta)
             }
             GenerationEvent::ToolCall { delta, .. } => self.call(delta),
             GenerationEvent::Finished { reason, .. } => {
@@ -105,6 +96,16 @@ impl MessageEvents {
             GenerationEvent::Done(summary) => vec![self.end(&summary), AnthropicEvent::MessageStop],
             GenerationEvent::Failed { .. } => Vec::new(),
         }
+    }
+
+    /// Returns the events of a part of a block, which starts with this content if it is not open.
+    fn part(&mut self, kind: OpenBlock, content: ContentBlock, delta: BlockDelta) -> Vec<AnthropicEvent> {
+        let mut events = Vec::new();
+        if self.open != Some(kind) {
+            self.start(kind, content, &mut events);
+        }
+        events.push(self.delta(delta));
+        events
     }
 
     fn call(&mut self, delta: ToolCallDelta) -> Vec<AnthropicEvent> {
@@ -142,8 +143,8 @@ impl MessageEvents {
 
     fn end(&self, summary: &Summary) -> AnthropicEvent {
         let delta = EndDelta { end: MessageEnd::new(self.reason, &self.stops), container: None };
-        let (usage, timings) = (MessageUsage::new(summary), Timings::new(summary, &self.device));
-        AnthropicEvent::MessageDelta { delta, usage, timings }
+        let timings = Timings::new(summary, &self.device);
+        AnthropicEvent::MessageDelta { delta, usage: MessageUsage::new(summary), timings }
     }
 }
 

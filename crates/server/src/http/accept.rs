@@ -129,6 +129,14 @@ struct OpenConnections {
     states: BTreeMap<u64, ConnectionState>,
 }
 
+impl OpenConnections {
+    /// Returns the connection with the earliest of these times.
+    fn first_by(&self, time: fn(&ConnectionState) -> Option<Instant>) -> Option<&ConnectionState> {
+        let times = self.states.values().filter_map(|state| Some((time(state)?, state)));
+        times.min_by_key(|(time, _)| *time).map(|(_, state)| state)
+    }
+}
+
 /// Permit of a connection. Dropping it returns the permit.
 struct ConnectionPermit {
     number: u64,
@@ -218,13 +226,10 @@ impl ConnectionPermits {
     /// completely. Returns false if every connection has a complete request whose answer is taken.
     fn evict(&self) -> bool {
         let open = self.open.lock();
-        let first = |time: fn(&ConnectionState) -> Option<Instant>| {
-            let times = open.states.values().filter_map(|state| Some((time(state)?, state)));
-            times.min_by_key(|(time, _)| *time)
-        };
-        let found =
-            first(ConnectionState::eviction_deadline).or_else(|| first(ConnectionState::incomplete_since));
-        found.inspect(|(_, state)| state.evict()).is_some()
+        let evicted = open
+            .first_by(ConnectionState::eviction_deadline)
+            .or_else(|| open.first_by(ConnectionState::incomplete_since));
+        evicted.inspect(|state| state.evict()).is_some()
     }
 
     /// Waits until every permit is returned.

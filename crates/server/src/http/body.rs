@@ -58,6 +58,11 @@ impl Encoding {
         }
     }
 
+    /// Returns the maximum number of plain bytes of a body with this many bytes.
+    fn plain_bytes(self, length: usize) -> usize {
+        if self == Self::Identity { length } else { MAX_BODY_BYTES }
+    }
+
     /// Returns the plain bytes of a body. Stops at the maximum size of a body.
     pub(crate) fn decode(self, bytes: Vec<u8>) -> Result<Vec<u8>, ApiError> {
         let (name, decoded) = match self {
@@ -162,9 +167,10 @@ impl BodyReader<'_> {
             }
         };
 
-        let reserved = |room| if encoding == Encoding::Identity { room } else { MAX_BODY_BYTES };
-        let mut incomplete = self.budget.add_incomplete(reserved(room));
-        let (mut bytes, mut parts, mut turn) = (Vec::new(), body.into_data_stream(), 0);
+        let mut incomplete = self.budget.add_incomplete(encoding.plain_bytes(room));
+        let mut bytes = Vec::new();
+        let mut parts = body.into_data_stream();
+        let mut turn = 0;
         let limit = self.limit;
         let end = Instant::now() + limit * WHOLE_BODY;
         loop {
@@ -190,7 +196,7 @@ impl BodyReader<'_> {
                     // The buffer doubles when it is full.
                     Some(compressed) => *compressed = self.budget.reserve_compressed(2 * room).await?,
                 }
-                incomplete = self.budget.add_incomplete(reserved(room));
+                incomplete = self.budget.add_incomplete(encoding.plain_bytes(room));
             }
             incomplete.received(part.len());
             if bytes.is_empty() {

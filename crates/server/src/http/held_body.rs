@@ -86,8 +86,9 @@ impl<T: Clone + Send + Unpin + 'static> HttpBody for SentBody<T> {
             return Poll::Ready(None);
         };
         let held = self.held.clone();
-        let hold = |bytes| Bytes::from_owner(HeldBytes { bytes, _held: held });
-        Poll::Ready(Some(frame.map(|frame| frame.map_data(hold))))
+        let held_frame =
+            frame.map(|frame| frame.map_data(|bytes| Bytes::from_owner(HeldBytes { bytes, _held: held })));
+        Poll::Ready(Some(held_frame))
     }
 
     fn is_end_stream(&self) -> bool {

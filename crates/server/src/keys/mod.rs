@@ -117,12 +117,9 @@ impl KeyRing {
         auto_pull: AutoPull,
     ) -> Result<Self, Error> {
         let stamp = gateway.key_file_stamp();
-        let state = |key: ApiKey| {
-            let rights = rights(&key, auto_pull);
-            Arc::new(KeyState::new(key, rights, Instant::now()))
-        };
-        let keys: Vec<_> = gateway.keys()?.into_iter().map(state).collect();
-        let fixed: Vec<_> = fixed.into_iter().map(state).collect();
+        let now = Instant::now();
+        let keys: Vec<_> = gateway.keys()?.into_iter().map(|key| new_state(key, auto_pull, now)).collect();
+        let fixed: Vec<_> = fixed.into_iter().map(|key| new_state(key, auto_pull, now)).collect();
         let had_key = AtomicBool::new(!keys.is_empty() || !fixed.is_empty());
         let file = Mutex::new(FileKeys { stamp, keys });
         Ok(Self { gateway, policy, keyless, auto_pull, fixed, file, had_key })
@@ -208,15 +205,18 @@ impl KeyRing {
 
     fn with_counts(&self, keys: Vec<ApiKey>, before: &[Arc<KeyState>]) -> Vec<Arc<KeyState>> {
         let now = Instant::now();
-        let state = |key: ApiKey| match before.iter().find(|known| known.is_of(&key)) {
+        let states = keys.into_iter().map(|key| match before.iter().find(|known| known.is_of(&key)) {
             Some(known) => known.clone(),
-            None => {
-                let rights = rights(&key, self.auto_pull);
-                Arc::new(KeyState::new(key, rights, now))
-            }
-        };
-        keys.into_iter().map(state).collect()
+            None => new_state(key, self.auto_pull, now),
+        });
+        states.collect()
     }
+}
+
+/// Returns the state of a key without requests.
+fn new_state(key: ApiKey, auto_pull: AutoPull, now: Instant) -> Arc<KeyState> {
+    let rights = rights(&key, auto_pull);
+    Arc::new(KeyState::new(key, rights, now))
 }
 
 fn rights(key: &ApiKey, auto_pull: AutoPull) -> Rights {

@@ -80,6 +80,11 @@ pub(crate) struct Permit {
     answers: u32,
 }
 
+/// Returns the error of a key that has reached a limit.
+fn refused(limit: NonZeroU32, what: &str, wait: Duration) -> ApiError {
+    ApiError::rate_limited(format!("this key may have {limit} {what}; wait and send the request again"), wait)
+}
+
 impl Drop for Permit {
     fn drop(&mut self) {
         let mut counts = self.key.counts.lock();
@@ -122,13 +127,9 @@ impl KeyState {
         let mut counts = self.counts.lock();
         let KeyCounts { requests, tokens, running } = &mut *counts;
         let limits = &self.key.limits;
-        let refused = |limit: NonZeroU32, what: &str, wait: Duration| {
-            let message = format!("this key may have {limit} {what}; wait and send the request again");
-            Err(ApiError::rate_limited(message, wait))
-        };
 
         if let Some(limit) = limits.concurrency.filter(|limit| *running >= limit.get()) {
-            return refused(limit, "concurrent answers", Duration::from_secs(1));
+            return Err(refused(limit, "concurrent answers", Duration::from_secs(1)));
         }
         for bucket in [&mut *requests, tokens].into_iter().flatten() {
             bucket.refill(now);
@@ -137,11 +138,11 @@ impl KeyState {
         if let (Some(limit), Some(wait)) =
             (limits.tokens_per_minute, tokens.as_ref().and_then(|bucket| bucket.wait_for(1.0)))
         {
-            return refused(limit, "tokens per minute", wait);
+            return Err(refused(limit, "tokens per minute", wait));
         }
         if let (Some(limit), Some(bucket)) = (limits.requests_per_minute, requests) {
             if let Some(wait) = bucket.wait_for(1.0) {
-                return refused(limit, "requests per minute", wait);
+                return Err(refused(limit, "requests per minute", wait));
             }
             bucket.level -= 1.0;
         }
@@ -180,33 +181,27 @@ impl KeyState {
         let mut counts = self.counts.lock();
         let KeyCounts { requests, tokens, .. } = &mut *counts;
         let limits = &self.key.limits;
-        let mut write = |limit: Option<NonZeroU32>, bucket: &mut Option<Bucket>, names: [HeaderName; 3]| {
-            let (Some(limit), Some(bucket)) = (limit, bucket) else { return };
+        let requests = (
+            limits.requests_per_minute,
+            requests,
+            ["x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"],
+        );
+        let tokens = (
+            limits.tokens_per_minute,
+            tokens,
+            ["x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"],
+        );
+
+        for (limit, bucket, names) in [requests, tokens] {
+            let (Some(limit), Some(bucket)) = (limit, bucket) else { continue };
             bucket.refill(now);
             let values = [limit.to_string(), bucket.remaining().to_string(), bucket.reset()];
             for (name, value) in names.into_iter().zip(values) {
                 if let Ok(value) = HeaderValue::from_str(&value) {
-                    headers.insert(name, value);
+                    headers.insert(HeaderName::from_static(name), value);
                 }
             }
-        };
-
-        let names = |names: [&'static str; 3]| names.map(HeaderName::from_static);
-        write(
-            limits.requests_per_minute,
-            requests,
-            names([
-                "x-ratelimit-limit-requests",
-                "x-ratelimit-remaining-requests",
-                "x-ratelimit-reset-requests",
-            ]),
-        );
-
-        write(
-            limits.tokens_per_minute,
-            tokens,
-            names(["x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"]),
-        );
+        }
     }
 }
 

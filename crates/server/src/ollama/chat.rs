@@ -74,7 +74,8 @@ impl FromBody for ParsedOllamaChat {
         let tools = tools.settings()?;
         let messages = body.messages.unwrap_or_default();
         let change = messages.is_empty().then(|| answer_fields.take_memory_change());
-        let (think, is_streamed) = (answer_fields.think, answer_fields.is_streamed());
+        let think = answer_fields.think;
+        let is_streamed = answer_fields.is_streamed();
         let options = answer_fields.options(shared.sampling, shared.grammar, ignored)?;
         let messages = messages.into_iter().enumerate();
         let messages =
@@ -104,9 +105,13 @@ impl OllamaMessage {
         }
         let calls = self.tool_calls.unwrap_or_default().into_iter();
         let tool_calls = calls.map(|call| ToolCall { id: call.id, function: call.function }).collect();
-        let (name, tool_call_id, reasoning_content) = (self.tool_name, self.tool_call_id, self.thinking);
-        let message = Message::new(self.role, content);
-        Ok(Message { name, tool_call_id, reasoning_content, tool_calls, ..message })
+        Ok(Message {
+            name: self.tool_name,
+            tool_call_id: self.tool_call_id,
+            reasoning_content: self.thinking,
+            tool_calls,
+            ..Message::new(self.role, content)
+        })
     }
 }
 

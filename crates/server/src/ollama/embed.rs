@@ -71,6 +71,13 @@ pub(crate) struct EmbedAnswer {
     prompt_eval_count: usize,
 }
 
+impl EmbedAnswer {
+    fn new(model: String, embeddings: Vec<Vec<f32>>, prompt_eval_count: usize, started: Instant) -> Self {
+        let total_duration = nanoseconds(started.elapsed());
+        Self { model, embeddings, total_duration, load_duration: 0, prompt_eval_count }
+    }
+}
+
 /// Answer of `/api/embeddings`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct EmbeddingAnswer {
@@ -81,21 +88,18 @@ pub(crate) struct EmbeddingAnswer {
 pub(crate) async fn embed(app: App, body: Body<EmbedBody>) -> Result<Response, ApiError> {
     let Body { request: EmbedBody { model, input, truncate, dimensions }, ignored, reservation } = body;
     let started = Instant::now();
-    let answer = move |model, embeddings, prompt_eval_count| {
-        let total_duration = nanoseconds(started.elapsed());
-        EmbedAnswer { model, embeddings, total_duration, load_duration: 0, prompt_eval_count }
-    };
     let inputs = input.map_or_else(Vec::new, |input| input.0);
     if inputs.is_empty() {
         loading::wait(&app, &model).await?;
-        return Ok(ignored.name_in(Json(answer(model, Vec::new(), 0)).into_response()));
+        return Ok(ignored.name_in(Json(EmbedAnswer::new(model, Vec::new(), 0, started)).into_response()));
     }
     // Ollama truncates by default.
     let overlong = if truncate == Some(false) { InputOverflow::Refuse } else { InputOverflow::Truncate };
     let request = EmbedRequest { inputs, overlong, dimensions, prompt: None };
     let found = embeddings::embed(&app, &model, request, reservation).await?;
     let Embeddings { vectors, prompt_tokens, ran_on } = found;
-    let response = json_response(&app, move || answer(model, vectors, prompt_tokens)).await?;
+    let response =
+        json_response(&app, move || EmbedAnswer::new(model, vectors, prompt_tokens, started)).await?;
     Ok(ignored.name_in(with_device_headers(&ran_on, response)))
 }
 

@@ -1,12 +1,9 @@
 //! `POST /api/generate`: an answer to a prompt, with or without the chat template.
 
 use axum::response::Response;
-use narthex_gateway::{
-    ReadyModel,
-    request::{
-        ChatRequest, CompletionRequest, Echo, HistoryOverflow, Message, Prompt, ReasoningSettings, Role,
-        ToolSettings,
-    },
+use narthex_gateway::request::{
+    ChatRequest, CompletionRequest, Echo, HistoryOverflow, Message, Prompt, ReasoningSettings, Role,
+    ToolSettings,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -67,7 +64,8 @@ impl FromBody for ParsedGenerate {
 
         let prompt = body.prompt.unwrap_or_default();
         let change = prompt.is_empty().then(|| answer_fields.take_memory_change());
-        let (think, is_streamed) = (answer_fields.think, answer_fields.is_streamed());
+        let think = answer_fields.think;
+        let is_streamed = answer_fields.is_streamed();
         let options = answer_fields.options(shared.sampling, shared.grammar, ignored)?;
         let mut reasoning_parameters = Think::name(think);
         if body.raw == Some(true) {
@@ -107,8 +105,10 @@ pub(crate) async fn create(app: App, body: Body<ParsedGenerate>) -> Result<Respo
             conversation::answer(&app, Body { request, ignored, reservation }, form).await
         }
         GenerateWork::Continue(request) => {
-            let call = move |model: &ReadyModel, sink| model.complete(*request, sink);
-            let events = events::start(&app, &model, reservation, None, call).await?;
+            let events = events::start(&app, &model, reservation, None, move |model, sink| {
+                model.complete(*request, sink)
+            });
+            let events = events.await?;
             let mode = ResponseMode { n: 1, is_streamed };
             Ok(ignored.name_in(conversation::whole_or_streamed(&app, events, form, mode).await?))
         }

@@ -155,8 +155,13 @@ impl LineContent for ChatContent {
             let function = CalledFunction { name: call.name.clone(), arguments };
             Some(AnswerCall { id: call.id.clone(), function })
         });
-        let (tool_calls, thinking) = (calls.collect(), String::new());
-        Self { message: AssistantMessage { role: "assistant", content: text, thinking, tool_calls } }
+        let message = AssistantMessage {
+            role: "assistant",
+            content: text,
+            thinking: String::new(),
+            tool_calls: calls.collect(),
+        };
+        Self { message }
     }
 
     fn with_thinking(mut self, thinking: String) -> Self {

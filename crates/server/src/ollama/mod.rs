@@ -49,7 +49,8 @@ async fn unload(app: &App, model: &str) -> Result<(), ApiError> {
     if !app.meter.caller.is_admin() {
         return Err(admins_only("keep_alive: 0 without a prompt"));
     }
-    let (gateway, model) = (app.gateway.clone(), model.to_owned());
+    let gateway = app.gateway.clone();
+    let model = model.to_owned();
     app.shared.jobs.run(move || gateway.unload(&model)).await
 }
 

@@ -97,13 +97,13 @@ impl InstalledModel {
 /// Lists the installed models and their aliases.
 pub(crate) async fn tags(app: App) -> Result<Json<InstalledModels>, ApiError> {
     let gateway = app.gateway.clone();
-    let listed = move || gateway.models().map(|models| (models, gateway.aliases()));
-    let (models, aliases) = app.shared.jobs.run(listed).await?;
-    let newest = |model: &ModelListing| {
+    let listing = app.shared.jobs.run(move || gateway.models().map(|models| (models, gateway.aliases())));
+    let (models, aliases) = listing.await?;
+    let installed = models.iter().filter_map(|model| {
         let package = model.installed.iter().max_by_key(|package| package.created)?;
         Some(InstalledModel::new(model, package))
-    };
-    let mut models: Vec<InstalledModel> = models.iter().filter_map(newest).collect();
+    });
+    let mut models: Vec<InstalledModel> = installed.collect();
     for (alias, name) in aliases {
         let found = models.iter().find(|model| model.name == name.as_str()).cloned();
         models.extend(found.map(|model| InstalledModel { name: alias.clone(), model: alias, ..model }));
@@ -225,7 +225,8 @@ pub(crate) struct ShownModel {
 /// Describes one model.
 pub(crate) async fn show(app: App, body: Body<ShowBody>) -> Result<Json<ShownModel>, ApiError> {
     let Body { request: ShowBody { model }, reservation: _reservation, .. } = body;
-    let (gateway, model) = (app.gateway.clone(), model.into_name());
+    let gateway = app.gateway.clone();
+    let model = model.into_name();
     let shown = app.shared.jobs.run(move || shown(&gateway, &model)).await?;
     Ok(Json(shown))
 }

@@ -81,6 +81,16 @@ impl PullLine {
         Self { status: Some(status.into()), digest: None, total: None, completed: None, error: None }
     }
 
+    /// Returns the line of a stage whose size is known.
+    fn part(stage: String, total: u64, completed: u64) -> Self {
+        Self {
+            digest: Some(stage.clone()),
+            total: Some(total),
+            completed: Some(completed),
+            ..Self::status(stage)
+        }
+    }
+
     fn end(outcome: &Result<(), ApiError>) -> Self {
         match outcome {
             Ok(()) => Self::status("success"),
@@ -106,26 +116,20 @@ struct LineSink {
 impl LineSink {
     fn line(&self, progress: Progress) -> Option<PullLine> {
         let mut totals = self.totals.lock();
-        let part = |stage: String, total: u64, completed: u64| PullLine {
-            digest: Some(stage.clone()),
-            total: Some(total),
-            completed: Some(completed),
-            ..PullLine::status(stage)
-        };
         match progress {
             Progress::Step { title, .. } => Some(PullLine::status(title)),
             Progress::Started { stage, unit: Unit::Bytes, total: Some(total) } => {
                 totals.insert(stage.clone(), total);
-                Some(part(stage, total, 0))
+                Some(PullLine::part(stage, total, 0))
             }
             Progress::Started { stage, .. } => Some(PullLine::status(stage)),
             Progress::Advanced { stage, done } => {
                 let total = *totals.get(&stage)?;
-                Some(part(stage, total, done.min(total)))
+                Some(PullLine::part(stage, total, done.min(total)))
             }
             Progress::Finished { stage } => {
                 let total = totals.remove(&stage)?;
-                Some(part(stage, total, total))
+                Some(PullLine::part(stage, total, total))
             }
             Progress::Note(text) => Some(PullLine::status(text)),
         }
@@ -156,13 +160,15 @@ impl RunningPull {
         let (sender, lines) = mpsc::channel(MAX_LINES);
         let cancel = Cancel::new();
         let guard = CancelOnDrop(cancel.clone());
-        let call = move || {
-            let sink = LineSink { lines: sender, totals: Mutex::default() };
-            sink.event(Progress::Note("pulling manifest".to_owned()));
-            pull.run(&sink, &cancel).map(drop)
-        };
         let jobs = app.shared.jobs.clone();
-        let job = tokio::spawn(async move { jobs.run(call).await });
+        let job = tokio::spawn(async move {
+            let run = jobs.run(move || {
+                let sink = LineSink { lines: sender, totals: Mutex::default() };
+                sink.event(Progress::Note("pulling manifest".to_owned()));
+                pull.run(&sink, &cancel).map(drop)
+            });
+            run.await
+        });
         Ok(Self { lines, job: Some(job), _cancel: guard })
     }
 

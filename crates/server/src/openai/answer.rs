@@ -1,10 +1,7 @@
 //! `POST /v1/answer`: extractive question answering.
 
 use axum::{Json, response::Response};
-use narthex_gateway::{
-    Cancel, ReadyModel,
-    request::{Answer, AnswerRequest},
-};
+use narthex_gateway::request::{Answer, AnswerRequest};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -79,8 +76,7 @@ struct AnswerSpan {
 
 impl From<Answer> for AnswerSpan {
     fn from(Answer { text, bytes, chars, score }: Answer) -> Self {
-        let (start, end) = (chars.start, chars.end);
-        Self { text, start, end, start_byte: bytes.start, end_byte: bytes.end, score }
+        Self { text, start: chars.start, end: chars.end, start_byte: bytes.start, end_byte: bytes.end, score }
     }
 }
 
@@ -89,10 +85,16 @@ pub(crate) async fn create(app: App, body: Body<ParsedAnswer>) -> Result<Respons
     let Body { request: ParsedAnswer { model, request }, ignored, reservation } = body;
     let text = WholeText { body: reservation, length: request.context.len() };
     let meter = app.meter.clone();
-    let call = move |model: &ReadyModel, cancel: &Cancel| {
-        model.answer(&request, cancel).inspect(|found| meter.tokens(found.prompt_tokens))
-    };
-    let found = run_encoder(&app, &model, text, |_| 0, call).await?;
+    let found = run_encoder(
+        &app,
+        &model,
+        text,
+        |_| 0,
+        move |model, cancel| {
+            model.answer(&request, cancel).inspect(|found| meter.tokens(found.prompt_tokens))
+        },
+    );
+    let found = found.await?;
     let body = QuestionAnswers {
         object: OBJECT,
         model,

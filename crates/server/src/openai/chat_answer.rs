@@ -182,7 +182,8 @@ impl ChatForm {
 impl ChatCompletion {
     /// Returns the answer in this form.
     pub(super) fn new(header: CompletionHeader, reply: Reply, form: &ChatForm) -> Self {
-        let (usage, timings) = (CompletionUsage::from(&reply.summary), reply.timings());
+        let usage = CompletionUsage::from(&reply.summary);
+        let timings = reply.timings();
         let choices = reply.choices.into_iter().enumerate();
         let choices = choices.map(|(index, choice)| ChatChoice::new(index, choice, form)).collect();
         Self { header, object: OBJECT, choices, usage, timings }
@@ -191,8 +192,8 @@ impl ChatCompletion {
 
 impl ChatChoice {
     fn new(index: usize, choice: Choice, form: &ChatForm) -> Self {
-        let (text, calls) = (choice.text(), choice.calls().cloned());
-        let tool_calls: Vec<_> = calls.map(|call| form.call(call)).collect();
+        let text = choice.text();
+        let tool_calls: Vec<_> = choice.calls().cloned().map(|call| form.call(call)).collect();
         let Choice { reasoning, tokens, finish, .. } = choice;
         let message = ChatMessage {
             role: ROLE,
@@ -252,10 +253,10 @@ impl ChatStream {
             parts.extend(self.close(choice, CallEnd::Complete));
             if self.form.custom.contains(&start.name) {
                 let custom = CustomDelta { name: Some(start.name.clone()), input: String::new() };
-                let (index, id) = (delta.index, Some(start.id.clone()));
+                let index = delta.index;
                 parts.push(CallDelta {
                     index,
-                    id,
+                    id: Some(start.id.clone()),
                     r#type: Some(CUSTOM),
                     function: None,
                     custom: Some(custom),
@@ -295,6 +296,13 @@ impl ChatDelta {
     fn new(index: usize, delta: MessageDelta) -> Self {
         Self { index, delta, logprobs: None, end: ChoiceEnd::new(None) }
     }
+
+    /// Returns the parts of calls, if there are any.
+    fn of_calls(choice: usize, calls: impl IntoIterator<Item = CallDelta>) -> Option<Self> {
+        let tool_calls: Vec<_> = calls.into_iter().collect();
+        (!tool_calls.is_empty())
+            .then(|| Self::new(choice, MessageDelta { tool_calls, ..MessageDelta::default() }))
+    }
 }
 
 impl ChunkChoice for ChatDelta {
@@ -302,17 +310,13 @@ impl ChunkChoice for ChatDelta {
     type State = ChatStream;
 
     fn from_event(event: GenerationEvent, state: &mut ChatStream) -> Vec<Self> {
-        let of_calls = |choice, tool_calls: Vec<CallDelta>| {
-            let delta = MessageDelta { tool_calls, ..MessageDelta::default() };
-            (!delta.tool_calls.is_empty()).then(|| Self::new(choice, delta))
-        };
         match event {
             GenerationEvent::Started { .. } => {
-                let start = |index| {
-                    let (role, content) = (Some(ROLE), Some(String::new()));
-                    Self::new(index, MessageDelta { role, content, ..MessageDelta::default() })
-                };
-                (0..state.open.len()).map(start).collect()
+                let starts = (0..state.open.len()).map(|index| {
+                    let content = Some(String::new());
+                    Self::new(index, MessageDelta { role: Some(ROLE), content, ..MessageDelta::default() })
+                });
+                starts.collect()
             }
             GenerationEvent::Text { choice, text, tokens } => {
                 let is_empty = text.is_empty();
@@ -320,23 +324,23 @@ impl ChunkChoice for ChatDelta {
                 let logprobs = (!tokens.is_empty()).then(|| ChatLogprobs::new(tokens));
                 // A part may have only the log-probabilities of a call.
                 let closed = if is_empty { None } else { state.close(choice, CallEnd::Complete) };
-                let closed = closed.into_iter().collect();
                 let text = Self { logprobs, ..Self::new(choice, delta) };
-                of_calls(choice, closed).into_iter().chain([text]).collect()
+                Self::of_calls(choice, closed).into_iter().chain([text]).collect()
             }
+
             GenerationEvent::Reasoning { choice, text } => {
                 let delta = MessageDelta { reasoning_content: Some(text), ..MessageDelta::default() };
                 vec![Self::new(choice, delta)]
             }
             GenerationEvent::ToolCall { choice, delta } => {
-                of_calls(choice, state.call(choice, delta)).into_iter().collect()
+                Self::of_calls(choice, state.call(choice, delta)).into_iter().collect()
             }
             GenerationEvent::Finished { choice, reason } => {
                 let ending = if is_cut(reason) { CallEnd::Cut } else { CallEnd::Complete };
-                let closed = state.close(choice, ending).into_iter().collect();
+                let closed = state.close(choice, ending);
                 let end = ChoiceEnd::new(Some(reason));
                 let end = Self { end, ..Self::new(choice, MessageDelta::default()) };
-                of_calls(choice, closed).into_iter().chain([end]).collect()
+                Self::of_calls(choice, closed).into_iter().chain([end]).collect()
             }
             GenerationEvent::Done(_) | GenerationEvent::Failed { .. } => Vec::new(),
         }

@@ -3,10 +3,7 @@
 use std::{collections::VecDeque, mem};
 
 use axum::{Json, response::Response};
-use narthex_gateway::{
-    ReadyModel,
-    request::{CompletionRequest, Echo, GenerateOptions, GenerationEvent, Prompt, Summary},
-};
+use narthex_gateway::request::{CompletionRequest, Echo, GenerateOptions, GenerationEvent, Prompt, Summary};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -109,7 +106,8 @@ pub(crate) async fn create(app: App, body: Body<ParsedCompletion>) -> Result<Res
     let n = options.n;
     let header = CompletionHeader::new("cmpl-", model.clone());
     let mut pending = VecDeque::with_capacity(prompts.len());
-    let (mut replies, mut ran_on) = (Vec::with_capacity(prompts.len()), None);
+    let mut replies = Vec::with_capacity(prompts.len());
+    let mut ran_on = None;
     // The request itself counts as one answer, that of one prompt at a time.
     let mut unused = 1;
     for prompt in prompts {
@@ -124,8 +122,10 @@ pub(crate) async fn create(app: App, body: Body<ParsedCompletion>) -> Result<Res
             }
         };
         let completion = CompletionRequest { prompt, echo, options: options.clone() };
-        let call = move |model: &ReadyModel, sink| model.complete(completion, sink);
-        let events = events::start(&app, &model, reservation.clone(), more_answers, call).await?;
+        let events = events::start(&app, &model, reservation.clone(), more_answers, move |model, sink| {
+            model.complete(completion, sink)
+        });
+        let events = events.await?;
         ran_on.get_or_insert_with(|| events.ran_on());
         pending.push_back((events, mem::take(&mut unused)));
     }
@@ -143,7 +143,8 @@ pub(crate) async fn create(app: App, body: Body<ParsedCompletion>) -> Result<Res
     for (events, _) in pending {
         replies.push(collect(events, n).await?);
     }
-    let (mut choices, mut total) = (Vec::new(), Summary::default());
+    let mut choices = Vec::new();
+    let mut total = Summary::default();
     for reply in replies {
         choices.extend(reply.choices);
         total = sum(total, reply.summary);

@@ -74,8 +74,12 @@ impl FromBody for ParsedEmbeddings {
             Truncate::Flag(flag) => flag,
             Truncate::End(end) => matches!(end, End::End),
         });
-        let (inputs, dimensions, prompt) = (body.input.0, body.dimensions, body.prompt_name);
-        let request = EmbedRequest { inputs, overlong: InputOverflow::Refuse, dimensions, prompt };
+        let request = EmbedRequest {
+            inputs: body.input.0,
+            overlong: InputOverflow::Refuse,
+            dimensions: body.dimensions,
+            prompt: body.prompt_name,
+        };
         let format = body.encoding_format.unwrap_or_default();
         Ok(Self { model: body.model, request, truncate, format })
     }
@@ -115,7 +119,7 @@ pub(crate) async fn create(app: App, body: Body<ParsedEmbeddings>) -> Result<Res
     request.overlong = app.shared.options.overlong(truncate);
     let answer = embeddings::embed(&app, &model, request, reservation).await?;
     let Embeddings { vectors, prompt_tokens, ran_on } = answer;
-    let list = move || {
+    let response = json_response(&app, move || {
         let data = vectors.into_iter().enumerate().map(|(index, vector)| EmbeddingObject {
             object: "embedding",
             index,
@@ -123,9 +127,8 @@ pub(crate) async fn create(app: App, body: Body<ParsedEmbeddings>) -> Result<Res
         });
         let usage = usage_of_prompt(prompt_tokens);
         EmbeddingList { object: "list", data: data.collect(), model, usage }
-    };
-    let response = json_response(&app, list).await?;
-    Ok(ignored.name_in(with_device_headers(&ran_on, response)))
+    });
+    Ok(ignored.name_in(with_device_headers(&ran_on, response.await?)))
 }
 
 fn encode(vector: Vec<f32>, format: Format) -> EmbeddingVector {

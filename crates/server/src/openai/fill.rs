@@ -1,10 +1,7 @@
 //! `POST /v1/fill`: predictions for masked tokens by a masked language model, or a continuation of the text.
 
 use axum::{Json, response::Response};
-use narthex_gateway::{
-    Cancel, ReadyModel,
-    request::{Filling, MaskRequest, RefineRequest},
-};
+use narthex_gateway::request::{Filling, MaskRequest, RefineRequest};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -44,15 +41,17 @@ enum Fill {
 
 impl FillBody {
     fn into_request(self) -> Result<Fill, ApiError> {
-        let invalid =
-            |param: &'static str, why: &str| Err(ApiError::bad_request(param, format!("{param}: {why}")));
         match self.generate {
-            Some(_) if self.top_k.is_some() => invalid("top_k", "cannot be combined with generate"),
+            Some(_) if self.top_k.is_some() => {
+                Err(ApiError::bad_request("top_k", "top_k: cannot be combined with generate"))
+            }
             Some(tokens) => {
                 let request = RefineRequest::new(self.text, tokens);
                 Ok(Fill::Refine(RefineRequest { rounds: self.rounds.unwrap_or(request.rounds), ..request }))
             }
-            None if self.rounds.is_some() => invalid("rounds", "requires generate"),
+            None if self.rounds.is_some() => {
+                Err(ApiError::bad_request("rounds", "rounds: requires generate"))
+            }
             None => Ok(Fill::Masks(MaskRequest { text: self.text, top_k: self.top_k.unwrap_or(5) })),
         }
     }
@@ -121,22 +120,32 @@ fn tokens(fillings: Vec<Filling>) -> Vec<FilledToken> {
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<ParsedFill>) -> Result<Response, ApiError> {
     let Body { request: ParsedFill { model, request }, ignored, reservation } = body;
-    let (name, meter) = (model.clone(), app.meter.clone());
-    let call = move |model: &ReadyModel, cancel: &Cancel| match request {
-        Fill::Masks(request) => {
-            let found = model.fill(&request, cancel)?;
-            meter.tokens(found.prompt_tokens);
-            let filled = FillContent::Masks { masks: found.masks.into_iter().map(tokens).collect() };
-            Ok((found.ran_on, FilledText::new(name, filled, found.prompt_tokens)))
-        }
-        Fill::Refine(request) => {
-            let found = model.refine(&request, cancel)?;
-            meter.tokens(found.prompt_tokens);
-            let (text, generated) = (found.text, found.generated);
-            let filled = FillContent::Text { text, generated, tokens: tokens(found.tokens) };
-            Ok((found.ran_on, FilledText::new(name, filled, found.prompt_tokens)))
-        }
-    };
-    let (ran_on, body) = run_encoder(&app, &model, reservation.into(), |_| 0, call).await?;
+    let name = model.clone();
+    let meter = app.meter.clone();
+    let filled = run_encoder(
+        &app,
+        &model,
+        reservation.into(),
+        |_| 0,
+        move |model, cancel| match request {
+            Fill::Masks(request) => {
+                let found = model.fill(&request, cancel)?;
+                meter.tokens(found.prompt_tokens);
+                let filled = FillContent::Masks { masks: found.masks.into_iter().map(tokens).collect() };
+                Ok((found.ran_on, FilledText::new(name, filled, found.prompt_tokens)))
+            }
+            Fill::Refine(request) => {
+                let found = model.refine(&request, cancel)?;
+                meter.tokens(found.prompt_tokens);
+                let filled = FillContent::Text {
+                    text: found.text,
+                    generated: found.generated,
+                    tokens: tokens(found.tokens),
+                };
+                Ok((found.ran_on, FilledText::new(name, filled, found.prompt_tokens)))
+            }
+        },
+    );
+    let (ran_on, body) = filled.await?;
     Ok(ignored.name_in(with_device_headers(&ran_on, Json(body))))
 }

@@ -52,38 +52,37 @@ impl ChatLogprobs {
 impl ChatToken {
     /// Returns the entries of tokens.
     pub(super) fn list(tokens: Vec<TokenInfo>) -> Vec<Self> {
-        let likely = |top: TokenAlternative| LikelyToken {
-            token: top.text,
-            logprob: top.logprob.into(),
-            bytes: top.bytes,
-        };
-        let entry = |token: TokenInfo| Self {
+        let entries = tokens.into_iter().map(|token| Self {
             token: token.text,
             logprob: token.logprob.map(f64::from),
             bytes: token.bytes,
-            top_logprobs: token.top.into_iter().map(likely).collect(),
-        };
-        tokens.into_iter().map(entry).collect()
+            top_logprobs: token.top.into_iter().map(LikelyToken::from).collect(),
+        });
+        entries.collect()
+    }
+}
+
+impl From<TokenAlternative> for LikelyToken {
+    fn from(TokenAlternative { text, logprob, bytes }: TokenAlternative) -> Self {
+        Self { token: text, logprob: logprob.into(), bytes }
     }
 }
 
 impl TextLogprobs {
     /// Returns the log-probabilities of tokens that begin at this offset, and adds their length to it.
     pub(super) fn new(tokens: &[TokenInfo], offset: &mut usize) -> Self {
-        let place = |token: &TokenInfo| {
-            let at = *offset;
-            *offset += token.text.chars().count();
-            at
-        };
-        let top = |token: &TokenInfo| {
-            token.logprob?;
-            Some(token.top.iter().map(|top| (top.text.clone(), top.logprob.into())).collect())
-        };
-        Self {
+        let mut logprobs = Self {
             tokens: tokens.iter().map(|token| token.text.clone()).collect(),
             token_logprobs: tokens.iter().map(|token| token.logprob.map(f64::from)).collect(),
-            top_logprobs: tokens.iter().map(top).collect(),
-            text_offset: tokens.iter().map(place).collect(),
+            top_logprobs: Vec::with_capacity(tokens.len()),
+            text_offset: Vec::with_capacity(tokens.len()),
+        };
+        for token in tokens {
+            let alternatives = token.top.iter().map(|top| (top.text.clone(), top.logprob.into()));
+            logprobs.top_logprobs.push(token.logprob.map(|_| alternatives.collect()));
+            logprobs.text_offset.push(*offset);
+            *offset += token.text.chars().count();
         }
+        logprobs
     }
 }

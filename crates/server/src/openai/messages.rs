@@ -196,10 +196,13 @@ impl WireMessage {
         let calls = calls.map(|(at, call)| call.into_call(&format!("messages[{index}].tool_calls[{at}]")));
         let mut tool_calls = calls.collect::<Result<Vec<_>, _>>()?;
         tool_calls.extend(self.function_call.map(|call| call.into_call(None)));
-        let (name, tool_call_id) = (self.name, self.tool_call_id);
-        let reasoning_content = self.reasoning_content.filter(|_| self.role == WireRole::Assistant);
-        let message = Message::new(self.role.into(), content);
-        Ok(Message { name, tool_call_id, tool_calls, reasoning_content, ..message })
+        Ok(Message {
+            name: self.name,
+            tool_call_id: self.tool_call_id,
+            tool_calls,
+            reasoning_content: self.reasoning_content.filter(|_| self.role == WireRole::Assistant),
+            ..Message::new(self.role.into(), content)
+        })
     }
 }
 

@@ -116,8 +116,12 @@ impl ModelObject {
     }
 
     fn alias(&self, alias: &str) -> Self {
-        let (id, display_name) = (alias.to_owned(), alias.to_owned());
-        Self { id, display_name, root: Some(self.id.clone()), ..self.clone() }
+        Self {
+            id: alias.to_owned(),
+            display_name: alias.to_owned(),
+            root: Some(self.id.clone()),
+            ..self.clone()
+        }
     }
 }
 
@@ -136,8 +140,8 @@ fn capabilities(kind: ModelKind) -> Vec<&'static str> {
 /// Lists the usable models: installed ones, those that are fetched on first use, and aliases of both.
 pub(crate) async fn list(app: App, headers: HeaderMap) -> Result<Json<ModelList>, ApiError> {
     let gateway = app.gateway.clone();
-    let listed = move || gateway.models().map(|models| (models, gateway.aliases()));
-    let (models, aliases) = app.shared.jobs.run(listed).await?;
+    let listing = app.shared.jobs.run(move || gateway.models().map(|models| (models, gateway.aliases())));
+    let (models, aliases) = listing.await?;
     let usable = models.iter().filter(|model| !model.installed.is_empty() || model.auto_pull);
     let protocol = protocol(&headers);
     let mut data: Vec<ModelObject> = usable.map(|model| ModelObject::new(model, protocol)).collect();
@@ -145,8 +149,8 @@ pub(crate) async fn list(app: App, headers: HeaderMap) -> Result<Json<ModelList>
         let found = data.iter().find(|model| model.id == name.as_str()).map(|model| model.alias(&alias));
         data.extend(found);
     }
-    let id = |model: Option<&ModelObject>| model.map(|model| model.id.clone());
-    let (first_id, last_id) = (id(data.first()), id(data.last()));
+    let first_id = data.first().map(|model| model.id.clone());
+    let last_id = data.last().map(|model| model.id.clone());
     Ok(Json(ModelList { object: "list", data, has_more: false, first_id, last_id }))
 }
 

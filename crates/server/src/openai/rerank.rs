@@ -1,10 +1,7 @@
 //! `POST /v1/rerank`, in the form that Cohere's and Jina's APIs share.
 
 use axum::response::Response;
-use narthex_gateway::{
-    Cancel, ReadyModel,
-    request::{DocumentScore, InputOverflow, RerankRequest},
-};
+use narthex_gateway::request::{InputOverflow, RerankRequest};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -116,26 +113,32 @@ pub(crate) async fn create(app: App, body: Body<ParsedRerank>) -> Result<Respons
     request.overlong = app.shared.options.overlong(truncate);
     let answer_bytes = if return_documents { DOCUMENT_COPIES * length(&request.documents) } else { 0 };
     let meter = app.meter.clone();
-    let call = move |model: &ReadyModel, cancel: &Cancel| {
-        let found = model.rerank(&request, cancel)?;
-        meter.tokens(found.prompt_tokens);
-        Ok((found, request.documents))
-    };
+    let ranking = run_encoder(
+        &app,
+        &model,
+        reservation.into(),
+        |_| answer_bytes,
+        move |model, cancel| {
+            let ranking = model.rerank(&request, cancel)?;
+            meter.tokens(ranking.prompt_tokens);
+            Ok((ranking, request.documents))
+        },
+    );
+    let (ranking, documents) = ranking.await?;
 
-    let (answer, documents) = run_encoder(&app, &model, reservation.into(), |_| answer_bytes, call).await?;
-    let ran_on = answer.ran_on.clone();
-    let body = move || {
-        let result = |ranked: &DocumentScore| RerankResult {
+    let ran_on = ranking.ran_on.clone();
+    let response = json_response(&app, move || {
+        let results = ranking.results.iter().map(|ranked| RerankResult {
             index: ranked.index,
             relevance_score: ranked.score,
             document: return_documents.then(|| RankedDocument { text: documents[ranked.index].clone() }),
-        };
+        });
         RerankAnswer {
             id: new_id("rerank-"),
             model,
-            results: answer.results.iter().map(result).collect(),
-            usage: usage_of_prompt(answer.prompt_tokens),
+            results: results.collect(),
+            usage: usage_of_prompt(ranking.prompt_tokens),
         }
-    };
-    Ok(ignored.name_in(with_device_headers(&ran_on, json_response(&app, body).await?)))
+    });
+    Ok(ignored.name_in(with_device_headers(&ran_on, response.await?)))
 }

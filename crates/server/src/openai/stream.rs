@@ -4,7 +4,7 @@ use axum::response::sse::Event;
 use narthex_gateway::request::GenerationEvent;
 use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{CompletionHeader, CompletionUsage};
 use crate::{
@@ -109,12 +109,14 @@ impl<C: ChunkChoice> ChunkEncoder<C> {
 
 impl<C: ChunkChoice> EventEncoder for ChunkEncoder<C> {
     fn encode(&mut self, event: GenerationEvent) -> Vec<Event> {
-        let data = |value: Value| Event::default().data(value.to_string());
         if let GenerationEvent::Failed { message, .. } = event {
-            return vec![data(json!(OpenAiErrorBody::of_stream(message)))];
+            let error = json!(OpenAiErrorBody::of_stream(message));
+            return vec![Event::default().data(error.to_string())];
         }
         let is_last = matches!(event, GenerationEvent::Done(_));
-        let mut encoded: Vec<Event> = self.chunks(event).iter().map(|chunk| data(json!(chunk))).collect();
+        let chunks = self.chunks(event);
+        let encoded = chunks.iter().map(|chunk| Event::default().data(json!(chunk).to_string()));
+        let mut encoded: Vec<Event> = encoded.collect();
         if is_last {
             encoded.push(Event::default().data("[DONE]"));
         }
@@ -127,6 +129,7 @@ mod tests {
     use axum::response::{IntoResponse, Sse};
     use futures::StreamExt;
     use narthex_gateway::request::{FinishReason, Summary};
+    use serde_json::Value;
 
     use super::*;
     use crate::protocol::sse::event_stream;

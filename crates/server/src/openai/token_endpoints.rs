@@ -7,9 +7,8 @@ use axum::{
     http::header::CONTENT_TYPE,
     response::{IntoResponse, Response},
 };
-use narthex_gateway::{
-    Cancel, ReadyModel,
-    request::{ChatRequest, GenerateOptions, HistoryOverflow, TokenizeOptions, ToolSettings},
+use narthex_gateway::request::{
+    ChatRequest, GenerateOptions, HistoryOverflow, TokenizeOptions, ToolSettings,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -165,13 +164,20 @@ pub(crate) async fn tokenize(app: App, body: Body<ParsedTokenize>) -> Result<Jso
         TokenizeInput::Conversation(_) => 0,
     };
     let text = WholeText { body: reservation, length };
-    let call = move |model: &ReadyModel, cancel: &Cancel| match input {
-        TokenizeInput::Text { text, options } => model.tokenize(&text, options, cancel),
-        TokenizeInput::Conversation(request) => {
-            Ok(model.chat_prompt(conversation::stable(*request), cancel)?.tokens)
-        }
-    };
-    let tokens = run_tokenizing(&app, &model, text, |_| length.saturating_mul(TOKEN_BYTES), call).await?;
+    let answer_bytes = length.saturating_mul(TOKEN_BYTES);
+    let tokens = run_tokenizing(
+        &app,
+        &model,
+        text,
+        |_| answer_bytes,
+        move |model, cancel| match input {
+            TokenizeInput::Text { text, options } => model.tokenize(&text, options, cancel),
+            TokenizeInput::Conversation(request) => {
+                Ok(model.chat_prompt(conversation::stable(*request), cancel)?.tokens)
+            }
+        },
+    );
+    let tokens = tokens.await?;
     Ok(Json(TokenList { count: tokens.len(), tokens }))
 }
 
@@ -182,16 +188,18 @@ const TEXT_COPIES: usize = 26;
 /// Returns the text of tokens. Its length is known, and its memory reserved, before it is created.
 pub(crate) async fn detokenize(app: App, body: Body<DetokenizeBody>) -> Result<Response, ApiError> {
     let Body { request: DetokenizeBody { model, tokens }, reservation, .. } = body;
-    let measure = move |model: &ReadyModel, _: &Cancel| Ok((model.text_bytes(&tokens)?, tokens));
-    let (bytes, tokens) = run_cancellable(&app, &model, reservation.clone(), measure).await?;
+    let measured = run_cancellable(&app, &model, reservation.clone(), move |model, _| {
+        Ok((model.text_bytes(&tokens)?, tokens))
+    });
+    let (bytes, tokens) = measured.await?;
     app.answer.reserve(bytes.saturating_mul(TEXT_COPIES)).await?;
-    let write = move |model: &ReadyModel, _: &Cancel| {
+
+    let json = run_cancellable(&app, &model, reservation, move |model, _| {
         let text = model.detokenize(&tokens)?;
         // Serialising strings to JSON cannot fail.
         Ok(serde_json::to_vec(&TokenText { content: &text, prompt: &text }).unwrap_or_default())
-    };
-    let json = run_cancellable(&app, &model, reservation, write).await?;
-    Ok(([(CONTENT_TYPE, "application/json")], json).into_response())
+    });
+    Ok(([(CONTENT_TYPE, "application/json")], json.await?).into_response())
 }
 
 /// Returns the prompt of a conversation.
@@ -200,8 +208,8 @@ pub(crate) async fn apply_template(
     body: Body<ParsedTemplate>,
 ) -> Result<Json<TemplateText>, ApiError> {
     let Body { request: ParsedTemplate { model, request }, reservation, .. } = body;
-    let call =
-        move |model: &ReadyModel, cancel: &Cancel| model.chat_prompt(conversation::stable(request), cancel);
-    let prompt = run_cancellable(&app, &model, reservation, call).await?;
-    Ok(Json(TemplateText { prompt: prompt.text }))
+    let prompt = run_cancellable(&app, &model, reservation, move |model, cancel| {
+        model.chat_prompt(conversation::stable(request), cancel)
+    });
+    Ok(Json(TemplateText { prompt: prompt.await?.text }))
 }

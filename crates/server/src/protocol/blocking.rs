@@ -44,11 +44,13 @@ impl WholeText {
     ) -> (impl FnOnce() -> Result<T, Error>, CancelOnDrop) {
         let cancel = Cancel::new();
         let guard = CancelOnDrop(cancel.clone());
-        let job = move || {
-            let _body = self.body;
-            call(&model, &cancel)
-        };
-        (job, guard)
+        (
+            move || {
+                let _body = self.body;
+                call(&model, &cancel)
+            },
+            guard,
+        )
     }
 }
 
@@ -84,9 +86,11 @@ pub(crate) async fn json_response<T: Serialize>(
     app: &App,
     answer: impl FnOnce() -> T + Send + 'static,
 ) -> Result<Response, ApiError> {
-    // Serialising numbers and strings to JSON cannot fail.
-    let write = move || Ok::<_, ApiError>(serde_json::to_vec(&answer()).unwrap_or_default());
-    let json = app.shared.jobs.run(write).await?;
+    let json = app.shared.jobs.run(move || {
+        // Serialising numbers and strings to JSON cannot fail.
+        Ok::<_, ApiError>(serde_json::to_vec(&answer()).unwrap_or_default())
+    });
+    let json = json.await?;
     Ok(([(CONTENT_TYPE, "application/json")], json).into_response())
 }
 
@@ -115,9 +119,8 @@ pub(crate) async fn run_encoder<T: Send + 'static>(
 ) -> Result<T, ApiError> {
     let model = text.ready(app, model, answer_bytes).await?;
     let meter = app.meter.clone();
-    let charged = move |model: &ReadyModel, cancel: &Cancel| {
+    let (job, _on_disconnect) = text.job(model, move |model, cancel| {
         call(model, cancel).inspect_err(|_| meter.tokens(model.computed_tokens()))
-    };
-    let (job, _on_disconnect) = text.job(model, charged);
+    });
     app.shared.jobs.run_encoder(job).await
 }

@@ -70,8 +70,9 @@ impl<S: Send + Sync, T: FromBody> FromRequest<S> for Body<T> {
             }
         };
 
-        let (held, budget) = (reservation.clone(), bodies.clone());
-        let count = move || {
+        let held = reservation.clone();
+        let budget = bodies.clone();
+        let counted = jobs.run_reader(size, move || {
             let mut bytes = encoding.decode(bytes)?;
             drop(compressed);
             lenient_json::normalise(&mut bytes);
@@ -81,9 +82,8 @@ impl<S: Send + Sync, T: FromBody> FromRequest<S> for Body<T> {
                 return read(&bytes).map(CountedBody::Read);
             }
             Ok(CountedBody::Unread { bytes, values })
-        };
-
-        let (request, ignored) = match jobs.run_reader(size, count).await? {
+        });
+        let (request, ignored) = match counted.await? {
             CountedBody::Read(read) => read,
             CountedBody::Unread { bytes, values } => {
                 bodies.reserve_values(&reservation, values).await?;

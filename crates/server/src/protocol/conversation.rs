@@ -3,10 +3,7 @@
 use std::{mem, sync::Arc};
 
 use axum::{Json, http::HeaderName, response::Response};
-use narthex_gateway::{
-    Cancel, ReadyModel,
-    request::{ChatRequest, ReasoningSettings, Role, UsedSampling},
-};
+use narthex_gateway::request::{ChatRequest, ReasoningSettings, Role, UsedSampling};
 use serde::Serialize;
 
 use super::{
@@ -111,9 +108,12 @@ pub(crate) async fn answer(
     let Body { request: conversation, mut ignored, reservation } = body;
     let Conversation { model, request, is_streamed, reasoning_parameters } = conversation;
     let n = request.options.n;
-    let call = move |model: &ReadyModel, sink| model.chat(stable(request), sink);
     let more_answers = app.meter.caller.add_answers(n.saturating_sub(1))?;
-    let events = events::start(app, &model, reservation, more_answers, call).await?;
+    let events = events::start(app, &model, reservation, more_answers, move |model, sink| {
+        model.chat(stable(request), sink)
+    });
+    let events = events.await?;
+
     ignore_reasoning(app, &events, reasoning_parameters, &mut ignored)?;
     let omitted = events.omitted_messages();
     form.started(events.sampling());
@@ -131,8 +131,10 @@ pub(crate) async fn count_tokens(
     request: ChatRequest,
     body: Reservation,
 ) -> Result<usize, ApiError> {
-    let call = move |model: &ReadyModel, cancel: &Cancel| model.count_chat_tokens(stable(request), cancel);
-    run_cancellable(app, model, body, call).await
+    let count = run_cancellable(app, model, body, move |model, cancel| {
+        model.count_chat_tokens(stable(request), cancel)
+    });
+    count.await
 }
 
 /// Adds the parameters of reasoning to the ignored ones if the model does not reason. Refuses them on a strict server,

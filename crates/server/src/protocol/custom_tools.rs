@@ -65,8 +65,13 @@ impl CustomTool {
             };
             TextArgument { name: INPUT.to_owned(), grammar }
         });
-        let (name, description, strictness) = (self.name, self.description, Strictness::Strict);
-        Ok(Tool { name, description, parameters, strictness, text })
+        Ok(Tool {
+            name: self.name,
+            description: self.description,
+            parameters,
+            strictness: Strictness::Strict,
+            text,
+        })
     }
 }
 
@@ -117,11 +122,10 @@ fn cut_input(arguments: &str) -> Option<String> {
     let quoted = rest.trim_start().strip_prefix(':')?.trim_start();
     let whole = serde_json::Deserializer::from_str(quoted).into_iter::<String>().next()?;
     let ends = (quoted.len().saturating_sub(MAX_CUT)..=quoted.len()).rev();
-    let cut = || {
+    whole.ok().or_else(|| {
         ends.filter_map(|end| quoted.get(..end))
             .find_map(|text| serde_json::from_str(&format!("{text}\"")).ok())
-    };
-    whole.ok().or_else(cut)
+    })
 }
 
 #[cfg(test)]

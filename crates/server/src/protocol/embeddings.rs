@@ -1,7 +1,7 @@
 //! Embeddings, in any protocol.
 
 use narthex_gateway::{
-    Cancel, ReadyModel,
+    ReadyModel,
     request::{EmbedRequest, Embeddings},
 };
 
@@ -18,11 +18,12 @@ pub(crate) async fn embed(
     request: EmbedRequest,
     reservation: Reservation,
 ) -> Result<Embeddings, ApiError> {
-    let (answer_bytes, meter) = (embeddings_memory(&request), app.meter.clone());
-    let call = move |model: &ReadyModel, cancel: &Cancel| {
+    let answer_bytes = embeddings_memory(&request);
+    let meter = app.meter.clone();
+    let embeddings = run_encoder(app, model, reservation.into(), answer_bytes, move |model, cancel| {
         model.embed(&request, cancel).inspect(|found| meter.tokens(found.prompt_tokens))
-    };
-    run_encoder(app, model, reservation.into(), answer_bytes, call).await
+    });
+    embeddings.await
 }
 
 /// Maximum memory of an element of a vector in an answer: the number, and a buffer with its JSON that doubles when it is
@@ -31,7 +32,8 @@ const ELEMENT_BYTES: usize = 32;
 
 /// Returns a function for the maximum memory of the answer to a request.
 fn embeddings_memory(request: &EmbedRequest) -> impl FnOnce(&ReadyModel) -> usize + use<> {
-    let (inputs, dimensions) = (request.inputs.len(), request.dimensions);
+    let inputs = request.inputs.len();
+    let dimensions = request.dimensions;
     move |model| {
         let width = model.embedding_width().unwrap_or(0);
         let width = dimensions.map_or(width, |dimensions| dimensions.min(width));

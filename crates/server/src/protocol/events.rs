@@ -46,15 +46,10 @@ const STRING_BYTES: usize = 16;
 
 /// Returns the memory of an event's contents, which become part of a whole answer.
 fn content_bytes(event: &GenerationEvent) -> usize {
-    let strings = |text: &str, bytes: &[u8]| text.len() + bytes.len() + 2 * STRING_BYTES;
-    let of_alternative =
-        |one: &TokenAlternative| size_of::<TokenAlternative>() + strings(&one.text, &one.bytes);
-    let of_token = |token: &TokenInfo| {
-        let top: usize = token.top.iter().map(of_alternative).sum();
-        size_of::<TokenInfo>() + strings(&token.text, &token.bytes) + top
-    };
     match event {
-        GenerationEvent::Text { text, tokens, .. } => text.len() + tokens.iter().map(of_token).sum::<usize>(),
+        GenerationEvent::Text { text, tokens, .. } => {
+            text.len() + tokens.iter().map(token_bytes).sum::<usize>()
+        }
         GenerationEvent::Reasoning { text, .. } => text.len(),
         GenerationEvent::ToolCall { delta, .. } => {
             let start = delta.start.as_ref().map_or(0, |start| start.id.len() + start.name.len());
@@ -65,6 +60,16 @@ fn content_bytes(event: &GenerationEvent) -> usize {
         | GenerationEvent::Done(_)
         | GenerationEvent::Failed { .. } => 0,
     }
+}
+
+fn token_bytes(token: &TokenInfo) -> usize {
+    let alternatives =
+        token.top.iter().map(|one| size_of::<TokenAlternative>() + string_bytes(&one.text, &one.bytes));
+    size_of::<TokenInfo>() + string_bytes(&token.text, &token.bytes) + alternatives.sum::<usize>()
+}
+
+fn string_bytes(text: &str, bytes: &[u8]) -> usize {
+    text.len() + bytes.len() + 2 * STRING_BYTES
 }
 
 /// Returns the number of tokens that a client is charged for an event if the answer does not reach its end.
@@ -93,7 +98,8 @@ struct Backlog {
 
 impl GenerationSink for ChannelSink {
     fn event(&mut self, mut event: GenerationEvent) -> ControlFlow<()> {
-        let (content, tokens) = (content_bytes(&event), tokens(&event));
+        let content = content_bytes(&event);
+        let tokens = tokens(&event);
         // The end of an answer is delivered in any case.
         let refusal = self.memory.add_generated(EVENT_BYTES + content).err().filter(|_| content > 0);
         if let Some(message) = refusal {
@@ -254,11 +260,11 @@ pub(crate) async fn start(
     call: impl FnOnce(&ReadyModel, Box<dyn GenerationSink>) -> Result<Generation, Error> + Send + 'static,
 ) -> Result<Events, ApiError> {
     let memory = app.answer.clone();
-    let call = move |model: &ReadyModel, cancel: &Cancel| {
+    let started = run_cancellable(app, model, body, move |model, cancel| {
         let (sink, receiver) = channel(memory, cancel.clone());
         Ok((receiver, CancelOnDisconnect(call(model, Box::new(sink))?)))
-    };
-    let (receiver, generation) = run_cancellable(app, model, body, call).await?;
+    });
+    let (receiver, generation) = started.await?;
     Ok(Events { receiver, generation, meter: app.meter.clone(), _more_answers: more_answers })
 }
 

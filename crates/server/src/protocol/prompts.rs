@@ -49,7 +49,8 @@ impl<'de, const MAX: usize> Visitor<'de> for PromptsVisitor<MAX> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<Self::Value, A::Error> {
-        let (mut tokens, mut prompts) = (Vec::new(), Vec::new());
+        let mut tokens = Vec::new();
+        let mut prompts = Vec::new();
         while let Some(element) = elements.next_element()? {
             match element {
                 Element::Token(token) if prompts.is_empty() => tokens.push(token),
@@ -94,8 +95,8 @@ impl<'de> Visitor<'de> for ElementVisitor {
     }
 
     fn visit_u64<E: de::Error>(self, token: u64) -> Result<Element, E> {
-        let invalid = |_| E::invalid_value(de::Unexpected::Unsigned(token), &self);
-        u32::try_from(token).map(Element::Token).map_err(invalid)
+        let read = u32::try_from(token).map(Element::Token);
+        read.map_err(|_| E::invalid_value(de::Unexpected::Unsigned(token), &self))
     }
 
     fn visit_str<E>(self, text: &str) -> Result<Element, E> {

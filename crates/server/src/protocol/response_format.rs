@@ -26,7 +26,8 @@ impl GrammarOptions {
     /// 400 for more than one grammar.
     pub(crate) fn grammar(self, own: Option<Grammar>) -> Result<Option<Grammar>, ApiError> {
         let format = self.response_format.and_then(ResponseFormat::into_grammar);
-        let (lark, regex) = (self.grammar.map(Grammar::Lark), self.regex.map(Grammar::Regex));
+        let lark = self.grammar.map(Grammar::Lark);
+        let regex = self.regex.map(Grammar::Regex);
         let mut given = [own, format, lark, regex].into_iter().flatten();
         match (given.next(), given.next()) {
             (_, Some(_)) => {

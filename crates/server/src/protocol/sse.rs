@@ -83,13 +83,12 @@ pub(crate) fn respond_lines(
 fn generation(events: Events, metrics: Arc<Metrics>) -> impl Stream<Item = GenerationEvent> + Send {
     events.limit_unread();
     let open = (events, StreamCount::new(metrics));
-    let next = |open: Option<(Events, StreamCount)>| async move {
+    futures::stream::unfold(Some(open), |open| async move {
         let (mut events, count) = open?;
         let event = events.next().await?;
         let is_last = matches!(event, GenerationEvent::Done(_) | GenerationEvent::Failed { .. });
         Some((event, (!is_last).then_some((events, count))))
-    };
-    futures::stream::unfold(Some(open), next)
+    })
 }
 
 /// Returns the server-sent events of a generation. After each `interval` without an event, the encoder's events for a

@@ -9,7 +9,8 @@ pub(crate) fn now() -> String {
 
 /// Returns a time in seconds since 1970 in the format of RFC 3339.
 pub(crate) fn rfc_3339(seconds: u64) -> String {
-    let (date, second) = (Date::from_unix_seconds(seconds), seconds % 86_400);
+    let date = Date::from_unix_seconds(seconds);
+    let second = seconds % 86_400;
     format!("{date}T{:02}:{:02}:{:02}Z", second / 3600, second / 60 % 60, second % 60)
 }
 

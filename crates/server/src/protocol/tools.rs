@@ -177,11 +177,12 @@ impl WireTool {
 impl WireFunction {
     /// Converts the function for the gateway. A function without a schema has no parameters.
     pub(crate) fn into_tool(self) -> Tool {
-        let no_parameters = || json!({"type": "object", "properties": {}, "additionalProperties": false});
         Tool {
             name: self.name,
             description: self.description,
-            parameters: self.parameters.unwrap_or_else(no_parameters),
+            parameters: self.parameters.unwrap_or_else(
+                || json!({"type": "object", "properties": {}, "additionalProperties": false}),
+            ),
             strictness: if self.strict == Some(true) { Strictness::Strict } else { Strictness::BestEffort },
             text: None,
         }

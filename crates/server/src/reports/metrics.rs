@@ -1,11 +1,8 @@
 //! Metrics for Prometheus at `/metrics`.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicI64, AtomicU64},
-    },
-    time::Duration,
+use std::sync::{
+    Arc,
+    atomic::{AtomicI64, AtomicU64},
 };
 
 use narthex_gateway::{
@@ -68,11 +65,16 @@ impl Metrics {
     pub(crate) fn new() -> Arc<Self> {
         let mut registry = Registry::with_prefix("narthex");
         let requests = Family::default();
-        let (prompt_tokens, generated_tokens) = (Counter::default(), Counter::default());
+        let prompt_tokens = Counter::default();
+        let generated_tokens = Counter::default();
         let first_token = Histogram::new(exponential_buckets(0.01, 2.0, 14));
         let request_time = Histogram::new(exponential_buckets(0.01, 2.0, 16));
-        let (running, waiting, kv_usage) = (Family::default(), Family::default(), Family::default());
-        let (memory, memory_low, streams) = (Family::default(), Gauge::default(), Gauge::default());
+        let running = Family::default();
+        let waiting = Family::default();
+        let kv_usage = Family::default();
+        let memory = Family::default();
+        let memory_low = Gauge::default();
+        let streams = Gauge::default();
         registry.register("http_requests", "HTTP requests by route and status", requests.clone());
         registry.register("prompt_tokens", "Prompt tokens of finished requests", prompt_tokens.clone());
         registry.register(
@@ -125,12 +127,11 @@ impl Metrics {
 
     /// Counts a finished generation, and its times if they were measured on a device.
     pub(crate) fn generation(&self, summary: &Summary) {
-        let seconds = |time: Duration| time.as_secs_f64();
         self.prompt_tokens.inc_by(summary.prompt_tokens as u64);
         self.generated_tokens.inc_by(summary.completion_tokens as u64);
         if let Some(Times { first_token, total }) = summary.times {
-            self.first_token.observe(seconds(first_token));
-            self.request_time.observe(seconds(total));
+            self.first_token.observe(first_token.as_secs_f64());
+            self.request_time.observe(total.as_secs_f64());
         }
     }
 
@@ -183,6 +184,8 @@ impl Metrics {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]

@@ -27,7 +27,8 @@ impl NpuList {
     /// Returns the NPUs from a new detection if it takes at most [`WAIT`], else from the last one.
     pub(crate) async fn current(&self, gateway: &Gateway) -> Vec<DeviceStatus> {
         if let Ok(permit) = self.detection.clone().try_acquire_owned() {
-            let (gateway, last) = (gateway.clone(), self.last.clone());
+            let gateway = gateway.clone();
+            let last = self.last.clone();
             let detection = tokio::task::spawn_blocking(move || {
                 let npus = gateway.npus();
                 *last.lock() = npus;

@@ -350,9 +350,11 @@ async fn hold_answer(
 /// response.
 async fn identify(mut request: Request, next: Next) -> Response {
     let mut line = AccessLine::new(request.method(), request.uri().path());
-    let is_printable =
-        |id: &&HeaderValue| id.len() <= MAX_ID && id.as_bytes().iter().all(u8::is_ascii_graphic);
-    let chosen = request.headers().get(REQUEST_ID).filter(|id| !id.is_empty()).filter(is_printable).cloned();
+    let chosen = request
+        .headers()
+        .get(REQUEST_ID)
+        .cloned()
+        .filter(|id| (1..=MAX_ID).contains(&id.len()) && id.as_bytes().iter().all(u8::is_ascii_graphic));
     let id = chosen.or_else(|| HeaderValue::try_from(id::new_id("req_")).ok());
     if let Some(id) = &id {
         request.extensions_mut().insert(RequestId(id.clone()));

@@ -147,7 +147,8 @@ pub(crate) async fn create(
     let Body { request, ignored, reservation } = body;
     let ParsedResponses { model, request, is_streamed, settings, settings_bytes } = request;
     let InputRequest { instructions, input, tools, reasoning, reasoning_parameters, options } = request;
-    let (previous, is_stored) = (settings.previous_response_id.clone(), settings.is_stored());
+    let previous = settings.previous_response_id.clone();
+    let is_stored = settings.is_stored();
     let overflow = settings.overflow();
     let turn = NewTurn { instructions, input, previous, is_stored, settings_bytes };
     let (messages, pending) = turn.gather(&app, store, &reservation).await?;
@@ -202,15 +203,15 @@ impl NewTurn {
         app.shared.bodies.reserve_work(reservation, memory_of(&turns).saturating_add(referenced)).await?;
         app.answer.reserve(settings_bytes).await?;
         let reserved = reservation.clone();
-        let gather = move || {
+        let gathering = app.shared.jobs.run(move || {
             let _reserved = reserved;
             let input = to_messages(resolve(input, |ids| store.items(owner, ids))?);
             let earlier = instructions.into_iter().chain(messages(&turns));
             let messages: Vec<Message> = earlier.chain(input.iter().cloned()).collect();
             let pending = is_stored.then(|| PendingStore::new(store, owner, turns, input)).transpose()?;
             Ok::<_, ApiError>((messages, pending))
-        };
-        app.shared.jobs.run(gather).await
+        });
+        gathering.await
     }
 }
 
@@ -242,23 +243,24 @@ pub(crate) async fn count_input_tokens(
 
 /// Checks metadata against the limits of OpenAI's API.
 fn check_metadata(metadata: &Map<String, Value>) -> Result<(), ApiError> {
-    let check = |path: String, found: usize, limit: usize, unit: &str| {
-        if found <= limit {
-            return Ok(());
-        }
-        let message = format!("{path}: expected at most {limit} {unit}, found {found}");
-        Err(ApiError::bad_request(path, message))
-    };
-    check("metadata".to_owned(), metadata.len(), MAX_METADATA, "pairs")?;
+    check_limit("metadata".to_owned(), metadata.len(), MAX_METADATA, "pairs")?;
     for (key, value) in metadata {
-        check("metadata".to_owned(), key.chars().count(), MAX_METADATA_KEY, "characters in a key")?;
+        check_limit("metadata".to_owned(), key.chars().count(), MAX_METADATA_KEY, "characters in a key")?;
         let path = format!("metadata.{key}");
         let Some(text) = value.as_str() else {
             return Err(ApiError::bad_request(path.clone(), format!("{path}: expected a string")));
         };
-        check(path, text.chars().count(), MAX_METADATA_VALUE, "characters")?;
+        check_limit(path, text.chars().count(), MAX_METADATA_VALUE, "characters")?;
     }
     Ok(())
+}
+
+fn check_limit(path: String, found: usize, limit: usize, unit: &str) -> Result<(), ApiError> {
+    if found <= limit {
+        return Ok(());
+    }
+    let message = format!("{path}: expected at most {limit} {unit}, found {found}");
+    Err(ApiError::bad_request(path, message))
 }
 
 /// Returns the length of the settings as JSON. Fails if the settings, which are written in each response, are too long.

@@ -176,8 +176,8 @@ impl Item {
                 HistoryItem::call(self.call_id, name, custom_tools::arguments(&input))
             }
             "local_shell_call" => {
-                let (id, action) = (self.call_id.or(self.id), self.action.unwrap_or_default());
-                HistoryItem::call(id, LOCAL_SHELL.to_owned(), action)
+                let action = self.action.unwrap_or_default();
+                HistoryItem::call(self.call_id.or(self.id), LOCAL_SHELL.to_owned(), action)
             }
             "function_call_output" | "custom_tool_call_output" => {
                 HistoryItem::result(self.call_id, text(Role::Tool, self.output)?)
@@ -323,8 +323,13 @@ impl ResponseTool {
                 format!("{path}: expected a tool of type \"function\" with a name, found {:?}", self.r#type);
             return Err(ApiError::unsupported_as(&path, message));
         };
-        let (description, parameters, strict) = (self.description, self.parameters, self.strict);
-        Ok(WireFunction { name, description, parameters, strict }.into_tool())
+        let function = WireFunction {
+            name,
+            description: self.description,
+            parameters: self.parameters,
+            strict: self.strict,
+        };
+        Ok(function.into_tool())
     }
 }
 

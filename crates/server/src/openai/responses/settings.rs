@@ -42,11 +42,14 @@ pub(crate) struct ResponseSettings {
     user: Option<String>,
 }
 
+/// Returns the number that has the same text, so that 0.2 is not 0.20000000298.
+fn exact(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or(f64::from(value))
+}
+
 impl ResponseSettings {
     /// Fills in the sampling of the answer that the request left out.
     pub(super) fn add_sampling(&mut self, sampling: UsedSampling) {
-        // Through its text, so that 0.2 is not 0.20000000298.
-        let exact = |value: f32| value.to_string().parse().unwrap_or(f64::from(value));
         self.temperature.get_or_insert_with(|| exact(sampling.temperature));
         self.top_p.get_or_insert_with(|| exact(sampling.top_p));
     }
@@ -81,25 +84,23 @@ impl ResponseSettings {
 
     /// Returns true if this is the name of a custom tool, with its namespace if it has one.
     pub(super) fn is_custom(&self, name: &str) -> bool {
-        let has = |tools: &[Value], name: &str| {
-            tools.iter().any(|tool| tool["type"] == CUSTOM && tool["name"] == name)
-        };
-        let tools = self.tools.as_deref().unwrap_or_default();
-        let in_space =
-            |(space, name): (&Value, &str)| space["tools"].as_array().is_some_and(|all| has(all, name));
-        has(tools, name) || self.namespace_of(name).is_some_and(in_space)
+        let in_space = self.namespace_of(name).is_some_and(|(space, name)| {
+            space["tools"].as_array().is_some_and(|tools| has_custom(tools, name))
+        });
+        in_space || has_custom(self.tools.as_deref().unwrap_or_default(), name)
     }
 
     /// Returns the namespace of a tool, and the tool's own name.
     fn namespace_of<'a>(&self, name: &'a str) -> Option<(&Value, &'a str)> {
-        let is_space = |tool: &&Value| tool["type"] == "namespace";
-        let tools = || self.tools.iter().flatten();
-        if tools().any(|tool| !is_space(&tool) && tool["name"] == name) {
+        let tools = self.tools.as_deref().unwrap_or_default();
+        let (spaces, others): (Vec<_>, Vec<_>) = tools.iter().partition(|tool| tool["type"] == "namespace");
+        if others.iter().any(|tool| tool["name"] == name) {
             return None;
         }
-        let own = |space: &'_ Value| name.strip_prefix(space["name"].as_str()?)?.strip_prefix('.');
-        let spaces = tools().filter(is_space).filter_map(|space| Some((space, own(space)?)));
-        spaces.min_by_key(|(_, own)| own.len())
+        let matching = spaces.into_iter().filter_map(|space| {
+            Some((space, name.strip_prefix(space["name"].as_str()?)?.strip_prefix('.')?))
+        });
+        matching.min_by_key(|(_, own)| own.len())
     }
 
     /// Returns the item of a call. A tool of a namespace gets the namespace and its own name back.
@@ -137,6 +138,11 @@ impl ResponseSettings {
     pub(super) fn is_stored(&self) -> bool {
         self.store != Some(false)
     }
+}
+
+/// Returns true if a custom tool has this name.
+fn has_custom(tools: &[Value], name: &str) -> bool {
+    tools.iter().any(|tool| tool["type"] == CUSTOM && tool["name"] == name)
 }
 
 #[cfg(test)]

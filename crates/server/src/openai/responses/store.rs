@@ -226,8 +226,15 @@ impl PendingStore {
         let json = serde_json::to_vec(response).unwrap_or_default();
         // The items take about as much as their JSON.
         let bytes = 2 * json.len() + turns.len() * size_of::<Arc<Turn>>();
-        let (id, output, charge) = (response.id.clone(), response.output.clone(), store.charge(bytes));
-        store.insert(StoredResponse { owner, id, json: json.into(), output, turns, charge });
+        let charge = store.charge(bytes);
+        store.insert(StoredResponse {
+            owner,
+            id: response.id.clone(),
+            json: json.into(),
+            output: response.output.clone(),
+            turns,
+            charge,
+        });
     }
 }
 

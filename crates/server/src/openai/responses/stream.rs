@@ -85,6 +85,7 @@ impl ResponseEvents {
             GenerationEvent::Text { text, tokens, .. } => self.text(text, tokens),
             GenerationEvent::Reasoning { text, .. } => self.reasoning(text),
             GenerationEvent::ToolCall { delta, .. } => self.call(delta),
+
             GenerationEvent::Finished { reason, .. } => {
                 self.reason = Some(reason);
                 let mut events = self.close(is_cut(reason));
@@ -126,12 +127,12 @@ impl ResponseEvents {
 
     /// Adds the number of each event, and encodes it.
     fn numbered(&mut self, events: Vec<ResponseEvent>) -> Vec<Event> {
-        let mut encode = |event: ResponseEvent| {
+        let encoded = events.into_iter().map(|event| {
             let value = json!(NumberedEvent { event, sequence_number: self.sequence });
             self.sequence += 1;
             Event::default().event(value["type"].as_str().unwrap_or_default()).data(value.to_string())
-        };
-        events.into_iter().map(&mut encode).collect()
+        });
+        encoded.collect()
     }
 
     fn is_in_message(&self) -> bool {
@@ -202,7 +203,8 @@ impl ResponseEvents {
             && !delta.arguments.is_empty()
         {
             call.arguments.push_str(&delta.arguments);
-            let (place, name) = (ItemPosition::new(id, self.items), call.name.clone());
+            let place = ItemPosition::new(id, self.items);
+            let name = call.name.clone();
             // The arguments of a custom tool are not its input, which is sent at the end.
             if !self.settings().is_custom(&name) {
                 events.push(ResponseEvent::ArgumentsDelta { place, delta: delta.arguments });
@@ -231,9 +233,9 @@ impl ResponseEvents {
                 let item = self.settings().reasoning(&id, &text);
                 let mut events = Vec::new();
                 if self.settings().wants_summary() {
-                    let (place, text) = (SummaryPosition::new(&id, output_index), text.clone());
+                    let place = SummaryPosition::new(&id, output_index);
                     let part = SummaryPart::text(&text);
-                    events.push(ResponseEvent::SummaryDone { place: place.clone(), text });
+                    events.push(ResponseEvent::SummaryDone { place: place.clone(), text: text.clone() });
                     events.push(ResponseEvent::SummaryPartDone { place, part });
                 }
                 let part = ContentPart::Reasoning(ReasoningPart::text(&text));

@@ -77,20 +77,24 @@ fn public_state(state: &ModelState) -> ModelState {
 
 /// Returns a refusal with such texts.
 fn public_refusal(refusal: &DeviceRefusal) -> DeviceRefusal {
-    let (reason, fix) = (public_text(&refusal.reason), refusal.fix.as_deref().map(public_text));
-    DeviceRefusal { reason, fix, fallback: public_nodes(&refusal.fallback), ..refusal.clone() }
+    DeviceRefusal {
+        reason: public_text(&refusal.reason),
+        fix: refusal.fix.as_deref().map(public_text),
+        fallback: public_nodes(&refusal.fallback),
+        ..refusal.clone()
+    }
 }
 
 /// Returns nodes with such texts.
 fn public_nodes(found: &FallbackNodes) -> FallbackNodes {
-    let node = |node: &FallbackNode| FallbackNode {
+    let nodes = found.nodes.iter().map(|node| FallbackNode {
         graph: public_text(&node.graph),
         path: public_text(&node.path),
         op: public_text(&node.op),
         why: public_text(&node.why),
         fix: node.fix.as_deref().map(public_text),
-    };
-    FallbackNodes { nodes: found.nodes.iter().map(node).collect(), ..found.clone() }
+    });
+    FallbackNodes { nodes: nodes.collect(), ..found.clone() }
 }
 
 #[cfg(test)]
