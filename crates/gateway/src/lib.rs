@@ -71,6 +71,6 @@ pub use report::{
     placement::{AnsweringDevice, PhaseShares, PlacementLine, PlacementReport},
 };
 pub use rights::{AutoPull, Rights};
-pub use serve::{answer_stream::AnswerStream, generation::Generation, request};
+pub use serve::{answer_stream::AnswerStream, generation::Generation, options::unique_number, request};
 pub use server_record::{Encryption, RunningServer};
 pub use threads::check_threads;

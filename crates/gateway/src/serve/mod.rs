@@ -10,7 +10,7 @@ mod fill;
 pub(crate) mod generation;
 mod history;
 mod mask_predict;
-mod options;
+pub(crate) mod options;
 mod permits;
 mod repetition;
 pub mod request;

@@ -89,12 +89,12 @@ pub(super) fn sampling(
         presence_penalty: options.presence_penalty,
         frequency_penalty: options.frequency_penalty,
         logit_bias: options.logit_bias.iter().map(|(&token, &bias)| (token, bias)).collect(),
-        seed: options.seed.unwrap_or_else(random_seed),
+        seed: options.seed.unwrap_or_else(unique_number),
     })
 }
 
-/// Returns a seed that differs between requests and between processes.
-fn random_seed() -> u64 {
+/// Returns a number that differs at each call and in each process, for seeds and ids. It is no secret.
+pub fn unique_number() -> u64 {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(COUNT.fetch_add(1, Ordering::Relaxed))
@@ -164,6 +164,6 @@ mod tests {
 
     #[test]
     fn seeds_differ() {
-        assert_ne!(random_seed(), random_seed());
+        assert_ne!(unique_number(), unique_number());
     }
 }

@@ -1,10 +1,6 @@
 //! Tool calls of one answer, as parts for the client.
 
-use std::{
-    hash::{BuildHasher, RandomState},
-    mem,
-    sync::atomic::{AtomicU64, Ordering},
-};
+use std::mem;
 
 use narthex_spec::{TokenId, ToolFormat};
 use narthex_text::{
@@ -14,7 +10,10 @@ use narthex_text::{
 };
 use serde_json::Value;
 
-use crate::serve::request::{CallLimit, ToolCallDelta, ToolCallStart};
+use crate::serve::{
+    options::unique_number,
+    request::{CallLimit, ToolCallDelta, ToolCallStart},
+};
 
 /// Rules for the calls of an answer.
 #[derive(Debug, Clone, PartialEq)]
@@ -258,9 +257,7 @@ fn push_text(text: String, pieces: &mut Vec<Piece>) {
 }
 
 fn call_id() -> String {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-    let hash = RandomState::new().hash_one(COUNT.fetch_add(1, Ordering::Relaxed));
-    format!("call_{hash:016x}")
+    format!("call_{:016x}", unique_number())
 }
 
 #[cfg(test)]
