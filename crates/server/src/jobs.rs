@@ -4,7 +4,7 @@ use std::{sync::Arc, thread::available_parallelism, time::Duration};
 
 use tokio::sync::Semaphore;
 
-use crate::{error::ApiError, http::incomplete_bodies::BodySize};
+use crate::{error::ApiError, http::incomplete_bodies::BodySize, waits::wait_for};
 
 /// Maximum number of concurrent jobs. The runtime has more threads for blocking work, so that work outside jobs
 /// never waits.
@@ -43,7 +43,8 @@ impl Jobs {
         match size {
             BodySize::Small => self.run(call).await,
             BodySize::Large => {
-                let permit = self.of_large_bodies.clone().acquire_owned().await;
+                let permit =
+                    wait_for("a thread for large bodies", self.of_large_bodies.clone().acquire_owned()).await;
                 self.run(holding(permit, call)).await
             }
         }
@@ -71,7 +72,7 @@ impl Jobs {
         &self,
         call: impl FnOnce() -> Result<T, E> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let permit = self.all.clone().acquire_owned().await;
+        let permit = wait_for("a thread for blocking work", self.all.clone().acquire_owned()).await;
         // The text of an error is made in the job, because it may quote a long text.
         let job = holding(permit, || call().map_err(E::into));
         match tokio::task::spawn_blocking(job).await {

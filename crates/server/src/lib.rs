@@ -20,6 +20,7 @@ mod protocol;
 mod reports;
 mod routes;
 mod serve;
+mod waits;
 
 pub use access::{AccessOptions, AllowedHost, AllowedOrigin, Authentication, BadHost, BadOrigin};
 pub use access_rules::AccessRules;

@@ -21,7 +21,7 @@ use super::{
     freed_memory::FreedMemory,
     incomplete_bodies::{BodySize, IncompleteBodies, IncompleteBody, SMALL_BODY_BYTES},
 };
-use crate::error::ApiError;
+use crate::{error::ApiError, waits::wait_for};
 
 /// Maximum size of a body.
 pub(crate) const MAX_BODY_BYTES: usize = 32 << 20;
@@ -78,6 +78,8 @@ struct Pool {
     large: Arc<Semaphore>,
     /// Maximum bytes of a small share.
     small_bytes: usize,
+    /// Name of the budget.
+    name: &'static str,
     /// Message of the error if there is no room.
     full: &'static str,
 }
@@ -149,9 +151,9 @@ const TOO_LARGE_ANSWER: &str = "the answer takes more memory than the limit for 
      alternatives of tokens";
 
 impl Pool {
-    fn new(small_bytes: usize, full: &'static str) -> Self {
+    fn new(small_bytes: usize, name: &'static str, full: &'static str) -> Self {
         let [small, large] = BUDGET_BYTES.map(|bytes| Arc::new(Semaphore::new(bytes / UNIT)));
-        Self { small, large, small_bytes, full }
+        Self { small, large, small_bytes, name, full }
     }
 
     /// Returns the semaphore for shares of this size.
@@ -164,11 +166,11 @@ impl BodyBudget {
     /// Creates the budgets of a server whose requests wait for a share up to this time.
     pub(crate) fn new(wait: Duration) -> Self {
         Self {
-            bodies: Pool::new(2 * SMALL_BODY_BYTES, BODY_BUDGET_FULL),
+            bodies: Pool::new(2 * SMALL_BODY_BYTES, "memory for bodies", BODY_BUDGET_FULL),
             incomplete: IncompleteBodies::default(),
-            values: Pool::new(SMALL_VALUES_BYTES, BODY_BUDGET_FULL),
-            work: Pool::new(SMALL_WORK_BYTES, WORK_BUDGET_FULL),
-            answers: Pool::new(SMALL_ANSWER_BYTES, ANSWER_BUDGET_FULL),
+            values: Pool::new(SMALL_VALUES_BYTES, "memory for the values of bodies", BODY_BUDGET_FULL),
+            work: Pool::new(SMALL_WORK_BYTES, "memory for work", WORK_BUDGET_FULL),
+            answers: Pool::new(SMALL_ANSWER_BYTES, "memory for answers", ANSWER_BUDGET_FULL),
             parts: Arc::new(Semaphore::new(BUDGET_BYTES[1] / UNIT)),
             freed: FreedMemory::default(),
             wait,
@@ -226,7 +228,8 @@ impl BodyBudget {
     }
 
     async fn share(&self, pool: &Pool, bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
-        match timeout(self.wait, pool.semaphore_for(bytes).clone().acquire_many_owned(units(bytes))).await {
+        let share = pool.semaphore_for(bytes).clone().acquire_many_owned(units(bytes));
+        match wait_for(pool.name, timeout(self.wait, share)).await {
             Ok(Ok(permit)) => Ok(permit),
             Ok(Err(_)) | Err(_) => Err(ApiError::overloaded(pool.full, self.wait)),
         }

@@ -3,23 +3,21 @@
 use narthex_gateway::{LoadStart, ReadyModel};
 use tokio::{sync::oneshot, time::timeout};
 
-use crate::{app::App, error::ApiError};
+use crate::{app::App, error::ApiError, waits::wait_for};
 
 /// Waits until a model is in memory, up to the configured time, and returns it. The number of requests that wait for a
 /// model is limited, and a client that disconnects frees its place.
 pub(crate) async fn wait(app: &App, model: &str) -> Result<ReadyModel, ApiError> {
-    let (gateway, name) = (app.gateway.clone(), model.to_owned());
+    let gateway = app.gateway.clone();
+    let name = model.to_owned();
     let load = match app.shared.jobs.run(move || gateway.start_load(&name)).await? {
         LoadStart::Ready(model) => return Ok(model),
         LoadStart::Pending(load) => load,
     };
     let (ended, end) = oneshot::channel();
-    let wake = move || {
-        // The receiver is gone if the client has disconnected.
-        let _ = ended.send(());
-    };
-    let _place = load.on_end(wake)?;
+    // The receiver is gone if the client has disconnected.
+    let _place = load.on_end(move || _ = ended.send(()))?;
     // The outcome of the load is read below, also after a timeout.
-    let _ = timeout(app.gateway.config().load_wait, end).await;
+    let _ = wait_for("a model that is loading", timeout(app.gateway.config().load_wait, end)).await;
     Ok(load.model()?)
 }
