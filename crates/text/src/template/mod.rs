@@ -132,18 +132,18 @@ impl ChatTemplate {
     /// Compiles a template. `special_tokens` has the spellings of special tokens by the names that templates use, such
     /// as `bos_token`.
     pub fn new(source: &str, special_tokens: BTreeMap<String, String>) -> Result<Self, TemplateError> {
-        let malformed = |error: minijinja::Error| TemplateError::Malformed { reason: format!("{error:#}") };
         let source = without_generation_blocks(source);
         let knows_developer = source.contains("developer");
         let reads_system_tools = system_tools::are_read_by(&source);
-        let compile = || {
+        let env = compile_thread::run(COMPILE_STACK, || {
             let mut env = functions::environment()?;
             env.add_template_owned(NAME, instructions::shield_literals(&source, syntax()?)?)?;
             checked(&env).map(drop)?;
             Ok(env)
-        };
-        let env = compile_thread::run(COMPILE_STACK, compile)?;
-        let env = env.ok_or_else(panicked)?.map_err(malformed)?;
+        })?;
+        let env = env
+            .ok_or_else(panicked)?
+            .map_err(|error: minijinja::Error| TemplateError::Malformed { reason: format!("{error:#}") })?;
         let special_tokens =
             special_tokens.into_iter().map(|(name, text)| (name, origin::mark(&text))).collect();
         Ok(Self { env: Arc::new(env), special_tokens, knows_developer, reads_system_tools })
@@ -182,13 +182,13 @@ impl ChatTemplate {
     /// something else between them.
     pub fn answer_separator(&self, options: &RenderOptions) -> Option<String> {
         const TEXT: &str = "x";
-        let message = |role| Message::new(role, TEXT.to_owned());
+        let messages = [Role::User, Role::Assistant].map(|role| Message::new(role, TEXT.to_owned()));
         let render = |messages: &[Message], generation_prompt| {
             let options = RenderOptions { generation_prompt, ..options.clone() };
             self.render(messages, &options).ok().map(RenderedPrompt::into_text)
         };
-        let start = render(&[message(Role::User)], GenerationPrompt::Add)?;
-        let whole = render(&[message(Role::User), message(Role::Assistant)], GenerationPrompt::Leave)?;
+        let start = render(&messages[..1], GenerationPrompt::Add)?;
+        let whole = render(&messages, GenerationPrompt::Leave)?;
         let rest = whole.strip_prefix(&start)?;
         let text = rest.trim_start();
         text.starts_with(TEXT).then(|| rest[..rest.len() - text.len()].to_owned())
@@ -256,11 +256,10 @@ impl ChatTemplate {
             messages.iter().map(|message| message.template_value(&escaper)).collect::<Result<_, _>>()?;
         let tools: Vec<_> =
             options.tools.iter().map(|tool| escaped_json(tool, &escaper)).collect::<Result<_, _>>()?;
-        let variable = |(name, value): (&String, &_)| {
+        let variables = options.variables.iter().map(|(name, value)| {
             Ok::<_, minijinja::Error>((name.clone(), Value::from(Serde(escaped_json(value, &escaper)?))))
-        };
-        let mut variables: BTreeMap<String, Value> =
-            options.variables.iter().map(variable).collect::<Result<_, _>>()?;
+        });
+        let mut variables: BTreeMap<String, Value> = variables.collect::<Result<_, _>>()?;
         variables.extend(self.special_tokens.iter().map(|(name, text)| (name.clone(), text.clone().into())));
         let values = context! {
             messages => Value::from(Serde(messages)),

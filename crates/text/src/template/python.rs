@@ -111,18 +111,21 @@ pub(super) fn to_json(value: Value, options: Kwargs) -> Result<Value, Error> {
         None => ((if indent.is_some() { "," } else { ", " }).to_owned(), ": ".to_owned()),
         Some(_) => return Err(Error::new(ErrorKind::InvalidOperation, "tojson: expected two separators")),
     };
-    let failed =
-        |error: serde_json::Error| Error::new(ErrorKind::BadSerialization, format!("tojson: {error}"));
-    let mut json = serde_json::to_value(&value).map_err(failed)?;
+    let mut json = serde_json::to_value(&value).map_err(|error| not_serialised(&error))?;
     if sort {
         json.sort_all_objects();
     }
     let indent = indent.map(|width| " ".repeat(width.min(MAX_INDENT)));
     let python = Python { item, key, indent, ascii, depth: 0, filled: false };
     let mut bytes = Vec::new();
-    json.serialize(&mut Serializer::with_formatter(&mut bytes, python)).map_err(failed)?;
+    json.serialize(&mut Serializer::with_formatter(&mut bytes, python))
+        .map_err(|error| not_serialised(&error))?;
     let text = String::from_utf8_lossy(&bytes).into_owned();
     Ok(Value::from_safe_string(text))
+}
+
+fn not_serialised(error: &serde_json::Error) -> Error {
+    Error::new(ErrorKind::BadSerialization, format!("tojson: {error}"))
 }
 
 /// Formatter with the layout, numbers and escapes of Python's `json.dumps`.
