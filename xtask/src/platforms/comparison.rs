@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, bail, ensure};
 
 use super::{
-    first_hour::{CHAT, copy, package},
+    first_hour::{CHAT, CHAT_COMMAND, copy, package},
     machine::Machine,
     requests::{self, MachineAnswers},
     steps::Steps,
@@ -117,11 +117,25 @@ fn files(folder: &Path) -> anyhow::Result<BTreeMap<PathBuf, Vec<u8>>> {
                 folders.push(path);
             } else {
                 let name = path.strip_prefix(folder)?.to_owned();
-                files.insert(name, fs::read(&path).with_context(|| path.display().to_string())?);
+                let bytes = fs::read(&path).with_context(|| path.display().to_string())?;
+                files.insert(name, without_local_source(bytes)?);
             }
         }
     }
     Ok(files)
+}
+
+/// Removes the path and the time of a local checkpoint from a manifest: they are the machine's. Other files are
+/// returned as they are.
+fn without_local_source(bytes: Vec<u8>) -> anyhow::Result<Vec<u8>> {
+    let Ok(mut manifest) = serde_json::from_slice::<serde_json::Value>(&bytes) else { return Ok(bytes) };
+    match manifest.pointer_mut("/provenance/source") {
+        Some(source) if source.as_str().is_some_and(|text| text.starts_with("local ")) => {
+            *source = "local".into();
+            Ok(serde_json::to_vec(&manifest)?)
+        }
+        Some(_) | None => Ok(bytes),
+    }
 }
 
 /// Copies the packages of one machine into a new store of another, which lists, verifies and runs them.
@@ -135,9 +149,7 @@ fn exchange(writer: &Machine<'_>, reader: &Machine<'_>) -> anyhow::Result<String
     let home = reader.path(&store);
     reader.expect(&["--home", &home, "list"], CHAT)?;
     let verified = reader.run(&["--home", &home, "verify"])?;
-    let question =
-        ["--home", &home, "chat", "--quiet", "--max-tokens", "8", "What is the capital of France?"];
-    reader.expect(&question, "Paris")?;
+    reader.expect(&[&["--home", &home][..], &CHAT_COMMAND].concat(), "Paris")?;
     let last = verified.stdout.lines().chain(verified.stderr.lines()).last().unwrap_or_default().to_owned();
     fs::remove_dir_all(&store)?;
     Ok(last)
@@ -190,5 +202,17 @@ mod tests {
         assert_eq!(packages(&path("a"), &path("b")).unwrap(), "1 files, 2 bytes, equal");
         fs::write(path("b").join("w8/more"), "").unwrap();
         assert!(packages(&path("a"), &path("b")).is_err());
+    }
+
+    #[test]
+    fn local_checkpoints_have_other_paths_on_other_machines() {
+        let check = |source: &str, expect: &str| {
+            let manifest = |source: &str| format!(r#"{{"provenance":{{"source":"{source}"}}}}"#).into_bytes();
+            let found = without_local_source(manifest(source)).unwrap();
+            assert_eq!(found, manifest(expect), "{source}");
+        };
+        check("local /home/a/tiny.gguf, version 1", "local");
+        check("hf owner/tiny", "hf owner/tiny");
+        assert_eq!(without_local_source(b"\x08\x07".to_vec()).unwrap(), b"\x08\x07");
     }
 }

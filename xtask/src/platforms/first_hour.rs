@@ -20,6 +20,10 @@ use xtask_tools::process;
 /// The chat model.
 pub(super) const CHAT: &str = "smollm2:135m";
 
+/// A command with a greedy answer of a few tokens.
+pub(super) const CHAT_COMMAND: [&str; 6] =
+    ["chat", "--temperature", "0", "--max-tokens", "8", "What is the capital of France?"];
+
 /// The embedding model.
 pub(super) const EMBEDDING: &str = "all-minilm-l6-v2";
 
@@ -134,8 +138,7 @@ fn answer(steps: &mut Steps, machine: &Machine<'_>) {
         machine.expect(&["show", "local/tiny"], "scheme").map(|_| String::new())
     });
     steps.run("`chat`", || {
-        let printed =
-            machine.expect(&["chat", "--max-tokens", "8", "What is the capital of France?"], "Paris")?;
+        let printed = machine.expect(&CHAT_COMMAND, "Paris")?;
         Ok(format!("{} ({})", printed.stdout.trim(), last_line(&printed.stderr)))
     });
     steps.run("`complete`", || {
@@ -240,7 +243,22 @@ pub(super) fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the last line of a text that is not empty.
+/// A line that wine's graphics library prints at the end of a program, without a display.
+const WINE_LINE: &str = "Failed to create DXGI factory.";
+
+/// Returns the last line that the program printed and that is not empty.
 pub(super) fn last_line(text: &str) -> String {
-    text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default().trim().to_owned()
+    let mut lines = text.lines().rev().map(str::trim);
+    lines.find(|line| !line.is_empty() && *line != WINE_LINE).unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_line_is_the_program_s() {
+        assert_eq!(last_line("a\r\nb \r\n\r\nFailed to create DXGI factory.\r\n"), "b");
+        assert_eq!(last_line("\n"), "");
+    }
 }

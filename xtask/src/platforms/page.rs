@@ -7,10 +7,10 @@ use super::{
 use xtask_tools::record;
 
 /// Formats the page.
-pub(super) fn page(commit: &str, reports: &[PlatformReport], linux: &Steps) -> String {
+pub(super) fn page(command: &str, commit: &str, reports: &[PlatformReport], linux: &Steps) -> String {
     let sections: String = reports.iter().map(section).collect();
     format!(
-        "# Windows and Arm under emulation, {}\n\n`cargo xtask platforms --record` on {commit}, {}; narthex {}, built with \
+        "# Windows and Arm under emulation, {}\n\n`{command}` on {commit}, {}; narthex {}, built with \
          `opt-level=1` and without debug information; {}. Nothing here ran on the hardware of the platform: every time is a \
          time under emulation and no measure of speed. Greedy tokens, embeddings and packages are compared with those of \
          Linux x86-64 of the same run.\n\n{sections}## Linux x86-64, for comparison\n\n{}",
@@ -73,9 +73,9 @@ mod tests {
             steps,
             took: Duration::from_secs(600),
         };
-        let page = page("abc", &[report], &Steps::default());
+        let page = page("cargo xtask platforms --record", "abc", &[report], &Steps::default());
         for expect in [
-            "on abc,",
+            "`cargo xtask platforms --record` on abc,",
             "## Windows x64: x86_64-pc-windows-gnu under wine-8.0\n",
             "1 steps passed, 1 failed, 1 cannot run here; 10 minutes under emulation",
             "| `chat` | ok | 0.0 s | It is Paris. |\n",
