@@ -14,7 +14,7 @@ use std::{
 use narthex_graph::onnx::files::OnnxFileError;
 use narthex_spec::{
     Sha256,
-    manifest::{ChatEntry, FileEntry, MANIFEST_FILE, Manifest, check_text},
+    manifest::{ChatEntry, FileEntry, MANIFEST_FILE, Manifest, check_text, to_json},
 };
 use narthex_text::tools;
 use parking_lot::Mutex;
@@ -124,7 +124,7 @@ pub fn add_files(folder: &Path, manifest: &mut Manifest, names: &[String]) -> Re
 fn write_manifest(folder: &Path, manifest: &Manifest) -> Result<()> {
     let path = folder.join(MANIFEST_FILE);
     let failed = |source| CompileError::Write { path: path.clone(), source };
-    let text = serde_json::to_vec_pretty(manifest).map_err(|error| failed(error.into()))?;
+    let text = to_json(manifest).map_err(|error| failed(error.into()))?;
     // No version could read a longer one.
     check_text(&text).map_err(|error| failed(error.into()))?;
     let mut file = File::create(&path).map_err(failed)?;

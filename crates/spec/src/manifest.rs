@@ -12,6 +12,7 @@ mod part;
 mod paths;
 mod quality;
 mod sampling;
+mod seal;
 
 use std::collections::BTreeMap;
 
@@ -31,6 +32,7 @@ pub use part::{LayerRange, Part};
 pub use paths::{BadPath, check_path};
 pub use quality::Quality;
 pub use sampling::PublishedSampling;
+pub use seal::{ManifestChanged, check_digest, to_json};
 
 /// Version that this build writes, and the only one that it reads.
 pub const FORMAT: u32 = 1;

@@ -9,7 +9,7 @@ use std::{
 
 use narthex_spec::{
     ModelName, ProgressSink, Scheme, Sha256,
-    manifest::{FORMAT, FileEntry, MANIFEST_FILE, check_files, check_path},
+    manifest::{FORMAT, FileEntry, MANIFEST_FILE, check_digest, check_files, check_path},
     progress::{Stage, Unit},
 };
 use serde::{Deserialize, Serialize};
@@ -238,6 +238,7 @@ fn package(folder: &Path, scheme: Scheme) -> Result<AuditFolder, (String, String
     };
     let manifest = ManifestFiles::read(&bytes, &stem).map_err(|reason| (package, reason))?;
     let owner = format!("{}@{scheme}", manifest.name);
+    check_digest(&bytes).map_err(|error| (owner.clone(), error.to_string()))?;
     let origin = FileOrigin::Stored(files::digest(&bytes));
     Ok(AuditFolder { owner, folder: folder.to_owned(), origin, files: manifest.files })
 }

@@ -72,7 +72,7 @@ impl Store {
     /// its manifest need not be a regular file.
     pub fn package(&self, name: &ModelName, scheme: Scheme) -> Option<PathBuf> {
         let folder = self.package_folder(name, scheme);
-        has_manifest(&folder).then_some(folder)
+        (has_manifest(&folder) && !is_of_other_model(&folder, name)).then_some(folder)
     }
 
     /// Returns every installed package, sorted by name and scheme. Other folders are skipped with a warning.
@@ -153,6 +153,17 @@ fn has_manifest(folder: &Path) -> bool {
     folder.join(MANIFEST_FILE).symlink_metadata().is_ok()
 }
 
+/// Returns whether the folder of a name belongs to another model: `a--b` is also the folder of `a:b` and `a/b`.
+fn is_of_other_model(folder: &Path, name: &ModelName) -> bool {
+    let is_unambiguous = !name.as_str().contains("--");
+    !is_unambiguous && stated_name(&folder.join(MANIFEST_FILE)).is_ok_and(|stated| stated != *name)
+}
+
+/// Reads the name that a manifest states.
+fn stated_name(manifest: &Path) -> io::Result<ModelName> {
+    Ok(serde_json::from_slice::<ManifestName>(&read_manifest(manifest)?)?.name)
+}
+
 /// Reads the text of a manifest. Fails if it is too long or may have too many values.
 pub(super) fn read_manifest(path: &Path) -> io::Result<Vec<u8>> {
     let text = narthex_files::read(path, MAX_MANIFEST_BYTES)?;
@@ -162,9 +173,7 @@ pub(super) fn read_manifest(path: &Path) -> io::Result<Vec<u8>> {
 
 fn describe(dir: PathBuf, scheme: Scheme) -> Option<PackageInfo> {
     let manifest = dir.join(MANIFEST_FILE);
-    let read = read_manifest(&manifest)
-        .and_then(|bytes| serde_json::from_slice::<ManifestName>(&bytes).map_err(Into::into))
-        .and_then(|named| Ok((named.name, fs::metadata(&manifest)?.modified()?)));
+    let read = stated_name(&manifest).and_then(|name| Ok((name, fs::metadata(&manifest)?.modified()?)));
     match read {
         Ok((name, _)) if !dir.parent().is_some_and(|folder| folder.ends_with(name.file_stem())) => {
             tracing::warn!(folder = %dir.display(), %name, "the folder and its manifest name different models");

@@ -12,7 +12,8 @@ use narthex_graph::onnx::find_reference;
 use narthex_spec::{
     ProgressSink,
     manifest::{
-        FORMAT, FileEntry, MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest, check_consistency, check_text,
+        FORMAT, FileEntry, MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest, check_consistency, check_digest,
+        check_text,
     },
 };
 use narthex_text::tokenizer::{MAX_FILE_BYTES, Tokenizer};
@@ -168,6 +169,7 @@ pub(crate) fn read_manifest(folder: &Path, key: &PackageKey) -> Result<Manifest,
     if let Some(file) = manifest.unlisted().first() {
         return Err(bad(format!("{MANIFEST_FILE} states no digest of {file}")));
     }
+    check_digest(&bytes).map_err(|error| bad(error.to_string()))?;
 
     for (file, entry) in &manifest.files {
         let found = folder.join(file).metadata().map(|data| data.len()).ok();

@@ -11,7 +11,10 @@ use narthex_gateway::{
     models::{ModelKind, ModelState},
     request::{EmbedRequest, InputOverflow, Prompt},
 };
-use narthex_spec::{Calibration, DeviceName, Ep, Scheme, progress::Quiet};
+use narthex_spec::{
+    Calibration, DeviceName, Ep, ProgressSink, Scheme,
+    progress::{Progress, Quiet},
+};
 use narthex_testkit::checkpoint::{LLAMA_CONTEXT, tiny_llama_gguf};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -153,7 +156,7 @@ fn a_removed_model_keeps_its_memory_until_its_last_use_ends() {
         eventually("memory", || load.model().is_ok());
     };
     let one_model = || Config { max_models: 1, ..tiny.config() };
-    let one_cache = Config { kv_total: tiny.config().kv_budget, ..tiny.config() };
+    let one_cache = Config { kv_budget: Some(1 << 30), kv_total: Some(1 << 30), ..tiny.config() };
     let unload = |gateway: &Gateway| gateway.unload(&chat).unwrap();
     check(one_model(), &encoder, &unload);
     check(one_model(), &chat, &unload);
@@ -165,7 +168,8 @@ fn a_removed_model_keeps_its_memory_until_its_last_use_ends() {
 fn the_kv_caches_of_all_models_are_bounded() {
     let tiny = Tiny::new();
     let (first, second, encoder) = (tiny.chat(), tiny.long_chat(), tiny.embedding());
-    let config = Config { kv_total: 3 << 30, retry_failed_after: Duration::ZERO, ..tiny.config() };
+    let (kv_budget, kv_total) = (Some(2 << 30), Some(3 << 30));
+    let config = Config { kv_budget, kv_total, retry_failed_after: Duration::ZERO, ..tiny.config() };
     let gateway = Gateway::open(config).unwrap();
     gateway.load(&first, &Quiet, &Cancel::new()).unwrap();
     gateway.load(&encoder, &Quiet, &Cancel::new()).unwrap();
@@ -352,6 +356,56 @@ fn a_failed_load_is_reported_and_tried_again_later() {
     assert_eq!(states(&eager), [(model, ModelState::Ready)]);
 }
 
+/// Removes a folder at the first progress of a load.
+struct RemovingFolder(std::path::PathBuf);
+
+impl ProgressSink for RemovingFolder {
+    fn event(&self, _: Progress) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn a_model_that_is_removed_while_it_loads_is_not_installed() {
+    let tiny = Tiny::new();
+    let (model, gateway) = (tiny.chat(), tiny.gateway());
+    let folder = tiny.package(&model);
+    let error = gateway.load(&model, &RemovingFolder(folder.clone()), &Cancel::new()).unwrap_err();
+    assert!(matches!(error, Error::NotInstalled { .. }) && !folder.exists(), "{error}");
+    assert_eq!((error.kind(), refused(&gateway, &model).kind()), (ErrorKind::NotFound, ErrorKind::NotFound));
+}
+
+#[test]
+fn the_name_of_a_folder_is_not_the_name_of_a_model() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let stem = tiny.package(&model).parent().unwrap().file_name().unwrap().to_str().unwrap().to_owned();
+    assert!(stem != model && stem.contains("--"), "{stem}");
+    let error = refused(&tiny.gateway(), &stem);
+    assert!(matches!(error, Error::UnknownModel { .. }), "{error}");
+}
+
+#[test]
+fn a_manifest_that_lost_a_field_is_refused() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let path = tiny.package(&model).join("manifest.json");
+    let written = fs::read(&path).unwrap();
+    let mut manifest: serde_json::Value = serde_json::from_slice(&written).unwrap();
+    manifest["tokenizer"]["stop"] = serde_json::json!([]);
+    fs::write(&path, serde_json::to_vec_pretty(&manifest).unwrap()).unwrap();
+    let error = refused(&tiny.gateway(), &model);
+    assert!(error.to_string().contains("manifest.json was changed"), "{error}");
+    let audited = tiny.gateway().verify(None, &Quiet, &Cancel::new()).unwrap();
+    let damaged: Vec<_> = audited.iter().filter(|file| !file.state.is_intact()).collect();
+    assert_eq!(damaged.iter().map(|file| &file.path).collect::<Vec<_>>(), [&path], "{damaged:?}");
+
+    // Manifests without a digest, as authors and older versions write them, are accepted.
+    manifest.as_object_mut().unwrap().remove("digest");
+    fs::write(&path, serde_json::to_vec(&manifest).unwrap()).unwrap();
+    ask(&tiny.gateway(), &model, question("the cat", greedy(2)));
+}
+
 #[test]
 fn a_corrupt_package_is_an_error_that_names_the_file() {
     let tiny = Tiny::new();
@@ -419,6 +473,8 @@ fn a_load_and_an_audit_refuse_what_the_manifest_does_not_state() {
         let good = spoil(&manifest, |bytes| {
             let mut json = serde_json::from_slice(bytes).unwrap();
             change(&mut json);
+            // With its digest, the manifest would be refused for any change.
+            json.as_object_mut().unwrap().remove("digest");
             *bytes = serde_json::to_vec(&json).unwrap();
         });
         let error = refused(&tiny.gateway(), &model).to_string();
@@ -458,7 +514,8 @@ fn a_manifest_that_contradicts_itself_or_its_graph_is_malformed() {
     let tiny = Tiny::new();
     let model = tiny.chat();
     let manifest = tiny.package(&model).join("manifest.json");
-    let good: Value = serde_json::from_slice(&fs::read(&manifest).unwrap()).unwrap();
+    let mut good: Value = serde_json::from_slice(&fs::read(&manifest).unwrap()).unwrap();
+    good.as_object_mut().unwrap().remove("digest");
     let check = |path: &str, value: Value, expect: &str| {
         let mut changed = good.clone();
         *changed.pointer_mut(path).unwrap() = value;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use narthex_spec::ModelName;
+use narthex_spec::{ModelName, Scheme};
 
 use crate::{
     error::{Error, ErrorKind},
@@ -18,6 +18,16 @@ pub(super) struct LoadFailure {
     pub(super) lasts: Duration,
     /// Every device with its reason, if no device took the model.
     pub(super) passed_over: Vec<DeviceRefusal>,
+    /// Error of a model that is not installed, which requests receive unchanged.
+    missing: Option<MissingModel>,
+}
+
+/// The fields of [`Error::NotInstalled`], except the name.
+#[derive(Clone)]
+struct MissingModel {
+    scheme: Option<Scheme>,
+    installed: Vec<Scheme>,
+    in_catalogue: bool,
 }
 
 impl LoadFailure {
@@ -30,15 +40,29 @@ impl LoadFailure {
         // A model in use may become idle at any time, a build may end, and a new package is complete.
         let is_momentary = matches!(
             error,
-            Error::ResidencyFull { .. } | Error::TooManyBuilds(_) | Error::PackageReplaced(_)
+            Error::ResidencyFull { .. }
+                | Error::TooManyBuilds(_)
+                | Error::PackageReplaced(_)
+                | Error::NotInstalled { .. }
         );
+        let missing = match error {
+            Error::NotInstalled { scheme, installed, in_catalogue, .. } => Some(MissingModel {
+                scheme: *scheme,
+                installed: installed.clone(),
+                in_catalogue: *in_catalogue,
+            }),
+            _ => None,
+        };
         let lasts = if is_momentary { Duration::ZERO } else { retry };
-        Self { reason: error.to_string(), hint: error.hint(), retry_after, lasts, passed_over }
+        Self { reason: error.to_string(), hint: error.hint(), retry_after, lasts, passed_over, missing }
     }
 
     pub(super) fn error(&self, name: &ModelName) -> Error {
         let Self { reason, hint, retry_after, .. } = self;
         let name = name.clone();
+        if let Some(MissingModel { scheme, installed, in_catalogue }) = self.missing.clone() {
+            return Error::NotInstalled { name, scheme, installed, in_catalogue };
+        }
         let reason = reason.clone();
         let hint = hint.clone();
         Error::LoadFailed { name, reason, hint, retry_after: *retry_after }
