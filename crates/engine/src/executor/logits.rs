@@ -10,6 +10,9 @@ pub const FORBIDDEN_LOGIT: f32 = f32::MIN;
 #[derive(Debug, Clone, Copy)]
 pub struct Logits<'a> {
     data: &'a [f32],
+    /// Number of values from one row to the next.
+    stride: usize,
+    /// Number of values of a row that are shown.
     vocab: usize,
     /// One scan for each row, or none if the rows have not been scanned.
     scans: &'a [RowScan],
@@ -26,7 +29,12 @@ impl<'a> Logits<'a> {
             "{} values are not whole rows of {vocab}",
             data.len()
         );
-        Self { data, vocab, scans: &[] }
+        Self { data, stride: vocab, vocab, scans: &[] }
+    }
+
+    /// Returns the same rows with the logits of the first `vocab` tokens, if they have more.
+    pub fn limited(self, vocab: usize) -> Self {
+        Self { vocab: self.vocab.min(vocab.max(1)), ..self }
     }
 
     /// Returns the same rows with one scan for each.
@@ -38,25 +46,25 @@ impl<'a> Logits<'a> {
         Self { scans, ..self }
     }
 
-    /// Returns the width of a row.
+    /// Returns the number of logits of a row.
     pub fn vocab(&self) -> usize {
         self.vocab
     }
 
     /// Returns `count` rows, starting at row `from`.
     pub fn part(&self, from: usize, count: usize) -> Self {
-        let data = &self.data[from * self.vocab..(from + count) * self.vocab];
+        let data = &self.data[from * self.stride..(from + count) * self.stride];
         Self { data, scans: self.scans.get(from..from + count).unwrap_or(&[]), ..*self }
     }
 
     /// Returns the number of rows.
     pub fn rows(&self) -> usize {
-        self.data.len() / self.vocab
+        self.data.len() / self.stride
     }
 
     /// Returns one row.
     pub fn row(&self, index: usize) -> &'a [f32] {
-        &self.data[index * self.vocab..(index + 1) * self.vocab]
+        &self.data[index * self.stride..][..self.vocab]
     }
 
     /// Returns one row with its scan. If the row has not been scanned, it is scanned now.
@@ -165,6 +173,9 @@ mod tests {
         let scans = [RowScan::of(&data[..2]), RowScan::of(&data[2..4]), marker];
         // A row that has a scan is not scanned again.
         assert_eq!(logits.with_scans(&scans).part(1, 2).scanned_row(1).scan, marker);
+        let limited = logits.limited(1);
+        assert_eq!((limited.rows(), limited.vocab(), limited.part(1, 2).row(1)), (3, 1, &data[4..5]));
+        assert_eq!(logits.limited(7).row(2), logits.row(2));
         assert_eq!(logits.part(1, 2).scanned_row(1).scan, finite(1, 2.1));
     }
 

@@ -74,6 +74,13 @@ impl SupervisedExecutor {
         Self { clock: Some(Box::new(clock)), ..self }
     }
 
+    /// Limits the vocabulary to the first `count` tokens. The weights may have more rows than the tokenizer has tokens;
+    /// such rows are then neither sampled, nor biased, nor part of a prompt.
+    pub fn with_vocabulary(mut self, count: usize) -> Self {
+        self.limits.vocab = self.limits.vocab.min(count.max(1));
+        self
+    }
+
     /// Returns the time of the last step, without the wait for its turn.
     pub(crate) fn step_time(&self) -> Option<Duration> {
         self.step_time
@@ -111,14 +118,15 @@ impl SupervisedExecutor {
         let logits = executor.logits();
         let found = logits.rows();
         let expected = plan.logits_rows();
-        if found != expected || logits.vocab() != self.limits.vocab {
+        let width = executor.limits().vocab;
+        if found != expected || logits.vocab() != width {
             let message = format!(
-                "expected {expected} rows of {} logits, found {found} of {}; please report this",
-                self.limits.vocab,
+                "expected {expected} rows of {width} logits, found {found} of {}; please report this",
                 logits.vocab()
             );
             return Err(StepError::Device { message });
         }
+        let logits = logits.limited(self.limits.vocab);
         self.scans.extend((0..found).map(|row| logits.scanned_row(row).scan));
         match &self.monitor {
             Some(monitor) => monitor.check("logits", self.scans.iter().find_map(|scan| scan.non_finite())),
@@ -182,7 +190,9 @@ impl Executor for SupervisedExecutor {
 
     fn logits(&self) -> Logits<'_> {
         match &self.executor.model {
-            Some(executor) if !self.panicked => executor.logits().with_scans(&self.scans),
+            Some(executor) if !self.panicked => {
+                executor.logits().limited(self.limits.vocab).with_scans(&self.scans)
+            }
             _ => Logits::new(&[], self.limits.vocab.max(1)),
         }
     }
@@ -324,6 +334,20 @@ mod tests {
         check(4, 4, "Ok(1) true false");
         check(8, 4, "expected 1 rows of 4 logits, found 2 of 4");
         check(3, 3, "expected 1 rows of 4 logits, found 1 of 3");
+    }
+
+    #[test]
+    fn rows_of_weights_without_a_token_have_no_logits() {
+        let kv = KvLimits { bytes_per_token: 1, step: 1, budget: 9 };
+        let limits = Limits { slots: 1, context: 9, chunk: 9, batch: 1, vocab: 4, kv };
+        let logits = vec![0.0, 1.0, 2.0, f32::INFINITY];
+        let executor = SupervisedExecutor::new(Box::new(FixedLogitsExecutor { limits, logits, width: 4 }));
+        let mut limited = executor.with_vocabulary(3).monitored_by(NumericsMonitor::new(|_| ()));
+        let mut plan = StepPlan::default();
+        plan.push(SlotId(0), 0, &[1, 2], LogitRows::Last);
+        let found = limited.step(&plan).unwrap();
+        assert_eq!(found.scanned_row(0).scan, RowScan::of(&[0.0, 1.0, 2.0]));
+        assert_eq!((found.rows(), limited.limits().vocab), (1, 3));
     }
 
     #[test]
