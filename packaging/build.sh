@@ -54,6 +54,11 @@ if [ -n "$arch" ] && command -v dpkg-deb >/dev/null; then
   cp -R "$tree/." "$root/usr/"
   "$program" completions bash >"$root/usr/share/bash-completion/completions/narthex"
   gzip -9n "$root/usr/share/man/man1/"*.1
+  # The unit is not enabled. The groups of the building machine may not exist on another one.
+  mkdir -p "$root/usr/lib/systemd/system"
+  env -u NARTHEX_HOME "$program" service install --system --print |
+    sed -e 's|^ExecStart=[^ ]*|ExecStart=/usr/bin/narthex|' -e '/^SupplementaryGroups=/d' \
+      >"$root/usr/lib/systemd/system/narthex.service"
   mv "$root/usr/share/doc/narthex/LICENSE" "$root/usr/share/doc/narthex/copyright"
   size=$(du -sk "$root/usr" | cut -f 1)
   cat >"$root/DEBIAN/control" <<CONTROL

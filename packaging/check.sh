@@ -62,6 +62,7 @@ for deb in "$out"/*.deb; do
   began=$(date +%s)
   dpkg-deb -x "$deb" "$work/root"
   licences deb "$work/root/usr" copyright $notices
+  grep -q '^ExecStart=/usr/bin/narthex serve' "$work/root/usr/lib/systemd/system/narthex.service"
   ask deb $(($(date +%s) - began)) "$work/root/usr/bin/narthex"
 done
 
