@@ -18,7 +18,7 @@ use std::{net::Ipv4Addr, path::PathBuf, str::FromStr};
 pub(crate) use catalogue::{ListArgs, PlanArgs, RmArgs, ShowArgs};
 use clap::{Args as ClapArgs, Parser, Subcommand};
 use clap_complete::Shell;
-pub(crate) use compile::{CheckArgs, CompileArgs, TRY_OUT, TryOutArgs};
+pub(crate) use compile::{CheckArgs, CheckTarget, CompileArgs, TRY_OUT, TryOutArgs};
 pub(crate) use encoders::{AnswerArgs, EmbedArgs, FillArgs, RerankArgs};
 pub(crate) use exports::{ExportArgs, ImportArgs};
 pub(crate) use generate::{ChatArgs, CompleteArgs, GenerateArgs, RunArgs};
@@ -249,13 +249,9 @@ pub(crate) struct ServeArgs {
     #[arg(long, default_value_t = Config::standard().slots, value_name = "N", value_parser = at_least_one)]
     pub(crate) slots: usize,
 
-    /// Memory for the KV cache per model, in MiB
-    #[arg(long, default_value_t = Config::standard().kv_budget >> 20, value_name = "MIB", value_parser = at_least_one)]
-    pub(crate) kv_budget: usize,
-
     /// Memory for the KV caches of all models together, in MiB, at least --kv-budget; idle models are unloaded to make
-    /// room [default: 8192, or --kv-budget if that is more]
-    #[arg(long, value_name = "MIB", value_parser = at_least_one)]
+    /// room [default: twice the default of --kv-budget, at least 2048 and at least --kv-budget]
+    #[arg(long, value_name = "MIB", value_parser = load::kv_budget)]
     pub(crate) kv_total: Option<usize>,
 
     /// Store the keys and values of prompts in this folder, so that prompts with the same beginning start faster after

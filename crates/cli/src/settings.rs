@@ -32,13 +32,15 @@ pub(crate) fn decoder_config(store: &StoreArgs, decoder: &DecoderLoadArgs) -> Co
         place: decoder.place,
         kv_cache_dtype: decoder.kv_cache_dtype,
         draft_model: decoder.draft_model.clone(),
+        kv_budget: decoder.kv_budget.map(bytes),
+        context: decoder.context,
         ..config(store, Some(&decoder.load))
     }
 }
 
-/// Returns the memory for the KV caches of all models, in MiB. Unless it is stated, one model fits.
-fn kv_total(serve: &ServeArgs) -> usize {
-    serve.kv_total.unwrap_or_else(|| (Config::standard().kv_total >> 20).max(serve.kv_budget))
+/// Converts MiB to bytes.
+fn bytes(mib: usize) -> usize {
+    mib.saturating_mul(1 << 20)
 }
 
 /// Refuses settings of `serve` that contradict each other.
@@ -46,23 +48,23 @@ fn kv_total(serve: &ServeArgs) -> usize {
 /// # Errors
 /// [`Error::Invalid`] with both values.
 pub(crate) fn check_serve(serve: &ServeArgs) -> Result<(), Error> {
-    let (total, budget) = (kv_total(serve), serve.kv_budget);
-    if total >= budget {
-        return Ok(());
+    match (serve.kv_total, serve.load.kv_budget) {
+        (Some(total), Some(budget)) if total < budget => {
+            let message = format!(
+                "expected at least the --kv-budget of one model, {budget} MiB, found {total} MiB; raise --kv-total or \
+                 lower --kv-budget"
+            );
+            Err(Error::invalid("kv_total", message))
+        }
+        _ => Ok(()),
     }
-    let message = format!(
-        "expected at least the --kv-budget of one model, {budget} MiB, found {total} MiB; raise --kv-total or lower \
-         --kv-budget"
-    );
-    Err(Error::invalid("kv_total", message))
 }
 
 /// The gateway's settings for `serve`.
 pub(crate) fn serve_config(store: &StoreArgs, serve: &ServeArgs) -> Config {
     Config {
         slots: serve.slots,
-        kv_budget: serve.kv_budget.saturating_mul(1 << 20),
-        kv_total: kv_total(serve).saturating_mul(1 << 20),
+        kv_total: serve.kv_total.map(bytes),
         prefix_cache: serve.prefix_cache_dir.clone().map(|folder| PrefixCacheConfig {
             folder,
             bytes: (serve.prefix_cache_size as u64).saturating_mul(1 << 20),
@@ -108,14 +110,14 @@ mod tests {
         let checked = |flags: &[&str]| {
             let args = Args::try_parse_from(["narthex", "serve"].iter().chain(flags)).unwrap();
             let Some(Command::Serve(serve)) = args.command else { panic!("not serve") };
-            let total = serve_config(&args.store, &serve).kv_total >> 20;
-            check_serve(&serve).map(|()| total).map_err(|error| error.to_string())
+            check_serve(&serve).map_err(|error| error.to_string())
         };
-        assert_eq!(checked(&[]), Ok(8192));
-        assert_eq!(checked(&["--kv-budget", "10000"]), Ok(10_000));
-        assert_eq!(checked(&["--kv-budget", "8", "--kv-total", "8"]), Ok(8));
-        let error = checked(&["--kv-total", "8"]).unwrap_err();
-        assert!(error.contains("2048 MiB, found 8 MiB"), "{error}");
+        assert_eq!(checked(&[]), Ok(()));
+        assert_eq!(checked(&["--kv-budget", "10000"]), Ok(()));
+        assert_eq!(checked(&["--kv-total", "8"]), Ok(()));
+        assert_eq!(checked(&["--kv-budget", "8", "--kv-total", "8"]), Ok(()));
+        let error = checked(&["--kv-budget", "9", "--kv-total", "8"]).unwrap_err();
+        assert!(error.contains("9 MiB, found 8 MiB"), "{error}");
     }
 
     #[test]
@@ -132,6 +134,8 @@ mod tests {
             "3",
             "--kv-budget",
             "64",
+            "--context",
+            "1000",
             "--kv-total",
             "96",
             "--prefix-cache-dir",
@@ -176,14 +180,14 @@ mod tests {
         .unwrap();
         let Some(Command::Serve(serve)) = args.command else { panic!("not serve") };
         let config = serve_config(&args.store, &serve);
-        assert_eq!((config.slots, config.kv_budget, config.threads), (3, 64 << 20, 2));
+        assert_eq!((config.slots, config.kv_budget, config.context), (3, Some(64 << 20), Some(1000)));
         let prefixes = PrefixCacheConfig { folder: "/prefixes".into(), bytes: 3 << 20 };
         assert_eq!(config.prefix_cache, Some(prefixes));
         assert_eq!(config.draft_model.as_deref(), Some("smollm2:135m"));
         assert_eq!(config.aliases["gpt-4"], "qwen3:0.6b@w4");
         assert_eq!(config.tool_format, Some(ToolFormat::Hermes));
         assert_eq!(config.tool_formats["qwen3:0.6b"], ToolFormat::LlamaJson);
-        assert_eq!((config.kv_total, config.max_models), (96 << 20, 5));
+        assert_eq!((config.kv_total, config.max_models, config.threads), (Some(96 << 20), 5, 2));
         assert_eq!((config.speculation, config.kv_cache_dtype), (Speculation::Off, KvCacheDtype::F32));
         assert_eq!(config.token_latency, Some(Duration::from_millis(90)));
         assert_eq!((config.scheme, config.home), (Some(Scheme::W4), Some("/x".into())));

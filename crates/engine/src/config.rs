@@ -18,6 +18,8 @@ const MAX_QUEUE: usize = 64;
 pub struct EngineConfig {
     /// Maximum number of waiting requests. Further requests are refused.
     pub max_queue: usize,
+    /// Maximum number of tokens of a sequence. The executor's limits apply too.
+    pub context: usize,
     /// Maximum number of running sequences, from 1 to the executor's slots.
     pub max_running: usize,
     /// Maximum number of prompt tokens in one step together with decoding sequences; at least 1.
@@ -40,6 +42,7 @@ impl EngineConfig {
         let prefill_chunk = limits.chunk.min(PREFILL_CHUNK);
         Self {
             max_queue: MAX_QUEUE,
+            context: limits.context,
             max_running: limits.slots,
             prefill_chunk,
             step_token_budget: prefill_chunk.saturating_add(limits.batch),

@@ -39,7 +39,7 @@ impl Limits {
     /// of the KV budget for that sequence alone. The latter is one larger, because the newest token is not in the
     /// cache.
     pub fn longest(&self) -> usize {
-        self.context.min(self.kv.tokens_alone(self.context).saturating_add(1))
+        self.kv.longest(self.context)
     }
 }
 
@@ -65,6 +65,11 @@ impl KvLimits {
     pub fn tokens_alone(&self, context: usize) -> usize {
         let tokens = self.budget.checked_div(self.bytes_per_token).unwrap_or(context);
         if tokens >= context { context } else { tokens - tokens % self.step.max(1) }
+    }
+
+    /// Returns the maximum number of tokens of one sequence, as [`Limits::longest`].
+    pub fn longest(&self, context: usize) -> usize {
+        context.min(self.tokens_alone(context).saturating_add(1))
     }
 
     /// Returns the bytes of `rows` rows with `capacity` tokens each.

@@ -106,7 +106,8 @@ impl Engine {
         config: EngineConfig,
     ) -> std::io::Result<Self> {
         let executor = executor.into();
-        let limits = executor.limits().clone();
+        let mut limits = executor.limits().clone();
+        limits.context = limits.context.min(config.context);
         let mut engine_loop = EngineLoop::new(executor, config);
         if let Some(draft_model) = extensions.draft_model {
             engine_loop = engine_loop.with_draft_model(draft_model);
@@ -127,7 +128,7 @@ impl Engine {
         Ok(Self { shared, limits, config, thread_id, thread: Mutex::new(Some(thread)) })
     }
 
-    /// Returns the limits of the executor.
+    /// Returns the limits of requests: those of the executor, and the configured context.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }

@@ -1,14 +1,18 @@
 //! Settings of a gateway.
 
-use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, ops::RangeInclusive, path::PathBuf, time::Duration};
 
 use narthex_catalog::network::Network;
+use narthex_device::inventory;
 use narthex_spec::{
     DeviceOrder, KvCacheDtype, NpuOptions, NpuPolicy, PlacementChoice, Power, Scheme, Speculation, ToolFormat,
 };
 
 /// Default minimum share of a model's work on the NPU when one is required.
 pub(crate) const NPU_SHARE: f64 = 0.99;
+
+/// Growth of the KV cache, in tokens.
+pub(crate) const KV_STEP: usize = 256;
 
 /// Settings of a [`Gateway`](crate::Gateway).
 ///
@@ -60,10 +64,14 @@ pub struct Config {
     pub threads: usize,
     /// Maximum number of concurrent sequences of each chat model.
     pub slots: usize,
-    /// Maximum bytes of the KV cache of each chat model.
-    pub kv_budget: usize,
-    /// Maximum bytes of the KV caches of all chat models together. Each one reserves its own maximum.
-    pub kv_total: usize,
+    /// Maximum bytes of the KV cache of each chat model; `None` for a quarter of the free memory, from 512 MiB to
+    /// 16 GiB.
+    pub kv_budget: Option<usize>,
+    /// Maximum bytes of the KV caches of all chat models together. Each one reserves its own maximum. `None` for twice
+    /// the default of `kv_budget`, at least 2 GiB and at least `kv_budget`.
+    pub kv_total: Option<usize>,
+    /// Maximum number of tokens of a conversation; `None` for the model's context, as far as the KV budget holds it.
+    pub context: Option<usize>,
     /// Element type of the KV cache on the CPU.
     pub kv_cache_dtype: KvCacheDtype,
     /// Maximum number of models in memory.
@@ -112,7 +120,54 @@ impl PrefixCacheConfig {
     pub const DEFAULT_BYTES: u64 = 1 << 30;
 }
 
+/// Memory for the KV caches of chat models, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct KvMemory {
+    /// Maximum of each model.
+    pub(crate) budget: usize,
+    /// Maximum of all models together.
+    pub(crate) total: usize,
+}
+
+impl KvMemory {
+    /// Bounds of the default budget.
+    const BUDGET: RangeInclusive<usize> = 512 << 20..=16 << 30;
+
+    /// Minimum of the default total.
+    const MIN_TOTAL: usize = 2 << 30;
+
+    /// Defaults are multiples of this many bytes, so that small changes of the free memory do not change them.
+    const STEP: usize = 64 << 20;
+
+    /// Assumed free memory of a machine that reports none.
+    const ASSUMED_FREE: usize = 8 << 30;
+
+    /// Returns the memory that the settings state. What they do not state follows from the free memory.
+    fn new(config: &Config, free: Option<u64>) -> Self {
+        let free = free.map_or(Self::ASSUMED_FREE, |free| usize::try_from(free).unwrap_or(usize::MAX));
+        let quarter = free / 4;
+        let standard = (quarter - quarter % Self::STEP).clamp(*Self::BUDGET.start(), *Self::BUDGET.end());
+        let standard_total = (2 * standard).max(Self::MIN_TOTAL);
+        let total = config.kv_total.unwrap_or_else(|| standard_total.max(config.kv_budget.unwrap_or(0)));
+        Self { budget: config.kv_budget.unwrap_or_else(|| standard.min(total)), total }
+    }
+}
+
 impl Config {
+    /// Returns the memory for KV caches. [`Self::with_kv_memory`] makes it independent of the free memory at the call.
+    pub(crate) fn kv_memory(&self) -> KvMemory {
+        match (self.kv_budget, self.kv_total) {
+            (Some(budget), Some(total)) => KvMemory { budget, total },
+            _ => KvMemory::new(self, inventory::available_memory().or_else(inventory::memory_bytes)),
+        }
+    }
+
+    /// States the memory for KV caches that follows from the free memory now.
+    pub(crate) fn with_kv_memory(self) -> Self {
+        let KvMemory { budget, total } = self.kv_memory();
+        Self { kv_budget: Some(budget), kv_total: Some(total), ..self }
+    }
+
     /// Returns the settings of `narthex serve` without flags.
     pub fn standard() -> Self {
         Self {
@@ -132,8 +187,9 @@ impl Config {
             npu_options: NpuOptions::default(),
             threads: 0,
             slots: 8,
-            kv_budget: 2 << 30,
-            kv_total: 8 << 30,
+            kv_budget: None,
+            kv_total: None,
+            context: None,
             kv_cache_dtype: KvCacheDtype::Auto,
             max_models: 8,
             max_queue: 64,
@@ -145,5 +201,27 @@ impl Config {
             retry_failed_after: Duration::from_secs(10),
             auto_pull_limit: 1 << 30,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memory_of_kv_caches_is_a_quarter_of_the_free_memory() {
+        let memory = |kv_budget: Option<usize>, kv_total: Option<usize>, free_mib: Option<u64>| {
+            let config = Config { kv_budget, kv_total, ..Config::standard() };
+            let KvMemory { budget, total } = KvMemory::new(&config, free_mib.map(|mib| mib << 20));
+            (budget >> 20, total >> 20)
+        };
+        assert_eq!(memory(None, None, Some(10_000)), (2496, 4992));
+        assert_eq!(memory(None, None, Some(10_100)), (2496, 4992), "a small change of the free memory");
+        assert_eq!(memory(None, None, Some(0)), (512, 2048));
+        assert_eq!(memory(None, None, Some(1 << 20)), (16_384, 32_768));
+        assert_eq!(memory(None, None, None), (2048, 4096));
+        assert_eq!(memory(Some(10 << 30), None, Some(8192)), (10_240, 10_240));
+        assert_eq!(memory(None, Some(8 << 20), Some(8192)), (8, 8));
+        assert_eq!(memory(Some(1 << 20), Some(8 << 20), Some(8192)), (1, 8));
     }
 }

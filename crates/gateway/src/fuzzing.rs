@@ -94,7 +94,7 @@ pub fn read_record(record: GatewayRecord, bytes: &[u8]) -> Result<(), String> {
         }
         GatewayRecord::Verification => read_again::<Verification>(bytes).map(drop),
         GatewayRecord::KvCache => {
-            let comparison = read_again::<CacheComparison>(bytes)?;
+            let comparison = read_again::<CacheComparison>(bytes)?.result;
             let (precision, note) = (comparison.precision(), comparison.note());
             assert!(note.is_none() || precision == KvPrecision::F32, "a reason against {precision:?}");
             Ok(())

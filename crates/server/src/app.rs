@@ -19,7 +19,7 @@ use crate::{
     http::budget::{AnswerMemory, BodyBudget},
     jobs::Jobs,
     keys::Caller,
-    reports::{memory_reports::MemoryReports, metrics::Metrics, npus::NpuList},
+    reports::{devices::DeviceList, memory_reports::MemoryReports, metrics::Metrics},
 };
 
 /// The gateway with the rights of a caller, and the caller's meter. Access control adds it to each request.
@@ -53,7 +53,7 @@ impl RequestOptions {
 pub(crate) struct ServerResources {
     pub(crate) jobs: Jobs,
     pub(crate) bodies: BodyBudget,
-    pub(crate) npus: NpuList,
+    pub(crate) devices: DeviceList,
     pub(crate) memory: MemoryReports,
     pub(crate) options: RequestOptions,
 }
@@ -62,8 +62,8 @@ impl ServerResources {
     /// Creates the state of a server whose requests wait for memory up to this time.
     pub(crate) fn new(gateway: &Gateway, options: RequestOptions, memory_wait: Duration) -> Self {
         let bodies = BodyBudget::new(memory_wait);
-        let npus = NpuList::new(gateway);
-        Self { jobs: Jobs::new(), bodies, npus, memory: MemoryReports::default(), options }
+        let devices = DeviceList::new(gateway);
+        Self { jobs: Jobs::new(), bodies, devices, memory: MemoryReports::default(), options }
     }
 }
 

@@ -1,8 +1,9 @@
 //! The setting for the element type of the KV cache.
 
+use serde::{Deserialize, Serialize};
 use strum::{Display, IntoStaticStr};
 
-use crate::name::named_set;
+use crate::{DType, name::named_set};
 
 /// Element type of a decoder's KV cache on the CPU. Graphs for other devices state their own.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Display, IntoStaticStr)]
@@ -37,7 +38,8 @@ impl KvCacheDtype {
 named_set!(KvCacheDtype, "element type of the KV cache");
 
 /// Precision in which attention on the CPU keeps keys and values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum KvPrecision {
     /// Integers of eight bits with a scale for each key and value.
     I8,
@@ -45,6 +47,17 @@ pub enum KvPrecision {
     F16,
     /// Single precision.
     F32,
+}
+
+impl KvPrecision {
+    /// Returns the element type of the cache.
+    pub fn dtype(self) -> DType {
+        match self {
+            Self::I8 => DType::I8,
+            Self::F16 => DType::F16,
+            Self::F32 => DType::F32,
+        }
+    }
 }
 
 impl From<KvPrecision> for KvCacheDtype {

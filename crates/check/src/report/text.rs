@@ -5,6 +5,8 @@ use std::{
     fmt::{self, Display, Formatter},
 };
 
+use narthex_spec::Ep;
+
 use crate::{
     numbers::{count, plural},
     report::{Basis, Finding, FixAuthor, PartSummary, Report, Severity, Verdict},
@@ -12,15 +14,6 @@ use crate::{
 
 /// Maximum number of listed places of a finding; JSON has all of them.
 const PLACES: usize = 3;
-
-impl Display for Basis {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Predicted => "predicted",
-            Self::Compiled => "compiled",
-        })
-    }
-}
 
 impl Display for Verdict {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
@@ -46,7 +39,12 @@ fn plain(text: &str) -> Cow<'_, str> {
 
 impl Display for Report {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{} for {}: {} ({})", plain(&self.subject), self.target, self.verdict, self.basis)?;
+        let basis = match self.basis {
+            Basis::Predicted => "predicted by rules",
+            Basis::Compiled if self.target.ep() == Ep::Qnn => "compiled by Qualcomm's compiler",
+            Basis::Compiled => "compiled by Intel's compiler",
+        };
+        writeln!(f, "{} for {}: {} ({basis})", plain(&self.subject), self.target, self.verdict)?;
         if let Verdict::Refused { reason } = &self.verdict {
             writeln!(f, "  {}", plain(reason))?;
         }
@@ -72,7 +70,7 @@ impl Display for Report {
         }
 
         if let Some(after) = &self.after_fix {
-            writeln!(f, "\nafter --fix: {} (predicted), score {:.0}", after.verdict, after.score)?;
+            writeln!(f, "\nafter --fix: {} (predicted by rules), score {:.0}", after.verdict, after.score)?;
             for change in &after.changes {
                 writeln!(f, "  {}", plain(change))?;
             }

@@ -1,6 +1,6 @@
 //! Arguments of `compile` and `check`.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, str::FromStr};
 
 use clap::{Args as ClapArgs, Parser};
 use narthex_spec::{
@@ -89,9 +89,9 @@ pub(crate) struct CheckArgs {
     /// An ONNX file, a folder with ONNX files, a checkpoint, or a model name
     pub(crate) model: String,
 
-    /// The NPU: qnn:x-elite, several chips as in qnn:x-elite,8-elite, or openvino:npu
+    /// The NPU: qnn:x-elite, several chips as in qnn:x-elite,8-elite, openvino:npu, or ryzen-ai
     #[arg(long, default_value = "qnn:x-elite", value_name = "PROVIDER:CHIP")]
-    pub(crate) target: Target,
+    pub(crate) target: CheckTarget,
 
     /// Set a symbolic dimension, as in batch=1; repeatable
     #[arg(long, value_name = "DIMENSION=N", value_parser = extent)]
@@ -108,6 +108,29 @@ pub(crate) struct CheckArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// NPU of a check.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum CheckTarget {
+    /// An NPU with rules.
+    WithRules(Target),
+    /// AMD's NPUs.
+    RyzenAi,
+}
+
+impl FromStr for CheckTarget {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.trim().to_ascii_lowercase().as_str() {
+            "ryzen-ai" | "vitisai" | "vitisai:npu" => Ok(Self::RyzenAi),
+            _ => text
+                .parse()
+                .map(Self::WithRules)
+                .map_err(|error: UnknownTarget| format!("{error}, or ryzen-ai")),
+        }
+    }
 }
 
 /// First argument of the process in which `check` runs a vendor's compiler, so that a crash of the compiler does not
@@ -160,6 +183,14 @@ mod tests {
         assert!(aot_target("qnn:x-elite,8-elite").is_ok());
         let told = aot_target("qnn:x-elit").unwrap_err();
         assert!(told.contains("x-elite, x2-elite") && !told.contains("openvino"), "{told}");
+    }
+
+    #[test]
+    fn a_check_has_targets_with_rules_and_ryzen_ai() {
+        let target = |text: &str| text.parse::<CheckTarget>();
+        assert_eq!(target("Ryzen-AI"), Ok(CheckTarget::RyzenAi));
+        assert_eq!(target("openvino:npu"), Ok(CheckTarget::WithRules("openvino:npu".parse().unwrap())));
+        assert!(target("toaster").unwrap_err().ends_with(", or ryzen-ai"));
     }
 
     #[test]

@@ -9,6 +9,12 @@ use super::{Args, Command};
 /// Heading of the options that only chat and text models have.
 const DECODERS: &str = "Options for loading a chat or text model";
 
+/// Smallest number of tokens of a conversation.
+const MIN_CONTEXT: usize = 16;
+
+/// Smallest memory for the KV cache of a model in MiB. With less, even the smallest chat models hold only a few tokens.
+const MIN_KV_BUDGET: usize = 4;
+
 /// Options of loading any model.
 #[derive(Debug, Clone, PartialEq, ClapArgs)]
 #[command(next_help_heading = "Options for loading a model")]
@@ -60,6 +66,16 @@ pub(crate) struct DecoderLoadArgs {
     #[arg(long, help_heading = DECODERS, default_value_t = Config::standard().kv_cache_dtype, value_name = "DTYPE")]
     pub(crate) kv_cache_dtype: KvCacheDtype,
 
+    /// Maximum number of tokens of a conversation, at least 16; a KV budget that does not hold them is refused [default:
+    /// the model's context, or what --kv-budget holds]
+    #[arg(long, help_heading = DECODERS, value_name = "TOKENS", value_parser = context)]
+    pub(crate) context: Option<usize>,
+
+    /// Memory for the KV cache of each model, in MiB, at least 4 [default: a quarter of the free memory, from 512 to
+    /// 16384]
+    #[arg(long, help_heading = DECODERS, value_name = "MIB", value_parser = kv_budget)]
+    pub(crate) kv_budget: Option<usize>,
+
     /// Draft model for speculative decoding: an installed small chat model with the same vocabulary; greedy answers
     /// stay the same
     #[arg(long, help_heading = DECODERS, value_name = "MODEL")]
@@ -85,6 +101,20 @@ fn share(text: &str) -> Result<f64, String> {
     found.ok_or_else(|| format!("expected a number from 0 to 1, found {text:?}"))
 }
 
+/// Parses a number of tokens of a conversation.
+fn context(text: &str) -> Result<usize, String> {
+    let found = text.parse::<usize>().ok().filter(|tokens| *tokens >= MIN_CONTEXT);
+    found.ok_or_else(|| format!("expected a number of tokens of at least {MIN_CONTEXT}, found {text:?}"))
+}
+
+/// Parses the memory for a KV cache in MiB.
+pub(super) fn kv_budget(text: &str) -> Result<usize, String> {
+    let found = text.parse::<usize>().ok().filter(|mib| *mib >= MIN_KV_BUDGET);
+    found.ok_or_else(|| {
+        format!("expected at least {MIN_KV_BUDGET} MiB for the tokens of a conversation, found {text:?}")
+    })
+}
+
 /// Parses a number of threads. Far more threads than cores only wait for each other.
 fn threads(text: &str) -> Result<usize, String> {
     let most = std::thread::available_parallelism().map_or(1, usize::from).saturating_mul(4).max(8);
@@ -100,6 +130,13 @@ mod tests {
     fn numbers_of_threads_that_no_machine_has_are_refused() {
         assert_eq!((threads("0"), threads("8")), (Ok(0), Ok(8)));
         assert!(threads("5000").unwrap_err().contains("on this machine, found \"5000\""));
+    }
+
+    #[test]
+    fn memory_and_lengths_that_hold_no_conversation_are_refused() {
+        assert_eq!((context("16"), kv_budget("4")), (Ok(16), Ok(4)));
+        assert!(context("15").unwrap_err().contains("at least 16, found \"15\""));
+        assert!(kv_budget("3").unwrap_err().contains("at least 4 MiB"));
     }
 
     #[test]

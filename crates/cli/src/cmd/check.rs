@@ -5,11 +5,11 @@ use std::{collections::BTreeMap, env, fs};
 use anyhow::Context;
 use narthex_gateway::{
     Error, Gateway,
-    check::{CheckRequest, CompilerResult, TrialProgram, VendorCompiler, Verdict},
+    check::{CheckRequest, CompilerResult, RyzenAiVerdict, TrialProgram, VendorCompiler, Verdict},
 };
 
 use crate::{
-    args::{CheckArgs, TRY_OUT, TryOutArgs},
+    args::{CheckArgs, CheckTarget, TRY_OUT, TryOutArgs},
     exit::NegativeResult,
     interrupt, output,
 };
@@ -56,12 +56,36 @@ fn extents(set: Vec<(String, u64)>) -> Result<BTreeMap<String, u64>, Error> {
     Ok(extents)
 }
 
+/// Prints the verdict on a model for AMD's NPUs. The exit code is that of a refusal, unless AMD's tools have compiled the
+/// model.
+fn check_ryzen_ai(gateway: &Gateway, args: &CheckArgs) -> anyhow::Result<()> {
+    if args.fix.is_some() || !args.set.is_empty() {
+        let message = "expected a model alone: there are no rules for the operators of AMD's compiler, so dimensions and \
+                       fixes have no effect";
+        return Err(Error::invalid("target", message).into());
+    }
+    let found = gateway.check_ryzen_ai(&args.model, interrupt::cancel())?;
+    if args.json {
+        output::json(&found)?;
+    } else {
+        output::report(format!("{} for {}: {}", found.subject, found.target, found.text))?;
+        if let Some(fix) = found.fix {
+            output::note(format!("hint: {fix}"));
+        }
+    }
+    if found.verdict == RyzenAiVerdict::CompiledByAmd { Ok(()) } else { Err(NegativeResult::Refused.into()) }
+}
+
 /// Checks whether a model would run on an NPU; the exit code gives the verdict.
 pub(crate) fn run(gateway: &Gateway, args: CheckArgs) -> anyhow::Result<()> {
     let wants_fix = args.fix.is_some();
+    let target = match &args.target {
+        CheckTarget::WithRules(target) => target.clone(),
+        CheckTarget::RyzenAi => return check_ryzen_ai(gateway, &args),
+    };
     let request = CheckRequest {
         subject: args.model,
-        target: args.target,
+        target,
         extents: extents(args.set)?,
         fix: args.fix,
         compiler: if args.rules_only {

@@ -27,7 +27,7 @@ pub(crate) fn pull(gateway: &Gateway, args: &PullArgs) -> anyhow::Result<()> {
         bars.took(),
         package.scheme,
         render::bytes(package.bytes),
-        package.max_length
+        package.context_length
     ));
     if freed > 0 {
         output::note(format!("The checkpoint was removed, which freed {}.", render::bytes(freed)));

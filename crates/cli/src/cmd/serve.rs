@@ -9,34 +9,11 @@ use narthex_server::{
 
 use crate::{args::ServeArgs, bars::Bars, environment_keys, input_file, interrupt, output, render};
 
-/// Smallest memory for the KV cache of a model in MiB. With less, even the smallest chat models hold only a few tokens.
-const MIN_KV_BUDGET: usize = 4;
-
-/// Refuses budgets that hold no conversation, or that contradict each other.
-fn check_budgets(args: &ServeArgs) -> Result<(), Error> {
-    let ServeArgs { kv_budget, kv_total, .. } = args;
-    if *kv_budget < MIN_KV_BUDGET {
-        let message = format!(
-            "kv_budget: expected at least {MIN_KV_BUDGET} MiB for the tokens of a conversation, found {kv_budget}"
-        );
-        return Err(Error::invalid("kv_budget", message));
-    }
-    if let Some(total) = kv_total.filter(|total| total < kv_budget) {
-        let message = format!(
-            "kv_total: expected at least the {kv_budget} MiB of --kv-budget for one model, found {total}; change one of \
-             them"
-        );
-        return Err(Error::invalid("kv_total", message));
-    }
-    Ok(())
-}
-
 /// Serves until a signal.
 pub(crate) fn run(gateway: &Gateway, args: ServeArgs) -> anyhow::Result<()> {
     if args.until_stdin_closes {
         interrupt::end_with_standard_input()?;
     }
-    check_budgets(&args)?;
     let cache = args.prefix_cache_dir.as_deref();
     if let Some(file) = cache.filter(|folder| folder.exists() && !folder.is_dir()) {
         let message = format!("expected a folder, found the file {}", file.display());
@@ -112,29 +89,5 @@ fn taken_by_own_server(gateway: &Gateway, port: u16, error: ServeError) -> anyho
             server.pid, server.address
         )),
         None => error.into(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use clap::Parser;
-
-    use super::*;
-    use crate::args::{Args, Command};
-
-    #[test]
-    fn budgets_that_hold_no_conversation_are_refused() {
-        let check = |words: &[&str], expect: &str| {
-            let args = Args::try_parse_from([&["narthex", "serve"], words].concat()).unwrap();
-            let Some(Command::Serve(serve)) = args.command else { panic!("not serve") };
-            let error = check_budgets(&serve).err().map(|error| error.to_string()).unwrap_or_default();
-            assert!(error.contains(expect) && error.is_empty() == expect.is_empty(), "{words:?}: {error}");
-        };
-        check(&[], "");
-        check(&["--kv-budget", "10"], "");
-        check(&["--kv-budget", "9000"], "");
-        check(&["--kv-budget", "1"], "expected at least 4 MiB");
-        check(&["--kv-total", "8"], "of --kv-budget for one model, found 8");
-        check(&["--kv-total", "8", "--kv-budget", "8"], "");
     }
 }

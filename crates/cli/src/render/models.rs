@@ -36,7 +36,7 @@ pub(crate) fn installed(models: &[ModelListing]) -> String {
                 Cell::new(package.scheme),
                 right(bytes(package.bytes)),
                 right(bytes(package.bytes + machine_bytes(package.machine_bytes))),
-                right(package.max_length),
+                right(package.context_length),
             ];
             table.add_row(cells.into_iter().chain(any_bound.then(|| Cell::new(bound))));
         }
@@ -288,6 +288,8 @@ mod tests {
                 bytes: 0,
                 machine_bytes: 0,
                 max_length: 0,
+                context_length: 0,
+                kv_cache: None,
                 bound: None,
                 sampling: Default::default(),
                 created: SystemTime::UNIX_EPOCH,

@@ -1,7 +1,10 @@
 //! The contents of a package.
 
 use comfy_table::Cell;
-use narthex_gateway::{UnsharedWeights, models::ModelListing};
+use narthex_gateway::{
+    UnsharedWeights,
+    models::{InstalledPackage, ModelListing},
+};
 use narthex_spec::{
     Variant,
     arch::{EncoderHead, ImportedEncoder, Structure},
@@ -32,12 +35,13 @@ pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing) -> String {
             format!("imported encoder, {}, vocabulary {vocab}", head.gives(*width))
         }
     };
+    let package = listing.installed.iter().find(|package| package.scheme == manifest.recipe.scheme);
     let mut lines = vec![
         format!("model        {}", manifest.name),
         format!("structure    {shape}"),
         format!("scheme       {} (block {})", manifest.recipe.scheme, manifest.recipe.block),
-        format!("context      {} tokens", manifest.max_length),
-        format!("size         {}{}", bytes(size), on_disk(manifest, listing)),
+        format!("context      {}", context(manifest, package)),
+        format!("size         {}{}", bytes(size), on_disk(package)),
         format!("source       {}", manifest.provenance.source),
         format!("licence      {}", manifest.provenance.license.as_deref().unwrap_or("not stated")),
         format!("compiled by  {}", manifest.provenance.compiler),
@@ -60,7 +64,9 @@ pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing) -> String {
     let kv: usize =
         dynamic.next().iter().flat_map(|graph| &graph.kv).map(|layer| layer.bytes_per_token()).sum();
     if kv > 0 {
-        lines.insert(5, format!("KV cache     {} per 1000 tokens in f32", bytes(kv as u64 * 1000)));
+        let here = package.and_then(|package| package.kv_cache);
+        let here = here.map(|kv_cache| format!("; on this CPU in {kv_cache}")).unwrap_or_default();
+        lines.insert(5, format!("KV cache     {} per 1000 tokens in f32{here}", bytes(kv as u64 * 1000)));
     }
     if let Some(text) = pooling(&manifest.architecture) {
         lines.insert(2, format!("pooling      {text}"));
@@ -78,6 +84,17 @@ pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing) -> String {
     lines.join("\n")
 }
 
+/// Renders the context of a model, and the one that the KV budget allows.
+fn context(manifest: &Manifest, package: Option<&InstalledPackage>) -> String {
+    match package.map_or(manifest.max_length, |package| package.context_length) {
+        context if context < manifest.max_length => format!(
+            "{context} of {} tokens, as many as the default KV budget of this machine holds; --kv-budget changes it",
+            manifest.max_length
+        ),
+        context => format!("{context} tokens"),
+    }
+}
+
 /// Renders how an embedding model makes one vector of a text's rows.
 fn pooling(structure: &Structure) -> Option<String> {
     if let Structure::ImportedEncoder(ImportedEncoder { pooled_by_graph: true, .. }) = structure {
@@ -93,8 +110,7 @@ fn pooling(structure: &Structure) -> Option<String> {
 }
 
 /// Renders the bytes of a package's other files on this machine.
-fn on_disk(manifest: &Manifest, listing: &ModelListing) -> String {
-    let package = listing.installed.iter().find(|package| package.scheme == manifest.recipe.scheme);
+fn on_disk(package: Option<&InstalledPackage>) -> String {
     match package.map_or(0, |package| machine_bytes(package.machine_bytes)) {
         0 => String::new(),
         machine => format!(", and {} of packed weights and other files on this machine", bytes(machine)),

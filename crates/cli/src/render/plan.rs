@@ -37,10 +37,17 @@ pub(crate) fn plan(report: &PlanReport) -> String {
     }
     windows(&estimate.cache).into_iter().for_each(|text| fact("attention", text));
     text.push_str(&format!("\n{}\n\n{}\n", schemes(&estimate.schemes), targets(&estimate.schemes)));
+    text.push_str(&format!("\nryzen-ai\n {}\n", report.ryzen_ai));
+    text.push_str("\nPredicted: by rules. `narthex check` asks the vendor's compiler.\n");
     if let Some((scheme, target)) = estimate.best(|_| true) {
         text.push_str(&format!("\n{} in {scheme}: {}", target.target, target.score));
     }
-    text.push_str(&format!("\nthis machine\n{}", machine(&report.machine)));
+    let budget = if estimate.cache.is_empty() {
+        String::new()
+    } else {
+        format!(", with a KV cache of at most {} (--kv-budget)", bytes(report.kv_budget))
+    };
+    text.push_str(&format!("\nthis machine{budget}\n{}", machine(&report.machine)));
     text.extend(report.least.as_ref().map(|minimum| least(minimum, &report.machine)));
     text
 }

@@ -84,6 +84,7 @@ mod tests {
             passed_over: Vec::new(),
             engine: None,
             max_length: None,
+            kv_cache: None,
             package_bytes: None,
             draft_model: None,
         };

@@ -58,9 +58,11 @@ fn remarks(model: &ModelStatus) -> Vec<String> {
     let fallback = report.filter(|report| !report.fallback.is_empty());
     let fallback = fallback.map(|report| format!("on other devices: {}", report.fallback));
     let notes = report.into_iter().flat_map(|report| report.notes.iter().cloned());
+    let loss = model.kv_cache.filter(|kv_cache| kv_cache.loss.is_some());
+    let kv_cache = loss.map(|kv_cache| format!("KV cache in {kv_cache}"));
     let draft = model.draft_model.as_ref();
     let draft = draft.map(|draft| format!("draft model: {} ({})", draft.name, draft.scheme));
-    why.into_iter().chain(fallback).chain(notes).chain(refusals(model)).chain(draft).collect()
+    why.into_iter().chain(fallback).chain(notes).chain(refusals(model)).chain(kv_cache).chain(draft).collect()
 }
 
 /// Renders running servers, followed by remarks on their models.
@@ -79,7 +81,7 @@ pub(crate) fn servers(servers: &[RunningServer]) -> String {
                 ModelState::Ready => "ready",
                 ModelState::Failed { .. } => "failed",
             };
-            let device = model.placement.as_ref().map_or_else(|| "-".to_owned(), PlacementReport::name);
+            let device = model.placement.as_ref().map_or_else(|| "-".to_owned(), PlacementReport::summary);
             let cells = [model.name.to_string(), model.scheme.to_string(), state.to_owned(), device];
             table.add_row(first.clone().into_iter().chain(cells.map(Cell::new)));
             for line in remarks(model) {
@@ -117,6 +119,7 @@ mod tests {
             passed_over: Vec::new(),
             engine: None,
             max_length: None,
+            kv_cache: None,
             package_bytes: None,
             draft_model: None,
         };
@@ -167,8 +170,9 @@ mod tests {
             squeezed.skip(1).collect::<Vec<_>>()
         };
         let row = |rest: &str| format!("127.0.0.1:8000 7 tiny w8 {rest}");
+        let ready = format!("ready {}", placement.summary());
         let note = "tiny (w8) the kept contexts were refused & made anew".to_owned();
-        assert_eq!(lines(&status), [row("ready prefill=qnn,decode=cpu"), note.clone()]);
+        assert_eq!(lines(&status), [row(&ready), note.clone()]);
         let why = Some("measured on this machine, 5 ms".to_owned());
         status.placement = Some(PlacementReport { why, ..placement.clone() });
         status.passed_over = vec![DeviceRefusal {
@@ -179,7 +183,7 @@ mod tests {
             fallback: FallbackNodes::default(),
         }];
         let expected = [
-            row("ready prefill=qnn,decode=cpu"),
+            row(&ready),
             "tiny (w8) measured on this machine, 5 ms".to_owned(),
             note,
             "tiny (w8) not webgpu: it is in quarantine".to_owned(),

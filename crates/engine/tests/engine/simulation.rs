@@ -159,6 +159,7 @@ impl World {
         };
         let config = EngineConfig {
             max_queue: 0,
+            context: limits.context,
             max_running: 1 + below(&mut rng, slots),
             prefill_chunk: 1 + below(&mut rng, 30),
             step_token_budget: 1 + below(&mut rng, 40),

@@ -31,7 +31,9 @@ use crate::{
         schemes_from,
     },
     load::trial_run,
-    report::models::{DiskUsage, InstalledPackage, ModelKind, ModelListing, PulledModel, Removal},
+    report::models::{
+        DiskUsage, InstalledPackage, ModelKind, ModelListing, ModelStatus, PulledModel, Removal,
+    },
     rights::AutoPull,
 };
 
@@ -73,7 +75,9 @@ impl Gateway {
     pub fn models(&self) -> Result<Vec<ModelListing>, Error> {
         let mut models = self.library.models()?;
         models.retain(|model| self.rights.allows(&model.name));
+        let loaded = self.models.status();
         for model in &mut models {
+            add_loaded(model, &loaded);
             model.auto_pull = match self.rights.auto_pull {
                 AutoPull::Never => false,
                 AutoPull::Catalogue => model.auto_pull,
@@ -99,8 +103,9 @@ impl Gateway {
 
     /// Returns one model that is installed or in the catalogue. `model` is a name, never a path.
     pub fn model(&self, model: &str) -> Result<ModelListing, Error> {
-        let listing = self.library.model(model)?;
+        let mut listing = self.library.model(model)?;
         self.rights.check(&listing.name)?;
+        add_loaded(&mut listing, &self.models.status());
         Ok(listing)
     }
 
@@ -385,5 +390,15 @@ impl Gateway {
     /// Removes a key.
     pub fn remove_key(&self, name: &str, cancel: &Cancel) -> Result<(), Error> {
         Ok(self.library.store.remove_key(name, cancel.flag())?)
+    }
+}
+
+/// Replaces the estimated context of packages by that of the models in memory.
+fn add_loaded(listing: &mut ModelListing, loaded: &[ModelStatus]) {
+    for status in loaded.iter().filter(|status| status.name == listing.name) {
+        let package = listing.installed.iter_mut().find(|package| package.scheme == status.scheme);
+        if let Some((package, length)) = package.zip(status.max_length) {
+            package.context_length = length;
+        }
     }
 }

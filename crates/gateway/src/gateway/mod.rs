@@ -6,7 +6,10 @@ mod running_servers;
 
 use std::{panic::AssertUnwindSafe, path::PathBuf, sync::Arc, time::Instant};
 
-use narthex_catalog::resolve::{ModelId, ModelRef};
+use narthex_catalog::{
+    network::Network,
+    resolve::{ModelId, ModelRef},
+};
 use narthex_device::memory;
 use narthex_engine::worker::Drain;
 use narthex_spec::{
@@ -22,7 +25,7 @@ use crate::{
         package_build::{self, ModelSource, PullLimit, RequiredGraphs},
     },
     config::Config,
-    error::Error,
+    error::{Error, ErrorKind},
     library::{
         Library, RequestedModel,
         package::Package,
@@ -110,12 +113,11 @@ impl Gateway {
         narthex_device::runtime::ensure_telemetry_disabled();
         let library = Library::open(config)?;
         library.check_names()?;
-        let Config { retry_failed_after, max_models, kv_total, slots, max_queue, load_wait, .. } =
-            *library.config;
+        let Config { retry_failed_after, max_models, slots, max_queue, load_wait, .. } = *library.config;
+        let kv_bytes = library.config.kv_memory().total;
         // While a model loads, as many requests may wait for it as the loaded model admits.
         let waiting = slots.max(1).saturating_add(max_queue);
-        let limits =
-            ResidencyLimits { models: max_models, kv_bytes: kv_total, waiting, reservation_wait: load_wait };
+        let limits = ResidencyLimits { models: max_models, kv_bytes, waiting, reservation_wait: load_wait };
         let models = ResidentModels::new(retry_failed_after, limits);
         Ok(Self {
             library: Arc::new(library),
@@ -325,6 +327,7 @@ impl Gateway {
         progress: &dyn ProgressSink,
         cancel: &Cancel,
     ) -> Result<(), Error> {
+        let was_installed = self.library.store.package(&key.name, key.scheme).is_some();
         let outcome =
             std::panic::catch_unwind(AssertUnwindSafe(|| self.load_model(key, source, progress, cancel)))
                 .unwrap_or_else(|_| {
@@ -343,6 +346,19 @@ impl Gateway {
                 Ok(())
             }
             Err(error) => {
+                let is_missing = self.library.store.package(&key.name, key.scheme).is_none();
+                let is_offline = self.library.store.network() == Network::CacheOnly;
+                if is_missing && was_installed {
+                    // The package was removed during the load, which failed at one of its files.
+                    let error = self.library.not_installed(key);
+                    self.models.finish(key, Err(&error));
+                    return Err(error);
+                }
+                if is_missing && is_offline && error.kind() == ErrorKind::Fetch {
+                    // For requests, a model that cannot be fetched does not exist. The operator learns the reason.
+                    self.models.finish(key, Err(&self.library.not_installed(key)));
+                    return Err(error);
+                }
                 self.models.finish(key, Err(&error));
                 Err(error)
             }
@@ -378,7 +394,7 @@ impl Gateway {
         let draft = DraftPackage::of(library, &package, progress, cancel)?;
         let has_kv = package.manifest.architecture.is_decoder();
         let draft_kv = draft.as_ref().map_or(0, |draft| draft.kv_budget);
-        let kv_bytes = if has_kv { library.config.kv_budget.saturating_add(draft_kv) } else { 0 };
+        let kv_bytes = if has_kv { library.config.kv_memory().budget.saturating_add(draft_kv) } else { 0 };
         let reservation = self.models.reserve(key, kv_bytes, cancel)?;
         let request = LoadRequest {
             package,
@@ -406,7 +422,6 @@ impl Gateway {
 mod tests {
     use std::time::Duration;
 
-    use narthex_catalog::network::Network;
     use narthex_spec::{Calibration, Scheme, manifest::Manifest};
 
     use super::*;
@@ -437,7 +452,8 @@ mod tests {
         let LoadStart::Pending(load) = gateway.start_load("smollm2:135m").unwrap() else { panic!("loaded") };
         // While one model is built, requests for it wait and take no further permit.
         let second = gateway.builds.take();
-        assert!(load.wait_for_end(&Cancel::new()).is_err());
+        let error = load.wait_for_end(&Cancel::new()).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
         drop(second);
         // The thread returns its permit after it has reported the end of the load.
         while gateway.builds.take().and_then(|_first| gateway.builds.take()).is_err() {

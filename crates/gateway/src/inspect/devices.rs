@@ -1,7 +1,7 @@
 //! The devices of this machine, determined from facts only. No library is loaded.
 
 use narthex_device::ep::{self, Cause, Facts};
-use narthex_spec::{DeviceKind, DeviceName};
+use narthex_spec::DeviceName;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -27,11 +27,6 @@ impl Gateway {
     /// Lists every device that this version supports, NPUs first.
     pub fn devices(&self) -> Vec<DeviceStatus> {
         statuses(&RuntimeChoice::of(self.library()).facts)
-    }
-
-    /// Lists the NPUs.
-    pub fn npus(&self) -> Vec<DeviceStatus> {
-        self.devices().into_iter().filter(|status| status.device.kind() == DeviceKind::Npu).collect()
     }
 }
 

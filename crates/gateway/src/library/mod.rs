@@ -38,7 +38,7 @@ impl Library {
             Network::CacheOnly => store.offline(),
         };
         Ok(Self {
-            config: Arc::new(config),
+            config: Arc::new(config.with_kv_memory()),
             store,
             catalog: Catalog::builtin()?,
             machine_speed: OnceLock::new(),

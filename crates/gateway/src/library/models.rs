@@ -11,17 +11,25 @@ use narthex_catalog::{
     resolve::{CheckpointSource, Location, ModelId, ModelRef, excerpt},
     store::{PackageInfo, Store},
 };
-use narthex_spec::{ModelName, Scheme, Speculation, ToolFormat, arch::Structure, manifest::Manifest};
+use narthex_engine::executor::KvLimits;
+use narthex_spec::{
+    ModelName, Scheme, Speculation, ToolFormat, Variant,
+    arch::Structure,
+    manifest::{KvLayout, Manifest},
+};
 
 use crate::{
-    config::Config,
+    config::{Config, KV_STEP},
     error::Error,
     library::{
         Library, package,
         package_key::{PackageKey, split_scheme},
         suitability,
     },
-    report::models::{InstalledPackage, MeasuredQuality, ModelKind, ModelListing},
+    report::{
+        kv_cache,
+        models::{InstalledPackage, KvCacheStatus, MeasuredQuality, ModelKind, ModelListing},
+    },
 };
 
 /// Scheme of a model that is named without one.
@@ -318,11 +326,18 @@ impl Library {
     }
 
     fn installed_package(&self, info: &PackageInfo, manifest: Manifest) -> Result<InstalledPackage, Error> {
+        let kv_cache = manifest
+            .architecture
+            .is_decoder()
+            .then(|| kv_cache::status(self.config.kv_cache_dtype, &self.store, &info.dir))
+            .flatten();
         Ok(InstalledPackage {
             scheme: info.scheme,
             bytes: info.bytes,
             machine_bytes: self.store.machine_bytes(&info.dir)?,
             max_length: manifest.max_length,
+            context_length: context_length(&self.config, &manifest, kv_cache),
+            kv_cache,
             bound: manifest.bound,
             sampling: manifest.sampling,
             created: info.created,
@@ -348,6 +363,29 @@ impl Library {
             auto_pull: entry.pinned_bytes().is_some_and(|bytes| bytes <= self.config.auto_pull_limit),
         }
     }
+}
+
+impl ModelListing {
+    /// Returns the package that answers requests without a scheme: that in the default scheme, else any installed one.
+    pub fn usual_package(&self) -> Option<&InstalledPackage> {
+        schemes_from(DEFAULT_SCHEME)
+            .find_map(|scheme| self.installed.iter().find(|package| package.scheme == scheme))
+    }
+}
+
+/// Returns the maximum number of tokens of a conversation with a model that is not in memory. Without a known element
+/// type on the CPU, its KV cache is assumed to have that of the graphs.
+fn context_length(config: &Config, manifest: &Manifest, kv_cache: Option<KvCacheStatus>) -> usize {
+    let context = manifest.max_length.min(config.context.unwrap_or(usize::MAX));
+    let graph = manifest.graphs.iter().find(|graph| graph.variant == Variant::Dynamic);
+    let layers = graph.into_iter().flat_map(|graph| &graph.kv);
+    let bytes_per_token = layers
+        .map(|layer| {
+            let dtype = kv_cache.map_or(layer.dtype, |kv_cache| kv_cache.dtype.dtype());
+            KvLayout { dtype, ..layer.clone() }.bytes_per_token()
+        })
+        .fold(0, usize::saturating_add);
+    KvLimits { bytes_per_token, step: KV_STEP, budget: config.kv_memory().budget }.longest(context)
 }
 
 fn measured_quality(entry: &Entry) -> Option<MeasuredQuality> {

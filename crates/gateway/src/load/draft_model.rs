@@ -46,7 +46,7 @@ impl DraftPackage {
         check_vocabulary(target, &package)?;
         // The tokenizers that were compared are freed.
         memory::release_freed_memory();
-        let kv_budget = kv_budget(library.config.kv_budget, &target.manifest, &package.manifest);
+        let kv_budget = kv_budget(library.config.kv_memory().budget, &target.manifest, &package.manifest);
         Ok(Some(Self { package: Arc::new(package), kv_budget }))
     }
 
@@ -56,7 +56,7 @@ impl DraftPackage {
         request: &LoadRequest<'_>,
         open: impl FnOnce(&LoadRequest<'_>) -> Result<OpenModel, Error>,
     ) -> Result<OpenDraftModel, Error> {
-        let config = Config { slots: 1, kv_budget: self.kv_budget, ..(*request.config).clone() };
+        let config = Config { slots: 1, kv_budget: Some(self.kv_budget), ..(*request.config).clone() };
         let request = LoadRequest { package: self.package, config: Arc::new(config), ..request.clone() };
         let executor = open(&request)?.model.decoder(&request.package.key.name)?;
         Ok(OpenDraftModel { package: request.package, executor })

@@ -11,19 +11,18 @@ use narthex_spec::{
 use narthex_text::tokenizer::Specials;
 use serde::{Deserialize, Serialize};
 
-use self::comparison::{ReferenceText, TextComparison};
+use self::comparison::ReferenceText;
 use super::{
     cache_key::{CacheKey, DeviceCache},
     request::LoadRequest,
     sessions::{self, Sessions},
 };
-use crate::{config::Config, error::Error, library::package::Package};
-
-/// Record of a comparison.
-const RECORD: &str = "kv-cache.json";
-
-/// Version of the text and the bounds. Comparisons of other versions are repeated.
-const CHECK_VERSION: u32 = 4;
+use crate::{
+    config::Config,
+    error::Error,
+    library::package::Package,
+    report::kv_cache::{CHECK_VERSION, PrecisionComparison, RECORD},
+};
 
 /// Prose, code, dialogue and several languages, written for this purpose.
 const TEXT: &str = include_str!("kv_precision/text.txt");
@@ -31,41 +30,9 @@ const TEXT: &str = include_str!("kv_precision/text.txt");
 /// Record of a package's comparison.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct CacheComparison {
-    version: u32,
     key: CacheKey,
-    /// Result with integers of eight bits.
-    i8: TextComparison,
-    /// Result with half precision, if integers were refused.
-    f16: Option<TextComparison>,
-}
-
-impl CacheComparison {
-    pub(crate) fn precision(&self) -> KvPrecision {
-        match (self.i8.refusal(), self.f16.map(|f16| f16.refusal())) {
-            (None, _) => KvPrecision::I8,
-            (Some(_), Some(None)) => KvPrecision::F16,
-            (Some(_), _) => KvPrecision::F32,
-        }
-    }
-
-    /// Returns the reasons against both element types, if single precision is selected.
-    pub(crate) fn note(&self) -> Option<String> {
-        let i8 = self.i8.refusal()?;
-        let f16 = self.f16?.refusal()?;
-        Some(format!(
-            "the KV cache is kept in f32, because with f16 {f16}, and with i8 {i8}; --kv-cache-dtype f16 or i8 selects \
-             one of them anyway"
-        ))
-    }
-
-    /// Returns the loss of the selected element type.
-    fn loss(&self) -> Option<String> {
-        match self.precision() {
-            KvPrecision::I8 => self.i8.describe(),
-            KvPrecision::F16 => self.f16?.describe(),
-            KvPrecision::F32 => None,
-        }
-    }
+    #[serde(flatten)]
+    pub(crate) result: PrecisionComparison,
 }
 
 /// Opens a decoder of dynamic shapes on the CPU with the precision that the settings state or that `auto` selects. Adds
@@ -78,8 +45,9 @@ pub(crate) fn open(
     let precision = match request.config.kv_cache_dtype.precision() {
         Some(precision) => precision,
         None => {
-            let comparison = match cache.record(RECORD, CHECK_VERSION)? {
-                Some(known) => known,
+            let known: Option<CacheComparison> = cache.record(RECORD, CHECK_VERSION)?;
+            let comparison = match known {
+                Some(known) => known.result,
                 None => compare(request, cache)?,
             };
             notes.extend(comparison.note());
@@ -91,10 +59,10 @@ pub(crate) fn open(
 
 /// Compares the precisions, one model after the other in memory, and stores the outcome. It does not depend on the slots
 /// and the memory that the settings give to the cache.
-fn compare(request: &LoadRequest<'_>, cache: &DeviceCache) -> Result<CacheComparison, Error> {
+fn compare(request: &LoadRequest<'_>, cache: &DeviceCache) -> Result<PrecisionComparison, Error> {
     let title = "Choosing the element type of the KV cache (first load only)";
     let _stage = Stage::start(request.progress, title, Unit::Nothing, None);
-    let config = Config { slots: 1, kv_budget: usize::MAX, ..(*request.config).clone() };
+    let config = Config { slots: 1, kv_budget: Some(usize::MAX), ..(*request.config).clone() };
     let decoder =
         |precision| open_with(request, cache, &config, precision)?.model.decoder(&request.manifest().name);
     let reference = {
@@ -107,16 +75,12 @@ fn compare(request: &LoadRequest<'_>, cache: &DeviceCache) -> Result<CacheCompar
         Some(_) => Some(reference.compare(&mut decoder(KvPrecision::F16)?, &request.cancel)?),
         None => None,
     };
-    let comparison = CacheComparison { version: CHECK_VERSION, key: cache.key.clone(), i8, f16 };
-    if let Some(loss) = comparison.loss() {
-        let name = &request.manifest().name;
-        tracing::info!(
-            "the KV cache of {name} is kept in {}: {loss}",
-            KvCacheDtype::from(comparison.precision())
-        );
-    }
-    cache.store(RECORD, &comparison, "the comparison of KV caches");
-    Ok(comparison)
+    let result = PrecisionComparison { version: CHECK_VERSION, i8, f16 };
+    let status = result.status(KvCacheDtype::Auto);
+    tracing::info!("the KV cache of {} is kept in {status}", request.manifest().name);
+    let record = CacheComparison { key: cache.key.clone(), result };
+    cache.store(RECORD, &record, "the comparison of KV caches");
+    Ok(record.result)
 }
 
 /// Returns the tokens of the text, after the token that begins a sequence.

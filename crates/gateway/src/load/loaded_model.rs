@@ -6,11 +6,11 @@ use std::{
 };
 
 use narthex_engine::{
-    executor::Executor,
+    executor::{Executor, Limits},
     supervise::NumericsMonitor,
     worker::{Drain, Engine, EngineConfig, EngineExtensions, StorageProgress},
 };
-use narthex_spec::{ModelName, ReasoningFormat, ToolFormat, manifest::ChatEntry};
+use narthex_spec::{DeviceName, ModelName, ReasoningFormat, ToolFormat, manifest::ChatEntry};
 use narthex_text::{
     grammar::{CompileScope, Grammar, GrammarCompiler, GrammarError, GrammarMatcher},
     template::{Abilities, ChatTemplate},
@@ -18,6 +18,7 @@ use narthex_text::{
 };
 
 use crate::{
+    config::{Config, KV_STEP},
     encoder_queue::{EncoderQueue, QueueLength},
     error::Error,
     library::package::{self, Package},
@@ -30,7 +31,8 @@ use crate::{
         tokenizer_reader::TokenizerReader,
     },
     report::{
-        models::{DeviceRefusal, EngineCounters, ModelKind, ModelState, ModelStatus},
+        kv_cache,
+        models::{DeviceRefusal, EngineCounters, KvCacheStatus, ModelKind, ModelState, ModelStatus},
         placement::{AnsweringDevice, PlacementReport},
     },
 };
@@ -49,6 +51,8 @@ pub(crate) struct LoadedModel {
     /// Compiled for the first grammar.
     grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
     placement: PlacementReport,
+    /// KV cache of a decoder on the CPU.
+    kv_cache: Option<KvCacheStatus>,
     passed_over: Vec<DeviceRefusal>,
     monitors: Vec<NumericsMonitor>,
     /// Package of the draft model.
@@ -78,7 +82,18 @@ impl LoadedModel {
         let abilities = template.as_ref().map_or_else(Abilities::default, ChatTemplate::abilities);
         let OpenModel { model, report, passed_over, monitors } = open(request)?;
         let tokenizer = tokenizer.finish()?;
+        let model = match model {
+            Model::Decoder(executor) => Model::Decoder(executor.with_vocabulary(tokenizer.vocab_size())),
+            encoder @ Model::Encoder(_) => encoder,
+        };
         let config = &request.config;
+        if let Model::Decoder(executor) = &model {
+            check_context(config, &request.package.key.name, executor.limits())?;
+        }
+        let is_on_cpu = report.place().devices().contains(&DeviceName::Cpu);
+        let is_decoder = matches!(model, Model::Decoder(_));
+        let kv_cache = (is_on_cpu && is_decoder)
+            .then(|| kv_cache::status(config.kv_cache_dtype, &request.store, &request.package.folder));
 
         Ok(Self {
             package: request.package.clone(),
@@ -91,6 +106,7 @@ impl LoadedModel {
             worker: Worker::start(model, draft, request, &report)?,
             grammars: OnceLock::new(),
             placement: report,
+            kv_cache: kv_cache.flatten(),
             passed_over,
             monitors,
             _reservation: request.reservation.clone(),
@@ -155,9 +171,18 @@ impl LoadedModel {
             placement: Some(self.placement.clone()),
             passed_over: self.passed_over.clone(),
             engine: Some(self.counters()),
-            max_length: Some(self.package.manifest.max_length),
+            max_length: Some(self.max_length()),
+            kv_cache: self.kv_cache,
             package_bytes: Some(self.package.bytes() + self.draft.as_deref().map_or(0, Package::bytes)),
             draft_model: self.draft.as_deref().map(draft_model::status),
+        }
+    }
+
+    /// Returns the maximum number of tokens of a conversation or a text.
+    fn max_length(&self) -> usize {
+        match &self.worker {
+            Worker::Engine(engine) => engine.limits().longest(),
+            Worker::Encoder(_) => self.package.manifest.max_length,
         }
     }
 
@@ -237,6 +262,7 @@ impl Worker {
             Model::Decoder(executor) => {
                 let mut settings = EngineConfig::for_limits(executor.limits());
                 settings.max_queue = config.max_queue;
+                settings.context = config.context.unwrap_or(usize::MAX);
                 settings.token_latency = config.token_latency;
                 settings.speculation = config.speculation;
                 let start = Instant::now();
@@ -264,6 +290,29 @@ impl Worker {
             }
         }
     }
+}
+
+/// Refuses a KV budget that holds no conversation, or fewer tokens than the configured context.
+fn check_context(config: &Config, name: &ModelName, limits: &Limits) -> Result<(), Error> {
+    let Limits { context, kv, .. } = *limits;
+    if let Some(requested) = config.context.filter(|&requested| requested > context) {
+        tracing::warn!("{name} has a context of {context} tokens, fewer than the configured {requested}");
+    }
+    let least = config.context.unwrap_or(KV_STEP).min(context);
+    if limits.longest() >= least {
+        return Ok(());
+    }
+
+    let mib = |bytes: usize| bytes.div_ceil(1 << 20);
+    let needed = mib(kv.bytes(1, kv.capacity_for(least, context)));
+    let tokens = kv.tokens_alone(context);
+    let message = format!(
+        "expected a KV budget of at least {needed} MiB for {least} tokens of {name}, found {} MiB, which hold {tokens} \
+         tokens; raise --kv-budget{}",
+        mib(kv.budget),
+        if config.context.is_some() { " or lower --context" } else { "" }
+    );
+    Err(Error::invalid("kv_budget", message))
 }
 
 /// Reads the chat template of a package, if it has one.

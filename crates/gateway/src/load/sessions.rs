@@ -16,7 +16,7 @@ use narthex_engine::supervise::{SupervisedEncoder, SupervisedExecutor};
 use narthex_spec::{KvPrecision, ModelName, Variant};
 
 use crate::{
-    config::Config,
+    config::{Config, KV_STEP},
     error::Error,
     load::{
         packed_weights,
@@ -24,9 +24,6 @@ use crate::{
     },
     report::models::ModelKind,
 };
-
-/// Growth of the KV cache, in tokens.
-const KV_STEP: usize = 256;
 
 /// Maximum new tokens of a prompt in one step.
 const PREFILL_CHUNK: usize = 256;
@@ -101,7 +98,8 @@ fn open_dynamic(
     let runtime = request.runtime;
     let folder = &request.package.folder;
     let manifest = request.manifest();
-    let Config { slots, kv_budget, kv_cache_dtype, threads, .. } = *request.config;
+    let Config { slots, kv_cache_dtype, threads, .. } = *request.config;
+    let kv_budget = request.config.kv_memory().budget;
     if manifest.architecture.is_decoder() {
         let options = ExecutorOptions {
             threads,
@@ -136,7 +134,8 @@ fn open_static(
     let runtime = request.runtime;
     let folder = &request.package.folder;
     let manifest = request.manifest();
-    let Config { slots, kv_budget, .. } = *request.config;
+    let Config { slots, .. } = *request.config;
+    let kv_budget = request.config.kv_memory().budget;
     let main = &devices.main.device;
     if manifest.architecture.is_decoder() {
         let options = StaticOptions { slots, kv_budget };

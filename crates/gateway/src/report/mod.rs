@@ -1,6 +1,7 @@
 //! Plain data about models and devices, for lists, `/health` and `ps`. Nothing here loads or decides anything.
 
 pub(crate) mod fallback;
+pub(crate) mod kv_cache;
 pub(crate) mod memory;
 pub mod models;
 pub(crate) mod placement;

@@ -14,6 +14,7 @@ use narthex_spec::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use crate::report::kv_cache::{KvCacheLoss, KvCacheStatus};
 use crate::report::{fallback::FallbackNodes, placement::PlacementReport};
 
 /// A model that is installed or in the catalogue.
@@ -93,8 +94,14 @@ pub struct InstalledPackage {
     pub bytes: u64,
     /// Bytes of the files that this machine made from the package, such as packed weights.
     pub machine_bytes: u64,
-    /// Maximum sequence length in tokens.
+    /// Maximum sequence length of the model in tokens.
     pub max_length: usize,
+    /// Maximum number of tokens of a conversation with the gateway's settings: the KV budget and the configured context
+    /// may allow fewer than the model. For an encoder, the maximum length of a text.
+    pub context_length: usize,
+    /// KV cache on the CPU of this machine, for a chat model that was loaded there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_cache: Option<KvCacheStatus>,
     /// The only kind of device that runs the package, if it is bound to one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bound: Option<BoundDevice>,
@@ -152,8 +159,12 @@ pub struct ModelStatus {
     pub passed_over: Vec<DeviceRefusal>,
     /// Counters of the engine or of the encoder's queue.
     pub engine: Option<EngineCounters>,
-    /// Maximum sequence length in tokens.
+    /// Maximum number of tokens of a conversation or text: that of the model, or fewer if the KV budget or the
+    /// configured context allow fewer.
     pub max_length: Option<usize>,
+    /// KV cache of a chat model on the CPU.
+    #[serde(default)]
+    pub kv_cache: Option<KvCacheStatus>,
     /// Bytes of its package, once loaded, with those of its draft model.
     #[serde(default)]
     pub package_bytes: Option<u64>,
@@ -187,6 +198,7 @@ impl ModelStatus {
             passed_over: Vec::new(),
             engine: None,
             max_length: None,
+            kv_cache: None,
             package_bytes: None,
             draft_model: None,
         }

@@ -167,7 +167,7 @@ impl PlacementReport {
 }
 
 /// Device that answered a request, for the reply's headers.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AnsweringDevice {
     /// Name of the device, or both as `prefill=qnn,decode=cpu`.
     pub device: String,

@@ -11,7 +11,7 @@ use narthex_gateway::{
         InputOverflow, Prompt, Repetition, Strictness, TokenizeOptions, Tool, ToolChoice, ToolSettings,
     },
 };
-use narthex_spec::ToolFormat;
+use narthex_spec::{KvPrecision, ToolFormat, progress::Quiet};
 use narthex_testkit::checkpoint::{self, BERT_MAX_LENGTH, LLAMA_CONTEXT, Meta};
 
 use crate::support::{
@@ -208,7 +208,7 @@ fn an_overlong_prompt_is_refused_with_both_numbers_whichever_bound_it_breaks() {
     // The KV budget has room for fewer tokens than the context: 2 layers, keys and values, 2 heads of 16 halves, 256
     // bytes a token.
     let longer = tiny.long_chat();
-    let gateway = Gateway::open(Config { kv_budget: 256 * 300, ..tiny.config() }).unwrap();
+    let gateway = Gateway::open(Config { kv_budget: Some(256 * 300), ..tiny.config() }).unwrap();
     let (sink, _events) = events();
     let prompt = Prompt::Tokens(vec![5; 400]);
     let request = narthex_gateway::request::CompletionRequest { prompt, ..text("", greedy(64)) };
@@ -220,6 +220,44 @@ fn an_overlong_prompt_is_refused_with_both_numbers_whichever_bound_it_breaks() {
     let request = narthex_gateway::request::CompletionRequest { prompt, ..text("", greedy(LONG_CONTEXT)) };
     let answer = complete(&gateway, &longer, request);
     assert_eq!((answer.reason, answer.summary.completion_tokens), (FinishReason::Length, 57));
+}
+
+#[test]
+fn the_context_in_lists_and_reports_is_the_one_that_requests_have() {
+    let tiny = Tiny::new();
+    let longer = tiny.long_chat();
+    let open = |kv_budget: usize, context: Option<usize>| {
+        Gateway::open(Config { kv_budget: Some(kv_budget), context, ..tiny.config() }).unwrap()
+    };
+    let listed = |gateway: &Gateway| gateway.model(&longer).unwrap().installed[0].clone();
+    let load = |gateway: &Gateway| gateway.load(&longer, &Quiet, &Cancel::new());
+
+    // 2 layers, keys and values, 2 heads of 16 numbers: 512 bytes a token in single precision, and 160 in eight bits with
+    // their scales.
+    let gateway = open(256 * 600, None);
+    assert_eq!((listed(&gateway).context_length, listed(&gateway).kv_cache), (257, None));
+    let status = load(&gateway).unwrap();
+    assert_eq!((status.max_length, listed(&gateway).context_length), (Some(769), 769));
+    let kv_cache = status.kv_cache.unwrap();
+    assert_eq!(kv_cache.dtype, KvPrecision::I8);
+    assert!(kv_cache.loss.is_some_and(|loss| loss.divergence < 0.005), "{kv_cache:?}");
+    // The stored comparison tells the element type to later processes.
+    let later = listed(&open(256 * 600, None));
+    assert_eq!((later.context_length, later.kv_cache, later.max_length), (769, Some(kv_cache), LONG_CONTEXT));
+
+    let gateway = open(1 << 30, Some(40));
+    assert_eq!((listed(&gateway).context_length, load(&gateway).unwrap().max_length), (40, Some(40)));
+    let (sink, _events) = events();
+    let prompt = Prompt::Tokens(vec![5; 50]);
+    let request = narthex_gateway::request::CompletionRequest { prompt, ..text("", greedy(64)) };
+    let error = gateway.complete(&longer, request, sink).err().expect("it is too long");
+    assert!(error.to_string().contains("context length is 40 tokens"), "{error}");
+    let gateway = open(1 << 30, Some(usize::MAX));
+    assert_eq!(load(&gateway).unwrap().max_length, Some(LONG_CONTEXT));
+
+    let refused = |kv_budget, context| load(&open(kv_budget, context)).unwrap_err().to_string();
+    assert!(refused(256 * 100, None).contains("which hold 0 tokens; raise --kv-budget"));
+    assert!(refused(256 * 600, Some(800)).ends_with("hold 768 tokens; raise --kv-budget or lower --context"));
 }
 
 #[test]

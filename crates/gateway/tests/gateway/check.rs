@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 use narthex_check::{Finding, Rule, Severity};
 use narthex_gateway::{
     Cancel, CompileRequest, Error, ErrorKind, Gateway,
-    check::{CheckReport, CheckRequest, VendorCompiler, Verdict},
+    check::{CheckReport, CheckRequest, RyzenAiVerdict, VendorCompiler, Verdict},
 };
 use narthex_graph::{Builder, build::External};
 use narthex_spec::{DType, Scheme, dtype::Dim, progress::Quiet};
@@ -28,6 +28,22 @@ fn check(gateway: &Gateway, subject: &str) -> Result<CheckReport, Error> {
 
 fn says(report: &CheckReport, text: &str) -> bool {
     report.report.findings.iter().any(|finding| finding.message.contains(text))
+}
+
+#[test]
+fn amd_s_npu_takes_chat_models_of_amd_s_tools_alone() {
+    let tiny = Tiny::new();
+    let gateway = tiny.gateway();
+    let check = |model: &str, expect: RyzenAiVerdict| {
+        let found = gateway.check_ryzen_ai(model, &Cancel::new()).unwrap();
+        assert_eq!(found.verdict, expect, "{model}");
+    };
+    let chat = tiny.chat();
+    check(&chat, RyzenAiVerdict::Refused);
+    check("smollm2:135m", RyzenAiVerdict::Refused);
+    check(&tiny.embedding(), RyzenAiVerdict::Unknown);
+    check("all-minilm-l6-v2", RyzenAiVerdict::Unknown);
+    check(tiny.package(&chat).join("model.onnx").to_str().unwrap(), RyzenAiVerdict::Unknown);
 }
 
 #[test]

@@ -102,8 +102,8 @@ fn the_cache_of_a_draft_model_counts_towards_the_total() {
     let (model, draft) = (tiny.chat(), tiny.gguf_chat("same", &tiny_llama(SEED)));
     let config = |kv_total: usize, draft: Option<&String>| Config {
         draft_model: draft.cloned(),
-        kv_budget: 1 << 20,
-        kv_total,
+        kv_budget: Some(1 << 20),
+        kv_total: Some(kv_total),
         load_wait: Duration::ZERO,
         ..tiny.config()
     };

@@ -66,7 +66,7 @@ impl AnswerForm for MessageForm {
     }
 
     fn streamed(self, events: Events, metrics: Arc<Metrics>) -> Response {
-        let encoder = MessageEvents::new(new_id("msg_"), self.model, self.stops, events.ran_on().device);
+        let encoder = MessageEvents::new(new_id("msg_"), self.model, self.stops, events.ran_on());
         sse::respond(events, Box::new(encoder), metrics)
     }
 }

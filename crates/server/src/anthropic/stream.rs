@@ -1,7 +1,10 @@
 //! Streamed answers as Anthropic's events.
 
 use axum::{http::StatusCode, response::sse::Event};
-use narthex_gateway::request::{FinishReason, GenerationEvent, Summary, ToolCallDelta, ToolCallStart};
+use narthex_gateway::{
+    AnsweringDevice,
+    request::{FinishReason, GenerationEvent, Summary, ToolCallDelta, ToolCallStart},
+};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -57,7 +60,7 @@ pub(super) struct MessageEvents {
     reason: Option<FinishReason>,
     /// The stop sequences of the request.
     stops: Vec<String>,
-    device: String,
+    device: AnsweringDevice,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,7 +72,7 @@ enum OpenBlock {
 
 impl MessageEvents {
     /// Creates the encoder of a new answer with these stop sequences, which this device computes.
-    pub(super) fn new(id: String, model: String, stops: Vec<String>, device: String) -> Self {
+    pub(super) fn new(id: String, model: String, stops: Vec<String>, device: AnsweringDevice) -> Self {
         Self { id, model, blocks: 0, open: None, reason: None, stops, device }
     }
 
@@ -176,7 +179,7 @@ mod tests {
     };
 
     fn encoder() -> MessageEvents {
-        MessageEvents::new("msg".to_owned(), "m".to_owned(), Vec::new(), "cpu".to_owned())
+        MessageEvents::new("msg".to_owned(), "m".to_owned(), Vec::new(), samples::device())
     }
 
     fn values(encoder: &mut MessageEvents, events: impl IntoIterator<Item = GenerationEvent>) -> Vec<Value> {
@@ -245,7 +248,7 @@ mod tests {
 
     #[test]
     fn blocks_begin_and_end_in_order() {
-        let mut events = MessageEvents::new("msg".to_owned(), "m".to_owned(), Vec::new(), "cpu".to_owned());
+        let mut events = MessageEvents::new("msg".to_owned(), "m".to_owned(), Vec::new(), samples::device());
         let text =
             |text: &str| GenerationEvent::Text { choice: 0, text: text.to_owned(), tokens: Vec::new() };
         let start = Some(ToolCallStart { id: "c".to_owned(), name: "f".to_owned() });

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use axum::response::Response;
-use narthex_gateway::request::{FinishReason, GenerationEvent, Summary, TokenInfo};
+use narthex_gateway::{
+    AnsweringDevice,
+    request::{FinishReason, GenerationEvent, Summary, TokenInfo},
+};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -56,6 +59,9 @@ struct AnswerEnd {
     /// Device that computed the answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     device: Option<String>,
+    /// Nodes and work on it: `qnn 1470/1470 nodes, 100 % of MACs`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    placement: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     total_duration: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -71,7 +77,7 @@ struct AnswerEnd {
 }
 
 impl AnswerEnd {
-    fn new(reason: Option<FinishReason>, summary: &Summary, device: String) -> Self {
+    fn new(reason: Option<FinishReason>, summary: &Summary, ran_on: AnsweringDevice) -> Self {
         let times = summary.times.as_ref();
         Self {
             done_reason: match reason {
@@ -80,7 +86,8 @@ impl AnswerEnd {
                 Some(FinishReason::MalformedCall | FinishReason::MixedCalls) => "malformed_tool_call",
                 _ => "stop",
             },
-            device: Some(device),
+            device: Some(ran_on.device),
+            placement: Some(ran_on.placement),
             total_duration: times.map(|times| nanoseconds(times.total)),
             load_duration: times.map(|_| 0),
             prompt_eval_count: Some(summary.prompt_tokens),
@@ -175,14 +182,19 @@ pub(super) struct AnswerLines<C> {
     pub(super) model: String,
     /// Calls, which are sent before the last line, and the finish reason.
     choice: Choice,
-    device: String,
+    device: AnsweringDevice,
     content: std::marker::PhantomData<C>,
 }
 
 impl<C: LineContent> AnswerLines<C> {
     /// Creates the lines of an answer by a model.
     pub(super) fn new(model: String) -> Self {
-        Self { model, choice: Choice::default(), device: String::new(), content: std::marker::PhantomData }
+        Self {
+            model,
+            choice: Choice::default(),
+            device: AnsweringDevice::default(),
+            content: std::marker::PhantomData,
+        }
     }
 
     fn line(&self, content: C, tokens: &[TokenInfo], end: Option<AnswerEnd>) -> AnswerLine<C> {
@@ -271,7 +283,7 @@ impl<C: LineContent> AnswerForm for AnswerLines<C> {
     }
 
     fn streamed(mut self, events: Events, metrics: Arc<Metrics>) -> Response {
-        self.device = events.ran_on().device;
+        self.device = events.ran_on();
         sse::respond_lines(events, move |event| self.lines(event), metrics)
     }
 }
@@ -310,7 +322,7 @@ mod tests {
     fn the_last_line_has_the_reason_and_the_device() {
         let check = |reason, expect: &str| {
             let mut lines = AnswerLines::<GeneratedText>::new("m".to_owned());
-            lines.device = "cpu".to_owned();
+            lines.device = samples::device();
             assert!(lines.lines(GenerationEvent::Finished { choice: 0, reason }).is_empty());
             let last = lines.lines(GenerationEvent::Done(Summary::default())).remove(0);
             assert_eq!((&last["done_reason"], &last["device"]), (&json!(expect), &json!("cpu")));

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use axum::Json;
 use narthex_gateway::{
     Gateway,
-    models::{InstalledPackage, ModelKind, ModelListing, ModelState, ModelStatus},
+    models::{InstalledPackage, KvCacheStatus, ModelKind, ModelListing, ModelState, ModelStatus},
 };
 use narthex_spec::{Scheme, arch::Structure, date::unix_seconds, manifest::PublishedSampling};
 use schemars::JsonSchema;
@@ -131,6 +131,10 @@ struct LoadedModelEntry {
     context_length: usize,
     /// Device, as in `--providers`.
     device: Option<String>,
+    /// Nodes and work on the device: `qnn 1470/1470 nodes, 100 % of MACs`.
+    placement: Option<String>,
+    /// Element type of the KV cache on the CPU, with the measured loss.
+    kv_cache: Option<KvCacheStatus>,
 }
 
 impl LoadedModelEntry {
@@ -153,6 +157,8 @@ impl LoadedModelEntry {
             size_vram: if is_on_cpu { 0 } else { size },
             context_length: status.max_length.unwrap_or_default(),
             device,
+            placement: status.placement.as_ref().map(|placement| placement.summary()),
+            kv_cache: status.kv_cache,
         }
     }
 }
@@ -233,7 +239,7 @@ pub(crate) async fn show(app: App, body: Body<ShowBody>) -> Result<Json<ShownMod
 
 fn shown(gateway: &Gateway, model: &str) -> Result<ShownModel, narthex_gateway::Error> {
     let listing = gateway.model(model)?;
-    let package = listing.installed.iter().max_by_key(|package| package.created);
+    let package = listing.usual_package();
     let name = package.map(|package| format!("{}@{}", listing.name, package.scheme));
     let manifest = name.as_deref().map(|name| gateway.manifest(name)).transpose()?;
     let template = name.as_deref().map(|name| gateway.chat_template(name)).transpose()?.flatten();
@@ -244,8 +250,8 @@ fn shown(gateway: &Gateway, model: &str) -> Result<ShownModel, narthex_gateway::
         info.insert("general.parameter_count".to_owned(), json!(parameters));
     }
 
-    if let Some(manifest) = &manifest {
-        info.insert(format!("{architecture}.context_length"), json!(manifest.max_length));
+    if let Some(package) = package {
+        info.insert(format!("{architecture}.context_length"), json!(package.context_length));
     }
     let chat = manifest.as_ref().and_then(|manifest| manifest.chat.as_ref());
     let scheme = package.map_or(Scheme::W8, |package| package.scheme);

@@ -133,7 +133,7 @@ impl AnswerForm for CompletionForm {
     fn streamed(self, events: Events, metrics: Arc<Metrics>) -> Response {
         let options = self.streaming.unwrap_or_default();
         let state = ChatStream::new(self.form, self.n);
-        let device = events.ran_on().device;
+        let device = events.ran_on();
         let encoder = ChunkEncoder::<ChatDelta>::new(self.header, options, self.n, state, device);
         sse::respond(events, Box::new(encoder), metrics)
     }

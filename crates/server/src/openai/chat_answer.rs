@@ -360,7 +360,7 @@ mod tests {
         let header = CompletionHeader::new("chatcmpl-", "m".to_owned());
         let state = ChatStream::new(ChatForm::default(), 1);
         let mut encoder =
-            ChunkEncoder::<ChatDelta>::new(header, StreamOptions::default(), 1, state, "cpu".to_owned());
+            ChunkEncoder::<ChatDelta>::new(header, StreamOptions::default(), 1, state, samples::device());
         let chunks = samples::malformed().into_iter().flat_map(|event| encoder.chunks(event));
         let chunks: Vec<Value> = chunks.map(|chunk| json!(chunk)).collect();
         let deltas = || chunks.iter().map(|chunk| &chunk["choices"][0]["delta"]);

@@ -136,7 +136,7 @@ pub(crate) async fn create(app: App, body: Body<ParsedCompletion>) -> Result<Res
     if let Some(options) = streaming
         && let Some((events, _)) = pending.pop_back()
     {
-        let encoder = ChunkEncoder::<TextChoice>::new(header, options, n, vec![0; n], ran_on.device);
+        let encoder = ChunkEncoder::<TextChoice>::new(header, options, n, vec![0; n], ran_on);
         return Ok(ignored.name_in(sse::respond(events, Box::new(encoder), app.meter.metrics)));
     }
 
@@ -156,7 +156,7 @@ pub(crate) async fn create(app: App, body: Body<ParsedCompletion>) -> Result<Res
         object: OBJECT,
         choices: choices.map(|(index, choice)| TextChoice::whole(index, choice, with_logprobs)).collect(),
         usage: CompletionUsage::from(&total),
-        timings: Timings::new(&total, &ran_on.device),
+        timings: Timings::new(&total, &ran_on),
     };
     Ok(ignored.name_in(with_device_headers(&ran_on, Json(answer))))
 }

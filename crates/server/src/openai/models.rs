@@ -95,7 +95,7 @@ fn protocol(headers: &HeaderMap) -> Protocol {
 impl ModelObject {
     fn new(model: &ModelListing, protocol: Protocol) -> Self {
         let newest = model.installed.iter().max_by_key(|package| package.created);
-        let context_length = newest.map(|package| package.max_length);
+        let context_length = model.usual_package().map(|package| package.context_length);
         let created = newest.map_or(0, |package| unix_seconds(package.created));
         Self {
             id: model.name.to_string(),
@@ -111,7 +111,7 @@ impl ModelObject {
             installed: newest.is_some(),
             context_length,
             max_input_tokens: context_length,
-            sampling: newest.and_then(|package| SamplingObject::new(&package.sampling)),
+            sampling: model.usual_package().and_then(|package| SamplingObject::new(&package.sampling)),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Streams in OpenAI's form: one JSON chunk per event, then `[DONE]`.
 
 use axum::response::sse::Event;
-use narthex_gateway::request::GenerationEvent;
+use narthex_gateway::{AnsweringDevice, request::GenerationEvent};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::json;
@@ -50,7 +50,7 @@ struct ChunkUsage(Option<CompletionUsage>);
 pub(crate) struct ChunkEncoder<C: ChunkChoice> {
     header: CompletionHeader,
     options: StreamOptions,
-    device: String,
+    device: AnsweringDevice,
     state: C::State,
     /// Number of choices that have not ended.
     unfinished: usize,
@@ -64,7 +64,7 @@ impl<C: ChunkChoice> ChunkEncoder<C> {
         options: StreamOptions,
         n: usize,
         state: C::State,
-        device: String,
+        device: AnsweringDevice,
     ) -> Self {
         Self { header, options, device, state, unfinished: n, held: None }
     }
@@ -132,7 +132,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::protocol::sse::event_stream;
+    use crate::protocol::{reply::samples, sse::event_stream};
 
     /// Index of a choice that ended.
     #[derive(Debug, Serialize, JsonSchema)]
@@ -157,7 +157,7 @@ mod tests {
             StreamOptions { include_usage: Some(include_usage) },
             2,
             (),
-            "cpu".to_owned(),
+            samples::device(),
         )
     }
 

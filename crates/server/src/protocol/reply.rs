@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use axum::http::StatusCode;
 use narthex_gateway::{
-    ErrorKind,
+    AnsweringDevice, ErrorKind,
     request::{FinishReason, GenerationEvent, Summary, TokenInfo, ToolCallDelta, ToolCallStart},
 };
 use serde_json::Value;
@@ -127,7 +127,7 @@ pub(crate) struct Reply {
     pub(crate) choices: Vec<Choice>,
     pub(crate) summary: Summary,
     /// Device that computed the answer.
-    pub(crate) device: String,
+    pub(crate) device: AnsweringDevice,
 }
 
 impl Reply {
@@ -164,7 +164,7 @@ pub(crate) async fn collect(mut events: Events, n: usize) -> Result<Reply, ApiEr
     while let Some(event) = events.next().await {
         match event {
             GenerationEvent::Done(summary) => {
-                return Ok(Reply { choices, summary, device: events.ran_on().device });
+                return Ok(Reply { choices, summary, device: events.ran_on() });
             }
             GenerationEvent::Failed { kind, message } => {
                 let is_of_request = kind == ErrorKind::BadRequest;
@@ -229,10 +229,16 @@ pub(crate) mod samples {
     }
 
     /// Returns the whole answer.
+    /// Returns the device of the answers.
+    pub(crate) fn device() -> AnsweringDevice {
+        let placement = "cpu 9/9 nodes, 100 % of MACs".to_owned();
+        AnsweringDevice { device: "cpu".to_owned(), placement, fallback: None }
+    }
+
     pub(crate) fn whole(events: Vec<GenerationEvent>) -> Reply {
         let mut choices = vec![Choice::default()];
         events.into_iter().for_each(|event| add(&mut choices, event));
-        Reply { choices, summary: Summary::default(), device: "cpu".to_owned() }
+        Reply { choices, summary: Summary::default(), device: device() }
     }
 }
 

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use narthex_gateway::request::{Summary, Times};
+use narthex_gateway::{
+    AnsweringDevice,
+    request::{Summary, Times},
+};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -11,6 +14,8 @@ use serde::Serialize;
 pub(crate) struct Timings {
     /// Device that computed the answer, as in `--providers`, or two devices as in `--place`.
     device: String,
+    /// Nodes and work on it: `qnn 1470/1470 nodes, 100 % of MACs`.
+    placement: String,
     /// Prompt tokens that were in the prefix cache.
     cache_n: usize,
     /// Prompt tokens that were read.
@@ -39,10 +44,11 @@ struct Rates {
 
 impl Timings {
     /// Returns the timings of an answer that this device computed.
-    pub(crate) fn new(summary: &Summary, device: &str) -> Self {
+    pub(crate) fn new(summary: &Summary, ran_on: &AnsweringDevice) -> Self {
         let prompt_n = summary.prompt_tokens.saturating_sub(summary.cached_tokens);
         Self {
-            device: device.to_owned(),
+            device: ran_on.device.clone(),
+            placement: ran_on.placement.clone(),
             cache_n: summary.cached_tokens,
             prompt_n,
             predicted_n: summary.completion_tokens,
@@ -71,6 +77,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::protocol::reply::samples;
 
     #[test]
     fn counts_and_times_have_the_names_of_llama_cpp() {
@@ -84,13 +91,13 @@ mod tests {
             times: Some(times),
             ..Summary::default()
         };
-        let found = serde_json::to_value(Timings::new(&summary, "cpu")).unwrap();
+        let found = serde_json::to_value(Timings::new(&summary, &samples::device())).unwrap();
         let expect = json!({
-            "device": "cpu", "cache_n": 10, "prompt_n": 50, "predicted_n": 21, "draft_n": 4, "draft_n_accepted": 3,
+            "device": "cpu", "placement": "cpu 9/9 nodes, 100 % of MACs", "cache_n": 10, "prompt_n": 50, "predicted_n": 21, "draft_n": 4, "draft_n_accepted": 3,
             "prompt_ms": 500.0, "prompt_per_second": 100.0, "predicted_ms": 1000.0, "predicted_per_second": 20.0,
         });
         assert_eq!(found, expect);
-        let simulated = Timings::new(&Summary { times: None, ..summary }, "qnn");
+        let simulated = Timings::new(&Summary { times: None, ..summary }, &samples::device());
         let found = serde_json::to_value(simulated).unwrap();
         assert_eq!((&found["device"], found.get("prompt_ms")), (&json!("qnn"), None));
     }

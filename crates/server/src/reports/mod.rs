@@ -1,6 +1,6 @@
 //! Reports about the server: `/health`, the metrics, and what they read.
 
+pub(crate) mod devices;
 pub(crate) mod health;
 pub(crate) mod memory_reports;
 pub(crate) mod metrics;
-pub(crate) mod npus;

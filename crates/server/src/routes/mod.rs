@@ -293,8 +293,8 @@ async fn health(app: App) -> Json<HealthReport> {
     if !app.meter.caller.is_known() {
         return Json(HealthReport::alive());
     }
-    let npus = app.shared.npus.current(&app.gateway).await;
-    Json(HealthReport::new(&app.gateway.status(), &app.memory(), &npus))
+    let devices = app.shared.devices.current(&app.gateway).await;
+    Json(HealthReport::new(&app.gateway.status(), &app.memory(), devices))
 }
 
 async fn metrics_text(app: App) -> Result<impl IntoResponse, ApiError> {

@@ -110,15 +110,14 @@ fn is_interrupted(status: ExitStatus) -> bool {
     by_signal || status.code() == Some(130)
 }
 
-/// Returns the maximum number of tokens of a conversation with a model: that of a server, else that of the newest
-/// package.
+/// Returns the maximum number of tokens of a conversation with a model: that of a server, else that of the
+/// package that requests use.
 fn context_length(gateway: &Gateway, model: &str) -> Option<usize> {
     let listing = gateway.model(model).ok()?;
     let servers = gateway.running_servers();
     let mut loaded = servers.iter().flat_map(|server| &server.models);
     let loaded = loaded.find(|status| status.name == listing.name).and_then(|status| status.max_length);
-    let newest = || listing.installed.iter().max_by_key(|package| package.created);
-    loaded.or_else(|| newest().map(|package| package.max_length))
+    loaded.or_else(|| listing.usual_package().map(|package| package.context_length))
 }
 
 /// Returns a loaded chat model of the running server, else the largest installed one.

@@ -6,6 +6,7 @@
 
 pub(crate) mod architecture;
 mod compiler;
+mod ryzen_ai;
 mod trial;
 
 use std::{
@@ -22,6 +23,7 @@ use narthex_spec::{
 use serde::Serialize;
 
 pub use narthex_check::{CheckError, CompilerResult, Report, Verdict};
+pub use ryzen_ai::{RyzenAiReport, RyzenAiVerdict};
 pub use trial::TrialProgram;
 
 use crate::{

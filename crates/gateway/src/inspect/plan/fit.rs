@@ -2,17 +2,21 @@
 
 use narthex_check::{Verdict, graph_limit};
 use narthex_device::inventory::{self, Accelerator, AcceleratorKind};
+use narthex_engine::executor::KvLimits;
 use narthex_spec::{OpenVinoDevice, QnnChip, Scheme, Target};
 use serde::Serialize;
 
 use super::model_estimate::ModelEstimate;
-use crate::library::suitability::RESERVED;
+use crate::{config::KV_STEP, library::suitability::RESERVED};
 
 /// Minimum sequence length that counts as fitting, in tokens.
 const SHORTEST: u64 = 512;
 
 /// Name of the CPU.
 const CPU: &str = "cpu";
+
+/// Name of NPUs.
+const NPU: &str = "npu";
 
 /// A device of this machine with the sequences that fit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -92,8 +96,23 @@ fn accelerator(found: Accelerator) -> Memory {
     Memory { device: found.kind.describe(), text: found.text, bytes, target: target.filter(|_| npu) }
 }
 
-/// Returns the sequences that fit on each device.
-pub(super) fn machine(estimate: &ModelEstimate, memories: &[Memory]) -> Vec<DeviceFit> {
+/// Returns the sequences that fit on each device, within a KV budget in bytes.
+pub(super) fn machine(estimate: &ModelEstimate, memories: &[Memory], kv_budget: usize) -> Vec<DeviceFit> {
+    let mut devices = machine_without_budget(estimate, memories);
+    for device in &mut devices {
+        let token = match device.device {
+            NPU => estimate.npu_token_bytes,
+            other => token_bytes(estimate, other),
+        };
+        let kv = KvLimits { bytes_per_token: token as usize, step: KV_STEP, budget: kv_budget };
+        let longest = kv.longest(estimate.longest) as u64;
+        device.schemes.iter_mut().for_each(|fit| fit.context = fit.context.map(|tokens| tokens.min(longest)));
+    }
+    devices
+}
+
+/// Returns the sequences that fit into the memory of each device.
+fn machine_without_budget(estimate: &ModelEstimate, memories: &[Memory]) -> Vec<DeviceFit> {
     let of_cpu = memories.iter().find(|memory| memory.device == CPU).and_then(|memory| memory.bytes);
     memories
         .iter()
@@ -265,9 +284,21 @@ mod tests {
             bytes: Some(10_000_000_000 + RESERVED),
             target: None,
         };
-        let found = machine(&estimate(100_000), &[of(CPU), of("gpu")]);
+        let found = machine_without_budget(&estimate(100_000), &[of(CPU), of("gpu")]);
         let contexts = found.iter().map(|device| device.schemes[0].context).collect::<Vec<_>>();
         assert_eq!(contexts, [Some(4000), Some(2000)]);
+    }
+
+    #[test]
+    fn no_sequence_exceeds_the_kv_budget() {
+        let memory = |device| Memory { device, text: String::new(), bytes: Some(1 << 40), target: None };
+        let contexts = |kv_budget| {
+            let found = machine(&estimate(100_000), &[memory(CPU), memory("gpu")], kv_budget);
+            found.iter().map(|device| device.schemes[0].context.unwrap()).collect::<Vec<_>>()
+        };
+        // Whole pages of 256 tokens, and the newest token, which is not in the cache.
+        assert_eq!(contexts(1_000_000_000), [1793, 769]);
+        assert_eq!(contexts(1 << 40), [100_000, 100_000]);
     }
 
     #[test]
@@ -279,7 +310,7 @@ mod tests {
             target: Some(Target::Qnn(vec![QnnChip::XElite])),
         };
         let unknown = Memory { bytes: None, target: None, ..npu.clone() };
-        let found = machine(&estimate(100_000), &[npu, unknown]);
+        let found = machine_without_budget(&estimate(100_000), &[npu, unknown]);
         assert_eq!(found[0].schemes[0].reason.as_deref(), Some("too large"));
         assert_eq!(found[0].schemes[1].context, Some(2000));
         assert!(found[0].fits() && !found[1].fits() && found[1].schemes.is_empty());
@@ -316,7 +347,7 @@ mod tests {
         let npu = Memory { device: "npu", bytes: Some(5_000_000_000), target, ..cpu.clone() };
         let on = |memory: u64| {
             let cpu = Memory { bytes: Some(memory + RESERVED), ..cpu.clone() };
-            let fit = machine(&estimate, &[cpu, npu.clone()])[1].schemes[1].clone();
+            let fit = machine_without_budget(&estimate, &[cpu, npu.clone()])[1].schemes[1].clone();
             (fit.context, fit.reason)
         };
         assert_eq!(on(8_000_000_000), (Some(2000), None));
@@ -329,7 +360,7 @@ mod tests {
     fn the_minimum_memory_is_exact() {
         let estimate = estimate(100_000);
         let device = |device, bytes| Memory { device, text: String::new(), bytes, target: None };
-        let least = |memories: &[Memory]| least(&estimate, &machine(&estimate, memories));
+        let least = |memories: &[Memory]| least(&estimate, &machine_without_budget(&estimate, memories));
         let minimum = least(&[device(CPU, Some(1)), device("gpu", None)]).unwrap();
         assert_eq!((minimum.scheme, minimum.context), (Scheme::W4, 512));
         let context = |memory: u64| in_memory(&estimate, memory, token_bytes(&estimate, CPU))[1].context;

@@ -13,7 +13,7 @@ use narthex_catalog::{
 use narthex_check::CheckError;
 use narthex_device::inventory;
 use narthex_graph::onnx::files::OnnxFileError;
-use narthex_spec::{ContextFactor, ModelName, OpenVinoDevice, QnnChip, Target};
+use narthex_spec::{ContextFactor, ModelName, OpenVinoDevice, QnnChip, Target, arch::Architecture};
 use serde::Serialize;
 
 use self::model_estimate::NpuMachine;
@@ -28,6 +28,7 @@ use crate::{
     cancel::Cancel,
     error::Error,
     gateway::Gateway,
+    inspect::check::RyzenAiVerdict,
     library::{
         Library,
         model_ref::{self, ResolvedModel},
@@ -118,6 +119,10 @@ pub struct PlanReport {
     /// Figures of the compiler.
     #[serde(flatten)]
     pub estimate: ModelEstimate,
+    /// Verdict for AMD's NPUs, for which there are no rules.
+    pub ryzen_ai: RyzenAiVerdict,
+    /// Maximum bytes of the KV cache with the default settings, which also limits the sequences.
+    pub kv_budget: u64,
     /// Devices of this machine with the sequences that fit.
     pub machine: Vec<DeviceFit>,
     /// Minimum memory, if no device is known to have enough and the CPU is known not to.
@@ -163,9 +168,11 @@ impl Gateway {
                 .map_err(|error| Error::invalid("yarn", error))?;
         }
 
+        let ryzen_ai = RyzenAiVerdict::of_compiled(matches!(architecture, Architecture::Decoder(_)));
         let targets = if request.targets.is_empty() { every_target() } else { request.targets.clone() };
         let mut estimate = ModelEstimate::new(&architecture, &targets)?;
-        let machine = fit::machine(&estimate, &fit::memories());
+        let kv_budget = library.config.kv_memory().budget;
+        let machine = fit::machine(&estimate, &fit::memories(), kv_budget);
         let origin = Origin::new(library, &request.subject, stated.as_ref());
         let memory = inventory::memory_bytes().unwrap_or(0).max(NPU_MACHINE_MEMORY);
         estimate.adjust_scores(NpuMachine { memory, bandwidth: NPU_MACHINE_BANDWIDTH }, &origin.divergences);
@@ -176,6 +183,8 @@ impl Gateway {
             yarn: request.yarn,
             least: fit::least(&estimate, &machine),
             estimate,
+            ryzen_ai,
+            kv_budget: kv_budget as u64,
             machine,
         })
     }

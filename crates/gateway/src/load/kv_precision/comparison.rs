@@ -2,13 +2,12 @@
 
 use narthex_engine::executor::{Executor, LogitRows, StepPlan};
 use narthex_spec::TokenId;
-use serde::{Deserialize, Serialize};
 
 use super::super::verify::{
     SLOT,
     compare::{best, log_sum_exp},
 };
-use crate::{cancel::Cancel, error::Error};
+use crate::{cancel::Cancel, error::Error, report::kv_cache::TextComparison};
 
 /// Maximum length of the text in tokens.
 const MAX_TOKENS: usize = 2048;
@@ -22,11 +21,6 @@ const COMPARED: usize = 16;
 /// memory of the reference. The divergence is at most that of the whole distributions.
 const TOP: usize = 256;
 
-/// Maximum mean Kullback-Leibler divergence of distributions, in nats. Half precision, whose rounding changes no answer,
-/// measures 0.0006 to 0.0011 with quantised models: their activations are rounded to eight bits, which amplifies any
-/// difference.
-const MEAN_DIVERGENCE: f64 = 0.005;
-
 /// Text with the distributions that a reference computed after some of its tokens.
 pub(super) struct ReferenceText {
     tokens: Vec<TokenId>,
@@ -39,19 +33,6 @@ struct ReferencePosition {
     top: Vec<(usize, f64)>,
     /// Logarithm of the probability of the text's next token.
     next: f64,
-}
-
-/// Result of a comparison.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub(super) struct TextComparison {
-    /// Number of compared distributions.
-    positions: usize,
-    /// Mean divergence in nats; `None` if a logit is not finite.
-    divergence: Option<f64>,
-    /// Relative change of the perplexity of the text.
-    perplexity_change: Option<f64>,
-    /// Number of distributions with the same most likely token.
-    agreeing: usize,
 }
 
 impl ReferenceText {
@@ -129,29 +110,6 @@ impl ReferencePosition {
     }
 }
 
-impl TextComparison {
-    /// Returns the reason to refuse the cache.
-    pub(super) fn refusal(&self) -> Option<String> {
-        match self.divergence {
-            None => Some("logits are not finite".to_owned()),
-            Some(mean) if mean > MEAN_DIVERGENCE => Some(format!(
-                "distributions differ from f32's by {mean:.4} nats on average, above {MEAN_DIVERGENCE}"
-            )),
-            Some(_) => None,
-        }
-    }
-
-    /// Returns the loss in words.
-    pub(super) fn describe(&self) -> Option<String> {
-        let Self { positions, divergence, perplexity_change, .. } = *self;
-        let change = perplexity_change? * 100.0;
-        let divergence = divergence?;
-        Some(format!(
-            "perplexity {change:+.2} % and {divergence:.4} nats from f32, over {positions} positions"
-        ))
-    }
-}
-
 /// Runs a text in steps, and passes the logits after some tokens with the next token to `take`. Empties the slot.
 fn run(
     executor: &mut dyn Executor,
@@ -222,22 +180,5 @@ mod tests {
         let expected = (1.0 - rest) * scale + rest * (scale - 2_f64.ln());
         assert!((position.divergence(&other).unwrap() - expected).abs() < 1e-6);
         assert_eq!(position.divergence(&[f32::NAN; 1000]), None);
-    }
-
-    #[test]
-    fn refusals_state_the_loss() {
-        let with = |divergence| TextComparison {
-            positions: 500,
-            divergence,
-            perplexity_change: Some(0.001),
-            agreeing: 499,
-        };
-        assert_eq!(with(Some(0.004)).refusal(), None);
-        assert!(with(Some(0.006)).refusal().unwrap().contains("0.0060 nats"));
-        assert!(with(None).refusal().unwrap().contains("not finite"));
-        assert_eq!(
-            with(Some(0.004)).describe().unwrap(),
-            "perplexity +0.10 % and 0.0040 nats from f32, over 500 positions"
-        );
     }
 }

@@ -133,7 +133,7 @@ impl AnswerForm for ResponseForm {
     }
 
     fn streamed(self, events: Events, metrics: Arc<Metrics>) -> Response {
-        let encoder = ResponseEvents::new(self, events.ran_on().device);
+        let encoder = ResponseEvents::new(self, events.ran_on());
         sse::respond(events, Box::new(encoder), metrics)
     }
 }

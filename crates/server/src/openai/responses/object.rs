@@ -174,6 +174,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::protocol::reply::samples;
 
     #[test]
     fn the_item_that_was_cut_off_is_incomplete() {
@@ -204,7 +205,7 @@ mod tests {
     fn the_end_names_cuts_and_malformed_calls() {
         let check = |reason, status: &str, details: Value| {
             let summary = Summary::default();
-            let timings = Timings::new(&summary, "cpu");
+            let timings = Timings::new(&summary, &samples::device());
             let end = ResponseEnd { reason: Some(reason), summary: &summary, timings };
             let object = ResponseObject::new("r".to_owned(), 0, "m".to_owned(), ResponseSettings::default());
             let found = serde_json::to_value(object.complete(Vec::new(), end)).unwrap();

@@ -6,7 +6,10 @@ use axum::response::{
     IntoResponse, Response,
     sse::{Event, Sse},
 };
-use narthex_gateway::request::{FinishReason, GenerationEvent, TokenInfo, ToolCallDelta};
+use narthex_gateway::{
+    AnsweringDevice,
+    request::{FinishReason, GenerationEvent, TokenInfo, ToolCallDelta},
+};
 use serde_json::json;
 
 use super::{
@@ -39,7 +42,7 @@ pub(super) struct ResponseEvents {
     output: Vec<OutputItem>,
     open: Option<OpenItem>,
     reason: Option<FinishReason>,
-    device: String,
+    device: AnsweringDevice,
 }
 
 /// An item that is not complete.
@@ -56,7 +59,7 @@ enum OpenKind {
 
 impl ResponseEvents {
     /// Creates the encoder of a new response that this device computes.
-    pub(super) fn new(form: ResponseForm, device: String) -> Self {
+    pub(super) fn new(form: ResponseForm, device: AnsweringDevice) -> Self {
         Self {
             form: Some(form),
             sequence: 0,
@@ -272,7 +275,7 @@ impl ResponseEvents {
 /// Returns the stream of a response whose prompt does not fit into the context.
 pub(super) fn overlong(object: ResponseObject, error: &ApiError) -> Response {
     let failed = object.clone().failed(Vec::new(), FailureCode::ContextLengthExceeded, error.message());
-    let mut encoder = ResponseEvents::new(ResponseForm { object, pending: None }, String::new());
+    let mut encoder = ResponseEvents::new(ResponseForm { object, pending: None }, AnsweringDevice::default());
     let mut events = encoder.progress();
     events.push(ResponseEvent::Failed { response: Box::new(failed) });
     let events = encoder.numbered(events).into_iter().map(Ok::<_, Infallible>);
@@ -324,7 +327,7 @@ mod tests {
 
     fn events(settings: ResponseSettings) -> ResponseEvents {
         let object = ResponseObject::new("resp".to_owned(), 0, "m".to_owned(), settings);
-        ResponseEvents::new(ResponseForm { object, pending: None }, "cpu".to_owned())
+        ResponseEvents::new(ResponseForm { object, pending: None }, samples::device())
     }
 
     fn values(encoder: &mut ResponseEvents, events: impl IntoIterator<Item = GenerationEvent>) -> Vec<Value> {
@@ -434,7 +437,7 @@ mod tests {
     #[test]
     fn items_begin_and_end_in_order() {
         let object = ResponseObject::new("resp".to_owned(), 0, "m".to_owned(), ResponseSettings::default());
-        let mut events = ResponseEvents::new(ResponseForm { object, pending: None }, "cpu".to_owned());
+        let mut events = ResponseEvents::new(ResponseForm { object, pending: None }, samples::device());
         let start = Some(ToolCallStart { id: "c".to_owned(), name: "f".to_owned() });
         let summary =
             Summary { prompt_tokens: 9, cached_tokens: 4, completion_tokens: 5, ..Summary::default() };

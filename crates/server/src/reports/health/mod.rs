@@ -7,6 +7,7 @@ use narthex_gateway::{
     devices::DeviceStatus,
     models::{ModelState, ModelStatus},
 };
+use narthex_spec::DeviceKind;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -35,6 +36,10 @@ struct HealthDetails {
     version: &'static str,
     memory: MemoryHealth,
     npu: NpuHealth,
+    /// Devices that this machine has.
+    devices: Vec<DeviceStatus>,
+    /// Supported devices that this machine lacks.
+    absent_devices: Vec<DeviceStatus>,
     /// Models that were requested since the start.
     models: Vec<ModelHealth>,
 }
@@ -50,8 +55,9 @@ struct MemoryHealth {
 
 #[derive(Debug, Serialize, JsonSchema)]
 struct NpuHealth {
-    /// True if a device is usable.
+    /// True if one is usable.
     available: bool,
+    /// NPUs that this machine has.
     devices: Vec<DeviceStatus>,
 }
 
@@ -61,13 +67,21 @@ impl HealthReport {
         Self { status: HealthStatus::Ok, details: None }
     }
 
-    /// Creates the report for a server with these models and this memory, on a machine with these NPUs.
-    pub(crate) fn new(models: &[ModelStatus], memory: &MemoryReport, npus: &[DeviceStatus]) -> Self {
+    /// Creates the report for a server with these models and this memory. `devices` are those that this version supports;
+    /// software that stands in for an NPU is no device of the machine.
+    pub(crate) fn new(models: &[ModelStatus], memory: &MemoryReport, devices: Vec<DeviceStatus>) -> Self {
+        let is_hardware = |status: &DeviceStatus| status.device.kind() != DeviceKind::StandIn;
+        let (devices, absent_devices): (Vec<_>, Vec<_>) =
+            devices.into_iter().filter(is_hardware).partition(|status| status.present);
+        let npus: Vec<_> =
+            devices.iter().filter(|status| status.device.kind() == DeviceKind::Npu).cloned().collect();
         let failed = models.iter().any(|model| matches!(model.state, ModelState::Failed { .. }));
         let details = HealthDetails {
             version: env!("CARGO_PKG_VERSION"),
             memory: MemoryHealth { report: *memory, low: memory.is_low() },
-            npu: NpuHealth { available: npus.iter().any(|npu| npu.usable), devices: npus.to_vec() },
+            npu: NpuHealth { available: npus.iter().any(|npu| npu.usable), devices: npus },
+            devices,
+            absent_devices,
             models: models.iter().map(ModelHealth::from).collect(),
         };
         let status = if failed { HealthStatus::Degraded } else { HealthStatus::Ok };
@@ -77,6 +91,7 @@ impl HealthReport {
 
 #[cfg(test)]
 mod tests {
+    use narthex_spec::DeviceName;
     use serde_json::json;
 
     use super::*;
@@ -92,24 +107,38 @@ mod tests {
             free_bytes: Some(90),
             warning_below_bytes: Some(100),
         };
-        let npu = DeviceStatus {
-            device: narthex_spec::DeviceName::Qnn,
+        let device = |device, present| DeviceStatus {
+            device,
             usable: false,
-            present: true,
+            present,
             reason: Some("no driver".to_owned()),
             fix: None,
         };
+        let devices = vec![
+            device(DeviceName::Qnn, true),
+            device(DeviceName::QnnEmulation, true),
+            device(DeviceName::Cpu, true),
+            device(DeviceName::VitisAi, false),
+        ];
         let failed = ModelState::Failed { reason: "no memory".to_owned(), hint: None };
         let model = model::samples::status(failed, None);
         let expect = json!({
             "resident_bytes": 900, "weights_bytes": 500, "kv_used_bytes": 20, "kv_budget_bytes": 80,
             "total_bytes": 1000, "free_bytes": 90, "warning_below_bytes": 100, "low": true,
         });
-        let report = json!(HealthReport::new(&[model], &memory, &[npu]));
+        let report = json!(HealthReport::new(&[model], &memory, devices));
         assert_eq!((&report["status"], &report["memory"]), (&json!("degraded"), &expect));
-        let device =
+        let npu =
             json!({"device": "qnn", "usable": false, "present": true, "reason": "no driver", "fix": null});
-        assert_eq!(report["npu"], json!({"available": false, "devices": [device]}));
+        assert_eq!(report["npu"], json!({"available": false, "devices": [npu]}));
+        let names = |list: &str| -> Vec<String> {
+            let devices = report[list].as_array().unwrap();
+            devices.iter().map(|status| status["device"].as_str().unwrap().to_owned()).collect()
+        };
+        assert_eq!(
+            (names("devices"), names("absent_devices")),
+            (vec!["qnn".into(), "cpu".into()], vec!["vitisai".into()])
+        );
         assert_eq!(
             report["models"][0]["state"],
             json!({"state": "failed", "reason": "no memory", "hint": null})

@@ -2,7 +2,7 @@
 
 use narthex_gateway::{
     FallbackNode, FallbackNodes, PhaseShares, PlacementLine, PlacementReport,
-    models::{DeviceRefusal, DraftModelStatus, EngineCounters, ModelState, ModelStatus},
+    models::{DeviceRefusal, DraftModelStatus, EngineCounters, KvCacheStatus, ModelState, ModelStatus},
 };
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -34,8 +34,11 @@ pub(super) struct ModelHealth {
     notes: Option<Vec<String>>,
     /// Preferred devices that refused the model.
     passed_over: Vec<DeviceRefusal>,
-    /// Maximum sequence length in tokens.
+    /// Maximum number of tokens of a conversation or text: that of the model, or fewer if the KV budget or `--context`
+    /// allow fewer.
     max_length: Option<usize>,
+    /// Element type of the KV cache on the CPU, with the measured loss.
+    kv_cache: Option<KvCacheStatus>,
     /// Bytes of the packages of the model and of its draft model.
     package_bytes: Option<u64>,
     draft_model: Option<DraftModelStatus>,
@@ -58,6 +61,7 @@ impl From<&ModelStatus> for ModelHealth {
             notes: placement.map(|report| report.notes.iter().map(|note| public_text(note)).collect()),
             passed_over: model.passed_over.iter().map(public_refusal).collect(),
             max_length: model.max_length,
+            kv_cache: model.kv_cache,
             package_bytes: model.package_bytes,
             draft_model: model.draft_model.clone(),
             engine: model.engine,
@@ -115,6 +119,7 @@ pub(super) mod samples {
             passed_over: Vec::new(),
             engine: None,
             max_length: None,
+            kv_cache: None,
             package_bytes: None,
             draft_model: None,
         }
