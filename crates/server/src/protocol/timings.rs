@@ -97,7 +97,8 @@ mod tests {
             "prompt_ms": 500.0, "prompt_per_second": 100.0, "predicted_ms": 1000.0, "predicted_per_second": 20.0,
         });
         assert_eq!(found, expect);
-        let simulated = Timings::new(&Summary { times: None, ..summary }, &samples::device());
+        let qnn = AnsweringDevice { device: "qnn".to_owned(), ..samples::device() };
+        let simulated = Timings::new(&Summary { times: None, ..summary }, &qnn);
         let found = serde_json::to_value(simulated).unwrap();
         assert_eq!((&found["device"], found.get("prompt_ms")), (&json!("qnn"), None));
     }
