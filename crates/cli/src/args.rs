@@ -241,6 +241,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "POLICY", value_parser = auto_pull)]
     pub(crate) auto_pull: Option<AutoPull>,
 
+    /// Open the page of the server in the browser
+    #[arg(long, conflicts_with = "unix_socket")]
+    pub(crate) open: bool,
+
     /// End when standard input closes; `launch` uses this for its server
     #[arg(long, hide = true)]
     pub(crate) until_stdin_closes: bool,

@@ -12,6 +12,7 @@
 mod answer_text;
 mod args;
 mod bars;
+mod browser;
 mod chat_editor;
 mod cmd;
 mod environment_keys;

@@ -44,12 +44,13 @@ pub(crate) fn origin(server: &RunningServer) -> Option<String> {
         Encryption::None => "http",
         Encryption::Tls => "https",
     };
-    Some(format!("{scheme}://{}", host_and_port(server)?))
+    Some(format!("{scheme}://{}", host_and_port(&server.address)?))
 }
 
-/// Returns the host and the port for clients on this machine.
-fn host_and_port(server: &RunningServer) -> Option<String> {
-    let (host, port) = server.address.rsplit_once(':')?;
+/// Returns the host and the port for clients on this machine; `None` for a Unix socket. A server that listens on every
+/// address is reached on the loopback address.
+pub(crate) fn host_and_port(address: &str) -> Option<String> {
+    let (host, port) = address.rsplit_once(':')?;
     port.parse::<u16>().ok()?;
     let host = match host {
         "0.0.0.0" => "127.0.0.1",
@@ -77,7 +78,7 @@ impl LocalServer {
         if server.encryption == Encryption::Tls {
             return None;
         }
-        let mut addresses = host_and_port(server)?.to_socket_addrs().ok()?;
+        let mut addresses = host_and_port(&server.address)?.to_socket_addrs().ok()?;
         addresses.find(|address| TcpStream::connect_timeout(address, CONNECT).is_ok())?;
         Some(Self { origin: origin(server)?, key: std::env::var("NARTHEX_API_KEY").ok() })
     }

@@ -134,7 +134,7 @@ impl fmt::Display for AccessRules {
         }
 
         match origins.as_slice() {
-            [] => f.write_str("no web pages; ")?,
+            [] => f.write_str("no web pages but its own; ")?,
             origins => write!(f, "web pages of {}; ", origins.join(", "))?,
         }
         match self.auto_pull {
@@ -171,7 +171,7 @@ mod tests {
                 options.host = "0.0.0.0".to_owned();
                 options.access.auto_pull = Some(AutoPull::Always);
             }),
-            "every machine that can connect, without TLS, with a key; no web pages; requests may download any model",
+            "every machine that can connect, without TLS, with a key; no web pages but its own; requests may download any model",
         );
         check(
             rules(true, |options| {

@@ -16,6 +16,7 @@ mod jobs;
 mod keys;
 mod ollama;
 mod openai;
+mod page;
 mod protocol;
 mod reports;
 mod routes;

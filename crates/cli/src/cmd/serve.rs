@@ -7,7 +7,10 @@ use narthex_server::{
     AccessOptions, Authentication, Limits, RequestOptions, ServeError, ServeOptions, ServerAddress, TlsFiles,
 };
 
-use crate::{args::ServeArgs, bars::Bars, environment_keys, input_file, interrupt, output, render};
+use crate::{
+    args::ServeArgs, bars::Bars, browser, environment_keys, input_file, interrupt, output, render,
+    running_server,
+};
 
 /// Serves until a signal.
 pub(crate) fn run(gateway: &Gateway, args: ServeArgs) -> anyhow::Result<()> {
@@ -60,6 +63,9 @@ pub(crate) fn run(gateway: &Gateway, args: ServeArgs) -> anyhow::Result<()> {
             }
             ServerAddress::Unix(_) => format!("listening on {address} (OpenAI API under /v1)"),
         });
+        if let (true, Some(host)) = (args.open, running_server::host_and_port(&address.to_string())) {
+            browser::open(&format!("{scheme}://{host}/"));
+        }
         match gateway.register_server(&address.to_string(), encryption) {
             Ok(record) => announced = Some(record),
             Err(error) => output::note(format!("warning: `narthex ps` cannot list this server: {error}")),

@@ -157,6 +157,21 @@ impl HostList {
             || self.allowed.iter().any(|allowed| allowed.allows(host))
     }
 
+    /// Returns true if a page of this origin comes from this server: the origin names the host and the port of the
+    /// request, whose host was checked. On a server for this machine, which may have no key, a host that only `*` allows
+    /// is not enough: after DNS rebinding, any page has it.
+    pub(crate) fn is_own_page(&self, request: &Request, origin: &str) -> bool {
+        let target = request.uri().authority().map(|authority| authority.as_str());
+        let header = request.headers().get(HOST).and_then(|value| value.to_str().ok());
+        let page = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+        let is_same = page.zip(target.or(header)).is_some_and(|(page, host)| page.eq_ignore_ascii_case(host));
+        let host = page.filter(|_| is_same).and_then(Authority::parse).map(|authority| authority.host);
+        host.is_some_and(|host| {
+            let mut named = self.allowed.iter().filter(|allowed| **allowed != AllowedHost::Any);
+            self.is_open || is_loopback(&host) || named.any(|allowed| allowed.allows(&host))
+        })
+    }
+
     /// Refuses a request unless it has exactly one well-formed host, and that host is in the list. HTTP/2 has the host
     /// in `:authority`, HTTP/1.1 in `Host` or in the request's target; if a request has both, both are checked. A request
     /// of HTTP/1.0 may have none.
@@ -265,6 +280,27 @@ mod tests {
         assert_eq!(status(&list, "http://evil.example/x", &["localhost"]), 403);
         assert_eq!(status(&list, "http://localhost/x", &["evil.example"]), 403);
         assert_eq!(status(&list, "http://u@localhost/x", &[]), 400);
+    }
+
+    #[test]
+    fn a_page_of_this_server_is_recognised() {
+        let request = |host: &str| Request::builder().header(HOST, host).body(Body::empty()).unwrap();
+        let check = |list: &HostList, origin: &str, host: &str, expect: bool| {
+            assert_eq!(list.is_own_page(&request(host), origin), expect, "{origin} at {host}");
+        };
+        let open = HostList::open(vec![AllowedHost::Any], "0.0.0.0");
+        check(&open, "http://192.168.1.2:8000", "192.168.1.2:8000", true);
+        check(&open, "https://box.lan", "Box.lan", true);
+        check(&open, "http://192.168.1.2:3000", "192.168.1.2:8000", false);
+        check(&open, "http://evil.example", "box.lan", false);
+        check(&open, "null", "null", false);
+        check(&open, "ftp://box.lan", "box.lan", false);
+        check(&open, "http://", "", false);
+        let named = HostList::local(vec!["*.lan".parse().unwrap()]);
+        check(&named, "http://box.lan:8000", "box.lan:8000", true);
+        let any = HostList::local(vec![AllowedHost::Any]);
+        check(&any, "http://evil.example", "evil.example", false);
+        check(&any, "http://localhost:8000", "localhost:8000", true);
     }
 
     #[test]

@@ -171,7 +171,8 @@ impl Access {
 
 /// Refuses callers that may not send requests, answers preflight requests, and adds CORS headers for allowed origins.
 pub(crate) async fn check(State(access): State<Arc<Access>>, request: Request, next: Next) -> Response {
-    let origin = match access.hosts.check(&request).and_then(|()| access.origins.check(&request)) {
+    let checked = access.hosts.check(&request);
+    let origin = match checked.and_then(|()| access.origins.check(&request, &access.hosts)) {
         Ok(origin) => origin,
         Err(error) => return error.into_response(),
     };

@@ -18,7 +18,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 
-use super::host::is_loopback;
+use super::host::{HostList, is_loopback};
 use crate::error::ApiError;
 
 /// An origin whose web pages may send requests.
@@ -122,10 +122,14 @@ impl OriginList {
         }) || (self.with_loopback && is_local(origin))
     }
 
-    /// Returns the origin of a request from a web page. Refuses pages of other origins.
-    pub(crate) fn check(&self, request: &Request) -> Result<Option<HeaderValue>, ApiError> {
+    /// Returns the origin of a request from a web page. Refuses pages of other origins than the allowed ones and this
+    /// server's own.
+    pub(crate) fn check(&self, request: &Request, hosts: &HostList) -> Result<Option<HeaderValue>, ApiError> {
         match request.headers().get(ORIGIN) {
-            Some(origin) if !self.allows(origin) => {
+            Some(origin)
+                if !self.allows(origin)
+                    && !hosts.is_own_page(request, origin.to_str().unwrap_or_default()) =>
+            {
                 let origin: String = origin.to_str().unwrap_or("").chars().take(200).collect();
                 let message = format!(
                     "the origin {origin:?} may not send requests; allow it with --cors-origin when starting the server"
@@ -168,7 +172,7 @@ pub(crate) fn expose(origin: HeaderValue, response: &mut Response) {
 fn allow(origin: HeaderValue, response: &mut Response) {
     let headers = response.headers_mut();
     headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
-    headers.insert(VARY, HeaderValue::from_static("Origin"));
+    headers.append(VARY, HeaderValue::from_static("Origin"));
 }
 
 #[cfg(test)]

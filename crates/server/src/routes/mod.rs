@@ -58,6 +58,7 @@ use crate::{
         stream::Chunk,
         token_endpoints::{self, DetokenizeBody, TemplateText, TokenList, TokenText, TokenizeBody},
     },
+    page,
     protocol::{
         errors,
         hints::Hints,
@@ -89,7 +90,8 @@ pub(crate) struct Routers {
 /// Returns the routers of the route table.
 pub(crate) fn routers(access: Access) -> Routers {
     let mut operations = operations();
-    operations.extend(outside_api(openapi::document(&operations)));
+    operations.push(api_document(openapi::document(&operations)));
+    operations.extend(of_page());
     let paths = Arc::new(Paths::new(&operations));
     let all = router(access, operations, paths.clone());
     let reports = all
@@ -134,18 +136,26 @@ pub(crate) fn operations() -> Vec<Operation> {
     [of_openai(), of_others(), of_ollama()].into_iter().flatten().collect()
 }
 
-/// Returns the routes that the document of the API does not list.
-fn outside_api(document: Value) -> [Operation; 2] {
+/// Returns the route of the API's document, which does not list itself.
+fn api_document(document: Value) -> Operation {
     let document = Arc::new(document);
+    Operation::get(
+        "/openapi.json",
+        async move || Json(document.as_ref().clone()),
+        "Return the document of the API",
+    )
+    .unmetered()
+}
+
+/// Returns the routes of the page. They are public, because the page itself asks for the key.
+fn of_page() -> [Operation; 4] {
     [
-        Operation::get("/", async || "Narthex is running", "Report that the server is running").unmetered(),
-        Operation::get(
-            "/openapi.json",
-            async move || Json(document.as_ref().clone()),
-            "Return the document of the API",
-        )
-        .unmetered(),
+        Operation::get("/", page::root, "Return the page, or report that the server is running"),
+        Operation::get("/page/app.js", page::script, "Return the script of the page"),
+        Operation::get("/page/app.css", page::style, "Return the styles of the page"),
+        Operation::get("/page/icon.svg", page::icon, "Return the icon of the page"),
     ]
+    .map(|operation| operation.public().unmetered())
 }
 
 fn of_openai() -> Vec<Operation> {

@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use narthex_gateway::Config;
+use narthex_gateway::{Cancel, Config, Gateway, keys::KeyLimits};
 use narthex_server::{AccessOptions, Authentication, ServeError, ServeOptions, run_until};
 use narthex_testkit::checkpoint::{BERT_MAX_LENGTH, LLAMA_CONTEXT};
 use serde_json::{Value, json};
@@ -37,6 +37,39 @@ fn malformed_requests_are_answered_in_openai_s_shape() {
     check("GET", "/v1/models/no/such/model", b"", 404, "no/such/model");
     check("GET", "/v1/models/%ff%fe", b"", 400, "UTF-8");
     assert_eq!(live.get(CHAT).header("allow"), Some("POST"));
+}
+
+#[test]
+fn browsers_get_the_page_and_other_clients_a_line() {
+    let gateway = Gateway::open(Tiny::new().config()).unwrap();
+    let live = Live::over(gateway.clone(), local());
+    let page = |headers: &[(&str, &str)]| {
+        let headers = [headers, &[("Accept", "text/html,*/*;q=0.8")]].concat();
+        live.request("GET", "/", &headers, b"")
+    };
+    let (html, line) = (page(&[]), live.get("/"));
+    assert_eq!((line.status, line.text().as_str()), (200, "Narthex is running"));
+    assert_eq!(html.header("content-type"), Some("text/html; charset=utf-8"));
+    let policy = html.header("content-security-policy").unwrap();
+    assert!(policy.starts_with("default-src 'none'; script-src 'self'; style-src 'self'"), "{policy}");
+    assert!(!policy.contains("unsafe"), "{policy}");
+    assert_eq!(html.header("cache-control"), Some("no-cache"));
+    assert_eq!(page(&[("If-None-Match", html.header("etag").unwrap())]).status, 304);
+
+    // Every file that the page names exists, and browsers may keep it for good.
+    let text = html.text();
+    let files: Vec<&str> = text.split('"').filter(|part| part.starts_with("/page/")).collect();
+    assert_eq!(files.len(), 3, "{text}");
+    for file in files {
+        let answer = live.request("GET", file, &[("Accept-Encoding", "gzip")], b"");
+        let caching = answer.header("cache-control");
+        assert_eq!((answer.status, caching), (200, Some("public, max-age=31536000, immutable")), "{file}");
+        assert_eq!(answer.header("content-encoding"), Some("gzip"), "{file}");
+    }
+
+    // The page asks for a key itself, so it needs none.
+    gateway.add_key("user", KeyLimits::default(), &Cancel::new()).unwrap();
+    assert_eq!((page(&[]).status, live.get("/").status, live.get("/page/app.css").status), (200, 401, 200));
 }
 
 #[test]

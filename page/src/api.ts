@@ -1,0 +1,256 @@
+// Requests to the server, with the key of this tab.
+
+import { signal } from "@preact/signals";
+
+const KEY = "narthex-key";
+
+/** The key of this tab. It lives as long as the tab. */
+export const key = signal(read());
+
+/** Set while a request was refused for want of a valid key. */
+export const keyDemand = signal<"none" | "missing" | "wrong">("none");
+
+function read(): string {
+  try {
+    return sessionStorage.getItem(KEY) ?? "";
+  } catch {
+    return "";
+  }
+}
+
+/** Sets or, with an empty text, forgets the key. */
+export function setKey(value: string): void {
+  key.value = value;
+  try {
+    if (value) sessionStorage.setItem(KEY, value);
+    else sessionStorage.removeItem(KEY);
+  } catch {
+    // Without storage, the key lasts until the page is closed.
+  }
+}
+
+/** An answer of the server that reports an error. */
+export class ApiError extends Error {
+  constructor(
+    readonly status: number,
+    message: string,
+  ) {
+    super(message);
+  }
+}
+
+/** Returns the message of an error in the form of any of the protocols. */
+function messageOf(text: string): string {
+  try {
+    const { error } = JSON.parse(text);
+    const message = typeof error === "string" ? error : error?.message;
+    if (typeof message === "string") return message;
+  } catch {
+    // The answer is not JSON.
+  }
+  return text.slice(0, 400);
+}
+
+/** Sends a request and returns the successful response. */
+export async function request(path: string, body?: unknown, signal?: AbortSignal): Promise<Response> {
+  const sent = key.value;
+  const headers: Record<string, string> = {};
+  if (sent) headers["Authorization"] = `Bearer ${sent}`;
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  let response: Response;
+  try {
+    response = await fetch(path, {
+      method: body === undefined ? "GET" : "POST",
+      headers,
+      body: body === undefined ? undefined : JSON.stringify(body),
+      signal,
+      cache: "no-store",
+    });
+  } catch (error) {
+    if (error instanceof DOMException && error.name === "AbortError") throw error;
+    throw new ApiError(0, "The server does not answer. Check that `narthex serve` is running.");
+  }
+  if (response.ok) return response;
+  if (response.status === 401 && key.value === sent) keyDemand.value = sent ? "wrong" : "missing";
+  const message = messageOf(await response.text());
+  throw new ApiError(response.status, message || `The server answered with status ${response.status}.`);
+}
+
+/** Returns the JSON of an answer. */
+export async function json<T>(path: string, body?: unknown, signal?: AbortSignal): Promise<T> {
+  return (await request(path, body, signal)).json() as Promise<T>;
+}
+
+/** Yields the lines of a streamed answer. */
+async function* lines(response: Response): AsyncGenerator<string> {
+  const reader = response.body!.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) break;
+    const parts = (rest + value).split("\n");
+    rest = parts.pop()!;
+    yield* parts;
+  }
+  if (rest) yield rest;
+}
+
+/** Yields the JSON of server-sent events up to `[DONE]`. */
+export async function* events<T>(path: string, body: unknown, signal: AbortSignal): AsyncGenerator<T> {
+  for await (const line of lines(await request(path, body, signal))) {
+    if (!line.startsWith("data:")) continue;
+    const data = line.slice(5).trim();
+    if (data === "[DONE]") return;
+    const value = JSON.parse(data);
+    if (value.error) throw new ApiError(200, messageOf(data));
+    yield value as T;
+  }
+}
+
+/** Yields the lines of JSON of an answer in Ollama's form. */
+export async function* jsonLines<T>(path: string, body: unknown, signal: AbortSignal): AsyncGenerator<T> {
+  for await (const line of lines(await request(path, body, signal))) {
+    if (!line.trim()) continue;
+    const value = JSON.parse(line);
+    if (value.error) throw new ApiError(200, messageOf(line));
+    yield value as T;
+  }
+}
+
+/** Returns the message of any error. */
+export function messageFor(error: unknown): string {
+  return error instanceof Error ? error.message : String(error);
+}
+
+// The answers of the server, as far as the page reads them.
+
+export interface Sampling {
+  temperature?: number;
+  top_p?: number;
+  top_k?: number;
+  min_p?: number;
+  repetition_penalty?: number;
+}
+
+export interface Model {
+  id: string;
+  kind: string;
+  capabilities: string[] | null;
+  installed: boolean;
+  context_length: number | null;
+  root?: string;
+  sampling?: Sampling;
+}
+
+export interface InstalledModel {
+  name: string;
+  size: number;
+  details: { parameter_size: string; quantization_level: string };
+}
+
+export interface Line {
+  graph: string;
+  ep: string;
+  subgraphs: number;
+  nodes: number;
+  ops: Record<string, number>;
+  weight_bytes: number;
+  compute_share: number;
+}
+
+export interface Fallen {
+  count: number;
+  nodes: { graph: string; path: string; op: string; why: string; fix: string | null }[];
+}
+
+export interface Refusal {
+  device: string;
+  reason: string;
+  fix: string | null;
+  announced: boolean;
+  fallen?: Fallen;
+}
+
+export interface Engine {
+  running: number;
+  waiting: number;
+  slots: number;
+  kv_used_bytes: number;
+  kv_budget_bytes: number;
+  kv_token_bytes: number;
+  prompt_tokens: number;
+  cached_tokens: number;
+  generated_tokens: number;
+  accepted_tokens: number;
+  rejected_tokens: number;
+}
+
+export interface LoadedModel {
+  id: string;
+  scheme: string;
+  state: { state: "loading" | "ready" } | { state: "failed"; reason: string; hint: string | null };
+  device: string | null;
+  why: string | null;
+  npu_share: number | null;
+  npu_phases: { prefill: number; decode: number } | null;
+  placement: Line[] | null;
+  fallen: Fallen | null;
+  notes: string[] | null;
+  passed_over: Refusal[];
+  max_length: number | null;
+  package_bytes: number | null;
+  draft_model: { name: string; scheme: string; bytes: number } | null;
+  engine: Engine | null;
+}
+
+export interface Device {
+  device: string;
+  usable: boolean;
+  present: boolean;
+  reason: string | null;
+  fix: string | null;
+}
+
+export interface Health {
+  status: "ok" | "degraded";
+  version: string;
+  memory: {
+    resident_bytes: number | null;
+    weights_bytes: number;
+    kv_used_bytes: number;
+    kv_budget_bytes: number;
+    total_bytes: number | null;
+    free_bytes: number | null;
+    warning_below_bytes: number | null;
+    low: boolean;
+  };
+  npu: { available: boolean; devices: Device[] };
+  models: LoadedModel[];
+}
+
+export interface Timings {
+  device: string;
+  cache_n: number;
+  prompt_n: number;
+  predicted_n: number;
+  draft_n: number;
+  draft_n_accepted: number;
+  prompt_ms?: number;
+  prompt_per_second?: number;
+  predicted_ms?: number;
+  predicted_per_second?: number;
+}
+
+export interface ToolCallDelta {
+  index: number;
+  id?: string;
+  function?: { name?: string; arguments?: string };
+}
+
+export interface Chunk {
+  choices: {
+    delta: { content?: string | null; reasoning_content?: string | null; tool_calls?: ToolCallDelta[] };
+    finish_reason: string | null;
+  }[];
+  timings?: Timings;
+}

@@ -1,0 +1,216 @@
+import { signal } from "@preact/signals";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import { KeyIcon, Mark, Send, Settings as SettingsIcon, Stop } from "../icons";
+import { key } from "../api";
+import { deviceName, kindOf } from "../format";
+import { chatModels, health, models } from "../server";
+import { announcement, current, preferredModel, running, send, stop, unsaved, update } from "./chats";
+import { branch } from "./conversation";
+import { MessageView } from "./MessageView";
+import { SettingsPanel } from "./SettingsPanel";
+
+const settingsOpen = signal(false);
+
+const PROMPTS = [
+  "Explain what a neural processing unit does, in three sentences.",
+  "Write a haiku about a quiet machine.",
+  "List the steps to make tea as a Markdown table.",
+];
+
+export function ChatView() {
+  const conversation = current.value;
+  const messages = conversation ? branch(conversation) : [];
+  const isRunning = Boolean(conversation && running.value[conversation.id]);
+  return (
+    <div class="chat" data-settings={settingsOpen.value}>
+      <div class="chat-main">
+        <ChatHeader />
+        {messages.length === 0 ? (
+          <Welcome />
+        ) : (
+          <Messages key={conversation!.id} count={messages.length}>
+            {messages.map((message, index) => (
+              <MessageView
+                key={message.id}
+                message={message}
+                conversation={conversation!}
+                isLast={index === messages.length - 1}
+                isRunning={isRunning}
+              />
+            ))}
+          </Messages>
+        )}
+        {unsaved.value && <p class="notice">{unsaved.value}</p>}
+        <Composer isRunning={isRunning} />
+        <div class="sr-only" role="status" aria-live="polite">
+          {announcement.value}
+        </div>
+      </div>
+      {settingsOpen.value && <SettingsPanel close={() => (settingsOpen.value = false)} />}
+    </div>
+  );
+}
+
+function ChatHeader() {
+  const model = current.value?.model || preferredModel.value;
+  const names = chatModels.value;
+  const isKnown = !model || names.some((one) => one.id === model);
+  const state = health.value?.models.find((one) => one.id === model);
+  return (
+    <header class="view-header chat-header">
+      <h1 class="sr-only">Chat</h1>
+      <label class="picker">
+        <span class="sr-only">Model</span>
+        <select value={model} onChange={(event) => update({ model: event.currentTarget.value })}>
+          {!model && <option value="">No model</option>}
+          {!isKnown && <option value={model}>{model} (not available)</option>}
+          {names.map((one) => (
+            <option key={one.id} value={one.id}>
+              {one.id}
+            </option>
+          ))}
+        </select>
+      </label>
+      {state?.state.state === "ready" && state.device && (
+        <a class="device" data-kind={kindOf(state.device)} href="#/proof" title="Where the nodes of this model run">
+          {deviceName(state.device)}
+        </a>
+      )}
+      {state?.state.state === "loading" && <span class="device">loading</span>}
+      <span class="spring" />
+      {key.value && (
+        <span class="quiet with-icon" title="Requests of this tab have a key">
+          <KeyIcon />
+          <span class="sr-only">With a key</span>
+        </span>
+      )}
+      <button
+        type="button"
+        class="icon-button"
+        aria-label="Settings of the conversation"
+        title="Settings"
+        aria-expanded={settingsOpen.value}
+        onClick={() => (settingsOpen.value = !settingsOpen.value)}
+      >
+        <SettingsIcon />
+      </button>
+    </header>
+  );
+}
+
+function Welcome() {
+  const none = models.value !== null && chatModels.value.length === 0;
+  return (
+    <div class="welcome">
+      <Mark />
+      <h2>{none ? "No chat model is installed" : "Ask this machine"}</h2>
+      {none ? (
+        <p>
+          <a href="#/models">Install one</a>, or run <code>narthex pull smollm2:135m</code>.
+        </p>
+      ) : (
+        <>
+          <p>The model runs on this machine. Conversations stay in your browser.</p>
+          <ul class="prompts">
+            {PROMPTS.map((prompt) => (
+              <li key={prompt}>
+                <button type="button" disabled={!preferredModel.value} onClick={() => void send(prompt)}>
+                  {prompt}
+                </button>
+              </li>
+            ))}
+          </ul>
+        </>
+      )}
+    </div>
+  );
+}
+
+/** The messages. They stay at the end while an answer grows, unless the reader has scrolled up. */
+function Messages({ children, count }: { children: preact.ComponentChildren; count: number }) {
+  const box = useRef<HTMLDivElement>(null);
+  const atEnd = useRef(true);
+  useLayoutEffect(() => {
+    atEnd.current = true;
+  }, [count]);
+  useLayoutEffect(() => {
+    const element = box.current!;
+    if (atEnd.current) element.scrollTop = element.scrollHeight;
+  });
+  return (
+    <div
+      class="messages"
+      ref={box}
+      tabIndex={0}
+      role="region"
+      aria-label="Messages"
+      onScroll={(event) => {
+        const element = event.currentTarget;
+        atEnd.current = element.scrollHeight - element.scrollTop - element.clientHeight < 60;
+      }}
+    >
+      <div class="column">{children}</div>
+    </div>
+  );
+}
+
+function Composer({ isRunning }: { isRunning: boolean }) {
+  const [text, setText] = useState("");
+  const area = useRef<HTMLTextAreaElement>(null);
+  const id = current.value?.id;
+  const hasModel = Boolean(current.value?.model || preferredModel.value);
+  useEffect(() => {
+    // On a touch screen, the focus would open the keyboard.
+    if (matchMedia("(hover: hover)").matches) area.current?.focus();
+  }, [id]);
+  useLayoutEffect(() => {
+    const element = area.current!;
+    element.style.height = "auto";
+    element.style.height = `${Math.min(element.scrollHeight, 240)}px`;
+  }, [text]);
+  const submit = () => {
+    const prompt = text.trim();
+    if (!prompt || isRunning || !hasModel) return;
+    setText("");
+    void send(prompt);
+  };
+  return (
+    <form
+      class="composer"
+      onSubmit={(event) => {
+        event.preventDefault();
+        submit();
+      }}
+    >
+      <div class="composer-box">
+        <label class="sr-only" for="prompt">
+          Message
+        </label>
+        <textarea
+          id="prompt"
+          ref={area}
+          rows={1}
+          value={text}
+          placeholder="Ask the model"
+          onInput={(event) => setText(event.currentTarget.value)}
+          onKeyDown={(event) => {
+            if (event.key === "Escape" && isRunning) stop();
+            if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+              event.preventDefault();
+              submit();
+            }
+          }}
+        />
+        {isRunning ? (
+          <button type="button" class="round stop" aria-label="Stop" title="Stop (Esc)" onClick={stop}>
+            <Stop />
+          </button>
+        ) : (
+          <button type="submit" class="round" aria-label="Send" title="Send (Enter)" disabled={!text.trim() || !hasModel}>
+            <Send />
+          </button>
+        )}
+      </div>
+    </form>
+  );
+}
