@@ -3,12 +3,13 @@
 //! Cheap stages come first. The first failure ends the run and prints the command that repeats its stage. The store
 //! with two models and the Python environments are created under the target folder and reused. Start at [`Stage`];
 //! [`stages`] implements most of them; [`tools`], [`book`], [`notebook`],
-//! [`clients`] and [`mod@quick`] implement one each.
+//! [`clients`], [`page`] and [`mod@quick`] implement one each.
 
 mod book;
 mod cargo_tool;
 mod clients;
 mod notebook;
+mod page;
 mod stages;
 mod tools;
 
@@ -62,6 +63,8 @@ pub(crate) enum Stage {
     Notebook,
     /// Python clients against a live server.
     Clients,
+    /// The page in a browser.
+    Page,
 }
 
 /// Stages to run.
@@ -110,6 +113,7 @@ impl Stage {
             }
             Self::Notebook => "the example notebook runs",
             Self::Clients => "Python clients of OpenAI, Anthropic and Ollama against a live server",
+            Self::Page => "the page is that of its sources, and works in Chromium",
         }
     }
 
@@ -129,6 +133,7 @@ impl Stage {
             Self::Book => book::check(session),
             Self::Notebook => notebook::check(session),
             Self::Clients => clients::check(session),
+            Self::Page => page::check(session),
         }
     }
 }

@@ -1,0 +1,494 @@
+// Tests of the page in Chromium, against running servers.
+//
+//     node test/run.mjs URL KEYED_URL KEY [SCREENSHOTS]
+//
+// The first server needs no key and has the model smollm2:135m; the second needs the key. With a folder, it also writes
+// the screenshots of the book.
+
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { createRequire } from "node:module";
+import { join } from "node:path";
+import { chromium } from "playwright-core";
+import { browserPath } from "./browser.mjs";
+import { answerChunks, conversation } from "./samples.mjs";
+
+const [base, keyedBase, key, screenshots] = process.argv.slice(2);
+assert(key, "usage: node test/run.mjs URL KEYED_URL KEY [SCREENSHOTS]");
+const MODEL = "smollm2:135m";
+const WAIT = 60_000;
+const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
+const npu = JSON.parse(readFileSync(new URL("npu.json", import.meta.url), "utf8"));
+
+assert(browserPath, "there is no Chromium; on Debian: apt-get install chromium");
+// Without its own sandbox, Chromium also runs as root. It visits only the servers of the test.
+const browser = await chromium.launch({ executablePath: browserPath, args: ["--no-sandbox"] });
+
+/** What the browser reported besides the answers that a test expects. */
+const faults = [];
+
+/** Opens a page in a fresh browser profile. */
+async function open(path, options = {}) {
+  const context = await browser.newContext({ viewport: { width: 1280, height: 800 }, reducedMotion: "reduce", ...options });
+  const page = await context.newPage();
+  page.setDefaultTimeout(WAIT);
+  page.on("pageerror", (error) => faults.push(String(error)));
+  page.on("console", (message) => {
+    // A refused request is also in the console; the tests look at what the page makes of it.
+    if (message.type() === "error" && !message.text().startsWith("Failed to load resource")) faults.push(message.text());
+  });
+  page.on("request", (request) => {
+    const { origin, protocol } = new URL(request.url());
+    const own = [base, keyedBase].some((url) => origin === new URL(url).origin);
+    if (!own && protocol.startsWith("http")) faults.push(`the page asked another host: ${request.url()}`);
+  });
+  await page.goto(path);
+  return page;
+}
+
+/** Fails if axe finds a serious violation. */
+async function accessible(page, where) {
+  await page.evaluate(axe);
+  const { violations } = await page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
+  const serious = violations.filter(({ impact }) => impact === "serious" || impact === "critical");
+  const text = serious.map(({ id, nodes }) => `${id}: ${nodes.map((node) => node.html).slice(0, 3).join(" | ")}`);
+  assert.deepEqual(text, [], `${where} has violations`);
+}
+
+/** Fails if the page is wider than the window. */
+async function fits(page, where) {
+  const [width, window] = await page.evaluate(() => [document.documentElement.scrollWidth, innerWidth]);
+  assert(width <= window, `${where} is ${width} px wide in a window of ${window} px`);
+}
+
+async function shot(page, name) {
+  if (screenshots) await page.screenshot({ path: join(screenshots, `page-${name}.png`) });
+}
+
+/** Returns the number of finished answers on the page. */
+const answers = (page) => page.locator(".answer .message-bar").count();
+
+async function ask(page, text) {
+  const before = await answers(page);
+  await page.fill("#prompt", text);
+  await page.keyboard.press("Enter");
+  await page.waitForFunction((count) => document.querySelectorAll(".answer .message-bar").length > count, before);
+}
+
+/** Sets fields of the conversation. */
+async function configure(page, fields) {
+  await page.click("[aria-label='Settings of the conversation']");
+  for (const [label, value] of Object.entries(fields)) await page.getByLabel(label, { exact: true }).fill(value);
+  await page.click("[aria-label='Close the settings']");
+}
+
+const show = (page, view) => page.click(`.navigation a[href='#/${view}']`);
+const lastAnswer = (page) => page.locator(".answer").last();
+
+/** Answers the next requests of a page with streams, and returns the bodies of the requests. */
+async function answerWith(page, streams) {
+  const bodies = [];
+  await page.route("**/v1/chat/completions", async (route) => {
+    bodies.push(route.request().postDataJSON());
+    const body = streams[Math.min(bodies.length, streams.length) - 1];
+    await route.fulfill({ contentType: "text/event-stream", body });
+  });
+  return bodies;
+}
+
+const tests = {
+  async "the first visit is small and loads nothing from other hosts"() {
+    let bytes = 0;
+    const context = await browser.newContext();
+    const page = await context.newPage();
+    const sizes = [];
+    page.on("requestfinished", (request) => {
+      if (!/\/(v1|api|health|metrics)/.test(request.url())) sizes.push(request.sizes());
+    });
+    const response = await page.goto(base);
+    await page.waitForSelector("#prompt");
+    const headers = response.headers();
+    assert.match(headers["content-security-policy"], /default-src 'none'; script-src 'self'; style-src 'self'/);
+    for (const size of await Promise.all(sizes)) bytes += size.responseBodySize + size.responseHeadersSize;
+    assert(bytes > 10_000 && bytes <= 300_000, `the first visit has ${bytes} bytes`);
+    const ready = await page.evaluate(() => performance.getEntriesByType("navigation")[0].domInteractive);
+    await context.close();
+    return `${bytes} bytes, interactive after ${Math.round(ready)} ms`;
+  },
+
+  async "a chat streams, stops, and keeps its branches"() {
+    const page = await open(base);
+    await page.waitForSelector(".prompts button:enabled");
+    await accessible(page, "the first visit");
+    await configure(page, { Temperature: "0", "Maximum tokens": "40" });
+    await ask(page, "What is the capital of France?");
+    assert.match(await lastAnswer(page).innerText(), /Paris/);
+    assert.match(await lastAnswer(page).locator(".facts").innerText(), /CPU[\s\S]*tokens\/s · first token .* · \d+ tokens/);
+    await accessible(page, "a chat");
+
+    // An edited message is a new branch, and the first is kept.
+    await page.locator(".message.user").hover();
+    await page.click("[aria-label='Edit message']");
+    await page.fill(".editing textarea", "What is the capital of Italy?");
+    await page.click("text=Send as a new branch");
+    await page.waitForSelector(".message.user >> text=2/2");
+    await page.waitForSelector(".answer .message-bar");
+    assert.match(await lastAnswer(page).innerText(), /Ital/);
+    await page.click(".message.user [aria-label='Previous version']");
+    await page.waitForSelector(".message.user >> text=France");
+    assert.match(await lastAnswer(page).innerText(), /Paris/);
+
+    // A second answer to the same message.
+    await page.click("[aria-label='Answer again']");
+    await page.waitForSelector(".answer >> text=2/2");
+
+    // A long answer is stopped, and the server stops too.
+    const numbers = { type: "array", minItems: 900, items: { type: "integer", minimum: 1, maximum: 9 } };
+    await configure(page, { "Maximum tokens": "4000", "JSON schema": JSON.stringify(numbers) });
+    await page.fill("#prompt", "Count.");
+    await page.keyboard.press("Enter");
+    await page.waitForSelector(".answer:last-child .markdown");
+    await page.click("[aria-label='Stop']");
+    await page.waitForSelector(".answer .facts >> text=stopped");
+    await page.waitForFunction(async () => {
+      const { models } = await (await fetch("/health")).json();
+      return models.every((model) => !model.engine || model.engine.running === 0);
+    });
+
+    // The conversation survives a reload, with the chosen branch.
+    await page.reload();
+    await page.waitForSelector(".message.user >> text=France");
+    assert.equal(await page.locator(".conversations li").count(), 1);
+
+    // Export and import.
+    await page.click("[aria-label='Settings of the conversation']");
+    const [markdown] = await Promise.all([page.waitForEvent("download"), page.click("text=Export as Markdown")]);
+    assert.match(readFileSync(await markdown.path(), "utf8"), /^# What is the capital of France\?[\s\S]*## User/);
+    const [json] = await Promise.all([page.waitForEvent("download"), page.click("text=Export as JSON")]);
+    const exported = await json.path();
+    assert.equal(Object.values(JSON.parse(readFileSync(exported, "utf8")).messages).length, 7);
+    await page.setInputFiles("input[type=file]", exported);
+    await page.waitForFunction(() => document.querySelectorAll(".conversations li").length === 2);
+    await page.setInputFiles("input[type=file]", { name: "x.json", mimeType: "application/json", buffer: Buffer.from("{}") });
+    await page.waitForSelector("text=x.json: expected a conversation that this page exported");
+    await accessible(page, "the settings");
+    await page.context().close();
+  },
+
+  async "an answer follows a JSON schema"() {
+    const page = await open(base);
+    await page.waitForSelector(".prompts button:enabled");
+    const schema = {
+      type: "object",
+      properties: { city: { type: "string", maxLength: 12 } },
+      required: ["city"],
+      additionalProperties: false,
+    };
+    await configure(page, { Temperature: "0", "JSON schema": JSON.stringify(schema) });
+    await ask(page, "Name a city.");
+    const answer = JSON.parse(await lastAnswer(page).locator(".markdown").innerText());
+    assert.equal(typeof answer.city, "string");
+    await configure(page, { "JSON schema": "{" });
+    await ask(page, "Again.").catch(() => undefined);
+    assert.match(await lastAnswer(page).locator(".error").innerText(), /JSON schema: expected JSON/);
+    await page.context().close();
+  },
+
+  async "reasoning is folded, and calls of tools are answered"() {
+    const page = await open(base);
+    await page.waitForSelector(".prompts button:enabled");
+    const bodies = await answerWith(page, [
+      answerChunks({ reasoning: "The user asks for weather.", call: { name: "weather", arguments: '{"city":"Paris"}' } }),
+      answerChunks({ content: "It is **mild** in Paris." }),
+    ]);
+    await configure(page, { Tools: '[{"name": "weather", "parameters": {"type": "object"}}]' });
+    await page.fill("#prompt", "How is the weather?");
+    await page.keyboard.press("Enter");
+    await page.waitForSelector(".call >> text=weather");
+    assert.equal(await page.locator("details.reasoning").getAttribute("open"), null);
+    await page.fill(".call textarea", "18 degrees");
+    await accessible(page, "a call");
+    await page.click("text=Send the result");
+    await page.waitForSelector(".answer strong >> text=mild");
+    assert.deepEqual(bodies[0].tools, [{ type: "function", function: { name: "weather", parameters: { type: "object" } } }]);
+    const [, call, result] = bodies[1].messages;
+    assert.equal(call.tool_calls[0].function.name, "weather");
+    assert.deepEqual(result, { role: "tool", tool_call_id: "call_1", content: "18 degrees" });
+    await page.context().close();
+  },
+
+  async "the text of a model cannot become code"() {
+    const page = await open(base);
+    await page.waitForSelector(".prompts button:enabled");
+    const hostile = [
+      "<img src=x onerror=\"document.title='taken'\"> <script>document.title='taken'</script>",
+      "<iframe srcdoc='<script>1</script>'></iframe>",
+      "[link](javascript:alert(1)) ![p](http://evil.example/p.png) [data](data:text/html,x)",
+      "<style>body{display:none}</style>\n\n| a | b |\n|---|---|\n| <b onclick=x>1</b> | 2 |",
+    ].join("\n\n");
+    await answerWith(page, [answerChunks({ content: hostile })]);
+    await ask(page, "Hello");
+    const answer = lastAnswer(page).locator(".markdown").first();
+    assert.equal(await answer.locator("img, script, iframe, style, b, [onclick], [onerror]").count(), 0);
+    const links = await answer.locator("a").evaluateAll((all) => all.map((link) => link.getAttribute("href")));
+    assert.deepEqual(links, ["http://evil.example/p.png"]);
+    assert.match(await answer.innerText(), /<script>/);
+    assert.equal(await answer.locator("td").count(), 2);
+    assert.doesNotMatch(await page.title(), /taken/);
+    await page.context().close();
+  },
+
+  async "an answer of 10,000 tokens stays smooth"() {
+    const page = await open(base);
+    await page.waitForSelector(".prompts button:enabled");
+    // The stream comes in small parts over some seconds, as from a fast model.
+    await page.evaluate(() => {
+      const original = fetch;
+      window.longest = 0;
+      new PerformanceObserver((list) => {
+        for (const { duration } of list.getEntries()) window.longest = Math.max(window.longest, duration);
+      }).observe({ type: "longtask" });
+      window.fetch = (path, options) => {
+        if (path !== "/v1/chat/completions") return original(path, options);
+        const encoder = new TextEncoder();
+        let token = 0;
+        const part = () => {
+          let text = "";
+          for (let index = 0; index < 40; index += 1, token += 1) {
+            const word = token % 60 === 59 ? "\n\n" : token % 600 === 300 ? "\n\n```js\nlet x = 1;\n```\n\n" : " word";
+            text += `data: ${JSON.stringify({ choices: [{ delta: { content: word }, finish_reason: null }] })}\n\n`;
+          }
+          return encoder.encode(text);
+        };
+        const stream = new ReadableStream({
+          async pull(controller) {
+            await new Promise((resolve) => setTimeout(resolve, 8));
+            if (token >= 10_000) controller.close();
+            else controller.enqueue(part());
+          },
+        });
+        return Promise.resolve(new Response(stream, { headers: { "content-type": "text/event-stream" } }));
+      };
+    });
+    await ask(page, "Write a long text.");
+    assert((await lastAnswer(page).locator("pre").count()) > 10);
+    const [longest, distance] = await page.evaluate(() => {
+      const box = document.querySelector(".messages");
+      return [window.longest, box.scrollHeight - box.scrollTop - box.clientHeight];
+    });
+    assert(distance < 80, `the end of the answer is ${distance} px below the window`);
+    await page.context().close();
+    return `longest task ${Math.round(longest)} ms`;
+  },
+
+  async "models are loaded, unloaded, and refused by name"() {
+    const page = await open(`${base}/#/models`);
+    const card = page.locator(".card", { hasText: MODEL });
+    await card.getByRole("button", { name: `Unload ${MODEL}` }).click();
+    await card.getByText("not in memory").waitFor();
+    await card.getByRole("button", { name: `Load ${MODEL}`, exact: true }).click();
+    await card.getByRole("button", { name: `Unload ${MODEL}` }).waitFor();
+    await page.fill("#pull-name", "no-such-model");
+    await page.keyboard.press("Enter");
+    await page.waitForSelector(".block .error");
+    assert.match(await page.locator(".block .error").innerText(), /no-such-model/);
+    await accessible(page, "the models");
+    await page.fill("#pull-name", "");
+    await page.context().close();
+  },
+
+  async "the proof shows every node"() {
+    const page = await open(`${base}/#/proof`);
+    await page.waitForSelector(".verdict");
+    const { models } = await (await fetch(`${base}/health`)).json();
+    const lines = models.find((model) => model.id === MODEL).placement;
+    const nodes = lines.reduce((sum, line) => sum + line.nodes, 0);
+    const proof = page.getByRole("region", { name: `Proof of ${MODEL}` });
+    assert.match(await proof.locator(".verdict").innerText(), new RegExp(`All ${nodes} nodes run on the CPU`));
+    await accessible(page, "the proof");
+    await shot(page, "proof");
+    await page.context().close();
+  },
+
+  async "the proof names refused nodes and their reasons"() {
+    const page = await open("about:blank");
+    await page.route("**/health", async (route) => {
+      const report = await (await route.fetch()).json();
+      await route.fulfill({ json: { ...report, models: [npu] } });
+    });
+    await page.goto(`${base}/#/proof`);
+    await page.waitForSelector(".verdict");
+    assert.match(await page.locator(".verdict").innerText(), /2,872 of 2,940 nodes run on the Snapdragon NPU, 68 on the CPU/);
+    const decode = page.getByRole("img", { name: "1402 of 1470 nodes on Snapdragon NPU, 68 of 1470 nodes on CPU" });
+    assert.equal(await decode.locator("[data-kind=npu]").count(), 8);
+    assert.equal(await decode.locator("[data-kind=cpu]").count(), 4);
+    const text = await page.locator(".proof").innerText();
+    for (const part of ["/lm_head/MatMul", "compile with --head-parts 3", "quarantined", "perplexity +0.21 %"]) {
+      assert(text.includes(part), `${part} is missing in ${text}`);
+    }
+    await accessible(page, "a proof with refusals");
+    await page.context().close();
+  },
+
+  async "the system view follows the server"() {
+    const page = await open(`${base}/#/system`);
+    await page.waitForSelector("text=Models in memory");
+    await page.waitForSelector("text=Requests since the start");
+    const bar = await page.getByRole("img", { name: /^Weights .*, KV cache .*, Other use .*, Free / }).boundingBox();
+    assert(bar.width > 500);
+    await page.waitForFunction(() => document.querySelectorAll(".spark .line").length === 3);
+    await accessible(page, "the system view");
+    await page.context().close();
+  },
+
+  async "a key is asked for, checked, and kept for the tab"() {
+    const page = await open(keyedBase);
+    const dialog = page.getByRole("dialog", { name: "This server needs a key" });
+    await dialog.waitFor();
+    await accessible(page, "the question for a key");
+    await page.keyboard.type("wrong");
+    await page.keyboard.press("Enter");
+    await dialog.getByText("The server does not know this key.").waitFor();
+    await page.keyboard.type(key);
+    await page.keyboard.press("Enter");
+    await dialog.waitFor({ state: "hidden" });
+    await page.waitForSelector(".prompts button:enabled");
+    await configure(page, { Temperature: "0", "Maximum tokens": "8" });
+    await ask(page, "Hello");
+    assert.equal(await page.locator(".answer .error").count(), 0);
+    await page.reload();
+    await page.waitForSelector(".answer");
+    await page.waitForTimeout(500);
+    assert.equal(await dialog.isVisible(), false);
+    assert.equal(await page.evaluate(() => JSON.stringify({ ...localStorage })), "{}");
+    await page.click("text=Forget the key");
+    await dialog.waitFor();
+    assert.equal(await page.evaluate(() => sessionStorage.length), 0);
+    await page.context().close();
+  },
+
+  async "every view fits 360 px, in the dark"() {
+    const page = await open(base, { viewport: { width: 360, height: 740 }, colorScheme: "dark", hasTouch: true });
+    await page.waitForSelector(".prompts button:enabled");
+    await fits(page, "the first visit");
+    await answerWith(page, [answerChunks({ content: conversation })]);
+    await ask(page, "Show me everything that Markdown has.");
+    await fits(page, "a chat");
+    await accessible(page, "a chat in the dark");
+    await page.click(".list-toggle");
+    await page.waitForSelector(".conversations li >> visible=true");
+    await accessible(page, "the list of conversations");
+    await page.click(".list-toggle");
+    await page.click("[aria-label='Settings of the conversation']");
+    await fits(page, "the settings");
+    for (const view of ["models", "proof", "system"]) {
+      await show(page, view);
+      await page.waitForSelector("h1");
+      await page.waitForTimeout(300);
+      await fits(page, view);
+      await accessible(page, `${view} in the dark`);
+    }
+    await page.context().close();
+  },
+
+  async "the keyboard alone is enough"() {
+    const page = await open(`${base}/#/system`);
+    await page.waitForSelector("text=Models in memory");
+    const focused = () =>
+      page.evaluate(() => document.activeElement.getAttribute("aria-label") ?? document.activeElement.textContent.trim());
+    const tabTo = async (name, key = "Tab") => {
+      for (let step = 0; step < 40; step += 1) {
+        await page.keyboard.press(key);
+        if ((await focused()).startsWith(name)) return;
+      }
+      assert.fail(`${name} cannot be reached; the focus is on ${await focused()}`);
+    };
+    await page.keyboard.press("Tab");
+    assert.equal(await focused(), "Skip to the content");
+    await tabTo("Chat");
+    await page.keyboard.press("Enter");
+    await page.waitForSelector(".prompts button:enabled");
+    // The prompt has the focus at once.
+    await configureByKeyboard(page, tabTo);
+    await page.locator("#prompt").focus();
+    await page.keyboard.type("What is the capital of France?");
+    await page.keyboard.press("Enter");
+    await page.waitForSelector(".answer .message-bar");
+    await tabTo("Answer again", "Shift+Tab");
+    await page.keyboard.press("Enter");
+    await page.waitForSelector(".answer >> text=2/2");
+    await page.locator("#prompt").focus();
+    await tabTo("Edit message", "Shift+Tab");
+    await page.keyboard.press("Enter");
+    await page.waitForSelector(".editing textarea:focus");
+    await page.keyboard.press("Escape");
+    await page.waitForSelector(".bubble");
+    await page.context().close();
+  },
+
+  async "the screenshots of the book"() {
+    if (!screenshots) return "not asked for";
+    const windows = {
+      chat: { colorScheme: "light" },
+      dark: { colorScheme: "dark" },
+      narrow: { viewport: { width: 360, height: 740 }, hasTouch: true },
+    };
+    for (const [name, options] of Object.entries(windows)) {
+      const page = await open(base, options);
+      await page.waitForSelector(".prompts button:enabled");
+      await configure(page, { Temperature: "0", "Maximum tokens": "160" });
+      await ask(page, "What is the capital of France?");
+      await ask(page, "Write a Python function that adds two numbers.");
+      await page.waitForTimeout(2500);
+      await shot(page, name);
+      if (name === "chat") {
+        await show(page, "system");
+        await page.waitForSelector("text=Requests since the start");
+        await shot(page, "system");
+      }
+      await page.context().close();
+    }
+    const page = await open(`${base}/#/models`);
+    await page.waitForSelector(".card");
+    await page.waitForTimeout(500);
+    await shot(page, "models");
+    await page.context().close();
+  },
+};
+
+/** Sets the sampling without a pointer. */
+async function configureByKeyboard(page, tabTo) {
+  await page.locator("#prompt").focus();
+  await tabTo("Settings of the conversation", "Shift+Tab");
+  await page.keyboard.press("Enter");
+  await page.getByLabel("System prompt", { exact: true }).waitFor();
+  await page.keyboard.press("Tab");
+  await page.keyboard.type("0");
+  for (let step = 0; step < 4; step += 1) await page.keyboard.press("Tab");
+  await page.keyboard.type("20");
+  await page.keyboard.press("Escape");
+  await page.waitForSelector(".panel", { state: "detached" });
+}
+
+const only = process.env.ONLY;
+let failed = 0;
+let total = 0;
+for (const [name, test] of Object.entries(tests)) {
+  if (only && !name.includes(only)) continue;
+  total += 1;
+  const start = performance.now();
+  faults.length = 0;
+  try {
+    const remark = await test();
+    assert.deepEqual(faults, [], "the browser reported faults");
+    const seconds = ((performance.now() - start) / 1000).toFixed(1);
+    console.log(`ok     ${name} (${seconds} s${remark ? `; ${remark}` : ""})`);
+  } catch (error) {
+    failed += 1;
+    console.log(`FAILED ${name}: ${error.stack ?? error}`);
+    await Promise.all(browser.contexts().map((context) => context.close()));
+  }
+}
+await browser.close();
+console.log(failed ? `${failed} of ${total} tests of the page failed` : `${total} tests of the page passed`);
+process.exit(failed ? 1 : 0);
