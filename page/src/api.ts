@@ -199,6 +199,11 @@ export interface LoadedModel {
   passed_over: Refusal[];
   max_length: number | null;
   package_bytes: number | null;
+  /** KV cache of a chat model on the CPU, with its loss from `f32`. */
+  kv_cache: {
+    dtype: string;
+    loss: { perplexity_change: number; divergence: number; positions: number } | null;
+  } | null;
   draft_model: { name: string; scheme: string; bytes: number } | null;
   engine: Engine | null;
 }
@@ -224,7 +229,8 @@ export interface Health {
     warning_below_bytes: number | null;
     low: boolean;
   };
-  npu: { available: boolean; devices: Device[] };
+  devices: Device[];
+  absent_devices: Device[];
   models: LoadedModel[];
 }
 

@@ -58,9 +58,10 @@ function ModelProof({ model }: { model: LoadedModel }) {
       {placement && byGraph(placement).map(([graph, lines]) => <Graph key={graph} name={graph} lines={lines} model={model} />)}
       {fallen && fallen.count > 0 && <Refused title="Nodes on another device than intended" fallen={fallen} />}
       <dl class="facts-list">
+        {model.kv_cache && <Fact name="KV cache">{kvCache(model.kv_cache)}</Fact>}
         {model.why && <Fact name="Choice of devices">{model.why}</Fact>}
         {notes?.map((note) => (
-          <Fact key={note} name={/nats|perplexity|KV/i.test(note) ? "Measured at the load" : "Note of the load"}>
+          <Fact key={note} name="Note of the load">
             {note}
           </Fact>
         ))}
@@ -73,6 +74,15 @@ function ModelProof({ model }: { model: LoadedModel }) {
       <PassedOver refusals={model.passed_over} />
     </section>
   );
+}
+
+/** The element type of the KV cache, and what it costs. */
+function kvCache({ dtype, loss }: NonNullable<LoadedModel["kv_cache"]>): string {
+  if (!loss) return dtype;
+  const change = loss.perplexity_change * 100;
+  const signed = `${change < 0 ? "−" : "+"}${Math.abs(change).toFixed(2)} %`;
+  const { divergence, positions } = loss;
+  return `${dtype}: perplexity ${signed} and ${divergence.toFixed(4)} nats from f32, over ${count(positions)} positions`;
 }
 
 function Fact({ name, children }: { name: string; children: ComponentChildren }) {

@@ -25,7 +25,7 @@ export function SystemView() {
       <Numbers report={report} samples={history.value} />
       <Memory memory={report.memory} />
       <Engines models={report.models} />
-      <Npus report={report} />
+      <Devices report={report} />
       <Requests />
     </div>
   );
@@ -203,42 +203,34 @@ function Engines({ models }: { models: LoadedModel[] }) {
   );
 }
 
-function Npus({ report }: { report: Health }) {
-  const { devices } = report.npu;
-  const here = devices.filter((device) => device.present || device.usable);
-  const absent = devices.filter((device) => !device.present && !device.usable);
+function Devices({ report }: { report: Health }) {
   return (
-    <section class="block" aria-labelledby="npus-title">
-      <h2 id="npus-title">NPUs</h2>
-      {here.length === 0 && <p>This machine has no NPU that Narthex knows.</p>}
-      <ul class="refusals">
-        {here.map((device) => (
-          <li key={device.device}>
-            <b>{deviceName(device.device)}</b>
-            <span>
-              {device.usable ? "ready" : device.reason}
-              {device.fix && <small>{device.fix}</small>}
-            </span>
-          </li>
-        ))}
-      </ul>
-      {absent.length > 0 && (
+    <section class="block" aria-labelledby="devices-title">
+      <h2 id="devices-title">Devices</h2>
+      <DeviceList devices={report.devices} />
+      {report.absent_devices.length > 0 && (
         <details>
-          <summary>What was looked for</summary>
-          <ul class="refusals">
-            {absent.map((device) => (
-              <li key={device.device}>
-                <b>{deviceName(device.device)}</b>
-                <span>
-                  {device.reason}
-                  {device.fix && <small>{device.fix}</small>}
-                </span>
-              </li>
-            ))}
-          </ul>
+          <summary>{report.absent_devices.length} further devices that this machine lacks</summary>
+          <DeviceList devices={report.absent_devices} />
         </details>
       )}
     </section>
+  );
+}
+
+function DeviceList({ devices }: { devices: Health["devices"] }) {
+  return (
+    <ul class="refusals">
+      {devices.map((device) => (
+        <li key={device.device}>
+          <b>{deviceName(device.device)}</b>
+          <span>
+            {device.usable ? "ready" : device.reason}
+            {device.fix && <small>{device.fix}</small>}
+          </span>
+        </li>
+      ))}
+    </ul>
   );
 }
 
