@@ -37,7 +37,65 @@ pub enum Encoding {
     Uint4,
 }
 
+/// Integers of a row in blocks of 32. An element is `quant · scale + minimum`.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct IntegerBlocks {
+    /// One integer for each element.
+    pub quants: Vec<u8>,
+    /// One scale for each block.
+    pub scales: Vec<f32>,
+    /// Value of the integer 0, for each block.
+    pub minimums: Vec<f32>,
+}
+
+impl IntegerBlocks {
+    /// Number of elements in a block.
+    pub const ELEMENTS: usize = 32;
+
+    fn clear(&mut self) {
+        self.quants.clear();
+        self.scales.clear();
+        self.minimums.clear();
+    }
+
+    fn push(&mut self, quants: [u8; Self::ELEMENTS], scale: f32, minimum: f32) {
+        self.quants.extend(quants);
+        self.scales.push(scale);
+        self.minimums.push(minimum);
+    }
+}
+
 impl Encoding {
+    /// Returns the name in GGUF files and in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "F32",
+            Self::F16 => "F16",
+            Self::Bf16 => "BF16",
+            Self::Q4_0 => "Q4_0",
+            Self::Q4_1 => "Q4_1",
+            Self::Q5_0 => "Q5_0",
+            Self::Q5_1 => "Q5_1",
+            Self::Q8_0 => "Q8_0",
+            Self::Q4K => "Q4_K",
+            Self::Q5K => "Q5_K",
+            Self::Q6K => "Q6_K",
+            Self::Uint4 => "UINT4",
+        }
+    }
+
+    /// Returns the width of an element: of its integer, if it has one.
+    pub fn bits(self) -> u8 {
+        match self {
+            Self::F32 => 32,
+            Self::F16 | Self::Bf16 => 16,
+            Self::Q4_0 | Self::Q4_1 | Self::Q4K | Self::Uint4 => 4,
+            Self::Q5_0 | Self::Q5_1 | Self::Q5K => 5,
+            Self::Q6K => 6,
+            Self::Q8_0 => 8,
+        }
+    }
+
     /// Returns the number of elements that are encoded together; 1 for plain types.
     pub fn block_elements(self) -> usize {
         match self {
@@ -91,6 +149,76 @@ impl Encoding {
             Self::Uint4 => blocks(bytes, out, uint4),
         }
     }
+}
+
+impl Encoding {
+    /// Appends the integers of whole blocks. Returns false, and appends nothing, if the elements are not integers in blocks
+    /// of 32 with one scale.
+    fn push_integers(self, bytes: &[u8], out: &mut IntegerBlocks) -> bool {
+        match self {
+            Self::Q4_0 => bytes.as_chunks::<18>().0.iter().for_each(|b| {
+                let d = half_at(b, 0);
+                out.push(nibbles(&b[2..]), d, -8.0 * d);
+            }),
+            Self::Q4_1 => bytes.as_chunks::<20>().0.iter().for_each(|b| {
+                out.push(nibbles(&b[4..]), half_at(b, 0), half_at(b, 2));
+            }),
+            Self::Q5_0 => bytes.as_chunks::<22>().0.iter().for_each(|b| {
+                let d = half_at(b, 0);
+                out.push(with_fifth_bits(nibbles(&b[6..]), fifth_bits(b, 2)), d, -16.0 * d);
+            }),
+            Self::Q5_1 => bytes.as_chunks::<24>().0.iter().for_each(|b| {
+                let quants = with_fifth_bits(nibbles(&b[8..]), fifth_bits(b, 4));
+                out.push(quants, half_at(b, 0), half_at(b, 2));
+            }),
+            Self::Q8_0 => bytes.as_chunks::<34>().0.iter().for_each(|b| {
+                let d = half_at(b, 0);
+                out.push(std::array::from_fn(|j| b[2 + j] ^ 0x80), d, -128.0 * d);
+            }),
+            Self::Q4K => bytes.as_chunks::<144>().0.iter().for_each(|b| {
+                for (pair, quants) in b[16..].chunks_exact(32).enumerate() {
+                    for (half, (scale, min)) in scale_min_pair(pair, b).into_iter().enumerate() {
+                        out.push(std::array::from_fn(|l| quants[l] >> (4 * half) & 15), scale, -min);
+                    }
+                }
+            }),
+            Self::Q5K => bytes.as_chunks::<176>().0.iter().for_each(|b| {
+                let high = &b[16..48];
+                for (pair, quants) in b[48..].chunks_exact(32).enumerate() {
+                    for (half, (scale, min)) in scale_min_pair(pair, b).into_iter().enumerate() {
+                        let bit = |l: usize| (high[l] >> (2 * pair + half) & 1) << 4;
+                        out.push(std::array::from_fn(|l| quants[l] >> (4 * half) & 15 | bit(l)), scale, -min);
+                    }
+                }
+            }),
+            Self::Uint4 => bytes.as_chunks::<21>().0.iter().for_each(|b| {
+                let scale = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+                out.push(nibbles(&b[5..]), scale, -f32::from(b[4]) * scale);
+            }),
+            Self::F32 | Self::F16 | Self::Bf16 | Self::Q6K => return false,
+        }
+        true
+    }
+
+    /// Replaces `out` by the integers of the parts of a row. Returns false if the elements are not integers in blocks of 32
+    /// with one scale.
+    pub(crate) fn integers<'a>(
+        self,
+        parts: impl IntoIterator<Item = &'a [u8]>,
+        out: &mut IntegerBlocks,
+    ) -> bool {
+        out.clear();
+        parts.into_iter().all(|part| self.push_integers(part, out))
+    }
+}
+
+/// Returns the low halves of sixteen bytes, and then the high halves.
+fn nibbles(bytes: &[u8]) -> [u8; IntegerBlocks::ELEMENTS] {
+    std::array::from_fn(|j| bytes[j % 16] >> (4 * (j / 16)) & 15)
+}
+
+fn with_fifth_bits(quants: [u8; IntegerBlocks::ELEMENTS], bits: u32) -> [u8; IntegerBlocks::ELEMENTS] {
+    std::array::from_fn(|j| quants[j] | ((bits >> j & 1) as u8) << 4)
 }
 
 /// Applies `decode` to each block of `B` bytes and its `N` elements.
@@ -268,6 +396,44 @@ mod tests {
             seen.push(name);
         }
         assert_eq!(seen, ALL.map(|(name, _)| name));
+    }
+
+    #[test]
+    fn integers_with_scales_and_minimums_are_the_elements() {
+        let mut seen = 0;
+        for line in GOLDENS.lines().filter(|line| !line.starts_with('#')) {
+            let [name, encoded, decoded] = line.split(' ').collect::<Vec<_>>().try_into().unwrap();
+            let (_, encoding) = *ALL.iter().find(|(known, _)| *known == name).unwrap();
+            assert_eq!(encoding.name(), name);
+            let mut blocks = IntegerBlocks::default();
+            let (encoded, decoded) = (unhex(encoded), unhex(decoded));
+            let (first, second) =
+                encoded.split_at(encoded.len() / encoding.block_bytes() / 2 * encoding.block_bytes());
+            if !encoding.integers([first, second], &mut blocks) {
+                assert!(matches!(encoding.bits(), 6 | 16 | 32), "{name}");
+                continue;
+            }
+            let expected: Vec<f32> = decoded.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect();
+            assert_eq!(blocks.quants.len(), expected.len(), "{name}");
+            for (index, (quant, expected)) in blocks.quants.iter().zip(expected).enumerate() {
+                let (scale, minimum) = (blocks.scales[index / 32], blocks.minimums[index / 32]);
+                let found = f32::from(*quant) * scale + minimum;
+                // The terms may be larger than their sum.
+                let size = (f32::from(*quant) * scale).abs() + minimum.abs();
+                assert!(
+                    (found - expected).abs() <= size * f32::EPSILON,
+                    "{name}: {found} instead of {expected}"
+                );
+                assert!(u32::from(*quant) < 1 << encoding.bits(), "{name}");
+            }
+            seen += 1;
+        }
+        assert_eq!(seen, 7);
+        let mut blocks = IntegerBlocks::default();
+        let bytes = [&0.5f32.to_le_bytes()[..], &[3], &[0x52; 16]].concat();
+        assert!(Encoding::Uint4.integers([&bytes[..]], &mut blocks));
+        assert_eq!((blocks.quants[0], blocks.quants[16]), (2, 5));
+        assert_eq!((blocks.scales, blocks.minimums), (vec![0.5], vec![-1.5]));
     }
 
     #[test]

@@ -29,11 +29,12 @@ mod slice;
 mod special;
 mod stored_tensor;
 mod tensors;
+mod tied;
 mod weight;
 mod yarn;
 
 pub use checkpoint::{Checkpoint, TokenizerSource};
-pub use encoding::Encoding;
+pub use encoding::{Encoding, IntegerBlocks};
 pub use error::{CheckpointError, Result};
 pub use file_watches::FileWatches;
 pub use open::{architecture, architecture_from_config, architecture_from_headers, header_length, open};

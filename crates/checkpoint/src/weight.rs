@@ -7,8 +7,9 @@ use std::{borrow::Cow, ops::Range, path::Path};
 use rayon::prelude::*;
 
 use crate::{
-    encoding::Encoding,
+    encoding::{Encoding, IntegerBlocks},
     error::{CheckpointError, Result},
+    limits::unsupported,
 };
 
 /// A weight in its encoded form, usually borrowed from a memory map.
@@ -199,14 +200,36 @@ impl<'a> Weight<'a> {
     }
 
     fn decode_row(&self, row: usize, out: &mut [f32]) {
-        let bytes = self.row_bytes(row);
-        let Some(columns) = &self.columns else { return self.encoding.decode(bytes, out) };
         let mut at = 0;
-        for range in &columns.ranges {
-            let part = &bytes[self.encoded_length(range.start)..self.encoded_length(range.end)];
-            self.encoding.decode(part, &mut out[at..at + range.len()]);
-            at += range.len();
+        for part in self.row_parts(row) {
+            let elements = part.len() / self.encoding.block_bytes() * self.encoding.block_elements();
+            self.encoding.decode(part, &mut out[at..at + elements]);
+            at += elements;
         }
+    }
+
+    /// Returns the encoded parts of row `row` that belong to the weight, in order.
+    fn row_parts(&self, row: usize) -> impl Iterator<Item = &[u8]> {
+        let bytes = self.row_bytes(row);
+        let whole = self.columns.is_none().then_some(bytes);
+        let ranges = self.columns.iter().flat_map(|columns| &columns.ranges);
+        let part =
+            |range: &Range<usize>| &bytes[self.encoded_length(range.start)..self.encoded_length(range.end)];
+        whole.into_iter().chain(ranges.map(part))
+    }
+
+    /// Replaces `out` by the integers of row `row`. Panics if there is no such row.
+    ///
+    /// Fails with [`CheckpointError::Unsupported`] if the elements are not integers in blocks of 32 with one scale.
+    pub fn read_integers(&self, row: usize, out: &mut IntegerBlocks) -> Result<()> {
+        if !self.encoding.integers(self.row_parts(row), out) {
+            let expected = "integers in blocks of 32 with one scale; convert the checkpoint";
+            return Err(unsupported(format!("type of tensor {}", self.name), expected, self.encoding.name()));
+        }
+        if self.scale != 1.0 {
+            out.scales.iter_mut().chain(&mut out.minimums).for_each(|x| *x *= self.scale);
+        }
+        Ok(())
     }
 
     /// Returns all elements in row-major order. Rows are decoded in parallel.
@@ -232,6 +255,8 @@ impl<'a> Weight<'a> {
 
 #[cfg(test)]
 mod tests {
+    use half::f16;
+
     use super::*;
 
     fn f32_bytes(values: &[f32]) -> Vec<u8> {
@@ -267,6 +292,15 @@ mod tests {
         assert!(wrong(weight.clone().with_row_ranges(&one(0..4))).ends_with("expected [4, 4], found [3, 4]"));
         assert!(wrong(weight.with_column_ranges(&one(2..5))).contains("found [3, 4]"));
         // Blocks of 32 elements cannot be split.
+        let mut bytes = vec![0; 36];
+        bytes[18..].fill(0x31);
+        let integers = Weight::new("w", vec![1, 64], Encoding::Q4_0, bytes).unwrap();
+        let integers = integers.with_column_ranges(&[32..64, 0..32]).unwrap().scaled(2.0);
+        let mut blocks = IntegerBlocks::default();
+        integers.read_integers(0, &mut blocks).unwrap();
+        assert_eq!((blocks.quants[0], blocks.quants[16], blocks.quants[32]), (1, 3, 0));
+        let scale = 2.0 * f16::from_le_bytes([0x31, 0x31]).to_f32();
+        assert_eq!((blocks.scales, blocks.minimums), (vec![scale, 0.0], vec![-8.0 * scale, 0.0]));
         let weight = Weight::new("w", vec![1, 64], Encoding::Q4_0, vec![0; 36]).unwrap();
         assert_eq!(weight.clone().with_column_ranges(&one(32..64)).unwrap().to_f32(), [0.0; 32]);
         assert!(wrong(weight.with_column_ranges(&one(0..16))).ends_with("expected [1, 32], found [1, 64]"));

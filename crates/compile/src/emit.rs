@@ -66,6 +66,8 @@ pub(crate) struct QuantizedWeight {
     pub(crate) quants: ByteRange,
     pub(crate) scales: ByteRange,
     pub(crate) zeros: Option<ByteRange>,
+    /// Offsets in half precision, `[blocks, rows]`.
+    pub(crate) offsets: Option<ByteRange>,
 }
 
 /// Returns the size of a tensor in bytes.

@@ -12,7 +12,7 @@ use narthex_graph::onnx::external::ExternalWriter;
 use narthex_spec::{
     Calibration, DType, ModelName, Pass, ProgressSink, Recipe, Scheme, Sha256, Variant,
     arch::{Architecture, Pooling},
-    manifest::{FORMAT, Manifest, Provenance, TokenizerEntry},
+    manifest::{FORMAT, Manifest, Provenance, SourceWeights, TokenizerEntry},
     progress::{Progress, Stage, Unit},
     recipe::KeptTokens,
 };
@@ -65,6 +65,10 @@ pub fn compile(
 ) -> Result<Manifest> {
     let checkpoint = checkpoint::open(job.checkpoint)?.pooled(job.pooling)?;
     let mut checkpoint = checkpoint.sliced(&job.recipe)?.extended(job.recipe.yarn)?;
+    // Unquantised packages have the numbers of the checkpoint.
+    if matches!(job.recipe.scheme, Scheme::W8 | Scheme::W4) {
+        checkpoint = checkpoint.tied()?;
+    }
     let package = PackageWriter::new(job.out);
     let tokenizer = checkpoint.tokenizer.tokenizer()?;
     notes(&checkpoint).into_iter().for_each(|note| progress.event(Progress::Note(note)));
@@ -77,7 +81,7 @@ pub fn compile(
         job.recipe.vocabulary = Some(KeptTokens { tokens: kept.len(), sha256 });
     }
     job.recipe.fixed = parts::shapes(&checkpoint.architecture, &job.recipe, checkpoint.max_length);
-    let plan = Plan::new(&checkpoint.architecture, &job.recipe);
+    let plan = Plan::of_source(&checkpoint.architecture, &job.recipe, checkpoint.weights.as_ref())?;
     keep(job.keep_stages, "architecture.json", || json(&checkpoint.architecture))?;
     keep(job.keep_stages, "plan.json", || json(&plan))?;
 
@@ -112,7 +116,8 @@ pub fn compile(
         package.write(&entry.file, &graph.encode())?;
     }
     checkpoint.watches.check()?;
-    let mut manifest = manifest(job.name, recipe, job.provenance, &checkpoint, lowered);
+    let mut manifest =
+        manifest(job.name, recipe, job.provenance, &checkpoint, lowered, plan.source_weights());
     package.finish(&mut manifest)?;
     Ok(manifest)
 }
@@ -247,6 +252,7 @@ fn manifest(
     provenance: Provenance,
     checkpoint: &Checkpoint,
     lowered: LoweredModel,
+    source_weights: Vec<SourceWeights>,
 ) -> Manifest {
     let special = &checkpoint.special;
     let license = provenance.license.or_else(|| checkpoint.license.clone());
@@ -273,6 +279,7 @@ fn manifest(
         bound: None,
         quality: None,
         loss: None,
+        source_weights,
         files: std::collections::BTreeMap::new(),
         provenance: Provenance { license, ..provenance },
     }

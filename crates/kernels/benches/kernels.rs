@@ -94,13 +94,40 @@ fn bench(criterion: &mut Criterion, name: &str, work: Work, mut call: impl FnMut
     }
 }
 
+/// Kind of asymmetric blocks.
+#[derive(Debug, Clone, Copy)]
+enum Shift {
+    None,
+    Zeros,
+    Offsets,
+}
+
+/// Widths and kinds of blocks that are measured.
+const SHIFTS: [(Bits, Shift); 5] = [
+    (Bits::Four, Shift::None),
+    (Bits::Four, Shift::Zeros),
+    (Bits::Four, Shift::Offsets),
+    (Bits::Eight, Shift::None),
+    (Bits::Eight, Shift::Zeros),
+];
+
+/// Returns weights in blocks of 32 with scales in half precision.
+fn shifted(random: &mut Random, (outputs, inputs): (usize, usize), bits: Bits, shift: Shift) -> Weights {
+    let blocks = inputs / 32;
+    Weights {
+        single: None,
+        zeros: matches!(shift, Shift::Zeros)
+            .then(|| vec![0x77; outputs * (blocks * bits.count()).div_ceil(8)]),
+        offsets: matches!(shift, Shift::Offsets).then(|| vec![f16::from_f32(0.01); outputs * blocks]),
+        ..Weights::random(random, (outputs, inputs), 32, bits)
+    }
+}
+
 fn bench_matmul(criterion: &mut Criterion, kernels: &Kernels, limits: &Limits) {
     let mut random = Random::new(1);
-    for bits in [Bits::Four, Bits::Eight] {
+    for (bits, shift) in SHIFTS {
         for (inputs, outputs) in [(576, 1536), (2048, 2048)] {
-            let mut weights = Weights::random(&mut random, (outputs, inputs), 32, bits);
-            weights.single = None;
-            weights.zeros = Some(vec![0x77; outputs * (inputs / 32 * bits.count()).div_ceil(8)]);
+            let weights = shifted(&mut random, (outputs, inputs), bits, shift);
             let packed = weights.pack();
             for (rows, granularity) in [
                 (256, Granularity::Row),
@@ -113,7 +140,8 @@ fn bench_matmul(criterion: &mut Criterion, kernels: &Kernels, limits: &Limits) {
                 let floats = random.floats(rows * inputs, 1.0);
                 kernels.quantize(MatrixRef::new(&floats, inputs), packed.format(), granularity, &mut input);
                 let (mut out, mut scratch) = (vec![0.0; rows * outputs], Scratch::default());
-                let name = format!("w{} {inputs}x{outputs} rows {rows} {granularity:?}", bits.count());
+                let name =
+                    format!("w{} {shift:?} {inputs}x{outputs} rows {rows} {granularity:?}", bits.count());
                 let limit = if bits == Bits::Four { limits.nibble_dots } else { limits.byte_dots };
                 let work = Work::Products((rows * inputs * outputs) as u64, limit);
                 bench(criterion, &name, work, || {
@@ -128,11 +156,9 @@ fn bench_matmul(criterion: &mut Criterion, kernels: &Kernels, limits: &Limits) {
 /// Measures products of one row with more weights than any cache holds.
 fn bench_decode(criterion: &mut Criterion, kernels: &Kernels, limits: &Limits) {
     let mut random = Random::new(2);
-    for bits in [Bits::Four, Bits::Eight] {
+    for (bits, shift) in SHIFTS {
         let (inputs, outputs) = (576, 16384);
-        let mut weights = Weights::random(&mut random, (outputs, inputs), 32, bits);
-        weights.single = None;
-        weights.zeros = Some(vec![0x77; outputs * (inputs / 32 * bits.count()).div_ceil(8)]);
+        let weights = shifted(&mut random, (outputs, inputs), bits, shift);
         let packed: Vec<_> = (0..16).map(|_| weights.pack()).collect();
         let mut input = QuantizedRows::default();
         kernels.quantize(
@@ -143,7 +169,7 @@ fn bench_decode(criterion: &mut Criterion, kernels: &Kernels, limits: &Limits) {
         );
         let (mut out, mut scratch) = (vec![0.0; outputs], Scratch::default());
         let bytes = packed.iter().map(|packed| packed.as_bytes().len() as u64).sum();
-        let name = format!("w{} {inputs}x{outputs} one row, from memory", bits.count());
+        let name = format!("w{} {shift:?} {inputs}x{outputs} one row, from memory", bits.count());
         bench(criterion, &name, Work::Bytes(bytes, limits.reads), || {
             for packed in &packed {
                 kernels.matmul(&input, packed, 0..outputs, &mut scratch, MatrixMut::new(&mut out, outputs));

@@ -65,6 +65,8 @@ pub struct QuantizedRows {
     sums: Vec<i32>,
     /// Scales: for each panel, and for each block if blocks have scales, one scale of each row.
     scales: Vec<f32>,
+    /// Sums of activations, multiplied by the scales of blocks if blocks have scales: in the order of `sums`.
+    float_sums: Vec<f32>,
     /// Buffer for the rows of a panel before they are interleaved.
     panel: Vec<[i8; 4]>,
 }
@@ -76,6 +78,8 @@ pub(crate) struct Panel<'a, Q> {
     pub(crate) quads: &'a [Q],
     /// Negated sums of blocks.
     pub(crate) sums: &'a [i32],
+    /// Sums of blocks, multiplied by the scales of blocks if there are any.
+    pub(crate) float_sums: &'a [f32],
     pub(crate) row_scales: Option<&'a [f32]>,
     pub(crate) block_scales: Option<&'a [f32]>,
     /// Number of groups of four inputs in a block.
@@ -92,6 +96,8 @@ pub(crate) struct TilePanel<'a> {
     pub(crate) stride: usize,
     /// Negated sums of blocks, `[blocks, 16]`.
     pub(crate) sums: &'a [[i32; TILE_ROWS]],
+    /// Sums of blocks, multiplied by the scales of blocks if there are any, `[blocks, 16]`.
+    pub(crate) float_sums: &'a [[f32; TILE_ROWS]],
     pub(crate) row_scales: Option<&'a [f32; TILE_ROWS]>,
     /// Scales of blocks, `[blocks, 16]`.
     pub(crate) block_scales: Option<&'a [[f32; TILE_ROWS]]>,
@@ -113,6 +119,7 @@ impl Default for QuantizedRows {
             bytes: AlignedBytes::default(),
             sums: Vec::new(),
             scales: Vec::new(),
+            float_sums: Vec::new(),
             panel: Vec::new(),
         }
     }
@@ -178,6 +185,7 @@ impl QuantizedRows {
         Panel {
             quads: &quads[part(blocks * groups)],
             sums: &self.sums[part(blocks)],
+            float_sums: &self.float_sums[part(blocks)],
             row_scales: by_row.then_some(scales),
             block_scales: (!by_row).then_some(scales),
             groups,
@@ -192,12 +200,14 @@ impl QuantizedRows {
         let blocks = self.blocks;
         let part = |width: usize| index * width..(index + 1) * width;
         let (sums, _) = self.sums.as_chunks();
+        let (float_sums, _) = self.float_sums.as_chunks();
         let scales = &self.scales.as_chunks().0[part(scales)];
         let by_row = self.granularity == Granularity::Row;
         TilePanel {
             activations: &self.bytes.as_slice()[part(TILE_ROWS * stride)],
             stride,
             sums: &sums[part(blocks)],
+            float_sums: &float_sums[part(blocks)],
             row_scales: scales.first().filter(|_| by_row),
             block_scales: (!by_row).then_some(scales),
         }
@@ -264,6 +274,7 @@ impl Operation for Quantize<'_> {
         let scales_per_row = out.scales_per_row();
         out.sums.resize(places * blocks, 0);
         out.scales.resize(places * scales_per_row, 0.0);
+        out.float_sums.resize(places * blocks, 0.0);
         let width = blocks * groups;
         out.panel.resize(out.panel_rows.min(out.rows) * width, [0; 4]);
 
@@ -296,6 +307,9 @@ impl Operation for Quantize<'_> {
                     *slot = block.iter().map(|x| -i32::from(*x)).sum();
                 }
             }
+            let part = first * blocks..(first + len) * blocks;
+            let scales = (granularity == Granularity::Block).then(|| &out.scales[part.clone()]);
+            convert_sums(&out.sums[part.clone()], scales, &mut out.float_sums[part]);
             let panel = &out.panel[..rows.len() * width];
             match arrangement {
                 Arrangement::Interleaved => {
@@ -315,6 +329,15 @@ impl Operation for Quantize<'_> {
         if S::WIDENS && bits == Bits::Eight && unpack {
             out.wide.extend(out.quads.iter().map(|quad| quad.map(i16::from)));
         }
+    }
+}
+
+/// Converts negated sums to sums in single precision, multiplied by scales if there are any.
+#[inline(always)]
+fn convert_sums(negated: &[i32], scales: Option<&[f32]>, out: &mut [f32]) {
+    out.iter_mut().zip(negated).for_each(|(slot, negated)| *slot = -*negated as f32);
+    if let Some(scales) = scales {
+        out.iter_mut().zip(scales).for_each(|(slot, scale)| *slot *= scale);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Products of quantised activations and packed weights.
 //!
-//! Each output is `Σ blocks (Σ (q - zero) · a) · scale`. The inner sum is exact. The outer sum is a chain of fused
-//! multiply-adds from the first block to the last, multiplied by the row's scale at the end. This order is the same for
+//! Each output is `Σ blocks (Σ (q - zero) · a) · scale + (Σ a) · offset`. The inner sums are exact. The outer sum is a
+//! chain of fused multiply-adds from the first block to the last, multiplied by the row's scale at the end. This order is the same for
 //! any number of rows, any range of columns and any instruction set, so the results of a row do not depend on the other
 //! rows and columns that are computed with it.
 
@@ -279,6 +279,7 @@ fn product<S: Simd, F: Format, const R: usize, const V: usize>(
     let mut quads = quads.as_chunks::<4>().0.iter();
     let mut lines = columns.map(|columns| columns.tile.quants.chunks_exact(F::LINES));
     let (rows_of_sums, _) = panel.sums.as_chunks::<R>();
+    let (rows_of_float_sums, _) = panel.float_sums.as_chunks::<R>();
     for block in 0..panel.blocks {
         let mut acc = start::<S, F, R, V>(s, columns, block, &rows_of_sums[block]);
         for quads in quads.by_ref().take(panel.groups / 4) {
@@ -298,6 +299,11 @@ fn product<S: Simd, F: Format, const R: usize, const V: usize>(
                         let scale = s.mul(scale, s.splat(scales[r]));
                         sums[r][v] = s.mul_add(s.to_floats(acc[r][v]), scale, sums[r][v]);
                     }
+                }
+            }
+            if let Some(offset) = columns[v].tile.load_offsets(s, block) {
+                for r in 0..R {
+                    sums[r][v] = s.mul_add(s.splat(rows_of_float_sums[block][r]), offset, sums[r][v]);
                 }
             }
         }

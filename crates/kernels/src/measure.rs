@@ -81,6 +81,7 @@ impl Times {
             quants: &vec![0x5a; OUTPUTS * INPUTS / 2],
             scales: Scales::F16(&vec![f16::ONE; OUTPUTS * INPUTS / 32]),
             zeros: None,
+            offsets: None,
         });
 
         let packed = packed.ok()?;

@@ -143,6 +143,11 @@ impl Product {
                 };
                 results[r] = s.mul_add(sum, scale, results[r]);
             }
+            if let Some(offset) = tile.load_offsets(s, block) {
+                for r in 0..TILE_ROWS {
+                    results[r] = s.mul_add(s.splat(panel.float_sums[block][r]), offset, results[r]);
+                }
+            }
         }
 
         if let Some(scales) = panel.row_scales {

@@ -5,6 +5,7 @@ mod support;
 
 use std::sync::Arc;
 
+use half::f16;
 use narthex_kernels::{
     Bits, Granularity, KernelError, Kernels, MatrixMut, MatrixRef, PackedMatrix, QuantizedRows, Scratch,
     WeightFormat,
@@ -26,15 +27,17 @@ fn multiply(kernels: &Kernels, rows: &QuantizedRows, packed: &PackedMatrix) -> V
     out
 }
 
-/// Returns the product of rounded activations by its definition, and the sum of the magnitudes of its terms.
+/// Returns the product of rounded activations by its definition, and the sum of the magnitudes of its terms. The offsets
+/// of a block are multiplied by the sum of its activations.
 fn define(rows: &QuantizedRows, weights: &Weights, row: usize, output: usize) -> (f64, f64) {
     let (integers, scales) = rows.row(row);
     let terms = integers.iter().enumerate().map(|(input, a)| {
         let (weight, scale) = weights.weight(output, input);
         let activation_scale = if scales.len() == 1 { scales[0] } else { scales[input / weights.block] };
-        f64::from(weight * i32::from(*a)) * scale * f64::from(activation_scale)
+        let activation = f64::from(*a) * f64::from(activation_scale);
+        [f64::from(weight) * scale * activation, weights.offset(output, input) * activation]
     });
-    terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()))
+    terms.flatten().fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()))
 }
 
 fn check(input: &[f32], weights: &Weights, granularity: Granularity) {
@@ -45,8 +48,12 @@ fn check(input: &[f32], weights: &Weights, granularity: Granularity) {
     for (index, found) in reference.iter().enumerate() {
         let (expected, size) = define(&rows, weights, index / weights.outputs, index % weights.outputs);
         let error = (f64::from(*found) - expected).abs();
-        // The scales of tiny numbers are subnormal themselves, and sums of huge numbers may overflow.
-        let close = error <= size * 1e-6 + 1e-38 || size > 1e38 || expected.is_nan() && found.is_nan();
+        // The scales of tiny numbers are subnormal themselves, and sums of huge numbers may overflow. Offsets are multiplied
+        // by sums of activations.
+        let activations = &input[index / weights.outputs * weights.inputs..][..weights.inputs];
+        let huge = activations.iter().map(|x| f64::from(x.abs())).sum::<f64>() > 1e38;
+        let overflows = size > 1e38 || huge && weights.offsets.is_some();
+        let close = error <= size * 1e-6 + 1e-38 || overflows || expected.is_nan() && found.is_nan();
         assert!(close, "{index}: {found} instead of {expected}");
     }
     for kernels in accelerated() {
@@ -273,6 +280,7 @@ fn weights_of_another_shape_are_refused() {
     let check = |change: fn(&mut Weights), expect: KernelError| {
         let mut weights = Weights::random(&mut Random::new(29), (35, 100), 32, Bits::Four);
         weights.zeros = Some(vec![0; 35 * 2]);
+        weights.offsets = Some(vec![f16::ZERO; 35 * 4]);
         weights.single = None;
         change(&mut weights);
         assert_eq!(PackedMatrix::pack(&weights.view()).unwrap_err(), expect);
@@ -282,5 +290,6 @@ fn weights_of_another_shape_are_refused() {
     check(|w| w.quants.truncate(9), length("quants", 35 * 64, 9));
     check(|w| w.half.truncate(9), length("scales", 35 * 4, 9));
     check(|w| w.zeros = Some(Vec::new()), length("zero points", 70, 0));
+    check(|w| w.offsets = Some(Vec::new()), length("offsets", 140, 0));
     check(|w| w.outputs = usize::MAX, KernelError::Size { outputs: usize::MAX, inputs: 100 });
 }

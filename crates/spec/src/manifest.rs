@@ -13,6 +13,7 @@ mod paths;
 mod quality;
 mod sampling;
 mod seal;
+mod source_weights;
 
 use std::collections::BTreeMap;
 
@@ -33,6 +34,7 @@ pub use paths::{BadPath, check_path};
 pub use quality::Quality;
 pub use sampling::PublishedSampling;
 pub use seal::{ManifestChanged, check_digest, to_json};
+pub use source_weights::SourceWeights;
 
 /// Version that this build writes, and the only one that it reads.
 pub const FORMAT: u32 = 1;
@@ -77,6 +79,9 @@ pub struct Manifest {
     /// Texts to prepend to inputs, for embedding models.
     #[serde(default, skip_serializing_if = "Prompts::is_empty")]
     pub prompts: Prompts,
+    /// Linear weights with the precision of the checkpoint; empty if the scheme alone decides the precision.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub source_weights: Vec<SourceWeights>,
     /// Agreement with the model without passes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quality: Option<Quality>,

@@ -16,7 +16,8 @@ pub enum Scheme {
     F32,
     /// Linear layers as 8-bit `MatMulNBits`, block 32.
     W8,
-    /// Linear layers as 4-bit `MatMulNBits` with blocks of 32. The head and a tied embedding remain 8-bit.
+    /// Linear layers as 4-bit `MatMulNBits` with blocks of 32. The head and a tied embedding remain 8-bit. Layers of a 4-bit
+    /// checkpoint have at least its bits.
     W4,
     /// All weights in half precision. Variant A computes with them in single precision.
     F16,

@@ -8,7 +8,7 @@ use narthex_gateway::{
 use narthex_spec::{
     Variant,
     arch::{EncoderHead, ImportedEncoder, Structure},
-    manifest::{Manifest, Quality},
+    manifest::{Manifest, Quality, SourceWeights},
 };
 
 use super::{
@@ -39,7 +39,12 @@ pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing) -> String {
     let mut lines = vec![
         format!("model        {}", manifest.name),
         format!("structure    {shape}"),
-        format!("scheme       {} (block {})", manifest.recipe.scheme, manifest.recipe.block),
+        format!(
+            "scheme       {} (block {}){}",
+            manifest.recipe.scheme,
+            manifest.recipe.block,
+            source_weights(&manifest.source_weights)
+        ),
         format!("context      {}", context(manifest, package)),
         format!("size         {}{}", bytes(size), on_disk(package)),
         format!("source       {}", manifest.provenance.source),
@@ -92,6 +97,19 @@ fn context(manifest: &Manifest, package: Option<&InstalledPackage>) -> String {
             manifest.max_length
         ),
         context => format!("{context} tokens"),
+    }
+}
+
+/// Renders which linear weights have the precision of the checkpoint.
+fn source_weights(weights: &[SourceWeights]) -> String {
+    let of = |weights: &SourceWeights| {
+        let SourceWeights { encoding, bits, copied, tensors } = weights;
+        let rounded = if *copied { "" } else { ", rounded" };
+        format!("{tensors} tensors {encoding} in {bits} bits{rounded}")
+    };
+    match weights {
+        [] => String::new(),
+        _ => format!(", as in its checkpoint: {}", weights.iter().map(of).collect::<Vec<_>>().join("; ")),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Writes weights from the checkpoint to the weights file, in pieces of rows.
 //!
-//! Only one piece of a weight is decoded at a time. Scales and zero points of a quantised weight stay in memory until
-//! its integers are written; they take about 5 % of the checkpoint's size. This module does not add nodes to a graph.
+//! Only one piece of a weight is decoded at a time. Scales, zero points and offsets of a quantised weight stay in memory
+//! until its integers are written; they take up to a fifth of its size. This module does not add nodes to a graph.
 
 use std::{
     io::{self, Write},
@@ -9,7 +9,8 @@ use std::{
     sync::atomic::Ordering,
 };
 
-use narthex_checkpoint::{CheckpointError, Encoding, Weight, WeightSource};
+use half::f16;
+use narthex_checkpoint::{CheckpointError, Encoding, IntegerBlocks, Weight, WeightSource};
 use narthex_graph::onnx::external::ByteRange;
 use narthex_spec::DType;
 use rayon::prelude::*;
@@ -20,7 +21,9 @@ use crate::{
     package::HashedFile,
     quant::{
         Plan, Scaling, Storage,
-        block::{Factors, QuantRow, quantize_w4, quantize_w8, quantize_w8_zeros},
+        block::{
+            CopiedForm, Factors, QuantRow, Shift, copy_blocks, quantize_w4, quantize_w8, quantize_w8_zeros,
+        },
     },
 };
 
@@ -183,31 +186,44 @@ impl Emitter<'_> {
         let block = self.recipe.block;
         let rows = self.stacked_rows(names) as u64;
         let blocks = cols.div_ceil(block) as u64;
-        let (quants_length, zeros_length) = match storage {
-            Storage::W4 => (blocks * block as u64 / 2, blocks.div_ceil(2)),
-            Storage::W8Zeros => (blocks * block as u64, blocks),
-            Storage::W8 | Storage::F32 | Storage::F16 => (blocks * block as u64, 0),
-        };
+        let bits = storage.bits() as u64;
+        let quants_length = blocks * block as u64 * bits / 8;
         let quantizer =
             Quantizer { weights: self.weights, plan: self.plan, scaling: self.scaling, block, cols, storage };
         let mut scales = Vec::new();
         let mut zeros = Vec::new();
+        let mut offsets = Vec::new();
         let quants = self.stream(rows * quants_length, |append| {
             names.iter().try_for_each(|name| {
                 quantizer.each_row(name, &mut |row| {
                     scales.extend_from_slice(&row.scales);
                     zeros.extend_from_slice(&row.zeros);
+                    offsets.extend_from_slice(&row.offsets);
                     append(&row.quants)
                 })
             })
         })?;
 
         let scales = self.stream(rows * blocks * 2, |append| append(bytemuck::cast_slice(&scales)))?;
-        let zeros = match zeros_length {
-            0 => None,
-            length => Some(self.stream(rows * length, |append| append(&zeros))?),
-        };
-        Ok(QuantizedWeight { storage, quants, scales, zeros })
+        let mut weight = QuantizedWeight { storage, quants, scales, zeros: None, offsets: None };
+        match storage.shift() {
+            Shift::Middle => {}
+            Shift::Zeros => {
+                let length = rows * (blocks * bits).div_ceil(8);
+                weight.zeros = Some(self.stream(length, |append| append(&zeros))?);
+            }
+            Shift::Offsets => {
+                weight.offsets = Some(self.stream(rows * blocks * 2, |append| {
+                    // A product multiplies them from the right: `[blocks, rows]`.
+                    let of_block =
+                        |block: usize| offsets.iter().skip(block).step_by(blocks as usize).copied();
+                    (0..blocks as usize).try_for_each(|block| {
+                        append(bytemuck::cast_slice(&of_block(block).collect::<Vec<f16>>()))
+                    })
+                })?);
+            }
+        }
+        Ok(weight)
     }
 }
 
@@ -229,6 +245,9 @@ impl Quantizer<'_> {
         let rows = self.plan.get(name).map_or(0, |planned| planned.rows);
         let weight = self.weights.weight(name)?;
         weight.expect_shape(&[rows, cols])?;
+        if self.storage.is_copied() {
+            return self.copy_rows(&weight, take);
+        }
         let steps = steps(weight.encoding);
         let factors = self.scaling.factors(name).map(|columns| Factors::new(columns, block));
         let divisors = self.scaling.divisors(name);
@@ -244,7 +263,7 @@ impl Quantizer<'_> {
             Ok(match self.storage {
                 Storage::W4 => quantize_w4(buffer, block),
                 Storage::W8Zeros => quantize_w8_zeros(buffer, block, steps, factors.as_ref()),
-                Storage::W8 | Storage::F32 | Storage::F16 => quantize_w8(buffer, block),
+                _ => quantize_w8(buffer, block),
             })
         };
 
@@ -254,6 +273,31 @@ impl Quantizer<'_> {
                 .map_init(|| vec![0.0; cols], quantized)
                 .collect::<Result<_, CheckpointError>>()?;
             quantized.iter().try_for_each(&mut *take)
+        })
+    }
+
+    /// Passes the rows of a weight whose integers are copied to `take` in order.
+    fn copy_rows(&self, weight: &Weight<'_>, take: &mut dyn FnMut(&QuantRow) -> Result<()>) -> Result<()> {
+        let name = weight.name.as_str();
+        let form = CopiedForm {
+            source_bits: weight.encoding.bits(),
+            bits: self.storage.bits() as u8,
+            shift: self.storage.shift(),
+        };
+        let divisors = self.scaling.divisors(name);
+        let copied = |blocks: &mut IntegerBlocks, row| {
+            weight.read_integers(row, blocks)?;
+            self.weights.check_finite(name, &blocks.scales)?;
+            self.weights.check_finite(name, &blocks.minimums)?;
+            let divisor = divisors.and_then(|all| all.get(row)).copied().unwrap_or(1.0);
+            Ok(copy_blocks(blocks, divisor, form))
+        };
+        pieces(0..weight.rows_len(), self.cols).try_for_each(|piece| {
+            let copied: Vec<QuantRow> = piece
+                .into_par_iter()
+                .map_init(IntegerBlocks::default, copied)
+                .collect::<Result<_, CheckpointError>>()?;
+            copied.iter().try_for_each(&mut *take)
         })
     }
 }

@@ -148,6 +148,7 @@ impl Import {
             sampling: self.text.sampling,
             quality: None,
             loss: None,
+            source_weights: Vec::new(),
             kept_tokens: None,
             files: BTreeMap::new(),
             provenance: Provenance {

@@ -1,6 +1,9 @@
 //! Linear layers, with weights in the storage of the plan.
 
-use narthex_graph::typed::{MatMulNBits, Scope, Tensor};
+use narthex_graph::{
+    onnx::external::ByteRange,
+    typed::{MatMulNBits, Reduction, Scope, Tensor},
+};
 use narthex_spec::DType;
 
 use crate::{
@@ -49,14 +52,25 @@ pub(crate) fn linear(
 ///
 /// ```text
 /// quantised, f32:  x ── MatMulNBits(quants, Cast(scales), zeros, bias)
+/// with offsets:    x ─┬─ MatMulNBits(quants, Cast(scales), bias) ─────────────────────────────────┐
+///                     └─ Reshape [.., blocks, block] ── ReduceSum ── MatMul(Cast(offsets)) ── Add
 /// quantised, f16:  x ── MatMulNBits(quants, scales, zeros) ── Add(bias)
 /// plain:           x ── MatMul(weight, or Cast(weight)) ── Add(bias)
 /// ```
+/// Parts with different storage are separate products whose outputs are concatenated.
 pub(crate) fn stacked_linear(e: &mut Emitter<'_>, x: Tensor, layer: &StackedLinear<'_>) -> Result<Tensor> {
     let names: Vec<String> = layer.parts.iter().map(|part| part.parameter("weight")).collect();
     let shape = [e.stacked_rows(&names), layer.cols];
-    let storage =
-        names.first().and_then(|name| e.plan.get(name)).map_or(Storage::F32, |weight| weight.storage);
+    let storages: Vec<Storage> =
+        names.iter().map(|name| e.plan.get(name).map_or(Storage::F32, |weight| weight.storage)).collect();
+    let storage = storages.first().copied().unwrap_or(Storage::F32);
+    if storages.iter().any(|other| *other != storage) {
+        let mut outputs = Vec::with_capacity(layer.parts.len());
+        for part in layer.parts {
+            outputs.push(linear(e, part, x, layer.cols, layer.bias)?);
+        }
+        return Ok(e.graph.concat_last(layer.scope, &outputs)?);
+    }
     let bias = match layer.bias {
         Bias::With => Some(stacked_bias(e, layer)?),
         Bias::Without => None,
@@ -114,7 +128,7 @@ pub(crate) fn quantized_linear(
     weight: &QuantizedWeight,
     bias: Option<Tensor>,
 ) -> Result<Tensor> {
-    let bits: usize = if weight.storage == Storage::W4 { 4 } else { 8 };
+    let bits = weight.storage.bits();
     let block = e.recipe.block;
     let blocks = cols.div_ceil(block);
     let quants_shape = [rows, blocks, block * bits / 8];
@@ -136,5 +150,36 @@ pub(crate) fn quantized_linear(
     // Both variants share the f16 scales of the file; ONNX Runtime folds the cast when it loads the graph.
     let scales = e.graph.cast(&scope.child("scales"), scales, DType::F32)?;
     let accuracy_level = Some(i64::from(e.recipe.accuracy_level));
-    Ok(e.graph.mat_mul_n_bits(scope, &MatMulNBits { scales, bias, accuracy_level, ..product })?)
+    let product = e.graph.mat_mul_n_bits(scope, &MatMulNBits { scales, bias, accuracy_level, ..product })?;
+    match weight.offsets {
+        Some(range) => with_offsets(e, scope, x, product, OffsetTensor { range, shape: [blocks, rows] }),
+        None => Ok(product),
+    }
+}
+
+/// Offsets of a weight's blocks in the weights file.
+struct OffsetTensor {
+    range: ByteRange,
+    /// `[blocks, rows]`.
+    shape: [usize; 2],
+}
+
+/// Adds the sums of the blocks of `x`, multiplied by the offsets of the weight's blocks, to its product.
+///
+/// Zero points in the type of the activations would be the same, but some providers do not support them, and others
+/// compute them slowly.
+fn with_offsets(
+    e: &mut Emitter<'_>,
+    scope: &Scope,
+    x: Tensor,
+    product: Tensor,
+    offsets: OffsetTensor,
+) -> Result<Tensor> {
+    let part = scope.child("offsets");
+    let blocks = e.graph.blocks(&part, x, e.recipe.block)?;
+    let sums = e.graph.reduce_away(&part, Reduction::Sum, blocks, -1)?;
+    let offsets = e.external(&scope.node("offsets"), DType::F16, &offsets.shape, offsets.range);
+    let offsets = e.graph.cast(&part, offsets, DType::F32)?;
+    let shift = e.graph.mat_mul(&part, sums, offsets)?;
+    Ok(e.graph.add(&part, product, shift)?)
 }

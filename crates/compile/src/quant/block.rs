@@ -2,10 +2,12 @@
 //! and optionally a zero point per block.
 //!
 //! A block of `w8` is `x ≈ (q - 128) · s`; a block with zero points is `x ≈ (q - z) · s`, with as many bits for `z` as
-//! for `q`. The last block of a row is padded with the zero point. Two 4-bit values share a byte, the first in its low
-//! half. This module does not choose the form of a weight: see [`super::plan`].
+//! for `q`. Blocks that are copied from a checkpoint may have an f16 offset, `x = (q - 8) · s + o`, or with 128 for 8 bits.
+//! The last block of a row is padded with the zero point. Two 4-bit values share a byte, the first in its low half. This
+//! module does not choose the form of a weight: see [`super::plan`].
 
 use half::f16;
+use narthex_checkpoint::IntegerBlocks;
 
 /// One row of quantised blocks.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -16,6 +18,8 @@ pub struct QuantRow {
     pub scales: Vec<f16>,
     /// Packed zero points, one per block; empty for symmetric rows.
     pub zeros: Vec<u8>,
+    /// Offsets, one per block, or none.
+    pub offsets: Vec<f16>,
 }
 
 /// 8-bit zero point that `MatMulNBits` assumes by default.
@@ -89,8 +93,7 @@ struct Grid {
 
 impl Grid {
     fn new(scale: f32, zero: f32, top: f32) -> Self {
-        // A scale beyond the range of f16 would decode the whole block to infinities.
-        let scale = f16::from_f32(scale.abs().min(f16::MAX.to_f32())).to_f32();
+        let scale = finite_half(scale.abs()).to_f32();
         let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
         Self { scale, inverse, zero: zero.clamp(0.0, top), top }
     }
@@ -118,6 +121,12 @@ impl Grid {
         });
         if squares > 0.0 { Self::new(products / squares, self.zero, self.top) } else { *self }
     }
+}
+
+/// Returns the nearest finite number in half precision. A scale beyond the range of f16 would decode the whole block to
+/// infinities.
+fn finite_half(x: f32) -> f16 {
+    f16::from_f32(x.clamp(f16::MIN.to_f32(), f16::MAX.to_f32()))
 }
 
 fn round(x: f32) -> f32 {
@@ -238,6 +247,62 @@ pub fn quantize_w4(row: &[f32], block: usize) -> QuantRow {
     out
 }
 
+/// Form of blocks that are copied from a checkpoint.
+#[derive(Debug, Clone, Copy)]
+pub struct CopiedForm {
+    /// Width of the checkpoint's integers.
+    pub source_bits: u8,
+    /// Width of the package's integers, 4 or 8.
+    pub bits: u8,
+    /// What represents 0.
+    pub shift: Shift,
+}
+
+/// What represents 0 in a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shift {
+    /// The middle of the integers' range.
+    Middle,
+    /// An integer zero point.
+    Zeros,
+    /// The middle of the integers' range represents an offset in half precision.
+    Offsets,
+}
+
+/// Copies the integers of a row, whose elements are divided by `divisor`. Scales and offsets are rounded to half precision,
+/// in which most GGUF blocks store their scales.
+pub fn copy_blocks(row: &IntegerBlocks, divisor: f32, form: CopiedForm) -> QuantRow {
+    let middle = 1u8 << (form.bits - 1);
+    let source_middle = 1u8 << (form.source_bits - 1);
+    // Zero points need the integers themselves.
+    let added = if form.shift == Shift::Zeros { 0 } else { middle - source_middle };
+    let mut out = QuantRow {
+        scales: row.scales.iter().map(|s| finite_half(s / divisor)).collect(),
+        ..QuantRow::default()
+    };
+    match form.bits {
+        4 => out.quants.extend(row.quants.chunks(2).map(pack_pair)),
+        _ => out.quants.extend(row.quants.iter().map(|q| q + added)),
+    }
+
+    let blocks = row.scales.iter().zip(&row.minimums);
+    match form.shift {
+        Shift::Middle => {}
+        Shift::Zeros => {
+            let top = if form.bits == 4 { TOP_4 } else { TOP_8 };
+            let zeros: Vec<u8> =
+                blocks.map(|(scale, minimum)| round(-minimum / scale).clamp(0.0, top) as u8).collect();
+            out.zeros = if form.bits == 4 { zeros.chunks(2).map(pack_pair).collect() } else { zeros };
+        }
+        Shift::Offsets => {
+            let offset =
+                |(scale, minimum): (&f32, &f32)| (f32::from(source_middle) * scale + minimum) / divisor;
+            out.offsets.extend(blocks.map(offset).map(finite_half));
+        }
+    }
+    out
+}
+
 fn pack_pair(pair: &[u8]) -> u8 {
     pair[0] | pair.get(1).copied().unwrap_or(0) << 4
 }
@@ -281,11 +346,54 @@ mod tests {
                 let (q, zero) = match (eight_bits, row.zeros.is_empty()) {
                     (true, true) => (row.quants[i], 128),
                     (true, false) => (row.quants[i], row.zeros[i / block]),
-                    (false, _) => (nibble(&row.quants, i), nibble(&row.zeros, i / block)),
+                    (false, true) => (nibble(&row.quants, i), 8),
+                    (false, false) => (nibble(&row.quants, i), nibble(&row.zeros, i / block)),
                 };
-                (f32::from(q) - f32::from(zero)) * row.scales[i / block].to_f32()
+                let offset = row.offsets.get(i / block).map_or(0.0, |offset| offset.to_f32());
+                (f32::from(q) - f32::from(zero)) * row.scales[i / block].to_f32() + offset
             })
             .collect()
+    }
+
+    #[test]
+    fn copied_blocks_are_those_of_the_source() {
+        let half = |x: f32| f16::from_f32(x).to_f32();
+        let (scale, minimum) = (half(0.0123), half(-0.0821));
+        let row = |top: u8| IntegerBlocks {
+            quants: (0..64).map(|i| ((i * 7 + 3) % (u32::from(top) + 1)) as u8).collect(),
+            scales: vec![scale, 0.0],
+            minimums: vec![minimum, half(0.25)],
+        };
+        for (source_bits, bits) in [(4, 4), (5, 8), (8, 8)] {
+            let row = row(if source_bits == 8 { 255 } else { (1 << source_bits) - 1 });
+            let elements = |middle: Option<u8>| -> Vec<f32> {
+                let element = |(i, &q): (usize, &u8)| {
+                    let scale = row.scales[i / 32];
+                    let minimum = middle.map_or(row.minimums[i / 32], |middle| -f32::from(middle) * scale);
+                    f32::from(q) * scale + minimum
+                };
+                row.quants.iter().enumerate().map(element).collect()
+            };
+            let found = copy_blocks(&row, 0.5, CopiedForm { source_bits, bits, shift: Shift::Offsets });
+            assert_eq!(found.scales[0].to_f32(), 2.0 * scale);
+            let most = found.offsets[0].to_f32().abs() / 2048.0;
+            for (i, (x, y)) in elements(None).iter().zip(decode(&found, 32, 64)).enumerate() {
+                assert!((2.0 * x - y).abs() <= most, "{source_bits} bits, {i}: {x} {y}");
+            }
+            let found = copy_blocks(&row, 1.0, CopiedForm { source_bits, bits, shift: Shift::Middle });
+            assert_eq!(found.offsets, []);
+            let middle = Some(1 << (source_bits - 1));
+            assert!(elements(middle).iter().zip(decode(&found, 32, 64)).all(|(x, y)| (x - y).abs() <= 1e-6));
+        }
+        let groups = IntegerBlocks { scales: vec![scale, 0.0], minimums: vec![-3.0 * scale, 0.0], ..row(15) };
+        let found = copy_blocks(&groups, 1.0, CopiedForm { source_bits: 4, bits: 4, shift: Shift::Zeros });
+        assert_eq!(
+            (&found.zeros[..], found.quants[0]),
+            (&[3][..], row(15).quants[0] | row(15).quants[1] << 4)
+        );
+        let huge = IntegerBlocks { scales: vec![1e9; 2], minimums: vec![-1e9; 2], ..row(15) };
+        let found = copy_blocks(&huge, 1.0, CopiedForm { source_bits: 4, bits: 4, shift: Shift::Offsets });
+        assert!(found.scales.iter().chain(&found.offsets).all(|x| x.is_finite()));
     }
 
     fn relative_error(values: &[f32], row: &QuantRow, block: usize) -> f32 {

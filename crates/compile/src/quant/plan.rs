@@ -1,14 +1,19 @@
 //! Storage of each linear weight, planned before weights are read, and serialisable for inspection.
 
+use std::collections::BTreeMap;
+
+use narthex_checkpoint::{CheckpointError, Encoding, IntegerBlocks, WeightSource};
 use narthex_spec::{
     DType, Recipe, Scheme,
     arch::{Architecture, BottleneckAttention, DecoderArch, EncoderArch, EncoderHead, KvSource, PerLayer},
+    manifest::SourceWeights,
 };
 use serde::Serialize;
 
+use super::block::Shift;
 use crate::rotary::RotarySet;
 
-/// Storage of a linear weight.
+/// Storage of a linear weight. Blocks with offsets, and 4-bit blocks without zero points, are copied from the checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Storage {
@@ -20,8 +25,18 @@ pub enum Storage {
     W8,
     /// 8-bit blocks with zero points.
     W8Zeros,
+    /// 8-bit blocks, symmetric around 128, with the integers of the checkpoint.
+    W8Copied,
+    /// 8-bit blocks with offsets and the integers of the checkpoint.
+    W8Offsets,
     /// 4-bit blocks with zero points.
     W4,
+    /// 4-bit blocks with zero points and the integers of the checkpoint.
+    W4Copied,
+    /// 4-bit blocks, symmetric around 8, with the integers of the checkpoint.
+    W4Symmetric,
+    /// 4-bit blocks with offsets and the integers of the checkpoint.
+    W4Offsets,
 }
 
 /// Storage of every linear weight and of the per-layer table, by canonical name, in the order in which they are
@@ -43,6 +58,9 @@ pub struct WeightPlan {
     pub cols: usize,
     /// Its storage.
     pub storage: Storage,
+    /// Encoding in the checkpoint, if the storage depends on it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source: Option<&'static str>,
 }
 
 impl Storage {
@@ -51,7 +69,48 @@ impl Storage {
         match self {
             Self::F32 => Some(DType::F32),
             Self::F16 => Some(DType::F16),
-            Self::W8 | Self::W8Zeros | Self::W4 => None,
+            _ => None,
+        }
+    }
+
+    /// Returns the width of an integer; 8 for weights that are not in blocks.
+    pub(crate) fn bits(self) -> usize {
+        match self {
+            Self::W4 | Self::W4Copied | Self::W4Symmetric | Self::W4Offsets => 4,
+            _ => 8,
+        }
+    }
+
+    /// Returns what represents 0 in a block.
+    pub(crate) fn shift(self) -> Shift {
+        match self {
+            Self::W8Zeros | Self::W4 | Self::W4Copied => Shift::Zeros,
+            Self::W8Offsets | Self::W4Offsets => Shift::Offsets,
+            _ => Shift::Middle,
+        }
+    }
+
+    /// Returns true if blocks have the integers of the checkpoint.
+    pub(crate) fn is_copied(self) -> bool {
+        use Storage::{W4Copied, W4Offsets, W4Symmetric, W8Copied, W8Offsets};
+        matches!(self, W8Copied | W8Offsets | W4Copied | W4Symmetric | W4Offsets)
+    }
+
+    /// Returns the storage of a weight in a package with 4 bits, made from a checkpoint with 4 bits. `planned` is the
+    /// storage of the scheme. Integers in blocks of 32 are copied; others keep at least as many bits as in the
+    /// checkpoint, up to 8.
+    fn of_source(planned: Self, source: Encoding) -> Self {
+        match (planned, source) {
+            (Self::W4 | Self::W8Zeros, Encoding::Q4_0) => Self::W4Symmetric,
+            (Self::W4 | Self::W8Zeros, Encoding::Q4_1 | Encoding::Q4K) => Self::W4Offsets,
+            (Self::W4 | Self::W8Zeros, Encoding::Uint4) => Self::W4Copied,
+            (Self::W4 | Self::W8Zeros, Encoding::Q5_0 | Encoding::Q8_0) => Self::W8Copied,
+            (Self::W4 | Self::W8Zeros, Encoding::Q5_1 | Encoding::Q5K) => Self::W8Offsets,
+            // Scales for 16 elements, and floats.
+            (Self::W4, Encoding::Q6K | Encoding::F32 | Encoding::F16 | Encoding::Bf16) => Self::W8Zeros,
+            // The host reads the rows of symmetric blocks.
+            (Self::W8, Encoding::Q5_0 | Encoding::Q8_0) => Self::W8Copied,
+            _ => planned,
         }
     }
 }
@@ -65,9 +124,12 @@ impl WeightPlan {
         rows * match self.storage {
             Storage::F32 => cols * 4,
             Storage::F16 => cols * 2,
-            Storage::W8 => cols + blocks * 2,
+            Storage::W8 | Storage::W8Copied => cols + blocks * 2,
             Storage::W8Zeros => cols + blocks * 3,
-            Storage::W4 => cols.div_ceil(2) + blocks * 2 + blocks.div_ceil(2),
+            Storage::W8Offsets => cols + blocks * 4,
+            Storage::W4 | Storage::W4Copied => cols.div_ceil(2) + blocks * 2 + blocks.div_ceil(2),
+            Storage::W4Symmetric => cols.div_ceil(2) + blocks * 2,
+            Storage::W4Offsets => cols.div_ceil(2) + blocks * 4,
         }
     }
 }
@@ -92,6 +154,55 @@ impl Plan {
             Architecture::Encoder(arch) => plan.encoder(arch, inner),
         }
         plan
+    }
+
+    /// Creates the plan of a recipe for a checkpoint's weights.
+    ///
+    /// In `w4`, the blocks of a checkpoint whose layers have 4 bits are not rounded again, and layers with more bits keep
+    /// them. Graphs for NPUs, which support neither offsets nor several widths, have blocks of one kind.
+    pub(crate) fn of_source(
+        architecture: &Architecture,
+        recipe: &Recipe,
+        weights: &dyn WeightSource,
+    ) -> Result<Self, CheckpointError> {
+        let mut plan = Self::new(architecture, recipe);
+        let for_npus = recipe.fixed.is_some() || !recipe.targets.is_empty();
+        if recipe.scheme != Scheme::W4 || recipe.block != IntegerBlocks::ELEMENTS || for_npus {
+            return Ok(plan);
+        }
+
+        let mut encodings = Vec::with_capacity(plan.weights.len());
+        for planned in &plan.weights {
+            encodings.push(weights.weight(&planned.name)?.encoding);
+        }
+        let is_four_bits = |(planned, encoding): (&WeightPlan, &Encoding)| {
+            planned.storage == Storage::W4 && encoding.bits() == 4
+        };
+        if plan.weights.iter().zip(&encodings).any(is_four_bits) {
+            for (planned, encoding) in plan.weights.iter_mut().zip(encodings) {
+                planned.storage = Storage::of_source(planned.storage, encoding);
+                planned.source = Some(encoding.name());
+            }
+        }
+        Ok(plan)
+    }
+
+    /// Returns the weights whose storage depends on the checkpoint, by their encoding.
+    pub(crate) fn source_weights(&self) -> Vec<SourceWeights> {
+        let mut counts: BTreeMap<(&str, usize, bool), usize> = BTreeMap::new();
+        for planned in &self.weights {
+            if let Some(encoding) = planned.source {
+                let storage = planned.storage;
+                *counts.entry((encoding, storage.bits(), storage.is_copied())).or_default() += 1;
+            }
+        }
+        let of = |((encoding, bits, copied), tensors): ((&str, usize, bool), usize)| SourceWeights {
+            encoding: encoding.to_owned(),
+            bits,
+            copied,
+            tensors,
+        };
+        counts.into_iter().map(of).collect()
     }
 
     /// Returns the estimated size in bytes of the weights file: the planned weights and the tables. Norms, biases and
@@ -126,7 +237,7 @@ impl Plan {
     }
 
     fn push(&mut self, name: String, rows: usize, cols: usize, storage: Storage) {
-        self.weights.push(WeightPlan { name, rows, cols, storage });
+        self.weights.push(WeightPlan { name, rows, cols, storage, source: None });
     }
 
     fn decoder(&mut self, arch: &DecoderArch, inner: Storage) {

@@ -21,7 +21,7 @@ use narthex_spec::{
     progress::Quiet,
     recipe::FixedShapes,
 };
-use narthex_testkit::checkpoint;
+use narthex_testkit::checkpoint::{self, GgufType};
 use sha2::Digest;
 
 use crate::support;
@@ -177,6 +177,112 @@ fn llama_packages_keep_their_promises() {
     }
 }
 
+/// Returns the elements of a linear weight of a graph, decoded by the definition of `MatMulNBits` and of its offsets.
+fn decoded(package: &Package, graph: &Graph, name: &str, [rows, cols]: [usize; 2]) -> Vec<f32> {
+    let data = package.read(DATA);
+    let part = |part: &str| {
+        let constant =
+            graph.initializers.iter().find(|constant| constant.name == format!("{name}/{part}"))?;
+        let InitializerData::External { offset, length, .. } = &constant.data else { return None };
+        Some(data[*offset as usize..(offset + length) as usize].to_vec())
+    };
+    let halves = |bytes: Vec<u8>| -> Vec<f32> {
+        bytes.chunks(2).map(|b| half::f16::from_le_bytes([b[0], b[1]]).to_f32()).collect()
+    };
+    let quants = part("quants").unwrap_or_else(|| panic!("{name} has no integers"));
+    let scales = halves(part("scales").unwrap());
+    let zeros = part("zeros");
+    let offsets = part("offsets").map(halves);
+    let four_bits = quants.len() == rows * cols / 2;
+    let blocks = cols / 32;
+    let element = |at: usize| {
+        let (row, block) = (at / cols, at % cols / 32);
+        let quant = if four_bits { quants[at / 2] >> (4 * (at % 2)) & 15 } else { quants[at] };
+        let zero = match (&zeros, four_bits) {
+            (None, true) => 8,
+            (None, false) => 128,
+            (Some(zeros), true) => zeros[row * blocks.div_ceil(2) + block / 2] >> (4 * (block % 2)) & 15,
+            (Some(zeros), false) => zeros[row * blocks + block],
+        };
+        let offset = offsets.as_ref().map_or(0.0, |offsets| offsets[block * rows + row]);
+        (f32::from(quant) - f32::from(zero)) * scales[row * blocks + block] + offset
+    };
+    (0..rows * cols).map(element).collect()
+}
+
+#[test]
+fn blocks_of_a_four_bit_checkpoint_are_not_rounded_again() {
+    let source = tempfile::tempdir().unwrap();
+    let path = source.path().join("tiny.gguf");
+    let mut gguf = checkpoint::tiny_llama(7);
+    let mut state = 1u64;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as u32
+    };
+    // Random integers, and scales and minimums that no integer zero point represents.
+    for tensor in &mut gguf.tensors {
+        let (block, halves) = match tensor.kind {
+            kind if kind == GgufType::Q4_0 as u32 => (18, 1),
+            kind if kind == GgufType::Q4_1 as u32 => (20, 2),
+            kind if kind == GgufType::Q5_0 as u32 => (22, 1),
+            kind if kind == GgufType::Q5_1 as u32 => (24, 2),
+            _ => continue,
+        };
+        for block in tensor.bytes.chunks_exact_mut(block) {
+            block.iter_mut().for_each(|byte| *byte = next() as u8);
+            let scale = half::f16::from_f32(0.01 + (next() % 1000) as f32 * 1e-5);
+            let minimum = half::f16::from_f32(-0.05 - (next() % 1000) as f32 * 1e-4);
+            block[..2].copy_from_slice(&scale.to_le_bytes());
+            block[2..2 * halves].copy_from_slice(&minimum.to_le_bytes()[..2 * (halves - 1)]);
+        }
+    }
+    fs::write(&path, gguf.to_bytes()).unwrap();
+    let checkpoint = narthex_checkpoint::open(&path).unwrap();
+    let package = compile(&path, Scheme::W4);
+    package.check();
+    let graph = package.graph();
+    let (mut copied, mut rounded) = (0, 0);
+    for name in checkpoint::tiny_llama_weights(7).into_iter().map(|weight| weight.name) {
+        let Some(layer) = name.strip_suffix(".weight").filter(|name| name.contains("_proj")) else {
+            continue;
+        };
+        let weight = checkpoint.weights.weight(&name).unwrap();
+        let path = format!("/{}", layer.replacen(".attn", "/attn", 1).replacen(".mlp", "/mlp", 1));
+        let path = path.replacen("attn.", "attn/", 1).replacen("mlp.", "mlp/", 1);
+        let expected = weight.to_f32();
+        let found = decoded(&package, &graph, &path, [weight.rows_len(), weight.cols()]);
+        // Keys are balanced, by powers of two.
+        let errors =
+            found.chunks(weight.cols()).zip(expected.chunks(weight.cols())).map(|(found, expected)| {
+                let peak = |row: &[f32]| row.iter().fold(0f32, |peak, x| peak.max(x.abs()));
+                let factor = (peak(found) / peak(expected)).log2().round().exp2();
+                let errors =
+                    found.iter().zip(expected).map(|(found, expected)| (found / factor - expected).abs());
+                errors.fold(0f32, f32::max) / peak(expected)
+            });
+        let error = errors.fold(0f32, f32::max);
+        if weight.encoding.bits() == 16 {
+            rounded += 1;
+            assert!(error < 0.5 / 127.0, "{name}: {error}");
+        } else {
+            copied += 1;
+            assert!(error < 1.0 / 2048.0, "{name}, {}: {error}", weight.encoding.name());
+        }
+    }
+    assert_eq!((copied, rounded), (5 * checkpoint::LAYERS, 2 * checkpoint::LAYERS));
+
+    // NPUs have integer zero points in every block.
+    let folder = tempfile::tempdir().unwrap();
+    let shapes = FixedShapes { context: 24, shorter: vec![], prefill: vec![8], buckets: vec![8] };
+    let recipe = Recipe { fixed: Some(shapes), ..Recipe::new(Scheme::W4) };
+    let job = support::job(&path, recipe, folder.path());
+    let manifest = pipeline::compile(job, &Quiet, &AtomicBool::new(false)).unwrap();
+    let graph = Graph::decode(&fs::read(folder.path().join(&manifest.graphs[0].file)).unwrap()).unwrap();
+    let has = |part: &str| graph.initializers.iter().any(|constant| constant.name.ends_with(part));
+    assert!(has("/qkv_proj/zeros") && !has("/offsets") && !has("/v_proj/quants"));
+}
+
 #[test]
 fn bert_packages_keep_their_promises() {
     let source = tempfile::tempdir().unwrap();
@@ -281,9 +387,10 @@ fn fixed_graphs_are_as_reviewed() {
 #[test]
 fn both_variants_read_the_same_weights() {
     let source = tempfile::tempdir().unwrap();
-    let gguf = llama_gguf(source.path());
+    // In `w4`, the blocks of a 4-bit checkpoint are not those of a package for NPUs.
+    checkpoint::tiny_llama_safetensors(source.path(), 7).unwrap();
     for scheme in [Scheme::W8, Scheme::W4] {
-        let (dynamic, both) = (compile(&gguf, scheme), compile_fixed(&gguf, scheme));
+        let (dynamic, both) = (compile(source.path(), scheme), compile_fixed(source.path(), scheme));
         let bytes = |package: &Package| package.manifest.files[DATA].bytes;
         // Only norms and biases are written again, in half precision.
         let more = bytes(&both) - bytes(&dynamic);

@@ -4,7 +4,7 @@
 //! rows stay in the cache. If there are few rows, the hidden columns are divided between threads, and then the columns
 //! of the output.
 
-use std::sync::Arc;
+use std::{slice, sync::Arc};
 
 use narthex_kernels::{MatrixMut, MatrixRef, QuantizedRows};
 use ort::operator::{OperatorInput, OperatorOutput};
@@ -111,7 +111,7 @@ impl GatedMlp<'_> {
                 shared.with_buffers(|buffers| self.run_columns(rows, start, buffers, out));
             })?;
             shared.quantize(self.down, MatrixRef::new(all, hidden), rows);
-            shared.divide_columns(call, self.down, rows, MatrixMut::new(out.rows, columns))
+            shared.divide_columns(call, slice::from_ref(self.down), rows, MatrixMut::new(out.rows, columns))
         })
     }
 

@@ -6,6 +6,7 @@
 
 use std::{ops::Range, sync::Arc};
 
+use narthex_graph::Node;
 use narthex_kernels::{Granularity, MatrixMut, MatrixRef, QuantizedRows, Scratch};
 use ort::{
     operator::{OperatorInput, OperatorOutput},
@@ -14,7 +15,7 @@ use ort::{
 use parking_lot::Mutex;
 
 use super::{
-    Buffers, OperatorContext,
+    Buffers, DOMAIN, OperatorContext,
     attributes::Attributes,
     call::Call,
     input_rows::{InputRows, Outputs, epsilon_of},
@@ -27,6 +28,10 @@ pub(super) const LINEAR: &str = "Linear";
 
 /// Attribute with the index of the weights.
 pub(super) const WEIGHTS: &str = "weights";
+
+/// Attribute with the number of layers over the same rows whose outputs are concatenated; 1 if there is none. Their
+/// weights have consecutive indices.
+pub(super) const LAYERS: &str = "layers";
 
 /// Minimum number of rows of a task that multiplies all columns. With fewer rows, the weights would be read too often.
 const MIN_ROWS: usize = 24;
@@ -73,6 +78,12 @@ pub(super) fn index_of(
         .ok_or_else(|| ort::Error::new(format!("no weights have the index of the attribute {attribute}")))
 }
 
+/// Returns whether a node is one linear layer without a norm of its rows.
+pub(super) fn is_plain_linear(node: &Node) -> bool {
+    let is_linear = node.op == LINEAR && node.domain == DOMAIN;
+    is_linear && node.inputs.len() == 1 && node.attribute(LAYERS).is_none()
+}
+
 /// Returns the number of rows of a task that computes all columns; `None` if there are too few rows to divide them
 /// between threads.
 pub(super) fn row_block(rows: usize, threads: usize) -> Option<usize> {
@@ -97,7 +108,8 @@ pub(super) fn column_step(columns: usize, bytes: usize, threads: usize) -> usize
 /// The operator as the kernel of one node.
 pub(super) struct LinearKernel {
     shared: Arc<OperatorContext>,
-    index: usize,
+    /// Indices of the layers whose outputs are concatenated.
+    layers: Range<usize>,
     /// Epsilon of the RMS norm of the rows, if there is one.
     epsilon: Option<f32>,
 }
@@ -114,45 +126,56 @@ impl NodeKernel for LinearKernel {
     }
 
     fn of(shared: &Arc<OperatorContext>, node: &impl Attributes) -> ort::Result<Self> {
-        let index = index_of(shared, node, WEIGHTS)?;
-        Ok(Self { shared: Arc::clone(shared), index, epsilon: epsilon_of(node) })
+        let first = index_of(shared, node, WEIGHTS)?;
+        let count = usize::try_from(node.int(LAYERS).unwrap_or(1)).unwrap_or(0);
+        let layers = first..first.saturating_add(count);
+        let fits = shared.linears.get(layers.clone()).is_some_and(|linears| {
+            let layout = |linear: &Linear| (linear.weights.inputs(), linear.weights.block());
+            !linears.is_empty() && linears.iter().all(|linear| layout(linear) == layout(&linears[0]))
+        });
+        if !fits {
+            let message =
+                format!("expected layers with equal inputs and blocks, found those from {layers:?}");
+            return Err(ort::Error::new(message));
+        }
+        Ok(Self { shared: Arc::clone(shared), layers, epsilon: epsilon_of(node) })
     }
 
     fn run(&self, call: &Call<'_>) -> ort::Result<()> {
-        let linear = &self.shared.linears[self.index];
-        let width = linear.weights.inputs();
-        let columns = linear.weights.outputs();
+        let linears = &self.shared.linears[self.layers.clone()];
+        let width = linears[0].weights.inputs();
+        let columns = linears.iter().map(|linear| linear.weights.outputs()).sum();
         let (x, out) = InputRows::of(call, width, columns, self.epsilon)?;
-        self.shared.multiply(call, linear, &x, out)
+        self.shared.multiply(call, linears, columns, &x, out)
     }
 }
 
 impl OperatorContext {
-    /// Multiplies rows by a layer's weights.
+    /// Multiplies rows by the weights of layers with `columns` outputs in total.
     fn multiply(
         &self,
         call: &Call<'_>,
-        linear: &Linear,
+        linears: &[Linear],
+        columns: usize,
         x: &InputRows<'_>,
         out: Outputs<'_>,
     ) -> ort::Result<()> {
-        let columns = linear.weights.outputs();
-        let width = linear.weights.inputs();
+        let width = linears[0].weights.inputs();
         if let Some(block) = row_block(x.count(), self.threads) {
             let parts: Vec<_> = out.blocks(block, columns, width).map(Part::new).collect();
             return call.parallel(parts.len(), |index| {
                 let Some(Outputs { rows: out, sum }) = parts.get(index).and_then(Part::take) else { return };
                 let rows = index * block..index * block + out.len() / columns;
                 self.with_buffers(|Buffers { rows: quantized, scratch, normed, .. }| {
-                    self.quantize(linear, x.rows(self, rows, sum, normed), quantized);
+                    self.quantize(&linears[0], x.rows(self, rows, sum, normed), quantized);
                     let out = MatrixMut::new(out, columns);
-                    self.multiply_columns(linear, quantized, 0..columns, scratch, out);
+                    self.multiply_layers(linears, quantized, 0..columns, scratch, out);
                 });
             });
         }
         self.with_buffers(|Buffers { rows, normed, .. }| {
-            self.quantize(linear, x.rows(self, 0..x.count(), out.sum, normed), rows);
-            self.divide_columns(call, linear, rows, MatrixMut::new(out.rows, columns))
+            self.quantize(&linears[0], x.rows(self, 0..x.count(), out.sum, normed), rows);
+            self.divide_columns(call, linears, rows, MatrixMut::new(out.rows, columns))
         })
     }
 
@@ -161,25 +184,49 @@ impl OperatorContext {
         self.kernels.quantize(x, linear.weights.format(), Granularity::Block, rows);
     }
 
-    /// Multiplies rows by all columns, which are divided between threads.
+    /// Multiplies rows by all columns of some layers, which are divided between threads.
     pub(super) fn divide_columns(
         &self,
         call: &Call<'_>,
-        linear: &Linear,
+        linears: &[Linear],
         rows: &QuantizedRows,
         out: MatrixMut<'_>,
     ) -> ort::Result<()> {
-        let bytes = linear.weights.as_bytes().len() * rows.rows();
+        let bytes: usize = linears.iter().map(|linear| linear.weights.as_bytes().len()).sum();
+        let bytes = bytes * rows.rows();
         let step = column_step(out.columns(), bytes, self.threads);
         for_columns(call, out, step, |start, out| {
             let columns = start..start + out.columns();
             self.with_buffers(|Buffers { scratch, .. }| {
-                self.multiply_columns(linear, rows, columns, scratch, out);
+                self.multiply_layers(linears, rows, columns, scratch, out);
             });
         })
     }
 
-    /// Multiplies rows by some columns.
+    /// Multiplies rows by some of the concatenated columns of several layers.
+    fn multiply_layers(
+        &self,
+        linears: &[Linear],
+        rows: &QuantizedRows,
+        columns: Range<usize>,
+        scratch: &mut Scratch,
+        out: MatrixMut<'_>,
+    ) {
+        let mut rest = out;
+        let mut first = 0;
+        for linear in linears {
+            let end = first + linear.weights.outputs();
+            let part = columns.start.max(first)..columns.end.min(end);
+            if part.start < part.end {
+                let (out, others) = rest.split_at_column(part.len());
+                rest = others;
+                self.multiply_columns(linear, rows, part.start - first..part.end - first, scratch, out);
+            }
+            first = end;
+        }
+    }
+
+    /// Multiplies rows by some columns of a layer.
     pub(super) fn multiply_columns(
         &self,
         linear: &Linear,

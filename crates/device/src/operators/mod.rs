@@ -2,7 +2,8 @@
 //!
 //! [`OwnOperators::of`] rewrites a graph when it is loaded for the CPU; packages are not changed, because they serve
 //! every device. The weights of rewritten nodes are packed for this processor and passed to the operators directly, so
-//! that ONNX Runtime does not load them. `rewrite` finds the nodes, and `weights` packs their weights. `linear`,
+//! that ONNX Runtime does not load them. `rewrite` finds the nodes, `offsets` merges
+//! offsets of blocks into products, and `weights` packs the weights. `linear`,
 //! `gated` and `attention` compute. `encoder` has the operators of encoders. `fuse` makes consecutive nodes one node,
 //! which `chain` computes in one parallel `region`. `cache` has the element types of the KV cache. `call` and
 //! `node_kernel` are the interface to ONNX Runtime, on whose threads the operators run.
@@ -13,6 +14,7 @@ mod attributes;
 mod cache;
 mod call;
 mod chain;
+mod constants;
 mod encoder;
 mod fuse;
 mod gated;
@@ -20,6 +22,7 @@ mod input_rows;
 mod linear;
 mod links;
 mod node_kernel;
+mod offsets;
 mod region;
 mod rewrite;
 mod values;

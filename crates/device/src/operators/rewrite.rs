@@ -2,7 +2,8 @@
 //! operators.
 //!
 //! A product is replaced if its activations may be rounded to eight bits, its block size has a kernel, and its weights
-//! are constants. Constants that no node reads afterwards are removed, so that ONNX Runtime does not load them.
+//! are constants. Products over the same rows whose outputs are concatenated become one node. Constants that no node reads
+//! afterwards are removed, so that ONNX Runtime does not load them.
 
 use std::collections::{HashMap, HashSet};
 
@@ -22,8 +23,9 @@ use super::{
     cache::{attention_of, convert},
     gated::{DOWN, GATE, GATED_MLP, UP},
     input_rows::EPSILON,
-    linear::{LINEAR, WEIGHTS},
+    linear::{LAYERS, LINEAR, WEIGHTS},
     links::Links,
+    offsets::{self, OFFSETS},
     weights::LinearSource,
 };
 
@@ -37,7 +39,10 @@ const DEFAULT_EPSILON: f32 = 1e-5;
 const ATTENTION_INPUTS: usize = 9;
 
 /// ONNX's number of the element type of single precision.
-const TO_SINGLE: i64 = 1;
+pub(super) const TO_SINGLE: i64 = 1;
+
+/// Number of columns of a tile of packed weights.
+const TILE_COLUMNS: i64 = 16;
 
 /// Rewrites a graph, and returns the constants of the replaced nodes. New nodes refer to them by index. Returns `None`
 /// if nothing can be replaced, or if the graph cannot be encoded again. The cache of attention gets this precision if
@@ -47,6 +52,19 @@ pub(super) fn rewrite(graph: &mut Graph, precision: KvPrecision) -> Option<Vec<L
         return None;
     }
 
+    // The graph changes only if its products are replaced, because ONNX Runtime does not support merged offsets.
+    let mut merged = graph.clone();
+    let constants = Constants::of(graph);
+    offsets::merge(&mut merged, |product, offsets| {
+        constants.linear(product).is_some_and(|source| constants.offsets(offsets, &source).is_some())
+    });
+    let sources = replace(&mut merged, precision)?;
+    *graph = merged;
+    Some(sources)
+}
+
+/// Replaces products, networks and attention of a graph whose offsets are merged.
+fn replace(graph: &mut Graph, precision: KvPrecision) -> Option<Vec<LinearSource>> {
     let constants = Constants::of(graph);
     let sources = graph.nodes.iter().enumerate().filter_map(|(at, node)| Some((at, constants.linear(node)?)));
     let (places, sources): (Vec<usize>, Vec<LinearSource>) = sources.unzip();
@@ -54,8 +72,14 @@ pub(super) fn rewrite(graph: &mut Graph, precision: KvPrecision) -> Option<Vec<L
     let links = Links::of(graph);
     let mlps: Vec<GatedMlpNodes<'_>> =
         graph.nodes.iter().filter_map(|node| links.gated_mlp(node, &products)).collect();
-    let fused: HashSet<&str> =
-        mlps.iter().flat_map(|mlp| mlp.parts).map(|node| node.outputs[0].as_str()).collect();
+    let stacks: Vec<StackedProducts<'_>> = graph
+        .nodes
+        .iter()
+        .filter_map(|node| links.stacked(node, &|value| Some(*products.get(links.producers.get(value)?)?)))
+        .collect();
+    let in_mlps = mlps.iter().flat_map(|mlp| mlp.parts);
+    let in_stacks = stacks.iter().flat_map(|stack| stack.parts.iter().copied());
+    let fused: HashSet<&str> = in_mlps.chain(in_stacks).map(|node| node.outputs[0].as_str()).collect();
     let single = products.iter().map(|(&at, &index)| (&graph.nodes[at], index));
     let single =
         single.filter(|(node, _)| node.outputs.first().is_none_or(|out| !fused.contains(out.as_str())));
@@ -66,6 +90,7 @@ pub(super) fn rewrite(graph: &mut Graph, precision: KvPrecision) -> Option<Vec<L
     let patches: Vec<Patch> = single
         .filter_map(|(node, index)| linear_patch(node, index, links.norm_of(node, 1)))
         .chain(mlps.iter().filter_map(GatedMlpNodes::patch))
+        .chain(stacks.iter().filter_map(StackedProducts::patch))
         .chain(attention.iter().filter_map(|node| attention_patch(node, attend)))
         .collect();
     let cache: HashSet<String> = cache.into_iter().flatten().map(str::to_owned).collect();
@@ -140,6 +165,30 @@ fn own_node(node: &Node, op: &str, x: &str, indices: &[(&str, usize)]) -> Node {
     }
 }
 
+/// Products over the same rows whose outputs are concatenated.
+struct StackedProducts<'a> {
+    concat: &'a Node,
+    parts: Vec<&'a Node>,
+    /// Index of the weights of the first product. Those of the others follow.
+    first: usize,
+    /// The norm of the rows.
+    norm: Option<&'a Node>,
+}
+
+impl StackedProducts<'_> {
+    fn patch(&self) -> Option<Patch> {
+        let mut replacement = Replacement::of(self.concat);
+        let indices = [(WEIGHTS, self.first), (LAYERS, self.parts.len())];
+        push_product(
+            &mut replacement,
+            own_node(self.concat, LINEAR, self.parts.first()?.input(0)?, &indices),
+            self.norm,
+        );
+        self.parts.iter().for_each(|node| replacement.takes_over(node));
+        replacement.patch("multiply with a Narthex kernel")
+    }
+}
+
 /// A gated feed-forward network: `down(silu(gate(x)) * up(x))`.
 struct GatedMlpNodes<'a> {
     /// The products gate, up and down, and the three nodes between them.
@@ -194,6 +243,37 @@ impl<'a> Links<'a> {
             let norm = self.norm_of(gate, 2);
             fits.then_some(GatedMlpNodes { parts, indices, norm })
         })
+    }
+
+    /// Returns the products whose outputs `concat` joins along the last axis, if the kernel of one node can compute them.
+    /// `index` returns the index of the weights of the product that computes a value.
+    ///
+    /// ```text
+    /// x ─┬─ product ─┬─ Concat
+    ///    └─ product ─┘
+    /// ```
+    fn stacked(
+        &self,
+        concat: &'a Node,
+        index: &dyn Fn(&str) -> Option<usize>,
+    ) -> Option<StackedProducts<'a>> {
+        if !concat.is_onnx("Concat") || concat.int("axis") != Some(-1) {
+            return None;
+        }
+        let first = index(concat.input(0)?)?;
+        let mut parts: Vec<&Node> = Vec::with_capacity(concat.inputs.len());
+        for (at, name) in concat.inputs.iter().enumerate() {
+            parts.push(self.producer(name, 1).filter(|_| index(name) == Some(first + at))?);
+        }
+
+        let (&last, others) = parts.split_last()?;
+        let shape = |node: &Node| (node.input(0).map(str::to_owned), node.int("K"), node.int("block_size"));
+        // A kernel computes whole tiles of columns.
+        let whole =
+            others.iter().all(|node| node.int("N").is_some_and(|outputs| outputs % TILE_COLUMNS == 0));
+        let same = others.iter().all(|node| shape(node) == shape(last));
+        let norm = self.norm_of(last, parts.len());
+        (whole && same).then_some(StackedProducts { concat, parts, first, norm })
     }
 
     /// Returns the norm of a residual stream that computes the rows of a product, if they are read exactly `reads`
@@ -278,7 +358,19 @@ impl<'a> Constants<'a> {
         }
 
         let quants = self.get(node.input(1)?, DType::U8, outputs.checked_mul(row)?)?;
-        Some(LinearSource { outputs, inputs, block, bits, quants, scales, zeros, bias })
+        let source =
+            LinearSource { outputs, inputs, block, bits, quants, scales, zeros, offsets: None, bias };
+        match node.input(OFFSETS) {
+            Some(offsets) => Some(LinearSource { offsets: Some(self.offsets(offsets, &source)?), ..source }),
+            None => Some(source),
+        }
+    }
+
+    /// Returns the offsets of a product, if this constant has its shape.
+    fn offsets(&self, name: &str, source: &LinearSource) -> Option<Initializer> {
+        let blocks = source.inputs.div_ceil(source.block);
+        let offsets = self.get(name, DType::F16, blocks.checked_mul(source.outputs)?)?;
+        (offsets.shape == [blocks, source.outputs]).then_some(offsets)
     }
 }
 

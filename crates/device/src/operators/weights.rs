@@ -27,6 +27,8 @@ pub(super) struct LinearSource {
     /// Scales in half or single precision.
     pub(super) scales: Initializer,
     pub(super) zeros: Option<Initializer>,
+    /// Offsets in half precision, `[blocks, outputs]`.
+    pub(super) offsets: Option<Initializer>,
     /// Bias in single precision.
     pub(super) bias: Option<Initializer>,
 }
@@ -58,6 +60,7 @@ impl LinearSource {
             quants: &[],
             scales: if half { Scales::F16(&[]) } else { Scales::F32(&[]) },
             zeros: self.zeros.as_ref().map(|_| &[][..]),
+            offsets: self.offsets.as_ref().map(|_| &[][..]),
         }
     }
 
@@ -68,26 +71,46 @@ impl LinearSource {
             Some(zeros) => Some(read(zeros)?),
             None => None,
         };
+        let offsets = match &self.offsets {
+            Some(offsets) => Some(transposed(&halves(&read(offsets)?), self.outputs)),
+            None => None,
+        };
         let scales = read(&self.scales)?;
-        let (halves, singles): (Vec<f16>, Vec<f32>);
+        let (half, single): (Vec<f16>, Vec<f32>);
         let scales = match self.shape().scales {
             Scales::F16(_) => {
-                halves = scales.as_chunks().0.iter().map(|&bytes| f16::from_le_bytes(bytes)).collect();
-                Scales::F16(&halves)
+                half = halves(&scales);
+                Scales::F16(&half)
             }
             Scales::F32(_) => {
-                singles = floats(&scales);
-                Scales::F32(&singles)
+                single = floats(&scales);
+                Scales::F32(&single)
             }
         };
         let quants = files.bytes(folder, &self.quants).ok()?;
-        let weights = BlockedWeights { quants, scales, zeros: zeros.as_deref(), ..self.shape() };
+        let weights = BlockedWeights {
+            quants,
+            scales,
+            zeros: zeros.as_deref(),
+            offsets: offsets.as_deref(),
+            ..self.shape()
+        };
         PackedMatrix::pack_into(&weights, out).ok()
     }
 }
 
 fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
+}
+
+fn halves(bytes: &[u8]) -> Vec<f16> {
+    bytes.as_chunks().0.iter().map(|&bytes| f16::from_le_bytes(bytes)).collect()
+}
+
+/// Returns the elements of a matrix with `columns` columns in the order of its columns.
+fn transposed(elements: &[f16], columns: usize) -> Vec<f16> {
+    let columns_of = |column: usize| elements.iter().skip(column).step_by(columns).copied();
+    (0..columns).flat_map(columns_of).collect()
 }
 
 /// Layers of a graph.
@@ -136,6 +159,8 @@ impl FileLayout {
         for source in sources {
             let names = [Some(&source.quants), Some(&source.scales), source.zeros.as_ref()];
             let names = names.map(|constant| constant.map_or("", |constant| constant.name.as_str()));
+            let names = names.into_iter().chain(source.offsets.iter().map(|offsets| offsets.name.as_str()));
+            let names: Vec<&str> = names.collect();
             let LinearSource { outputs, inputs, block, bits, .. } = source;
             text += &format!("{names:?} {outputs} {inputs} {block} {bits:?}\n");
         }

@@ -44,6 +44,8 @@ struct Storage {
     zeros: bool,
     bias: bool,
     half_scales: bool,
+    /// The blocks have offsets.
+    offsets: bool,
 }
 
 /// A product of `[rows, inputs]` by `[outputs, inputs]`.
@@ -69,9 +71,17 @@ fn floats_to_bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-/// Adds a `MatMulNBits` of `x`. The node and its output are called `name`.
+/// Adds a `MatMulNBits` of `x`. The node and its output are called `name`, unless the blocks have offsets: then the sum of
+/// the product and the offsets' part is called so.
 fn add_product(graph: &mut Graph, random: &mut Random, x: &str, name: &str, product: Product) {
-    let Product { inputs, outputs, storage: Storage { bits, block, zeros, bias, half_scales }, .. } = product;
+    if product.storage.offsets {
+        let storage = Storage { offsets: false, ..product.storage };
+        let alone = format!("{name}.product");
+        add_product(graph, random, x, &alone, Product { storage, ..product });
+        return add_offsets(graph, random, [x, &alone, name], product);
+    }
+    let Product { inputs, outputs, storage, .. } = product;
+    let Storage { bits, block, zeros, bias, half_scales, .. } = storage;
     let blocks = inputs.div_ceil(block);
     let named = |part: &str| format!("{name}.{part}");
     let quants = random.bytes(outputs * blocks * block * bits / 8);
@@ -115,6 +125,26 @@ fn add_product(graph: &mut Graph, random: &mut Random, x: &str, name: &str, prod
     });
 }
 
+/// Adds the sums of the blocks of `x`, multiplied by offsets, to the value `alone`. The sum is called `name`.
+fn add_offsets(graph: &mut Graph, random: &mut Random, [x, alone, name]: [&str; 3], product: Product) {
+    let Product { inputs, outputs, storage: Storage { block, .. }, .. } = product;
+    let blocks = inputs / block;
+    let named = |part: &str| format!("{name}.{part}");
+    let offsets =
+        random.floats(blocks * outputs).iter().flat_map(|&x| f16::from_f32(0.05 * x).to_le_bytes()).collect();
+    constant(graph, &named("half_offsets"), DType::F16, &[blocks, outputs], offsets);
+    let ints = |values: &[i64]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+    constant(graph, &named("shape"), DType::I64, &[3], ints(&[0, blocks as i64, block as i64]));
+    constant(graph, &named("axis"), DType::I64, &[1], ints(&[-1]));
+    add_node(graph, &named("offsets"), "Cast", &[&named("half_offsets")]);
+    graph.nodes.last_mut().unwrap().attributes.push(("to".into(), Attribute::Int(1)));
+    add_node(graph, &named("blocks"), "Reshape", &[x, &named("shape")]);
+    add_node(graph, &named("sums"), "ReduceSum", &[&named("blocks"), &named("axis")]);
+    graph.nodes.last_mut().unwrap().attributes.push(("keepdims".into(), Attribute::Int(0)));
+    add_node(graph, &named("part"), "MatMul", &[&named("sums"), &named("offsets")]);
+    add_node(graph, name, "Add", &[alone, &named("part")]);
+}
+
 /// Returns a single-precision input.
 fn feed(name: &str, shape: &[usize], values: Vec<f32>) -> Feed {
     Feed { name: name.into(), shape: shape.to_vec(), elements: Elements::F32(values) }
@@ -141,7 +171,7 @@ fn assert_close(expected: &[f32], found: &[f32], share: f32, of: &dyn std::fmt::
 #[test]
 fn products_are_those_of_onnx_runtime() {
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
-    let plain = Storage { bits: 4, block: 32, zeros: false, bias: false, half_scales: true };
+    let plain = Storage { bits: 4, block: 32, zeros: false, bias: false, half_scales: true, offsets: false };
     let check = |random: &mut Random, rows: usize, inputs: usize, outputs: usize, storage: Storage| {
         let product = Product { rows, inputs, outputs, storage };
         let mut b = Builder::new("g", &[("", 21), (MICROSOFT, 1)]);
@@ -172,6 +202,54 @@ fn products_are_those_of_onnx_runtime() {
         check(&mut random, 7, 100, 40, Storage { bits, zeros: true, ..plain });
         check(&mut random, 100, 100, 40, Storage { bits, bias: true, half_scales: false, ..plain });
         check(&mut random, 1, 100, 40, Storage { bits, zeros: true, bias: true, ..plain });
+        for rows in [1, 5, 20, 64, 200] {
+            check(&mut random, rows, 96, 50, Storage { bits, bias: rows == 5, offsets: true, ..plain });
+        }
+    }
+}
+
+#[test]
+fn concatenated_products_are_those_of_onnx_runtime() {
+    let mut random = Random(0x6a09_e667_f3bc_c908);
+    let plain = Storage { bits: 4, block: 32, zeros: false, bias: false, half_scales: true, offsets: false };
+    let storages = [
+        plain,
+        Storage { offsets: true, bias: true, ..plain },
+        Storage { bits: 8, zeros: true, bias: true, ..plain },
+    ];
+    // The second width is not a whole number of tiles, so these products stay separate.
+    for widths in [[64, 32, 19], [64, 19, 32]] {
+        for (rows, norm) in [(1, false), (1, true), (9, true), (70, false), (150, true)] {
+            let inputs = 96;
+            let outputs: usize = widths.iter().sum();
+            let mut b = Builder::new("g", &[("", 21), (MICROSOFT, 1)]);
+            b.input("x", DType::F32, &["rows".into(), inputs.into()]);
+            b.output("y", DType::F32, &["rows".into(), outputs.into()]);
+            let mut graph = b.finish();
+            let x = if norm { "normed" } else { "x" };
+            if norm {
+                add_node(&mut graph, "branch", "Sigmoid", &["x"]);
+                constant(&mut graph, "gain", DType::F32, &[inputs], floats_to_bytes(&random.floats(inputs)));
+                graph.nodes.push(Node {
+                    name: "norm".into(),
+                    op: "SkipSimplifiedLayerNormalization".into(),
+                    domain: MICROSOFT.into(),
+                    inputs: ["x", "branch", "gain"].map(str::to_owned).to_vec(),
+                    outputs: vec![x.to_owned()],
+                    attributes: vec![("epsilon".into(), Attribute::Float(1e-3))],
+                });
+            }
+            let names = ["q", "k", "v"];
+            for ((name, outputs), storage) in names.into_iter().zip(widths).zip(storages) {
+                add_product(&mut graph, &mut random, x, name, Product { rows, inputs, outputs, storage });
+            }
+            add_node(&mut graph, "y", "Concat", &names);
+            graph.nodes.last_mut().unwrap().attributes.push(("axis".into(), Attribute::Int(-1)));
+            let fetch = [Fetch { name: "y".into(), shape: vec![rows, outputs] }];
+            let feeds = [feed("x", &[rows, inputs], random.floats(rows * inputs))];
+            let [expected, found] = run_both(&graph, &feeds, &fetch);
+            assert_close(&expected[0], &found[0], 0.01, &(rows, norm, widths));
+        }
     }
 }
 
@@ -191,7 +269,14 @@ fn add_node(graph: &mut Graph, name: &str, op: &str, inputs: &[&str]) {
 fn gated_networks_are_those_of_onnx_runtime() {
     let mut random = Random(0x2545_f491_4f6c_dd1d);
     let check = |random: &mut Random, rows: usize, width: usize, hidden: usize, bits: usize| {
-        let storage = Storage { bits, block: 32, zeros: true, bias: false, half_scales: true };
+        let storage = Storage {
+            bits,
+            block: 32,
+            zeros: true,
+            bias: false,
+            half_scales: true,
+            offsets: bits == 4 && width.is_multiple_of(32) && hidden.is_multiple_of(32),
+        };
         let mut b = Builder::new("g", &[("", 21), (MICROSOFT, 1)]);
         b.input("x", DType::F32, &["rows".into(), width.into()]);
         b.output("y", DType::F32, &["rows".into(), width.into()]);
@@ -215,7 +300,7 @@ fn gated_networks_are_those_of_onnx_runtime() {
         assert_close(&expected[0], &found[0], 0.01, &into);
     };
     for bits in [4, 8] {
-        for (rows, width, hidden) in [(1, 96, 300), (3, 33, 50), (20, 64, 700), (130, 40, 530)] {
+        for (rows, width, hidden) in [(1, 96, 300), (3, 33, 50), (20, 64, 704), (130, 40, 530)] {
             check(&mut random, rows, width, hidden, bits);
         }
     }
@@ -224,7 +309,7 @@ fn gated_networks_are_those_of_onnx_runtime() {
 #[test]
 fn layers_and_norms_after_them_are_those_of_onnx_runtime() {
     let mut random = Random(0x1357_9bdf_0246_8ace);
-    let storage = Storage { bits: 8, block: 32, zeros: true, bias: true, half_scales: true };
+    let storage = Storage { bits: 8, block: 32, zeros: true, bias: true, half_scales: true, offsets: false };
     // A layer alone, or two with an activation function between them.
     let functions =
         [None, Some(("Gelu", "none")), Some(("Gelu", "tanh")), Some(("Relu", "")), Some(("Tanh", ""))];
@@ -270,7 +355,8 @@ fn layers_and_norms_after_them_are_those_of_onnx_runtime() {
 #[test]
 fn norms_of_sums_become_parts_of_products() {
     let mut random = Random(0x0f1e_2d3c_4b5a_6978);
-    let storage = Storage { bits: 8, block: 32, zeros: false, bias: false, half_scales: true };
+    let storage =
+        Storage { bits: 8, block: 32, zeros: false, bias: false, half_scales: true, offsets: false };
     for (rows, gated) in [(1, false), (1, true), (7, false), (7, true), (100, false), (100, true)] {
         let (width, hidden) = (72, 90);
         let mut b = Builder::new("g", &[("", 21), (MICROSOFT, 1)]);
@@ -512,7 +598,7 @@ fn decoder_graph(random: &mut Random, width: usize, hidden: usize, divided: bool
         b.output(name, DType::F32, &["b".into(), "s".into(), width.into()]);
     }
     let mut graph = b.finish();
-    let storage = Storage { bits: 4, block: 32, zeros: true, bias: true, half_scales: true };
+    let storage = Storage { bits: 4, block: 32, zeros: true, bias: true, half_scales: true, offsets: false };
     let product = |inputs, outputs| Product { rows: 0, inputs, outputs, storage };
     let apart = |graph: &mut Graph, name: String| {
         if !divided {

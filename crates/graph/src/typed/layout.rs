@@ -32,8 +32,33 @@ impl TypedBuilder {
         Ok(self.onnx(scope, "Transpose", &[x], &attributes, TensorType { dtype: kind.dtype, shape }))
     }
 
+    /// Adds a reshape that divides the last axis into blocks: `[.., n]` → `[.., n / block, block]`.
+    pub fn blocks(&mut self, scope: &Scope, x: Tensor, block: usize) -> Result<Tensor> {
+        let [kind] = self.types(scope, "Reshape", [x])?;
+        let blocks = match kind.last() {
+            Some(&Dim::Fixed(extent)) if block > 0 && extent.is_multiple_of(block as u64) => {
+                extent / block as u64
+            }
+            _ => return Err(mismatch(scope, "Reshape", format!("blocks of {block}"), &[&kind])),
+        };
+        let mut extents = vec![0; kind.shape.len() - 1];
+        extents.extend([blocks as i64, block as i64]);
+        self.reshape(scope, x, &extents)
+    }
+
+    /// Adds a concatenation along the last axis.
+    pub fn concat_last(&mut self, scope: &Scope, parts: &[Tensor]) -> Result<Tensor> {
+        let rank = parts.first().and_then(|&part| self.get(part)).map_or(0, |kind| kind.shape.len());
+        self.concatenation(scope, parts, rank.saturating_sub(1), -1)
+    }
+
     /// Adds a concatenation along an axis.
     pub fn concat(&mut self, scope: &Scope, parts: &[Tensor], axis: usize) -> Result<Tensor> {
+        self.concatenation(scope, parts, axis, axis as i64)
+    }
+
+    /// Adds a concatenation along an axis that the node calls `name`.
+    fn concatenation(&mut self, scope: &Scope, parts: &[Tensor], axis: usize, name: i64) -> Result<Tensor> {
         let expected = format!("tensors that differ in axis {axis} alone");
         let [first, rest @ ..] = parts else { return Err(mismatch(scope, "Concat", expected, &[])) };
         let [mut whole] = self.types(scope, "Concat", [*first])?;
@@ -48,7 +73,7 @@ impl TypedBuilder {
             };
             whole.shape[axis] = joined;
         }
-        Ok(self.onnx(scope, "Concat", parts, &[("axis", Attribute::Int(axis as i64))], whole))
+        Ok(self.onnx(scope, "Concat", parts, &[("axis", Attribute::Int(name))], whole))
     }
 
     /// Adds a split along an axis into parts of these sizes. For a single part, no node is added and the tensor itself

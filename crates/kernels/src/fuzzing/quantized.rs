@@ -24,6 +24,7 @@ struct Weights {
     half: Vec<f16>,
     single: Option<Vec<f32>>,
     zeros: Option<Vec<u8>>,
+    offsets: Option<Vec<f16>>,
 }
 
 impl Weights {
@@ -32,6 +33,7 @@ impl Weights {
         let (block, bits) = (input.pick(&[16, 32, 64, 128])?, input.pick(&[Bits::Four, Bits::Eight])?);
         let blocks = inputs.div_ceil(block);
         let zeros = input.pick(&[true, false])?;
+        let offsets = input.pick(&[true, false])?;
         let single = input.pick(&[true, false])?;
         let single = if single { Some(input.floats(outputs * blocks)?) } else { None };
         Ok(Self {
@@ -39,6 +41,7 @@ impl Weights {
             inputs,
             format: WeightFormat { block, bits },
             half: input.halves(outputs * blocks),
+            offsets: offsets.then(|| input.halves(outputs * blocks)),
             single,
             quants: input.bytes(outputs * blocks * block * bits.count() / 8),
             zeros: zeros.then(|| input.bytes(outputs * (blocks * bits.count()).div_ceil(8))),
@@ -54,6 +57,7 @@ impl Weights {
             quants: &self.quants,
             scales: self.single.as_deref().map_or(Scales::F16(&self.half), Scales::F32),
             zeros: self.zeros.as_deref(),
+            offsets: self.offsets.as_deref(),
         };
         PackedMatrix::pack(&weights).unwrap_or_else(|error| panic!("weights of a valid shape: {error}"))
     }

@@ -15,7 +15,7 @@ pub enum Scales<'a> {
 }
 
 /// Weights in the format of `MatMulNBits`. Each row is an output and is divided into blocks of inputs; the last block
-/// is padded. Two four-bit integers share a byte, the first in its low half.
+/// is padded. Two four-bit integers share a byte, the first in its low half. A weight is `(q - zero) * scale + offset`.
 #[derive(Debug, Clone, Copy)]
 pub struct BlockedWeights<'a> {
     /// Number of outputs.
@@ -32,28 +32,35 @@ pub struct BlockedWeights<'a> {
     pub scales: Scales<'a>,
     /// Zero points, `[outputs, ceil(blocks * bits / 8)]`.
     pub zeros: Option<&'a [u8]>,
+    /// Numbers that are added to all weights of a block, `[outputs, blocks]`. They are also added to the padding of the
+    /// last block, whose activations are 0.
+    pub offsets: Option<&'a [f16]>,
 }
 
 impl BlockedWeights<'_> {
     /// Returns the number of bytes of the packed matrix, a multiple of 64. It depends only on the shape and on the
-    /// kinds of scales and zero points.
+    /// kinds of scales, zero points and offsets.
     ///
     /// # Errors
     /// Returns an error if blocks have no kernel.
     pub fn packed_bytes(&self) -> Result<usize, KernelError> {
-        Ok(self.layout()?.scales.end)
+        Ok(self.layout()?.length())
     }
 
     pub(super) fn layout(&self) -> Result<Layout, KernelError> {
-        let parts = Parts { single: matches!(self.scales, Scales::F32(_)), zeros: self.zeros.is_some() };
+        let parts = Parts {
+            single: matches!(self.scales, Scales::F32(_)),
+            zeros: self.zeros.is_some(),
+            offsets: self.offsets.is_some(),
+        };
         Layout::new(self.outputs, self.inputs, self.block, self.bits, parts)
     }
 
     /// Packs the weights into zeroed bytes with this layout.
     pub(super) fn pack(&self, layout: &Layout, out: &mut [u8]) -> Result<(), KernelError> {
         check_lengths(self)?;
-        if out.len() != layout.scales.end {
-            let expected = layout.scales.end;
+        if out.len() != layout.length() {
+            let expected = layout.length();
             let found = out.len();
             return Err(KernelError::Length { what: "packed bytes", expected, found });
         }
@@ -61,6 +68,9 @@ impl BlockedWeights<'_> {
         pack_quants(self, &mut out[layout.quants.clone()]);
         pack_zeros(self, &mut out[layout.zeros.clone()]);
         pack_scales(self, &mut out[layout.scales.clone()]);
+        if let Some(offsets) = self.offsets {
+            pack_halves(self, offsets, &mut out[layout.offsets.clone()]);
+        }
         Ok(())
     }
 
@@ -89,9 +99,10 @@ fn check_lengths(weights: &BlockedWeights<'_>) -> Result<(), KernelError> {
         Scales::F16(scales) => check("scales", scales.len(), blocks)?,
         Scales::F32(scales) => check("scales", scales.len(), blocks)?,
     }
-    weights.zeros.map_or(Ok(()), |zeros| {
-        check("zero points", zeros.len(), (blocks * weights.bits.count()).div_ceil(8))
-    })
+    if let Some(zeros) = weights.zeros {
+        check("zero points", zeros.len(), (blocks * weights.bits.count()).div_ceil(8))?;
+    }
+    weights.offsets.map_or(Ok(()), |offsets| check("offsets", offsets.len(), blocks))
 }
 
 fn pack_quants(weights: &BlockedWeights<'_>, out: &mut [u8]) {
@@ -130,20 +141,31 @@ fn pack_zeros(weights: &BlockedWeights<'_>, out: &mut [u8]) {
 }
 
 fn pack_scales(weights: &BlockedWeights<'_>, out: &mut [u8]) {
+    let scales = match weights.scales {
+        Scales::F16(scales) => return pack_halves(weights, scales, out),
+        Scales::F32(scales) => scales,
+    };
     let blocks = weights.inputs.div_ceil(weights.block);
     for output in 0..weights.outputs {
         for block in 0..blocks {
-            let from = output * blocks + block;
-            let to = place(output, block, blocks);
-            match weights.scales {
-                Scales::F16(scales) => out[to * 2..][..2].copy_from_slice(&scales[from].to_le_bytes()),
-                Scales::F32(scales) => out[to * 4..][..4].copy_from_slice(&scales[from].to_le_bytes()),
-            }
+            let scale = scales[output * blocks + block];
+            out[place(output, block, blocks) * 4..][..4].copy_from_slice(&scale.to_le_bytes());
         }
     }
 }
 
-/// Returns the index of an output's block in the scales and zero points.
+/// Packs one number for each block of each output.
+fn pack_halves(weights: &BlockedWeights<'_>, numbers: &[f16], out: &mut [u8]) {
+    let blocks = weights.inputs.div_ceil(weights.block);
+    for output in 0..weights.outputs {
+        for block in 0..blocks {
+            let number = numbers[output * blocks + block];
+            out[place(output, block, blocks) * 2..][..2].copy_from_slice(&number.to_le_bytes());
+        }
+    }
+}
+
+/// Returns the index of an output's block in the scales, zero points and offsets.
 fn place(output: usize, block: usize, blocks: usize) -> usize {
     (output / LANES * blocks + block) * LANES + output % LANES
 }

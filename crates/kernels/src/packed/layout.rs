@@ -52,6 +52,7 @@ pub(super) struct Layout {
     pub(super) quants: Range<usize>,
     pub(super) zeros: Range<usize>,
     pub(super) scales: Range<usize>,
+    pub(super) offsets: Range<usize>,
 }
 
 impl Layout {
@@ -76,7 +77,15 @@ impl Layout {
         let Some(scales) = section(zeros.end, blocks, LANES * if parts.single { 4 } else { 2 }) else {
             return Err(size);
         };
-        Ok(Self { outputs, inputs, block, bits, single: parts.single, quants, zeros, scales })
+        let Some(offsets) = section(scales.end, blocks, if parts.offsets { LANES * 2 } else { 0 }) else {
+            return Err(size);
+        };
+        Ok(Self { outputs, inputs, block, bits, single: parts.single, quants, zeros, scales, offsets })
+    }
+
+    /// Returns the number of bytes of a matrix with this layout, a multiple of 64.
+    pub(super) fn length(&self) -> usize {
+        self.offsets.end
     }
 
     /// Returns the header of a matrix with this layout.
@@ -89,6 +98,7 @@ impl Layout {
         header[25] = self.bits.count() as u8;
         header[26] = u8::from(self.single);
         header[27] = u8::from(!self.zeros.is_empty());
+        header[28] = u8::from(!self.offsets.is_empty());
         header
     }
 
@@ -106,13 +116,13 @@ impl Layout {
             8 => Bits::Eight,
             _ => return Err(format("number of bits")),
         };
-        let parts = Parts { single: header[26] != 0, zeros: header[27] != 0 };
+        let parts = Parts { single: header[26] != 0, zeros: header[27] != 0, offsets: header[28] != 0 };
         let layout =
             Self::new(dimension(words[1])?, dimension(words[2])?, usize::from(header[24]), bits, parts)?;
         if layout.header() != *header {
             return Err(format("unknown fields"));
         }
-        if layout.scales.end != bytes.len() {
+        if layout.length() != bytes.len() {
             return Err(format("length"));
         }
         Ok(layout)
@@ -138,4 +148,6 @@ pub(super) struct Parts {
     pub(super) single: bool,
     /// The matrix has zero points.
     pub(super) zeros: bool,
+    /// The matrix has offsets.
+    pub(super) offsets: bool,
 }

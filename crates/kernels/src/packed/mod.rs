@@ -1,8 +1,8 @@
 //! Quantised weights in the order in which kernels read them.
 //!
 //! A matrix is packed once. Its bytes can be stored, and mapped again on any machine. They start with a header of 64
-//! bytes. The integers, the zero points and the scales follow, each ordered by tile of 16 outputs, then by block, then
-//! by output. Within a block, 64 bytes hold four inputs of each of 16 outputs. With four bits, the low halves of these
+//! bytes. The integers, the zero points, the scales and the offsets follow, each ordered by tile of 16 outputs, then by
+//! block, then by output. Within a block, 64 bytes hold four inputs of each of 16 outputs. With four bits, the low halves of these
 //! bytes hold the first four of eight inputs, and the high halves the others.
 
 mod blocked;
@@ -47,7 +47,7 @@ impl PackedMatrix {
     /// Returns an error if blocks have no kernel, or a slice contradicts the shape.
     pub fn pack(weights: &BlockedWeights<'_>) -> Result<Self, KernelError> {
         let layout = weights.layout()?;
-        let mut bytes = AlignedBytes::zeros(layout.scales.end);
+        let mut bytes = AlignedBytes::zeros(layout.length());
         weights.pack(&layout, bytes.as_mut_slice())?;
         Ok(Self { layout, store: Store::Owned(bytes) })
     }
@@ -119,6 +119,7 @@ impl PackedMatrix {
             } else {
                 TileScales::F16(part(&layout.scales).as_chunks().0)
             },
+            offsets: (!layout.offsets.is_empty()).then(|| part(&layout.offsets).as_chunks().0),
             blocks,
             lines: blocks * layout.block / 4 / layout.bits.groups_per_line(),
         }
@@ -131,6 +132,7 @@ pub(crate) struct Tiles<'a> {
     quants: &'a [[u8; LINE]],
     zeros: Option<&'a [[u8; LANES]]>,
     scales: TileScales<'a>,
+    offsets: Option<&'a [[u8; LANES * 2]]>,
     blocks: usize,
     /// Number of lines of integers in a tile.
     lines: usize,
@@ -160,6 +162,16 @@ pub(crate) struct Tile<'a> {
     pub(crate) quants: &'a [[u8; LINE]],
     pub(crate) zeros: Option<&'a [[u8; LANES]]>,
     pub(crate) scales: TileScales<'a>,
+    /// Offsets of blocks in half precision, in little-endian bytes.
+    pub(crate) offsets: Option<&'a [[u8; LANES * 2]]>,
+}
+
+impl Tile<'_> {
+    /// Returns the offsets of a block, if the matrix has offsets.
+    #[inline(always)]
+    pub(crate) fn load_offsets<S: Simd>(&self, s: S, block: usize) -> Option<S::Floats> {
+        self.offsets.map(|offsets| s.load_f16_le(&offsets[block]))
+    }
 }
 
 impl<'a> Tiles<'a> {
@@ -169,9 +181,10 @@ impl<'a> Tiles<'a> {
             quants: &self.quants[index * self.lines..][..self.lines],
             zeros: self.zeros.map(|zeros| &zeros[blocks.clone()]),
             scales: match self.scales {
-                TileScales::F16(scales) => TileScales::F16(&scales[blocks]),
-                TileScales::F32(scales) => TileScales::F32(&scales[blocks]),
+                TileScales::F16(scales) => TileScales::F16(&scales[blocks.clone()]),
+                TileScales::F32(scales) => TileScales::F32(&scales[blocks.clone()]),
             },
+            offsets: self.offsets.map(|offsets| &offsets[blocks]),
         }
     }
 }

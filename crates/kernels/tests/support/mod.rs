@@ -49,12 +49,16 @@ pub struct Weights {
     pub half: Vec<f16>,
     pub single: Option<Vec<f32>>,
     pub zeros: Option<Vec<u8>>,
+    pub offsets: Option<Vec<f16>>,
 }
 
 impl Weights {
     pub fn random(random: &mut Random, (outputs, inputs): (usize, usize), block: usize, bits: Bits) -> Self {
         let blocks = inputs.div_ceil(block);
-        let (single, zeros) = (random.below(2) == 0, random.below(3) > 0);
+        let single = random.below(2) == 0;
+        // Most weights have zero points or offsets, some have both or neither.
+        let zeros = random.below(2) == 0;
+        let offsets = random.below(2) == 0;
         let quants = 0..outputs * blocks * block * bits.count() / 8;
         let zero_bytes = outputs * (blocks * bits.count()).div_ceil(8);
         Self {
@@ -66,6 +70,7 @@ impl Weights {
             half: (0..outputs * blocks).map(|_| f16::from_f32(random.float() * 0.1)).collect(),
             single: single.then(|| random.floats(outputs * blocks, 0.1)),
             zeros: zeros.then(|| (0..zero_bytes).map(|_| random.next() as u8).collect()),
+            offsets: offsets.then(|| (0..outputs * blocks).map(|_| f16::from_f32(random.float())).collect()),
         }
     }
 
@@ -78,6 +83,7 @@ impl Weights {
             quants: &self.quants,
             scales: self.single.as_deref().map_or(Scales::F16(&self.half), Scales::F32),
             zeros: self.zeros.as_deref(),
+            offsets: self.offsets.as_deref(),
         }
     }
 
@@ -85,7 +91,7 @@ impl Weights {
         PackedMatrix::pack(&self.view()).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Returns the weight of an output and an input, without its scale, and the scale, by the definition of
+    /// Returns the weight of an output and an input, without its scale and offset, and the scale, by the definition of
     /// `MatMulNBits`.
     pub fn weight(&self, output: usize, input: usize) -> (i32, f64) {
         let blocks = self.inputs.div_ceil(self.block);
@@ -102,6 +108,12 @@ impl Weights {
         let index = output * blocks + block;
         let scale = self.single.as_ref().map_or(self.half[index].to_f64(), |s| f64::from(s[index]));
         (quant - zero, scale)
+    }
+
+    /// Returns the offset of the block of an output and an input.
+    pub fn offset(&self, output: usize, input: usize) -> f64 {
+        let index = output * self.inputs.div_ceil(self.block) + input / self.block;
+        self.offsets.as_ref().map_or(0.0, |offsets| offsets[index].to_f64())
     }
 }
 

@@ -4,10 +4,9 @@ use narthex_graph::{Attribute, Node, patch::Patch, replacement::Replacement};
 
 use super::{
     attention::{BIDIRECTIONAL_ATTENTION, HEADS, SCALE},
-    constants::SmallConstants,
     pooling::{MEAN, POOL_ROWS},
 };
-use crate::operators::{DOMAIN, links::Links};
+use crate::operators::{DOMAIN, constants::SmallConstants, links::Links};
 
 /// Least magnitude of the number that is added to the scores of padding. The exponentials of such scores are 0.
 const MIN_MASK_MAGNITUDE: f32 = 1e3;

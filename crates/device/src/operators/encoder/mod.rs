@@ -6,7 +6,6 @@
 
 mod attention;
 mod attention_nodes;
-mod constants;
 mod pack;
 mod pooling;
 mod projections;

@@ -18,15 +18,15 @@ use narthex_spec::{DType, dtype::Dim};
 use super::{
     attention::BIDIRECTIONAL_ATTENTION,
     attention_nodes::PaddedGraph,
-    constants::SmallConstants,
     pooling::POOL_ROWS,
     projections::{PROJECTIONS, WEIGHTS as PROJECTION_WEIGHTS},
     residual::RESIDUAL_MLP,
 };
 use crate::operators::{
     DOMAIN,
+    constants::SmallConstants,
     gated::GATED_MLP,
-    linear::{LINEAR, WEIGHTS},
+    linear::{LINEAR, WEIGHTS, is_plain_linear},
     links::Links,
 };
 
@@ -199,8 +199,7 @@ fn group_projections(graph: &mut Graph) {
         .filter_map(|attention| {
             let made = |at: usize| {
                 let node = links.producer(attention.input(at)?, 1)?;
-                let is_linear = node.op == LINEAR && node.domain == DOMAIN && node.inputs.len() == 1;
-                is_linear.then_some(node)
+                is_plain_linear(node).then_some(node)
             };
             let nodes = [made(0)?, made(1)?, made(2)?];
             let same_rows = nodes.iter().all(|node| node.input(0) == nodes[0].input(0));

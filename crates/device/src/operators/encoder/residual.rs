@@ -8,7 +8,7 @@
 //! All steps are computed row by row. If there are many rows, they are divided between threads, and the rows of a task
 //! stay in the cache from the first step to the last. If there are few rows, the columns of each layer are divided.
 
-use std::sync::Arc;
+use std::{slice, sync::Arc};
 
 use narthex_kernels::{Activation, LayerNorm, MatrixMut, MatrixRef, QuantizedRows, Scratch};
 use ort::{
@@ -167,7 +167,7 @@ impl ResidualMlp<'_> {
                 }
                 None => shared.quantize(self.down, x, rows),
             }
-            shared.divide_columns(call, self.down, rows, MatrixMut::new(out, columns))?;
+            shared.divide_columns(call, slice::from_ref(self.down), rows, MatrixMut::new(out, columns))?;
             shared.kernels.add_layer_norm(residual, self.norm, MatrixMut::new(out, columns));
             Ok(())
         })

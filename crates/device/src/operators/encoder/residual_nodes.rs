@@ -7,7 +7,7 @@ use narthex_kernels::Activation;
 use super::residual::{ACTIVATION, DOWN, EPSILON, RESIDUAL_MLP, UP, activation_number};
 use crate::operators::{
     DOMAIN,
-    linear::{LINEAR, WEIGHTS},
+    linear::{WEIGHTS, is_plain_linear},
     links::Links,
 };
 
@@ -68,9 +68,7 @@ fn merged(links: &Links<'_>, norm: &Node) -> Option<Patch> {
 
 /// Returns the product that computes a value which is read once, if it has no norm of its own.
 fn linear<'a>(links: &Links<'a>, value: &str) -> Option<&'a Node> {
-    links
-        .producer(value, 1)
-        .filter(|node| node.op == LINEAR && node.domain == DOMAIN && node.inputs.len() == 1)
+    links.producer(value, 1).filter(|node| is_plain_linear(node))
 }
 
 /// Returns the activation function that a node computes.
@@ -93,6 +91,7 @@ mod tests {
     use narthex_spec::DType;
 
     use super::*;
+    use crate::operators::linear::LINEAR;
 
     /// Merges the nodes of a graph, each written as `Operator inputs > output`, and returns the others' and the merged
     /// nodes' operators with the inputs.
