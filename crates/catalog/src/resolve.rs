@@ -137,7 +137,7 @@ pub fn import_name(path: &Path) -> Result<ModelName, Error> {
     if !path.exists() {
         return Err(Error::LocalMissing { path: path.to_path_buf() });
     }
-    let absolute = path.canonicalize().map_err(Error::io("find", path))?;
+    let absolute = narthex_files::canonicalize(path).map_err(Error::io("find", path))?;
     let folder = if absolute.is_dir() { Some(absolute.as_path()) } else { absolute.parent() };
     let name = folder.and_then(Path::file_name).unwrap_or_default().to_string_lossy();
     Ok(local::safe_name(&name).parse()?)
@@ -328,7 +328,7 @@ mod tests {
     #[test]
     fn every_spelling_of_a_path_is_the_same_source() {
         let folder = tempfile::tempdir().unwrap();
-        let model = folder.path().canonicalize().unwrap().join("model");
+        let model = narthex_files::canonicalize(folder.path()).unwrap().join("model");
         std::fs::create_dir(&model).unwrap();
         std::fs::write(model.join("tiny.gguf"), "GGUF").unwrap();
         let provenance =

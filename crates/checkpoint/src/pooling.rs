@@ -61,7 +61,7 @@ fn has_word(name: &str, words: &str) -> bool {
 
 /// Returns the names of the model in a folder: those of the folder and of the repository in a hub's cache.
 pub(crate) fn names(folder: &Path) -> Vec<String> {
-    let path = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+    let path = narthex_files::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
     let parts: Vec<String> =
         path.components().map(|part| part.as_os_str().to_string_lossy().into_owned()).collect();
     let repository = parts.iter().filter(|part| part.starts_with("models--"));

@@ -35,8 +35,7 @@ pub(crate) fn read(get: &dyn Fn(&str) -> Option<OsString>) -> anyhow::Result<Vec
         }
     }
     if let Some(path) = variable(KEY_FILE_VARIABLE)? {
-        let bytes = input_file::read(path.as_ref()).context(KEY_FILE_VARIABLE)?;
-        let text = String::from_utf8_lossy(&bytes);
+        let text = input_file::text(path.as_ref()).context(KEY_FILE_VARIABLE)?;
         let mut secrets = text.lines().map(str::trim).filter(|line| !line.is_empty()).peekable();
         ensure!(
             secrets.peek().is_some(),

@@ -56,7 +56,7 @@ fn read_line(input: impl BufRead, limit: u64) -> io::Result<String> {
 }
 
 fn read(input: impl Read, limit: u64) -> io::Result<String> {
-    narthex_files::utf8(narthex_files::read_bounded(input, limit)?)
+    narthex_files::user_text(narthex_files::read_bounded(input, limit)?)
 }
 
 #[cfg(test)]
@@ -75,6 +75,8 @@ mod tests {
         // The limit lies inside a character.
         check("abcäd".as_bytes(), Err(ErrorKind::FileTooLarge));
         check(b"\xff", Err(ErrorKind::InvalidData));
+        // Windows PowerShell writes UTF-16.
+        check(b"\xff\xfea\0", Ok("a"));
     }
 
     #[test]

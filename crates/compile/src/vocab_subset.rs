@@ -113,7 +113,7 @@ impl VocabSubset {
             }
             _ => failed(source),
         })?;
-        let text = narthex_files::utf8(bytes).map_err(failed)?;
+        let text = narthex_files::user_text(bytes).map_err(failed)?;
         let listed = path.extension().is_some_and(|extension| extension == "json");
         let source = if listed {
             Source::List(serde_json::from_str(&text).map_err(|error| VocabSubsetError::List {

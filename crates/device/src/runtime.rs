@@ -51,7 +51,7 @@ fn is_telemetry_disabled() -> bool {
 /// is another library. The library is unloaded again.
 pub fn probe(library: &Path) -> Option<u32> {
     // A relative path would be resolved against the folder of the executable.
-    ort::util::probe(library.canonicalize().ok()?)
+    ort::util::probe(narthex_files::canonicalize(library).ok()?)
 }
 
 /// The loaded library.
@@ -76,7 +76,7 @@ impl Runtime {
     pub fn load(library: &Path) -> Result<&'static Self, DeviceError> {
         let _one_at_a_time = LOADING.lock();
         let load = |reason: String| DeviceError::Load { path: library.to_owned(), reason };
-        let path = library.canonicalize().map_err(|error| load(error.to_string()))?;
+        let path = narthex_files::canonicalize(library).map_err(|error| load(error.to_string()))?;
         if let Some(runtime) = RUNTIME.get() {
             if runtime.library == path {
                 return Ok(runtime);
@@ -129,7 +129,7 @@ impl Runtime {
     /// [`DeviceError::AlreadyLoaded`] for a provider that works only in its own ONNX Runtime.
     pub fn register(&self, ep: Ep, library: &Path) -> Result<(), DeviceError> {
         let refused = |reason: String| DeviceError::Plugin { ep, path: library.to_owned(), reason };
-        let library = library.canonicalize().map_err(|error| refused(error.to_string()))?;
+        let library = narthex_files::canonicalize(library).map_err(|error| refused(error.to_string()))?;
         let library = match ep::provider_source(ep, &library, &self.library) {
             ProviderSource::Builtin => return Ok(()),
             ProviderSource::Library(library) => library,

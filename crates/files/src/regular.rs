@@ -3,7 +3,7 @@
 use std::{
     fs::{File, FileType, OpenOptions},
     io::{self, Read},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 /// Opens a regular file for reading. Any other kind of file is refused without blocking and without a side effect.
@@ -30,12 +30,22 @@ pub fn open_regular(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
+/// Returns the absolute path of a file or folder, without links. On Windows, it has no prefix `\\?\` unless it needs
+/// one: users do not know the prefix, and the libraries of vendors fail with it.
+///
+/// # Errors
+/// The system's error, as for a missing file.
+pub fn canonicalize(path: &Path) -> io::Result<PathBuf> {
+    dunce::canonicalize(path)
+}
+
 /// Opens a regular file in a folder. Symbolic links must not lead out of the folder.
 ///
 /// # Errors
 /// [`io::ErrorKind::InvalidInput`] for a file outside the folder; otherwise as [`open_regular`].
 pub fn open_inside(folder: &Path, name: &str) -> io::Result<File> {
     let path = folder.join(name);
+    // Not `canonicalize` of this module: a long path would keep the prefix that its folder loses.
     if !path.canonicalize().map_err(without_loop)?.starts_with(folder.canonicalize()?) {
         let message = format!("it leads out of the folder {}", folder.display());
         return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
@@ -71,14 +81,6 @@ pub fn read_bounded(stream: impl Read, limit: u64) -> io::Result<Vec<u8>> {
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
     }
     Ok(bytes)
-}
-
-/// Returns the text of bytes that were read.
-///
-/// # Errors
-/// [`io::ErrorKind::InvalidData`] if they are not UTF-8.
-pub fn utf8(bytes: Vec<u8>) -> io::Result<String> {
-    String::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
 fn not_a_file() -> io::Error {
@@ -160,6 +162,29 @@ mod tests {
         assert_eq!(read(&folder.path().join("none"), 9).unwrap_err().kind(), io::ErrorKind::NotFound);
         assert_eq!(read_bounded(&[1, 2][..], 2).unwrap(), [1, 2]);
         assert_eq!(read_bounded(io::repeat(0), 9).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+    }
+
+    #[test]
+    fn files_with_long_paths_are_inside_their_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        // Longer than the 260 characters of a plain path of Windows.
+        let name = ["a".repeat(150), "b".repeat(150), "f".to_owned()].join("/");
+        let path = folder.path().join(&name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, "inside").unwrap();
+        assert_eq!(read_inside(folder.path(), &name, 9).unwrap(), b"inside");
+    }
+
+    #[test]
+    fn absolute_paths_are_those_that_users_write() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a").join("..").join("f");
+        std::fs::create_dir(folder.path().join("a")).unwrap();
+        std::fs::write(&path, "").unwrap();
+        let found = canonicalize(&path).unwrap();
+        assert!(found.is_absolute() && found.ends_with("f"), "{}", found.display());
+        assert!(!found.to_string_lossy().contains('?'), "{}", found.display());
+        assert_eq!(canonicalize(&folder.path().join("none")).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
     #[cfg(unix)]

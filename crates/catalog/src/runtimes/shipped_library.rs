@@ -13,7 +13,7 @@ use super::Pin;
 /// Returns the library that was installed with this program.
 pub(super) fn library(pin: &Pin) -> Option<PathBuf> {
     // Tools such as pipx link to the program; the library is in the environment of the link's target.
-    let program = env::current_exe().ok()?.canonicalize().ok()?;
+    let program = narthex_files::canonicalize(&env::current_exe().ok()?).ok()?;
     in_prefix(program.parent()?.parent()?, pin)
 }
 

@@ -99,7 +99,7 @@ impl HubOptions {
         let token_file = path("HF_TOKEN_PATH").unwrap_or_else(|| home.join("token"));
         let token = variable("HF_TOKEN")
             .or_else(|| variable("HUGGING_FACE_HUB_TOKEN"))
-            .or_else(|| String::from_utf8(narthex_files::read(&token_file, 4096).ok()?).ok());
+            .or_else(|| narthex_files::user_text(narthex_files::read(&token_file, 4096).ok()?).ok());
 
         Ok(Self {
             endpoint: variable("HF_ENDPOINT").unwrap_or_else(|| DEFAULT_ENDPOINT.to_owned()),

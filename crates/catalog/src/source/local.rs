@@ -77,11 +77,11 @@ pub(crate) fn name(path: &Path) -> Result<LocalName, Error> {
 /// Returns the absolute path of a file or folder. A link keeps its name: those of a hub cache refer to files that are
 /// named after their digests.
 pub(crate) fn own_path(path: &Path) -> Result<PathBuf, Error> {
-    let absolute = fs::canonicalize(path).map_err(Error::io("find", path))?;
+    let absolute = narthex_files::canonicalize(path).map_err(Error::io("find", path))?;
     match (path.file_name(), path.parent()) {
         (Some(name), Some(parent)) if !absolute.is_dir() => {
             let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
-            Ok(fs::canonicalize(parent).map_err(Error::io("find", path))?.join(name))
+            Ok(narthex_files::canonicalize(parent).map_err(Error::io("find", path))?.join(name))
         }
         _ => Ok(absolute),
     }

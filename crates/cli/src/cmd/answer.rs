@@ -37,7 +37,7 @@ pub(crate) fn run(gateway: &Gateway, args: &AnswerArgs) -> anyhow::Result<()> {
         standard_input::text_up_to("Type the text that contains the answer", MAX_CONTEXT_BYTES)?
     } else {
         let what = format!("cannot read the context {}", args.context.display());
-        let text = narthex_files::read(&args.context, MAX_CONTEXT_BYTES).and_then(narthex_files::utf8);
+        let text = narthex_files::read(&args.context, MAX_CONTEXT_BYTES).and_then(narthex_files::user_text);
         text.map_err(|source| Error::Io { what, source })?
     };
     super::check_texts("context", &[&context], "name a file that contains the answer")?;

@@ -31,9 +31,10 @@ pub(super) fn save(path: &Path, model: &str, messages: &[Message]) -> anyhow::Re
 /// Reads the messages of a conversation.
 pub(super) fn load(path: &Path) -> anyhow::Result<Vec<Message>> {
     let shown = path.display();
-    let bytes = narthex_files::read(path, LIMIT).with_context(|| format!("cannot read {shown}"))?;
+    let text = narthex_files::read(path, LIMIT).and_then(narthex_files::user_text);
+    let text = text.with_context(|| format!("cannot read {shown}"))?;
     let read: Read =
-        serde_json::from_slice(&bytes).with_context(|| format!("{shown} is not a saved conversation"))?;
+        serde_json::from_str(&text).with_context(|| format!("{shown} is not a saved conversation"))?;
     ensure!(!read.messages.is_empty(), "expected at least one message in {shown}, found none");
     Ok(read.messages)
 }

@@ -338,11 +338,11 @@ fn grammar(format: &str) -> anyhow::Result<Grammar> {
         return Ok(Grammar::json_object());
     }
     let schema = if format.trim_start().starts_with('{') {
-        format.as_bytes().to_vec()
+        format.to_owned()
     } else {
-        input_file::read(Path::new(format))?
+        input_file::text(Path::new(format))?
     };
-    match serde_json::from_slice(&schema) {
+    match serde_json::from_str(&schema) {
         Ok(schema @ Value::Object(_)) => Ok(Grammar::JsonSchema(schema)),
         Ok(_) => Err(Error::invalid("format", "expected a JSON schema, found another JSON value").into()),
         Err(error) => {

@@ -52,7 +52,7 @@ impl ChatTools {
         }
         let mut files = Vec::new();
         for path in &args.tools {
-            let file = ToolFile::read(&input_file::read(path)?);
+            let file = ToolFile::read(input_file::text(path)?.as_bytes());
             files.push(file.map_err(|error| invalid("tools", format!("{}: {error}", path.display())))?);
         }
         let toolbox = Toolbox::open(&args.mcp, files, &interrupt::job());

@@ -144,7 +144,7 @@ fn locate(path: &Path) -> (PathBuf, Option<String>) {
     let Some(own) = path.parent() else { return (path.to_owned(), None) };
     // Resolves `.` and symbolic links, which hide the name of the folder.
     let own = if own.as_os_str().is_empty() { Path::new(".") } else { own };
-    let whole = own.canonicalize().unwrap_or_else(|_| own.to_owned());
+    let whole = narthex_files::canonicalize(own).unwrap_or_else(|_| own.to_owned());
     let root = [Some(own), whole.parent()]
         .into_iter()
         .flatten()

@@ -122,7 +122,7 @@ impl RuntimeLibrary {
     fn loaded(library: &Library, runtime: &Runtime) -> Self {
         let ep = own_runtimes().chain([Ep::Cpu]).find(|ep| {
             let info = runtimes::locate(&library.store, *ep);
-            info.and_then(|info| info.library.canonicalize().ok())
+            info.and_then(|info| narthex_files::canonicalize(&info.library).ok())
                 .is_some_and(|path| path == runtime.library())
         });
         ep.map_or_else(|| Self::File(runtime.library().to_owned()), Self::Installed)
