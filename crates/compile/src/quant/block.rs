@@ -254,11 +254,11 @@ pub struct CopiedForm {
     pub source_bits: u8,
     /// Width of the package's integers, 4 or 8.
     pub bits: u8,
-    /// What represents 0.
+    /// The value that represents 0.
     pub shift: Shift,
 }
 
-/// What represents 0 in a block.
+/// The value that represents 0 in a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shift {
     /// The middle of the integers' range.

@@ -5,6 +5,9 @@ use std::collections::HashMap;
 use narthex_graph::{Graph, Initializer, InitializerData};
 use narthex_spec::DType;
 
+/// ONNX's number of the element type of single precision.
+pub(super) const SINGLE_PRECISION: i64 = 1;
+
 /// Constants of a graph that no input replaces.
 pub(super) struct SmallConstants<'a>(HashMap<&'a str, &'a Initializer>);
 

@@ -29,7 +29,7 @@ pub(super) const LINEAR: &str = "Linear";
 /// Attribute with the index of the weights.
 pub(super) const WEIGHTS: &str = "weights";
 
-/// Attribute with the number of layers over the same rows whose outputs are concatenated; 1 if there is none. Their
+/// Attribute with the number of layers over the same rows whose outputs are concatenated: 1 for a layer of its own. Their
 /// weights have consecutive indices.
 pub(super) const LAYERS: &str = "layers";
 

@@ -14,7 +14,10 @@ use std::collections::{HashMap, HashSet};
 
 use narthex_graph::{Graph, Node, graph::MICROSOFT};
 
-use super::{constants::SmallConstants, links::Links, rewrite::TO_SINGLE};
+use super::{
+    constants::{SINGLE_PRECISION, SmallConstants},
+    links::Links,
+};
 
 /// Index of the input with offsets, `[blocks, outputs]` in half precision, of a product with merged offsets. ONNX Runtime
 /// has no such input: the product must be replaced.
@@ -84,7 +87,7 @@ impl<'a> Links<'a> {
             let block_sums = self.any_producer(part.input(0)?).filter(|node| node.is_onnx("ReduceSum"))?;
             let blocks = self.any_producer(block_sums.input(0)?).filter(|node| node.is_onnx("Reshape"))?;
             let cast = self.any_producer(part.input(1)?).filter(|node| node.is_onnx("Cast"))?;
-            let single = cast.int("to") == Some(TO_SINGLE);
+            let single = cast.int("to") == Some(SINGLE_PRECISION);
             let sums_blocks =
                 constants.ints(block_sums.input(1)?)? == [-1] && block_sums.int("keepdims") == Some(0);
             let fits = single && sums_blocks && divides(product, blocks, constants)?;

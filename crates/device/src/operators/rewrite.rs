@@ -21,6 +21,7 @@ use super::{
     DOMAIN,
     attention::{HEADS, KV_HEADS, ROTATES, SCALE, SOFT_CAP, WINDOW},
     cache::{attention_of, convert},
+    constants::SINGLE_PRECISION,
     gated::{DOWN, GATE, GATED_MLP, UP},
     input_rows::EPSILON,
     linear::{LAYERS, LINEAR, WEIGHTS},
@@ -37,9 +38,6 @@ const DEFAULT_EPSILON: f32 = 1e-5;
 
 /// Number of attention's inputs that the kernel supports. Later versions of the operator have more.
 const ATTENTION_INPUTS: usize = 9;
-
-/// ONNX's number of the element type of single precision.
-pub(super) const TO_SINGLE: i64 = 1;
 
 /// Number of columns of a tile of packed weights.
 const TILE_COLUMNS: i64 = 16;
@@ -302,8 +300,10 @@ impl<'a> Constants<'a> {
         let inputs: HashSet<&str> = graph.inputs.iter().map(|input| input.name.as_str()).collect();
         // A constant that is also an input can have another value at run time.
         let fixed = graph.initializers.iter().filter(|constant| !inputs.contains(constant.name.as_str()));
-        let casts =
-            graph.nodes.iter().filter(|node| node.is_onnx("Cast") && node.int("to") == Some(TO_SINGLE));
+        let casts = graph
+            .nodes
+            .iter()
+            .filter(|node| node.is_onnx("Cast") && node.int("to") == Some(SINGLE_PRECISION));
         Self {
             initializers: fixed.map(|constant| (constant.name.as_str(), constant)).collect(),
             casts: casts.filter_map(|node| Some((node.outputs.first()?.as_str(), node.input(0)?))).collect(),

@@ -1,9 +1,14 @@
 //! `POST /v1/rerank`, in the form that Cohere's and Jina's APIs share.
 
+use std::fmt;
+
 use axum::response::Response;
 use narthex_gateway::request::{InputOverflow, RerankRequest};
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{MapAccess, Visitor, value::MapAccessDeserializer},
+};
 
 use super::{PromptUsage, usage_of_prompt};
 use crate::{
@@ -31,8 +36,8 @@ pub(crate) struct RerankBody {
 }
 
 /// A document: a text, or an object with one.
-#[derive(Debug, Deserialize, JsonSchema)]
-#[serde(untagged, expecting = "expected a text, or an object with the field text")]
+#[derive(Debug, JsonSchema)]
+#[schemars(untagged)]
 enum Document {
     Text(String),
     Object(DocumentObject),
@@ -48,6 +53,31 @@ impl Document {
         match self {
             Self::Text(text) | Self::Object(DocumentObject { text }) => text,
         }
+    }
+}
+
+impl<'de> Deserialize<'de> for Document {
+    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
+        value.deserialize_any(DocumentVisitor)
+    }
+}
+
+/// Reads a text without the copies that serde's untagged enums would make.
+struct DocumentVisitor;
+
+impl<'de> Visitor<'de> for DocumentVisitor {
+    type Value = Document;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a text, or an object with the field text")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Document, E> {
+        Ok(Document::Text(text.to_owned()))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<Document, A::Error> {
+        Deserialize::deserialize(MapAccessDeserializer::new(fields)).map(Document::Object)
     }
 }
 

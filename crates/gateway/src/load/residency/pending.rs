@@ -19,14 +19,14 @@ const LOADING_RETRY: Duration = Duration::from_secs(5);
 /// # fn main() -> Result<(), narthex_gateway::Error> {
 /// # let home = tempfile::tempdir().unwrap();
 /// # let home = Some(home.path().to_owned());
-/// // Without the network, this model cannot be downloaded.
+/// // Without the network, a model that is not installed is not found.
 /// let config = Config { home, network: Network::CacheOnly, ..Config::standard() };
 /// let gateway = Gateway::open(config)?;
 /// let model = match gateway.start_load("smollm2:135m")? {
 ///     LoadStart::Ready(model) => Ok(model),
 ///     LoadStart::Pending(load) => load.wait_for_end(&Cancel::new()),
 /// };
-/// assert_eq!(model.err().map(|error| error.kind()), Some(ErrorKind::Unavailable));
+/// assert_eq!(model.err().map(|error| error.kind()), Some(ErrorKind::NotFound));
 /// # Ok(())
 /// # }
 /// ```
