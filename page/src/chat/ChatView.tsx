@@ -1,5 +1,5 @@
 import { signal } from "@preact/signals";
-import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { KeyIcon, Mark, Send, Settings as SettingsIcon, Stop } from "../icons";
 import { key } from "../api";
 import { deviceName, kindOf } from "../format";
@@ -159,7 +159,7 @@ function Composer({ isRunning }: { isRunning: boolean }) {
   const area = useRef<HTMLTextAreaElement>(null);
   const id = current.value?.id;
   const hasModel = Boolean(current.value?.model || preferredModel.value);
-  useEffect(() => {
+  useLayoutEffect(() => {
     // On a touch screen, the focus would open the keyboard.
     if (matchMedia("(hover: hover)").matches) area.current?.focus();
   }, [id]);

@@ -1,5 +1,5 @@
 import { Component } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { deviceName, duration, kindOf, rate } from "../format";
 import { Edit, Left, Retry, Right } from "../icons";
 import { CopyButton, Markdown } from "../markdown";
@@ -72,7 +72,7 @@ function UserMessage(props: Props) {
   const [draft, setDraft] = useState<string | null>(null);
   const area = useRef<HTMLTextAreaElement>(null);
   const isEditing = draft !== null;
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (isEditing) area.current?.focus();
   }, [isEditing]);
   const submit = () => {

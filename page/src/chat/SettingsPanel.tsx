@@ -1,4 +1,4 @@
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { messageFor } from "../api";
 import { Close, Download, Trash, Upload } from "../icons";
 import { chatModels } from "../server";
@@ -22,7 +22,8 @@ export function SettingsPanel({ close }: { close: () => void }) {
   const settings = conversation?.settings ?? PLAIN;
   const sampling = chatModels.value.find((model) => model.id === conversation?.model)?.sampling ?? {};
   const first = useRef<HTMLTextAreaElement>(null);
-  useEffect(() => first.current?.focus(), []);
+  // Before the first paint, so that no key that follows goes elsewhere.
+  useLayoutEffect(() => first.current?.focus(), []);
   const set = (name: keyof Settings) => (event: Event) =>
     updateSettings({ [name]: (event.currentTarget as HTMLInputElement).value });
   return (

@@ -2,6 +2,7 @@ import { type ComponentChildren } from "preact";
 import type { Fallen, Line, LoadedModel, Refusal } from "../api";
 import { bytes, count, deviceName, kindOf, percent } from "../format";
 import { health } from "../server";
+import { Table } from "../table";
 
 export function ProofView() {
   const loaded = health.value?.models ?? [];
@@ -167,28 +168,22 @@ function Graph({ name, lines, model }: { name: string; lines: Line[]; model: Loa
       </ul>
       <details>
         <summary>Operators</summary>
-        <div class="scroller" tabIndex={0} role="region" aria-label={`Operators of ${name}`}>
-          <table>
-            <thead>
-              <tr>
-                <th scope="col">Operator</th>
-                <th scope="col">Device</th>
-                <th scope="col" data-align="right">
-                  Nodes
-                </th>
-              </tr>
-            </thead>
-            <tbody>
-              {parts.map(({ op, number, line }) => (
-                <tr key={line.ep + op}>
-                  <td>{op}</td>
-                  <td>{deviceName(line.ep)}</td>
-                  <td data-align="right">{count(number)}</td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </div>
+        <Table
+          label={`Operators of ${name}`}
+          columns={[
+            { title: "Operator" },
+            { title: "Device" },
+            { title: "Nodes", align: "right" },
+          ]}
+        >
+          {parts.map(({ op, number, line }) => (
+            <tr key={line.ep + op}>
+              <td>{op}</td>
+              <td>{deviceName(line.ep)}</td>
+              <td data-align="right">{count(number)}</td>
+            </tr>
+          ))}
+        </Table>
       </details>
     </figure>
   );
@@ -200,32 +195,28 @@ function Refused({ title, fallen }: { title: string; fallen: Fallen }) {
       <summary>
         {title}: {count(fallen.count)}
       </summary>
-      <div class="scroller" tabIndex={0} role="region" aria-label={title}>
-        <table>
-          <thead>
-            <tr>
-              <th scope="col">Node</th>
-              <th scope="col">Operator</th>
-              <th scope="col">Reason</th>
-            </tr>
-          </thead>
-          <tbody>
-            {fallen.nodes.map((node) => (
-              <tr key={node.graph + node.path}>
-                <td>
-                  <code>{node.path}</code>
-                  <small>{node.graph}</small>
-                </td>
-                <td>{node.op}</td>
-                <td>
-                  {node.why}
-                  {node.fix && <small>{node.fix}</small>}
-                </td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </div>
+      <Table
+        label={title}
+        columns={[
+          { title: "Node" },
+          { title: "Operator" },
+          { title: "Reason" },
+        ]}
+      >
+        {fallen.nodes.map((node) => (
+          <tr key={node.graph + node.path}>
+            <td>
+              <code>{node.path}</code>
+              <small>{node.graph}</small>
+            </td>
+            <td>{node.op}</td>
+            <td>
+              {node.why}
+              {node.fix && <small>{node.fix}</small>}
+            </td>
+          </tr>
+        ))}
+      </Table>
       {fallen.count > fallen.nodes.length && (
         <p class="quiet">The server lists the first {count(fallen.nodes.length)}.</p>
       )}

@@ -1,6 +1,7 @@
 import type { Health, LoadedModel } from "../api";
 import { bytes, count, deviceName, duration, kindOf, percent } from "../format";
 import { health, history, metrics, type Sample } from "../server";
+import { Table } from "../table";
 
 export function SystemView() {
   const report = health.value;
@@ -150,54 +151,40 @@ function Engines({ models }: { models: LoadedModel[] }) {
       {loaded.length === 0 ? (
         <p class="quiet">None. A model is loaded on its first request.</p>
       ) : (
-        <div class="scroller" tabIndex={0} role="region" aria-label="Models in memory">
-          <table>
-            <thead>
-              <tr>
-                <th scope="col">Model</th>
-                <th scope="col">Device</th>
-                <th scope="col" data-align="right">
-                  Running
-                </th>
-                <th scope="col" data-align="right">
-                  Waiting
-                </th>
-                <th scope="col" data-align="right">
-                  KV cache
-                </th>
-                <th scope="col" data-align="right">
-                  Prompt tokens
-                </th>
-                <th scope="col" data-align="right">
-                  Generated
-                </th>
-              </tr>
-            </thead>
-            <tbody>
-              {loaded.map(({ id, scheme, device, engine }) => (
-                <tr key={id + scheme}>
-                  <th scope="row">
-                    {id} <small>{scheme}</small>
-                  </th>
-                  <td>
-                    {device && (
-                      <span class="device" data-kind={kindOf(device)}>
-                        {deviceName(device)}
-                      </span>
-                    )}
-                  </td>
-                  <td data-align="right">
-                    {engine!.slots > 0 ? `${engine!.running} of ${engine!.slots}` : engine!.running}
-                  </td>
-                  <td data-align="right">{engine!.waiting}</td>
-                  <td data-align="right">{engine!.kv_budget_bytes > 0 ? bytes(engine!.kv_used_bytes) : "–"}</td>
-                  <td data-align="right">{count(engine!.prompt_tokens)}</td>
-                  <td data-align="right">{count(engine!.generated_tokens)}</td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </div>
+        <Table
+          label="Models in memory"
+          columns={[
+            { title: "Model" },
+            { title: "Device" },
+            { title: "Running", align: "right" },
+            { title: "Waiting", align: "right" },
+            { title: "KV cache", align: "right" },
+            { title: "Prompt tokens", align: "right" },
+            { title: "Generated", align: "right" },
+          ]}
+        >
+          {loaded.map(({ id, scheme, device, engine }) => (
+            <tr key={id + scheme}>
+              <th scope="row">
+                {id} <small>{scheme}</small>
+              </th>
+              <td>
+                {device && (
+                  <span class="device" data-kind={kindOf(device)}>
+                    {deviceName(device)}
+                  </span>
+                )}
+              </td>
+              <td data-align="right">
+                {engine!.slots > 0 ? `${engine!.running} of ${engine!.slots}` : engine!.running}
+              </td>
+              <td data-align="right">{engine!.waiting}</td>
+              <td data-align="right">{engine!.kv_budget_bytes > 0 ? bytes(engine!.kv_used_bytes) : "–"}</td>
+              <td data-align="right">{count(engine!.prompt_tokens)}</td>
+              <td data-align="right">{count(engine!.generated_tokens)}</td>
+            </tr>
+          ))}
+        </Table>
       )}
     </section>
   );
