@@ -11,15 +11,10 @@ import sys
 import openai
 
 from checks import check, run
+from openai_session import EMBEDDING, Session
 
-CHAT, EMBEDDING = "smollm2:135m", "all-minilm-l6-v2"
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
-client = openai.OpenAI(base_url=sys.argv[1], api_key="unused", max_retries=0, timeout=900)
-
-
-def ask(**changes):
-    request = {"model": CHAT, "messages": QUESTION, "max_tokens": 8, "temperature": 0} | changes
-    return client.chat.completions.create(**request)
+session = Session(timeout=900, max_tokens=8)
+client, ask = session.client, session.ask
 
 
 @check

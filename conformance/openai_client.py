@@ -12,15 +12,10 @@ import time
 import openai
 
 from checks import check, run
+from openai_session import CHAT, EMBEDDING, QUESTION, Session
 
-CHAT, EMBEDDING = "smollm2:135m", "all-minilm-l6-v2"
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
-client = openai.OpenAI(base_url=sys.argv[1], api_key="unused", max_retries=0, timeout=120)
-
-
-def ask(**changes):
-    request = {"model": CHAT, "messages": QUESTION, "max_tokens": 16, "temperature": 0} | changes
-    return client.chat.completions.create(**request)
+session = Session(timeout=120, max_tokens=16)
+client, ask = session.client, session.ask
 
 
 def refused(kind, param, call):
