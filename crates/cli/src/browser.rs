@@ -1,4 +1,4 @@
-//! The user's browser.
+//! Opens pages in the user's browser.
 
 use std::process::{Command, Stdio};
 

@@ -25,6 +25,7 @@ use narthex_gateway::{
 use narthex_spec::Scheme;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use ureq::RequestBuilder;
 
 /// Maximum time to connect to a server of this machine.
 const CONNECT: Duration = Duration::from_millis(500);
@@ -83,23 +84,25 @@ impl LocalServer {
         Some(Self { origin: origin(server)?, key: std::env::var("NARTHEX_API_KEY").ok() })
     }
 
-    /// Returns whether the server answers this user. One that wants another key does not.
+    /// Returns whether the server accepts the user's key, or needs none.
     fn admits_user(&self) -> bool {
-        let mut request = agent(Some(ADMISSION)).get(format!("{}/v1/models", self.origin));
-        if let Some(key) = &self.key {
-            request = request.header("authorization", format!("Bearer {key}"));
+        let request = agent(Some(ADMISSION)).get(format!("{}/v1/models", self.origin));
+        self.with_key(request).call().is_ok_and(|response| response.status().is_success())
+    }
+
+    /// Adds the user's key to a request.
+    fn with_key<B>(&self, request: RequestBuilder<B>) -> RequestBuilder<B> {
+        match &self.key {
+            Some(key) => request.header("authorization", format!("Bearer {key}")),
+            None => request,
         }
-        request.call().is_ok_and(|response| response.status().is_success())
     }
 
     /// Sends a request. Returns the body of a successful answer.
     fn post(&self, path: &str, body: &Value) -> anyhow::Result<impl Read + use<>> {
-        let mut request = agent(None).post(format!("{}{path}", self.origin)).content_type("application/json");
-        if let Some(key) = &self.key {
-            request = request.header("authorization", format!("Bearer {key}"));
-        }
+        let request = agent(None).post(format!("{}{path}", self.origin)).content_type("application/json");
         let unreachable = || format!("the server at {} does not answer", self.origin);
-        let response = request.send(body.to_string()).with_context(unreachable)?;
+        let response = self.with_key(request).send(body.to_string()).with_context(unreachable)?;
         let status = response.status();
         let body = response.into_body().into_reader();
         if status.is_success() {

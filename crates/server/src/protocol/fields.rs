@@ -1,5 +1,5 @@
-//! The fields of a body, divided once. Each struct reads its own ones, so that every value is parsed once, and a field that
-//! nothing has read is unknown.
+//! The fields of a body. The body is split into its fields once, and each struct parses only the fields that it names. A
+//! field that no struct has read is unknown.
 
 use std::{cell::Cell, fmt};
 
@@ -17,7 +17,7 @@ use crate::error::ApiError;
 #[derive(Debug)]
 pub(crate) struct BodyFields<'a>(Vec<Field<'a>>);
 
-/// A field whose value was not parsed.
+/// A field and its JSON text.
 #[derive(Debug)]
 pub(crate) struct Field<'a> {
     pub(crate) name: String,
