@@ -30,6 +30,7 @@ const LAYERS: &[(&str, Layer)] = &[
     ("narthex-engine", Layer::Product(1)),
     ("narthex-catalog", Layer::Product(1)),
     ("narthex-kernels", Layer::Product(1)),
+    ("narthex-audio", Layer::Product(1)),
     ("narthex-spec", Layer::Product(0)),
     ("narthex-files", Layer::Product(0)),
     ("narthex-testkit", Layer::Development),

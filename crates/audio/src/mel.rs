@@ -1,0 +1,264 @@
+//! The log-mel spectrogram that Whisper's encoder reads.
+//!
+//! [`log_mel`] equals the feature extractors of OpenAI and transformers within 1e-4: Hann windows of 25 ms every 10 ms,
+//! reflected at both ends, the power spectrum on the mel scale of Slaney, and its logarithm, limited to the upper 80 dB.
+
+use std::{f64::consts::PI, sync::LazyLock};
+
+use realfft::{RealFftPlanner, RealToComplex, num_complex::Complex};
+
+use crate::SPEECH_RATE;
+
+/// Samples of a window of Whisper, which are 30 seconds.
+pub const WINDOW_SAMPLES: usize = 480_000;
+
+/// Frames of a window of Whisper.
+pub const WINDOW_FRAMES: usize = WINDOW_SAMPLES / HOP;
+
+/// Samples of a frame.
+const FRAME: usize = 400;
+
+/// Samples from one frame to the next.
+const HOP: usize = 160;
+
+/// Frequencies of the spectrum of a frame.
+const FREQUENCIES: usize = FRAME / 2 + 1;
+
+/// Number of mel bins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum MelBins {
+    /// 80 bins, of all models but the following.
+    Eighty,
+    /// 128 bins, of large-v3 and the models that were made of it.
+    OneHundredTwentyEight,
+}
+
+impl MelBins {
+    /// Returns the number of bins.
+    pub fn count(self) -> usize {
+        match self {
+            Self::Eighty => 80,
+            Self::OneHundredTwentyEight => 128,
+        }
+    }
+
+    /// Returns the variant with a number of bins.
+    pub fn from_count(count: usize) -> Option<Self> {
+        [Self::Eighty, Self::OneHundredTwentyEight].into_iter().find(|bins| bins.count() == count)
+    }
+}
+
+/// Returns the features `[bins, WINDOW_FRAMES]`, row-major, of a window of mono samples with [`SPEECH_RATE`].
+///
+/// Missing samples are silence. Samples after the first [`WINDOW_SAMPLES`] are not read.
+pub fn log_mel(samples: &[f32], bins: MelBins) -> Vec<f32> {
+    let samples = &samples[..samples.len().min(WINDOW_SAMPLES)];
+    let filters = match bins {
+        MelBins::Eighty => &*EIGHTY,
+        MelBins::OneHundredTwentyEight => &*ONE_HUNDRED_TWENTY_EIGHT,
+    };
+    let mut features = vec![0.0_f32; bins.count() * WINDOW_FRAMES];
+    let mut power = Spectrum::new();
+    // The features of all frames that only contain padding are equal.
+    let sounding = (samples.len() + FRAME / 2).div_ceil(HOP).min(WINDOW_FRAMES);
+    let silence = 1e-10_f64.log10();
+
+    let mut maximum = silence;
+    for frame in 0..sounding {
+        let spectrum = power.of_frame(samples, frame);
+        for (bin, filter) in filters.iter().enumerate() {
+            let value = filter.apply(spectrum).max(1e-10).log10();
+            maximum = maximum.max(value);
+            features[bin * WINDOW_FRAMES + frame] = value as f32;
+        }
+    }
+    for row in features.chunks_exact_mut(WINDOW_FRAMES) {
+        row[sounding..].fill(silence as f32);
+    }
+
+    let floor = (maximum - 8.0) as f32;
+    for value in &mut features {
+        *value = (value.max(floor) + 4.0) / 4.0;
+    }
+    features
+}
+
+/// The power spectrum of one frame, with the buffers to compute it.
+struct Spectrum {
+    transform: std::sync::Arc<dyn RealToComplex<f64>>,
+    window: Vec<f64>,
+    frame: Vec<f64>,
+    spectrum: Vec<Complex<f64>>,
+    scratch: Vec<Complex<f64>>,
+    power: Vec<f64>,
+}
+
+impl Spectrum {
+    fn new() -> Self {
+        let transform = RealFftPlanner::new().plan_fft_forward(FRAME);
+        Self {
+            window: (0..FRAME).map(|at| 0.5 - 0.5 * (2.0 * PI * at as f64 / FRAME as f64).cos()).collect(),
+            frame: transform.make_input_vec(),
+            spectrum: transform.make_output_vec(),
+            scratch: transform.make_scratch_vec(),
+            power: vec![0.0; FREQUENCIES],
+            transform,
+        }
+    }
+
+    /// Returns the power of each frequency of a frame of a padded window.
+    fn of_frame(&mut self, samples: &[f32], frame: usize) -> &[f64] {
+        for (at, (value, weight)) in self.frame.iter_mut().zip(&self.window).enumerate() {
+            let sample = samples.get(reflected(frame * HOP + at)).copied().unwrap_or(0.0);
+            *value = f64::from(sample) * weight;
+        }
+        // The lengths are those of the transform, so it cannot fail.
+        let computed =
+            self.transform.process_with_scratch(&mut self.frame, &mut self.spectrum, &mut self.scratch);
+        debug_assert!(computed.is_ok());
+
+        for (power, value) in self.power.iter_mut().zip(&self.spectrum) {
+            *power = value.norm_sqr();
+        }
+        &self.power
+    }
+}
+
+/// Returns the position of a sample in a window that is extended by half a frame at both ends, by reflection.
+fn reflected(at: usize) -> usize {
+    const MARGIN: usize = FRAME / 2;
+    let last = WINDOW_SAMPLES - 1;
+    if at < MARGIN {
+        MARGIN - at
+    } else if at - MARGIN > last {
+        2 * last - (at - MARGIN)
+    } else {
+        at - MARGIN
+    }
+}
+
+/// Weights of consecutive frequencies that a mel bin sums.
+struct Filter {
+    first: usize,
+    weights: Vec<f64>,
+}
+
+impl Filter {
+    fn apply(&self, power: &[f64]) -> f64 {
+        self.weights.iter().zip(&power[self.first..]).map(|(weight, power)| weight * power).sum()
+    }
+}
+
+static EIGHTY: LazyLock<Vec<Filter>> = LazyLock::new(|| filters(80));
+static ONE_HUNDRED_TWENTY_EIGHT: LazyLock<Vec<Filter>> = LazyLock::new(|| filters(128));
+
+/// Returns triangular filters with equal areas, at equal distances on the mel scale.
+fn filters(bins: usize) -> Vec<Filter> {
+    let nyquist = f64::from(SPEECH_RATE) / 2.0;
+    let edges: Vec<f64> =
+        (0..bins + 2).map(|at| hertz(mel(nyquist) * at as f64 / (bins + 1) as f64)).collect();
+    let triangles = edges.windows(3).map(|edges| {
+        let weights = (0..FREQUENCIES).map(|at| {
+            let frequency = nyquist * at as f64 / (FREQUENCIES - 1) as f64;
+            let rise = (frequency - edges[0]) / (edges[1] - edges[0]);
+            let fall = (edges[2] - frequency) / (edges[2] - edges[1]);
+            rise.min(fall).max(0.0) * 2.0 / (edges[2] - edges[0])
+        });
+        let weights: Vec<f64> = weights.collect();
+        let first = weights.iter().position(|weight| *weight > 0.0).unwrap_or(0);
+        let end = weights.iter().rposition(|weight| *weight > 0.0).map_or(first, |last| last + 1);
+        Filter { first, weights: weights[first..end].to_vec() }
+    });
+    triangles.collect()
+}
+
+/// Frequency from which Slaney's scale is logarithmic, and its mel.
+const BREAK_HERTZ: f64 = 1_000.0;
+const BREAK_MEL: f64 = 15.0;
+
+/// Hertz per mel below the break.
+const LINEAR_STEP: f64 = 200.0 / 3.0;
+
+/// Mels per factor of 6.4 above the break.
+const LOGARITHMIC_STEPS: f64 = 27.0;
+
+fn mel(hertz: f64) -> f64 {
+    if hertz < BREAK_HERTZ {
+        hertz / LINEAR_STEP
+    } else {
+        BREAK_MEL + (hertz / BREAK_HERTZ).ln() * LOGARITHMIC_STEPS / 6.4_f64.ln()
+    }
+}
+
+fn hertz(mel: f64) -> f64 {
+    if mel < BREAK_MEL {
+        mel * LINEAR_STEP
+    } else {
+        BREAK_HERTZ * ((mel - BREAK_MEL) * 6.4_f64.ln() / LOGARITHMIC_STEPS).exp()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+
+    use super::*;
+
+    /// The same samples as in `tests/goldens/log_mel.py`.
+    fn samples(count: usize) -> Vec<f32> {
+        let mut state = 1_u32;
+        let values = (0..count).map(|at| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let seconds = at as f64 / 16_000.0;
+            let chirp = 0.5 * (2.0 * PI * (100.0 + 1_800.0 * (seconds % 2.0)) * (seconds % 2.0)).sin();
+            let tone = 0.001 * (2.0 * PI * 6_500.0 * seconds).sin();
+            let noise = (f64::from(state) / 2.0_f64.powi(32) - 0.5) * 0.0002;
+            (chirp + tone + noise) as f32
+        });
+        values.collect()
+    }
+
+    #[derive(Deserialize)]
+    struct Golden {
+        frames: Vec<usize>,
+        cases: Vec<Case>,
+    }
+
+    #[derive(Deserialize)]
+    struct Case {
+        samples: usize,
+        bins: usize,
+        frames: Vec<Vec<f32>>,
+    }
+
+    #[test]
+    fn golden() {
+        let golden: Golden = serde_json::from_str(include_str!("../tests/goldens/log_mel.json")).unwrap();
+        assert_eq!(golden.cases.len(), 4);
+        for case in golden.cases {
+            let features = log_mel(&samples(case.samples), MelBins::from_count(case.bins).unwrap());
+            assert_eq!(features.len(), case.bins * WINDOW_FRAMES);
+            for (frame, expect) in golden.frames.iter().zip(&case.frames) {
+                for (bin, expect) in expect.iter().enumerate() {
+                    let value = features[bin * WINDOW_FRAMES + frame];
+                    assert!(
+                        (value - expect).abs() < 1e-4,
+                        "{} bins, {} samples, frame {frame}, bin {bin}: {value}, not {expect}",
+                        case.bins,
+                        case.samples
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn silence_and_excess_samples_are_allowed() {
+        let silence = log_mel(&[], MelBins::Eighty);
+        assert_eq!(silence.len(), 80 * WINDOW_FRAMES);
+        assert!(silence.iter().all(|value| *value == -1.5));
+
+        let long = samples(WINDOW_SAMPLES + 1_000);
+        assert_eq!(log_mel(&long, MelBins::Eighty), log_mel(&long[..WINDOW_SAMPLES], MelBins::Eighty));
+    }
+}
