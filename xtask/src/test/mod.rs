@@ -150,10 +150,7 @@ pub(crate) fn prepare(workspace: &Workspace) -> anyhow::Result<(String, Session<
 pub(crate) fn run(workspace: &Workspace, selection: Selection) -> anyhow::Result<()> {
     let session = Session::new(workspace)?;
     let chosen = match selection {
-        // The stage for other platforms downloads compilers and emulators, so it runs only when it is named.
-        Selection::All => {
-            Stage::VARIANTS.iter().copied().filter(|stage| *stage != Stage::Platforms).collect()
-        }
+        Selection::All => Stage::VARIANTS.to_vec(),
         Selection::Only(stage) => vec![stage],
     };
     let start = Instant::now();
