@@ -31,6 +31,7 @@ const LAYERS: &[(&str, Layer)] = &[
     ("narthex-catalog", Layer::Product(1)),
     ("narthex-kernels", Layer::Product(1)),
     ("narthex-audio", Layer::Product(1)),
+    ("narthex-speech", Layer::Product(1)),
     ("narthex-spec", Layer::Product(0)),
     ("narthex-files", Layer::Product(0)),
     ("narthex-testkit", Layer::Development),
