@@ -1,17 +1,22 @@
 //! Audio: Whisper's features, files of sound, and transcripts with their formats.
 //!
-//! [`mel`] computes the features that Whisper's encoder reads, [`pcm`] writes WAV files, and [`transcript`] has the
-//! result of speech recognition with the formats of the OpenAI API. Samples are `f32` in -1 to 1. Nothing here opens a
-//! file, uses the network or starts a thread.
+//! [`Decoder`] reads files, [`mel`] computes the features that Whisper's encoder reads, [`pcm`] writes WAV files, and
+//! [`transcript`] has the result of speech recognition with the formats of the OpenAI API. Samples are `f32` in -1 to 1.
+//! Nothing here opens a file, uses the network or starts a thread.
 
+mod contain;
+mod decode;
 mod error;
 pub mod language;
 pub mod mel;
 pub mod pcm;
+mod resample;
 pub mod transcript;
 
+pub use decode::{Decoder, Source};
 pub use error::AudioError;
 pub use pcm::Pcm;
+pub use resample::Resampler;
 
 /// Sample rate of the models that read speech, in Hz.
 pub const SPEECH_RATE: u32 = 16_000;

@@ -66,6 +66,8 @@ pub(crate) enum Target {
     PrefixBlock,
     /// Operands of CPU kernels.
     Kernels,
+    /// Files of sound.
+    Audio,
 }
 
 impl Target {
@@ -85,7 +87,7 @@ impl Target {
             | Self::PrefixBlock => 16 << 10,
             // Elements repeat, so a few bytes fill large operands.
             Self::Kernels => 4 << 10,
-            Self::Onnx | Self::Request | Self::Wheel | Self::Settings => 32 << 10,
+            Self::Onnx | Self::Request | Self::Wheel | Self::Settings | Self::Audio => 32 << 10,
             Self::Gguf | Self::Safetensors | Self::HfConfig | Self::Manifest | Self::Import => 64 << 10,
         }
     }

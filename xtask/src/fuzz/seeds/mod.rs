@@ -1,10 +1,12 @@
 //! Seeds of the targets: valid files of every kind, and bombs with extreme lengths, counts or depths.
 //!
-//! All are generated deterministically, except for the exports, which are in `crates/compile`. Start at [`of`]. If a
-//! parser reads several files, one input contains them all, each after its name (see [`Input::files`]).
+//! All are generated deterministically, except for the exports in `crates/compile` and the files of sound in `crates/audio`.
+//! Start at [`of`]. If a parser reads several files, one input contains them all, each after its name (see
+//! [`Input::files`]).
 
 mod answers;
 mod archives;
+mod audio;
 mod checkpoints;
 mod exports;
 mod grammars;
@@ -84,6 +86,7 @@ pub(crate) fn of(target: Target) -> anyhow::Result<Vec<Input>> {
         Target::Answers => Ok(answers::seeds()),
         Target::PrefixBlock => Ok(prefixes::seeds()),
         Target::Kernels => Ok(kernels::seeds()),
+        Target::Audio => audio::seeds(),
     }
 }
 

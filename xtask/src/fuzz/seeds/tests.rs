@@ -234,6 +234,15 @@ fn prefix_blocks() {
 }
 
 #[test]
+fn audio() {
+    check(Target::Audio, |bytes| {
+        let decoder =
+            narthex_audio::Decoder::open(std::io::Cursor::new(bytes)).map_err(|error| error.to_string())?;
+        decoder.at_most(60).try_for_each(|chunk| shown(chunk))
+    });
+}
+
+#[test]
 fn kernels() {
     check(Target::Kernels, narthex_kernels::fuzzing::compare_with_portable);
 }

@@ -30,6 +30,39 @@ const GGUF: &[&str] = &[
     "qwen2",
 ];
 
+const AUDIO: &[&str] = &[
+    "RIFF",
+    "WAVE",
+    "fmt ",
+    "data",
+    "fact",
+    "LIST",
+    "fLaC",
+    "OggS",
+    "OpusHead",
+    "OpusTags",
+    "\u{1}vorbis",
+    "ID3",
+    "Xing",
+    "ftyp",
+    "moov",
+    "mdat",
+    "moof",
+    "stsd",
+    "stts",
+    "stsz",
+    "stco",
+    "esds",
+    "dOps",
+    "FORM",
+    "AIFF",
+    "COMM",
+    "SSND",
+    "A_OPUS",
+    "A_VORBIS",
+    "webm",
+];
+
 const JSON: &[&str] = &[
     "null",
     "true",
@@ -346,6 +379,7 @@ pub(crate) fn of(target: Target) -> String {
         }
         Target::Settings => &[JSON, SETTINGS],
         Target::Answers => &[JSON, ANSWERS, &markers],
+        Target::Audio => &[AUDIO],
         Target::PrefixBlock => &[&["\u{40}\0\0\0", "NTHXKVPB"]],
         Target::Kernels => &[&["NARXPAK\u{1}"]],
         Target::Wheel => &[&["PK\x01\x02", "PK\x03\x04", "PK\x05\x06", "PK\x06\x06", "PK\x06\x07", "../"]],
