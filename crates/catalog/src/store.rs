@@ -11,6 +11,7 @@
 //!   blobs/<sha256>               downloaded and verified wheels, until they are unpacked
 //!   tmp/<id>/, tmp/<id>.lock     staging folders, each locked by the process that fills it
 //!   keys.json                    API keys: hashes and limits
+//!   narthex.toml                 settings, which the user writes
 //!   chat-history                 lines that were typed in conversations
 //!   locks/<key>.lock             locks between processes; never deleted
 //!   run/server-<pid>.json        records of running servers, each locked by its server
@@ -31,6 +32,7 @@ mod packages;
 mod privacy;
 pub(crate) mod receipt;
 mod recover;
+mod settings;
 mod staging;
 mod usage;
 pub(crate) mod verification;
@@ -67,7 +69,7 @@ const LOCKS: &str = "locks";
 
 /// Names of the entries of a store. Other entries belong to the user and are never changed.
 #[cfg(unix)]
-const ENTRIES: [&str; 11] = [
+const ENTRIES: [&str; 12] = [
     "blobs",
     CHAT_HISTORY,
     "checkpoints",
@@ -75,6 +77,7 @@ const ENTRIES: [&str; 11] = [
     "keys.json",
     LOCKS,
     "machine",
+    settings::FILE,
     "packages",
     RUN,
     "runtimes",
@@ -100,17 +103,22 @@ impl Store {
         Staging::new(self, self.root().join("failures").join(lock::file_stem(name)))
     }
 
+    /// Returns the absolute path of the store at `root`, or else at `NARTHEX_HOME`, or else in the platform's data folder.
+    pub fn root_of(root: Option<PathBuf>) -> Result<PathBuf, Error> {
+        let root = match root.or_else(home_from_environment) {
+            Some(root) => root,
+            None => platform_folder().ok_or(Error::NoDataFolder)?,
+        };
+        std::path::absolute(&root).map_err(Error::io("find", root))
+    }
+
     /// Opens the store at `root`, or else at `NARTHEX_HOME`, or else in the platform's data folder. Makes it private to
     /// its user and removes leftovers of dead processes.
     ///
     /// A store that cannot be written to can still be opened, so that installed models can be used; the first write
     /// then fails with [`Error::Io`].
     pub fn open(root: Option<PathBuf>) -> Result<Self, Error> {
-        let root = match root.or_else(home_from_environment) {
-            Some(root) => root,
-            None => platform_folder().ok_or(Error::NoDataFolder)?,
-        };
-        let root = std::path::absolute(&root).map_err(Error::io("find", root))?;
+        let root = Self::root_of(root)?;
         if root.exists() && !root.is_dir() {
             return Err(Error::io("open the store", root)(io::ErrorKind::NotADirectory.into()));
         }

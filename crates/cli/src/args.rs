@@ -2,6 +2,7 @@
 
 mod catalogue;
 mod compile;
+mod config;
 mod encoders;
 mod exports;
 mod generate;
@@ -19,6 +20,7 @@ pub(crate) use catalogue::{ListArgs, PlanArgs, RmArgs, ShowArgs};
 use clap::{Args as ClapArgs, Parser, Subcommand};
 use clap_complete::Shell;
 pub(crate) use compile::{CheckArgs, CheckTarget, CompileArgs, TRY_OUT, TryOutArgs};
+pub(crate) use config::{ConfigArgs, ConfigCommand, CreateArgs};
 pub(crate) use encoders::{AnswerArgs, EmbedArgs, FillArgs, RerankArgs};
 pub(crate) use exports::{ExportArgs, ImportArgs};
 pub(crate) use generate::{ChatArgs, CompleteArgs, GenerateArgs, RunArgs};
@@ -26,7 +28,7 @@ pub(crate) use keys::{KeyArgs, KeyCommand};
 pub(crate) use launch::{Agent, LaunchArgs};
 pub(crate) use load::{DecoderLoadArgs, LoadArgs};
 pub(crate) use mcp::McpArgs;
-use narthex_gateway::{AutoPull, Config, PrefixCacheConfig};
+use narthex_gateway::{AutoPull, Config, KeepAlive, PrefixCacheConfig};
 use narthex_server::{AllowedHost, AllowedOrigin};
 use narthex_spec::{DevicePlacements, Speculation};
 pub(crate) use runtime::{RuntimeArgs, RuntimeCommand};
@@ -70,6 +72,17 @@ pub(crate) struct Args {
 }
 
 impl Args {
+    /// Returns the arguments with the note which of the options for loading `line`, without settings, states.
+    pub(crate) fn stated_by(mut self, line: &Self) -> Self {
+        if let (Some(Command::Chat(chat)), Some(Command::Chat(stated))) = (&mut self.command, &line.command) {
+            chat.load.states_nothing = Some(stated.load.is_standard());
+        }
+        if let (Some(Command::Run(run)), Some(Command::Run(stated))) = (&mut self.command, &line.command) {
+            run.load.states_nothing = Some(stated.load.is_standard());
+        }
+        self
+    }
+
     /// Returns whether the log shows the device of a loaded model. Commands that state it themselves need no such line.
     pub(crate) fn device_line(&self) -> DeviceLine {
         match &self.command {
@@ -95,6 +108,10 @@ pub(crate) struct StoreArgs {
     /// Folder for models and runtimes [env: NARTHEX_HOME]
     #[arg(long, value_name = "DIR", global = true)]
     pub(crate) home: Option<PathBuf>,
+
+    /// Settings file [default: narthex.toml in the folder of --home] [env: NARTHEX_CONFIG]
+    #[arg(long, value_name = "FILE", global = true)]
+    pub(crate) config: Option<PathBuf>,
 
     /// Use only files on this machine; neither the network nor pip is used [env: NARTHEX_OFFLINE, HF_HUB_OFFLINE]
     #[arg(long, global = true)]
@@ -143,8 +160,15 @@ pub(crate) enum Command {
     Verify(VerifyArgs),
     /// List running servers and their models
     Ps(JsonArgs),
+    /// Load a model into the memory of a running server
+    Load(ServedModelArgs),
     /// Unload a model from the memory of running servers
+    #[command(visible_alias = "unload")]
     Stop(StopArgs),
+    /// Create a name of its own for a model, with a system prompt and sampling
+    Create(CreateArgs),
+    /// Check, show or edit the settings file
+    Config(ConfigArgs),
     /// Compile a checkpoint into a package
     Compile(CompileArgs),
     /// Estimate a model's size, memory and NPU support before downloading it
@@ -274,6 +298,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, default_value_t = Config::standard().max_models, value_name = "N", value_parser = at_least_one)]
     pub(crate) max_models: usize,
 
+    /// Time after its last request after which a model is unloaded, as in 90s, 5m or 2h; or forever, until another model
+    /// needs its memory [default: forever]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) keep_alive: Option<KeepAlive>,
+
     /// Maximum number of waiting requests per model
     #[arg(long, default_value_t = Config::standard().max_queue, value_name = "N", value_parser = whole_number::<usize>)]
     pub(crate) max_queue: usize,
@@ -303,6 +332,13 @@ pub(crate) struct PullArgs {
     /// Remove the downloaded checkpoint after the compile; a compile in another scheme downloads it again
     #[arg(long)]
     pub(crate) discard_checkpoint: bool,
+}
+
+/// `narthex load`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ServedModelArgs {
+    /// The model
+    pub(crate) model: String,
 }
 
 /// `narthex stop`.

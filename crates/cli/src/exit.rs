@@ -9,7 +9,7 @@ use narthex_files::environment;
 use narthex_gateway::{Error, ErrorKind};
 use narthex_server::ServeError;
 
-use crate::output;
+use crate::{output, settings_file::BadSettings};
 
 /// A negative result of `check`, `doctor`, `verify` or `service status` that was already printed.
 #[derive(Debug, Clone, Copy)]
@@ -95,6 +95,13 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     if let Some(failed) = error.downcast_ref::<ProgramFailed>() {
         output::note(format_args!("error: {failed}"));
         return ExitCode::from(failed.code());
+    }
+    if error.is::<BadSettings>() {
+        output::note(format_args!("error: {error}"));
+        output::note(
+            "hint: `narthex config edit` opens the settings file, `narthex config check FILE` checks one",
+        );
+        return ExitCode::from(MALFORMED);
     }
     let gateway = error.downcast_ref::<Error>();
     let serve = error.downcast_ref::<ServeError>();

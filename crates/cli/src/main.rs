@@ -20,6 +20,7 @@ mod exit;
 mod hidden_typing;
 mod input_file;
 mod interrupt;
+mod modelfile;
 mod output;
 mod page;
 #[cfg(test)]
@@ -27,6 +28,7 @@ mod reference;
 mod render;
 mod running_server;
 mod settings;
+mod settings_file;
 mod standard_input;
 mod wrap;
 
@@ -34,27 +36,38 @@ use std::{env, process::ExitCode};
 
 use clap::Parser;
 
-use crate::output::DeviceLine;
+use crate::{
+    output::DeviceLine,
+    settings_file::{CompletedLine, ParseError},
+};
 
 fn main() -> ExitCode {
     // Before any thread starts and before ONNX Runtime reads the environment.
     narthex_gateway::disable_telemetry();
     narthex_gateway::limit_freed_memory();
-    let outcome = if env::args_os().nth(1).is_some_and(|first| first == args::TRY_OUT) {
-        args::TryOutArgs::try_parse_from(env::args_os().skip(1)).map(|args| {
+    let line: Vec<_> = env::args_os().collect();
+    let outcome = if line.get(1).is_some_and(|first| first == args::TRY_OUT) {
+        args::TryOutArgs::try_parse_from(&line[1..]).map_err(ParseError::Usage).map(|args| {
             start(0, DeviceLine::Hidden);
             cmd::try_out(&args)
         })
     } else {
-        args::Args::try_parse().map(|args| {
+        settings_file::complete(&line).map(|CompletedLine { args, settings }| {
             start(args.verbose, args.device_line());
-            cmd::run(args)
+            cmd::run(args, settings)
         })
     };
     match outcome {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(error)) => exit::report(&error),
-        Err(error) => exit::usage(&error),
+        Err(ParseError::Usage(error)) => exit::usage(&error),
+        Err(ParseError::Settings(error)) => exit::report(&error),
+        Err(ParseError::Contradiction(error)) => {
+            output::note(
+                "the settings of the command line, the environment and the settings file contradict each other:",
+            );
+            exit::usage(&error)
+        }
     }
 }
 

@@ -130,6 +130,20 @@ fn refusal(text: &str, status: u16) -> String {
     error.unwrap_or_else(|| format!("status {status}"))
 }
 
+/// Loads a model into the memory of the first running server that can be reached. Returns its address, or `None` without a
+/// server.
+pub(crate) fn load(gateway: &Gateway, model: &str) -> anyhow::Result<Option<String>> {
+    gateway.model(model)?;
+    for server in gateway.running_servers() {
+        if let Some(reached) = LocalServer::reach(&server) {
+            let body = json!({"model": model, "stream": false});
+            reached.post("/api/generate", &body)?;
+            return Ok(Some(server.address));
+        }
+    }
+    Ok(None)
+}
+
 /// Unloads a model from every running server that has it in memory, or every model. Returns the models with the addresses of
 /// their servers.
 pub(crate) fn unload(gateway: &Gateway, model: Option<&str>) -> anyhow::Result<Vec<String>> {

@@ -39,7 +39,7 @@ pub(crate) fn decoder_config(store: &StoreArgs, decoder: &DecoderLoadArgs) -> Co
 }
 
 /// Converts MiB to bytes.
-fn bytes(mib: usize) -> usize {
+pub(crate) fn bytes(mib: usize) -> usize {
     mib.saturating_mul(1 << 20)
 }
 
@@ -70,6 +70,7 @@ pub(crate) fn serve_config(store: &StoreArgs, serve: &ServeArgs) -> Config {
             bytes: (serve.prefix_cache_size as u64).saturating_mul(1 << 20),
         }),
         max_models: serve.max_models,
+        keep_alive: serve.keep_alive.unwrap_or_default(),
         max_queue: serve.max_queue,
         aliases: serve.alias.iter().map(|alias| (alias.name.clone(), alias.model.clone())).collect(),
         default_model: serve.default_model.clone(),

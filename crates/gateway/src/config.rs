@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, ops::RangeInclusive, path::PathBuf, time::Duration};
 
+use crate::model_settings::{KeepAlive, LoadSettings, ModelSettings};
 use narthex_catalog::network::Network;
 use narthex_device::inventory;
 use narthex_spec::{
@@ -40,6 +41,8 @@ pub struct Config {
     pub scheme: Option<Scheme>,
     /// Additional names of models in requests, such as `gpt-4o`, each with the name of a model.
     pub aliases: BTreeMap<String, String>,
+    /// Settings of single models, by the name of the model or a name of their own.
+    pub models: BTreeMap<String, ModelSettings>,
     /// Model of requests that name an unknown one; `None` to refuse them.
     pub default_model: Option<String>,
     /// Format of tool calls in place of that of the package; `None` for the package's.
@@ -76,6 +79,8 @@ pub struct Config {
     pub kv_cache_dtype: KvCacheDtype,
     /// Maximum number of models in memory.
     pub max_models: usize,
+    /// Time after its last request that a model stays in memory.
+    pub keep_alive: KeepAlive,
     /// Maximum number of waiting requests of each model.
     pub max_queue: usize,
     /// Maximum time between two tokens of an answer while prompts are processed, which then run in smaller chunks.
@@ -154,6 +159,38 @@ impl KvMemory {
 }
 
 impl Config {
+    /// Returns the model that an additional name denotes.
+    pub(crate) fn alias(&self, name: &str) -> Option<&str> {
+        let of_models = || self.models.get(name).and_then(|settings| settings.from.as_deref());
+        self.aliases.get(name).map(String::as_str).or_else(of_models)
+    }
+
+    /// Returns the settings for loading a model with settings of its own.
+    pub(crate) fn with_loading(&self, own: &LoadSettings) -> Self {
+        Self {
+            scheme: own.scheme.or(self.scheme),
+            providers: own.providers.clone().unwrap_or_else(|| self.providers.clone()),
+            place: own.place.or(self.place),
+            context: own.context.or(self.context),
+            kv_budget: own.kv_budget.or(self.kv_budget),
+            kv_cache_dtype: own.kv_cache_dtype.unwrap_or(self.kv_cache_dtype),
+            ..self.clone()
+        }
+    }
+
+    /// Returns whether a model may be unloaded because nothing used it for a while.
+    pub(crate) fn has_keep_alive(&self) -> bool {
+        self.keep_alive != KeepAlive::Forever
+            || self.models.values().any(|model| model.residence.keep_alive.is_some())
+    }
+
+    /// Returns the additional names of models, each with the name of a model.
+    pub(crate) fn all_aliases(&self) -> BTreeMap<String, String> {
+        let of_models =
+            self.models.iter().filter_map(|(name, settings)| Some((name.clone(), settings.from.clone()?)));
+        of_models.chain(self.aliases.clone()).collect()
+    }
+
     /// Returns the memory for KV caches. [`Self::with_kv_memory`] makes it independent of the free memory at the call.
     pub(crate) fn kv_memory(&self) -> KvMemory {
         match (self.kv_budget, self.kv_total) {
@@ -176,6 +213,7 @@ impl Config {
             runtime: None,
             scheme: None,
             aliases: BTreeMap::new(),
+            models: BTreeMap::new(),
             default_model: None,
             tool_format: None,
             tool_formats: BTreeMap::new(),
@@ -192,6 +230,7 @@ impl Config {
             context: None,
             kv_cache_dtype: KvCacheDtype::Auto,
             max_models: 8,
+            keep_alive: KeepAlive::Forever,
             max_queue: 64,
             token_latency: Some(Duration::from_millis(200)),
             speculation: Speculation::Auto,
@@ -207,6 +246,13 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn absent_settings_of_a_model_change_nothing() {
+        let config = Config { context: Some(100), ..Config::standard() };
+        let own = config.with_loading(&LoadSettings { kv_budget: Some(7), ..LoadSettings::default() });
+        assert_eq!((own.context, own.kv_budget, own.scheme), (Some(100), Some(7), None));
+    }
 
     #[test]
     fn the_memory_of_kv_caches_is_a_quarter_of_the_free_memory() {

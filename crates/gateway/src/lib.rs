@@ -28,6 +28,7 @@ mod gateway;
 mod inspect;
 mod library;
 mod load;
+mod model_settings;
 mod report;
 mod rights;
 mod serve;
@@ -51,6 +52,7 @@ pub use library::{
     runtimes::RuntimeListing,
 };
 pub use load::residency::{LoadStart, LoadWaiter, PendingLoad, ReadyModel};
+pub use model_settings::{AnswerSettings, KeepAlive, LoadSettings, ModelSettings, ResidenceSettings};
 pub use narthex_catalog::{
     keys,
     network::Network,
@@ -74,3 +76,8 @@ pub use rights::{AutoPull, Rights};
 pub use serve::{answer_stream::AnswerStream, generation::Generation, options::unique_number, request};
 pub use server_record::{Encryption, RunningServer};
 pub use threads::check_threads;
+
+/// Returns the folder of the store at `home`, or else at `NARTHEX_HOME`, or else in the platform's data folder.
+pub fn store_folder(home: Option<std::path::PathBuf>) -> Result<std::path::PathBuf, Error> {
+    Ok(narthex_catalog::store::Store::root_of(home)?)
+}

@@ -80,11 +80,19 @@ pub(crate) struct DecoderLoadArgs {
     /// stay the same
     #[arg(long, help_heading = DECODERS, value_name = "MODEL")]
     pub(crate) draft_model: Option<String>,
+
+    /// State of the command line before settings were added: `true` if it had no option but the scheme. `None` if no
+    /// settings were added.
+    #[arg(skip)]
+    pub(crate) states_nothing: Option<bool>,
 }
 
 impl DecoderLoadArgs {
-    /// Returns whether no option but the scheme was given.
+    /// Returns whether the command line had no option but the scheme.
     pub(crate) fn is_standard(&self) -> bool {
+        if let Some(states_nothing) = self.states_nothing {
+            return states_nothing;
+        }
         let standard = Args::try_parse_from(["narthex", "chat"]).ok().and_then(|args| match args.command {
             Some(Command::Chat(chat)) => Some(chat.load),
             _ => None,

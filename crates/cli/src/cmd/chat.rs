@@ -10,7 +10,7 @@ use narthex_gateway::{
 
 use super::{
     converse::{self, OpenModel, first_messages},
-    generation::{ChatModel, RunningAnswer, finish, options, print},
+    generation::{RunningAnswer, finish, options, print},
     load, stated_scheme,
     tools::{self, ChatTools},
 };
@@ -56,7 +56,8 @@ pub(crate) fn run(gateway: &Gateway, args: &ChatArgs) -> anyhow::Result<()> {
         return Err(no_template().into());
     }
     let scheme = stated_scheme(args.model(), args.load.load.scheme)?;
-    let may_be_served = tools.is_none() && args.load.is_standard();
+    // A running server may not know the names of the settings file yet.
+    let may_be_served = tools.is_none() && args.load.is_standard() && !gateway.is_alias(args.model());
     let served = if may_be_served { ServedModel::find(gateway, args.model(), scheme) } else { None };
     let status = match &served {
         Some(served) => served.status.clone(),
@@ -70,12 +71,13 @@ pub(crate) fn run(gateway: &Gateway, args: &ChatArgs) -> anyhow::Result<()> {
         advise(gateway)?;
     }
     let Some(prompt) = prompt else {
-        return converse::run(gateway, args, OpenModel { status, served }, tools);
+        return converse::run(gateway, args, OpenModel::new(gateway, args.model(), status, served), tools);
     };
     let mut messages = first_messages(args.system.as_deref());
     messages.push(Message::new(Role::User, prompt));
-    let model = ChatModel { gateway, args: &args.generate, status: &status, served: served.as_ref() };
-    finish(&args.generate, &status, &tools::answer(&model, tools.as_mut(), &mut messages)?)
+    let open = OpenModel::new(gateway, args.model(), status, served);
+    let model = open.to_answer(gateway, &args.generate);
+    finish(&args.generate, &open.status, &tools::answer(&model, tools.as_mut(), &mut messages)?)
 }
 
 /// Names better models than the demonstration, at its first answer.

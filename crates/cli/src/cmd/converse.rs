@@ -100,9 +100,9 @@ pub(crate) fn run(
         system,
     };
     let mut editor = ChatEditor::new(gateway.chat_history(), COMMANDS);
-    let OpenModel { status, served } = &conversation.model;
+    let OpenModel { name, served, .. } = &conversation.model;
     let by = if served.is_some() { ", in the memory of a running server" } else { "" };
-    output::note(format!("{} is ready{by}; /help lists the commands.", status.name));
+    output::note(format!("{name} is ready{by}; /help lists the commands."));
     loop {
         let line = match editor.read() {
             Ok(line) => line,
@@ -132,9 +132,30 @@ fn is_fatal(error: &anyhow::Error) -> bool {
 
 /// A model in memory.
 pub(super) struct OpenModel {
+    /// Name of the model in requests.
+    name: String,
     pub(super) status: ModelStatus,
     /// The model, if a running server has it in memory instead of this process.
     pub(super) served: Option<ServedModel>,
+}
+
+impl OpenModel {
+    /// Returns a model that the user named. An additional name stays the model's name, because it has its own settings.
+    pub(super) fn new(
+        gateway: &Gateway,
+        named: &str,
+        status: ModelStatus,
+        served: Option<ServedModel>,
+    ) -> Self {
+        let name = if gateway.is_alias(named) { named.to_owned() } else { status.id() };
+        Self { name, status, served }
+    }
+
+    /// Returns the model for an answer with these options.
+    pub(super) fn to_answer<'a>(&'a self, gateway: &'a Gateway, args: &'a GenerateArgs) -> ChatModel<'a> {
+        let Self { name, status, served } = self;
+        ChatModel { gateway, args, name, status, served: served.as_ref() }
+    }
 }
 
 /// A conversation and the settings of its answers.
@@ -200,7 +221,7 @@ impl Conversation<'_> {
     /// Loads another model, which continues the conversation.
     fn change_model(&mut self, name: &str) -> anyhow::Result<()> {
         let status = load(self.gateway, name, &[ModelKind::Chat], &Bars::unless(self.options.quiet))?;
-        self.model = OpenModel { status, served: None };
+        self.model = OpenModel::new(self.gateway, name, status, None);
         output::note(format!("{} is ready", self.model.status.id()));
         Ok(())
     }
@@ -238,12 +259,7 @@ impl Conversation<'_> {
     fn ask(&mut self, question: String) -> anyhow::Result<()> {
         let before = self.messages.len();
         self.messages.push(Message::new(Role::User, question));
-        let model = ChatModel {
-            gateway: self.gateway,
-            args: &self.options,
-            status: &self.model.status,
-            served: self.model.served.as_ref(),
-        };
+        let model = self.model.to_answer(self.gateway, &self.options);
         match tools::answer(&model, self.tools.as_mut(), &mut self.messages) {
             Ok(answer) => {
                 print_speed(&self.options, &self.model.status, &answer);

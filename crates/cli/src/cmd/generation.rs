@@ -134,6 +134,8 @@ const LAST_STEP: Duration = Duration::from_millis(300);
 pub(super) struct ChatModel<'a> {
     pub(super) gateway: &'a Gateway,
     pub(super) args: &'a GenerateArgs,
+    /// Name of the model in requests.
+    pub(super) name: &'a str,
     pub(super) status: &'a ModelStatus,
     /// The model, if a running server has it in memory instead of this process.
     pub(super) served: Option<&'a ServedModel>,
@@ -167,7 +169,7 @@ pub(super) fn print_chat(
     messages: Vec<Message>,
     tools: ToolSettings,
 ) -> anyhow::Result<PrintedAnswer> {
-    let ChatModel { gateway, args, status, served } = model;
+    let ChatModel { gateway, args, name, status, served } = model;
     let request = ChatRequest {
         messages,
         tools,
@@ -184,7 +186,7 @@ pub(super) fn print_chat(
             }
             print(|sink| Ok(RunningAnswer::Served(served.chat(&request, sink)?)), args)
         }
-        None => print(|sink| Ok(RunningAnswer::Own(gateway.chat(&status.id(), request, sink)?)), args),
+        None => print(|sink| Ok(RunningAnswer::Own(gateway.chat(name, request, sink)?)), args),
     }
 }
 

@@ -5,8 +5,10 @@ mod bench;
 mod chat;
 mod check;
 mod completions;
+mod config;
 mod conversation_file;
 mod converse;
+mod create;
 mod doctor;
 mod embed;
 mod exports;
@@ -43,6 +45,7 @@ use crate::{
     bars::Bars,
     interrupt,
     settings::{bench_config, chat_config, check_serve, config, decoder_config, serve_config},
+    settings_file::Settings,
 };
 
 /// A gateway that is shut down when it is dropped: its models must stop before the process unloads ONNX Runtime.
@@ -54,8 +57,14 @@ impl Drop for OpenGateway {
     }
 }
 
-fn open(config: Config) -> anyhow::Result<OpenGateway> {
-    Ok(OpenGateway(Gateway::open(config)?))
+/// Opens the gateway. The names and models of the settings file complete those of the command line.
+fn open(config: Config, settings: &Settings) -> anyhow::Result<OpenGateway> {
+    let mut aliases = settings.aliases.clone();
+    aliases.extend(config.aliases);
+    let mut tool_formats = settings.tool_formats.clone();
+    tool_formats.extend(config.tool_formats);
+    let models = settings.models.clone();
+    Ok(OpenGateway(Gateway::open(Config { aliases, models, tool_formats, ..config })?))
 }
 
 /// Refuses a name that no model has.
@@ -113,7 +122,10 @@ fn check_threads(command: &Command) -> anyhow::Result<()> {
             | Command::Df(_)
             | Command::Prune(_)
             | Command::Ps(_)
+            | Command::Load(_)
             | Command::Stop(_)
+            | Command::Create(_)
+            | Command::Config(_)
             | Command::Doctor(_)
             | Command::Key(_)
             | Command::Completions { .. }
@@ -128,14 +140,15 @@ fn check_threads(command: &Command) -> anyhow::Result<()> {
 
 /// Runs a vendor's compiler on one graph, as a process of `check`.
 pub(crate) fn try_out(args: &TryOutArgs) -> anyhow::Result<()> {
-    check::try_out(&open(config(&args.store, None))?.0, args)
+    check::try_out(&open(config(&args.store, None), &Settings::default())?.0, args)
 }
 
 /// Runs a command.
-pub(crate) fn run(args: Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: Args, settings: Settings) -> anyhow::Result<()> {
     let Args { store, command, .. } = args;
     let Some(command) = command else { return welcome::run() };
     check_threads(&command)?;
+    let open = |config: Config| open(config, &settings);
     let plain = || open(config(&store, None));
     match command {
         Command::Run(run) => {
@@ -152,7 +165,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         Command::Fill(fill) => fill::run(&open(config(&store, Some(&fill.load)))?.0, &fill),
         Command::Serve(serve) => {
             check_serve(&serve)?;
-            serve::run(&open(serve_config(&store, &serve))?.0, serve)
+            serve::run(&open(serve_config(&store, &serve))?.0, serve, &settings.preloaded)
         }
         Command::Mcp(mcp) => mcp::run(&open(decoder_config(&store, &mcp.load))?.0, mcp),
         Command::Launch(launch) => launch::run(&plain()?.0, &store, launch),
@@ -163,9 +176,12 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         Command::Df(df) => models::df(&plain()?.0, &df),
         Command::Prune(prune) => models::prune(&plain()?.0, &prune),
         Command::Verify(verify) => verify::run(&plain()?.0, &verify),
-        Command::Rm(rm) => models::rm(&plain()?.0, &rm),
+        Command::Rm(rm) => models::rm(&plain()?.0, &store, &rm),
         Command::Ps(ps) => ps::run(&plain()?.0, &ps),
+        Command::Load(load) => ps::load(&plain()?.0, &load),
         Command::Stop(stop) => ps::stop(&plain()?.0, &stop),
+        Command::Create(create) => create::run(&plain()?.0, &store, &create),
+        Command::Config(config) => config::run(&store, config.command),
         Command::Compile(compile) => models::compile(&plain()?.0, &compile),
         Command::Plan(plan) => plan::run(&plain()?.0, plan),
         Command::Export(export) => exports::export(&plain()?.0, export),

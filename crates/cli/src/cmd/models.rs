@@ -10,9 +10,9 @@ use narthex_gateway::{
 
 use super::stated_scheme;
 use crate::{
-    args::{CompileArgs, JsonArgs, ListArgs, PruneArgs, PullArgs, RmArgs, ShowArgs},
+    args::{CompileArgs, JsonArgs, ListArgs, PruneArgs, PullArgs, RmArgs, ShowArgs, StoreArgs},
     bars::Bars,
-    interrupt, output, render, standard_input,
+    interrupt, output, render, settings_file, standard_input,
 };
 
 /// Fetches a model and compiles it.
@@ -105,7 +105,10 @@ pub(crate) fn show(gateway: &Gateway, args: &ShowArgs) -> anyhow::Result<()> {
 }
 
 /// Removes a model's packages, after a question unless `--yes` is given.
-pub(crate) fn rm(gateway: &Gateway, args: &RmArgs) -> anyhow::Result<()> {
+pub(crate) fn rm(gateway: &Gateway, store: &StoreArgs, args: &RmArgs) -> anyhow::Result<()> {
+    if gateway.is_alias(&args.model) {
+        return remove_name(gateway, store, &args.model);
+    }
     let removal = gateway.removal(&args.model)?;
     if !args.yes && !confirmed(&removal)? {
         output::note("nothing was removed");
@@ -113,6 +116,20 @@ pub(crate) fn rm(gateway: &Gateway, args: &RmArgs) -> anyhow::Result<()> {
     }
     let freed = gateway.remove(&args.model)?;
     output::note(format!("removed {}, freed {}", render::removal(&removal), render::bytes(freed)));
+    Ok(())
+}
+
+/// Removes a name of its own from the settings file. The model that answers under it stays.
+fn remove_name(gateway: &Gateway, store: &StoreArgs, name: &str) -> anyhow::Result<()> {
+    let model = gateway.model(name)?.name;
+    let path = settings_file::path(store)?;
+    let remove = |text: String| {
+        let is_defined = settings_file::has_name(&text, name)?;
+        anyhow::ensure!(is_defined, "expected {name} in {}, found no such name there", path.display());
+        settings_file::remove_name(&text, name)
+    };
+    gateway.change_settings(&path, remove, interrupt::cancel())?;
+    output::note(format!("removed the name {name}; the model {model} stays"));
     Ok(())
 }
 

@@ -1,9 +1,9 @@
 //! `narthex ps` and `narthex stop`.
 
-use narthex_gateway::Gateway;
+use narthex_gateway::{Error, Gateway};
 
 use crate::{
-    args::{JsonArgs, StopArgs},
+    args::{JsonArgs, ServedModelArgs, StopArgs},
     output, render, running_server,
 };
 
@@ -18,6 +18,19 @@ pub(crate) fn run(gateway: &Gateway, args: &JsonArgs) -> anyhow::Result<()> {
         return Ok(());
     }
     output::report(render::servers(&servers))
+}
+
+/// Loads a model into the memory of a running server.
+pub(crate) fn load(gateway: &Gateway, args: &ServedModelArgs) -> anyhow::Result<()> {
+    match running_server::load(gateway, &args.model)? {
+        Some(address) => output::note(format!("{} is in the memory of {address}", args.model)),
+        None => {
+            let message =
+                "expected a running server, found none; `narthex serve -m MODEL` starts one with the model";
+            return Err(Error::invalid("model", message).into());
+        }
+    }
+    Ok(())
 }
 
 /// Unloads a model from running servers.

@@ -12,8 +12,8 @@ use crate::{
     running_server,
 };
 
-/// Serves until a signal.
-pub(crate) fn run(gateway: &Gateway, args: ServeArgs) -> anyhow::Result<()> {
+/// Serves until a signal. The preloaded models are those of the settings file.
+pub(crate) fn run(gateway: &Gateway, args: ServeArgs, preloaded: &[String]) -> anyhow::Result<()> {
     if args.until_stdin_closes {
         interrupt::end_with_standard_input()?;
     }
@@ -51,7 +51,7 @@ pub(crate) fn run(gateway: &Gateway, args: ServeArgs) -> anyhow::Result<()> {
     options.check(gateway)?;
     let rules = options.access_rules(gateway)?;
     rules.warnings().iter().for_each(|warning| output::note(format!("warning: {warning}")));
-    for model in &args.model {
+    for model in args.model.iter().chain(preloaded) {
         super::load(gateway, model, ModelKind::ALL, &Bars::new())?;
     }
     let mut announced = None;

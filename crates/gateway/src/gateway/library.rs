@@ -111,8 +111,13 @@ impl Gateway {
 
     /// Returns the aliases of models that this gateway may use, with the names of the models.
     pub fn aliases(&self) -> Vec<(String, ModelName)> {
-        let aliases = self.config().aliases.keys();
-        aliases.filter_map(|alias| Some((alias.clone(), self.model(alias).ok()?.name))).collect()
+        let aliases = self.config().all_aliases().into_keys();
+        aliases.filter_map(|alias| self.model(&alias).ok().map(|model| (alias, model.name))).collect()
+    }
+
+    /// Returns whether a text is an additional name of a model.
+    pub fn is_alias(&self, text: &str) -> bool {
+        self.config().alias(text).is_some()
     }
 
     /// Reads the manifest of an installed package.
@@ -188,7 +193,7 @@ impl Gateway {
     /// [`Error::ModelNotAllowed`], [`Error::NotInstalled`] for a download that the caller may not start, and
     /// [`Error::TooManyBuilds`] if other requests take all permits.
     pub fn request_pull(&self, model: &str) -> Result<RequestedPull, Error> {
-        let RequestedModel { id, key } = self.resolve_obtainable(model)?;
+        let RequestedModel { id, key, .. } = self.resolve_obtainable(model)?;
         let is_installed = self.library.store.package(&key.name, key.scheme).is_some();
         let permit = if is_installed { None } else { Some(self.builds.take()?) };
         Ok(RequestedPull { gateway: self.clone(), key, id, _permit: permit })
@@ -361,6 +366,22 @@ impl Gateway {
     /// Removes a runtime.
     pub fn remove_runtime(&self, kind: &str) -> Result<(), Error> {
         Ok(runtimes::remove(&self.library.store, parse_runtime(kind)?)?)
+    }
+}
+
+/// The settings file.
+impl Gateway {
+    /// Replaces a settings file, which may lie in any folder. `change` receives the text of the file, which is empty if
+    /// the file does not exist, and returns the new text.
+    pub fn change_settings<E: From<Error>>(
+        &self,
+        path: &Path,
+        change: impl FnOnce(String) -> Result<String, E>,
+        cancel: &Cancel,
+    ) -> Result<(), E> {
+        let lock = self.library.store.lock_settings(cancel.flag()).map_err(Error::from)?;
+        let text = lock.read(path).map_err(Error::from)?;
+        Ok(lock.replace(path, &change(text)?).map_err(Error::from)?)
     }
 }
 

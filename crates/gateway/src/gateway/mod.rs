@@ -118,10 +118,13 @@ impl Gateway {
         // While a model loads, as many requests may wait for it as the loaded model admits.
         let waiting = slots.max(1).saturating_add(max_queue);
         let limits = ResidencyLimits { models: max_models, kv_bytes, waiting, reservation_wait: load_wait };
-        let models = ResidentModels::new(retry_failed_after, limits);
+        let models = Arc::new(ResidentModels::new(retry_failed_after, limits));
+        if library.config.has_keep_alive() {
+            models.unload_expired_in_background()?;
+        }
         Ok(Self {
             library: Arc::new(library),
-            models: Arc::new(models),
+            models,
             server_record: Arc::new(Mutex::new(None)),
             rights: Arc::default(),
             builds: BuildPermits::default(),
@@ -219,6 +222,7 @@ impl Gateway {
             match self.models.claim(&key)? {
                 Claim::Ready(model) => return Ok(model.loaded.status()),
                 Claim::Load => {
+                    let model = self.library.config.alias(model).unwrap_or(model);
                     let reference = self.library.reference(split_scheme(model).0)?;
                     self.load_claimed(&key, ModelSource::operator(&reference), progress, cancel)?;
                 }
@@ -244,7 +248,7 @@ impl Gateway {
     /// # Errors
     /// [`Error::TooManyBuilds`] for a model that must be built while other requests take all permits for builds.
     pub fn start_load(&self, model: &str) -> Result<LoadStart, Error> {
-        let RequestedModel { id, key } = self.resolve(model)?;
+        let RequestedModel { id, key, answers } = self.resolve(model)?;
         let mut right = BuildRight::Request(self.builds.clone());
         match self.models.claim_if(&key, || {
             if self.library.store.package(&key.name, key.scheme).is_none() {
@@ -252,11 +256,11 @@ impl Gateway {
             }
             Ok(())
         })? {
-            Claim::Ready(model) => return Ok(LoadStart::Ready(model)),
+            Claim::Ready(model) => return Ok(LoadStart::Ready(model.with_answers(answers))),
             Claim::Load => self.load_in_background(&key, id, right),
             Claim::Wait => {}
         }
-        Ok(LoadStart::Pending(PendingLoad::new(self.models.clone(), key)))
+        Ok(LoadStart::Pending(PendingLoad::new(self.models.clone(), key).with_answers(answers)))
     }
 
     pub(crate) fn library(&self) -> &Library {
@@ -373,6 +377,7 @@ impl Gateway {
         cancel: &Cancel,
     ) -> Result<LoadedModel, Error> {
         let library = &*self.library;
+        let config = library.config_of(&key.name);
         let mut choice = RuntimeChoice::of(library);
         if source.limit == PullLimit::Installed && choice.file(library)?.is_none() {
             return Err(narthex_catalog::Error::RuntimeNotInstalled { kind: Ep::Cpu }.into());
@@ -380,8 +385,8 @@ impl Gateway {
 
         threads::check(ComputingThreads::Configured(library.config.threads))?;
         choice.verify(library, progress, cancel)?;
-        eligibility::check_required_npu(&library.config, key, &choice.facts)?;
-        let needs_static = eligibility::needs_static_graphs(&library.config, key.scheme, &choice.facts);
+        eligibility::check_required_npu(&config, key, &choice.facts)?;
+        let needs_static = eligibility::needs_static_graphs(&config, key.scheme, &choice.facts);
         let graphs = if needs_static { RequiredGraphs::Static } else { RequiredGraphs::Any };
         choice.load_early(library)?;
         let steps = JobSteps::new(progress);
@@ -394,13 +399,13 @@ impl Gateway {
         let draft = DraftPackage::of(library, &package, progress, cancel)?;
         let has_kv = package.manifest.architecture.is_decoder();
         let draft_kv = draft.as_ref().map_or(0, |draft| draft.kv_budget);
-        let kv_bytes = if has_kv { library.config.kv_memory().budget.saturating_add(draft_kv) } else { 0 };
+        let kv_bytes = if has_kv { config.kv_memory().budget.saturating_add(draft_kv) } else { 0 };
         let reservation = self.models.reserve(key, kv_bytes, cancel)?;
         let request = LoadRequest {
             package,
             runtime,
             facts: Arc::new(choice.facts),
-            config: library.config.clone(),
+            config,
             store: library.store.clone(),
             reservation: Some(Arc::new(reservation)),
             progress,
@@ -409,7 +414,8 @@ impl Gateway {
 
         let draft = draft.map(|draft| draft.open(&request, device_selection::select)).transpose()?;
         let format = library.tool_format(&key.name);
-        let loaded = LoadedModel::load(&request, tokenizer, draft, format, device_selection::select)?;
+        let mut loaded = LoadedModel::load(&request, tokenizer, draft, format, device_selection::select)?;
+        loaded.residence = library.residence_of(&key.name);
         // The graphs would be those of another package than the tokenizer, and unverified.
         if !loaded.is_current() {
             return Err(Error::PackageReplaced(key.name.clone()));

@@ -31,7 +31,7 @@ impl Gateway {
         let config = self.config();
         let server = RunningServer {
             models: self.models.status(),
-            aliases: config.aliases.clone(),
+            aliases: config.all_aliases(),
             default_model: config.default_model.clone(),
             ..RunningServer::new(address, encryption)
         };

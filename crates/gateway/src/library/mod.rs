@@ -14,9 +14,10 @@ pub(crate) mod suitability;
 use std::sync::{Arc, OnceLock};
 
 use narthex_catalog::{index::Catalog, network::Network, store::Store};
+use narthex_spec::ModelName;
 
 use self::suitability::MachineSpeed;
-use crate::{config::Config, error::Error};
+use crate::{config::Config, error::Error, model_settings::ResidenceSettings};
 
 pub use models::DEFAULT_SCHEME;
 pub(crate) use models::{RequestedModel, schemes_from};
@@ -43,6 +44,20 @@ impl Library {
             catalog: Catalog::builtin()?,
             machine_speed: OnceLock::new(),
         })
+    }
+
+    /// Returns the settings for loading a model.
+    pub(crate) fn config_of(&self, name: &ModelName) -> Arc<Config> {
+        match self.settings(name) {
+            Some(settings) => Arc::new(self.config.with_loading(&settings.load)),
+            None => self.config.clone(),
+        }
+    }
+
+    /// Returns how long a model stays in memory.
+    pub(crate) fn residence_of(&self, name: &ModelName) -> ResidenceSettings {
+        let own = self.settings(name).map(|settings| settings.residence).unwrap_or_default();
+        ResidenceSettings { keep_alive: own.keep_alive.or(Some(self.config.keep_alive)), ..own }
     }
 
     /// Returns the speed of this machine, which is measured at the first call.

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use narthex_catalog::{
@@ -26,6 +27,7 @@ use crate::{
         package_key::{PackageKey, split_scheme},
         suitability,
     },
+    model_settings::{AnswerSettings, ModelSettings},
     report::{
         kv_cache,
         models::{InstalledPackage, KvCacheStatus, MeasuredQuality, ModelKind, ModelListing},
@@ -44,6 +46,8 @@ pub(crate) fn schemes_from(first: Scheme) -> impl Iterator<Item = Scheme> {
 pub(crate) struct RequestedModel {
     pub(crate) id: ModelId,
     pub(crate) key: PackageKey,
+    /// Settings of its answers.
+    pub(crate) answers: Arc<AnswerSettings>,
 }
 
 impl Library {
@@ -52,7 +56,7 @@ impl Library {
     /// A text without a scheme names the package in the default scheme if it is installed, else any installed one, else
     /// the one in the default scheme.
     pub(crate) fn key(&self, model: &str) -> Result<PackageKey, Error> {
-        let (text, scheme) = split_scheme(model);
+        let (text, scheme) = split_scheme(self.config.alias(model).unwrap_or(model));
         let name = self.resolve_name(&self.reference(text)?)?;
         Ok(self.package_key(name, scheme))
     }
@@ -63,13 +67,25 @@ impl Library {
     /// # Errors
     /// [`Error::PathAsModel`] and [`Error::UnknownModel`].
     pub(crate) fn requested(&self, model: &str) -> Result<RequestedModel, Error> {
-        let Config { aliases, default_model, .. } = &*self.config;
+        let config = &*self.config;
         let model = model.trim();
-        let alias = aliases.get(model).or_else(|| aliases.get(self.without_latest(model)));
-        match (self.named(alias.map_or(model, String::as_str)), default_model) {
-            (Err(Error::UnknownModel { .. }), Some(default)) => self.named(default),
-            (named, _) => named,
-        }
+        let name = if config.alias(model).is_some() { model } else { self.without_latest(model) };
+        let named = match (self.named(config.alias(name).unwrap_or(model)), &config.default_model) {
+            (Err(Error::UnknownModel { .. }), Some(default)) => self.named(default)?,
+            (named, _) => named?,
+        };
+        let answers = match config.models.get(name).filter(|settings| settings.from.is_some()) {
+            Some(settings) => Arc::new(settings.answers.clone()),
+            None => named.answers,
+        };
+        Ok(RequestedModel { answers, ..named })
+    }
+
+    /// Returns the settings of a model.
+    pub(crate) fn settings(&self, name: &ModelName) -> Option<&ModelSettings> {
+        let own = self.config.models.iter().filter(|(_, settings)| settings.from.is_none());
+        let mut own = own.filter(|(model, _)| self.named_id(model).is_ok_and(|(_, known)| known == *name));
+        own.next().map(|(_, settings)| settings)
     }
 
     /// Returns the text without the tag `latest`, which Ollama's clients add, unless it is part of a model's name.
@@ -81,6 +97,17 @@ impl Library {
     /// Returns the model that a text names. The tag `latest` is optional.
     fn named(&self, model: &str) -> Result<RequestedModel, Error> {
         let (text, scheme) = split_scheme(model);
+        let (id, name) = self.named_id(text)?;
+        let answers = self.settings(&name).map(|settings| settings.answers.clone());
+        Ok(RequestedModel {
+            id,
+            key: self.package_key(name, scheme),
+            answers: Arc::new(answers.unwrap_or_default()),
+        })
+    }
+
+    /// Returns the model that a text without a scheme names, and the name of its packages.
+    fn named_id(&self, text: &str) -> Result<(ModelId, ModelName), Error> {
         if matches!(ModelRef::parse(text), Ok(ModelRef::Local(_))) {
             return Err(Error::PathAsModel);
         }
@@ -91,15 +118,16 @@ impl Library {
         if matches!(&id, ModelId::Catalogue(name) if !self.is_known(name)) {
             return Err(self.unknown(text));
         }
-        let key = self.package_key(self.resolve_name(&ModelRef::Id(id.clone()))?, scheme);
-        Ok(RequestedModel { id, key })
+        let name = self.resolve_name(&ModelRef::Id(id.clone()))?;
+        Ok((id, name))
     }
 
     /// Returns the format of tool calls that the settings choose for a model.
     pub(crate) fn tool_format(&self, name: &ModelName) -> Option<ToolFormat> {
         let Config { tool_format, tool_formats, .. } = &*self.config;
-        let matches_name = |model: &str| self.named(model).is_ok_and(|named| named.key.name == *name);
-        let own = tool_formats.iter().find(|(model, _)| matches_name(model));
+        let own = tool_formats
+            .iter()
+            .find(|(model, _)| self.named_id(model).is_ok_and(|(_, known)| known == *name));
         own.map(|(_, format)| *format).or(*tool_format)
     }
 
@@ -110,12 +138,16 @@ impl Library {
         model.map(|model| Ok(self.named(model)?.key)).transpose()
     }
 
-    /// Refuses aliases, a default model, a draft model and formats of tool calls that name no model.
+    /// Refuses aliases, a default model, a draft model, formats of tool calls and settings that name no model.
     pub(crate) fn check_names(&self) -> Result<(), Error> {
-        let Config { aliases, default_model, draft_model, tool_formats, .. } = &*self.config;
+        let Config { aliases, models, default_model, draft_model, tool_formats, .. } = &*self.config;
         let named = aliases.values().map(|model| ("alias", model));
         let named = named.chain(default_model.iter().map(|model| ("default_model", model)));
         let named = named.chain(draft_model.iter().map(|model| ("draft_model", model)));
+        let named = named.chain(models.iter().map(|(name, settings)| match &settings.from {
+            Some(from) => ("from", from),
+            None => ("models", name),
+        }));
         for (param, model) in named.chain(tool_formats.keys().map(|model| ("tool_format", model))) {
             self.named(model).map_err(|error| {
                 let hint = error.hint().map_or(String::new(), |hint| format!(" ({hint})"));
@@ -126,7 +158,8 @@ impl Library {
     }
 
     fn package_key(&self, name: ModelName, scheme: Option<Scheme>) -> PackageKey {
-        if let Some(scheme) = scheme.or(self.config.scheme) {
+        let settings = || self.settings(&name).and_then(|settings| settings.load.scheme);
+        if let Some(scheme) = scheme.or_else(settings).or(self.config.scheme) {
             return PackageKey { name, scheme };
         }
         let installed =

@@ -30,6 +30,7 @@ use crate::{
         sessions::Model,
         tokenizer_reader::TokenizerReader,
     },
+    model_settings::ResidenceSettings,
     report::{
         kv_cache,
         models::{DeviceRefusal, EngineCounters, KvCacheStatus, ModelKind, ModelState, ModelStatus},
@@ -47,6 +48,8 @@ pub(crate) struct LoadedModel {
     pub(crate) tool_format: ToolFormat,
     /// Maximum number of sequences that run or wait.
     pub(crate) capacity: usize,
+    /// Time that it stays in memory.
+    pub(crate) residence: ResidenceSettings,
     worker: Worker,
     /// Compiled for the first grammar.
     grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
@@ -102,6 +105,7 @@ impl LoadedModel {
             tool_format: tools.format,
             template,
             capacity: config.slots.max(1).saturating_add(config.max_queue),
+            residence: ResidenceSettings::default(),
             draft: draft.as_ref().map(|draft| draft.package.clone()),
             worker: Worker::start(model, draft, request, &report)?,
             grammars: OnceLock::new(),

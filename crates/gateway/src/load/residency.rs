@@ -5,7 +5,8 @@
 //!
 //! The number of models in memory and the bytes of their KV caches are bounded. A model beyond a bound evicts the idle
 //! model that was used least recently. If none is idle, its load waits for one, for a limited time. A model that was
-//! removed counts until the requests that use it have ended.
+//! removed counts until the requests that use it have ended. Pinned models are not evicted. Models with a keep-alive time
+//! are unloaded when no request has used them for so long.
 
 mod load_failure;
 mod pending;
@@ -26,6 +27,7 @@ use crate::{
     error::Error,
     library::package_key::PackageKey,
     load::loaded_model::LoadedModel,
+    model_settings::KeepAlive,
     report::models::{ModelState, ModelStatus},
 };
 
@@ -33,6 +35,9 @@ use load_failure::LoadFailure;
 pub use pending::{LoadStart, LoadWaiter, PendingLoad};
 pub use ready_model::ReadyModel;
 use reservation::{ModelReservation, ReservedTotals};
+
+/// Time between two searches for models whose keep-alive time has passed.
+const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
 
 enum Residence {
     Loading {
@@ -90,6 +95,27 @@ impl Residence {
         if let Self::Loading { waiters, .. } = self {
             waiters.into_values().for_each(|wake| wake());
         }
+    }
+
+    /// Returns whether no request has used the model during its keep-alive time. A model in use counts as used now.
+    fn is_expired(&mut self, now: Instant) -> bool {
+        let is_idle = self.idle_since().is_some();
+        match self {
+            Self::Ready { model, used, .. } => {
+                if !is_idle {
+                    *used = now;
+                }
+                match model.residence.keep_alive {
+                    Some(KeepAlive::For(time)) => is_idle && now.saturating_duration_since(*used) >= time,
+                    Some(KeepAlive::Forever) | None => false,
+                }
+            }
+            Self::Loading { .. } | Self::Failed { .. } => false,
+        }
+    }
+
+    fn is_pinned(&self) -> bool {
+        matches!(self, Self::Ready { model, .. } if model.residence.pinned)
     }
 
     /// Returns the time of the last request of a model that no request uses or is about to use.
@@ -270,6 +296,33 @@ impl ResidentModels {
         }
     }
 
+    /// Unloads models whose keep-alive time has passed, on a thread that ends with the models.
+    pub(crate) fn unload_expired_in_background(self: &Arc<Self>) -> Result<(), Error> {
+        let models = Arc::downgrade(self);
+        let unload = move || {
+            while let Some(models) = models.upgrade() {
+                models.unload_expired(Instant::now());
+                drop(models);
+                thread::sleep(EXPIRY_INTERVAL);
+            }
+        };
+        let thread = thread::Builder::new().name("keep-alive".to_owned()).spawn(unload);
+        let failed = |source| Error::Io { what: "cannot start the keep-alive thread".to_owned(), source };
+        thread.map(drop).map_err(failed)
+    }
+
+    fn unload_expired(&self, now: Instant) {
+        let expired: Vec<_> =
+            self.models.lock().extract_if(.., |_, residence| residence.is_expired(now)).collect();
+        if !expired.is_empty() {
+            for (key, _) in &expired {
+                tracing::info!("{} is unloaded, because its keep-alive time has passed", key.name);
+            }
+            drop(expired);
+            self.notify();
+        }
+    }
+
     /// Removes a model. Requests that already use it continue with it.
     pub(crate) fn evict(&self, key: &PackageKey) {
         let evicted = {
@@ -320,9 +373,10 @@ impl ResidentModels {
     }
 }
 
-/// Removes and returns the idle model that was used least recently.
+/// Removes and returns the idle model that was used least recently, unless it is pinned.
 fn take_idle(models: &mut Residences) -> Option<(PackageKey, Residence)> {
-    let idle = models.iter().filter_map(|(key, residence)| Some((residence.idle_since()?, key)));
+    let evictable = models.iter().filter(|(_, residence)| !residence.is_pinned());
+    let idle = evictable.filter_map(|(key, residence)| Some((residence.idle_since()?, key)));
     let oldest = idle.min()?.1.clone();
     models.remove_entry(&oldest)
 }

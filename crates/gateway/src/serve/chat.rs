@@ -46,9 +46,10 @@ const MAX_ID: usize = 256;
 /// Requests for text.
 impl ReadyModel {
     /// Starts a chat answer. Returns once it is queued.
-    pub fn chat(&self, request: ChatRequest, sink: Box<dyn GenerationSink>) -> Result<Generation, Error> {
+    pub fn chat(&self, mut request: ChatRequest, sink: Box<dyn GenerationSink>) -> Result<Generation, Error> {
         let cancel = sink.cancel();
         cancel.check()?;
+        self.answers.add_stop(&mut request.options.stop);
         let model = &*self.loaded;
         options::check(&request.options, Length::Some)?;
         tools::check(&request.tools)?;
@@ -57,7 +58,8 @@ impl ReadyModel {
         }
 
         let mut rules = AnswerRules::new(model, &request.tools, &request.options, &cancel)?;
-        let ChatRequest { messages, tools, reasoning, overflow, options } = request;
+        let ChatRequest { mut messages, tools, reasoning, overflow, options } = request;
+        self.answers.add_system(&mut messages);
         let render = render_options(&reasoning);
         let limit = model.engine()?.limits().longest();
         let (ChatPrompt { tokens, text }, omitted_messages) = match overflow {
@@ -109,7 +111,8 @@ impl ReadyModel {
         cancel: &Cancel,
     ) -> Result<ChatPrompt, Error> {
         cancel.check()?;
-        let ChatRequest { messages, tools, reasoning, .. } = request;
+        let ChatRequest { mut messages, tools, reasoning, .. } = request;
+        self.answers.add_system(&mut messages);
         let options = render_options(&reasoning);
         prompt(&self.loaded, messages, &tools, options, limit, cancel)
     }
@@ -169,11 +172,12 @@ impl ReadyModel {
     /// Starts a text completion. Returns once it is queued.
     pub fn complete(
         &self,
-        request: CompletionRequest,
+        mut request: CompletionRequest,
         sink: Box<dyn GenerationSink>,
     ) -> Result<Generation, Error> {
         let cancel = sink.cancel();
         cancel.check()?;
+        self.answers.add_stop(&mut request.options.stop);
         let model = &*self.loaded;
         let length = if request.echo == Echo::PromptAndCompletion { Length::None } else { Length::Some };
         options::check(&request.options, length)?;

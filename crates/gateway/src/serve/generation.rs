@@ -82,7 +82,8 @@ pub(super) fn start(
     options::at_most("n", options.n, model.capacity)?;
     let room = limits.longest().saturating_sub(tokens.len());
     let max_tokens = options.max_tokens.unwrap_or(room).min(room);
-    let mut sampling = options::sampling(options, &model.package.manifest.sampling, limits)?;
+    let published = ready.answers.sampling_with(&model.package.manifest.sampling);
+    let mut sampling = options::sampling(options, &published, limits)?;
     let stop = &model.package.manifest.tokenizer.stop;
     if options.stop_tokens == StopTokens::Never {
         sampling.logit_bias.extend(stop.iter().map(|&token| (token, f32::NEG_INFINITY)));

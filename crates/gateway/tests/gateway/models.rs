@@ -2,14 +2,15 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
-use std::{fs, path::Path, time::Duration};
+use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 
 use narthex_gateway::{
-    AuditedFile, AutoPull, Cancel, CompileRequest, Config, Encryption, Error, ErrorKind, ExportFormat,
-    ExportRequest, FileCondition, Gateway, ImportRequest, LoadStart, PendingLoad, Rebuild, Rights,
+    AnswerSettings, AuditedFile, AutoPull, Cancel, CompileRequest, Config, Encryption, Error, ErrorKind,
+    ExportFormat, ExportRequest, FileCondition, Gateway, ImportRequest, KeepAlive, LoadSettings, LoadStart,
+    ModelSettings, PendingLoad, Rebuild, ResidenceSettings, Rights,
     doctor::Level,
     models::{ModelKind, ModelState},
-    request::{EmbedRequest, InputOverflow, Prompt},
+    request::{ChatRequest, EmbedRequest, InputOverflow, Message, Prompt, Role},
 };
 use narthex_spec::{
     Calibration, DeviceName, Ep, ProgressSink, Scheme,
@@ -90,6 +91,74 @@ fn an_idle_model_leaves_for_another_and_one_in_use_stays() {
     assert!(error.hint().unwrap().contains("--max-models"));
     running.cancel();
     embed().unwrap();
+}
+
+/// Settings of one model.
+fn settings(model: &str, settings: ModelSettings) -> BTreeMap<String, ModelSettings> {
+    [(model.to_owned(), settings)].into()
+}
+
+#[test]
+fn a_pinned_model_makes_no_room_for_another() {
+    let tiny = Tiny::new();
+    let (chat, encoder) = (tiny.chat(), tiny.embedding());
+    let residence = ResidenceSettings { pinned: true, keep_alive: None };
+    let models = settings(&chat, ModelSettings { residence, ..ModelSettings::default() });
+    let gateway = Gateway::open(Config { max_models: 1, models, ..tiny.config() }).unwrap();
+    gateway.load(&chat, &Quiet, &Cancel::new()).unwrap();
+    let load = pending(&gateway, &encoder);
+    assert!(matches!(without_memory(&load), Error::ResidencyFull { .. }));
+    gateway.unload(&chat).unwrap();
+    eventually("memory", || load.model().is_ok());
+}
+
+#[test]
+fn a_model_leaves_after_its_keep_alive_time() {
+    let tiny = Tiny::new();
+    let (chat, encoder) = (tiny.chat(), tiny.embedding());
+    let residence = ResidenceSettings { pinned: false, keep_alive: Some(KeepAlive::Forever) };
+    let models = settings(&encoder, ModelSettings { residence, ..ModelSettings::default() });
+    let keep_alive = KeepAlive::For(Duration::ZERO);
+    let gateway = Gateway::open(Config { keep_alive, models, ..tiny.config() }).unwrap();
+    gateway.load(&encoder, &Quiet, &Cancel::new()).unwrap();
+    gateway.load(&chat, &Quiet, &Cancel::new()).unwrap();
+    eventually("the end of the chat model", || states(&gateway).len() == 1);
+    assert_eq!(states(&gateway), [(encoder, ModelState::Ready)]);
+}
+
+#[test]
+fn a_name_of_its_own_has_its_system_prompt_and_sampling() {
+    let tiny = Tiny::new();
+    let chat = tiny.chat();
+    let answers = AnswerSettings { system: Some("the dog".to_owned()), ..AnswerSettings::default() };
+    let pet = ModelSettings { from: Some(chat.clone()), answers, ..ModelSettings::default() };
+    let gateway = Gateway::open(Config { models: settings("pet", pet), ..tiny.config() }).unwrap();
+    assert!(gateway.is_alias("pet") && !gateway.is_alias(&chat));
+    gateway.load("pet", &Quiet, &Cancel::new()).unwrap();
+    let prompt = |model: &str, roles: &[Role]| {
+        let LoadStart::Ready(ready) = gateway.start_load(model).unwrap() else {
+            panic!("{model} is not ready")
+        };
+        let messages = roles.iter().map(|role| Message::new(*role, "the cat".to_owned())).collect();
+        ready.chat_prompt(ChatRequest::new(messages), &Cancel::new()).unwrap().text
+    };
+    assert!(prompt("pet", &[Role::User]).contains("the dog"));
+    assert!(!prompt("pet", &[Role::System, Role::User]).contains("the dog"), "the conversation has its own");
+    assert!(!prompt(&chat, &[Role::User]).contains("the dog"));
+    assert_eq!(states(&gateway).len(), 1, "both names have one model in memory");
+}
+
+#[test]
+fn settings_of_a_model_change_its_loading() {
+    let tiny = Tiny::new();
+    let chat = tiny.long_chat();
+    let load = LoadSettings { context: Some(64), ..LoadSettings::default() };
+    let models = settings(&chat, ModelSettings { load, ..ModelSettings::default() });
+    let gateway = Gateway::open(Config { models, ..tiny.config() }).unwrap();
+    assert_eq!(gateway.load(&chat, &Quiet, &Cancel::new()).unwrap().max_length, Some(64));
+    let unknown = settings("nothing:1b", ModelSettings::default());
+    let error = Gateway::open(Config { models: unknown, ..tiny.config() }).err().unwrap().to_string();
+    assert!(error.contains("models") && error.contains("nothing:1b"), "{error}");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{ReadyModel, Residence, ResidentModels};
-use crate::{cancel::Cancel, error::Error, library::package_key::PackageKey};
+use crate::{cancel::Cancel, error::Error, library::package_key::PackageKey, model_settings::AnswerSettings};
 
 /// Delay before a client should retry while a model is loading.
 const LOADING_RETRY: Duration = Duration::from_secs(5);
@@ -62,17 +62,23 @@ pub enum LoadStart {
 pub struct PendingLoad {
     models: Arc<ResidentModels>,
     key: PackageKey,
+    answers: Arc<AnswerSettings>,
 }
 
 impl PendingLoad {
     pub(crate) fn new(models: Arc<ResidentModels>, key: PackageKey) -> Self {
-        Self { models, key }
+        Self { models, key, answers: Arc::default() }
+    }
+
+    /// Returns the load with settings of the model's answers.
+    pub(crate) fn with_answers(self, answers: Arc<AnswerSettings>) -> Self {
+        Self { answers, ..self }
     }
 
     /// Calls `wake` once when the load has ended, unless the returned waiter is dropped before. Fails if too many
     /// requests wait for the model.
     pub fn on_end(&self, wake: impl FnOnce() + Send + 'static) -> Result<LoadWaiter, Error> {
-        let Self { models, key } = self;
+        let Self { models, key, .. } = self;
         let number = models.next_waiter.fetch_add(1, Ordering::Relaxed);
         let waiter = LoadWaiter { models: models.clone(), key: key.clone(), number };
         let mut residences = models.models.lock();
@@ -133,7 +139,9 @@ impl PendingLoad {
     /// Returns the model. Fails if it is still loading, if its load waits for memory, or if its load failed.
     pub fn model(&self) -> Result<ReadyModel, Error> {
         match self.models.models.lock().get(&self.key) {
-            Some(Residence::Ready { model, .. }) => Ok(ReadyModel::new(model, &self.models)),
+            Some(Residence::Ready { model, .. }) => {
+                Ok(ReadyModel::new(model, &self.models).with_answers(self.answers.clone()))
+            }
             Some(Residence::Loading { awaits_reservation: true, .. }) => {
                 Err(self.models.residency_full(&self.key))
             }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak};
 
 use super::ResidentModels;
-use crate::{encoder_queue::ComputedTokens, load::loaded_model::LoadedModel};
+use crate::{encoder_queue::ComputedTokens, load::loaded_model::LoadedModel, model_settings::AnswerSettings};
 
 /// A model in memory. It is not removed to make room for another model until this value and the generations that it
 /// started have ended. Its requests have the same names as those of a [`Gateway`](crate::Gateway).
@@ -28,6 +28,8 @@ pub struct ReadyModel {
     // Dropped before `_end`, which wakes the loads that wait for memory.
     pub(crate) loaded: Arc<LoadedModel>,
     pub(crate) computed: ComputedTokens,
+    /// Settings of the answers under the requested name.
+    pub(crate) answers: Arc<AnswerSettings>,
     _end: UseEnd,
 }
 
@@ -36,8 +38,14 @@ impl ReadyModel {
         Self {
             loaded: model.clone(),
             computed: ComputedTokens::default(),
+            answers: Arc::default(),
             _end: UseEnd(Arc::downgrade(models)),
         }
+    }
+
+    /// Returns the model with settings of its answers.
+    pub(crate) fn with_answers(self, answers: Arc<AnswerSettings>) -> Self {
+        Self { answers, ..self }
     }
 
     /// Returns the number of tokens that an encoder has computed for the requests through this value and its clones,

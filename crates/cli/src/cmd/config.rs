@@ -1,0 +1,141 @@
+//! `narthex config`: the settings file.
+
+use std::{env, path::Path, process::Command};
+
+use anyhow::Context;
+use narthex_gateway::Error;
+
+use crate::{
+    args::{ConfigCommand, StoreArgs},
+    input_file, output,
+    settings_file::{self, BadSettings, Setting, SettingValue, TABLES},
+};
+
+/// Text of a new settings file.
+const TEMPLATE: &str = "# Settings of Narthex. Options of the command line come first, then variables such as NARTHEX_PORT, then this file.
+# `narthex config check` lists faults; https://toml.io describes the format.
+
+# [server]
+# port = 8000
+
+# [limits]
+# keep_alive = \"30m\"
+
+# [aliases]
+# \"gpt-4o\" = \"smollm2:135m\"
+
+# [models.\"smollm2:135m\"]
+# context = 4096
+# temperature = 0.7
+";
+
+/// Checks, shows, or edits the settings.
+pub(crate) fn run(store: &StoreArgs, command: ConfigCommand) -> anyhow::Result<()> {
+    match command {
+        ConfigCommand::Path => output::line(settings_file::path(store)?.display()),
+        ConfigCommand::Check { file } => match file {
+            Some(file) => check(&file),
+            None => check(&settings_file::path(store)?),
+        },
+        ConfigCommand::Show => show(store),
+        ConfigCommand::Edit => edit(&settings_file::path(store)?),
+    }
+}
+
+fn check(path: &Path) -> anyhow::Result<()> {
+    match settings_file::read(&input_file::text(path)?) {
+        Ok(_) => {
+            output::note(format!("{} is correct", path.display()));
+            Ok(())
+        }
+        Err(faults) => Err(BadSettings { path: path.to_owned(), faults }.into()),
+    }
+}
+
+/// Prints the settings that apply, with the variable or the file that states each. What is not printed has its default.
+fn show(store: &StoreArgs) -> anyhow::Result<()> {
+    let path = settings_file::path(store)?;
+    let settings = settings_file::load(store)?;
+    let variables = settings_file::from_environment(&|name| env::var_os(name))?;
+    let mut lines = Vec::new();
+    for (table, keys) in TABLES {
+        let stated = keys.iter().filter_map(|key| {
+            let of_key = |setting: &&Setting| setting.key == *key;
+            let variable = variables.iter().find(of_key);
+            let origin = variable.map(|_| settings_file::variable(key));
+            let setting = variable.or_else(|| settings.options.iter().find(of_key))?;
+            let origin = origin.unwrap_or_else(|| path.display().to_string());
+            Some(format!("{key} = {} # {origin}", shown(&setting.value)))
+        });
+        let stated: Vec<String> = stated.collect();
+        if !stated.is_empty() {
+            lines.push(format!("[{table}]\n{}\n", stated.join("\n")));
+        }
+    }
+    let aliases: Vec<String> =
+        settings.aliases.iter().map(|(name, model)| format!("{name:?} = {model:?}")).collect();
+    if !aliases.is_empty() {
+        lines.push(format!("[aliases]\n{}\n", aliases.join("\n")));
+    }
+    for (name, model) in &settings.models {
+        let from = model.from.as_ref().map_or(String::new(), |from| format!(" # answers with {from}"));
+        lines.push(format!("[models.{name:?}]{from}\n"));
+    }
+    if lines.is_empty() {
+        output::note(format!(
+            "{} states nothing, and no variable does; every setting has its default.",
+            path.display()
+        ));
+        return Ok(());
+    }
+    output::report(lines.join("\n"))
+}
+
+fn shown(value: &SettingValue) -> String {
+    match value {
+        SettingValue::One(text) if text.parse::<f64>().is_ok() => text.clone(),
+        SettingValue::One(text) => format!("{text:?}"),
+        SettingValue::Several(texts) => format!("{texts:?}"),
+        SettingValue::Switch(switch) => switch.to_string(),
+    }
+}
+
+/// Opens the file in the user's editor, and checks it afterwards.
+fn edit(path: &Path) -> anyhow::Result<()> {
+    if !path.exists() {
+        let folder = path.parent().unwrap_or(Path::new("."));
+        std::fs::create_dir_all(folder)
+            .and_then(|()| std::fs::write(path, TEMPLATE))
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    let editor = ["VISUAL", "EDITOR"]
+        .iter()
+        .find_map(|name| env::var(name).ok().filter(|editor| !editor.trim().is_empty()));
+    let standard = if cfg!(windows) { "notepad" } else { "vi" };
+    let editor = editor.unwrap_or_else(|| standard.to_owned());
+    let mut words = editor.split_whitespace();
+    let program = words.next().unwrap_or(standard);
+    let status = Command::new(program).args(words).arg(path).status();
+    let status = status.with_context(|| {
+        format!("cannot start the editor `{program}`; set EDITOR, or open {} yourself", path.display())
+    })?;
+    if !status.success() {
+        let message = format!("expected the editor `{program}` to end without an error, found {status}");
+        return Err(Error::Invalid { param: "editor", message }.into());
+    }
+    check(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_template_is_correct_with_and_without_its_examples() {
+        settings_file::read(TEMPLATE).unwrap();
+        let examples: Vec<&str> =
+            TEMPLATE.lines().skip(2).map(|line| line.trim_start_matches("# ")).collect();
+        let settings = settings_file::read(&examples.join("\n")).unwrap();
+        assert_eq!((settings.options.len(), settings.aliases.len(), settings.models.len()), (2, 1, 1));
+    }
+}

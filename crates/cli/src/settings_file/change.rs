@@ -1,0 +1,116 @@
+//! Changes of the settings file that keep its comments and its order.
+
+use anyhow::{Context, bail};
+use toml_edit::{Array, DocumentMut, Item, Table, Value, value};
+
+use super::{Setting, SettingValue, document};
+
+/// A name of its own for a model, with settings of its answers.
+pub(crate) struct NewName<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) from: &'a str,
+    pub(crate) system: Option<&'a str>,
+    pub(crate) answers: Vec<Setting>,
+}
+
+/// Returns the text of the settings file with a new name, or another with its settings replaced.
+pub(crate) fn add_name(text: &str, new: &NewName<'_>) -> anyhow::Result<String> {
+    let mut document = parse(text)?;
+    let models = document.entry("models").or_insert_with(implicit_table).as_table_like_mut();
+    let models = models.context("models: expected a table, found another value")?;
+    let mut entry = Table::new();
+    entry["from"] = value(new.from);
+    if let Some(system) = new.system {
+        entry["system"] = value(system);
+    }
+    for setting in &new.answers {
+        entry[setting.key.as_str()] = Item::Value(toml_value(&setting.value));
+    }
+    models.insert(new.name, Item::Table(entry));
+    finish(&document)
+}
+
+/// Returns whether the settings define a name of its own for a model.
+pub(crate) fn has_name(text: &str, name: &str) -> anyhow::Result<bool> {
+    let document = parse(text)?;
+    let is_defined = |table: &str| {
+        let entry = document.get(table).and_then(Item::as_table_like).and_then(|table| table.get(name));
+        entry.is_some_and(|entry| {
+            table == "aliases" || entry.as_table_like().is_some_and(|entry| entry.contains_key("from"))
+        })
+    };
+    Ok(is_defined("aliases") || is_defined("models"))
+}
+
+/// Returns the text of the settings file without a name of its own.
+pub(crate) fn remove_name(text: &str, name: &str) -> anyhow::Result<String> {
+    let mut document = parse(text)?;
+    for table in ["aliases", "models"] {
+        if let Some(table) = document.get_mut(table).and_then(Item::as_table_like_mut) {
+            table.remove(name);
+        }
+    }
+    finish(&document)
+}
+
+fn parse(text: &str) -> anyhow::Result<DocumentMut> {
+    text.parse().context("the settings file is malformed; `narthex config check` lists every fault")
+}
+
+/// Returns the text of the settings, which must be valid: nothing wrong is written.
+fn finish(document: &DocumentMut) -> anyhow::Result<String> {
+    let text = document.to_string();
+    match document::read(&text) {
+        Ok(_) => Ok(text),
+        Err(faults) => bail!("{}", faults.first().map(ToString::to_string).unwrap_or_default()),
+    }
+}
+
+fn implicit_table() -> Item {
+    let mut table = Table::new();
+    table.set_implicit(true);
+    Item::Table(table)
+}
+
+fn toml_value(value: &SettingValue) -> Value {
+    match value {
+        SettingValue::One(text) => scalar(text),
+        SettingValue::Several(texts) => Value::Array(texts.iter().map(String::as_str).collect::<Array>()),
+        SettingValue::Switch(switch) => (*switch).into(),
+    }
+}
+
+/// Returns a number, or else a text.
+fn scalar(text: &str) -> Value {
+    match (text.parse::<i64>(), text.parse::<f64>()) {
+        (Ok(number), _) => number.into(),
+        (Err(_), Ok(number)) if number.is_finite() => number.into(),
+        _ => text.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_added_and_removed_beside_comments() {
+        let text = "# mine\n[limits]\nslots = 2 # few\n";
+        let answers =
+            vec![Setting { key: "temperature".to_owned(), value: SettingValue::One("0.5".to_owned()) }];
+        let new = NewName { name: "pirate", from: "smollm2:135m", system: Some("Arr."), answers };
+        let added = add_name(text, &new).unwrap();
+        let expect = "[models.pirate]\nfrom = \"smollm2:135m\"\nsystem = \"Arr.\"\ntemperature = 0.5\n";
+        assert_eq!(added, format!("{text}\n{expect}"));
+        assert!(has_name(&added, "pirate").unwrap() && !has_name(text, "pirate").unwrap());
+        assert_eq!(remove_name(&added, "pirate").unwrap(), text);
+    }
+
+    #[test]
+    fn a_file_with_faults_is_not_changed() {
+        let new = NewName { name: "a", from: "b", system: None, answers: Vec::new() };
+        let error = add_name("[limits]\nslots = 0\n", &new).unwrap_err().to_string();
+        assert!(error.contains("2:9: limits.slots: expected"), "{error}");
+        assert!(add_name("[limits", &new).is_err());
+    }
+}
