@@ -186,8 +186,10 @@ impl Encoding {
                 let high = &b[16..48];
                 for (pair, quants) in b[48..].chunks_exact(32).enumerate() {
                     for (half, (scale, min)) in scale_min_pair(pair, b).into_iter().enumerate() {
-                        let bit = |l: usize| (high[l] >> (2 * pair + half) & 1) << 4;
-                        out.push(std::array::from_fn(|l| quants[l] >> (4 * half) & 15 | bit(l)), scale, -min);
+                        let quants = std::array::from_fn(|l| {
+                            quants[l] >> (4 * half) & 15 | (high[l] >> (2 * pair + half) & 1) << 4
+                        });
+                        out.push(quants, scale, -min);
                     }
                 }
             }),
@@ -197,6 +199,7 @@ impl Encoding {
             }),
             Self::F32 | Self::F16 | Self::Bf16 | Self::Q6K => return false,
         }
+
         true
     }
 

@@ -234,11 +234,14 @@ fn scaling(scaling: &RopeScaling) -> Value {
             "attention_factor": attention_factor,
         }),
         RopeScaling::LongRope { short, long, .. } => {
-            let exact =
-                |factors: &[f32]| factors.iter().map(|&factor| self::short(factor)).collect::<Vec<_>>();
-            json!({"type": "longrope", "short_factor": exact(short), "long_factor": exact(long)})
+            json!({"type": "longrope", "short_factor": shorts(short), "long_factor": shorts(long)})
         }
     }
+}
+
+/// Returns numbers with as few digits as represent them.
+fn shorts(numbers: &[f32]) -> Vec<f64> {
+    numbers.iter().map(|&number| short(number)).collect()
 }
 
 fn activation(activation: Activation) -> &'static str {

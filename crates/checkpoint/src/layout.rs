@@ -234,10 +234,10 @@ fn cut<'a>(weight: Weight<'a>, sizes: &[usize], index: usize) -> Result<Weight<'
     }
     let row: usize = shape[1..].iter().product();
     let start: usize = sizes[..index].iter().sum();
-    let at = |rows: usize| rows * row / encoding.block_elements() * encoding.block_bytes();
-    let range = at(start)..at(start + sizes[index]);
+    let [start, end] = [start, start + sizes[index]]
+        .map(|rows| rows * row / encoding.block_elements() * encoding.block_bytes());
     shape[0] = sizes[index];
-    Weight::new(name, shape, encoding, sliced(bytes, range))
+    Weight::new(name, shape, encoding, sliced(bytes, start..end))
 }
 
 /// Returns one matrix of a stack `[matrices, rows, cols]`.
@@ -286,21 +286,24 @@ fn transposed(weight: Weight<'_>) -> Result<Weight<'_>> {
 fn order(count: usize, size: usize, pairs: RopePairs, dims: usize) -> Vec<u32> {
     let half = size / 2;
     let rotated = dims / 2;
-    let from = |place: usize| {
-        let second = usize::from(place >= half);
-        let pair = place % half.max(1);
-        if place >= 2 * half {
-            place
-        } else if pair < rotated {
-            match pairs {
-                RopePairs::Halves => pair + second * rotated,
-                RopePairs::Interleaved => 2 * pair + second,
+    let head: Vec<usize> = (0..size)
+        .map(|element| {
+            let second = usize::from(element >= half);
+            let pair = element % half.max(1);
+            if element >= 2 * half {
+                element
+            } else if pair < rotated {
+                match pairs {
+                    RopePairs::Halves => pair + second * rotated,
+                    RopePairs::Interleaved => 2 * pair + second,
+                }
+            } else {
+                dims + pair - rotated + second * (half - rotated)
             }
-        } else {
-            dims + pair - rotated + second * (half - rotated)
-        }
-    };
-    (0..count).map(|place| (place - place % size + from(place % size)) as u32).collect()
+        })
+        .collect();
+
+    (0..count).map(|element| (element - element % size + head[element % size]) as u32).collect()
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ use std::{fmt::Display, io, ops::RangeInclusive, path::Path};
 use narthex_files::MappedFile;
 use narthex_spec::{
     arch::{
-        Architecture, Attention, DecoderArch, DecoderLayer, EncoderArch, EncoderHead, KvSource, NormKind,
-        QkNorm, Residual, RopeScaling, Rotation,
+        Architecture, Attention, DecoderArch, EncoderArch, EncoderHead, KvSource, NormKind, QkNorm, Residual,
+        RopeScaling, Rotation,
     },
     manifest::max_json_values,
 };
@@ -43,6 +43,11 @@ pub(crate) fn malformed(path: &Path, expected: impl Into<String>, found: impl Di
     CheckpointError::Malformed { path: path.to_owned(), expected: expected.into(), found: found.to_string() }
 }
 
+/// Returns the conversion of the system's error for a file or a folder.
+pub(crate) fn unreadable(path: &Path) -> impl Fn(io::Error) -> CheckpointError {
+    |source| CheckpointError::Read { path: path.to_owned(), source }
+}
+
 /// Returns an error for well-formed content that is not supported.
 pub(crate) fn unsupported(
     what: impl Into<String>,
@@ -69,7 +74,7 @@ pub fn read_small(path: &Path) -> Result<Vec<u8>> {
 pub(crate) fn read_at_most(path: &Path, most: u64) -> Result<Vec<u8>> {
     narthex_files::read(path, most).map_err(|source| match source.kind() {
         io::ErrorKind::FileTooLarge => malformed(path, format!("at most {most} bytes"), "more"),
-        _ => CheckpointError::Read { path: path.to_owned(), source },
+        _ => unreadable(path)(source),
     })
 }
 
@@ -84,7 +89,7 @@ pub(crate) fn check_values(path: &Path, bytes: &[u8], most: usize) -> Result<()>
 
 /// Maps the whole of the regular file `path` read-only.
 pub fn map(path: &Path) -> Result<MappedFile> {
-    narthex_files::map(path).map_err(|source| CheckpointError::Read { path: path.to_owned(), source })
+    narthex_files::map(path).map_err(unreadable(path))
 }
 
 /// Fails unless the numbers of `architecture` are consistent.
@@ -121,12 +126,10 @@ fn check_decoder(path: &Path, decoder: &DecoderArch) -> Result<()> {
 
 /// Fails unless the layer `source` is earlier than `index` and has its own keys and values of the same shape.
 fn check_shared(path: &Path, decoder: &DecoderArch, index: usize, source: usize) -> Result<()> {
-    let alike = |layer: &DecoderLayer| Attention { kv: KvSource::Own, ..layer.attention.clone() };
     let earlier = decoder.layers.get(source).filter(|_| source < index);
     let fits = earlier.zip(decoder.layers.get(index)).is_some_and(|(source, layer)| {
-        source.attention.kv == KvSource::Own
-            && source.attention.qk_norm != QkNorm::None
-            && alike(source) == alike(layer)
+        source.attention.qk_norm != QkNorm::None
+            && source.attention == Attention { kv: KvSource::Own, ..layer.attention.clone() }
     });
     if fits {
         return Ok(());
@@ -144,8 +147,8 @@ fn check_streams(path: &Path, decoder: &DecoderArch) -> Result<()> {
         bounded(path, "a number of streams", altup.streams, &STREAMS)?;
         bounded(path, "an active stream", altup.active, &(0..=altup.streams - 1))?;
         bounded(path, "a rank of the learned residual", altup.rank, &WIDTH)?;
-        let other = |layer: &&DecoderLayer| layer.residual != Residual::Sandwich;
-        if decoder.norm != NormKind::Rms || decoder.layers.iter().any(|layer| other(&layer)) {
+        let has_other_residuals = decoder.layers.iter().any(|layer| layer.residual != Residual::Sandwich);
+        if decoder.norm != NormKind::Rms || has_other_residuals {
             return Err(malformed(
                 path,
                 "RMS norms around the parts of layers with several streams",

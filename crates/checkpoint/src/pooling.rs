@@ -52,10 +52,10 @@ pub(crate) fn family(names: &[String]) -> Option<(&'static str, Pooling)> {
 
 /// Returns whether `name` contains `words`, not as a part of longer words.
 fn has_word(name: &str, words: &str) -> bool {
-    let is_inside = |c: Option<char>| c.is_some_and(char::is_alphanumeric);
-    name.match_indices(words).any(|(at, _)| {
-        let (before, after) = (&name[..at], &name[at + words.len()..]);
-        !is_inside(before.chars().next_back()) && !is_inside(after.chars().next())
+    name.match_indices(words).any(|(start, _)| {
+        let before = name[..start].chars().next_back();
+        let after = name[start + words.len()..].chars().next();
+        !before.into_iter().chain(after).any(char::is_alphanumeric)
     })
 }
 

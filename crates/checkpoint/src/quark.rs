@@ -37,37 +37,35 @@ pub(super) fn is_read(config: &Value) -> bool {
 
 /// Combines each packed weight of a folder with its scales and zero points into one tensor `[out, in]`.
 pub(super) fn gather(folder: &Path, tensors: &mut HashMap<String, StoredTensor>) -> Result<()> {
-    let has = |name: &str, end: &str| tensors.contains_key(&format!("{name}_{end}"));
     let mut names: Vec<String> = tensors
         .iter()
-        .filter_map(|(name, located)| {
-            let quantized = name.ends_with(".weight") && (has(name, "scale") || has(name, "zero_point"));
-            (quantized && located.kind == integers()).then(|| name.clone())
+        .filter(|(name, tensor)| name.ends_with(".weight") && tensor.kind == integers())
+        .map(|(name, _)| name.clone())
+        .filter(|name| {
+            ["scale", "zero_point"].iter().any(|end| tensors.contains_key(&format!("{name}_{end}")))
         })
         .collect();
 
     names.sort_unstable();
     for name in names {
-        let mut beside = |end: &str| {
-            let name = format!("{name}_{end}");
-            tensors
-                .remove(&name)
-                .ok_or_else(|| CheckpointError::MissingTensor { path: folder.to_owned(), name: name.clone() })
-        };
-        let scales = beside("scale")?;
-        let zeros = beside("zero_point")?;
+        let scales = take(folder, tensors, format!("{name}_scale"))?;
+        let zeros = take(folder, tensors, format!("{name}_zero_point"))?;
         let Some(weight) = tensors.get_mut(&name) else { continue };
-        let shapes = (&weight.shape[..], &scales.shape[..], &zeros.shape[..]);
-        let Some((shape, group)) = sizes(shapes.0, shapes.1, shapes.2).filter(|_| zeros.kind == integers())
-        else {
+        let sizes = sizes(&weight.shape, &scales.shape, &zeros.shape);
+        let Some((shape, group)) = sizes.filter(|_| zeros.kind == integers()) else {
             let expected = format!("a {name} of whole groups of {BLOCK} columns or more, in int32");
-            let found = format!("shapes {:?}, {:?} and {:?}", shapes.0, shapes.1, shapes.2);
+            let found = format!("shapes {:?}, {:?} and {:?}", weight.shape, scales.shape, zeros.shape);
             return Err(malformed(folder, expected, found));
         };
         weight.shape = shape.to_vec();
         weight.kind = TensorEncoding::PackedTensor(Box::new(PackedTensor { scales, zeros, group }));
     }
     Ok(())
+}
+
+/// Removes a tensor of a folder from the list, and returns it.
+fn take(folder: &Path, tensors: &mut HashMap<String, StoredTensor>, name: String) -> Result<StoredTensor> {
+    tensors.remove(&name).ok_or_else(|| CheckpointError::MissingTensor { path: folder.to_owned(), name })
 }
 
 /// Returns the encoding of packed tensors.

@@ -47,12 +47,14 @@ pub(super) fn check(tensors: &Tensors, architecture: &Architecture) -> Result<()
 
 /// Returns the total number of elements in the weights that an architecture needs.
 pub fn parameters(architecture: &Architecture) -> u64 {
-    let elements = |shape: &[usize]| shape.iter().map(|&extent| extent as u64).product::<u64>();
     let segments = match architecture {
-        Architecture::Encoder(encoder) => elements(&[encoder.types, encoder.hidden]),
+        Architecture::Encoder(encoder) => encoder.types as u64 * encoder.hidden as u64,
         Architecture::Decoder(_) => 0,
     };
-    required_shapes(architecture).iter().map(|(_, shape)| elements(shape)).sum::<u64>() + segments
+    let required = required_shapes(architecture);
+    let elements =
+        required.iter().map(|(_, shape)| shape.iter().map(|&extent| extent as u64).product::<u64>());
+    elements.sum::<u64>() + segments
 }
 
 /// Returns the name and shape of every weight except the segment embedding, whose stored shape varies.
@@ -120,20 +122,20 @@ fn decoder_weights(decoder: &DecoderArch) -> RequiredTensors {
     }
 
     for (i, layer) in decoder.layers.iter().enumerate() {
-        let name = |module: &str| format!("layers.{i}.{module}");
+        let name = format!("layers.{i}");
         let norms: &[&str] = match layer.residual {
             Residual::Sequential => &["attn_norm", "mlp_norm"],
             Residual::Sandwich => &["attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm"],
             Residual::Parallel => &["attn_norm"],
         };
-        norms.iter().for_each(|norm| stream_norm(&mut needed, name(norm), decoder));
-        attention_weights(&mut needed, &name("attn"), hidden, &layer.attention);
+        norms.iter().for_each(|norm| stream_norm(&mut needed, format!("{name}.{norm}"), decoder));
+        attention_weights(&mut needed, &format!("{name}.attn"), hidden, &layer.attention);
         let mlp = Bias::from(layer.mlp.bias);
         if layer.mlp.gated {
-            linear(&mut needed, name("mlp.gate_proj"), [layer.mlp.inner, hidden], mlp);
+            linear(&mut needed, format!("{name}.mlp.gate_proj"), [layer.mlp.inner, hidden], mlp);
         }
-        linear(&mut needed, name("mlp.up_proj"), [layer.mlp.inner, hidden], mlp);
-        linear(&mut needed, name("mlp.down_proj"), [hidden, layer.mlp.inner], mlp);
+        linear(&mut needed, format!("{name}.mlp.up_proj"), [layer.mlp.inner, hidden], mlp);
+        linear(&mut needed, format!("{name}.mlp.down_proj"), [hidden, layer.mlp.inner], mlp);
     }
 
     streams(&mut needed, decoder);
@@ -233,27 +235,28 @@ fn layer_weights(needed: &mut RequiredTensors, layer: &str, encoder: &EncoderArc
     let hidden = encoder.hidden;
     let inside = encoder.inside();
     let inner = encoder.inner;
-    let name = |module: &str| format!("{layer}.{module}");
     let read = encoder.attention_reads();
 
-    let mut parts = vec![(name("mlp"), name("mlp_norm"))];
+    let mut parts = vec![(format!("{layer}.mlp"), format!("{layer}.mlp_norm"))];
     if let Some(bottleneck) = &encoder.bottleneck {
-        let own = (bottleneck.attention == BottleneckAttention::Shared).then_some(("attn", [inside, hidden]));
-        let narrow = [("input", [inside, hidden]), ("output", [hidden, inside])];
-        for (part, shape) in narrow.into_iter().chain(own) {
-            linear(needed, name(&format!("bottleneck.{part}")), shape, Bias::Present);
-            norm(needed, name(&format!("bottleneck.{part}_norm")), shape[0]);
+        let mut bottlenecks = vec![("input", [inside, hidden]), ("output", [hidden, inside])];
+        if bottleneck.attention == BottleneckAttention::Shared {
+            bottlenecks.push(("attn", [inside, hidden]));
+        }
+        for (part, shape) in bottlenecks {
+            linear(needed, format!("{layer}.bottleneck.{part}"), shape, Bias::Present);
+            norm(needed, format!("{layer}.bottleneck.{part}_norm"), shape[0]);
         }
         parts.extend(
             (0..encoder.early_feed_forwards())
-                .map(|j| (name(&format!("ffn.{j}")), name(&format!("ffn.{j}.norm")))),
+                .map(|j| (format!("{layer}.ffn.{j}"), format!("{layer}.ffn.{j}.norm"))),
         );
     }
 
     for (part, width) in [("q", read[0]), ("k", read[0]), ("v", read[1]), ("o", inside)] {
-        linear(needed, name(&format!("attn.{part}_proj")), [inside, width], Bias::Present);
+        linear(needed, format!("{layer}.attn.{part}_proj"), [inside, width], Bias::Present);
     }
-    norm(needed, name("attn_norm"), inside);
+    norm(needed, format!("{layer}.attn_norm"), inside);
 
     for (part, behind) in parts {
         linear(needed, format!("{part}.up_proj"), [inner, inside], Bias::Present);

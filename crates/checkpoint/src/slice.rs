@@ -8,7 +8,7 @@ use std::{ops::Range, path::Path};
 
 use narthex_spec::{
     LayerList, Recipe,
-    arch::{Architecture, DecoderArch, DecoderLayer, Family, KvSource},
+    arch::{Architecture, DecoderArch, Family, KvSource},
     matformer::MatFormer,
 };
 
@@ -102,14 +102,15 @@ impl Slice {
     /// Selects all layers of a decoder except `dropped`.
     fn without(arch: &DecoderArch, dropped: &[usize]) -> Result<Self, SliceError> {
         let kept = left(arch.layers.len(), dropped)?;
-        let source = |layer: &DecoderLayer| match layer.attention.kv {
-            KvSource::Layer(source) => Some(source),
-            KvSource::Own => None,
-        };
         // As in the published tool, a layer with shared keys and values must stay even if all layers that share them
         // are removed.
-        if let Some(layer) = arch.layers.iter().filter_map(source).find(|source| dropped.contains(source)) {
-            return Err(SliceError::Shared { layer });
+        for layer in &arch.layers {
+            match layer.attention.kv {
+                KvSource::Layer(source) if dropped.contains(&source) => {
+                    return Err(SliceError::Shared { layer: source });
+                }
+                KvSource::Layer(_) | KvSource::Own => {}
+            }
         }
         let per_layer = arch.per_layer.as_ref().map_or(0, |per_layer| per_layer.width);
         Ok(Self { kept, widths: Vec::new(), per_layer })
@@ -149,13 +150,13 @@ impl Slice {
 
     /// Returns the architecture of the smaller model.
     fn of(&self, arch: &DecoderArch) -> DecoderArch {
-        let place = |layer: usize| self.kept.iter().position(|&kept| kept == layer);
         let mut layers = Vec::with_capacity(self.kept.len());
         for (index, &layer) in self.kept.iter().enumerate() {
             let Some(mut layer) = arch.layers.get(layer).cloned() else { continue };
             layer.mlp.inner = self.widths.get(index).copied().unwrap_or(layer.mlp.inner);
             if let KvSource::Layer(source) = layer.attention.kv {
-                layer.attention.kv = place(source).map_or(KvSource::Own, KvSource::Layer);
+                let position = self.kept.iter().position(|&kept| kept == source);
+                layer.attention.kv = position.map_or(KvSource::Own, KvSource::Layer);
             }
             layers.push(layer);
         }
@@ -195,12 +196,11 @@ impl WeightSource for SlicedWeights {
         let mut weight = self.whole.weight(&original)?;
         name.clone_into(&mut weight.name);
         let channels = layer.and_then(|layer| self.slice.widths.get(layer)).map(|&width| 0..width);
-        let per_layer = || self.slice.per_layer_ranges();
         match (name.split_once(".mlp.").map_or(name, |(_, part)| part), channels) {
             ("gate_proj.weight" | "up_proj.weight", Some(first)) => weight.with_row_ranges(&[first]),
             ("down_proj.weight", Some(first)) => weight.with_column_ranges(&[first]),
-            ("per_layer.embed.weight", _) => weight.with_column_ranges(&per_layer()),
-            ("per_layer.proj.weight", _) => weight.with_row_ranges(&per_layer()),
+            ("per_layer.embed.weight", _) => weight.with_column_ranges(&self.slice.per_layer_ranges()),
+            ("per_layer.proj.weight", _) => weight.with_row_ranges(&self.slice.per_layer_ranges()),
             _ => Ok(weight),
         }
     }

@@ -49,16 +49,20 @@ impl Tensors {
 
     /// Returns the file's names of the tensors that make up `canonical`, if all of them exist.
     pub(super) fn find(&self, canonical: &str) -> Option<Vec<String>> {
-        let places = self.names.file_names(canonical);
-        let there = |name: &String| self.by_name.contains_key(name);
-        places.into_iter().find_map(|place| match place.part {
-            Some(TensorPart::PerHead) => {
-                let heads = self.layout.heads_of(canonical);
-                let names: Vec<String> = (0..heads).map(|head| place.of_head(head)).collect();
-                (!names.is_empty() && names.iter().all(there)).then_some(names)
-            }
-            _ => there(&place.name).then(|| vec![place.name]),
+        self.names.file_names(canonical).into_iter().find_map(|file_name| {
+            let names = match file_name.part {
+                Some(TensorPart::PerHead) => {
+                    (0..self.layout.heads_of(canonical)).map(|head| file_name.of_head(head)).collect()
+                }
+                _ => vec![file_name.name],
+            };
+            (!names.is_empty() && names.iter().all(|name| self.by_name.contains_key(name))).then_some(names)
         })
+    }
+
+    /// Returns the bytes of a tensor.
+    fn bytes(&self, tensor: &StoredTensor) -> &[u8] {
+        self.maps.get(tensor.file).and_then(|map| map.get(tensor.bytes.clone())).unwrap_or(&[])
     }
 
     /// Returns the shape of `canonical` as stored.
@@ -86,19 +90,16 @@ impl Tensors {
 
     fn tensor(&self, file_name: &str, name: &str, elements: Elements) -> Result<Weight<'_>> {
         let Some(located) = self.by_name.get(file_name) else { return Err(self.missing(name)) };
-        let bytes = |located: &StoredTensor| {
-            self.maps.get(located.file).and_then(|map| map.get(located.bytes.clone())).unwrap_or(&[])
-        };
         let encoding = match &located.kind {
             TensorEncoding::Known(encoding) => *encoding,
             TensorEncoding::PackedTensor(packed) => {
-                return quark::weight(name, located, packed, elements, bytes);
+                return quark::weight(name, located, packed, elements, |tensor| self.bytes(tensor));
             }
             TensorEncoding::Other(found) => {
                 return Err(unsupported(format!("type of tensor {file_name}"), ENCODINGS, found));
             }
         };
-        Weight::new(name, located.shape.clone(), encoding, bytes(located))
+        Weight::new(name, located.shape.clone(), encoding, self.bytes(located))
     }
 }
 

@@ -149,8 +149,10 @@ impl<'a> Weight<'a> {
         let stored = self.cols();
         let block = self.encoding.block_elements();
         let count: usize = ranges.iter().map(Range::len).sum();
-        let whole = |at: usize| at <= stored && at.is_multiple_of(block);
-        let fits = ranges.iter().all(|range| whole(range.start) && whole(range.end));
+        let fits = ranges
+            .iter()
+            .flat_map(|range| [range.start, range.end])
+            .all(|bound| bound <= stored && bound.is_multiple_of(block));
         match self.shape.last_mut() {
             Some(cols) if fits && count > 0 && self.columns.is_none() => *cols = count,
             _ => {
@@ -213,9 +215,9 @@ impl<'a> Weight<'a> {
         let bytes = self.row_bytes(row);
         let whole = self.columns.is_none().then_some(bytes);
         let ranges = self.columns.iter().flat_map(|columns| &columns.ranges);
-        let part =
-            |range: &Range<usize>| &bytes[self.encoded_length(range.start)..self.encoded_length(range.end)];
-        whole.into_iter().chain(ranges.map(part))
+        let parts =
+            ranges.map(|range| &bytes[self.encoded_length(range.start)..self.encoded_length(range.end)]);
+        whole.into_iter().chain(parts)
     }
 
     /// Replaces `out` by the integers of row `row`. Panics if there is no such row.

@@ -68,9 +68,9 @@ pub fn hint(error: &Error) -> Option<&'static str> {
 pub fn check_space(folder: &Path, needed: u64) -> Result<(), Error> {
     match free_bytes(folder) {
         Some(free) if free < needed => {
-            let megabytes = |bytes: u64| bytes.div_ceil(1_000_000);
-            let message =
-                format!("expected {} MB of free space, found {} MB", megabytes(needed), free / 1_000_000);
+            let needed = needed.div_ceil(1_000_000);
+            let free = free / 1_000_000;
+            let message = format!("expected {needed} MB of free space, found {free} MB");
             Err(Error::new(ErrorKind::StorageFull, message))
         }
         Some(_) | None => Ok(()),
@@ -103,8 +103,9 @@ pub fn check_threads(count: usize) -> Result<(), Error> {
     // No thread ends before this guard is dropped.
     let closed = gate.lock();
     thread::scope(|scope| {
-        let start = || thread::Builder::new().stack_size(STACK).spawn_scoped(scope, || drop(gate.lock()));
-        let started = (0..count).try_for_each(|_| start().map(drop));
+        let started = (0..count).try_for_each(|_| {
+            thread::Builder::new().stack_size(STACK).spawn_scoped(scope, || drop(gate.lock())).map(drop)
+        });
         drop(closed);
         started
     })

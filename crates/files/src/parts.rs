@@ -22,7 +22,8 @@ impl<'a> PartName<'a> {
         let (rest, extension) = name.rsplit_once('.')?;
         let (rest, count) = rest.rsplit_once("-of-")?;
         let (stem, number) = rest.rsplit_once('-')?;
-        let (number, count) = (digits(number)?, digits(count)?);
+        let number = digits(number)?;
+        let count = digits(count)?;
         let is_part = extension.eq_ignore_ascii_case("gguf") && (1..=count).contains(&number);
         is_part.then_some(Self { stem, number, count, extension })
     }

@@ -37,8 +37,9 @@ struct ErnieKeys {
 }
 
 fn hf(config: &Config) -> Result<Decoder> {
-    let (keys, own): (DecoderKeys, ErnieKeys) = (config.keys()?, config.keys()?);
-    refuse_experts("moe_num_experts", own.moe_num_experts)?;
+    let keys: DecoderKeys = config.keys()?;
+    let ernie: ErnieKeys = config.keys()?;
+    refuse_experts("moe_num_experts", ernie.moe_num_experts)?;
     let defaults = Defaults {
         context: 131_072,
         kv_heads: Some(2),
@@ -49,7 +50,7 @@ fn hf(config: &Config) -> Result<Decoder> {
         ..Defaults::LLAMA
     };
     let mut arch = keys.decoder(config, defaults)?;
-    let bias = own.use_bias.unwrap_or(false);
+    let bias = ernie.use_bias.unwrap_or(false);
     for layer in &mut arch.layers {
         layer.attention.qkv_bias = bias;
         layer.attention.output_bias = bias;

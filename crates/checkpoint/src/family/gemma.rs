@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
 use crate::{
-    error::{CheckpointError, Result},
+    error::Result,
     gguf::decoder::GgufKeys,
     hf::{
         config::Config,
@@ -95,8 +95,9 @@ pub(super) fn shared(
     defaults: Defaults,
     pattern: usize,
 ) -> Result<(GemmaKeys, DecoderArch)> {
-    let (mut keys, own): (DecoderKeys, GemmaKeys) = (config.keys()?, config.keys()?);
-    if own.use_bidirectional_attention == Some(true) {
+    let mut keys: DecoderKeys = config.keys()?;
+    let gemma: GemmaKeys = config.keys()?;
+    if gemma.use_bidirectional_attention == Some(true) {
         return Err(unsupported("use_bidirectional_attention", "false: a causal model", true));
     }
 
@@ -105,15 +106,15 @@ pub(super) fn shared(
     keys.hidden_act = None;
 
     let mut arch = keys.decoder(config, defaults)?;
-    let activation = activation(own.hidden_activation.as_deref().unwrap_or("gelu_pytorch_tanh"))?;
-    let scale = own.query_pre_attn_scalar.unwrap_or(256.0).powf(-0.5);
+    let activation = activation(gemma.hidden_activation.as_deref().unwrap_or("gelu_pytorch_tanh"))?;
+    let scale = gemma.query_pre_attn_scalar.unwrap_or(256.0).powf(-0.5);
     for layer in &mut arch.layers {
         layer.mlp.activation = activation;
         layer.attention.scale = Some(scale as f32);
     }
 
     keys.apply_attention_bias(&mut arch);
-    let pattern = own.sliding_window_pattern.unwrap_or(pattern);
+    let pattern = gemma.sliding_window_pattern.unwrap_or(pattern);
     let types = keys.layer_types.clone().unwrap_or_else(|| layer_types(pattern, arch.layers.len()));
     keys.windows(&mut arch, &types, keys.sliding_window.unwrap_or(Some(4096)));
 
@@ -121,13 +122,15 @@ pub(super) fn shared(
         layer.attention.rotation =
             if *kind == LayerType::Sliding { Rotation::Local } else { Rotation::Global };
     }
-    Ok((own, with_sandwich_norms(arch)))
+    Ok((gemma, with_sandwich_norms(arch)))
 }
 
-/// Returns the layer types: every `pattern`-th layer has full attention, all others a sliding window.
+/// Returns the layer types: every `pattern`-th layer has full attention, all others a sliding window. With a pattern of 0,
+/// no layer has full attention.
 pub(super) fn layer_types(pattern: usize, layers: usize) -> Vec<LayerType> {
-    let full = |layer: usize| pattern > 0 && layer.is_multiple_of(pattern);
-    (1..=layers).map(|layer| if full(layer) { LayerType::Full } else { LayerType::Sliding }).collect()
+    (1..=layers)
+        .map(|layer| if layer.is_multiple_of(pattern) { LayerType::Full } else { LayerType::Sliding })
+        .collect()
 }
 
 pub(super) fn with_sandwich_norms(mut arch: DecoderArch) -> DecoderArch {
@@ -246,19 +249,16 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors, pattern: usize, largest: usize) 
 
 fn gguf2(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     let arch = gguf(keys, tensors, PATTERN[0], 46)?;
-    let cap = |key: &str, usual: f32| {
-        Ok::<_, CheckpointError>(Some(keys.float(key)?.map_or(usual, |cap| cap as f32)))
-    };
     let caps = SoftCaps {
-        scores: cap("attn_logit_softcapping", 50.0)?,
-        logits: cap("final_logit_softcapping", 30.0)?,
+        scores: Some(keys.float_or("attn_logit_softcapping", 50.0)? as f32),
+        logits: Some(keys.float_or("final_logit_softcapping", 30.0)? as f32),
     };
     Ok(as_gemma2(arch, caps).into())
 }
 
 fn gguf3(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     let arch = gguf(keys, tensors, PATTERN[1], 62)?;
-    let theta = keys.float("rope.freq_base_swa")?.unwrap_or(LOCAL_THETA);
+    let theta = keys.float_or("rope.freq_base_swa", LOCAL_THETA)?;
     let dims = arch.rope.as_ref().map_or(0, |rope| rope.dims);
     Ok(as_gemma3(arch, Rope { theta, dims, scaling: RopeScaling::None }).into())
 }

@@ -185,7 +185,7 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
         }
     }
 
-    let theta = keys.float("rope.freq_base_swa")?.unwrap_or(gemma::LOCAL_THETA);
+    let theta = keys.float_or("rope.freq_base_swa", gemma::LOCAL_THETA)?;
     let dims = arch.rope.as_ref().map_or(0, |rope| rope.dims);
     arch.local_rope = Some(Rope { theta, dims, scaling: RopeScaling::None });
     let cap = keys.float("final_logit_softcapping")?;
@@ -237,18 +237,19 @@ fn share(path: &std::path::Path, arch: &mut DecoderArch, count: usize) -> Result
 /// Returns the quantile `share` of the standard normal distribution. It inverts the distribution function by Newton's
 /// method on its power series.
 fn quantile(share: f64) -> f64 {
-    let density = |x: f64| (-x * x / 2.0).exp() / std::f64::consts::TAU.sqrt();
-    let below = |x: f64| {
+    let mut x: f64 = 0.0;
+    for _ in 0..50 {
+        let density = (-x * x / 2.0).exp() / std::f64::consts::TAU.sqrt();
         let mut term = x;
         let mut sum = x;
         for n in 1..200 {
             term *= x * x / f64::from(2 * n + 1);
             sum += term;
         }
-        0.5 + density(x) * sum
-    };
-    let step = |x: f64| (x - (below(x) - share) / density(x)).clamp(-6.0, 6.0);
-    (0..50).fold(0.0, |x, _| step(x))
+        let below = 0.5 + density * sum;
+        x = (x - (below - share) / density).clamp(-6.0, 6.0);
+    }
+    x
 }
 
 #[cfg(test)]

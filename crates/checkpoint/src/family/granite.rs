@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
 use crate::{
-    error::{CheckpointError, Result},
+    error::Result,
     gguf::decoder::GgufKeys,
     hf::config::Config,
     layout::WeightScale,
@@ -118,14 +118,13 @@ fn hf4(config: &Config) -> Result<Decoder> {
 }
 
 fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
-    let factor = |key: &str| Ok::<_, CheckpointError>(keys.float(key)?.unwrap_or(1.0));
     let decoder = Decoder::from(keys.decoder(tensors)?).with_interleaved_rope();
     let scale = decoder.arch.layers.first().map_or(1.0, |layer| layer.attention.scale());
     let multipliers = Multipliers {
-        embedding: factor("embedding_scale")?,
-        residual: factor("residual_scale")?,
-        attention: keys.float("attention.scale")?.unwrap_or(scale),
-        logits: factor("logit_scale")?,
+        embedding: keys.float_or("embedding_scale", 1.0)?,
+        residual: keys.float_or("residual_scale", 1.0)?,
+        attention: keys.float_or("attention.scale", scale)?,
+        logits: keys.float_or("logit_scale", 1.0)?,
     };
     multipliers.apply(decoder)
 }

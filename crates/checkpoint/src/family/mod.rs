@@ -169,23 +169,28 @@ pub(super) fn hf_family(config: &Config) -> Result<&'static HfFamily> {
             None => Some(family.model_type) == kind,
         })
         .copied()
-        .ok_or_else(|| {
-            // List the other classes of the same model type if that type is supported, otherwise all classes.
-            let of_kind = || HF.iter().filter(|family| Some(family.model_type) == kind);
-            let expected: Vec<&str> = match stated {
-                Some(_) if of_kind().next().is_some() => {
-                    of_kind().flat_map(|family| family.classes).copied().collect()
-                }
-                Some(_) => HF.iter().flat_map(|family| family.classes).copied().collect(),
-                None => HF.iter().map(|family| family.model_type).collect(),
-            };
-            match stated.or(kind) {
-                Some(found) => {
-                    CheckpointError::Architecture { expected, found: found.to_owned() }.in_file(config.path())
-                }
-                None => malformed(config.path(), "the key architectures or model_type", "neither"),
-            }
-        })
+        .ok_or_else(|| no_family(config))
+}
+
+/// Returns the error for a model that no family reads. It lists the other classes of the same model type if that type is
+/// supported, otherwise all classes, or all model types if the settings name no class.
+fn no_family(config: &Config) -> CheckpointError {
+    let kind = config.model_type();
+    let Some(name) = config.class().or(kind) else {
+        return malformed(config.path(), "the key architectures or model_type", "neither");
+    };
+
+    let expected = if config.class().is_none() {
+        HF.iter().map(|family| family.model_type).collect()
+    } else {
+        let related = HF.iter().filter(|family| Some(family.model_type) == kind);
+        let classes: Vec<&str> = related.flat_map(|family| family.classes).copied().collect();
+        match classes.is_empty() {
+            true => HF.iter().flat_map(|family| family.classes).copied().collect(),
+            false => classes,
+        }
+    };
+    CheckpointError::Architecture { expected, found: name.to_owned() }.in_file(config.path())
 }
 
 /// Returns the family that reads the file's architecture.

@@ -4,7 +4,7 @@ use narthex_spec::arch::{Family, RopeScaling};
 
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
 use crate::{
-    error::{CheckpointError, Result},
+    error::Result,
     gguf::decoder::GgufKeys,
     hf::{
         config::Config,
@@ -54,12 +54,11 @@ const FACTORS: [&str; 2] = ["rope_factors_short.weight", "rope_factors_long.weig
 fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     let mut arch = keys.decoder(tensors)?;
     if let (Some(rope), true) = (&mut arch.rope, tensors.by_name.contains_key(FACTORS[0])) {
-        let factors = |name: &str| Ok::<_, CheckpointError>(tensors.stored(name, name)?.to_f32());
         rope.scaling = RopeScaling::LongRope {
-            short: factors(FACTORS[0])?,
-            long: factors(FACTORS[1])?,
+            short: tensors.stored(FACTORS[0], FACTORS[0])?.to_f32(),
+            long: tensors.stored(FACTORS[1], FACTORS[1])?.to_f32(),
             original_context: keys.need_count("rope.scaling.original_context_length")?,
-            attention_factor: keys.float("rope.scaling.attn_factor")?.unwrap_or(1.0),
+            attention_factor: keys.float_or("rope.scaling.attn_factor", 1.0)?,
         };
     }
     arch.family = Family::Phi3;

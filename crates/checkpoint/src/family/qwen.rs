@@ -47,13 +47,13 @@ struct QwenKeys {
 
 /// Reads the settings that both generations share, with a sliding window in the upper layers if the settings enable it.
 fn shared(config: &Config, defaults: Defaults) -> Result<(DecoderKeys, DecoderArch)> {
-    let (keys, own): (DecoderKeys, QwenKeys) = (config.keys()?, config.keys()?);
+    let keys: DecoderKeys = config.keys()?;
+    let qwen: QwenKeys = config.keys()?;
     let mut arch = keys.decoder(config, defaults)?;
-    let asked = keys.use_sliding_window.unwrap_or(false);
-    let window = keys.sliding_window.unwrap_or(Some(4096)).filter(|_| asked);
-    let full = own.max_window_layers.unwrap_or(28);
-    let types = keys.layer_types.clone();
-    let types = types.unwrap_or_else(|| {
+    let is_windowed = keys.use_sliding_window.unwrap_or(false);
+    let window = keys.sliding_window.unwrap_or(Some(4096)).filter(|_| is_windowed);
+    let full = qwen.max_window_layers.unwrap_or(28);
+    let types = keys.layer_types.clone().unwrap_or_else(|| {
         (0..arch.layers.len())
             .map(|layer| if layer < full { LayerType::Full } else { LayerType::Sliding })
             .collect()

@@ -40,7 +40,8 @@ struct SmolLm3Keys {
 }
 
 fn hf(config: &Config) -> Result<Decoder> {
-    let (keys, own): (DecoderKeys, SmolLm3Keys) = (config.keys()?, config.keys()?);
+    let keys: DecoderKeys = config.keys()?;
+    let smollm3: SmolLm3Keys = config.keys()?;
     let defaults = Defaults {
         context: 32_768,
         kv_heads: Some(4),
@@ -50,8 +51,8 @@ fn hf(config: &Config) -> Result<Decoder> {
     };
 
     let mut arch = keys.decoder(config, defaults)?;
-    let interval = own.no_rope_layer_interval.unwrap_or(INTERVAL);
-    let rotated = match own.no_rope_layers {
+    let interval = smollm3.no_rope_layer_interval.unwrap_or(INTERVAL);
+    let rotated = match smollm3.no_rope_layers {
         Some(rotated) => rotated.iter().map(|&rotated| rotated != 0).collect(),
         None => rotated_layers(interval, arch.layers.len()),
     };

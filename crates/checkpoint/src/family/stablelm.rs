@@ -47,14 +47,15 @@ struct StableLmKeys {
 }
 
 fn hf(config: &Config) -> Result<Decoder> {
-    let (keys, own): (DecoderKeys, StableLmKeys) = (config.keys()?, config.keys()?);
+    let keys: DecoderKeys = config.keys()?;
+    let stablelm: StableLmKeys = config.keys()?;
     let defaults =
         Defaults { context: 4096, kv_heads: Some(32), rotated: Some(0.25), epsilon: 1e-5, ..Defaults::LLAMA };
     let mut arch = keys.decoder(config, defaults)?;
-    let residual = if own.use_parallel_residual { Residual::Parallel } else { Residual::Sequential };
-    let qk_norm = if own.qk_layernorm { QkNorm::LayerPerHead } else { QkNorm::None };
+    let residual = if stablelm.use_parallel_residual { Residual::Parallel } else { Residual::Sequential };
+    let qk_norm = if stablelm.qk_layernorm { QkNorm::LayerPerHead } else { QkNorm::None };
     for layer in &mut arch.layers {
-        layer.attention.qkv_bias = own.use_qkv_bias;
+        layer.attention.qkv_bias = stablelm.use_qkv_bias;
     }
     Ok(with_layer_norms(arch, residual, qk_norm).into())
 }

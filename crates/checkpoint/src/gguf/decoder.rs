@@ -55,6 +55,11 @@ impl GgufKeys<'_> {
         self.metadata.float(&self.name(key))
     }
 
+    /// Returns a float, or `default` if the key is missing.
+    pub(crate) fn float_or(&self, key: &str, default: f64) -> Result<f64> {
+        Ok(self.float(key)?.unwrap_or(default))
+    }
+
     /// Returns a float; fails if the key is missing.
     pub(crate) fn need_float(&self, key: &str) -> Result<f64> {
         self.float(key)?.ok_or_else(|| self.absent(key))
@@ -83,6 +88,16 @@ impl GgufKeys<'_> {
     pub(crate) fn layers(&self) -> Result<usize> {
         let key = "block_count";
         bounded(self.metadata.path(), &self.name(key), self.need_count(key)?, &LAYERS)
+    }
+
+    /// Returns a count for each of `layers` layers.
+    fn per_layer(&self, key: &str, layers: usize) -> Result<Option<Vec<usize>>> {
+        self.metadata.per_layer(&self.name(key), layers)
+    }
+
+    /// Returns a count for each of `layers` layers; fails if the key is missing.
+    fn need_per_layer(&self, key: &str, layers: usize) -> Result<Vec<usize>> {
+        self.per_layer(key, layers)?.ok_or_else(|| self.absent(key))
     }
 
     fn absent(&self, key: &str) -> CheckpointError {
@@ -130,34 +145,31 @@ impl GgufKeys<'_> {
         hidden: usize,
         context: usize,
     ) -> Result<Vec<DecoderLayer>> {
-        let given = |key: &str| self.metadata.per_layer(&self.name(key), count);
-        let needed = |key: &str| given(key)?.ok_or_else(|| self.absent(key));
-        let heads = needed("attention.head_count")?;
-        let kv_heads = given("attention.head_count_kv")?.unwrap_or_else(|| heads.clone());
-        let inner = needed("feed_forward_length")?;
+        let heads = self.need_per_layer("attention.head_count", count)?;
+        let kv_heads = self.per_layer("attention.head_count_kv", count)?.unwrap_or_else(|| heads.clone());
+        let inner = self.need_per_layer("feed_forward_length", count)?;
         let head_size = self.head_size(heads.first().copied().unwrap_or(0), hidden)?;
-        let window = self.count("attention.sliding_window")?;
-        let layer = |i: usize, ((&heads, &kv_heads), &inner): ((&usize, &usize), &usize)| {
-            let has = |module: &str| tensors.has(&format!("layers.{i}.{module}.bias"));
+        // A window as long as the context masks nothing.
+        let window = self.count("attention.sliding_window")?.filter(|&window| window > 0 && window < context);
+
+        let mut layers = Vec::with_capacity(count);
+        for (i, ((&heads, &kv_heads), &inner)) in heads.iter().zip(&kv_heads).zip(&inner).enumerate() {
             let attention = Attention {
-                qkv_bias: has("attn.q_proj"),
-                output_bias: has("attn.o_proj"),
-                // A window as long as the context masks nothing.
-                window: window.filter(|&window| window > 0 && window < context),
+                qkv_bias: tensors.has(&format!("layers.{i}.attn.q_proj.bias")),
+                output_bias: tensors.has(&format!("layers.{i}.attn.o_proj.bias")),
+                window,
                 ..Attention::plain(heads, kv_heads, head_size)
             };
             let mlp = Mlp {
                 inner,
                 activation: Activation::Silu,
                 gated: true,
-                bias: has("mlp.down_proj"),
+                bias: tensors.has(&format!("layers.{i}.mlp.down_proj.bias")),
                 cutoff: None,
             };
-            DecoderLayer { attention, mlp, residual: Residual::Sequential }
-        };
-
-        let numbers = heads.iter().zip(&kv_heads).zip(&inner).enumerate();
-        Ok(numbers.map(|(i, numbers)| layer(i, numbers)).collect())
+            layers.push(DecoderLayer { attention, mlp, residual: Residual::Sequential });
+        }
+        Ok(layers)
     }
 
     fn head_size(&self, heads: usize, hidden: usize) -> Result<usize> {

@@ -350,6 +350,7 @@ fn other_type(number: u32) -> String {
         40 => "NVFP4",
         _ => return format!("number {number}"),
     };
+
     name.to_owned()
 }
 

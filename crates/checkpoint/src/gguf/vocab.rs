@@ -143,31 +143,30 @@ impl Ids {
         let id = |role: &str, default: Option<u32>| {
             let stated = metadata.token(&format!("tokenizer.ggml.{role}_token_id"))?;
             // Some files state ids beyond their vocabulary; llama.cpp ignores them too.
-            let known = |id: &u32| (*id as usize) < tokens.len();
-            Ok::<_, CheckpointError>(stated.filter(known).or(default.filter(known)))
+            let mut ids = stated.into_iter().chain(default);
+            Ok::<_, CheckpointError>(ids.find(|&id| (id as usize) < tokens.len()))
         };
 
-        let named = |text: &str| position(tokens, text);
         if model == "bert" {
-            let cls = id("cls", named("[CLS]"))?;
+            let cls = id("cls", position(tokens, "[CLS]"))?;
             // The key is misspelt in the format itself.
-            let sep = id("seperator", named("[SEP]"))?;
+            let sep = id("seperator", position(tokens, "[SEP]"))?;
             return Ok(Self {
                 bos: cls,
                 eos: sep,
-                unk: id("unknown", named("[UNK]"))?,
-                pad: id("padding", named("[PAD]"))?,
+                unk: id("unknown", position(tokens, "[UNK]"))?,
+                pad: id("padding", position(tokens, "[PAD]"))?,
                 cls,
                 sep,
-                mask: id("mask", named("[MASK]"))?,
+                mask: id("mask", position(tokens, "[MASK]"))?,
             });
         }
 
-        let default = |id: u32| (model == "llama").then_some(id);
+        let is_llama = model == "llama";
         Ok(Self {
-            bos: id("bos", default(1))?,
-            eos: id("eos", default(2))?,
-            unk: id("unknown", default(0))?,
+            bos: id("bos", is_llama.then_some(1))?,
+            eos: id("eos", is_llama.then_some(2))?,
+            unk: id("unknown", is_llama.then_some(0))?,
             pad: id("padding", None)?,
             ..Self::default()
         })
@@ -197,8 +196,10 @@ impl Ids {
             ("sep_token", self.sep),
             ("mask_token", self.mask),
         ];
-        let text = |id: u32| tokens.get(id as usize).cloned();
-        roles.into_iter().filter_map(|(role, id)| Some((role.to_owned(), text(id?)?))).collect()
+        roles
+            .into_iter()
+            .filter_map(|(role, id)| Some((role.to_owned(), tokens.get(id? as usize)?.clone())))
+            .collect()
     }
 }
 

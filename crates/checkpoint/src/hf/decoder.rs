@@ -138,6 +138,12 @@ pub(crate) struct RopeKeys {
     truncate: Option<bool>,
 }
 
+impl RopeKeys {
+    fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 /// Expected content of a file that has both keys, for errors.
 pub(crate) const ROPE_TWICE: &str = "equal rope_scaling and rope_parameters, or only one of them";
 
@@ -217,10 +223,9 @@ impl DecoderKeys {
         }
     }
 
-    fn rope<'a>(&'a self, config: &Config, head_size: usize, defaults: Defaults) -> Result<Rope> {
-        let stated = |keys: &'a Option<RopeKeys>| keys.as_ref().filter(|keys| **keys != RopeKeys::default());
-        let new = stated(&self.rope_parameters);
-        let old = stated(&self.rope_scaling);
+    fn rope(&self, config: &Config, head_size: usize, defaults: Defaults) -> Result<Rope> {
+        let new = self.rope_parameters.as_ref().filter(|keys| !keys.is_empty());
+        let old = self.rope_scaling.as_ref().filter(|keys| !keys.is_empty());
         let rope = self.rope_of(config, new.or(old), head_size, defaults)?;
         match (new, old) {
             // In this case `transformers` reads the older key, which the author of the newer one did not intend.

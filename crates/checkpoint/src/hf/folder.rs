@@ -11,8 +11,11 @@ use narthex_files::open_regular;
 use serde::de::DeserializeOwned;
 
 use crate::{
-    error::{CheckpointError, Result},
-    limits::{MAX_CONFIG_BYTES, MAX_CONFIG_VALUES, MAX_TEXT_BYTES, check_values, malformed, read_at_most},
+    error::Result,
+    limits::{
+        MAX_CONFIG_BYTES, MAX_CONFIG_VALUES, MAX_TEXT_BYTES, check_values, malformed, read_at_most,
+        unreadable,
+    },
 };
 
 /// Number of bytes of a model card that are searched for its licence. The front matter is at the beginning.
@@ -88,8 +91,7 @@ impl Folder {
         let path = self.file("README.md");
         let Ok(file) = open_regular(&path) else { return Ok(None) };
         let mut card = Vec::new();
-        let read = file.take(CARD_BYTES).read_to_end(&mut card);
-        read.map_err(|source| CheckpointError::Read { path, source })?;
+        file.take(CARD_BYTES).read_to_end(&mut card).map_err(unreadable(&path))?;
         Ok(license_of(&String::from_utf8_lossy(&card)))
     }
 }

@@ -256,9 +256,14 @@ fn tokenizer_config(folder: &mut Folder) -> Result<TokenizerConfig> {
 
 /// Returns the texts of the special tokens by role.
 fn texts(stated: &TokenizerConfig, map: &BTreeMap<String, Value>) -> BTreeMap<String, String> {
-    let text = |value: &Value| token_text(value).map(str::to_owned);
-    let find = |role: &str| stated.rest.get(role).and_then(text).or_else(|| map.get(role).and_then(text));
-    ROLES.into_iter().filter_map(|role| Some((role.to_owned(), find(role)?))).collect()
+    let mut texts = BTreeMap::new();
+    for role in ROLES {
+        let mut values = stated.rest.get(role).into_iter().chain(map.get(role));
+        if let Some(text) = values.find_map(token_text) {
+            texts.insert(role.to_owned(), text.to_owned());
+        }
+    }
+    texts
 }
 
 /// Returns the text of a token, which is stored as a string or as an object with the key `content`.

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::{
     checkpoint::{Checkpoint, TokenizerSource},
-    error::{CheckpointError, Result},
+    error::Result,
     family::{Decoder, HfFamily, HfReader, hf_family},
     hf::{
         CONFIG,
@@ -48,33 +48,32 @@ struct HfSettings {
 /// Returns the architecture from published settings: the keys of a [`CONFIG`], and an encoder's pooling.
 pub(super) fn architecture_from_config(keys: Value, pooling: Option<Pooling>) -> Result<Architecture> {
     let config = Config::new(CONFIG.into(), keys)?;
-    let in_config = |error: CheckpointError| error.in_file(config.path());
     let architecture = match hf_family(&config)?.read {
-        HfReader::Decoder(read) => Architecture::Decoder(read(&config).map_err(in_config)?.arch),
+        HfReader::Decoder(read) => read(&config).map(|decoder| Architecture::Decoder(decoder.arch)),
         HfReader::Encoder(read) => {
             let listed = pooling.is_some();
             let sentence =
                 SentenceEmbedding::of_pooling(pooling.unwrap_or(Pooling::Mean), PoolingSource::Files);
             let sentence = SentenceEmbedding { listed, ..sentence };
-            Architecture::Encoder(read(&config, &sentence).map_err(in_config)?)
+            read(&config, &sentence).map(Architecture::Encoder)
         }
-    };
+    }
+    .map_err(|error| error.in_file(config.path()))?;
     check_architecture(config.path(), &architecture)?;
     Ok(architecture)
 }
 
 fn settings(folder: &mut Folder, config: &Config) -> Result<HfSettings> {
     let family = hf_family(config)?;
-    let in_config = |error: CheckpointError| error.in_file(config.path());
     let (architecture, layout, max_length, pooling) = match family.read {
         HfReader::Decoder(read) => {
-            let Decoder { arch, layout } = read(config).map_err(in_config)?;
+            let Decoder { arch, layout } = read(config).map_err(|error| error.in_file(config.path()))?;
             let context = arch.context;
             (Architecture::Decoder(arch), layout, context, PoolingSource::Unknown)
         }
         HfReader::Encoder(read) => {
             let sentence = pooling::read(folder)?;
-            let encoder = read(config, &sentence).map_err(in_config)?;
+            let encoder = read(config, &sentence).map_err(|error| error.in_file(config.path()))?;
             let longest = tokenizer::max_length(folder, &sentence)?.unwrap_or(usize::MAX);
             let max_length = encoder.positions.min(longest);
             (Architecture::Encoder(encoder), Layout::default(), max_length, sentence.source)

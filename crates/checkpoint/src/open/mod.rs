@@ -18,7 +18,7 @@ use crate::{
     checkpoint::Checkpoint,
     error::{CheckpointError, Result},
     hf::CONFIG,
-    limits::unsupported,
+    limits::{unreadable, unsupported},
     safetensors::{self, INDEX, SINGLE, refuse_other_formats},
     tensors::file_name,
 };
@@ -36,18 +36,17 @@ const MAX_LISTED: usize = 12;
 /// [`CheckpointError::Read`] for files that cannot be read; [`CheckpointError::Unsupported`], with the next step, for
 /// models that are not supported; the other variants for malformed files.
 pub fn open(path: &Path) -> Result<Checkpoint> {
-    let failed = |source| CheckpointError::Read { path: path.to_owned(), source };
-    if !fs::metadata(path).map_err(failed)?.is_dir() {
+    if !fs::metadata(path).map_err(unreadable(path))?.is_dir() {
         return open_file(path);
     }
 
     let mut names: Vec<String> = Vec::new();
-    for entry in fs::read_dir(path).map_err(failed)? {
-        names.push(entry.map_err(failed)?.file_name().to_string_lossy().into_owned());
+    for entry in fs::read_dir(path).map_err(unreadable(path))? {
+        names.push(entry.map_err(unreadable(path))?.file_name().to_string_lossy().into_owned());
     }
     names.sort_unstable();
-    let has = |name: &str| names.iter().any(|found| found == name);
-    if has(CONFIG) && (has(SINGLE) || has(INDEX)) {
+    let has_config = names.iter().any(|name| name == CONFIG);
+    if has_config && names.iter().any(|name| name == SINGLE || name == INDEX) {
         return hf::open(path).map_err(|error| error.in_file(path));
     }
 
@@ -56,7 +55,7 @@ pub fn open(path: &Path) -> Result<Checkpoint> {
         [file] => gguf::open(file),
         [] => {
             refuse_other_formats(&names)?;
-            if let Some(weights) = names.iter().find(|name| name.ends_with(".safetensors") && !has(CONFIG)) {
+            if let Some(weights) = names.iter().find(|name| name.ends_with(".safetensors") && !has_config) {
                 let reason = format!("the file is missing beside {weights}; copy it from the model's page");
                 let source = io::Error::new(io::ErrorKind::NotFound, reason);
                 return Err(CheckpointError::Read { path: path.join(CONFIG), source });
@@ -82,12 +81,11 @@ pub fn open(path: &Path) -> Result<Checkpoint> {
 /// # Errors
 /// As [`open`].
 pub fn architecture(path: &Path) -> Result<Architecture> {
-    let has = |name: &str| path.join(name).is_file();
     let names = fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.file_name());
     // An index without shards, such as one fetched with a publisher's other small files, does not count as weights.
     let mut shards = names.filter(|name| name.to_string_lossy().ends_with(".safetensors"));
-    let weights = (has(SINGLE) || has(INDEX)) && shards.next().is_some();
-    if has(CONFIG) && !weights {
+    let has_weights = [SINGLE, INDEX].iter().any(|name| path.join(name).is_file()) && shards.next().is_some();
+    if path.join(CONFIG).is_file() && !has_weights {
         return hf::architecture(path).map_err(|error| error.in_file(path));
     }
     architecture_from_headers(path)
@@ -121,9 +119,9 @@ pub fn architecture_from_config(config: serde_json::Value, pooling: Option<Pooli
 }
 
 fn open_file(path: &Path) -> Result<Checkpoint> {
-    let failed = |source| CheckpointError::Read { path: path.to_owned(), source };
     let mut magic = Vec::new();
-    open_regular(path).map_err(failed)?.take(4).read_to_end(&mut magic).map_err(failed)?;
+    let file = open_regular(path).map_err(unreadable(path))?;
+    file.take(4).read_to_end(&mut magic).map_err(unreadable(path))?;
     let name = file_name(path);
     if magic == b"GGUF" || is_gguf(&name) {
         return gguf::open(path);
@@ -133,11 +131,8 @@ fn open_file(path: &Path) -> Result<Checkpoint> {
 }
 
 fn are_parts_of_one_file(names: &[String]) -> bool {
-    let first = names.first().and_then(|name| PartName::parse(name));
-    let is_part = |first: PartName<'_>, name: &String| {
-        PartName::parse(name).is_some_and(|part| part.is_of_same_file(first))
-    };
-    first.is_some_and(|first| names.iter().all(|name| is_part(first, name)))
+    let Some(first) = names.first().and_then(|name| PartName::parse(name)) else { return false };
+    names.iter().all(|name| PartName::parse(name).is_some_and(|part| part.is_of_same_file(first)))
 }
 
 fn is_gguf(name: &str) -> bool {
