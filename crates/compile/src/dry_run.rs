@@ -82,9 +82,11 @@ impl DryRun {
     /// Returns the number of bytes that one token takes in the KV cache of the static graphs, over all parts of the
     /// layers.
     pub fn token_bytes(&self) -> u64 {
-        let decode = |entry: &GraphEntry| matches!(entry.part, Part::Layers { tokens: 1, .. });
-        let layers = self.static_graphs().filter(|(_, entry)| decode(entry)).flat_map(|(_, entry)| &entry.kv);
-        layers.map(|layer| layer.bytes_per_token() as u64).sum()
+        self.static_graphs()
+            .filter(|(_, entry)| matches!(entry.part, Part::Layers { tokens: 1, .. }))
+            .flat_map(|(_, entry)| &entry.kv)
+            .map(|layer| layer.bytes_per_token() as u64)
+            .sum()
     }
 }
 

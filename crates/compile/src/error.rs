@@ -1,6 +1,9 @@
 //! Errors of compiling, importing and exporting models.
 
-use std::{io, path::PathBuf};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 use narthex_checkpoint::{CheckpointError, SliceError, YarnError};
 use narthex_files::environment;
@@ -114,23 +117,7 @@ impl CompileError {
                 Some("choose a new or empty folder; existing files are not replaced".to_owned())
             }
             Self::Write { source, .. } => environment::hint(source).map(str::to_owned),
-            Self::Checkpoint(error) => match error.what() {
-                CheckpointError::Read { source, .. } => environment::hint(source).map(str::to_owned),
-                CheckpointError::Malformed { .. } => Some(
-                    "compare the file with the published one; it may be incomplete or damaged".to_owned(),
-                ),
-                CheckpointError::Architecture { .. } => {
-                    Some("`narthex list --available` shows models that this version compiles".to_owned())
-                }
-                CheckpointError::NoPooling { .. } => Some(
-                    "give the pooling that the model's card names: --pooling mean, cls, max or last"
-                        .to_owned(),
-                ),
-                CheckpointError::Unsupported { .. } => {
-                    Some("choose another checkpoint of the model, or another model".to_owned())
-                }
-                _ => None,
-            },
+            Self::Checkpoint(error) => checkpoint_hint(error.what()).map(str::to_owned),
             Self::Tokenizer(TokenizerError::Unknown { .. }) => {
                 Some("choose another conversion of the model, or another model".to_owned())
             }
@@ -144,6 +131,30 @@ impl CompileError {
             _ => None,
         }
     }
+}
+
+fn checkpoint_hint(error: &CheckpointError) -> Option<&'static str> {
+    match error {
+        CheckpointError::Read { source, .. } => environment::hint(source),
+        CheckpointError::Malformed { .. } => {
+            Some("compare the file with the published one; it may be incomplete or damaged")
+        }
+        CheckpointError::Architecture { .. } => {
+            Some("`narthex list --available` shows models that this version compiles")
+        }
+        CheckpointError::NoPooling { .. } => {
+            Some("give the pooling that the model's card names: --pooling mean, cls, max or last")
+        }
+        CheckpointError::Unsupported { .. } => {
+            Some("choose another checkpoint of the model, or another model")
+        }
+        _ => None,
+    }
+}
+
+/// Returns the conversion of the system's error for a file or a folder that could not be written.
+pub(crate) fn unwritable(path: impl AsRef<Path>) -> impl Fn(io::Error) -> CompileError {
+    move |source| CompileError::Write { path: path.as_ref().to_owned(), source }
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ use narthex_text::tools;
 use parking_lot::Mutex;
 use sha2::Digest;
 
-use crate::error::{CompileError, Result};
+use crate::error::{CompileError, Result, unwritable};
 
 /// File of the main graph, relative to the package.
 pub(crate) const GRAPH_FILE: &str = "model.onnx";
@@ -56,8 +56,7 @@ impl PackageWriter {
     /// Starts a file.
     pub(crate) fn create(&self, name: &str) -> Result<HashedFile> {
         let path = self.folder.join(name);
-        let file =
-            File::create(&path).map_err(|source| CompileError::Write { path: path.clone(), source })?;
+        let file = File::create(&path).map_err(unwritable(&path))?;
         Ok(HashedFile {
             name: name.to_owned(),
             path,
@@ -72,7 +71,7 @@ impl PackageWriter {
     pub(crate) fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
         let mut file = self.create(name)?;
         let path = file.path.clone();
-        file.write_all(bytes).map_err(|source| CompileError::Write { path, source })?;
+        file.write_all(bytes).map_err(unwritable(path))?;
         file.sync()
     }
 
@@ -102,20 +101,19 @@ impl PackageWriter {
 pub fn add_files(folder: &Path, manifest: &mut Manifest, names: &[String]) -> Result<()> {
     for name in names {
         let path = folder.join(name);
-        let failed = |source| CompileError::Write { path: path.clone(), source };
-        let mut file = narthex_files::open_regular(&path).map_err(failed)?;
+        let mut file = narthex_files::open_regular(&path).map_err(unwritable(&path))?;
         let mut hash = sha2::Sha256::new();
         let mut bytes = 0;
         let mut part = vec![0; 1 << 20];
         loop {
-            let read = file.read(&mut part).map_err(failed)?;
+            let read = file.read(&mut part).map_err(unwritable(&path))?;
             if read == 0 {
                 break;
             }
             hash.update(&part[..read]);
             bytes += read as u64;
         }
-        file.sync_all().map_err(failed)?;
+        file.sync_all().map_err(unwritable(&path))?;
         manifest.files.insert(name.clone(), FileEntry { bytes, sha256: Sha256(hash.finalize().into()) });
     }
     write_manifest(folder, manifest)
@@ -123,12 +121,11 @@ pub fn add_files(folder: &Path, manifest: &mut Manifest, names: &[String]) -> Re
 
 fn write_manifest(folder: &Path, manifest: &Manifest) -> Result<()> {
     let path = folder.join(MANIFEST_FILE);
-    let failed = |source| CompileError::Write { path: path.clone(), source };
-    let text = to_json(manifest).map_err(|error| failed(error.into()))?;
+    let text = to_json(manifest).map_err(|error| unwritable(&path)(error.into()))?;
     // No version could read a longer one.
-    check_text(&text).map_err(|error| failed(error.into()))?;
-    let mut file = File::create(&path).map_err(failed)?;
-    file.write_all(&text).and_then(|()| file.sync_all()).map_err(failed)
+    check_text(&text).map_err(|error| unwritable(&path)(error.into()))?;
+    let mut file = File::create(&path).map_err(unwritable(&path))?;
+    file.write_all(&text).and_then(|()| file.sync_all()).map_err(unwritable(&path))
 }
 
 /// Number of bytes that are copied between two checks for cancellation.
@@ -156,9 +153,7 @@ fn copy_stream(
         if read.map_err(|error| read_error(from.path, error))? == 0 {
             return Ok(());
         }
-        to.data
-            .write_all(&piece)
-            .map_err(|source| CompileError::Write { path: to.path.to_owned(), source })?;
+        to.data.write_all(&piece).map_err(unwritable(to.path))?;
     }
 }
 
@@ -170,10 +165,7 @@ impl HashedFile {
     /// Syncs the file to disk and adds it to the package.
     pub(crate) fn sync(mut self) -> Result<()> {
         let path = self.path;
-        self.file
-            .flush()
-            .and_then(|()| self.file.get_ref().sync_all())
-            .map_err(|source| CompileError::Write { path, source })?;
+        self.file.flush().and_then(|()| self.file.get_ref().sync_all()).map_err(unwritable(path))?;
         let entry = FileEntry { bytes: self.bytes, sha256: Sha256(self.hash.finalize().into()) };
         self.files.lock().insert(self.name, entry);
         Ok(())

@@ -22,7 +22,7 @@ use sha2::Digest;
 use crate::{
     calibration::{CalibrationGraph, CalibrationModel, GraphRunner, calibrate},
     emit::{Emitter, WeightSink, WrittenTensors, new_graph},
-    error::{CompileError, Result},
+    error::{CompileError, Result, unwritable},
     lower::{self, LoweredModel, parts},
     package::{DATA_FILE, GRAPH_FILE, PackageWriter, TEMPLATE_FILE, TOKENIZER_FILE, chat_entry},
     pass,
@@ -256,6 +256,7 @@ fn manifest(
 ) -> Manifest {
     let special = &checkpoint.special;
     let license = provenance.license.or_else(|| checkpoint.license.clone());
+
     Manifest {
         format: FORMAT,
         name,
@@ -293,7 +294,6 @@ fn json(value: &impl serde::Serialize) -> Vec<u8> {
 fn keep(folder: Option<&Path>, name: &str, bytes: impl FnOnce() -> Vec<u8>) -> Result<()> {
     let Some(folder) = folder else { return Ok(()) };
     let path: PathBuf = folder.join(name);
-    let failed = |source| CompileError::Write { path: path.clone(), source };
-    fs::create_dir_all(folder).map_err(failed)?;
-    fs::write(&path, bytes()).map_err(failed)
+    fs::create_dir_all(folder).map_err(unwritable(&path))?;
+    fs::write(&path, bytes()).map_err(unwritable(&path))
 }

@@ -82,30 +82,30 @@ fn table(
         _ => 1.0,
     };
 
-    let rotated = rope.dims / 2;
-    let of = |angle: f64| if wave == Trigonometric::Cos { angle.cos() } else { angle.sin() };
-    let element = |position: usize, pair: usize, frequency: f64| {
-        let value = of(position as f64 * frequency);
-        (if pair < rotated { value * factor } else { value }) as f32
-    };
-
-    positions
-        .flat_map(|position| {
-            frequencies.iter().enumerate().map(move |(pair, frequency)| element(position, pair, *frequency))
-        })
-        .collect()
+    let mut table = Vec::with_capacity(positions.len() * pairs);
+    for position in positions {
+        for (pair, frequency) in frequencies.iter().enumerate() {
+            let angle = position as f64 * frequency;
+            let value = match wave {
+                Trigonometric::Cos => angle.cos(),
+                Trigonometric::Sin => angle.sin(),
+            };
+            table.push(if pair < rope.dims / 2 { value * factor } else { value } as f32);
+        }
+    }
+    table
 }
 
 /// Returns the frequency of each rotated pair, in radians per position.
 fn frequencies(rope: &Rope, reach: LengthRange) -> Vec<f64> {
-    let plain = |pair: usize| rope.theta.powf(-2.0 * pair as f64 / rope.dims as f64);
     let pairs = 0..rope.dims / 2;
+    let plain = pairs.map(|pair| rope.theta.powf(-2.0 * pair as f64 / rope.dims as f64)).enumerate();
     match &rope.scaling {
         RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, .. } => {
             let blend = YarnBlend::new(rope, *original_context, [*beta_fast, *beta_slow]);
-            pairs.map(|pair| blend.of(pair, plain(pair), *factor)).collect()
+            plain.map(|(pair, frequency)| blend.of(pair, frequency, *factor)).collect()
         }
-        scaling => pairs.map(|pair| scaled(scaling, reach, pair, plain(pair))).collect(),
+        scaling => plain.map(|(pair, frequency)| scaled(scaling, reach, pair, frequency)).collect(),
     }
 }
 
@@ -119,11 +119,10 @@ impl YarnBlend {
     /// Finds the pairs that rotate `rotations` times in the original context; the first more often than the last.
     fn new(rope: &Rope, original_context: usize, rotations: [f64; 2]) -> Self {
         let dims = rope.dims as f64;
-        let pair = |rotations: f64| {
+        let [first, last] = rotations.map(|rotations| {
             dims * (original_context as f64 / (rotations * TAU)).ln() / (2.0 * rope.theta.ln())
-        };
-        let [fast, slow] = rotations;
-        Self { first: pair(fast).floor().max(0.0), last: pair(slow).ceil().min(dims - 1.0) }
+        });
+        Self { first: first.floor().max(0.0), last: last.ceil().min(dims - 1.0) }
     }
 
     fn of(&self, pair: usize, frequency: f64, factor: f64) -> f64 {
@@ -134,16 +133,20 @@ impl YarnBlend {
     }
 }
 
+fn factor_of(factors: &[f32], pair: usize) -> f64 {
+    factors.get(pair).copied().map_or(1.0, f64::from)
+}
+
 fn scaled(scaling: &RopeScaling, reach: LengthRange, pair: usize, frequency: f64) -> f64 {
-    let divided = |factors: &[f32]| frequency / factors.get(pair).copied().map_or(1.0, f64::from);
     match scaling {
         // YaRN needs all pairs together, see `frequencies`.
         RopeScaling::None | RopeScaling::Yarn { .. } => frequency,
         RopeScaling::Linear { factor } => frequency / factor,
-        RopeScaling::Factors { factors } => divided(factors),
-        RopeScaling::LongRope { short, long, .. } => {
-            divided(if reach == LengthRange::Short { short } else { long })
-        }
+        RopeScaling::Factors { factors } => frequency / factor_of(factors, pair),
+        RopeScaling::LongRope { short, long, .. } => match reach {
+            LengthRange::Short => frequency / factor_of(short, pair),
+            LengthRange::Long => frequency / factor_of(long, pair),
+        },
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
             let wavelength = TAU / frequency;
             let context = *original_context as f64;

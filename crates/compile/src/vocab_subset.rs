@@ -106,14 +106,13 @@ impl VocabSubset {
     /// # Errors
     /// [`VocabSubsetError::Read`], [`VocabSubsetError::TooLong`] and [`VocabSubsetError::List`].
     pub fn read(path: &Path, most: Option<usize>) -> Result<Self, VocabSubsetError> {
-        let failed = |source| VocabSubsetError::Read { path: path.to_owned(), source };
-        let bytes = narthex_files::read(path, MAX_BYTES).map_err(|source| match source.kind() {
+        let text = narthex_files::read(path, MAX_BYTES).and_then(narthex_files::user_text);
+        let text = text.map_err(|source| match source.kind() {
             io::ErrorKind::FileTooLarge => {
                 VocabSubsetError::TooLong { path: path.to_owned(), most: MAX_BYTES }
             }
-            _ => failed(source),
+            _ => VocabSubsetError::Read { path: path.to_owned(), source },
         })?;
-        let text = narthex_files::user_text(bytes).map_err(failed)?;
         let listed = path.extension().is_some_and(|extension| extension == "json");
         let source = if listed {
             Source::List(serde_json::from_str(&text).map_err(|error| VocabSubsetError::List {

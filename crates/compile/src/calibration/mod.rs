@@ -20,7 +20,7 @@ use narthex_text::tokenizer::{Specials, Tokenizer};
 
 pub use crate::error::RunnerError;
 use crate::{
-    error::{CompileError, Result},
+    error::{CompileError, Result, unwritable},
     quant::{Scaling, scaling::Input},
     rotary::{LengthRange, RotarySet, Trigonometric},
 };
@@ -96,11 +96,10 @@ pub(crate) fn calibrate(
         let outputs = run(runner, folder, segment, feeds)?;
         made.extend(outputs.into_iter().map(|output| (output.name.clone(), output)));
         let later = segments.get(at + 1..).unwrap_or_default();
-        let wanted = |name: &str| {
-            inputs.iter().any(|input| output(input) == name)
-                || later.iter().any(|segment| segment.graph.inputs.iter().any(|input| input.name == name))
-        };
-        made.retain(|name, _| wanted(name));
+        made.retain(|name, _| {
+            inputs.iter().any(|input| output(input) == *name)
+                || later.iter().any(|segment| segment.graph.inputs.iter().any(|input| input.name == *name))
+        });
     }
 
     let mut measured = Vec::with_capacity(inputs.len());
@@ -122,10 +121,9 @@ pub(crate) fn calibrate(
 /// Runs one segment and returns its outputs as feeds for later segments.
 fn run(runner: &dyn GraphRunner, folder: &Path, segment: &Segment, feeds: Vec<Feed>) -> Result<Vec<Feed>> {
     let path = folder.join(PROBE_FILE);
-    let failed = |source| CompileError::Write { path: path.clone(), source };
-    fs::write(&path, segment.graph.encode()).map_err(failed)?;
+    fs::write(&path, segment.graph.encode()).map_err(unwritable(&path))?;
     let outputs = runner.run(&path, feeds, &segment.outputs).map_err(CompileError::Calibration);
-    fs::remove_file(&path).map_err(failed)?;
+    fs::remove_file(&path).map_err(unwritable(&path))?;
     let outputs = outputs?;
     if outputs.len() != segment.outputs.len() {
         return bad(format!(

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use narthex_graph::{Graph, Initializer, Value, infer::InferredTensors};
+use narthex_graph::{Graph, Initializer, Node, Value, infer::InferredTensors};
 use narthex_spec::{DType, Fetch, dtype::Dim};
 
 /// A segment of a graph.
@@ -24,22 +24,19 @@ pub struct Segment {
 pub fn segments(graph: &Graph, most: u64, bind: &dyn Fn(&str) -> Option<u64>) -> Vec<Segment> {
     let cutter = GraphSegmenter::new(graph, graph.infer(bind));
     let mut starts = vec![0];
-    let mut held = HashSet::new();
+    let mut constants = HashSet::new();
     let mut bytes = 0u64;
     for (at, node) in graph.nodes.iter().enumerate() {
-        let new = |held: &HashSet<&str>| -> u64 {
-            let inputs: BTreeSet<&str> = node.inputs.iter().map(String::as_str).collect();
-            let sizes = inputs.into_iter().filter(|name| !held.contains(name));
-            sizes.filter_map(|name| cutter.constants.get(name)).map(|constant| constant.bytes()).sum()
-        };
-        if bytes > 0 && bytes.saturating_add(new(&held)) > most && cutter.may_cut(at) {
+        let added = cutter.new_bytes(node, &constants);
+        if bytes > 0 && bytes.saturating_add(added) > most && cutter.may_cut(at) {
             starts.push(at);
-            held.clear();
+            constants.clear();
             bytes = 0;
         }
-        bytes = bytes.saturating_add(new(&held));
-        held.extend(node.inputs.iter().map(String::as_str));
+        bytes = bytes.saturating_add(cutter.new_bytes(node, &constants));
+        constants.extend(node.inputs.iter().map(String::as_str));
     }
+
     let ends = starts.iter().skip(1).copied().chain([graph.nodes.len()]);
     starts.iter().zip(ends).map(|(&start, end)| cutter.segment(start, end)).collect()
 }
@@ -49,8 +46,6 @@ struct GraphSegmenter<'a> {
     graph: &'a Graph,
     known: InferredTensors,
     constants: HashMap<&'a str, &'a Initializer>,
-    /// Index of the node that computes each value.
-    producers: HashMap<&'a str, usize>,
     /// Index of the last node that reads each value.
     readers: HashMap<&'a str, usize>,
 }
@@ -59,15 +54,20 @@ impl<'a> GraphSegmenter<'a> {
     fn new(graph: &'a Graph, known: InferredTensors) -> Self {
         let constants =
             graph.initializers.iter().map(|constant| (constant.name.as_str(), constant)).collect();
-        let mut producers = HashMap::new();
         let mut readers = HashMap::new();
         for (at, node) in graph.nodes.iter().enumerate() {
-            // An empty name is an omitted input.
-            let named = |names: &'a [String]| names.iter().filter(|name| !name.is_empty());
-            producers.extend(named(&node.outputs).map(|name| (name.as_str(), at)));
-            readers.extend(named(&node.inputs).map(|name| (name.as_str(), at)));
+            readers.extend(node.inputs.iter().map(|name| (name.as_str(), at)));
         }
-        Self { graph, known, constants, producers, readers }
+        // An empty name is an omitted input.
+        readers.remove("");
+        Self { graph, known, constants, readers }
+    }
+
+    /// Returns the number of bytes of a node's constants that are not in `constants`.
+    fn new_bytes(&self, node: &Node, constants: &HashSet<&str>) -> u64 {
+        let names: BTreeSet<&str> = node.inputs.iter().map(String::as_str).collect();
+        let new = names.into_iter().filter(|name| !constants.contains(name));
+        new.filter_map(|name| self.constants.get(name)).map(|constant| constant.bytes()).sum()
     }
 
     /// Returns the values that nodes before `at` compute and that node `at` or a later one reads, in the order of their
@@ -85,6 +85,15 @@ impl<'a> GraphSegmenter<'a> {
         extents.iter().map(|extent| usize::try_from((*extent)?).ok()).collect()
     }
 
+    /// Declares a value that crosses a cut.
+    fn value(&self, name: &str) -> Value {
+        Value {
+            name: name.to_owned(),
+            dtype: DType::F32.into(),
+            shape: self.shape(name).unwrap_or_default().into_iter().map(Dim::from).collect(),
+        }
+    }
+
     /// Returns whether the graph can be cut before node `at`. A constant must stay in the segment of its readers,
     /// because kernels pack their constant weights.
     fn may_cut(&self, at: usize) -> bool {
@@ -94,18 +103,14 @@ impl<'a> GraphSegmenter<'a> {
     fn segment(&self, start: usize, end: usize) -> Segment {
         let nodes = self.graph.nodes.get(start..end).unwrap_or_default();
         let read: HashSet<&str> = nodes.iter().flat_map(|node| &node.inputs).map(String::as_str).collect();
-        let here = |name: &str| self.producers.get(name).is_some_and(|at| (start..end).contains(at));
-        let value = |name: &str| Value {
-            name: name.to_owned(),
-            dtype: DType::F32.into(),
-            shape: self.shape(name).unwrap_or_default().into_iter().map(Dim::from).collect(),
-        };
+        let made: HashSet<&str> = nodes.iter().flat_map(|node| &node.outputs).map(String::as_str).collect();
         let fed = self.graph.inputs.iter().filter(|input| read.contains(input.name.as_str())).cloned();
-        let entering = self.crossing(start).into_iter().filter(|name| read.contains(name)).map(value);
-        let whole = self.graph.outputs.iter().filter(|output| here(&output.name)).cloned();
-        let is_output = |name: &str| self.graph.outputs.iter().any(|output| output.name == name);
-        let leaving = self.crossing(end).into_iter().filter(|name| here(name) && !is_output(name)).map(value);
-        let outputs: Vec<Value> = whole.chain(leaving).collect();
+        let entering = self.crossing(start).into_iter().filter(|name| read.contains(name));
+        let whole = self.graph.outputs.iter().filter(|output| made.contains(output.name.as_str())).cloned();
+        let leaving = self.crossing(end).into_iter().filter(|name| {
+            made.contains(name) && self.graph.outputs.iter().all(|output| output.name != *name)
+        });
+        let outputs: Vec<Value> = whole.chain(leaving.map(|name| self.value(name))).collect();
         let constants =
             self.graph.initializers.iter().filter(|constant| read.contains(constant.name.as_str()));
 
@@ -121,7 +126,7 @@ impl<'a> GraphSegmenter<'a> {
             graph: Graph {
                 name: self.graph.name.clone(),
                 opsets: self.graph.opsets.clone(),
-                inputs: fed.chain(entering).collect(),
+                inputs: fed.chain(entering.map(|name| self.value(name))).collect(),
                 outputs,
                 initializers: constants.cloned().collect(),
                 nodes: nodes.to_vec(),

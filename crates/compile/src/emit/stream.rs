@@ -17,7 +17,7 @@ use rayon::prelude::*;
 
 use super::{Emitter, QuantizedWeight, encoded, size};
 use crate::{
-    error::{CompileError, Result},
+    error::{CompileError, Result, unwritable},
     package::HashedFile,
     quant::{
         Plan, Scaling, Storage,
@@ -87,14 +87,13 @@ impl Emitter<'_> {
         let cancel = self.cancel;
         let dry_run = self.is_dry_run();
         let data = &mut self.data;
-        let failed = |source| CompileError::Write { path: file.into(), source };
-        let range = data.begin(length).map_err(failed)?;
+        let range = data.begin(length).map_err(unwritable(file))?;
         if !dry_run {
             pieces(&mut |bytes| {
                 if cancel.load(Ordering::Relaxed) {
                     return Err(CompileError::Cancelled);
                 }
-                data.append(bytes).map_err(failed)
+                data.append(bytes).map_err(unwritable(file))
             })?;
             self.stage.advance(self.data.length());
         }
@@ -215,10 +214,9 @@ impl Emitter<'_> {
             Shift::Offsets => {
                 weight.offsets = Some(self.stream(rows * blocks * 2, |append| {
                     // A product multiplies them from the right: `[blocks, rows]`.
-                    let of_block =
-                        |block: usize| offsets.iter().skip(block).step_by(blocks as usize).copied();
                     (0..blocks as usize).try_for_each(|block| {
-                        append(bytemuck::cast_slice(&of_block(block).collect::<Vec<f16>>()))
+                        let rows = offsets.iter().skip(block).step_by(blocks as usize);
+                        append(bytemuck::cast_slice(&rows.copied().collect::<Vec<f16>>()))
                     })
                 })?);
             }
@@ -241,38 +239,46 @@ impl Quantizer<'_> {
     /// Passes a weight's rows to `take` in order, scaled and quantised.
     fn each_row(&self, name: &str, take: &mut dyn FnMut(&QuantRow) -> Result<()>) -> Result<()> {
         let cols = self.cols;
-        let block = self.block;
         let rows = self.plan.get(name).map_or(0, |planned| planned.rows);
         let weight = self.weights.weight(name)?;
         weight.expect_shape(&[rows, cols])?;
         if self.storage.is_copied() {
             return self.copy_rows(&weight, take);
         }
-        let steps = steps(weight.encoding);
-        let factors = self.scaling.factors(name).map(|columns| Factors::new(columns, block));
-        let divisors = self.scaling.divisors(name);
-        let quantized = |buffer: &mut Vec<f32>, row| {
-            weight.read_row(row, buffer);
-            self.weights.check_finite(name, buffer)?;
-            if let Some(factors) = &factors {
-                factors.multiply(buffer);
-            }
-            if let Some(divisor) = divisors.and_then(|all| all.get(row)) {
-                buffer.iter_mut().for_each(|x| *x /= divisor);
-            }
-            Ok(match self.storage {
-                Storage::W4 => quantize_w4(buffer, block),
-                Storage::W8Zeros => quantize_w8_zeros(buffer, block, steps, factors.as_ref()),
-                _ => quantize_w8(buffer, block),
-            })
-        };
 
+        let factors = self.scaling.factors(name).map(|columns| Factors::new(columns, self.block));
         pieces(0..rows, cols).try_for_each(|piece| {
             let quantized: Vec<QuantRow> = piece
                 .into_par_iter()
-                .map_init(|| vec![0.0; cols], quantized)
+                .map_init(
+                    || vec![0.0; cols],
+                    |buffer, row| self.quantize_row(&weight, row, factors.as_ref(), buffer),
+                )
                 .collect::<Result<_, CheckpointError>>()?;
             quantized.iter().try_for_each(&mut *take)
+        })
+    }
+
+    /// Returns a row of a weight, scaled and quantised. `buffer` has the length of a row.
+    fn quantize_row(
+        &self,
+        weight: &Weight<'_>,
+        row: usize,
+        factors: Option<&Factors<'_>>,
+        buffer: &mut [f32],
+    ) -> Result<QuantRow, CheckpointError> {
+        weight.read_row(row, buffer);
+        self.weights.check_finite(&weight.name, buffer)?;
+        if let Some(factors) = factors {
+            factors.multiply(buffer);
+        }
+        if let Some(divisor) = self.scaling.divisors(&weight.name).and_then(|all| all.get(row)) {
+            buffer.iter_mut().for_each(|x| *x /= divisor);
+        }
+        Ok(match self.storage {
+            Storage::W4 => quantize_w4(buffer, self.block),
+            Storage::W8Zeros => quantize_w8_zeros(buffer, self.block, steps(weight.encoding), factors),
+            _ => quantize_w8(buffer, self.block),
         })
     }
 
@@ -285,17 +291,16 @@ impl Quantizer<'_> {
             shift: self.storage.shift(),
         };
         let divisors = self.scaling.divisors(name);
-        let copied = |blocks: &mut IntegerBlocks, row| {
-            weight.read_integers(row, blocks)?;
-            self.weights.check_finite(name, &blocks.scales)?;
-            self.weights.check_finite(name, &blocks.minimums)?;
-            let divisor = divisors.and_then(|all| all.get(row)).copied().unwrap_or(1.0);
-            Ok(copy_blocks(blocks, divisor, form))
-        };
         pieces(0..weight.rows_len(), self.cols).try_for_each(|piece| {
             let copied: Vec<QuantRow> = piece
                 .into_par_iter()
-                .map_init(IntegerBlocks::default, copied)
+                .map_init(IntegerBlocks::default, |blocks, row| {
+                    weight.read_integers(row, blocks)?;
+                    self.weights.check_finite(name, &blocks.scales)?;
+                    self.weights.check_finite(name, &blocks.minimums)?;
+                    let divisor = divisors.and_then(|all| all.get(row)).copied().unwrap_or(1.0);
+                    Ok(copy_blocks(blocks, divisor, form))
+                })
                 .collect::<Result<_, CheckpointError>>()?;
             copied.iter().try_for_each(&mut *take)
         })

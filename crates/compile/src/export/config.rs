@@ -63,21 +63,19 @@ pub(super) fn context(manifest: &Manifest, arch: &DecoderArch) -> usize {
 }
 
 fn genai_config(manifest: &Manifest, arch: &DecoderArch, entry: &GraphEntry) -> Result<Value> {
-    let several = || {
-        let expected = "one number of key and value heads, and one head size, in all layers";
-        refused(format!("export of {} for onnxruntime-genai", manifest.name), expected, "several")
-    };
-
+    let what = format!("export of {} for onnxruntime-genai", manifest.name);
     if arch.per_layer.is_some() {
         let expected = "a model whose embeddings are inputs of the first layer only";
-        let found = "per-layer embeddings, which are inputs of every layer";
-        return Err(refused(format!("export of {} for onnxruntime-genai", manifest.name), expected, found));
+        return Err(refused(what, expected, "per-layer embeddings, which are inputs of every layer"));
     }
 
-    let (first, layer) = entry.kv.first().zip(arch.layers.first()).ok_or_else(several)?;
-    if entry.kv.iter().any(|other| (other.heads, other.head_size) != (first.heads, first.head_size)) {
-        return Err(several());
-    }
+    let uniform = entry.kv.first().filter(|first| {
+        entry.kv.iter().all(|other| (other.heads, other.head_size) == (first.heads, first.head_size))
+    });
+    let Some((first, layer)) = uniform.zip(arch.layers.first()) else {
+        let expected = "one number of key and value heads, and one head size, in all layers";
+        return Err(refused(what, expected, "several"));
+    };
 
     let context = context(manifest, arch);
     let mut inputs = json!({

@@ -120,20 +120,24 @@ struct Prologue<'a> {
 impl Prologue<'_> {
     /// Returns values for the slots of lengths and rows.
     fn lengths(&mut self, tokens: &str, mask: &str) -> HashMap<Slot, String> {
-        let at = |part: &str| format!("{SCOPE}/{part}");
         let g = &mut self.g;
         let axis = g.ints(&[1], &[1]);
         let zero = g.ints(&[], &[0]);
         let one = g.ints(&[], &[1]);
         let keep = [("keepdims", Attribute::Int(0))];
-        let lengths = g.op_with(&at("lengths"), "ReduceSum", &[mask, &axis], &keep);
-        let last = g.op(&at("lengths"), "Sub", &[&lengths, &axis]);
-        let last = g.cast(&at("lengths"), &last, DType::I32);
-        let sizes = g.op(&at("total"), "Shape", &[mask]);
-        let total = g.op(&at("total"), "Gather", &[&sizes, &one]);
-        let total = g.cast(&at("total"), &total, DType::I32);
-        let count = g.op(&at("rows"), "Size", &[tokens]);
-        let rows = g.op(&at("rows"), "Range", &[&zero, &count, &one]);
+        let scope = format!("{SCOPE}/lengths");
+        let lengths = g.op_with(&scope, "ReduceSum", &[mask, &axis], &keep);
+        let last = g.op(&scope, "Sub", &[&lengths, &axis]);
+        let last = g.cast(&scope, &last, DType::I32);
+
+        let scope = format!("{SCOPE}/total");
+        let sizes = g.op(&scope, "Shape", &[mask]);
+        let total = g.op(&scope, "Gather", &[&sizes, &one]);
+        let total = g.cast(&scope, &total, DType::I32);
+
+        let scope = format!("{SCOPE}/rows");
+        let count = g.op(&scope, "Size", &[tokens]);
+        let rows = g.op(&scope, "Range", &[&zero, &count, &one]);
         HashMap::from([(Slot::SeqlensK, last), (Slot::TotalLength, total), (Slot::LogitsRows, rows)])
     }
 

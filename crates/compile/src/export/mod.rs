@@ -25,7 +25,7 @@ use narthex_spec::{
 pub use quark::{GROUPS, QuarkJob, quark};
 
 use crate::{
-    error::{CompileError, Result},
+    error::{Result, unwritable},
     import::refused,
 };
 
@@ -50,19 +50,15 @@ pub fn genai(job: &ExportJob<'_>) -> Result<()> {
     let graph = genai::graph(job, arch, entry)?;
     let files = config::files(job, arch, entry)?;
     let partial = PartialFolder::beside(job.out)?;
-    let write = |name: &str, bytes: &[u8]| {
-        let path = partial.0.join(name);
-        fs::write(&path, bytes).map_err(|source| CompileError::Write { path, source })
-    };
-    write(config::GRAPH, &graph.encode())?;
+    partial.write(config::GRAPH, &graph.encode())?;
     for (name, bytes) in &files {
-        write(name, bytes)?;
+        partial.write(name, bytes)?;
     }
     for name in genai::data_files(&graph) {
-        let to = partial.0.join(&name);
-        let copied = open_regular(&job.package.join(&name))
-            .and_then(|mut from| io::copy(&mut from, &mut File::create(&to)?));
-        copied.map_err(|source| CompileError::Write { path: to, source })?;
+        let path = partial.0.join(&name);
+        open_regular(&job.package.join(&name))
+            .and_then(|mut file| io::copy(&mut file, &mut File::create(&path)?))
+            .map_err(unwritable(&path))?;
     }
     partial.commit(job.out)
 }
@@ -105,26 +101,32 @@ struct PartialFolder(PathBuf);
 impl PartialFolder {
     /// Creates the unfinished folder next to `out`, which must be missing or empty.
     fn beside(out: &Path) -> Result<Self> {
-        let failed = |source| CompileError::Write { path: out.to_owned(), source };
-        let taken = |reason: &str| failed(io::Error::new(io::ErrorKind::AlreadyExists, reason));
-        if out.is_file() {
-            return Err(taken("it is a file"));
+        let is_filled = fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some());
+        if is_filled || out.is_file() {
+            let reason = if is_filled { "the folder is not empty" } else { "it is a file" };
+            return Err(unwritable(out)(io::Error::new(io::ErrorKind::AlreadyExists, reason)));
         }
-        if fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some()) {
-            return Err(taken("the folder is not empty"));
-        }
+
+        let Some(folder) = out.file_name() else {
+            return Err(unwritable(out)(io::ErrorKind::InvalidInput.into()));
+        };
         let mut name = std::ffi::OsString::from(".");
-        name.push(out.file_name().ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?);
+        name.push(folder);
         name.push(format!(".{}", std::process::id()));
         let path = out.with_file_name(name);
-        fs::create_dir_all(&path).map_err(failed)?;
+        fs::create_dir_all(&path).map_err(unwritable(out))?;
         Ok(Self(path))
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        let path = self.0.join(name);
+        fs::write(&path, bytes).map_err(unwritable(&path))
     }
 
     fn commit(self, out: &Path) -> Result<()> {
         // A complete folder replaces an empty one.
         let _ = fs::remove_dir(out);
-        fs::rename(&self.0, out).map_err(|source| CompileError::Write { path: out.to_owned(), source })
+        fs::rename(&self.0, out).map_err(unwritable(out))
     }
 }
 

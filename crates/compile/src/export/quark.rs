@@ -8,7 +8,7 @@
 //! At most one weight is in memory at a time, and only its integers are kept for the whole weight.
 
 use std::{
-    fs::{self, File},
+    fs::File,
     io::{BufWriter, Write},
     ops::Range,
     path::Path,
@@ -35,7 +35,7 @@ use super::{
     config::{self, TokenizerSettings},
 };
 use crate::{
-    error::{CompileError, Result},
+    error::{CompileError, Result, unwritable},
     import::refused,
     package::{TEMPLATE_FILE, TOKENIZER_FILE},
     quant::block::{QuantRow, quantize_w4},
@@ -78,30 +78,28 @@ pub fn quark(job: &QuarkJob<'_>, progress: &dyn ProgressSink, cancel: &AtomicBoo
 
     let partial = PartialFolder::beside(job.out)?;
     for (name, bytes) in files(job, &checkpoint, written.keys.clone())? {
-        let path = partial.0.join(name);
-        fs::write(&path, bytes).map_err(|source| CompileError::Write { path, source })?;
+        partial.write(name, &bytes)?;
     }
 
     let path = partial.0.join("model.safetensors");
-    let failed = |source| CompileError::Write { path: path.clone(), source };
     let places = places(&tensors, job.group);
     let total = places.last().map_or(0, |place| place.end);
     let stage = Stage::start(progress, format!("Exporting {}", job.name), Unit::Bytes, Some(total as u64));
-    let file = File::create(&path).map_err(failed)?;
+    let file = File::create(&path).map_err(unwritable(&path))?;
     let mut file = BufWriter::with_capacity(1 << 20, file);
-    file.write_all(&header(&places)).map_err(failed)?;
+    file.write_all(&header(&places)).map_err(unwritable(&path))?;
 
     let source = QuarkWeights { weights: checkpoint.weights.as_ref(), written: &written, cancel };
     let mut done = 0;
     for tensor in &tensors {
         for bytes in source.encode(tensor, job.group)? {
-            file.write_all(&bytes).map_err(failed)?;
+            file.write_all(&bytes).map_err(unwritable(&path))?;
             done += bytes.len() as u64;
         }
         stage.advance(done);
     }
 
-    file.flush().and_then(|()| file.get_ref().sync_all()).map_err(failed)?;
+    file.flush().and_then(|()| file.get_ref().sync_all()).map_err(unwritable(&path))?;
     checkpoint.watches.check()?;
     drop(stage);
     partial.commit(job.out)
@@ -117,11 +115,11 @@ struct Tensor {
 
 impl Tensor {
     fn new(of: FileTensor) -> Self {
-        let linear = |name: &str| name.ends_with("_proj.weight") || name == "lm_head.weight";
+        let is_linear = of.name.ends_with("_proj.weight") || of.name == "lm_head.weight";
         let mut shape = of.parts.first().map(|(_, shape)| shape.clone()).unwrap_or_default();
         let rows = of.parts.iter().filter_map(|(_, shape)| shape.first()).sum();
         shape.iter_mut().take(1).for_each(|first| *first = rows);
-        let packed = <[usize; 2]>::try_from(&shape[..]).ok().filter(|_| linear(&of.name));
+        let packed = <[usize; 2]>::try_from(&shape[..]).ok().filter(|_| is_linear);
         Self { of, packed, shape }
     }
 }
@@ -178,16 +176,19 @@ fn header(places: &[StoredTensor]) -> Vec<u8> {
 /// Refuses weights whose last group of a row would be incomplete, which Quark's format cannot represent, and fused
 /// weights whose parts share a word.
 fn whole_groups(job: &QuarkJob<'_>, tensors: &[Tensor]) -> Result<()> {
-    let packed = || tensors.iter().filter_map(|tensor| Some((tensor, tensor.packed?)));
-    let fits = |group: usize| packed().all(|(_, [_, cols])| cols.is_multiple_of(group));
-    if let Some((tensor, [_, cols])) = packed().find(|(_, [_, cols])| !cols.is_multiple_of(job.group)) {
-        let next = match GROUPS.into_iter().find(|&group| fits(group)) {
+    let packed: Vec<(&str, usize)> =
+        tensors.iter().filter_map(|tensor| Some((tensor.of.name.as_str(), tensor.packed?[1]))).collect();
+    if let Some((name, cols)) = packed.iter().find(|(_, cols)| !cols.is_multiple_of(job.group)) {
+        let divisor =
+            GROUPS.into_iter().find(|&group| packed.iter().all(|(_, cols)| cols.is_multiple_of(group)));
+        let next = match divisor {
             Some(group) => format!("; --group {group} fits, but AMD documents only 128 for its NPUs"),
             None => String::new(),
         };
         let expected = format!("a multiple of the group of {}{next}", job.group);
-        return Err(refused(format!("width of {} of {}", tensor.of.name, job.name), expected, cols));
+        return Err(refused(format!("width of {name} of {}", job.name), expected, cols));
     }
+
     let parts = tensors.iter().filter(|tensor| tensor.of.parts.len() > 1).flat_map(|tensor| &tensor.of.parts);
     match parts.filter_map(|(name, shape)| Some((name, shape.first()?))).find(|(_, rows)| *rows % 8 != 0) {
         Some((name, rows)) => Err(refused(
@@ -310,16 +311,18 @@ fn files(
     mut settings: Map<String, Value>,
 ) -> Result<Vec<(&'static str, Vec<u8>)>> {
     let special = &checkpoint.special;
-    let one_or_more = |ids: &[u32]| match ids {
+    let bos = special.bos.map(Value::from);
+    let eos = match &special.stop[..] {
         [] => None,
         [id] => Some(json!(id)),
         ids => Some(json!(ids)),
     };
-    let bos = special.bos.map(Value::from);
     let pad = special.pad.or(special.stop.first().copied()).map(Value::from);
-    let ids = [("bos_token_id", bos), ("eos_token_id", one_or_more(&special.stop)), ("pad_token_id", pad)];
-    let ids: Map<String, Value> =
-        ids.into_iter().filter_map(|(key, id)| Some((key.to_owned(), id?))).collect();
+    let ids: Map<String, Value> = [("bos_token_id", bos), ("eos_token_id", eos), ("pad_token_id", pad)]
+        .into_iter()
+        .filter_map(|(key, id)| Some((key.to_owned(), id?)))
+        .collect();
+
     settings.extend(ids.clone());
     settings.insert("torch_dtype".to_owned(), "float16".into());
     settings.insert("quantization_config".to_owned(), quantization(job.group));

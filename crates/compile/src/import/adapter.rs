@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use narthex_graph::{Builder, Graph, Node, Value};
+use narthex_graph::{Builder, Graph, Value};
 use narthex_spec::{
     DType, Variant,
     dtype::Dim,
@@ -70,10 +70,13 @@ impl GraphAdapter {
         // needed.
         let bound = device_bundle::values(&inner);
         inner.values.retain(|value| bound.contains(&value.name));
-        let builder = || Builder::new("", &[]);
-        let prologue = builder();
-        let epilogue = builder();
-        Ok(Self { inner, prologue, epilogue, inputs: Vec::new(), outputs: Vec::new() })
+        Ok(Self {
+            inner,
+            prologue: Builder::new("", &[]),
+            epilogue: Builder::new("", &[]),
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+        })
     }
 
     /// Declares an input of the package.
@@ -120,10 +123,10 @@ impl GraphAdapter {
 
     /// Feeds `value` to the input `name` of the imported graph, converted to its type.
     pub(super) fn feed(&mut self, name: &str, value: &str) {
-        let wanted = self.imported_input(name).map(|input| input.dtype);
+        let dtype = self.imported_input(name).map(|input| input.dtype);
         let scope = format!("{PREFIX}feed/{name}");
-        let fed = self.prologue.cast(&scope, value, wanted.unwrap_or(DType::I64.into()));
-        self.prologue.rename(&fed, name);
+        let converted = self.prologue.cast(&scope, value, dtype.unwrap_or(DType::I64.into()));
+        self.prologue.rename(&converted, name);
     }
 
     /// Returns the complete graph and its entry in the manifest.
@@ -152,6 +155,11 @@ impl GraphAdapter {
     }
 }
 
+/// Adds our prefix to the name of a value or of a scope.
+pub(super) fn prefixed(name: &str) -> String {
+    format!("{PREFIX}{name}")
+}
+
 /// Adds our prefix to the names of constants.
 fn with_prefix(mut graph: Graph) -> Graph {
     let renamed: HashMap<String, String> = graph
@@ -159,12 +167,12 @@ fn with_prefix(mut graph: Graph) -> Graph {
         .iter()
         .map(|constant| (constant.name.clone(), format!("{PREFIX}{}", constant.name)))
         .collect();
-    let rename = |name: &mut String| {
+    let constants = graph.initializers.iter_mut().map(|constant| &mut constant.name);
+    let inputs = graph.nodes.iter_mut().flat_map(|node| &mut node.inputs);
+    for name in constants.chain(inputs) {
         if let Some(new) = renamed.get(name) {
             name.clone_from(new);
         }
-    };
-    graph.initializers.iter_mut().for_each(|constant| rename(&mut constant.name));
-    graph.nodes.iter_mut().flat_map(|node: &mut Node| &mut node.inputs).for_each(rename);
+    }
     graph
 }

@@ -14,20 +14,19 @@ use narthex_spec::{
 };
 
 use super::{
-    adapter::{GraphAdapter, PREFIX},
+    adapter::{GraphAdapter, PREFIX, prefixed},
     decoder::{Decoder, reshape_to_rank, vocab},
-    graphs::{fixed_extent, reject_unknown_inputs},
+    graphs::{fixed_axis, fixed_extent, named, reject_unknown_inputs},
     head::select_rows,
     names::TensorNames,
     refused,
     settings::Settings,
 };
-use crate::error::Result;
+use crate::error::{CompileError, Result};
 
 /// Returns the number of new tokens of a graph if it is fixed.
 pub(super) fn tokens(graph: &Graph, names: &TensorNames) -> Option<usize> {
-    let input = graph.inputs.iter().find(|input| input.name == names.tokens)?;
-    input.shape.get(1).and_then(fixed_extent).filter(|&tokens| tokens > 0)
+    fixed_axis(named(&graph.inputs, &names.tokens)?, 1).filter(|&tokens| tokens > 0)
 }
 
 /// Connects a decoder of fixed shapes to the slots of a package; its graph is called `file` in messages.
@@ -83,29 +82,36 @@ fn inputs(file: &str, adapter: &mut GraphAdapter, names: &TensorNames, count: us
     adapter.input(Slot::SeqlensK, "seqlens_k", DType::I32, &["batch".into()]);
     let total = adapter.input(Slot::TotalLength, "total_length", DType::I32, &[]);
     let columns = columns(file, &adapter.inner, names, count)?;
-    let at = |part: &str| format!("{PREFIX}{part}");
     let g = &mut adapter.prologue;
     let zero = g.ints(&[], &[0]);
     let one = g.ints(&[], &[1]);
     let flat = g.ints(&[1], &[-1]);
-    let most = g.ints(&[1], &[count as i64]);
-    let shape = g.op(&at("sequence"), "Shape", &[&tokens]);
-    let new = g.op(&at("sequence"), "Gather", &[&shape, &one]);
-    let new = g.op(&at("sequence"), "Reshape", &[&new, &flat]);
-    let total = g.cast(&at("total"), &total, DType::I64);
-    let total = g.op(&at("total"), "Reshape", &[&total, &flat]);
-    let past = g.op(&at("past"), "Sub", &[&total, &new]);
-    let lacking = g.op(&at("lacking"), "Sub", &[&most, &new]);
+    let length = g.ints(&[1], &[count as i64]);
+
+    let scope = prefixed("sequence");
+    let shape = g.op(&scope, "Shape", &[&tokens]);
+    let new = g.op(&scope, "Gather", &[&shape, &one]);
+    let new = g.op(&scope, "Reshape", &[&new, &flat]);
+    let scope = prefixed("total");
+    let total = g.cast(&scope, &total, DType::I64);
+    let total = g.op(&scope, "Reshape", &[&total, &flat]);
+    let past = g.op(&prefixed("past"), "Sub", &[&total, &new]);
+
+    let scope = prefixed("lacking");
+    let padding = g.op(&scope, "Sub", &[&length, &new]);
     let before = g.ints(&[3], &[0, 0, 0]);
-    let pads = g.op_with(&at("lacking"), "Concat", &[&before, &lacking], &[("axis", Attribute::Int(0))]);
-    let tokens = g.op(&at("tokens"), "Pad", &[&tokens, &pads]);
-    let ahead = g.op(&at("all"), "Add", &[&past, &most]);
-    let last = g.op(&at("last"), "Sub", &[&ahead, &one]);
+    let pads = g.op_with(&scope, "Concat", &[&before, &padding], &[("axis", Attribute::Int(0))]);
+    let tokens = g.op(&prefixed("tokens"), "Pad", &[&tokens, &pads]);
+    let padded_total = g.op(&prefixed("all"), "Add", &[&past, &length]);
+    let last = g.op(&prefixed("last"), "Sub", &[&padded_total, &one]);
+
+    let scope = prefixed("positions");
     let end = g.ints(&[], &[count as i64]);
-    let line = g.ints(&[2], &[1, -1]);
-    let places = g.op(&at("positions"), "Range", &[&zero, &end, &one]);
-    let positions = g.op(&at("positions"), "Add", &[&past, &places]);
-    let positions = g.op(&at("positions"), "Reshape", &[&positions, &line]);
+    let row_shape = g.ints(&[2], &[1, -1]);
+    let offsets = g.op(&scope, "Range", &[&zero, &end, &one]);
+    let positions = g.op(&scope, "Add", &[&past, &offsets]);
+    let positions = g.op(&scope, "Reshape", &[&positions, &row_shape]);
+
     let mut fed = vec![(&names.tokens, tokens), (&names.positions, positions)];
     if let Some(columns) = columns {
         fed.push((&names.mask, mask(g, columns - count..columns, [&past, &new])));
@@ -114,7 +120,7 @@ fn inputs(file: &str, adapter: &mut GraphAdapter, names: &TensorNames, count: us
         adapter.feed_if_input(name, &value);
     }
 
-    for (name, value) in names.totals.iter().map(|name| (name, &ahead)).chain([(&names.last, &last)]) {
+    for (name, value) in names.totals.iter().map(|name| (name, &padded_total)).chain([(&names.last, &last)]) {
         if let Some(rank) = adapter.imported_input(name).map(|input| input.shape.len()) {
             let value = match rank {
                 0 => adapter.prologue.op(&format!("{PREFIX}length/{name}"), "Squeeze", &[value]),
@@ -128,7 +134,7 @@ fn inputs(file: &str, adapter: &mut GraphAdapter, names: &TensorNames, count: us
 
 /// Returns the number of columns of the graph's mask, if it has one: those of the past, then those of the new tokens.
 fn columns(file: &str, graph: &Graph, names: &TensorNames, count: usize) -> Result<Option<usize>> {
-    let Some(mask) = graph.inputs.iter().find(|input| input.name == names.mask) else { return Ok(None) };
+    let Some(mask) = named(&graph.inputs, &names.mask) else { return Ok(None) };
     match &mask.shape[..] {
         [_, columns] if fixed_extent(columns).is_some_and(|columns| columns >= count) => {
             Ok(fixed_extent(columns))
@@ -141,14 +147,14 @@ fn columns(file: &str, graph: &Graph, names: &TensorNames, count: usize) -> Resu
     }
 }
 
-/// Builds the mask of columns with a token, `[1, columns]`; the columns of new tokens are `places`.
-fn mask(g: &mut Builder, places: std::ops::Range<usize>, [past, new]: [&str; 2]) -> String {
+/// Builds the mask of columns with a token, `[1, columns]`; those of new tokens are `new_columns`.
+fn mask(g: &mut Builder, new_columns: std::ops::Range<usize>, [past, new]: [&str; 2]) -> String {
     let scope = format!("{PREFIX}mask");
     let zero = g.ints(&[], &[0]);
     let one = g.ints(&[], &[1]);
     let line = g.ints(&[2], &[1, -1]);
-    let first = g.ints(&[1], &[places.start as i64]);
-    let end = g.ints(&[], &[places.end as i64]);
+    let first = g.ints(&[1], &[new_columns.start as i64]);
+    let end = g.ints(&[], &[new_columns.end as i64]);
     let columns = g.op(&scope, "Range", &[&zero, &end, &one]);
     let seen = g.op(&format!("{scope}/past"), "Less", &[&columns, past]);
     let before = g.op(&format!("{scope}/new"), "Less", &[&columns, &first]);
@@ -213,36 +219,29 @@ impl CacheTensor {
     /// Determines the layout of one cache tensor from its input and output.
     fn of(file: &str, input: &Value, output: &Value, shape: &CacheShape) -> Result<Self> {
         let CacheShape { heads, size, tokens } = *shape;
-        let wrong = |value: &Value, expected: String| {
-            let dims = value.shape.iter().map(|dim| match dim {
-                Dim::Fixed(extent) => extent.to_string(),
-                Dim::Symbol(name) => name.chars().take(40).collect(),
-            });
-            let found = format!("[{}]", dims.collect::<Vec<_>>().join(", "));
-            refused(format!("{:?} of {file}", value.name), expected, found)
+        let have_four_axes = input.shape.len() == 4 && output.shape.len() == 4;
+        let outer = [(0, 1), (1, 0)].into_iter().find(|&(batch, head)| {
+            fixed_axis(input, batch).is_none_or(|extent| extent == 1)
+                && fixed_axis(input, head) == Some(heads)
+        });
+        let inner = [(2, 3), (3, 2)].into_iter().find(|&(token, element)| {
+            let past = fixed_axis(input, token);
+            let grows = past.is_none() || past != fixed_axis(output, token);
+            grows && fixed_axis(input, element) == Some(size)
+        });
+        let Some(((batch, head), (token, element))) = outer.zip(inner).filter(|_| have_four_axes) else {
+            let expected = format!("a past of one sequence, {heads} heads and {size} elements each");
+            return Err(wrong_shape(file, input, expected));
         };
 
-        let extent = |value: &Value, axis: usize| value.shape.get(axis).and_then(fixed_extent);
-        let is = |value: &Value, axis: usize, wanted: usize| extent(value, axis) == Some(wanted);
-        let order = [(0, 1), (1, 0)].into_iter().find(|(batch, head)| {
-            let one = is(input, *batch, 1)
-                || input.shape.get(*batch).is_some_and(|dim| fixed_extent(dim).is_none());
-            input.shape.len() == 4 && output.shape.len() == 4 && one && is(input, *head, heads)
-        });
-        let of_one = || format!("a past of one sequence, {heads} heads and {size} elements each");
-        let (batch, head) = order.ok_or_else(|| wrong(input, of_one()))?;
-        let grows =
-            |axis: usize| extent(input, axis).is_none() || extent(input, axis) != extent(output, axis);
-        let axis =
-            [(2, 3), (3, 2)].into_iter().find(|(token, element)| is(input, *element, size) && grows(*token));
-        let (token, element) = axis.ok_or_else(|| wrong(input, of_one()))?;
-        let past = extent(input, token);
-        let output_tokens = match (past, extent(output, token)) {
+        let past = fixed_axis(input, token);
+        let output_tokens = match (past, fixed_axis(output, token)) {
             (_, Some(given)) if given == tokens => CacheOutput::New,
             (Some(past), Some(given)) if given == past.saturating_add(tokens) => CacheOutput::Appended,
             (None, None) => CacheOutput::Appended,
             _ => {
-                return Err(wrong(output, format!("those of {tokens} new tokens, alone or after the past")));
+                let expected = format!("those of {tokens} new tokens, alone or after the past");
+                return Err(wrong_shape(file, output, expected));
             }
         };
 
@@ -262,30 +261,30 @@ impl CacheTensor {
             _ => (Slot::PastValue { layer }, Slot::NewValue { layer }),
         };
 
-        let shape = |tokens: &str| [1_usize.into(), self.heads.into(), tokens.into(), self.size.into()];
         let name = format!("past.{layer}.{part}");
-        let scope = format!("{PREFIX}{name}");
-        let cache = adapter.input(slot, &name, DType::F32, &shape("capacity"));
+        let scope = prefixed(&name);
+        let cache = adapter.input(slot, &name, DType::F32, &self.shape("capacity"));
         let g = &mut adapter.prologue;
         let axis = g.ints(&[1], &[2]);
         let begin = g.ints(&[1], &[0]);
 
         let mut past = g.op(&scope, "Slice", &[&cache, &begin, &counts.past, &axis]);
         if let Some(columns) = self.past {
-            let most = g.ints(&[1], &[columns as i64]);
-            let lacking = g.op(&scope, "Sub", &[&most, &counts.past]);
+            let columns = g.ints(&[1], &[columns as i64]);
+            let padding = g.op(&scope, "Sub", &[&columns, &counts.past]);
             let before = g.ints(&[6], &[0; 6]);
             let behind = g.ints(&[1], &[0]);
             let value = g.scalar(empty);
             let axis = [("axis", Attribute::Int(0))];
-            let pads = g.op_with(&scope, "Concat", &[&before, &lacking, &behind], &axis);
+            let pads = g.op_with(&scope, "Concat", &[&before, &padding, &behind], &axis);
             past = g.op(&scope, "Pad", &[&past, &pads, &value]);
         }
 
         let past = self.transposed(g, &scope, past);
         adapter.feed(&self.input, &past);
+
         let name = format!("new.{layer}.{part}");
-        let scope = format!("{PREFIX}{name}");
+        let scope = prefixed(&name);
         let g = &mut adapter.epilogue;
         let new = self.transposed(g, &scope, self.output.clone());
         let axis = g.ints(&[1], &[2]);
@@ -296,7 +295,12 @@ impl CacheTensor {
         };
         let end = g.op(&scope, "Add", &[&begin, &counts.new]);
         let new = g.op(&scope, "Slice", &[&new, &begin, &end, &axis]);
-        adapter.output(new_slot, &new, &name, DType::F32, &shape("sequence"));
+        adapter.output(new_slot, &new, &name, DType::F32, &self.shape("sequence"));
+    }
+
+    /// Returns the shape of the package's tensor.
+    fn shape(&self, tokens: &str) -> [Dim; 4] {
+        [1_usize.into(), self.heads.into(), tokens.into(), self.size.into()]
     }
 
     /// Converts a value between the package's and the graph's order of axes.
@@ -315,25 +319,34 @@ fn layers(
     names: &TensorNames,
     shape: &CacheShape,
 ) -> Result<Vec<[CacheTensor; 2]>> {
-    let find = |values: &[Value], name: &str| values.iter().find(|value| value.name == name).cloned();
     let mut layers = Vec::new();
-    while find(&graph.inputs, &TensorNames::of(&names.past[0], layers.len())).is_some() {
+    while named(&graph.inputs, &TensorNames::of(&names.past[0], layers.len())).is_some() {
         let layer = layers.len();
         if layer >= *LAYERS.end() {
             return Err(refused(format!("layers of {file}"), format!("at most {}", LAYERS.end()), "more"));
         }
 
-        let tensor = |part: usize| {
-            let past = TensorNames::of(&names.past[part], layer);
-            let present = TensorNames::of(&names.present[part], layer);
-            let absent = |name: &str| {
-                refused(format!("inputs and outputs of {file}"), name, "no tensor with this name")
-            };
-            let input = find(&graph.inputs, &past).ok_or_else(|| absent(&past))?;
-            let output = find(&graph.outputs, &present).ok_or_else(|| absent(&present))?;
-            CacheTensor::of(file, &input, &output, shape)
-        };
-        layers.push([tensor(0)?, tensor(1)?]);
+        let [key, value] = [0, 1].map(|part| {
+            let input = cache_value(file, &graph.inputs, &TensorNames::of(&names.past[part], layer))?;
+            let output = cache_value(file, &graph.outputs, &TensorNames::of(&names.present[part], layer))?;
+            CacheTensor::of(file, input, output, shape)
+        });
+        layers.push([key?, value?]);
     }
     Ok(layers)
+}
+
+fn cache_value<'a>(file: &str, values: &'a [Value], name: &str) -> Result<&'a Value> {
+    named(values, name)
+        .ok_or_else(|| refused(format!("inputs and outputs of {file}"), name, "no tensor with this name"))
+}
+
+/// Returns a refusal of keys or values for their shape.
+fn wrong_shape(file: &str, value: &Value, expected: String) -> CompileError {
+    let dims = value.shape.iter().map(|dim| match dim {
+        Dim::Fixed(extent) => extent.to_string(),
+        Dim::Symbol(name) => name.chars().take(40).collect(),
+    });
+    let found = format!("[{}]", dims.collect::<Vec<_>>().join(", "));
+    refused(format!("{:?} of {file}", value.name), expected, found)
 }

@@ -14,8 +14,8 @@ use narthex_spec::{
 };
 
 use super::{
-    adapter::{GraphAdapter, PREFIX},
-    graphs::{fixed_extent, float_dtype, reject_unknown_inputs},
+    adapter::{GraphAdapter, PREFIX, prefixed},
+    graphs::{fixed_axis, fixed_extent, float_dtype, named, reject_unknown_inputs},
     head::select_rows,
     names::{BRANCH, TensorNames},
     refused, rotary,
@@ -78,27 +78,35 @@ fn inputs(adapter: &mut GraphAdapter, names: &TensorNames) -> String {
     let tokens = adapter.input(Slot::Tokens, "tokens", DType::I64, &texts);
     let seqlens_k = adapter.input(Slot::SeqlensK, "seqlens_k", DType::I32, &["batch".into()]);
     let total = adapter.input(Slot::TotalLength, "total_length", DType::I32, &[]);
-    let at = |part: &str| format!("{PREFIX}{part}");
     let g = &mut adapter.prologue;
     let zero = g.ints(&[], &[0]);
     let one = g.ints(&[], &[1]);
     let column = g.ints(&[2], &[-1, 1]);
-    let shape = g.op(&at("sequence"), "Shape", &[&tokens]);
-    let sequence = g.op(&at("sequence"), "Gather", &[&shape, &one]);
-    let total = g.cast(&at("total"), &total, DType::I64);
-    let last = g.cast(&at("last"), &seqlens_k, DType::I64);
-    let lengths = g.op(&at("lengths"), "Add", &[&last, &one]);
-    let lengths = g.op(&at("lengths"), "Reshape", &[&lengths, &column]);
-    let all = g.op(&at("mask"), "Range", &[&zero, &total, &one]);
-    let mask = g.op(&at("mask"), "Less", &[&all, &lengths]);
-    let begin = g.op(&at("positions"), "Sub", &[&lengths, &sequence]);
-    let new = g.op(&at("positions"), "Range", &[&zero, &sequence, &one]);
-    let positions = g.op(&at("positions"), "Add", &[&begin, &new]);
-    let past = g.op(&at("past"), "Sub", &[&total, &sequence]);
+
+    let scope = prefixed("sequence");
+    let shape = g.op(&scope, "Shape", &[&tokens]);
+    let sequence = g.op(&scope, "Gather", &[&shape, &one]);
+    let total = g.cast(&prefixed("total"), &total, DType::I64);
+    let last = g.cast(&prefixed("last"), &seqlens_k, DType::I64);
+    let scope = prefixed("lengths");
+    let lengths = g.op(&scope, "Add", &[&last, &one]);
+    let lengths = g.op(&scope, "Reshape", &[&lengths, &column]);
+
+    let scope = prefixed("mask");
+    let all = g.op(&scope, "Range", &[&zero, &total, &one]);
+    let mask = g.op(&scope, "Less", &[&all, &lengths]);
+    let scope = prefixed("positions");
+    let begin = g.op(&scope, "Sub", &[&lengths, &sequence]);
+    let new = g.op(&scope, "Range", &[&zero, &sequence, &one]);
+    let positions = g.op(&scope, "Add", &[&begin, &new]);
+
+    let scope = prefixed("past");
+    let past = g.op(&scope, "Sub", &[&total, &sequence]);
     let flat = g.ints(&[1], &[-1]);
     let nothing = g.ints(&[1], &[0]);
-    let past = g.op(&at("past"), "Reshape", &[&past, &flat]);
-    let follows = g.op(&at("past"), "Greater", &[&past, &nothing]);
+    let past = g.op(&scope, "Reshape", &[&past, &flat]);
+    let follows = g.op(&scope, "Greater", &[&past, &nothing]);
+
     let fed =
         [(&*names.tokens, &tokens), (&names.mask, &mask), (&names.positions, &positions), (BRANCH, &follows)];
     for (name, value) in fed {
@@ -153,11 +161,9 @@ impl Layer {
             graph.nodes.iter().filter(|node| node.inputs.contains(key) || node.inputs.contains(value));
         self.dtype == DType::F32
             && readers.next().is_some_and(|node| {
-                let gives = |index: usize, name: &String| node.outputs.get(index) == Some(name);
                 node.operator() == "com.microsoft.GroupQueryAttention"
                     && (node.input(3), node.input(4)) == (Some(key), Some(value))
-                    && gives(1, &self.present[0])
-                    && gives(2, &self.present[1])
+                    && node.outputs.get(1..3) == Some(&self.present[..])
             })
             && readers.next().is_none()
     }
@@ -181,16 +187,17 @@ impl Layer {
         for (index, part) in ["key", "value"].into_iter().enumerate() {
             let name = format!("past.{layer}.{part}");
             let cache = adapter.input(pasts[index], &name, DType::F32, &self.shape("capacity"));
-            let slice = |g: &mut narthex_graph::Builder, scope: &str, value: &str, range: [&str; 2]| {
-                let tokens = g.ints(&[1], &[2]);
-                g.op(&format!("{PREFIX}{scope}"), "Slice", &[value, range[0], range[1], &tokens])
-            };
-            let begin = adapter.prologue.ints(&[1], &[0]);
-            let past = slice(&mut adapter.prologue, &name, &cache, [&begin, past_length]);
+            let g = &mut adapter.prologue;
+            let begin = g.ints(&[1], &[0]);
+            let tokens = g.ints(&[1], &[2]);
+            let past = g.op(&prefixed(&name), "Slice", &[&cache, &begin, past_length, &tokens]);
             adapter.feed(&self.past[index], &past);
+
             let name = format!("new.{layer}.{part}");
-            let end = adapter.epilogue.ints(&[1], &[i64::MAX]);
-            let new = slice(&mut adapter.epilogue, &name, &self.present[index], [past_length, &end]);
+            let g = &mut adapter.epilogue;
+            let end = g.ints(&[1], &[i64::MAX]);
+            let tokens = g.ints(&[1], &[2]);
+            let new = g.op(&prefixed(&name), "Slice", &[&self.present[index], past_length, &end, &tokens]);
             adapter.output(news[index], &new, &name, DType::F32, &self.shape("sequence"));
         }
     }
@@ -198,29 +205,28 @@ impl Layer {
 
 /// Returns every layer with keys and values in the graph.
 fn layers(file: &str, graph: &Graph, names: &TensorNames, settings: &Settings) -> Result<Vec<Layer>> {
-    let input = |name: &str| graph.inputs.iter().find(|value| value.name == name);
-    let output = |name: &str| graph.outputs.iter().find(|value| value.name == name);
     let mut layers = Vec::new();
-
-    while let Some(past) = input(&TensorNames::of(&names.past[0], layers.len())) {
+    while let Some(past) = named(&graph.inputs, &TensorNames::of(&names.past[0], layers.len())) {
         let layer = layers.len();
         if layer >= *LAYERS.end() {
             return Err(refused(format!("layers of {file}"), format!("at most {}", LAYERS.end()), "more"));
         }
-        let named =
-            |patterns: &[String; 2]| patterns.each_ref().map(|pattern| TensorNames::of(pattern, layer));
-        let pasts = named(&names.past);
-        let presents = named(&names.present);
-        if let Some(name) =
-            pasts.iter().chain(&presents).find(|name| input(name).is_none() && output(name).is_none())
-        {
+
+        let pasts = names.past.each_ref().map(|pattern| TensorNames::of(pattern, layer));
+        let presents = names.present.each_ref().map(|pattern| TensorNames::of(pattern, layer));
+        let missing = pasts
+            .iter()
+            .chain(&presents)
+            .find(|name| named(&graph.inputs, name).or_else(|| named(&graph.outputs, name)).is_none());
+        if let Some(name) = missing {
             return Err(refused(
                 format!("inputs and outputs of {file}"),
                 name.as_str(),
                 "no tensor with this name",
             ));
         }
-        let (heads, head_size) = extents(file, past, output(&presents[0]), settings)?;
+        let present = named(&graph.outputs, &presents[0]);
+        let (heads, head_size) = extents(file, past, present, settings)?;
         let batch = match past.shape.first() {
             Some(Dim::Fixed(1)) => 1_usize.into(),
             _ => "batch".into(),
@@ -237,12 +243,11 @@ fn extents(file: &str, past: &Value, present: Option<&Value>, settings: &Setting
         let expected = "4 dimensions: batch, heads, tokens and head size";
         return Err(refused(format!("input {:?} of {file}", past.name), expected, past.shape.len()));
     }
-    let extent = |axis: usize| {
-        let of = |value: &Value| value.shape.get(axis).and_then(fixed_extent);
-        of(past).or_else(|| present.and_then(of)).filter(|&extent| extent > 0)
-    };
-    let heads = extent(1).or(settings.kv_heads).or(settings.heads);
-    let size = extent(3).or(settings.head_size);
+    let [heads, size] = [1, 3].map(|axis| {
+        fixed_axis(past, axis).or_else(|| fixed_axis(present?, axis)).filter(|&extent| extent > 0)
+    });
+    let heads = heads.or(settings.kv_heads).or(settings.heads);
+    let size = size.or(settings.head_size);
     Ok((
         settings.stated("the number of key and value heads", heads)?,
         settings.stated("the size of a head", size)?,
@@ -257,15 +262,15 @@ pub(super) fn vocab(
     settings: &Settings,
     tokens: Option<usize>,
 ) -> Result<usize> {
-    let what = || format!("output {:?} of {file}", names.logits);
-    let logits = graph.outputs.iter().find(|output| output.name == names.logits);
-    let logits = logits.ok_or_else(|| refused(what(), "logits", "no such output"))?;
+    let what = format!("output {:?} of {file}", names.logits);
+    let Some(logits) = named(&graph.outputs, &names.logits) else {
+        return Err(refused(what, "logits", "no such output"));
+    };
     float_dtype(file, logits)?;
-    let given = logits.shape.get(1).and_then(fixed_extent).filter(|_| logits.shape.len() == 3);
-    match given {
-        Some(given) if tokens != Some(given) => {
-            let expected = "logits of every token";
-            return Err(refused(what(), expected, format!("those of a fixed number of tokens, {given}")));
+    match fixed_axis(logits, 1).filter(|_| logits.shape.len() == 3) {
+        Some(count) if tokens != Some(count) => {
+            let found = format!("those of a fixed number of tokens, {count}");
+            return Err(refused(what, "logits of every token", found));
         }
         _ => {}
     }

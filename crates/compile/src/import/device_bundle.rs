@@ -19,17 +19,19 @@ const GENIE: [&str; 2] = ["genie_config.json", "htp_backend_ext_config.json"];
 /// # Errors
 /// [`CompileError::Bound`] for contexts of other compilers than Qualcomm's.
 pub(super) fn pipeline(folder: &Path, options: &Value, parts: &[OnnxFile]) -> Result<BoundDevice> {
-    let nodes = || parts.iter().flat_map(|part| part.graph.contexts());
-    let version = nodes().find_map(sdk).map(|version| format!(", made with SDK {version}"));
+    let contexts: Vec<&Node> = parts.iter().flat_map(|part| part.graph.contexts()).collect();
+    let sdk = contexts.iter().find_map(|node| sdk(node));
+    let version = sdk.map(|version| format!(", made with SDK {version}")).unwrap_or_default();
     let stages = parts.len();
     let count = parts.iter().filter(|part| is_compiled(&part.graph)).count();
-    let version = version.unwrap_or_default();
     let holds = format!("a decoder-pipeline of {stages} stages, {count} of them compiled contexts{version}");
-    let stated = parts.iter().find_map(|part| stated(&part.graph));
-    let device = stated.or_else(|| device(options)).or_else(|| nodes().map(made_for).next());
-    if let Some(other) = nodes().map(made_for).find(|device| device != SNAPDRAGON) {
-        return Err(error(folder, holds, Some(other)));
+    let devices: Vec<String> = contexts.into_iter().map(made_for).collect();
+    if let Some(other) = devices.iter().find(|device| *device != SNAPDRAGON) {
+        return Err(error(folder, holds, Some(other.clone())));
     }
+
+    let stated = parts.iter().find_map(|part| stated(&part.graph));
+    let device = stated.or_else(|| device(options)).or_else(|| devices.into_iter().next());
     let device = device.unwrap_or_else(|| SNAPDRAGON.to_owned());
     let chips: Vec<QnnChip> = chips(&device).collect();
     let target = Some(Target::Qnn(chips)).filter(|target| *target != Target::Qnn(Vec::new()));
@@ -152,12 +154,11 @@ pub(super) fn provider(options: &Value) -> Option<String> {
         (&["vitisai", "vitisaiexecutionprovider", "ryzenai"], RYZEN),
         (&["openvino", "openvinoexecutionprovider"], OPENVINO),
     ];
-    let named = |names: &[&str]| {
-        find(options, 0, &|key, _| names.contains(&key.to_ascii_lowercase().as_str()).then(|| key.to_owned()))
-            .is_some()
-    };
-    let npu = KNOWN.iter().find(|(names, _)| named(names)).map(|(_, words)| (*words).to_owned());
-    npu.or_else(|| text(options, "custom_ops_library").map(|_| RYZEN.to_owned()))
+    let provider = KNOWN.into_iter().find(|(names, _)| {
+        find(options, 0, &|key, _| names.contains(&key.to_ascii_lowercase().as_str()).then_some(())).is_some()
+    });
+    let device = provider.map(|(_, device)| device);
+    device.or_else(|| text(options, "custom_ops_library").map(|_| RYZEN)).map(str::to_owned)
 }
 
 /// Maximum nesting of settings.
@@ -193,6 +194,6 @@ fn shortened(text: &str) -> String {
 
 /// Counts the binaries in a folder.
 fn count(folder: &Path) -> usize {
-    let binary = |name: &Path| name.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("bin"));
-    fs::read_dir(folder).map_or(0, |entries| entries.flatten().filter(|entry| binary(&entry.path())).count())
+    let paths = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    paths.filter(|path| path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("bin"))).count()
 }

@@ -14,7 +14,7 @@ use narthex_spec::{
 
 use super::{
     adapter::{GraphAdapter, PREFIX},
-    graphs::{fixed_extent, float_dtype, reject_unknown_inputs},
+    graphs::{fixed_extent, float_dtype, named, reject_unknown_inputs},
     head::select_rows,
     refused,
     settings::Settings,
@@ -104,31 +104,33 @@ fn inputs(adapter: &mut GraphAdapter) -> String {
 /// Selects the output by its name, or else by its rank. Hidden states have priority over logits over the vocabulary,
 /// because exporters include hidden states only for embeddings.
 fn given(file: &str, graph: &Graph, settings: &Settings) -> Result<EncoderOutput> {
-    let named = |name: &str| graph.outputs.iter().find(|output| output.name == name).cloned();
-    let rank = |value: &Value| if graph.unranked.contains(&value.name) { 0 } else { value.shape.len() };
-    let of_rank = |name: &str, wanted: usize| named(name).filter(|value| rank(value) == wanted);
-    let vector = named("sentence_embedding").filter(|value| rank(value) != 3).map(EncoderOutput::Vector);
-    let ends = of_rank("start_logits", 2).zip(of_rank("end_logits", 2));
-    let found = vector
-        .or_else(|| ends.map(|(start, end)| EncoderOutput::Spans([start, end])))
-        .or_else(|| of_rank("logits", 2).map(EncoderOutput::Numbers))
+    let vector = named(&graph.outputs, "sentence_embedding").filter(|value| rank(graph, value) != 3);
+    let spans = ranked_output(graph, "start_logits", 2).zip(ranked_output(graph, "end_logits", 2));
+    let selected = vector
+        .map(|value| EncoderOutput::Vector(value.clone()))
+        .or_else(|| spans.map(|(start, end)| EncoderOutput::Spans([start, end])))
+        .or_else(|| ranked_output(graph, "logits", 2).map(EncoderOutput::Numbers))
         .or_else(|| {
-            ["last_hidden_state", "token_embeddings"].into_iter().find_map(named).map(EncoderOutput::Rows)
+            let rows = ["last_hidden_state", "token_embeddings"];
+            rows.into_iter().find_map(|name| named(&graph.outputs, name)).cloned().map(EncoderOutput::Rows)
         });
 
-    let found = match (found, of_rank("logits", 3)) {
-        (Some(found), _) => Some(found),
-        (None, Some(logits)) => Some(over_vocabulary(file, logits, settings)?),
-        (None, None) => graph.outputs.iter().find(|value| rank(value) == 3).cloned().map(EncoderOutput::Rows),
+    let selected = match (selected, ranked_output(graph, "logits", 3)) {
+        (Some(selected), _) => selected,
+        (None, Some(logits)) => over_vocabulary(file, logits, settings)?,
+        (None, None) => match graph.outputs.iter().find(|value| rank(graph, value) == 3) {
+            Some(rows) => EncoderOutput::Rows(rows.clone()),
+            None => {
+                let expected =
+                    "last_hidden_state, sentence_embedding, logits, or start_logits and end_logits";
+                let names: Vec<&str> = graph.outputs.iter().map(|output| output.name.as_str()).collect();
+                let found = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+                return Err(refused(format!("outputs of {file}"), expected, found));
+            }
+        },
     };
-    let names = || graph.outputs.iter().map(|output| output.name.as_str()).collect::<Vec<_>>().join(", ");
-    let found = found.ok_or_else(|| {
-        let expected = "last_hidden_state, sentence_embedding, logits, or start_logits and end_logits";
-        let found = if graph.outputs.is_empty() { "none".to_owned() } else { names() };
-        refused(format!("outputs of {file}"), expected, found)
-    })?;
 
-    match &found {
+    match &selected {
         EncoderOutput::Vector(value)
         | EncoderOutput::Rows(value)
         | EncoderOutput::Numbers(value)
@@ -137,7 +139,17 @@ fn given(file: &str, graph: &Graph, settings: &Settings) -> Result<EncoderOutput
         }
         EncoderOutput::Spans(ends) => ends.iter().try_for_each(|value| float_dtype(file, value).map(drop))?,
     }
-    Ok(found)
+    Ok(selected)
+}
+
+/// Returns the output with a name and a rank.
+fn ranked_output(graph: &Graph, name: &str, rank: usize) -> Option<Value> {
+    named(&graph.outputs, name).filter(|value| self::rank(graph, value) == rank).cloned()
+}
+
+/// Returns the number of dimensions of an output; 0 if it is not declared.
+fn rank(graph: &Graph, output: &Value) -> usize {
+    if graph.unranked.contains(&output.name) { 0 } else { output.shape.len() }
 }
 
 /// Returns logits for each token if they are over the vocabulary; refuses others.

@@ -8,7 +8,7 @@ use super::{
     names::TensorNames,
     pipeline, refused,
     selection::Composition,
-    settings::{GENAI_CONFIG, Settings},
+    settings::{GENAI_CONFIG, Settings, checked},
 };
 use crate::error::Result;
 use narthex_checkpoint::{
@@ -16,7 +16,7 @@ use narthex_checkpoint::{
         config::TokenIds,
         folder::{Folder, inside},
     },
-    limits::{CONTEXT, HEADS, VOCAB, WIDTH, bounded},
+    limits::{CONTEXT, HEADS, VOCAB, WIDTH},
 };
 
 #[derive(Deserialize)]
@@ -93,9 +93,6 @@ pub(super) fn read(folder: &mut Folder, file: Option<&str>) -> Result<GenaiExpor
     let decoder =
         model.decoder.ok_or_else(|| refused(format!("model of {GENAI_CONFIG}"), "a decoder", "none"))?;
     let path = folder.file(GENAI_CONFIG);
-    let checked = |what: &str, value: Option<usize>, range| {
-        value.map(|value| bounded(&path, what, value, range)).transpose()
-    };
     let (graphs, form) = match &decoder.pipeline {
         Some(pipeline) => {
             let stages = pipeline::stages(pipeline)?;
@@ -111,8 +108,8 @@ pub(super) fn read(folder: &mut Folder, file: Option<&str>) -> Result<GenaiExpor
             (graphs, Composition::Stages(stages))
         }
         None => {
-            let own = || decoder.filename.unwrap_or_else(|| "model.onnx".to_owned());
-            (vec![file.map_or_else(own, str::to_owned)], Composition::Single)
+            let file = file.map(str::to_owned).or(decoder.filename);
+            (vec![file.unwrap_or_else(|| "model.onnx".to_owned())], Composition::Single)
         }
     };
 
@@ -122,12 +119,12 @@ pub(super) fn read(folder: &mut Folder, file: Option<&str>) -> Result<GenaiExpor
 
     let settings = Settings {
         file: GENAI_CONFIG.to_owned(),
-        vocab: checked("a vocab_size", model.vocab_size, &VOCAB)?,
-        hidden: checked("a hidden_size", decoder.hidden_size, &WIDTH)?,
-        heads: checked("num_attention_heads", decoder.num_attention_heads, &HEADS)?,
-        kv_heads: checked("num_key_value_heads", decoder.num_key_value_heads, &HEADS)?,
-        head_size: checked("a head_size", decoder.head_size, &WIDTH)?,
-        context: checked("a context_length", model.context_length, &CONTEXT)?,
+        vocab: checked(&path, "a vocab_size", model.vocab_size, &VOCAB)?,
+        hidden: checked(&path, "a hidden_size", decoder.hidden_size, &WIDTH)?,
+        heads: checked(&path, "num_attention_heads", decoder.num_attention_heads, &HEADS)?,
+        kv_heads: checked(&path, "num_key_value_heads", decoder.num_key_value_heads, &HEADS)?,
+        head_size: checked(&path, "a head_size", decoder.head_size, &WIDTH)?,
+        context: checked(&path, "a context_length", model.context_length, &CONTEXT)?,
         ids: model.ids,
         empty: decoder.sliding_window.map_or(0.0, |window| window.pad_value.into()),
         ..Settings::default()

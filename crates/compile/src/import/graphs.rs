@@ -34,6 +34,16 @@ pub(super) fn fixed_extent(dim: &Dim) -> Option<usize> {
     }
 }
 
+/// Returns the extent of an axis of a value, if it is fixed.
+pub(super) fn fixed_axis(value: &Value, axis: usize) -> Option<usize> {
+    value.shape.get(axis).and_then(fixed_extent)
+}
+
+/// Returns the value with a name.
+pub(super) fn named<'a>(values: &'a [Value], name: &str) -> Option<&'a Value> {
+    values.iter().find(|value| value.name == name)
+}
+
 /// Returns the type of a floating-point value; other types are refused.
 pub(super) fn float_dtype(file: &str, value: &Value) -> Result<DType> {
     match value.dtype.dtype() {

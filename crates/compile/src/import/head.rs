@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use narthex_graph::{Builder, Graph, Node};
+use narthex_graph::{Builder, Graph};
 
 use super::adapter::{GraphAdapter, PREFIX};
 
@@ -61,9 +61,6 @@ fn head_nodes(graph: &Graph, logits: &str) -> Option<HeadNodes> {
         }
     }
 
-    let constant = |node: &Node, from: usize| {
-        node.inputs.iter().skip(from).all(|name| name.is_empty() || constants.contains(name.as_str()))
-    };
     let mut value = logits.to_owned();
     let mut nodes = Vec::new();
 
@@ -71,8 +68,10 @@ fn head_nodes(graph: &Graph, logits: &str) -> Option<HeadNodes> {
         let at = graph.nodes.iter().rposition(|node| node.outputs.first() == Some(&value))?;
         let node = graph.nodes.get(at)?;
         let readers = graph.nodes.iter().filter(|node| node.inputs.contains(&value)).count();
+        let mut operands = node.inputs.iter().skip(1).filter(|name| !name.is_empty());
+        let is_elementwise = operands.all(|name| constants.contains(name.as_str()));
         // A value with other readers, or a node with further outputs, must stay in place.
-        if readers > usize::from(value != logits) || node.outputs.len() != 1 || !constant(node, 1) {
+        if readers > usize::from(value != logits) || node.outputs.len() != 1 || !is_elementwise {
             return None;
         }
         nodes.insert(0, at);

@@ -1,7 +1,7 @@
 //! Merges several graphs into one: consecutive stages, such as an embedding and a decoder, or the two forms of a
 //! decoder as branches.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use narthex_graph::{Attribute, Graph, Initializer, InitializerData, Node, Value};
 use sha2::{Digest, Sha256};
@@ -43,8 +43,8 @@ pub(super) fn chain_stages<'a>(
         remove_constant_inputs(&mut stage);
         let bound = device_bundle::values(&stage);
         add_aliases(&mut stage, renamed, &bound);
-        let inputs: HashSet<String> = stage.inputs.iter().map(|input| input.name.clone()).collect();
-        let outputs: HashSet<String> = stage.outputs.iter().map(|output| output.name.clone()).collect();
+        let inputs = names(&stage.inputs);
+        let outputs = names(&stage.outputs);
         // Different stages may use the same internal names.
         rename(&mut stage, &|name| match name {
             name if inputs.contains(name) || bound.contains(name) => name.to_owned(),
@@ -59,10 +59,11 @@ pub(super) fn chain_stages<'a>(
                 whole.values.push(value.clone());
             }
         }
-        let given = |name: &str| whole.outputs.iter().any(|output| output.name == name);
-        taken.extend(inputs.iter().filter(|name| given(name)).cloned());
-        stage.inputs.retain(|input| !given(&input.name));
-        let known: HashSet<String> = whole.inputs.iter().map(|input| input.name.clone()).collect();
+
+        let available = names(&whole.outputs);
+        taken.extend(inputs.intersection(&available).cloned());
+        let mut known = names(&whole.inputs);
+        known.extend(available);
         whole.inputs.extend(stage.inputs.into_iter().filter(|input| !known.contains(&input.name)));
         whole.outputs.extend(stage.outputs);
         whole.unranked.extend(stage.unranked);
@@ -104,9 +105,7 @@ fn add_aliases(stage: &mut Graph, renamed: &BTreeMap<String, String>, bound: &Ha
 pub(super) fn merge_branches(mut first: Graph, mut next: Graph) -> Result<Graph> {
     opsets(&mut first, &next)?;
     let outputs: Vec<_> = next.outputs.clone();
-    let names =
-        |graph: &Graph| graph.outputs.iter().map(|output| output.name.clone()).collect::<BTreeSet<_>>();
-    if names(&first) != names(&next) {
+    if names(&first.outputs) != names(&next.outputs) {
         return Err(refused("outputs of the two decoders", "the same", "others"));
     }
 
@@ -207,41 +206,51 @@ fn opsets(into: &mut Graph, other: &Graph) -> Result<()> {
             into.opsets.push((domain.clone(), *version));
             continue;
         };
-        let uses = |graph: &Graph| graph.nodes.iter().any(|node| node.domain == *domain);
         let known = into.opsets[at].1;
-        if known == *version || !uses(other) {
+        if known == *version || !uses(other, domain) {
             continue;
         }
+
         let mut same = domain.is_empty() && known.min(*version) >= 13;
         for_each_node(if known < *version { into } else { other }, &mut |node| {
             same &= !node.domain.is_empty() || CHANGED.split_ascii_whitespace().all(|op| op != node.op);
         });
-        if uses(into) && !same {
+        if !uses(into, domain) {
+            into.opsets[at].1 = *version;
+        } else if same {
+            into.opsets[at].1 = known.max(*version);
+        } else {
             let what = "operator sets of the model's graphs";
             return Err(refused(what, format!("{known} in all of them"), version));
         }
-        into.opsets[at].1 = if uses(into) { known.max(*version) } else { *version };
     }
     Ok(())
 }
 
+/// Returns whether a graph has an operator of `domain`.
+fn uses(graph: &Graph, domain: &str) -> bool {
+    graph.nodes.iter().any(|node| node.domain == domain)
+}
+
+fn names(values: &[Value]) -> HashSet<String> {
+    values.iter().map(|value| value.name.clone()).collect()
+}
+
 /// Renames every value of a graph, including those in the bodies of its nodes.
 fn rename(graph: &mut Graph, new: &dyn Fn(&str) -> String) {
-    let named = |name: &mut String| {
+    for (_, attribute) in graph.nodes.iter_mut().flat_map(|node| &mut node.attributes) {
+        if let Attribute::Graph(body) = attribute {
+            rename(body, new);
+        }
+    }
+
+    let values = graph.inputs.iter_mut().chain(&mut graph.outputs).chain(&mut graph.values);
+    let names = values.map(|value| &mut value.name);
+    let constants = graph.initializers.iter_mut().map(|constant| &mut constant.name);
+    let operands = graph.nodes.iter_mut().flat_map(|node| node.inputs.iter_mut().chain(&mut node.outputs));
+    for name in names.chain(constants).chain(&mut graph.unranked).chain(operands) {
         if !name.is_empty() {
             *name = new(name);
-        }
-    };
-    let values = graph.inputs.iter_mut().chain(&mut graph.outputs).chain(&mut graph.values);
-    values.for_each(|value| named(&mut value.name));
-    graph.initializers.iter_mut().for_each(|constant| named(&mut constant.name));
-    graph.unranked.iter_mut().for_each(named);
-    for node in &mut graph.nodes {
-        node.inputs.iter_mut().chain(&mut node.outputs).for_each(named);
-        for (_, attribute) in &mut node.attributes {
-            if let Attribute::Graph(body) = attribute {
-                rename(body, new);
-            }
         }
     }
 }

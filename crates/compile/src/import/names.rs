@@ -25,15 +25,14 @@ pub(super) struct TensorNames {
 impl Default for TensorNames {
     /// Returns the names that Optimum uses.
     fn default() -> Self {
-        let pair = |stem: &str| ["key", "value"].map(|part| format!("{stem}.%d.{part}"));
         Self {
             tokens: "input_ids".to_owned(),
             mask: "attention_mask".to_owned(),
             positions: "position_ids".to_owned(),
             last: "past_sequence_length".to_owned(),
             totals: ["total_sequence_length", "current_sequence_length"].map(str::to_owned),
-            past: pair("past_key_values"),
-            present: pair("present"),
+            past: ["past_key_values.%d.key", "past_key_values.%d.value"].map(str::to_owned),
+            present: ["present.%d.key", "present.%d.value"].map(str::to_owned),
             logits: "logits".to_owned(),
         }
     }

@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::{
     chunk, device_bundle, graphs::fixed_extent, merge, names::TensorNames, refused, settings::GENAI_CONFIG,
 };
-use crate::error::Result;
+use crate::error::{CompileError, Result};
 
 /// Maximum number of stages.
 const MAX_STAGES: usize = 64;
@@ -56,8 +56,6 @@ fn default_run() -> bool {
 
 /// Reads the stages from an object by name or a list of such objects, in the order of the file.
 pub(super) fn stages(pipeline: &Value) -> Result<Vec<Stage>> {
-    let wrong =
-        |found: String| refused(format!("pipeline of {GENAI_CONFIG}"), "stages, each with a filename", found);
     let objects = match pipeline {
         Value::Array(list) => list.iter().collect(),
         other => vec![other],
@@ -66,10 +64,10 @@ pub(super) fn stages(pipeline: &Value) -> Result<Vec<Stage>> {
     let mut stages = Vec::new();
     for object in objects {
         let object =
-            object.as_object().ok_or_else(|| wrong(object.to_string().chars().take(80).collect()))?;
+            object.as_object().ok_or_else(|| wrong_stages(object.to_string().chars().take(80).collect()))?;
         for (name, stage) in object {
             let config =
-                StageConfig::deserialize(stage).map_err(|error| wrong(format!("{name}: {error}")))?;
+                StageConfig::deserialize(stage).map_err(|error| wrong_stages(format!("{name}: {error}")))?;
             let runs = match (config.run_on_prompt, config.run_on_token_gen) {
                 (true, true) => RunPhase::Always,
                 (true, false) => RunPhase::Prompt,
@@ -82,8 +80,12 @@ pub(super) fn stages(pipeline: &Value) -> Result<Vec<Stage>> {
 
     match stages.len() {
         1..=MAX_STAGES => Ok(stages),
-        found => Err(wrong(format!("{found} stages"))),
+        count => Err(wrong_stages(format!("{count} stages"))),
     }
+}
+
+fn wrong_stages(found: String) -> CompileError {
+    refused(format!("pipeline of {GENAI_CONFIG}"), "stages, each with a filename", found)
 }
 
 /// Result of joining the stages.
@@ -104,26 +106,25 @@ pub(super) fn join(
     names: &TensorNames,
     folder: &Path,
 ) -> Result<JoinedPipeline> {
-    let run = |skipped: RunPhase| stages.iter().zip(&graphs).filter(move |(stage, _)| stage.runs != skipped);
-    let chain =
-        |skipped| merge::chain_stages(run(skipped).map(|(stage, graph)| (graph.clone(), &stage.renamed)));
-    let prompt = chain(RunPhase::Token)?;
-    let mut token = chain(RunPhase::Prompt)?;
+    let pairs = stages.iter().zip(&graphs);
+    let prompt_stages: Vec<_> = pairs.clone().filter(|(stage, _)| stage.runs != RunPhase::Token).collect();
+    let token_stages: Vec<_> = pairs.filter(|(stage, _)| stage.runs != RunPhase::Prompt).collect();
+    let prompt = chain(&prompt_stages)?;
+    let mut token = chain(&token_stages)?;
     let always = stages.iter().all(|stage| stage.runs == RunPhase::Always);
     if graphs.iter().any(device_bundle::is_compiled)
         || [&prompt, &token].iter().all(|graph| has_fixed_past(graph, names))
     {
-        let chunk = |graph, skipped| with_length(graph, run(skipped).map(|(_, graph)| graph), names);
-        let token = chunk(token, RunPhase::Prompt);
-        return Ok(JoinedPipeline::Chunks(if always {
-            vec![token]
-        } else {
-            vec![token, chunk(prompt, RunPhase::Token)]
-        }));
+        let mut chunks = vec![with_length(token, &token_stages, names)];
+        if !always {
+            chunks.push(with_length(prompt, &prompt_stages, names));
+        }
+        return Ok(JoinedPipeline::Chunks(chunks));
     }
     if always {
         return Ok(JoinedPipeline::One(Box::new(token)));
     }
+
     let Some(other) = difference(&prompt, &token, folder)? else {
         // The last stage outputs logits of every token, whatever its declared length.
         for output in token.outputs.iter_mut().filter(|output| output.name == names.logits) {
@@ -141,6 +142,11 @@ pub(super) fn join(
     Err(refused(format!("pipeline of {GENAI_CONFIG}"), expected, other))
 }
 
+/// Merges the graphs of consecutive stages.
+fn chain(stages: &[(&Stage, &Graph)]) -> Result<Graph> {
+    merge::chain_stages(stages.iter().map(|(stage, graph)| ((*graph).clone(), &stage.renamed)))
+}
+
 /// Returns whether a graph has a past of fixed length.
 fn has_fixed_past(graph: &Graph, names: &TensorNames) -> bool {
     let past = graph.inputs.iter().find(|input| input.name == names.past_key());
@@ -149,12 +155,11 @@ fn has_fixed_past(graph: &Graph, names: &TensorNames) -> bool {
 
 /// Declares the number of tokens of a chain if its stages state it: in the shape of the tokens, or in the rows
 /// `[1, tokens, hidden]` after an embedding of any length.
-fn with_length<'a>(mut chain: Graph, stages: impl Iterator<Item = &'a Graph>, names: &TensorNames) -> Graph {
-    let length = |graph: &Graph| {
-        let rows = graph.inputs.iter().filter(|input| input.shape.len() == 3);
-        chunk::tokens(graph, names).or_else(|| rows.filter_map(|input| fixed_extent(&input.shape[1])).next())
-    };
-    let length = stages.filter_map(length).next();
+fn with_length(mut chain: Graph, stages: &[(&Stage, &Graph)], names: &TensorNames) -> Graph {
+    let length = stages.iter().find_map(|(_, graph)| {
+        let mut rows = graph.inputs.iter().filter(|input| input.shape.len() == 3);
+        chunk::tokens(graph, names).or_else(|| rows.find_map(|input| fixed_extent(&input.shape[1])))
+    });
     let tokens = chain.inputs.iter_mut().filter(|input| input.name == names.tokens);
     for (dim, length) in tokens.filter_map(|input| input.shape.get_mut(1)).zip(length) {
         *dim = length.into();
@@ -171,12 +176,8 @@ fn difference(one: &Graph, other: &Graph, folder: &Path) -> Result<Option<String
         return Ok(Some(format!("{} and {} nodes", one.nodes.len(), other.nodes.len())));
     }
 
-    let by_name = |graph: &Graph| -> BTreeMap<String, Initializer> {
-        graph.initializers.iter().map(|constant| (constant.name.clone(), constant.clone())).collect()
-    };
-    let ours = by_name(one);
-    let theirs = by_name(other);
-
+    let ours = constants(one);
+    let theirs = constants(other);
     let mut left = DataFiles::default();
     let mut right = DataFiles::default();
     for (name, constant) in &ours {
@@ -192,4 +193,9 @@ fn difference(one: &Graph, other: &Graph, folder: &Path) -> Result<Option<String
         }
     }
     Ok((ours.len() != theirs.len()).then(|| format!("{} and {} constants", ours.len(), theirs.len())))
+}
+
+/// Returns the constants of a graph by name.
+fn constants(graph: &Graph) -> BTreeMap<&str, &Initializer> {
+    graph.initializers.iter().map(|constant| (constant.name.as_str(), constant)).collect()
 }

@@ -8,13 +8,11 @@ use narthex_graph::{Attribute, Graph};
 /// The builder of onnxruntime-genai writes them as the two branches of an `If`, or one after the other in one table.
 pub(super) fn first_set(graph: &Graph, context: usize) -> Option<usize> {
     let merge_branches = graph.nodes.iter().filter(|node| node.op == "If").filter_map(|node| {
-        let rows = |branch: &str| match node.attribute(branch) {
+        let [then, otherwise] = ["then_branch", "else_branch"].map(|branch| match node.attribute(branch) {
             Some(Attribute::Graph(body)) => table_rows(body),
             _ => None,
-        };
-        let then = rows("then_branch")?;
-        let other = rows("else_branch")?;
-        (then != other).then_some(then.min(other))
+        });
+        (then != otherwise).then_some(then?.min(otherwise?))
     });
     // Positions that are not an input of the graph were shifted to the second part of the table.
     let joined = graph
@@ -32,13 +30,14 @@ pub(super) fn first_set(graph: &Graph, context: usize) -> Option<usize> {
 
 /// Returns the rows of the constant tables that a branch returns.
 fn table_rows(body: &Graph) -> Option<usize> {
-    let given = |name: &str| body.outputs.iter().any(|output| output.name == name);
     let nodes = body.nodes.iter().filter(|node| node.op == "Constant").filter_map(|node| {
         match (node.outputs.first(), node.attribute("value")) {
-            (Some(output), Some(Attribute::Tensor(table))) if given(output) => Some(&**table),
+            (Some(output), Some(Attribute::Tensor(table))) => Some((output, &**table)),
             _ => None,
         }
     });
-    let mut tables = nodes.chain(body.initializers.iter().filter(|constant| given(&constant.name)));
-    tables.find(|table| table.shape.len() == 2).and_then(|table| table.shape.first().copied())
+    let constants = body.initializers.iter().map(|constant| (&constant.name, constant));
+    let mut tables = nodes.chain(constants).filter(|(_, constant)| constant.shape.len() == 2);
+    let (_, table) = tables.find(|(name, _)| body.outputs.iter().any(|output| output.name == **name))?;
+    table.shape.first().copied()
 }

@@ -47,50 +47,54 @@ pub(super) fn choose(folder: &Folder, file: Option<&str>) -> Result<GraphSelecti
         return Err(OnnxFileError::NoModel { path: folder.path().to_owned() }.into());
     }
 
-    let stem =
-        |path: &Path| path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
     let stems: Vec<String> = files.iter().map(|path| stem(path)).collect();
-    let find =
-        |stem: &str| stems.iter().position(|other| other == stem).and_then(|at| files.get(at).cloned());
-    let content = || format!("content of {}", folder.path().display());
+    let content = format!("content of {}", folder.path().display());
     if let Some(other) = stems.iter().find(|stem| OTHERS.iter().any(|other| suffix(stem, other).is_some())) {
         let expected = "one decoder or one encoder; encoder-decoder and vision models are not imported";
-        return Err(refused(content(), expected, other));
+        return Err(refused(content, expected, other));
     }
 
     let chosen = match file {
-        Some(file) => {
-            let wanted = Path::new(file);
-            let found =
-                files.iter().find(|path| inside(file) && path.ends_with(wanted)).map(|path| stem(path));
-            found.ok_or_else(|| refused(content(), listed(&stems), file))?
-        }
+        Some(file) => files
+            .iter()
+            .find(|path| inside(file) && path.ends_with(Path::new(file)))
+            .map(|path| stem(path))
+            .ok_or_else(|| refused(&content, listed(&stems), file))?,
         None => usual(&stems).ok_or_else(|| {
-            refused(
-                content(),
-                "a model.onnx or decoder_model_merged.onnx; choose a graph with --file",
-                listed(&stems),
-            )
+            let expected = "a model.onnx or decoder_model_merged.onnx; choose a graph with --file";
+            refused(&content, expected, listed(&stems))
         })?,
     };
 
-    let graph = find(&chosen).ok_or_else(|| refused(content(), listed(&stems), &chosen))?;
-    let partner = |base: &str, ending: &str| find(&format!("{base}{ending}")).or_else(|| find(base));
-    let ending = |base: &str| suffix(&chosen, base);
-    if let Some(ending) = ending(NEXT).or_else(|| ending(FIRST).filter(|_| ending(MERGED).is_none())) {
-        let pair = [partner(FIRST, ending), partner(NEXT, ending)];
+    let graph = with_stem(&files, &chosen).ok_or_else(|| refused(&content, listed(&stems), &chosen))?;
+    let first_suffix = suffix(&chosen, FIRST).filter(|_| suffix(&chosen, MERGED).is_none());
+    if let Some(ending) = suffix(&chosen, NEXT).or(first_suffix) {
+        let pair = [partner(&files, FIRST, ending), partner(&files, NEXT, ending)];
         let [Some(first), Some(next)] = pair else {
             let expected = format!("{FIRST}{ending}.onnx and {NEXT}{ending}.onnx, or {MERGED}{ending}.onnx");
-            return Err(refused(content(), expected, format!("{chosen}.onnx alone")));
+            return Err(refused(content, expected, format!("{chosen}.onnx alone")));
         };
         return Ok(GraphSelection { files: vec![first, next], form: Composition::Branches });
     }
 
-    let ending = ending(MERGED).or_else(|| ending(WHOLE)).unwrap_or_default();
-    Ok(match partner(EMBEDDING, ending) {
+    let ending = suffix(&chosen, MERGED).or_else(|| suffix(&chosen, WHOLE)).unwrap_or_default();
+    Ok(match partner(&files, EMBEDDING, ending) {
         Some(embedding) => GraphSelection { files: vec![embedding, graph], form: Composition::Embedded },
         None => GraphSelection { files: vec![graph], form: Composition::Single },
     })
+}
+
+fn stem(path: &Path) -> String {
+    path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+fn with_stem(files: &[PathBuf], name: &str) -> Option<PathBuf> {
+    files.iter().find(|path| stem(path) == name).cloned()
+}
+
+/// Returns the graph `base` with the suffix `ending`, or else without a suffix.
+fn partner(files: &[PathBuf], base: &str, ending: &str) -> Option<PathBuf> {
+    with_stem(files, &format!("{base}{ending}")).or_else(|| with_stem(files, base))
 }
 
 /// Returns the rest of a graph's name after `base`: nothing, or a suffix such as `_q4`.

@@ -1,6 +1,8 @@
 //! Settings of a model from its `config.json`, for values that its graph does not state, such as the maximum sequence
 //! length.
 
+use std::{ops::RangeInclusive, path::Path};
+
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -73,23 +75,21 @@ impl Settings {
 
         let config = Config::read(folder)?;
         let keys: ConfigKeys = config.keys()?;
-        let checked = |what: &str, value: Option<usize>, range| {
-            value.map(|value| bounded(config.path(), what, value, range)).transpose()
-        };
-        let hidden = checked("hidden_size", keys.hidden_size, &WIDTH)?;
-        let heads = checked("num_attention_heads", keys.num_attention_heads, &HEADS)?;
+        let path = config.path();
+        let hidden = checked(path, "hidden_size", keys.hidden_size, &WIDTH)?;
+        let heads = checked(path, "num_attention_heads", keys.num_attention_heads, &HEADS)?;
         let derived = hidden.zip(heads).map(|(hidden, heads)| hidden / heads).filter(|&size| size > 0);
         let behind = keys.model_type.is_some_and(|family| BEHIND_PADDING.contains(&family.as_str()));
-        let context = checked("max_position_embeddings", keys.max_position_embeddings, &CONTEXT)?;
+        let context = checked(path, "max_position_embeddings", keys.max_position_embeddings, &CONTEXT)?;
         let context = context.map(|rows| if behind { rows.saturating_sub(PADDING_ROWS) } else { rows });
 
         Ok(Self {
             file: CONFIG.to_owned(),
-            vocab: checked("vocab_size", keys.vocab_size, &VOCAB)?,
+            vocab: checked(path, "vocab_size", keys.vocab_size, &VOCAB)?,
             hidden,
             heads,
-            kv_heads: checked("num_key_value_heads", keys.num_key_value_heads, &HEADS)?,
-            head_size: checked("head_dim", keys.head_dim, &WIDTH)?.or(derived),
+            kv_heads: checked(path, "num_key_value_heads", keys.num_key_value_heads, &HEADS)?,
+            head_size: checked(path, "head_dim", keys.head_dim, &WIDTH)?.or(derived),
             context: context.filter(|&context| context > 0),
             labels: keys.id2label.iter().flat_map(serde_json::Map::values).map(label).collect(),
             class: config.class().map(str::to_owned),
@@ -110,6 +110,16 @@ impl Settings {
             false => refused(format!("{key} of {}", self.file), "a number", "none"),
         })
     }
+}
+
+/// Checks that a number of the file `path` is in `range`, if it is stated.
+pub(super) fn checked(
+    path: &Path,
+    what: &str,
+    value: Option<usize>,
+    range: &RangeInclusive<usize>,
+) -> Result<Option<usize>, CheckpointError> {
+    value.map(|value| bounded(path, what, value, range)).transpose()
 }
 
 /// Returns a label's name, shortened for messages.

@@ -49,7 +49,7 @@ impl TableSource<'_> {
     /// default element type.
     pub(crate) fn write_planned(self, e: &mut Emitter<'_>) -> Result<HostTable> {
         let [rows, cols] = self.shape;
-        match e.plan.get(self.weight).map(|planned| planned.storage) {
+        match e.plan.storage(self.weight) {
             Some(storage) if cols.is_multiple_of(e.recipe.block) => {
                 let weight = e.quantize(&[self.weight.to_owned()], cols, storage)?;
                 Ok(HostTable { role: self.role, rows, cols, encoding: blocks(e, &weight) })

@@ -173,7 +173,7 @@ fn tokens_scope() -> Scope {
 }
 
 fn token_storage(e: &Emitter<'_>) -> Storage {
-    e.plan.get(TOKEN_WEIGHT).map_or(Storage::F32, |planned| planned.storage)
+    e.plan.storage(TOKEN_WEIGHT).unwrap_or(Storage::F32)
 }
 
 /// Writes the token table, which is also the weight of the logits over the vocabulary.

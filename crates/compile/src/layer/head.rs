@@ -110,8 +110,8 @@ fn head_with_outliers(
     let others = e.graph.mul(&scope.child("kept"), rows, keep)?;
     let others = quantized_linear(e, &scope, others, shape, weight, None)?;
     let exact = scope.child("outliers");
-    let columns = |e: &Emitter<'_>| e.columns(name, shape, outliers);
-    let columns = e.tensor(&exact.node("weight"), &[outliers.len(), shape[0]], columns)?;
+    let columns =
+        e.tensor(&exact.node("weight"), &[outliers.len(), shape[0]], |e| e.columns(name, shape, outliers))?;
     let channels: Vec<i64> = outliers.iter().map(|&channel| channel as i64).collect();
     let channels = e.graph.ints(&[outliers.len()], &channels);
     let gathered = e.graph.gather(&exact, rows, channels, 1)?;

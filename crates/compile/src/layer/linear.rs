@@ -85,12 +85,16 @@ pub(crate) fn stacked_linear(e: &mut Emitter<'_>, x: Tensor, layer: &StackedLine
 }
 
 fn stacked_bias(e: &mut Emitter<'_>, layer: &StackedLinear<'_>) -> Result<Tensor> {
-    let rows = |e: &Emitter<'_>, part: &Scope| e.plan.get(&part.parameter("weight")).map_or(0, |w| w.rows);
-    let length = layer.parts.iter().map(|part| rows(e, part)).sum();
+    let rows: Vec<usize> = layer
+        .parts
+        .iter()
+        .map(|part| e.plan.get(&part.parameter("weight")).map_or(0, |weight| weight.rows))
+        .collect();
+    let length = rows.iter().sum();
     e.tensor(&layer.scope.node("bias"), &[length], |e| {
         let mut values = Vec::with_capacity(length);
-        for part in layer.parts {
-            let mut bias = e.values(&part.parameter("bias"), &[rows(e, part)])?;
+        for (part, rows) in layer.parts.iter().zip(rows) {
+            let mut bias = e.values(&part.parameter("bias"), &[rows])?;
             // The divisors of a weight's rows also divide its bias.
             e.scaling.divide(&part.parameter("weight"), &mut bias);
             values.extend(bias);

@@ -110,9 +110,12 @@ impl AttentionLowering for CachedAttention<'_> {
         let past = match known {
             Some(known) => known.past,
             None => {
-                let mut input = |slot, part| io.input(e, slot, &format!("past.{entry}.{part}"), kind.clone());
-                let key = input(Slot::PastKey { layer: entry }, "key");
-                KeyValue { key, value: input(Slot::PastValue { layer: entry }, "value") }
+                let key = Slot::PastKey { layer: entry };
+                let value = Slot::PastValue { layer: entry };
+                KeyValue {
+                    key: io.input(e, key, &format!("past.{entry}.key"), kind.clone()),
+                    value: io.input(e, value, &format!("past.{entry}.value"), kind.clone()),
+                }
             }
         };
 

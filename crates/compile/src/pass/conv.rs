@@ -1,6 +1,6 @@
 //! Pass that writes linear layers as 1x1 convolutions, the form that the matrix engines of NPUs are designed for.
 
-use narthex_graph::{Attribute, Graph, Node, infer::InferredTensors, patch::Patch, replacement::Replacement};
+use narthex_graph::{Graph, Node, infer::InferredTensors, patch::Patch, replacement::Replacement};
 
 /// Returns a patch for every product of rows `[1, tokens, cols]` with a constant `[cols, rows]`. Products with
 /// quantised blocks are not changed: compilers support `MatMulNBits` directly.
@@ -27,18 +27,17 @@ fn as_conv(node: &Node, known: &InferredTensors) -> Option<Patch> {
         return None;
     }
     let [tokens, cols, rows] = [tokens, cols, rows].map(|extent| extent as i64);
-    let order = |order: &[i64]| [("perm", Attribute::Ints(order.to_vec()))];
     let mut new = Replacement::of(node);
     let kernel = new.shape("kernel", &[rows, cols, 1, 1]);
     let image = new.shape("image", &[1, cols, 1, tokens]);
     let flat = new.shape("flat", &[1, rows, tokens]);
-    let weight = new.op("Transpose", &[node.input(1)?], &order(&[1, 0]));
+    let weight = new.op("Transpose", &[node.input(1)?], &[("perm", [1, 0].into())]);
     let weight = new.op("Reshape", &[&weight, &kernel], &[]);
-    let x = new.op("Transpose", &[node.input(0)?], &order(&[0, 2, 1]));
+    let x = new.op("Transpose", &[node.input(0)?], &[("perm", [0, 2, 1].into())]);
     let x = new.op("Reshape", &[&x, &image], &[]);
     let y = new.op("Conv", &[&x, &weight], &[("kernel_shape", [1, 1].into())]);
     let y = new.op("Reshape", &[&y, &flat], &[]);
-    new.op_to("Transpose", &[&y], &order(&[0, 2, 1]), &[node.outputs.first()?]);
+    new.op_to("Transpose", &[&y], &[("perm", [0, 2, 1].into())], &[node.outputs.first()?]);
     new.patch("write a linear layer as a 1x1 convolution")
 }
 

@@ -68,16 +68,14 @@ impl<'a> View<'a> {
 
     /// Returns the number of heads, if above one, of a product of two computed values of shape `[1, heads, _, _]`.
     fn heads(&self, node: &Node) -> Option<u64> {
-        let heads = |index| {
+        let [left, right] = [0, 1].map(|index| {
             let tensor = self.known.input(node, index).filter(|tensor| !tensor.constant)?;
             match *tensor.shape.as_deref()? {
                 [Some(1), Some(heads), Some(_), Some(_)] => Some(heads),
                 _ => None,
             }
-        };
-        let left = heads(0)?;
-        let right = heads(1)?;
-        (node.is_onnx("MatMul") && left == right && left > 1).then_some(left)
+        });
+        left.filter(|&heads| node.is_onnx("MatMul") && left == right && heads > 1)
     }
 
     /// Returns whether a node computes each head only from the same head.

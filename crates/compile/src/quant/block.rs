@@ -295,9 +295,11 @@ pub fn copy_blocks(row: &IntegerBlocks, divisor: f32, form: CopiedForm) -> Quant
             out.zeros = if form.bits == 4 { zeros.chunks(2).map(pack_pair).collect() } else { zeros };
         }
         Shift::Offsets => {
-            let offset =
-                |(scale, minimum): (&f32, &f32)| (f32::from(source_middle) * scale + minimum) / divisor;
-            out.offsets.extend(blocks.map(offset).map(finite_half));
+            out.offsets.extend(
+                blocks.map(|(scale, minimum)| {
+                    finite_half((f32::from(source_middle) * scale + minimum) / divisor)
+                }),
+            );
         }
     }
     out

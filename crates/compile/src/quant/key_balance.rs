@@ -126,11 +126,11 @@ fn powers_of_head(sizes: &[f32]) -> Vec<f32> {
         return vec![1.0; sizes.len()];
     }
 
-    let within_range = |exponent: &f32| {
-        // The size of an empty channel has no logarithm.
-        if exponent.is_nan() { largest } else { exponent.clamp(largest - RANGE, largest) }
-    };
-    let exponents: Vec<f32> = exponents.iter().map(within_range).collect();
+    // The size of an empty channel has no logarithm.
+    let exponents: Vec<f32> = exponents
+        .into_iter()
+        .map(|exponent| if exponent.is_nan() { largest } else { exponent.clamp(largest - RANGE, largest) })
+        .collect();
     let smallest = exponents.iter().copied().fold(largest, f32::min);
     let centre = ((largest + smallest) / 2.0).round();
     (0..sizes.len()).map(|channel| (exponents[channel % half] - centre).exp2()).collect()

@@ -175,10 +175,12 @@ impl Plan {
         for planned in &plan.weights {
             encodings.push(weights.weight(&planned.name)?.encoding);
         }
-        let is_four_bits = |(planned, encoding): (&WeightPlan, &Encoding)| {
-            planned.storage == Storage::W4 && encoding.bits() == 4
-        };
-        if plan.weights.iter().zip(&encodings).any(is_four_bits) {
+        let has_four_bits = plan
+            .weights
+            .iter()
+            .zip(&encodings)
+            .any(|(planned, encoding)| planned.storage == Storage::W4 && encoding.bits() == 4);
+        if has_four_bits {
             for (planned, encoding) in plan.weights.iter_mut().zip(encodings) {
                 planned.storage = Storage::of_source(planned.storage, encoding);
                 planned.source = Some(encoding.name());
@@ -196,13 +198,15 @@ impl Plan {
                 *counts.entry((encoding, storage.bits(), storage.is_copied())).or_default() += 1;
             }
         }
-        let of = |((encoding, bits, copied), tensors): ((&str, usize, bool), usize)| SourceWeights {
-            encoding: encoding.to_owned(),
-            bits,
-            copied,
-            tensors,
-        };
-        counts.into_iter().map(of).collect()
+        counts
+            .into_iter()
+            .map(|((encoding, bits, copied), tensors)| SourceWeights {
+                encoding: encoding.to_owned(),
+                bits,
+                copied,
+                tensors,
+            })
+            .collect()
     }
 
     /// Returns the estimated size in bytes of the weights file: the planned weights and the tables. Norms, biases and
@@ -367,6 +371,11 @@ impl Plan {
     /// Returns the entry of one weight.
     pub fn get(&self, name: &str) -> Option<&WeightPlan> {
         self.weights.iter().find(|planned| planned.name == name)
+    }
+
+    /// Returns the storage of one weight.
+    pub fn storage(&self, name: &str) -> Option<Storage> {
+        self.get(name).map(|planned| planned.storage)
     }
 }
 

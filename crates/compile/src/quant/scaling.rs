@@ -62,33 +62,33 @@ pub enum Remedy {
 
 /// Returns the inputs of a decoder's linear layers that can be treated: those that only 8-bit weights read.
 pub fn inputs(arch: &DecoderArch, plan: &Plan) -> Vec<Input> {
-    let weight = |module: &str| format!("{module}.weight");
-    let scale = |divided, multiplied| Remedy::Scale { divided, multiplied };
     let mut all = Vec::new();
     for (index, layer) in arch.layers.iter().enumerate() {
         let scope = format!("layers.{index}");
-        let node = |part: &str| format!("/{scope}/{part}/MatMulNBits");
-        let attention = ["q_proj", "k_proj", "v_proj"].map(|part| weight(&format!("{scope}.attn.{part}")));
-        let [gate, up, down] =
-            ["gate_proj", "up_proj", "down_proj"].map(|p| weight(&format!("{scope}.mlp.{p}")));
+        let attention = ["q", "k", "v"].map(|part| format!("{scope}.attn.{part}_proj.weight"));
+        let [gate, up, down] = ["gate", "up", "down"].map(|part| format!("{scope}.mlp.{part}_proj.weight"));
         let feed_forward = if layer.mlp.gated { vec![gate, up.clone()] } else { vec![up.clone()] };
         let parallel = layer.residual == Residual::Parallel;
         let readers = if parallel { [&attention[..], &feed_forward].concat() } else { attention.to_vec() };
+
         // A learned residual reads the same input as attention, and adds it unscaled.
         if arch.altup.is_none() {
             all.push(Input {
                 name: format!("{scope}.attn"),
-                node: node("attn/qkv_proj"),
+                node: format!("/{scope}/attn/qkv_proj/MatMulNBits"),
                 channels: arch.hidden,
-                remedy: scale(weight(&format!("{scope}.attn_norm")), readers),
+                remedy: Remedy::Scale { divided: format!("{scope}.attn_norm.weight"), multiplied: readers },
             });
         }
         if !parallel {
             all.push(Input {
                 name: format!("{scope}.mlp"),
-                node: node("mlp/up_proj"),
+                node: format!("/{scope}/mlp/up_proj/MatMulNBits"),
                 channels: arch.hidden,
-                remedy: scale(weight(&format!("{scope}.mlp_norm")), feed_forward),
+                remedy: Remedy::Scale {
+                    divided: format!("{scope}.mlp_norm.weight"),
+                    multiplied: feed_forward,
+                },
             });
         }
         // Without a gate, there is only the activation between the two projections. It is not linear, so dividing its
@@ -96,30 +96,33 @@ pub fn inputs(arch: &DecoderArch, plan: &Plan) -> Vec<Input> {
         if layer.mlp.gated {
             all.push(Input {
                 name: format!("{scope}.down"),
-                node: node("mlp/down_proj"),
+                node: format!("/{scope}/mlp/down_proj/MatMulNBits"),
                 channels: layer.mlp.inner,
-                remedy: scale(up, vec![down]),
+                remedy: Remedy::Scale { divided: up, multiplied: vec![down] },
             });
         }
     }
 
-    let own_head = || scale(weight("norm"), vec![weight("head")]);
     all.push(Input {
         name: HEAD.to_owned(),
         node: "/head/MatMulNBits".to_owned(),
         channels: arch.hidden,
-        remedy: if arch.tied_head { Remedy::Split } else { own_head() },
+        remedy: match arch.tied_head {
+            true => Remedy::Split,
+            false => Remedy::Scale {
+                divided: "norm.weight".to_owned(),
+                multiplied: vec!["head.weight".to_owned()],
+            },
+        },
     });
 
-    let stored = |name: &str, storage| plan.get(name).is_some_and(|planned| planned.storage == storage);
-    let scalable = |name: &String| stored(name, Storage::W8Zeros);
     all.retain(|input| match &input.remedy {
         Remedy::Scale { divided, multiplied } => {
             // Gains of norms are not in the plan.
-            let made = plan.get(divided).is_none() || scalable(divided);
-            made && multiplied.iter().all(scalable)
+            matches!(plan.storage(divided), None | Some(Storage::W8Zeros))
+                && multiplied.iter().all(|name| plan.storage(name) == Some(Storage::W8Zeros))
         }
-        Remedy::Split => stored(arch.head_weight(), Storage::W8),
+        Remedy::Split => plan.storage(arch.head_weight()) == Some(Storage::W8),
     });
     all
 }
