@@ -213,22 +213,22 @@ impl<'a> EncoderParts<'a> {
         };
 
         let entry = package::graph(manifest)?;
-        let only = |wanted: bool, slot| wanted.then(|| package::input(entry, slot)).transpose();
         let (first, second) = match &feed {
             EncoderInput::Rows { tables, .. } => {
-                (Slot::Embeds, only(tables.position_elements() > 0, Slot::PositionEmbeds)?)
+                (Slot::Embeds, Some(Slot::PositionEmbeds).filter(|_| tables.position_elements() > 0))
             }
             // Some models have no segments.
             EncoderInput::Tokens { .. } => {
-                (Slot::Tokens, only(entry.input(Slot::Segments).is_some(), Slot::Segments)?)
+                (Slot::Tokens, Some(Slot::Segments).filter(|slot| entry.input(*slot).is_some()))
             }
         };
+        let requested = matches!(head, EncoderHead::MaskedLm { .. }).then_some(Slot::LogitsRows);
 
         let names = EncoderNames {
             first: package::input(entry, first)?,
-            second,
+            second: second.map(|slot| package::input(entry, slot)).transpose()?,
             mask: package::input(entry, Slot::PaddingMask)?,
-            requested: only(matches!(head, EncoderHead::MaskedLm { .. }), Slot::LogitsRows)?,
+            requested: requested.map(|slot| package::input(entry, slot)).transpose()?,
             output: package::output(entry, output_slot(head))?,
         };
         Ok(Self { entry, output_rows, feed, names })
@@ -241,28 +241,28 @@ pub(crate) fn check_texts(
     vocab: usize,
     texts: &[Text<'_>],
 ) -> Result<usize, StepError> {
-    let bad = |reason: String| Err(StepError::BadPlan { reason });
     let longest = texts.iter().map(|text| text.tokens.len()).max().unwrap_or(0);
     if texts.iter().any(|text| text.tokens.is_empty()) || longest == 0 || longest > limits.max_length {
-        return bad(format!("expected texts of 1 to {} tokens", limits.max_length));
+        return Err(StepError::bad_plan(format!("expected texts of 1 to {} tokens", limits.max_length)));
     }
     if limits.tokens_of(texts) > limits.max_batch_tokens {
+        let count = texts.len();
         let tokens = limits.tokens_of(texts);
-        let most = limits.max_batch_tokens;
-        return bad(format!("{} texts have {tokens} tokens; the limit of a batch is {most}", texts.len()));
+        let limit = limits.max_batch_tokens;
+        let reason = format!("{count} texts have {tokens} tokens; the limit of a batch is {limit}");
+        return Err(StepError::bad_plan(reason));
     }
 
     for text in texts {
         if let Some(position) = text.requested.iter().find(|&&position| position >= text.tokens.len()) {
-            return bad(format!(
-                "the row of token {position} is requested for a text of {} tokens",
-                text.tokens.len()
-            ));
+            let length = text.tokens.len();
+            let reason = format!("the row of token {position} is requested for a text of {length} tokens");
+            return Err(StepError::bad_plan(reason));
         }
     }
 
     match texts.iter().flat_map(|text| text.tokens.iter()).find(|&&token| token as usize >= vocab) {
-        Some(token) => bad(format!("token {token} is not below {vocab}")),
+        Some(token) => Err(StepError::bad_plan(format!("token {token} is not below {vocab}"))),
         None => Ok(longest),
     }
 }

@@ -192,6 +192,7 @@ impl DeviceError {
             Self::Option { .. } => "use a value of at least 1",
             Self::Cancelled => return None,
         };
+
         Some(hint.to_owned())
     }
 }

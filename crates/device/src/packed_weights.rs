@@ -78,22 +78,18 @@ fn file_name(graph: &Path) -> String {
 
 /// Loads a file with this header and length.
 fn load(path: &Path, header: &[u8], length: usize) -> io::Result<SharedBytes> {
-    let other = |found: u64| {
-        let message = format!("expected {length} bytes for this graph, found {found} other bytes");
-        io::Error::new(io::ErrorKind::InvalidData, message)
-    };
     // The length is checked before the bytes are read, so that another file costs neither time nor memory.
-    let found = open_regular(path)?.metadata()?.len();
-    if found != length as u64 {
-        return Err(other(found));
+    let stored = open_regular(path)?.metadata()?.len();
+    if stored == length as u64 {
+        let bytes = read_or_map(path, length)?;
+        let content = (*bytes).as_ref();
+        if content.len() == length && content.starts_with(header) {
+            return Ok(bytes);
+        }
     }
-    let bytes = read_or_map(path, length)?;
-    let found = (*bytes).as_ref();
-    if found.len() == length && found.starts_with(header) {
-        Ok(bytes)
-    } else {
-        Err(other(found.len() as u64))
-    }
+
+    let message = format!("expected {length} bytes for this graph, found {stored} other bytes");
+    Err(io::Error::new(io::ErrorKind::InvalidData, message))
 }
 
 /// Maps a file in large pages, or reads it into memory with large pages if its map can only have small ones: a product

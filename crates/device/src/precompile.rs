@@ -200,20 +200,20 @@ const CONVERSIONS: [&str; 3] = ["Cast", "DequantizeLinear", "QuantizeLinear"];
 fn edges(graph: &Graph) -> BTreeSet<String> {
     // Nodes without a name cannot be distinguished.
     let conversions =
-        || graph.nodes.iter().filter(|node| CONVERSIONS.contains(&node.op.as_str()) && !node.name.is_empty());
-    let mut given: BTreeSet<&str> = graph.inputs.iter().map(|input| input.name.as_str()).collect();
-    let mut wanted: BTreeSet<&str> = graph.outputs.iter().map(|output| output.name.as_str()).collect();
+        graph.nodes.iter().filter(|node| CONVERSIONS.contains(&node.op.as_str()) && !node.name.is_empty());
+    let mut inputs: BTreeSet<&str> = graph.inputs.iter().map(|input| input.name.as_str()).collect();
+    let mut outputs: BTreeSet<&str> = graph.outputs.iter().map(|output| output.name.as_str()).collect();
     let mut edges = BTreeSet::new();
     // Nodes of a graph are in topological order.
-    for node in conversions() {
-        if node.input(0).is_some_and(|input| given.contains(input)) {
-            given.extend(node.outputs.iter().map(String::as_str));
+    for node in conversions.clone() {
+        if node.input(0).is_some_and(|input| inputs.contains(input)) {
+            inputs.extend(node.outputs.iter().map(String::as_str));
             edges.insert(node.name.clone());
         }
     }
-    for node in conversions().rev() {
-        if node.outputs.iter().all(|output| wanted.contains(output.as_str())) {
-            wanted.extend(node.input(0));
+    for node in conversions.rev() {
+        if node.outputs.iter().all(|output| outputs.contains(output.as_str())) {
+            outputs.extend(node.input(0));
             edges.insert(node.name.clone());
         }
     }

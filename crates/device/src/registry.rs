@@ -10,12 +10,10 @@ pub(crate) fn text(key: &str, name: &str) -> Option<String> {
 
     /// Maximum length of a value in UTF-16 code units.
     const MAX_UNITS: usize = 1024;
-    let wide = |text: &str| text.encode_utf16().chain([0]).collect::<Vec<u16>>();
-    let key = wide(key);
-    let name = wide(name);
-    let mut found = [0u16; MAX_UNITS];
-    let mut bytes = size_of_val(&found) as u32;
-    // SAFETY: both names end with a zero, `bytes` is the size of `found`, and all of them outlive the call.
+    let [key, name] = [key, name].map(|text| text.encode_utf16().chain([0]).collect::<Vec<u16>>());
+    let mut value = [0u16; MAX_UNITS];
+    let mut bytes = size_of_val(&value) as u32;
+    // SAFETY: both names end with a zero, `bytes` is the size of `value`, and all of them outlive the call.
     let status = unsafe {
         RegGetValueW(
             HKEY_LOCAL_MACHINE,
@@ -23,11 +21,11 @@ pub(crate) fn text(key: &str, name: &str) -> Option<String> {
             name.as_ptr(),
             RRF_RT_REG_SZ,
             std::ptr::null_mut(),
-            found.as_mut_ptr().cast(),
+            value.as_mut_ptr().cast(),
             &raw mut bytes,
         )
     };
-    let text = String::from_utf16_lossy(found.get(..bytes as usize / 2)?);
+    let text = String::from_utf16_lossy(value.get(..bytes as usize / 2)?);
     let text = text.trim_matches(['\0', ' ']);
     (status == ERROR_SUCCESS && !text.is_empty()).then(|| text.to_owned())
 }

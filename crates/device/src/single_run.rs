@@ -60,8 +60,7 @@ pub fn run_with(
         results.push(vec![0.0f32; elements(&output.shape)?]);
     }
 
-    let failed = |what| move |error| DeviceError::step(what, error);
-    let mut binding = Binding::new(&session).map_err(failed("create a binding"))?;
+    let mut binding = Binding::new(&session).map_err(DeviceError::binding)?;
     for input in &mut inputs {
         let name = name(&input.name)?;
         let shape = extents(&input.shape);
@@ -77,17 +76,17 @@ pub fn run_with(
         };
         // SAFETY: the elements belong to `inputs`, which outlives the binding and is not accessed until the run has
         // ended.
-        unsafe { binding.input(&name, tensor) }.map_err(failed("take an input"))?;
+        unsafe { binding.input(&name, tensor) }.map_err(|error| DeviceError::step("take an input", error))?;
     }
 
     for (output, values) in outputs.iter().zip(&mut results) {
         let shape = extents(&output.shape);
         // SAFETY: as above; the results are not resized or moved until the run has ended.
         unsafe { binding.output(&name(&output.name)?, Tensor::new(values, DType::F32, &shape)) }
-            .map_err(failed("take an output"))?;
+            .map_err(|error| DeviceError::step("take an output", error))?;
     }
 
-    binding.run(&mut session).map_err(failed("run the graph"))?;
+    binding.run(&mut session).map_err(|error| DeviceError::step("run the graph", error))?;
     drop(binding);
     Ok(results)
 }

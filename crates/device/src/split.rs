@@ -78,14 +78,13 @@ impl SplitExecutor {
         options: SplitOptions,
     ) -> Result<Self, DeviceError> {
         let limits = joined(prefill.limits(), decode.limits())?;
-        let side = |executor| Side {
-            executor,
-            slots: vec![SideSlot::default(); limits.slots],
-            plan: StepPlan::default(),
-        };
         Ok(Self {
             short: options.break_even.saturating_sub(1).min(decode.limits().chunk).max(1),
-            sides: [side(prefill), side(decode)],
+            sides: [prefill, decode].map(|executor| Side {
+                executor,
+                slots: vec![SideSlot::default(); limits.slots],
+                plan: StepPlan::default(),
+            }),
             chosen: Vec::new(),
             source: LogitsSource::Gathered(0),
             logits: Vec::new(),
@@ -121,13 +120,12 @@ impl SplitExecutor {
 
     fn check(&self, plan: &StepPlan) -> Result<(), StepError> {
         plan.check(&self.limits, |slot| self.length(slot))?;
-        let is_uncertain = |slot: SlotId| self.sides.iter().any(|side| side.slots[slot.index()].is_uncertain);
-        match plan.spans.iter().find(|span| is_uncertain(span.slot)) {
-            Some(span) => {
-                Err(StepError::bad_plan(format!("slot {} failed and was not truncated", span.slot.0)))
+        for SlotId(slot) in plan.spans.iter().map(|span| span.slot) {
+            if self.sides.iter().any(|side| side.slots[slot as usize].is_uncertain) {
+                return Err(StepError::bad_plan(format!("slot {slot} failed and was not truncated")));
             }
-            None => Ok(()),
         }
+        Ok(())
     }
 
     /// Copies the keys and values of a slot's first `length` tokens that a side lacks from the other side.

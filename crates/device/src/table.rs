@@ -42,25 +42,19 @@ pub(crate) struct Embedding {
 impl Embedding {
     /// Opens the embedding of a decoder.
     pub(crate) fn open(package: &Path, manifest: &Manifest, arch: &DecoderArch) -> Result<Self, DeviceError> {
-        let open = |role, expected: (usize, usize)| {
-            let table = Table::of_role(package, manifest, role)?;
-            let found = (table.rows, table.cols);
-            if found == expected {
-                return Ok(table);
-            }
-            let shape = |(rows, cols)| format!("{rows} x {cols}");
-            Err(DeviceError::package(format!("a {role:?} table of {}", shape(expected)), shape(found)))
-        };
         Ok(Self {
-            tokens: open(TableRole::Token, (arch.vocab, arch.hidden))?,
+            tokens: Table::of_shape(package, manifest, TableRole::Token, [arch.vocab, arch.hidden])?,
             positions: match arch.learned_positions() {
-                true => Some(open(TableRole::Position, (arch.context, arch.hidden))?),
+                true => {
+                    let shape = [arch.context, arch.hidden];
+                    Some(Table::of_shape(package, manifest, TableRole::Position, shape)?)
+                }
                 false => None,
             },
             per_layer: match &arch.per_layer {
                 Some(rows) => {
-                    let cols = arch.layers.len().saturating_mul(rows.width);
-                    Some(open(TableRole::PerLayer, (rows.vocab, cols))?)
+                    let shape = [rows.vocab, arch.layers.len().saturating_mul(rows.width)];
+                    Some(Table::of_shape(package, manifest, TableRole::PerLayer, shape)?)
                 }
                 None => None,
             },
@@ -136,8 +130,8 @@ struct MappedBytes {
 impl MappedBytes {
     fn open(package: &Path, range: &FileRange, expected: usize) -> Result<Self, DeviceError> {
         let path = package::path(package, &range.file)?;
-        let read = |reason: String| DeviceError::Read { path: path.clone(), reason };
-        let map = narthex_files::map(&path).map_err(|error| read(error.to_string()))?;
+        let map = narthex_files::map(&path)
+            .map_err(|error| DeviceError::Read { path, reason: error.to_string() })?;
         let end = range.offset.checked_add(range.length).filter(|&end| end <= map.len() as u64);
         if end.is_none() || range.length != expected as u64 {
             return Err(DeviceError::Package {
@@ -172,6 +166,21 @@ impl Table {
             package,
             described.ok_or_else(|| DeviceError::package(format!("a {role:?} table"), "none"))?,
         )
+    }
+
+    /// Maps the table of a role, which must have this shape.
+    fn of_shape(
+        package: &Path,
+        manifest: &Manifest,
+        role: TableRole,
+        [rows, cols]: [usize; 2],
+    ) -> Result<Self, DeviceError> {
+        let table = Self::of_role(package, manifest, role)?;
+        if (table.rows, table.cols) != (rows, cols) {
+            let found = format!("{} x {}", table.rows, table.cols);
+            return Err(DeviceError::package(format!("a {role:?} table of {rows} x {cols}"), found));
+        }
+        Ok(table)
     }
 
     /// Maps a table that the manifest describes.

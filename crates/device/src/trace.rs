@@ -47,15 +47,16 @@ pub(crate) fn reasons(runtime: &Runtime, device: &Device, graph: &Path) -> BTree
 pub(crate) fn parse(bytes: &[u8]) -> BTreeMap<String, String> {
     let trace: Value = serde_json::from_slice(bytes).unwrap_or_default();
     let nodes = trace["unsupported_nodes"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let reason = |node: &Value| {
-        let name = node["node_name"].as_str()?;
-        let reason = node["reason"].as_str()?;
-        // The rest of the text states that the node is not assigned, which is already known.
-        let own = reason.split_once(&format!("{} node `", node["op_type"].as_str().unwrap_or("?")));
-        let text = own.map_or(reason, |(before, _)| before).trim().trim_end_matches('.');
-        Some((name.to_owned(), text.chars().take(MAX_REASON_CHARS).collect()))
-    };
-    nodes.iter().filter_map(reason).filter(|(_, reason): &(_, String)| !reason.is_empty()).collect()
+    nodes.iter().filter_map(name_and_reason).filter(|(_, reason)| !reason.is_empty()).collect()
+}
+
+fn name_and_reason(node: &Value) -> Option<(String, String)> {
+    let name = node["node_name"].as_str()?;
+    let reason = node["reason"].as_str()?;
+    // The rest of the text states that the node is not assigned, which is already known.
+    let parts = reason.split_once(&format!("{} node `", node["op_type"].as_str().unwrap_or("?")));
+    let text = parts.map_or(reason, |(before, _)| before).trim().trim_end_matches('.');
+    Some((name.to_owned(), text.chars().take(MAX_REASON_CHARS).collect()))
 }
 
 /// A folder that is removed when it is dropped.

@@ -142,10 +142,9 @@ impl BoundGraph {
         cache: &mut KvCache,
         run: GraphRun<'_>,
     ) -> Result<(), StepError> {
-        let extent = |n: usize| n as i64;
-        let batch = extent(run.batch);
-        let rows = extent(run.logits_rows);
-        let width = extent(self.width);
+        let batch = run.batch as i64;
+        let rows = run.logits_rows as i64;
+        let width = self.width as i64;
         if names.cache_output == CacheOutput::New {
             self.new_kv.resize_with(names.cache.len(), Default::default);
         }
@@ -161,14 +160,14 @@ impl BoundGraph {
                     let inputs = [Some(&names.first), names.per_layer.as_ref()];
                     for ((name, rows), width) in inputs.into_iter().zip([rows, per_layer]).zip(widths) {
                         let Some(name) = name else { continue };
-                        let shape = [batch, extent(run.sequence), extent(width)];
+                        let shape = [batch, run.sequence as i64, width as i64];
                         let rows = &mut rows[..run.batch * run.sequence * width];
                         b.input(name, Tensor::new(rows, DType::F32, &shape))?;
                     }
                 }
                 DecoderInput::Tokens { tokens, .. } => {
                     let tokens = &mut tokens[..run.batch * run.sequence];
-                    let shape = [batch, extent(run.sequence)];
+                    let shape = [batch, run.sequence as i64];
                     b.input(&names.first, Tensor::new(tokens, DType::I64, &shape))?;
                 }
             }
@@ -176,7 +175,7 @@ impl BoundGraph {
             b.input(&names.total_length, Tensor::new(&mut self.total, DType::I32, &[]))?;
             b.input(&names.logits_rows, Tensor::new(&mut self.rows[..run.logits_rows], DType::I64, &[rows]))?;
             if let (Some(names), Some(angles)) = (&names.angles, run.angles) {
-                let shape = [extent(angles.positions), extent(angles.pairs)];
+                let shape = [angles.positions as i64, angles.pairs as i64];
                 for (name, part) in names.iter().zip(&mut angles.parts) {
                     b.input(name, Tensor::new(part, DType::F32, &shape))?;
                 }

@@ -42,6 +42,13 @@ pub(super) struct SlotUse {
     pub(super) tokens: usize,
 }
 
+impl SlotUse {
+    /// Returns the capacity that its tokens need.
+    fn needed(&self, limits: &Limits) -> usize {
+        limits.kv.capacity_for(self.tokens, limits.context)
+    }
+}
+
 /// A slot's new capacity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Resize {
@@ -61,30 +68,31 @@ pub(super) fn make_room(
     slot: usize,
 ) -> Result<Vec<Resize>, StepError> {
     let kv = &limits.kv;
-    let needed = |slot: &SlotUse| kv.capacity_for(slot.tokens, limits.context);
-    let wanted = needed(&slots[slot]);
+    let needed = slots[slot].needed(limits);
 
     let mut resizes = Vec::new();
-    let mut taken = kv.bytes(1, slots.iter().map(|slot| slot.capacity).sum::<usize>() - slots[slot].capacity);
+    let mut other_bytes =
+        kv.bytes(1, slots.iter().map(|slot| slot.capacity).sum::<usize>() - slots[slot].capacity);
     for (index, other) in slots.iter().enumerate() {
-        if taken.saturating_add(kv.bytes(1, wanted)) <= kv.budget {
+        if other_bytes.saturating_add(kv.bytes(1, needed)) <= kv.budget {
             break;
         }
-        if index != slot && other.capacity > needed(other) {
-            taken -= kv.bytes(1, other.capacity - needed(other));
-            resizes.push(Resize { slot: index, capacity: needed(other) });
+        let capacity = other.needed(limits);
+        if index != slot && other.capacity > capacity {
+            other_bytes -= kv.bytes(1, other.capacity - capacity);
+            resizes.push(Resize { slot: index, capacity });
         }
     }
 
-    let bytes = taken.saturating_add(kv.bytes(1, wanted));
+    let bytes = other_bytes.saturating_add(kv.bytes(1, needed));
     if bytes > kv.budget {
         let rows = 1 + slots.iter().filter(|slot| slot.capacity > 0).count();
-        return Err(StepError::OutOfMemory { rows, capacity: wanted, wanted: bytes });
+        return Err(StepError::OutOfMemory { rows, capacity: needed, wanted: bytes });
     }
 
-    let most = max_capacity(limits, kv.budget - taken, 1);
+    let limit = max_capacity(limits, kv.budget - other_bytes, 1);
     let SlotUse { capacity, tokens } = slots[slot];
-    resizes.push(Resize { slot, capacity: growth.capacity(limits, capacity, tokens, most) });
+    resizes.push(Resize { slot, capacity: growth.capacity(limits, capacity, tokens, limit) });
     Ok(resizes)
 }
 

@@ -27,9 +27,12 @@ impl LongRope {
         if arch.switch().is_none() {
             return Ok(None);
         }
-        let read =
-            |roles| Ok::<_, DeviceError>(AngleTables::read(pair(package, manifest, roles)?.each_ref()));
-        Ok(Some(Self { short: read(SHORT)?, long: read(LONG)? }))
+        let short = pair(package, manifest, SHORT)?;
+        let long = pair(package, manifest, LONG)?;
+        Ok(Some(Self {
+            short: AngleTables::read(short.each_ref()),
+            long: AngleTables::read(long.each_ref()),
+        }))
     }
 
     pub(super) fn angles(&mut self, factors: RopeFactors) -> &mut AngleTables {

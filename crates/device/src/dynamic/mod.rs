@@ -139,13 +139,16 @@ impl DynamicExecutor {
             }
         };
 
-        let bound =
-            |session, most| BoundGraph::new(session, most, kept.width()).map_err(DeviceError::binding);
+        let width = kept.width();
+        let decode = BoundGraph::new(session, limits.batch, width).map_err(DeviceError::binding)?;
+        let prompt_session = prompt.as_ref().map_or(session, |prompt| &prompt.session);
+        let prefill = BoundGraph::new(prompt_session, limits.chunk, width).map_err(DeviceError::binding)?;
+
         Ok(Self {
             cache,
             kv,
-            decode: bound(session, limits.batch)?,
-            prefill: bound(prompt.as_ref().map_or(session, |prompt| &prompt.session), limits.chunk)?,
+            decode,
+            prefill,
             logits: vec![0.0; limits.batch * limits.vocab],
             logits_rows: 0,
             group: Vec::with_capacity(limits.batch),
@@ -193,22 +196,21 @@ impl DynamicExecutor {
     /// Runs the spans of a plan. `factors` has the rotary factors of each span; if it is empty, all spans use the short
     /// ones.
     fn run_all(&mut self, plan: &StepPlan, factors: &[RopeFactors]) -> Result<(), StepError> {
-        let factors_of = |span: usize| factors.get(span).copied().unwrap_or(RopeFactors::Short);
         let mut at = 0;
         let mut row = 0;
         while at < plan.spans.len() {
-            let most = self.cache.max_rows(self.batch);
-            let spans = plan.spans[at..].iter().take(most).enumerate();
+            let chosen = factors_of(factors, at);
+            let spans = plan.spans[at..].iter().take(self.cache.max_rows(self.batch)).enumerate();
             let group = spans
-                .take_while(|(index, span)| is_single(span) && factors_of(at + index) == factors_of(at))
+                .take_while(|(index, span)| is_single(span) && factors_of(factors, at + index) == chosen)
                 .count();
             if group > 0 {
-                self.run_batch(plan, &plan.spans[at..at + group], factors_of(at), row)?;
+                self.run_batch(plan, &plan.spans[at..at + group], chosen, row)?;
                 row += group;
                 at += group;
             } else {
                 let span = &plan.spans[at];
-                self.run_span(plan, span, factors_of(at), row)?;
+                self.run_span(plan, span, chosen, row)?;
                 row += span.logits.rows(span.tokens.len());
                 at += 1;
             }
@@ -319,6 +321,11 @@ impl DynamicExecutor {
     }
 }
 
+/// Returns the rotary factors of a span.
+fn factors_of(factors: &[RopeFactors], span: usize) -> RopeFactors {
+    factors.get(span).copied().unwrap_or(RopeFactors::Short)
+}
+
 /// Returns whether a span can be part of a batch.
 fn is_single(span: &Span) -> bool {
     span.tokens.len() == 1 && span.logits != LogitRows::Nothing
@@ -368,8 +375,9 @@ impl Executor for DynamicExecutor {
     fn read_kv(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {
         check_read(&range, self.held(slot)?)?;
         KvBlock::read(range.len(), &self.kv, |layer| {
-            let rows = |part| self.cache.read(KvTensor { layer, part }, slot, range.clone());
-            Ok([rows(KvPart::Key)?, rows(KvPart::Value)?])
+            let [keys, values] = [KvPart::Key, KvPart::Value]
+                .map(|part| self.cache.read(KvTensor { layer, part }, slot, range.clone()));
+            Ok([keys?, values?])
         })
     }
 

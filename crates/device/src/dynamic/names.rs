@@ -38,6 +38,12 @@ pub(super) struct CacheNames {
     pub(super) present: Vec<CString>,
 }
 
+impl CacheNames {
+    fn new(entry: &GraphEntry, past: Slot, present: Slot) -> Result<Self, DeviceError> {
+        Ok(Self { past: package::input(entry, past)?, present: package::outputs(entry, present)? })
+    }
+}
+
 /// Form in which a graph returns keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CacheOutput {
@@ -69,8 +75,6 @@ impl CacheOutput {
 
 impl DecoderNames {
     pub(super) fn new(entry: &GraphEntry, feed: &DecoderInput) -> Result<Self, DeviceError> {
-        let input = |slot| package::input(entry, slot);
-        let output = |slot| package::output(entry, slot);
         if let Some(other) = entry.kv.iter().find(|layer| layer.dtype != DType::F32) {
             return Err(DeviceError::package("a cache of f32", format!("{:?}", other.dtype)));
         }
@@ -82,28 +86,27 @@ impl DecoderNames {
         let cache_output = CacheOutput::of(entry);
         let cache = (0..entry.kv.len())
             .map(|layer| {
-                let held = |past, present| {
-                    Ok::<_, DeviceError>(CacheNames {
-                        past: input(past)?,
-                        present: package::outputs(entry, present)?,
-                    })
-                };
                 Ok([
-                    held(Slot::PastKey { layer }, cache_output.key(layer))?,
-                    held(Slot::PastValue { layer }, cache_output.value(layer))?,
+                    CacheNames::new(entry, Slot::PastKey { layer }, cache_output.key(layer))?,
+                    CacheNames::new(entry, Slot::PastValue { layer }, cache_output.value(layer))?,
                 ])
             })
             .collect::<Result<_, DeviceError>>()?;
 
         Ok(Self {
-            first: input(first)?,
-            per_layer: entry.input(Slot::PerLayerEmbeds).map(|_| input(Slot::PerLayerEmbeds)).transpose()?,
-            seqlens_k: input(Slot::SeqlensK)?,
-            total_length: input(Slot::TotalLength)?,
-            logits_rows: input(Slot::LogitsRows)?,
-            logits: output(Slot::Logits)?,
+            first: package::input(entry, first)?,
+            per_layer: match entry.input(Slot::PerLayerEmbeds) {
+                Some(_) => Some(package::input(entry, Slot::PerLayerEmbeds)?),
+                None => None,
+            },
+            seqlens_k: package::input(entry, Slot::SeqlensK)?,
+            total_length: package::input(entry, Slot::TotalLength)?,
+            logits_rows: package::input(entry, Slot::LogitsRows)?,
+            logits: package::output(entry, Slot::Logits)?,
             angles: match entry.input(Slot::CosTable) {
-                Some(_) => Some([input(Slot::CosTable)?, input(Slot::SinTable)?]),
+                Some(_) => {
+                    Some([package::input(entry, Slot::CosTable)?, package::input(entry, Slot::SinTable)?])
+                }
                 None => None,
             },
             cache,

@@ -28,6 +28,21 @@ const MAX_LABELS: usize = 1 << 20;
 /// Maximum number of segments in a text.
 const SEGMENTS: usize = 2;
 
+/// Opens a table with this number of columns and at least this number of rows.
+fn table(
+    package: &Path,
+    manifest: &Manifest,
+    role: TableRole,
+    [rows, cols]: [usize; 2],
+) -> Result<Table, DeviceError> {
+    let table = Table::of_role(package, manifest, role)?;
+    if table.cols() != cols || table.rows() < rows {
+        let found = format!("{} x {}", table.rows(), table.cols());
+        return Err(DeviceError::package(format!("a {role:?} table of at least {rows} x {cols}"), found));
+    }
+    Ok(table)
+}
+
 impl EncoderTables {
     pub(crate) fn open(package: &Path, manifest: &Manifest, arch: &EncoderArch) -> Result<Self, DeviceError> {
         let hidden = arch.hidden;
@@ -41,19 +56,12 @@ impl EncoderTables {
             return Err(DeviceError::package(format!("1 to {MAX_LABELS} labels"), labels));
         }
 
-        let table = |role, rows: usize, cols: usize| {
-            let table = Table::of_role(package, manifest, role)?;
-            if table.cols() != cols || table.rows() < rows {
-                let found = format!("{} x {}", table.rows(), table.cols());
-                let expected = format!("a {role:?} table of at least {rows} x {cols}");
-                return Err(DeviceError::package(expected, found));
-            }
-            Ok(table)
+        let token = table(package, manifest, TableRole::Token, [arch.vocab, width])?;
+        let positions = table(package, manifest, TableRole::Position, [manifest.max_length, hidden])?;
+        let types = match arch.types {
+            0 => None,
+            _ => Some(table(package, manifest, TableRole::TokenType, [1, hidden])?),
         };
-
-        let token = table(TableRole::Token, arch.vocab, width)?;
-        let positions = table(TableRole::Position, manifest.max_length, hidden)?;
-        let types = (arch.types > 0).then(|| table(TableRole::TokenType, 1, hidden)).transpose()?;
         let segments = types.as_ref().map_or(1, |types| types.rows().min(SEGMENTS));
         let positions = (0..segments)
             .map(|segment| {

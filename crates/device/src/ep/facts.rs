@@ -117,12 +117,11 @@ impl Facts {
 
     /// Returns true if the processor's name implies a device, or the system has a driver for it.
     fn has_signs_of(&self, what: &DeviceSignature) -> bool {
-        let named = |text: &str, names: &[&str]| {
-            let text = text.to_ascii_lowercase();
-            names.iter().any(|name| text.contains(name))
-        };
-        named(&self.processor, what.processors)
-            || self.drivers.iter().any(|driver| driver.kind == what.kind && named(&driver.text, what.drivers))
+        contains_any(&self.processor, what.processors)
+            || self
+                .drivers
+                .iter()
+                .any(|driver| driver.kind == what.kind && contains_any(&driver.text, what.drivers))
     }
 
     /// Refuses a machine on which none of these drivers is loaded. Only Linux lists loaded drivers. On other systems a
@@ -186,6 +185,12 @@ impl Facts {
         };
         format!("{os} on {arch}")
     }
+}
+
+/// Returns whether a text contains one of these names, which are in lower case.
+pub(super) fn contains_any(text: &str, names: &[&str]) -> bool {
+    let text = text.to_ascii_lowercase();
+    names.iter().any(|name| text.contains(name))
 }
 
 /// Signs of a device that Windows does not list among its accelerators. Names are in lower case.

@@ -228,14 +228,19 @@ impl Device {
             DeviceKind::Gpu => "GPU",
             DeviceKind::Cpu | DeviceKind::StandIn => "CPU",
         };
-        let unit = |device: &OrtDevice| match (self, &device.unit) {
+        let candidates =
+            offered.iter().enumerate().filter(|(_, device)| device.ep == name && self.matches_unit(device));
+        // Emulation is offered as a CPU, so the kind of hardware only orders the candidates.
+        candidates.min_by_key(|(_, device)| device.hardware != hardware).map(|(index, _)| index)
+    }
+
+    /// Returns whether a device is the unit that OpenVINO shall use. Other providers have no units.
+    fn matches_unit(&self, device: &OrtDevice) -> bool {
+        match (self, &device.unit) {
             (Self::OpenVino(options), Some(unit)) => openvino::is_unit(options.device, unit),
             (Self::OpenVino(_), None) => false,
             _ => true,
-        };
-        let own = offered.iter().enumerate().filter(|(_, device)| device.ep == name && unit(device));
-        // Emulation is offered as a CPU, so the kind of hardware only orders the candidates.
-        own.min_by_key(|(_, device)| device.hardware != hardware).map(|(index, _)| index)
+        }
     }
 
     /// Returns whether the provider may be part of ONNX Runtime without offering a device. CoreML never offers one;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use narthex_spec::{Ep, NpuOptions, Power, QnnChip};
 
-use super::{Device, Facts, Refusal, beside};
+use super::{Device, Facts, Refusal, beside, facts::contains_any};
 
 /// Linux driver of the NPU.
 const DRIVER: &str = "fastrpc";
@@ -90,12 +90,11 @@ impl QnnOptions {
         ];
 
         if !self.chips.is_empty() {
-            let list = |value: fn(QnnChip) -> u32| {
-                let values: Vec<String> = self.chips.iter().map(|&chip| value(chip).to_string()).collect();
-                values.join(",")
-            };
-            entries.push(("soc_model", list(|chip| chip.spec().soc_model)));
-            entries.push(("htp_arch", list(|chip| chip.spec().htp_arch)));
+            let specs = self.chips.iter().map(|chip| chip.spec());
+            let models: Vec<String> = specs.clone().map(|spec| spec.soc_model.to_string()).collect();
+            let archs: Vec<String> = specs.map(|spec| spec.htp_arch.to_string()).collect();
+            entries.push(("soc_model", models.join(",")));
+            entries.push(("htp_arch", archs.join(",")));
         }
 
         // If neither is known, the driver uses all that the chip has.
@@ -136,18 +135,16 @@ pub(super) fn diagnostic_options(folder: &Path) -> Vec<(&'static str, String)> {
 /// Returns the chip of a processor by its name; `None` for one that this version does not know. Windows reports
 /// `Snapdragon(R) X Elite - X1E80100 - …`; Linux reports the chip's number or the names in the kernel's device trees.
 pub(super) fn chip_of(processor: &str) -> Option<QnnChip> {
-    let name = processor.to_ascii_lowercase();
-    let has = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
-    match () {
-        () if has(&["x2 elite", "x2e", "sc8480xp", "qcom,glymur"]) => Some(QnnChip::X2Elite),
-        () if has(&["x elite", "x plus", "x1e", "x1p", "x1-26", "x126100", "sc8380xp"]) => {
-            Some(QnnChip::XElite)
-        }
-        () if has(&["8 elite gen 5", "sm8850", "qcom,kaanapali"]) => Some(QnnChip::EliteGen5),
-        () if has(&["8 elite", "sm8750"]) => Some(QnnChip::Elite),
-        () if has(&["8 gen 3", "sm8650"]) => Some(QnnChip::Gen3),
-        () => None,
-    }
+    /// Parts of the names of each chip. A chip comes before those whose names its own contain.
+    const NAMES: [(QnnChip, &[&str]); 5] = [
+        (QnnChip::X2Elite, &["x2 elite", "x2e", "sc8480xp", "qcom,glymur"]),
+        (QnnChip::XElite, &["x elite", "x plus", "x1e", "x1p", "x1-26", "x126100", "sc8380xp"]),
+        (QnnChip::EliteGen5, &["8 elite gen 5", "sm8850", "qcom,kaanapali"]),
+        (QnnChip::Elite, &["8 elite", "sm8750"]),
+        (QnnChip::Gen3, &["8 gen 3", "sm8650"]),
+    ];
+    let (chip, _) = NAMES.into_iter().find(|(_, names)| contains_any(processor, names))?;
+    Some(chip)
 }
 
 /// Returns this machine's NPU. The driver chooses the chip if the processor's name does not identify it.

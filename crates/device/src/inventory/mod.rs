@@ -76,15 +76,11 @@ pub struct Driver {
 /// Returns the processor of this machine.
 pub fn cpu() -> Cpu {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let field = |name: &str| {
-        let line = info.lines().find(|line| line.starts_with(name))?;
-        Some(line.split_once(':')?.1.trim().to_owned())
-    };
     let usable_cores = std::thread::available_parallelism().map_or(1, usize::from);
     let cores = info.lines().filter(|line| line.starts_with("processor")).count();
     Cpu {
-        name: field("model name")
-            .or_else(|| field("Model"))
+        name: cpu_field(&info, "model name")
+            .or_else(|| cpu_field(&info, "Model"))
             .or_else(|| soc(Path::new("/")))
             .or_else(|| registry::text(PROCESSOR_KEY, "ProcessorNameString"))
             // Windows sets this variable for every process.
@@ -97,14 +93,19 @@ pub fn cpu() -> Cpu {
     }
 }
 
+/// Returns the first value of a field of `/proc/cpuinfo`.
+fn cpu_field(info: &str, name: &str) -> Option<String> {
+    let line = info.lines().find(|line| line.starts_with(name))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
 /// Returns the names that kernel and firmware give an Arm chip, whose processor cores have no name: the chip's number,
 /// and the names of board and chip in the device tree. `root` is the root folder of the system.
 fn soc(root: &Path) -> Option<String> {
     /// Maximum number of names. A device tree names a board and a chip, each up to twice.
     const MAX_NAMES: usize = 8;
-    let read = |file: &str| fs::read_to_string(root.join(file)).unwrap_or_default();
-    let machine = read("sys/devices/soc0/machine");
-    let tree = read("proc/device-tree/compatible");
+    let [machine, tree] = ["sys/devices/soc0/machine", "proc/device-tree/compatible"]
+        .map(|file| fs::read_to_string(root.join(file)).unwrap_or_default());
     let names = std::iter::once(machine.trim()).chain(tree.split('\0').map(str::trim));
     let names: Vec<&str> = names.filter(|name| !name.is_empty()).take(MAX_NAMES).collect();
     (!names.is_empty()).then(|| names.join(", "))
@@ -124,15 +125,15 @@ pub fn threads(wanted: usize) -> usize {
 fn physical_cores() -> Option<usize> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
-    let places = cpu_list(allowed.trim())?
+    let cores = cpu_list(allowed.trim())?
         .into_iter()
         .map(|cpu| {
             let topology = Path::new("/sys/devices/system/cpu").join(format!("cpu{cpu}/topology"));
-            let read = |file: &str| fs::read_to_string(topology.join(file)).ok();
-            Some((read("physical_package_id")?, read("core_id")?))
+            let package = fs::read_to_string(topology.join("physical_package_id")).ok()?;
+            Some((package, fs::read_to_string(topology.join("core_id")).ok()?))
         })
         .collect::<Option<BTreeSet<_>>>()?;
-    Some(places.len())
+    Some(cores.len())
 }
 
 /// Parses a list of numbers in the kernel's form, such as `0-3,8`.
@@ -259,41 +260,45 @@ pub fn drivers(accelerators: &[Accelerator]) -> Vec<Driver> {
     ];
     /// Number of registry entries that are tried for each class; their numbers may have gaps.
     const MAX_ENTRIES: usize = 16;
-    let mut found = drivers_at(Path::new("/"), accelerators);
+    let mut drivers = drivers_at(Path::new("/"), accelerators);
     for (kind, class) in CLASSES {
-        let drivers = (0..MAX_ENTRIES).filter_map(|index| {
+        drivers.extend((0..MAX_ENTRIES).filter_map(|index| {
             let key = format!(r"SYSTEM\CurrentControlSet\Control\Class\{class}\{index:04}");
-            let value = |name| registry::text(&key, name);
-            Some(Driver { kind, text: format!("{} {}", value("DriverDesc")?, value("DriverVersion")?) })
-        });
-        found.extend(drivers);
+            let name = registry::text(&key, "DriverDesc")?;
+            let version = registry::text(&key, "DriverVersion")?;
+            Some(Driver { kind, text: format!("{name} {version}") })
+        }));
     }
-    found.sort_by(|a, b| a.text.cmp(&b.text));
-    found
+    drivers.sort_by(|a, b| a.text.cmp(&b.text));
+    drivers
 }
 
 /// Returns the drivers of these accelerators on Linux, with its root folder at `root`. A driver that is part of the
 /// kernel has the kernel's version.
 fn drivers_at(root: &Path, accelerators: &[Accelerator]) -> Vec<Driver> {
-    let read = |path: &Path| {
-        let text = fs::read_to_string(root.join(path)).ok()?;
-        Some(text.trim().to_owned()).filter(|text| !text.is_empty())
-    };
+    let kernel = text_of(&root.join("proc/sys/kernel/osrelease"));
+    let kernel = kernel.map_or_else(|| "unknown".to_owned(), |version| format!("kernel {version}"));
     let class = root.join("sys/class/accel");
     accelerators
         .iter()
         .map(|Accelerator { kind, driver, .. }| {
-            let own = read(&Path::new("sys/module").join(driver).join("version"));
-            let kernel = || Some(format!("kernel {}", read(Path::new("proc/sys/kernel/osrelease"))?));
+            let version = text_of(&root.join("sys/module").join(driver).join("version"));
+            let mut text = format!("{driver} {}", version.as_ref().unwrap_or(&kernel));
             let devices = in_class(&class, "accel").into_iter().filter(|(other, _)| other == driver);
-            let firmware =
-                devices.filter_map(|(_, device)| read(&class.join(device).join("device/fw_version")));
-            let mut text =
-                format!("{driver} {}", own.or_else(kernel).unwrap_or_else(|| "unknown".to_owned()));
-            firmware.for_each(|firmware| text.push_str(&format!(" with firmware {firmware}")));
+            for (_, device) in devices {
+                if let Some(firmware) = text_of(&class.join(device).join("device/fw_version")) {
+                    text.push_str(&format!(" with firmware {firmware}"));
+                }
+            }
             Driver { kind: *kind, text }
         })
         .collect()
+}
+
+/// Returns the text of a small file of the system, if it has one.
+fn text_of(path: &Path) -> Option<String> {
+    let text = fs::read_to_string(path).ok()?;
+    Some(text.trim().to_owned()).filter(|text| !text.is_empty())
 }
 
 /// Returns the size in bytes of a graphics card's own memory, as AMD's driver reports it.

@@ -64,9 +64,7 @@ impl<T: CacheElement> NodeKernel for AttentionKernel<T> {
     }
 
     fn of(shared: &Arc<OperatorContext>, node: &impl Attributes) -> ort::Result<Self> {
-        let size = |name| node.int(name).and_then(|value| usize::try_from(value).ok()).filter(|&n| n > 0);
-        let float = |name| node.float(name).filter(|&value| value != 0.0);
-        let (Some(heads), Some(kv_heads)) = (size(HEADS), size(KV_HEADS)) else {
+        let Some((heads, kv_heads)) = size(node, HEADS).zip(size(node, KV_HEADS)) else {
             return Err(ort::Error::new("expected numbers of heads, found none"));
         };
         if !heads.is_multiple_of(kv_heads) {
@@ -75,9 +73,9 @@ impl<T: CacheElement> NodeKernel for AttentionKernel<T> {
         Ok(Self {
             shared: Arc::clone(shared),
             heads: Heads { kv: kv_heads, group: heads / kv_heads },
-            scale: float(SCALE),
-            soft_cap: float(SOFT_CAP),
-            mask: size(WINDOW).map_or(Mask::Causal, Mask::Window),
+            scale: node.float(SCALE).filter(|&scale| scale != 0.0),
+            soft_cap: node.float(SOFT_CAP).filter(|&cap| cap != 0.0),
+            mask: size(node, WINDOW).map_or(Mask::Causal, Mask::Window),
             rotates: node.int(ROTATES) == Some(1),
             element: PhantomData,
         })
@@ -110,6 +108,22 @@ struct CallShape {
     held: usize,
     /// Number of elements in a head.
     size: usize,
+}
+
+impl CallShape {
+    /// Returns the rows of an input, of which each new token has one with `width` elements.
+    fn rows<'a>(self, input: Input<'a, f32>, width: usize) -> ort::Result<MatrixRef<'a>> {
+        let expected = [self.batch, self.sequence, width].map(|extent| extent as i64);
+        if width == 0 || input.shape != expected {
+            return Err(unexpected(width, input.shape));
+        }
+        Ok(MatrixRef::new(input.data, width))
+    }
+}
+
+/// Returns a positive attribute.
+fn size(node: &impl Attributes, name: &str) -> Option<usize> {
+    usize::try_from(node.int(name)?).ok().filter(|&size| size > 0)
 }
 
 impl<T: CacheElement> AttentionKernel<T> {
@@ -166,15 +180,12 @@ impl<T: CacheElement> AttentionKernel<T> {
     ) -> ort::Result<[MatrixRef<'a>; 3]> {
         let kv = self.heads.kv * shape.size;
         let queries = kv * self.heads.group;
-        let rows = |input: Input<'a, f32>, width: usize| {
-            let expected = [shape.batch, shape.sequence, width].map(|extent| extent as i64);
-            let fits = width > 0 && input.shape == expected;
-            if fits { Ok(MatrixRef::new(input.data, width)) } else { Err(unexpected(width, input.shape)) }
-        };
         match (call.optional(1)?, call.optional(2)?) {
-            (Some(key), Some(value)) => Ok([rows(query, queries)?, rows(key, kv)?, rows(value, kv)?]),
+            (Some(key), Some(value)) => {
+                Ok([shape.rows(query, queries)?, shape.rows(key, kv)?, shape.rows(value, kv)?])
+            }
             (None, None) => {
-                let all = rows(query, queries + 2 * kv)?;
+                let all = shape.rows(query, queries + 2 * kv)?;
                 let parts = [0..queries, queries..queries + kv, queries + kv..queries + 2 * kv];
                 Ok(parts.map(|columns| all.columns_in(columns)))
             }
@@ -184,9 +195,10 @@ impl<T: CacheElement> AttentionKernel<T> {
 }
 
 fn angles<'a>(cos: &Input<'a, f32>, sin: &Input<'a, f32>, size: usize) -> ort::Result<Angles<'a>> {
-    let fits = |pairs: i64| cos.shape == sin.shape && pairs > 0 && 2 * pairs as usize <= size;
     match *cos.shape {
-        [_, pairs] if fits(pairs) => Ok(Angles { cos: cos.data, sin: sin.data, pairs: pairs as usize }),
+        [_, pairs] if cos.shape == sin.shape && pairs > 0 && 2 * pairs as usize <= size => {
+            Ok(Angles { cos: cos.data, sin: sin.data, pairs: pairs as usize })
+        }
         _ => Err(unexpected(format!("angles of up to {} pairs", size / 2), [cos.shape, sin.shape])),
     }
 }

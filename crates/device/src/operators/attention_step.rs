@@ -241,6 +241,16 @@ impl AttentionStep<'_> {
         })
     }
 
+    /// Returns the keys that one head of a new token sees, in parts.
+    fn key_parts(&self, index: usize) -> impl Iterator<Item = Range<usize>> + Clone + use<> {
+        let end = self.pasts.of(index / self.heads.kv) + 1;
+        let start = match self.attention.mask {
+            Mask::Window(width) => end.saturating_sub(width) / PART_KEYS * PART_KEYS,
+            Mask::Causal | Mask::Full => 0,
+        };
+        (start..end).step_by(PART_KEYS).map(move |start| start..end.min(start + PART_KEYS))
+    }
+
     /// Computes the attention of one new token of each sequence.
     fn attend_single_tokens<T: CacheElement>(
         &self,
@@ -254,16 +264,7 @@ impl AttentionStep<'_> {
             return self.attend_whole_heads(call, cache, out);
         }
 
-        let keys = |index: usize| {
-            let end = self.pasts.of(index / self.heads.kv) + 1;
-            let start = match self.attention.mask {
-                Mask::Window(width) => end.saturating_sub(width) / PART_KEYS * PART_KEYS,
-                Mask::Causal | Mask::Full => 0,
-            };
-            (start..end).step_by(PART_KEYS).map(move |start| start..end.min(start + PART_KEYS))
-        };
-
-        let all_keys = (0..heads).flat_map(|index| keys(index).map(move |keys| (index, keys)));
+        let all_keys = (0..heads).flat_map(|index| self.key_parts(index).map(move |keys| (index, keys)));
         self.shared.with_buffers(|Buffers { parts, .. }| {
             let count = all_keys.clone().count();
             parts.resize_with(count.max(parts.len()), AttentionPart::default);
@@ -281,7 +282,7 @@ impl AttentionStep<'_> {
             })?;
             let mut rest = &mut parts[..];
             for (index, out) in out.chunks_exact_mut(width).enumerate() {
-                let (parts, others) = rest.split_at_mut(keys(index).count());
+                let (parts, others) = rest.split_at_mut(self.key_parts(index).count());
                 self.shared.kernels.join_attention(parts, MatrixMut::new(out, width));
                 rest = others;
             }

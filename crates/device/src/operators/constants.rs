@@ -13,8 +13,10 @@ pub(super) struct SmallConstants<'a>(HashMap<&'a str, &'a Initializer>);
 
 impl<'a> SmallConstants<'a> {
     pub(super) fn of(graph: &'a Graph) -> Self {
-        let is_input = |name: &str| graph.inputs.iter().any(|input| input.name == name);
-        let fixed = graph.initializers.iter().filter(|constant| !is_input(&constant.name));
+        let fixed = graph
+            .initializers
+            .iter()
+            .filter(|constant| graph.inputs.iter().all(|input| input.name != constant.name));
         Self(fixed.map(|constant| (constant.name.as_str(), constant)).collect())
     }
 

@@ -48,10 +48,17 @@ pub(super) fn fuse(graph: &mut Graph) -> Vec<Chain> {
 
 /// Returns whether a node has an operator that may be a member of a chain.
 fn is_member(node: &Node) -> bool {
-    let is_row_operator = |op: &str| {
-        matches!(op, LINEAR | GATED_MLP | RESIDUAL_MLP | PROJECTIONS | BIDIRECTIONAL_ATTENTION | POOL_ROWS)
-    };
-    node.domain == DOMAIN && (is_row_operator(&node.op) || attends(node))
+    let is_row_operator = matches!(
+        node.op.as_str(),
+        LINEAR | GATED_MLP | RESIDUAL_MLP | PROJECTIONS | BIDIRECTIONAL_ATTENTION | POOL_ROWS
+    );
+    node.domain == DOMAIN && (is_row_operator || attends(node))
+}
+
+fn reads_any(node: &Node, values: &HashSet<&str>) -> bool {
+    let mut any = false;
+    node.for_each_read(&mut |name| any |= values.contains(name));
+    any
 }
 
 fn attends(node: &Node) -> bool {
@@ -69,25 +76,20 @@ fn runs<'a>(graph: &'a Graph, uses: &Uses<'a>) -> Vec<Vec<usize>> {
     let mut open: Vec<usize> = Vec::new();
     let mut attention: Option<&str> = None;
     // Values of the members, and values that depend on them and come from other nodes.
-    let (mut own, mut dependent): (HashSet<&str>, HashSet<&str>) = Default::default();
+    let (mut members, mut dependent): (HashSet<&str>, HashSet<&str>) = Default::default();
     for (at, node) in graph.nodes.iter().enumerate() {
         let outputs = node.outputs.iter().map(String::as_str).filter(|name| !name.is_empty());
-        let reads_any = |values: &HashSet<&str>| {
-            let mut any = false;
-            node.for_each_read(&mut |name| any |= values.contains(name));
-            any
-        };
-        let depends = reads_any(&dependent);
+        let depends = reads_any(node, &dependent);
         if is_member(node) && uses.permit(node) {
             let other_cache = attends(node) && attention.is_some_and(|op| op != node.op);
             if depends || other_cache || open.len() == MAX_MEMBERS {
                 runs.push(std::mem::take(&mut open));
-                (own, dependent, attention) = Default::default();
+                (members, dependent, attention) = Default::default();
             }
             attention = attention.or_else(|| attends(node).then_some(node.op.as_str()));
             open.push(at);
-            own.extend(outputs);
-        } else if depends || reads_any(&own) {
+            members.extend(outputs);
+        } else if depends || reads_any(node, &members) {
             dependent.extend(outputs);
         }
     }
@@ -142,10 +144,11 @@ impl<'a> Uses<'a> {
     /// Returns whether a node may be a member: something reads an output of it, so that its chain has an output, and its
     /// caches, if it has any, are outputs of the graph and nothing else.
     fn permit(&self, node: &Node) -> bool {
-        let only_returned = |name: &str| self.reads.get(name) == Some(&1) && self.returned.contains(name);
-        let outputs = || node.outputs.iter().enumerate();
-        outputs().any(|(_, name)| !name.is_empty() && self.reads.contains_key(name.as_str()))
-            && outputs().all(|(index, name)| !is_cache(node, index) || only_returned(name))
+        let mut caches = node.outputs.iter().enumerate().filter(|(index, _)| is_cache(node, *index));
+        node.outputs.iter().any(|name| !name.is_empty() && self.reads.contains_key(name.as_str()))
+            && caches.all(|(_, name)| {
+                self.reads.get(name.as_str()) == Some(&1) && self.returned.contains(name.as_str())
+            })
     }
 
     /// Returns the values with rows of `members` that others read, with the number of these reads. Calls `after` after

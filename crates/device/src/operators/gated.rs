@@ -52,20 +52,22 @@ impl NodeKernel for GatedMlpKernel {
     }
 
     fn of(shared: &Arc<OperatorContext>, node: &impl Attributes) -> ort::Result<Self> {
-        let index = |name| index_of(shared, node, name);
-        let gate = index(GATE)?;
-        let up = index(UP)?;
-        let down = index(DOWN)?;
-        Ok(Self { shared: Arc::clone(shared), gate, up, down, epsilon: epsilon_of(node) })
+        Ok(Self {
+            shared: Arc::clone(shared),
+            gate: index_of(shared, node, GATE)?,
+            up: index_of(shared, node, UP)?,
+            down: index_of(shared, node, DOWN)?,
+            epsilon: epsilon_of(node),
+        })
     }
 
     fn run(&self, call: &Call<'_>) -> ort::Result<()> {
-        let linear = |index: usize| &self.shared.linears[index];
+        let linears = &self.shared.linears;
         let mlp = GatedMlp {
             shared: &self.shared,
-            gate: linear(self.gate),
-            up: linear(self.up),
-            down: linear(self.down),
+            gate: &linears[self.gate],
+            up: &linears[self.up],
+            down: &linears[self.down],
         };
         let width = mlp.gate.weights.inputs();
         let columns = mlp.down.weights.outputs();

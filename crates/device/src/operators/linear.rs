@@ -130,8 +130,7 @@ impl NodeKernel for LinearKernel {
         let count = usize::try_from(node.int(LAYERS).unwrap_or(1)).unwrap_or(0);
         let layers = first..first.saturating_add(count);
         let fits = shared.linears.get(layers.clone()).is_some_and(|linears| {
-            let layout = |linear: &Linear| (linear.weights.inputs(), linear.weights.block());
-            !linears.is_empty() && linears.iter().all(|linear| layout(linear) == layout(&linears[0]))
+            !linears.is_empty() && linears.iter().all(|linear| linear.layout() == linears[0].layout())
         });
         if !fits {
             let message =

@@ -59,9 +59,7 @@ pub(super) fn merge(graph: &mut Graph, can_merge: impl Fn(&Node, &str) -> bool) 
         others.extend(nodes.others.map(|node| node.outputs[0].clone()));
     }
 
-    let has_output =
-        |node: &Node, names: &HashSet<String>| node.outputs.first().is_some_and(|name| names.contains(name));
-    graph.nodes.retain(|node| !has_output(node, &sums));
+    graph.nodes.retain(|node| node.outputs.first().is_none_or(|name| !sums.contains(name)));
     for node in &mut graph.nodes {
         if let Some(product) = node.outputs.first().and_then(|name| products.remove(name)) {
             *node = product;
@@ -70,7 +68,9 @@ pub(super) fn merge(graph: &mut Graph, can_merge: impl Fn(&Node, &str) -> bool) 
     // Nothing reads the last of the other nodes now. Without it, nothing may read the one before it.
     for _ in 0..OffsetNodes::OTHERS {
         let reads = graph.read_counts();
-        graph.nodes.retain(|node| !has_output(node, &others) || reads.contains_key(&node.outputs[0]));
+        graph.nodes.retain(|node| {
+            node.outputs.first().is_none_or(|name| !others.contains(name) || reads.contains_key(name))
+        });
     }
 }
 

@@ -106,10 +106,13 @@ impl Region {
             if tickets == CLOSED || tickets & TASK_MASK == 0 {
                 return;
             }
-            let claim = |left| {
-                self.tickets.0.compare_exchange_weak(tickets, left, Ordering::Acquire, Ordering::Relaxed)
-            };
-            if claim(tickets - 1).is_err() {
+            let claim = self.tickets.0.compare_exchange_weak(
+                tickets,
+                tickets - 1,
+                Ordering::Acquire,
+                Ordering::Relaxed,
+            );
+            if claim.is_err() {
                 continue;
             }
             // SAFETY: this thread has claimed a task that has not ended, so the leader does not write the tasks.

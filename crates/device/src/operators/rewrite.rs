@@ -65,8 +65,9 @@ pub(super) fn rewrite(graph: &mut Graph, precision: KvPrecision) -> Option<Vec<L
 fn replace(graph: &mut Graph, precision: KvPrecision) -> Option<Vec<LinearSource>> {
     let constants = Constants::of(graph);
     let sources = graph.nodes.iter().enumerate().filter_map(|(at, node)| Some((at, constants.linear(node)?)));
-    let (places, sources): (Vec<usize>, Vec<LinearSource>) = sources.unzip();
-    let products: HashMap<usize, usize> = places.into_iter().zip(0..).collect();
+    let (indices, sources): (Vec<usize>, Vec<LinearSource>) = sources.unzip();
+    let products: HashMap<usize, usize> = indices.into_iter().zip(0..).collect();
+
     let links = Links::of(graph);
     let mlps: Vec<GatedMlpNodes<'_>> =
         graph.nodes.iter().filter_map(|node| links.gated_mlp(node, &products)).collect();
@@ -81,6 +82,7 @@ fn replace(graph: &mut Graph, precision: KvPrecision) -> Option<Vec<LinearSource
     let single = products.iter().map(|(&at, &index)| (&graph.nodes[at], index));
     let single =
         single.filter(|(node, _)| node.outputs.first().is_none_or(|out| !fused.contains(out.as_str())));
+
     let attention: Vec<&Node> = graph.nodes.iter().filter(|node| is_attention(graph, node)).collect();
     let cache = cache_values(graph, &attention, &links.reads);
     let precision = if cache.is_some() { precision } else { KvPrecision::F32 };
@@ -91,6 +93,7 @@ fn replace(graph: &mut Graph, precision: KvPrecision) -> Option<Vec<LinearSource
         .chain(stacks.iter().filter_map(StackedProducts::patch))
         .chain(attention.iter().filter_map(|node| attention_patch(node, attend)))
         .collect();
+
     let cache: HashSet<String> = cache.into_iter().flatten().map(str::to_owned).collect();
     graph.apply(&patches).ok().filter(|()| !patches.is_empty())?;
     convert(graph, &cache, precision);
@@ -208,6 +211,16 @@ impl GatedMlpNodes<'_> {
     }
 }
 
+/// Returns the operands of a node with two inputs in both orders.
+fn operand_orders(node: &Node) -> Option<[[&str; 2]; 2]> {
+    let [a, b] = [node.input(0)?, node.input(1)?];
+    Some([[a, b], [b, a]])
+}
+
+fn size(node: &Node, attribute: &str) -> Option<usize> {
+    usize::try_from(node.int(attribute)?).ok().filter(|&size| size > 0)
+}
+
 impl<'a> Links<'a> {
     /// Returns the network whose last product is `down`. `products` has the index of the weights for each node's index.
     ///
@@ -220,14 +233,11 @@ impl<'a> Links<'a> {
         let index = |value: &str| products.get(self.producers.get(value)?).copied();
         let down_index = index(down.outputs.first()?)?;
         let product = self.producer(down.input(0)?, 1).filter(|node| node.is_onnx("Mul"))?;
-        let two = |node: &'a Node| Some([node.input(0)?, node.input(1)?]);
-        let [a, b] = two(product)?;
-        [[a, b], [b, a]].into_iter().find_map(|[activated, up]| {
+        operand_orders(product)?.into_iter().find_map(|[activated, up]| {
             let silu = self.producer(activated, 1).filter(|node| node.is_onnx("Mul"))?;
             let up_index = index(up)?;
             let up = self.producer(up, 1)?;
-            let [c, d] = two(silu)?;
-            let (gate, sigmoid) = [[c, d], [d, c]].into_iter().find_map(|[gate, gated]| {
+            let (gate, sigmoid) = operand_orders(silu)?.into_iter().find_map(|[gate, gated]| {
                 let sigmoid = self.producer(gated, 1).filter(|node| node.is_onnx("Sigmoid"))?;
                 (sigmoid.input(0) == Some(gate)).then_some((gate, sigmoid))
             })?;
@@ -235,8 +245,8 @@ impl<'a> Links<'a> {
             let gate = self.producer(gate, 2)?;
             let indices = [gate_index, up_index, down_index];
             let same_rows = gate.input(0) == up.input(0) && down.outputs.len() == 1;
-            let sizes = |node: &Node| ["N", "K", "block_size"].map(|name| node.int(name));
-            let fits = same_rows && sizes(gate) == sizes(up) && down.int("K") == gate.int("N");
+            let same_sizes = ["N", "K", "block_size"].iter().all(|name| gate.int(name) == up.int(name));
+            let fits = same_rows && same_sizes && down.int("K") == gate.int("N");
             let parts = [gate, up, down, sigmoid, silu, product];
             let norm = self.norm_of(gate, 2);
             fits.then_some(GatedMlpNodes { parts, indices, norm })
@@ -265,13 +275,14 @@ impl<'a> Links<'a> {
         }
 
         let (&last, others) = parts.split_last()?;
-        let shape = |node: &Node| (node.input(0).map(str::to_owned), node.int("K"), node.int("block_size"));
-        // A kernel computes whole tiles of columns.
-        let whole =
-            others.iter().all(|node| node.int("N").is_some_and(|outputs| outputs % TILE_COLUMNS == 0));
-        let same = others.iter().all(|node| shape(node) == shape(last));
+        let fits = others.iter().all(|node| {
+            // A kernel computes whole tiles of columns.
+            node.int("N").is_some_and(|outputs| outputs % TILE_COLUMNS == 0)
+                && node.input(0) == last.input(0)
+                && ["K", "block_size"].iter().all(|name| node.int(name) == last.int(name))
+        });
         let norm = self.norm_of(last, parts.len());
-        (whole && same).then_some(StackedProducts { concat, parts, first, norm })
+        fits.then_some(StackedProducts { concat, parts, first, norm })
     }
 
     /// Returns the norm of a residual stream that computes the rows of a product, if they are read exactly `reads`
@@ -280,10 +291,10 @@ impl<'a> Links<'a> {
         let rows = product.input(0)?;
         let norm = &self.nodes[*self.producers.get(rows)?];
         let is_norm = norm.op == "SkipSimplifiedLayerNormalization" && norm.domain == MICROSOFT;
-        let computed = |at: usize| norm.input(at).is_some_and(|name| self.producers.contains_key(name));
+        let computed = norm.input(1).is_some_and(|name| self.producers.contains_key(name));
         let unread = norm.outputs.iter().enumerate().all(|(at, name)| at == 0 || at == 3 || name.is_empty());
         // A constant branch may have fewer rows than the stream.
-        let fits = norm.inputs.len() == 3 && computed(1) && unread && norm.outputs.len() <= 4;
+        let fits = norm.inputs.len() == 3 && computed && unread && norm.outputs.len() <= 4;
         (is_norm && fits && self.reads.get(rows) == Some(&reads) && norm.outputs[0] == rows).then_some(norm)
     }
 }
@@ -325,10 +336,9 @@ impl<'a> Constants<'a> {
             return None;
         }
 
-        let size = |name| usize::try_from(node.int(name)?).ok().filter(|&size| size > 0);
-        let outputs = size("N")?;
-        let inputs = size("K")?;
-        let block = size("block_size")?;
+        let outputs = size(node, "N")?;
+        let inputs = size(node, "K")?;
+        let block = size(node, "block_size")?;
         let bits = match node.int("bits").unwrap_or(4) {
             4 => Bits::Four,
             8 => Bits::Eight,

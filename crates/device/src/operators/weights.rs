@@ -40,6 +40,11 @@ pub(super) struct Linear {
 }
 
 impl Linear {
+    /// Returns the number of inputs, and that of inputs in a block.
+    pub(super) fn layout(&self) -> (usize, usize) {
+        (self.weights.inputs(), self.weights.block())
+    }
+
     /// Adds the bias of some columns to a row.
     pub(super) fn add_bias(&self, row: &mut [f32], columns: Range<usize>) {
         if let Some(bias) = &self.bias {
@@ -66,27 +71,28 @@ impl LinearSource {
 
     /// Packs the weights into `out`, which has their packed size.
     fn pack(&self, folder: &Path, files: &mut DataFiles, out: &mut [u8]) -> Option<()> {
-        let mut read = |constant: &Initializer| Some(files.bytes(folder, constant).ok()?.to_vec());
         let zeros = match &self.zeros {
-            Some(zeros) => Some(read(zeros)?),
+            Some(zeros) => Some(files.bytes(folder, zeros).ok()?.to_vec()),
             None => None,
         };
         let offsets = match &self.offsets {
-            Some(offsets) => Some(transposed(&halves(&read(offsets)?), self.outputs)),
+            Some(offsets) => Some(transposed(&halves(files.bytes(folder, offsets).ok()?), self.outputs)),
             None => None,
         };
-        let scales = read(&self.scales)?;
+
+        let scales = files.bytes(folder, &self.scales).ok()?;
         let (half, single): (Vec<f16>, Vec<f32>);
         let scales = match self.shape().scales {
             Scales::F16(_) => {
-                half = halves(&scales);
+                half = halves(scales);
                 Scales::F16(&half)
             }
             Scales::F32(_) => {
-                single = floats(&scales);
+                single = floats(scales);
                 Scales::F32(&single)
             }
         };
+
         let quants = files.bytes(folder, &self.quants).ok()?;
         let weights = BlockedWeights {
             quants,
@@ -109,8 +115,7 @@ fn halves(bytes: &[u8]) -> Vec<f16> {
 
 /// Returns the elements of a matrix with `columns` columns in the order of its columns.
 fn transposed(elements: &[f16], columns: usize) -> Vec<f16> {
-    let columns_of = |column: usize| elements.iter().skip(column).step_by(columns).copied();
-    (0..columns).flat_map(columns_of).collect()
+    (0..columns).flat_map(|column| elements.iter().skip(column).step_by(columns).copied()).collect()
 }
 
 /// Layers of a graph.
@@ -209,22 +214,22 @@ fn pack(sources: &[LinearSource], folder: &Path, layout: &FileLayout, threads: u
     }
 
     let jobs = Mutex::new(jobs);
-    let work = || {
-        let mut files = DataFiles::default();
-        loop {
-            let Some((source, place)) = jobs.lock().pop() else {
-                return Some(());
-            };
-            source.pack(folder, &mut files, place)?;
-        }
-    };
-
     thread::scope(|scope| {
         // If the system starts no more threads, this one packs all that is left.
-        let others: Vec<_> =
-            (1..threads).filter_map(|_| thread::Builder::new().spawn_scoped(scope, work).ok()).collect();
-        let own = work();
-        others.into_iter().fold(own, |all, other| all.and(other.join().ok().flatten()))
+        let others: Vec<_> = (1..threads)
+            .filter_map(|_| thread::Builder::new().spawn_scoped(scope, || pack_jobs(&jobs, folder)).ok())
+            .collect();
+        let result = pack_jobs(&jobs, folder);
+        others.into_iter().fold(result, |all, other| all.and(other.join().ok().flatten()))
     })?;
     Some(memory)
+}
+
+/// Packs layers until none is left; `None` if a constant cannot be read.
+fn pack_jobs(jobs: &Mutex<Vec<(&LinearSource, &mut [u8])>>, folder: &Path) -> Option<()> {
+    let mut files = DataFiles::default();
+    loop {
+        let Some((source, out)) = jobs.lock().pop() else { return Some(()) };
+        source.pack(folder, &mut files, out)?;
+    }
 }

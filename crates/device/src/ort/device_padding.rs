@@ -56,13 +56,14 @@ impl DevicePadding {
 }
 
 fn graph(dtype: DType) -> Vec<u8> {
-    let dim = Dim::symbol;
-    let shape = |capacity| [Dim::Fixed(1), dim("heads"), dim(capacity), dim("head_size")];
+    let [source, result] = ["capacity", "padded"].map(|capacity| {
+        [Dim::Fixed(1), Dim::symbol("heads"), Dim::symbol(capacity), Dim::symbol("head_size")]
+    });
     let mut graph = Builder::new("padding", &[("", 20)]);
-    graph.input(SOURCE, dtype, &shape("capacity"));
+    graph.input(SOURCE, dtype, &source);
     graph.input(PADS, DType::I64, &[Dim::Fixed(2 * RANK as u64)]);
     let spec = NodeSpec { name: "/Pad", op: "Pad", domain: "", inputs: &[SOURCE, PADS], attributes: &[] };
     graph.node_to(spec, &[RESULT]);
-    graph.output(RESULT, dtype, &shape("padded"));
+    graph.output(RESULT, dtype, &result);
     graph.finish().encode()
 }

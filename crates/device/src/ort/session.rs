@@ -155,14 +155,13 @@ fn with_provider_by_name(
     name: &'static str,
     options: Vec<(&'static str, String)>,
 ) -> Result<SessionBuilder, DeviceError> {
-    let failed = |message: String| DeviceError::Ort { what: "choose the device", message };
-    let text = |text: &str| CString::new(text).map_err(|error| failed(error.to_string()));
-    let name = text(name)?;
-    let keys = options.iter().map(|(key, _)| text(key)).collect::<Result<Vec<_>, _>>()?;
-    let values = options.iter().map(|(_, value)| text(value)).collect::<Result<Vec<_>, _>>()?;
-    let pointers = |list: &[CString]| list.iter().map(|text| text.as_ptr()).collect::<Vec<_>>();
-    let keys = pointers(&keys);
-    let values = pointers(&values);
+    let name = c_string(name)?;
+    let mut texts = Vec::with_capacity(options.len());
+    for (key, value) in &options {
+        texts.push((c_string(key)?, c_string(value)?));
+    }
+    let (keys, values): (Vec<_>, Vec<_>) =
+        texts.iter().map(|(key, value)| (key.as_ptr(), value.as_ptr())).unzip();
 
     // SAFETY: the builder is alive, and all strings and lists live until the end of the call, which copies them. `ort`
     // takes ownership of the status and releases it.
@@ -176,8 +175,16 @@ fn with_provider_by_name(
         );
         ort::Error::result_from_status(status)
     }
-    .map_err(|error| failed(error.message().to_owned()))?;
+    .map_err(|error| not_chosen(error.message().to_owned()))?;
     Ok(builder)
+}
+
+fn c_string(text: &str) -> Result<CString, DeviceError> {
+    CString::new(text).map_err(|error| not_chosen(error.to_string()))
+}
+
+fn not_chosen(message: String) -> DeviceError {
+    DeviceError::Ort { what: "choose the device", message }
 }
 
 /// Returns a builder with all options, for a graph with this path.

@@ -54,27 +54,21 @@ impl StaticKvCache {
 
     /// Returns a slot's memory for each layer, allocated at its first use. It is not moved during the cache's lifetime.
     pub(super) fn layers(&mut self, slot: SlotId) -> Result<&mut [[Vec<f16>; 2]], StepError> {
-        let held = &mut self.slots[slot.index()].layers;
-        if held.is_empty() {
-            let elements = |layer: &KvLayout| layer.heads * layer.head_size * self.past;
-            let bytes: usize = self.layers.iter().map(|layer| 4 * elements(layer)).sum();
-            let mut layers = Vec::with_capacity(self.layers.len());
-            for layer in &self.layers {
-                let part = || {
-                    let mut part = Vec::new();
-                    part.try_reserve_exact(elements(layer)).map_err(|_| StepError::OutOfMemory {
-                        rows: 1,
-                        capacity: self.past,
-                        wanted: bytes,
-                    })?;
-                    part.resize(elements(layer), f16::ZERO);
-                    Ok::<_, StepError>(part)
+        let layers = &mut self.slots[slot.index()].layers;
+        if layers.is_empty() {
+            let lengths: Vec<usize> =
+                self.layers.iter().map(|layer| layer.heads * layer.head_size * self.past).collect();
+            let mut allocated = Vec::with_capacity(lengths.len());
+            for &length in &lengths {
+                let (Some(keys), Some(values)) = (zeros(length), zeros(length)) else {
+                    let wanted = 4 * lengths.iter().sum::<usize>();
+                    return Err(StepError::OutOfMemory { rows: 1, capacity: self.past, wanted });
                 };
-                layers.push([part()?, part()?]);
+                allocated.push([keys, values]);
             }
-            *held = layers;
+            *layers = allocated;
         }
-        Ok(held)
+        Ok(layers)
     }
 
     /// Rearranges a slot for `past` columns and keeps its first `held` tokens.
@@ -166,14 +160,23 @@ impl StaticKvCache {
 /// Moves `rows` rows from a distance of `from` elements to a distance of `to` elements, and keeps the first `kept`
 /// elements of each.
 fn respace(elements: &mut [f16], rows: usize, from: usize, to: usize, kept: usize) {
-    let mut place =
-        |row: usize| elements.copy_within(row * from..row * from + kept.min(from).min(to), row * to);
-    if to > from {
-        // In reverse order, no row is overwritten before it has been moved.
-        (0..rows).rev().for_each(&mut place);
-    } else if to < from {
-        (0..rows).for_each(&mut place);
+    if to == from {
+        return;
     }
+    let length = kept.min(from).min(to);
+    for index in 0..rows {
+        // In this order, no row is overwritten before it has been moved.
+        let row = if to > from { rows - 1 - index } else { index };
+        elements.copy_within(row * from..row * from + length, row * to);
+    }
+}
+
+/// Returns this number of zeros, or `None` if there is not enough memory.
+fn zeros(length: usize) -> Option<Vec<f16>> {
+    let mut zeros = Vec::new();
+    zeros.try_reserve_exact(length).ok()?;
+    zeros.resize(length, f16::ZERO);
+    Some(zeros)
 }
 
 #[cfg(test)]

@@ -10,11 +10,11 @@ use narthex_engine::executor::{
 use narthex_spec::{
     SlotId, TokenId,
     arch::{DecoderArch, Structure},
-    manifest::{GraphEntry, KvLayout, Manifest, Part, Slot, TableRole},
+    manifest::{KvLayout, Manifest, Part, Slot, TableRole},
 };
 
 use super::{
-    DecoderLoad, GraphLoad,
+    DecoderLoad,
     cache::{NewTokens, StaticKvCache},
     graph::StaticGraph,
     open,
@@ -25,7 +25,7 @@ use crate::{
     placement::GraphPlacement,
     rope_switch::{RopeFactors, RopeSwitch},
     runtime::Runtime,
-    table::{Embedding, LONG, SHORT, pair},
+    table::{Embedding, LONG, SHORT, Table, pair},
     vocab_subset::VocabSubset,
 };
 
@@ -80,21 +80,21 @@ impl StaticExecutor {
 
         let tables = tables(folder, manifest, arch)?;
         let places = places.into();
-        let load = |entry: &GraphEntry, place: GraphLoad<'_>| {
-            StaticGraph::new(entry, open(runtime, folder, manifest, entry, place)?)
-        };
-
         let mut layers = Layers::new();
         let mut kv = BTreeMap::new();
         let mut head = None;
         for entry in &manifest.graphs {
             match entry.part {
                 Part::Layers { tokens, past, .. } => {
-                    let graph = load(entry, places.layers)?;
+                    let session = open(runtime, folder, manifest, entry, places.layers)?;
+                    let graph = StaticGraph::new(entry, session)?;
                     kv.extend(graph.layers().zip(entry.kv.iter().cloned()));
                     layers.entry(past).or_default().entry(tokens).or_default().push(graph);
                 }
-                Part::Head { .. } => head = Some(load(entry, places.head)?),
+                Part::Head { .. } => {
+                    let session = open(runtime, folder, manifest, entry, places.head)?;
+                    head = Some(StaticGraph::new(entry, session)?);
+                }
                 Part::Whole | Part::Chunk { .. } | Part::Bucket { .. } => {}
             }
         }
@@ -228,8 +228,10 @@ fn in_order(parts: &mut [StaticGraph], layers: usize, elements: usize) -> Result
     if next != layers {
         return Err(DeviceError::package(format!("graphs of {layers} layers in all"), next));
     }
-    let expected = || format!("layers with {elements} outputs");
-    if given == elements { Ok(()) } else { Err(DeviceError::package(expected(), given)) }
+    if given != elements {
+        return Err(DeviceError::package(format!("layers with {elements} outputs"), given));
+    }
+    Ok(())
 }
 
 /// Runs the layers, part after part, and writes the new keys and values to the cache. Returns the hidden states of
@@ -272,25 +274,37 @@ fn run_parts<'a>(
 /// Opens the embedding, and the tables of angles for each pair of inputs that some graph has.
 fn tables(folder: &Path, manifest: &Manifest, arch: &DecoderArch) -> Result<Tables, DeviceError> {
     let embedding = Embedding::open(folder, manifest, arch)?;
+    let width = embedding.width();
     let inputs = manifest.graphs.iter().filter(|graph| matches!(graph.part, Part::Layers { .. }));
-    let open = |roles, rows: usize| {
-        let tables = pair(folder, manifest, roles)?;
-        if tables[0].rows() < rows || tables[0].cols() > embedding.width() {
-            let found = format!("{} x {}", tables[0].rows(), tables[0].cols());
-            return Err(DeviceError::package(format!("tables of angles with at least {rows} rows"), found));
-        }
-        Ok(tables)
-    };
     let mut angles = Vec::new();
     for (slots, roles) in ANGLES {
         if inputs.clone().any(|graph| graph.input(slots[0]).is_some()) {
             let switch = arch.switch().filter(|_| roles == SHORT);
             let rows = switch.unwrap_or(manifest.max_length).min(manifest.max_length);
-            let long = switch.map(|_| open(LONG, manifest.max_length)).transpose()?;
-            angles.push(AngleInputs { slots, short: open(roles, rows)?, long });
+            let short = angle_tables(folder, manifest, roles, [rows, width])?;
+            let long = match switch {
+                Some(_) => Some(angle_tables(folder, manifest, LONG, [manifest.max_length, width])?),
+                None => None,
+            };
+            angles.push(AngleInputs { slots, short, long });
         }
     }
     Ok(Tables { embedding, angles })
+}
+
+/// Opens tables of at least `rows` rows and at most `width` columns.
+fn angle_tables(
+    folder: &Path,
+    manifest: &Manifest,
+    roles: [TableRole; 2],
+    [rows, width]: [usize; 2],
+) -> Result<[Table; 2], DeviceError> {
+    let tables = pair(folder, manifest, roles)?;
+    if tables[0].rows() < rows || tables[0].cols() > width {
+        let found = format!("{} x {}", tables[0].rows(), tables[0].cols());
+        return Err(DeviceError::package(format!("tables of angles with at least {rows} rows"), found));
+    }
+    Ok(tables)
 }
 
 /// Inputs for cosines and sines, with the roles of their tables.

@@ -57,11 +57,13 @@ impl StaticEncoder {
         let mut buckets = Vec::new();
         let mut head = None;
         for entry in &manifest.graphs {
-            let load = || StaticGraph::new(entry, open(runtime, folder, manifest, entry, place)?);
+            if !matches!(entry.part, Part::Bucket { .. } | Part::Head { .. }) {
+                continue;
+            }
+            let graph = StaticGraph::new(entry, open(runtime, folder, manifest, entry, place)?)?;
             match entry.part {
-                Part::Bucket { length } => buckets.push((length, load()?)),
-                Part::Head { .. } => head = Some(load()?),
-                Part::Whole | Part::Chunk { .. } | Part::Layers { .. } => {}
+                Part::Bucket { length } => buckets.push((length, graph)),
+                _ => head = Some(graph),
             }
         }
 

@@ -80,10 +80,6 @@ impl StaticGraph {
             outputs.push(port);
         }
 
-        let named = |slot| {
-            let bound = entry.input(slot);
-            Ok::<_, DeviceError>((package::input(entry, slot)?, bound.map_or(Ok(Vec::new()), extents)?))
-        };
         let first = entry
             .inputs
             .iter()
@@ -95,7 +91,13 @@ impl StaticGraph {
             .unwrap_or(0);
 
         let past = (first..first.saturating_add(entry.kv.len()))
-            .map(|layer| Ok([named(Slot::PastKey { layer })?, named(Slot::PastValue { layer })?]))
+            .map(|layer| {
+                let [key, value] = [Slot::PastKey { layer }, Slot::PastValue { layer }].map(|slot| {
+                    let shape = entry.input(slot).map_or(Ok(Vec::new()), extents)?;
+                    Ok::<_, DeviceError>((package::input(entry, slot)?, shape))
+                });
+                Ok([key?, value?])
+            })
             .collect::<Result<_, DeviceError>>()?;
         Ok(Self { inputs, outputs, first, past, slot: None, file: entry.file.clone(), binding, session })
     }

@@ -131,8 +131,9 @@ pub(crate) fn shared_by(
     graphs: [Option<&GraphEntry>; 2],
 ) -> Result<Context<'static>, DeviceError> {
     let [Some(one), Some(other)] = graphs else { return Ok(Context::Own) };
-    let path = |entry: &GraphEntry| package::path(folder, &entry.file);
-    shared(&[("one", path(one)?), ("other", path(other)?)], "one")
+    let one = package::path(folder, &one.file)?;
+    let other = package::path(folder, &other.file)?;
+    shared(&[("one", one), ("other", other)], "one")
 }
 
 /// Returns the binaries to which a file's contexts refer; empty if the contexts are embedded.

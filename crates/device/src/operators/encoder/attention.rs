@@ -146,15 +146,15 @@ impl PackedAttention<'_> {
         self.shared.with_buffers(|Buffers { scratch, keys, values, .. }| {
             for head in heads {
                 let columns = head * size..(head + 1) * size;
-                let head_of = |rows: MatrixRef<'_>, buffer: &mut Vec<f32>| {
-                    let rows = rows.rows_in(text.clone()).columns_in(columns.clone());
-                    let out = at_least(buffer, text.len() * size).chunks_exact_mut(size);
-                    out.enumerate().for_each(|(row, out)| out.copy_from_slice(rows.row(row)));
-                };
-                head_of(self.key, keys);
-                head_of(self.value, values);
                 let [keys, values] =
-                    [&*keys, &*values].map(|rows| CacheRows::F32(&rows[..text.len() * size]));
+                    [(self.key, &mut *keys), (self.value, &mut *values)].map(|(rows, buffer)| {
+                        let rows = rows.rows_in(text.clone()).columns_in(columns.clone());
+                        let head = at_least(buffer, text.len() * size);
+                        for (index, row) in head.chunks_exact_mut(size).enumerate() {
+                            row.copy_from_slice(rows.row(index));
+                        }
+                        CacheRows::F32(head)
+                    });
                 let rows = self.query.rows_in(queries.clone()).columns_in(columns.clone());
                 let queries = Queries { rows, first_position: 0 };
                 let (out, others) = rest.split_at_column(size);

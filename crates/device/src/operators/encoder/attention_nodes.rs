@@ -150,17 +150,18 @@ impl<'a> PaddedGraph<'a> {
     /// mask ── Cast ── Sub(1) ── Mul(far) ── Unsqueeze
     /// ```
     fn is_padding_score(&self, value: &str) -> bool {
-        let found = || {
-            let column = self.unsqueezed(value, &[1, 2])?;
-            let product = self.links.any_producer(column).filter(|node| node.is_onnx("Mul"))?;
-            let (below, _) = self
-                .operands(product)
-                .find(|&(_, far)| self.constants.float(far).is_some_and(|far| far >= MIN_MASK_MAGNITUDE))?;
-            let below = self.links.any_producer(below).filter(|node| node.is_onnx("Sub"))?;
-            let one = self.constants.float(below.input(1)?)?;
-            Some(one == 1.0 && self.is_mask(below.input(0)?))
-        };
-        found() == Some(true)
+        self.scored_mask(value).is_some_and(|mask| self.is_mask(mask))
+    }
+
+    /// Returns the mask from which a score of padding is computed.
+    fn scored_mask(&self, value: &str) -> Option<&'a str> {
+        let column = self.unsqueezed(value, &[1, 2])?;
+        let product = self.links.any_producer(column).filter(|node| node.is_onnx("Mul"))?;
+        let (below, _) = self
+            .operands(product)
+            .find(|&(_, far)| self.constants.float(far).is_some_and(|far| far >= MIN_MASK_MAGNITUDE))?;
+        let below = self.links.any_producer(below).filter(|node| node.is_onnx("Sub"))?;
+        below.input(0).filter(|_| below.input(1).and_then(|one| self.constants.float(one)) == Some(1.0))
     }
 
     /// Returns whether a value is the mask in single precision, `[batch, sequence, 1]`.

@@ -104,51 +104,51 @@ impl<'a> PackedRows<'a> {
         let fixed = names.filter_map(|name| Some((name, constants.rank(name)?))).collect();
         let rows = inputs.rows.iter().copied().collect();
         let mut packed = Self { rows, flat: HashSet::new(), fixed, requested: inputs.requested };
-        for node in &graph.nodes {
-            packed.follow(node)?;
+        match graph.nodes.iter().find(|node| !packed.follow(node)) {
+            Some(node) => Err(format!("{} does not compute row by row", node.path())),
+            None => Ok(()),
         }
-        Ok(())
     }
 
-    /// Adds the outputs of a node that have a row for each token.
-    fn follow(&mut self, node: &'a Node) -> Result<(), String> {
-        let refused = || Err(format!("{} does not compute row by row", node.path()));
-        let outputs = || node.outputs.iter().map(String::as_str).filter(|name| !name.is_empty());
+    /// Adds the outputs of a node that have a row for each token. Returns false if the node does not compute row by row.
+    fn follow(&mut self, node: &'a Node) -> bool {
+        let outputs = node.outputs.iter().map(String::as_str).filter(|name| !name.is_empty());
         let mut reads = 0;
         let mut reads_flat = 0;
         node.for_each_read(&mut |name| {
             reads += usize::from(self.rows.contains(name));
             reads_flat += usize::from(self.flat.contains(name));
         });
-        let own = node.domain == DOMAIN;
-        let needs_rows = own && matches!(node.op.as_str(), BIDIRECTIONAL_ATTENTION | POOL_ROWS);
+
+        let is_kernel = node.domain == DOMAIN;
+        let needs_rows = is_kernel && matches!(node.op.as_str(), BIDIRECTIONAL_ATTENTION | POOL_ROWS);
         if reads_flat > 0 {
             let gathers = node.is_onnx("Gather") && node.int("axis").unwrap_or(0) == 0;
             let requested = node.input(0).is_some_and(|name| self.flat.contains(name))
                 && self.requested.is_some()
                 && node.input(1) == self.requested;
-            return if gathers && requested && reads_flat == 1 && reads == 0 { Ok(()) } else { refused() };
+            return gathers && requested && reads_flat == 1 && reads == 0;
         }
         if reads == 0 && !needs_rows {
             if let Some(rank) = self.fixed_rank(node) {
-                self.fixed.extend(outputs().map(|name| (name, rank)));
+                self.fixed.extend(outputs.map(|name| (name, rank)));
             }
-            return Ok(());
+            return true;
         }
-        if own && node.op == POOL_ROWS && reads == 1 && self.is_row(node, 0) {
-            return Ok(());
+        if is_kernel && node.op == POOL_ROWS && reads == 1 && self.is_row(node, 0) {
+            return true;
         }
         // Requested rows are selected from rows without the axis of texts.
         if node.is_onnx("Reshape") && reads == 1 && self.requested.is_some() && self.is_row(node, 0) {
-            self.flat.extend(outputs());
-            return Ok(());
-        }
-        if !self.is_row_wise(node) {
-            return refused();
+            self.flat.extend(outputs);
+            return true;
         }
 
-        self.rows.extend(outputs());
-        Ok(())
+        let is_row_wise = self.is_row_wise(node);
+        if is_row_wise {
+            self.rows.extend(outputs);
+        }
+        is_row_wise
     }
 
     fn is_row(&self, node: &Node, input: usize) -> bool {
@@ -161,29 +161,36 @@ impl<'a> PackedRows<'a> {
         self.fixed.get(node.input(0)?).copied().filter(|_| converts)
     }
 
+    /// Returns the rank of an input that is a constant.
+    fn rank(&self, node: &Node, input: usize) -> Option<usize> {
+        self.fixed.get(node.input(input)?).copied()
+    }
+
+    /// Returns whether the first `count` inputs are rows, and all others constants or absent.
+    fn are_rows(&self, node: &Node, count: usize) -> bool {
+        (0..count).all(|input| self.is_row(node, input))
+            && (count..node.inputs.len())
+                .all(|input| node.input(input).is_none() || self.rank(node, input).is_some())
+    }
+
     /// Returns whether each row of a node's outputs depends on the rows at the same place only.
     fn is_row_wise(&self, node: &Node) -> bool {
-        let rank = |at: usize| node.input(at).and_then(|name| self.fixed.get(name)).copied();
-        let is_row = |at: usize| self.is_row(node, at);
-        // The first inputs are rows, and all others are constants or absent.
-        let rows_first = |count: usize| {
-            let others = count..node.inputs.len();
-            (0..count).all(is_row)
-                && others.into_iter().all(|at| node.input(at).is_none() || rank(at).is_some())
-        };
-        let is_last_axis = || matches!(node.int("axis"), None | Some(-1 | 2));
         match (node.domain.as_str(), node.op.as_str()) {
-            (DOMAIN, LINEAR | GATED_MLP) => rows_first(node.inputs.len().min(2)),
-            (DOMAIN, BIDIRECTIONAL_ATTENTION) => (0..3).all(is_row),
-            (MICROSOFT, "MatMulNBits") => rows_first(1),
+            (DOMAIN, LINEAR | GATED_MLP) => self.are_rows(node, node.inputs.len().min(2)),
+            (DOMAIN, BIDIRECTIONAL_ATTENTION) => (0..3).all(|input| self.is_row(node, input)),
+            (MICROSOFT, "MatMulNBits") => self.are_rows(node, 1),
             (DOMAIN, RESIDUAL_MLP)
-            | (MICROSOFT, "SkipLayerNormalization" | "SkipSimplifiedLayerNormalization") => rows_first(2),
-            ("", "MatMul") => is_row(0) && rank(1) == Some(2),
-            ("", "LayerNormalization" | "SimplifiedLayerNormalization") => is_last_axis() && rows_first(1),
-            ("", "Gelu" | "Relu" | "Tanh" | "Sigmoid" | "Identity") => is_row(0),
-            ("", "Add" | "Sub" | "Mul" | "Div") => {
-                (0..2).all(|at| is_row(at) || rank(at).is_some_and(|rank| rank <= 1))
+            | (MICROSOFT, "SkipLayerNormalization" | "SkipSimplifiedLayerNormalization") => {
+                self.are_rows(node, 2)
             }
+            ("", "MatMul") => self.is_row(node, 0) && self.rank(node, 1) == Some(2),
+            ("", "LayerNormalization" | "SimplifiedLayerNormalization") => {
+                matches!(node.int("axis"), None | Some(-1 | 2)) && self.are_rows(node, 1)
+            }
+            ("", "Gelu" | "Relu" | "Tanh" | "Sigmoid" | "Identity") => self.is_row(node, 0),
+            ("", "Add" | "Sub" | "Mul" | "Div") => (0..2).all(|input| {
+                self.is_row(node, input) || self.rank(node, input).is_some_and(|rank| rank <= 1)
+            }),
             _ => false,
         }
     }
@@ -197,11 +204,9 @@ fn group_projections(graph: &mut Graph) {
         .iter()
         .filter(|node| node.op == BIDIRECTIONAL_ATTENTION && node.domain == DOMAIN)
         .filter_map(|attention| {
-            let made = |at: usize| {
-                let node = links.producer(attention.input(at)?, 1)?;
-                is_plain_linear(node).then_some(node)
-            };
-            let nodes = [made(0)?, made(1)?, made(2)?];
+            let [query, key, value] = [0, 1, 2]
+                .map(|input| links.producer(attention.input(input)?, 1).filter(|node| is_plain_linear(node)));
+            let nodes = [query?, key?, value?];
             let same_rows = nodes.iter().all(|node| node.input(0) == nodes[0].input(0));
             let mut replacement = Replacement::of(nodes[0]);
             let mut attributes = Vec::new();
@@ -246,14 +251,14 @@ fn declare(graph: &mut Graph, inputs: PaddedInputs<'_>) {
         dtype: Element::from(DType::I32),
         shape: vec![Dim::Symbol("row_offsets".to_owned())],
     });
-    let packed = |value: &mut Value| {
-        if let [texts, tokens, _] = &mut value.shape[..] {
-            (*texts, *tokens) = (Dim::Fixed(1), Dim::Symbol("packed_rows".to_owned()));
-        }
-    };
-    graph.inputs.iter_mut().filter(|input| inputs.rows.contains(&input.name.as_str())).for_each(packed);
+    let rows = graph.inputs.iter_mut().filter(|input| inputs.rows.contains(&input.name.as_str()));
     // Of the outputs, only rows of tokens have three axes.
-    graph.outputs.iter_mut().for_each(packed);
+    for value in rows.chain(&mut graph.outputs) {
+        if let [texts, tokens, _] = &mut value.shape[..] {
+            *texts = Dim::Fixed(1);
+            *tokens = Dim::Symbol("packed_rows".to_owned());
+        }
+    }
     // The declared shapes are those of padded texts.
     graph.values.clear();
 }

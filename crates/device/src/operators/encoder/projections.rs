@@ -49,16 +49,11 @@ impl NodeKernel for ProjectionsKernel {
     }
 
     fn of(shared: &Arc<OperatorContext>, node: &impl Attributes) -> ort::Result<Self> {
-        let index = |name| index_of(shared, node, name);
-        let [query, key, value] = WEIGHTS.map(index);
+        let [query, key, value] = WEIGHTS.map(|name| index_of(shared, node, name));
         let indices = [query?, key?, value?];
-        let layout = |index: usize| {
-            let weights = &shared.linears[index].weights;
-            (weights.inputs(), weights.block())
-        };
-        let found = indices.map(layout);
-        if found.iter().any(|layout| *layout != found[0]) {
-            let message = format!("expected layers with equal inputs and blocks, found {found:?}");
+        let layouts = indices.map(|index| shared.linears[index].layout());
+        if layouts.iter().any(|layout| *layout != layouts[0]) {
+            let message = format!("expected layers with equal inputs and blocks, found {layouts:?}");
             return Err(ort::Error::new(message));
         }
         Ok(Self { shared: Arc::clone(shared), indices })

@@ -94,9 +94,8 @@ impl NodeKernel for ResidualMlpKernel {
     }
 
     fn run(&self, call: &Call<'_>) -> ort::Result<()> {
-        let linear = |index: usize| &self.shared.linears[index];
-        let up = self.up.map(linear);
-        let down = linear(self.down);
+        let up = self.up.map(|up| &self.shared.linears[up]);
+        let down = &self.shared.linears[self.down];
         let width = up.unwrap_or(down).weights.inputs();
         let columns = down.weights.outputs();
         let [x, residual, gain, bias]: [Input<'_>; 4] =

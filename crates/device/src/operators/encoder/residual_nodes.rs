@@ -29,13 +29,12 @@ fn merged(links: &Links<'_>, norm: &Node) -> Option<Patch> {
     let is_norm = norm.op == "SkipLayerNormalization" && norm.domain == MICROSOFT;
     // The first output is the norm. The fifth input would be a bias of the sum.
     let only_norm = norm.outputs.iter().skip(1).all(String::is_empty) && norm.input(4).is_none();
-    let is_computed = |at: usize| norm.input(at).is_some_and(|name| links.producers.contains_key(name));
+    let [residual, gain, bias] = [norm.input(0)?, norm.input(2)?, norm.input(3)?];
     // A constant branch may have fewer rows than the stream.
-    if !is_norm || !only_norm || !is_computed(0) {
+    if !is_norm || !only_norm || !links.producers.contains_key(residual) {
         return None;
     }
 
-    let [residual, gain, bias] = [norm.input(0)?, norm.input(2)?, norm.input(3)?];
     let down = linear(links, norm.input(1)?)?;
     let mut replacement = Replacement::of(norm);
     replacement.takes_over(down);

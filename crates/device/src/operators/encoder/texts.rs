@@ -14,9 +14,10 @@ impl<'a> PackedTexts<'a> {
     /// Returns the texts that an input of a call describes. They have `rows` rows in total.
     pub(super) fn of(call: &Call<'a>, input: usize, rows: usize) -> ort::Result<Self> {
         let offsets = call.input::<i32>(input)?.data;
-        let message =
-            || format!("expected ascending offsets from 0 to {rows}, found {} others", offsets.len());
-        Self::new(offsets, rows).ok_or_else(|| ort::Error::new(message()))
+        Self::new(offsets, rows).ok_or_else(|| {
+            let count = offsets.len();
+            ort::Error::new(format!("expected ascending offsets from 0 to {rows}, found {count} others"))
+        })
     }
 
     /// Returns the texts with these offsets, if the offsets ascend from 0 to `rows`.
