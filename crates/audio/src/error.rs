@@ -95,6 +95,14 @@ pub enum AudioError {
         /// Time in the audio.
         seconds: f64,
     },
+    /// An encoder failed.
+    #[error("the sound cannot be written as {format} ({reason}); choose another format")]
+    Encode {
+        /// Name of the format.
+        format: &'static str,
+        /// Reason of the encoder.
+        reason: String,
+    },
     /// The audio is longer than the caller allows.
     #[error("expected at most {seconds} s of audio, found more; divide the file into parts")]
     TooLong {

@@ -1,11 +1,12 @@
 //! Audio: Whisper's features, files of sound, and transcripts with their formats.
 //!
-//! [`Decoder`] reads files, [`mel`] computes the features that Whisper's encoder reads, [`pcm`] writes WAV files, and
+//! [`Decoder`] reads files, [`Encoder`] writes them, [`mel`] computes the features that Whisper's encoder reads, [`pcm`] writes WAV files, and
 //! [`transcript`] has the result of speech recognition with the formats of the OpenAI API. Samples are `f32` in -1 to 1.
 //! Nothing here opens a file, uses the network or starts a thread.
 
 mod contain;
 mod decode;
+mod encode;
 mod error;
 pub mod language;
 pub mod mel;
@@ -14,6 +15,7 @@ mod resample;
 pub mod transcript;
 
 pub use decode::{Decoder, Source};
+pub use encode::{Encoder, SoundFormat};
 pub use error::AudioError;
 pub use pcm::Pcm;
 pub use resample::Resampler;

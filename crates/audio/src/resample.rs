@@ -1,4 +1,4 @@
-//! Resampling to 16 kHz: a polyphase filter of a sinc in a Kaiser window.
+//! Resampling: a polyphase filter of a sinc in a Kaiser window.
 //!
 //! Frequencies up to 90 % of the smaller Nyquist frequency pass. Frequencies that would alias are reduced by 65 dB.
 
@@ -22,7 +22,7 @@ const MAX_PHASES: u64 = 2_048;
 /// Lanes of the sum of products, which the compiler maps to vector registers.
 const LANES: usize = 8;
 
-/// Converts mono samples of one rate to [`SPEECH_RATE`], in pieces.
+/// Converts mono samples of one rate to another, in pieces.
 #[derive(Debug, Clone)]
 pub struct Resampler {
     ratio: Ratio,
@@ -47,12 +47,17 @@ struct Ratio {
 }
 
 impl Resampler {
-    /// Creates a resampler for an input rate in Hz, from 8,000 to 192,000.
+    /// Creates a resampler to [`SPEECH_RATE`] from an input rate in Hz.
     pub fn new(rate: u32) -> Self {
-        let divisor = greatest_common_divisor(u64::from(rate), u64::from(SPEECH_RATE));
-        let ratio = Ratio { input: u64::from(rate) / divisor, output: u64::from(SPEECH_RATE) / divisor };
+        Self::between(rate, SPEECH_RATE)
+    }
+
+    /// Creates a resampler between two rates in Hz, from 8,000 to 192,000.
+    pub fn between(input: u32, output: u32) -> Self {
+        let divisor = greatest_common_divisor(u64::from(input), u64::from(output)).max(1);
+        let ratio = Ratio { input: u64::from(input) / divisor, output: u64::from(output) / divisor };
         // Below the output's Nyquist frequency, the filter is wider by the ratio.
-        let scale = (f64::from(rate) / f64::from(SPEECH_RATE)).max(1.0);
+        let scale = (f64::from(input) / f64::from(output)).max(1.0);
         let half = (CROSSINGS as f64 * scale).ceil() as usize;
         let taps = (2 * half).next_multiple_of(LANES);
         let phases = ratio.output.min(MAX_PHASES);

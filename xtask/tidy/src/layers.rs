@@ -61,7 +61,11 @@ const CAPABILITIES: &[(&[&str], &[&str], &str)] = &[
         &["narthex-server", "narthex-mcp", "narthex"],
         "the library is synchronous; only server, mcp and cli are asynchronous",
     ),
-    (&["symphonia", "ropus", "realfft"], &["narthex-audio"], "only audio decodes and encodes sound"),
+    (
+        &["symphonia", "ropus", "flac-codec", "ogg", "realfft"],
+        &["narthex-audio"],
+        "only audio decodes and encodes sound",
+    ),
     (&["rmcp"], &["narthex-mcp"], "only mcp implements MCP"),
     (
         &["clap_complete", "indicatif", "rustyline", "comfy-table", "ctrlc"],
