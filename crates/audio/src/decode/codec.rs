@@ -9,7 +9,7 @@ use symphonia::core::{
 
 use crate::{
     AudioError, SPEECH_RATE,
-    decode::{Failure, mix, opus::Opus},
+    decode::{Failure, mix, opus::OpusPackets},
     error::{CHANNELS, SAMPLE_RATES},
 };
 
@@ -23,7 +23,7 @@ pub(super) struct Codec {
 /// The libraries that decode.
 enum PacketDecoder {
     Symphonia(Box<dyn AudioDecoder>),
-    Opus(Box<Opus>),
+    Opus(Box<OpusPackets>),
 }
 
 /// Samples of a packet.
@@ -36,7 +36,7 @@ impl Codec {
     /// Creates the decoder of a track in a file of a format.
     pub(super) fn new(parameters: &AudioCodecParameters, format: FormatId) -> Result<Self, Error> {
         let decoder = if parameters.codec == CODEC_ID_OPUS {
-            PacketDecoder::Opus(Box::new(Opus::new(parameters, format)?))
+            PacketDecoder::Opus(Box::new(OpusPackets::new(parameters, format)?))
         } else {
             let decoder = symphonia::default::get_codecs()
                 .make_audio_decoder(parameters, &AudioDecoderOptions::default())?;

@@ -20,7 +20,7 @@ const MAX_FRAMES: usize = SPEECH_RATE as usize * 120 / 1_000;
 const MAGIC: &[u8] = b"OpusHead";
 
 /// Decoder of Opus packets with [`SPEECH_RATE`], which the codec resamples to by itself.
-pub(super) struct Opus {
+pub(super) struct OpusPackets {
     decoder: OpusMSDecoder,
     channels: usize,
     weights: Vec<f32>,
@@ -29,7 +29,7 @@ pub(super) struct Opus {
     skip: usize,
 }
 
-impl Opus {
+impl OpusPackets {
     pub(super) fn new(parameters: &AudioCodecParameters, format: FormatId) -> Result<Self, Error> {
         let header = Header::read(parameters, format)?;
         let channels = header.table.len();

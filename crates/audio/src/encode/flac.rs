@@ -10,7 +10,7 @@ const FRAME: u16 = 4_096;
 /// Bits of a sample.
 const BITS: u8 = 16;
 
-pub(super) struct Flac {
+pub(super) struct FlacStream {
     rate: u32,
     writer: FlacStreamWriter<Output>,
     output: Output,
@@ -18,7 +18,7 @@ pub(super) struct Flac {
     pending: Vec<i32>,
 }
 
-impl Flac {
+impl FlacStream {
     pub(super) fn new(rate: u32) -> Self {
         use std::io::Write;
 

@@ -61,8 +61,8 @@ pub struct Encoder(Kind);
 enum Kind {
     Wav { header: Option<[u8; 44]> },
     Pcm(Option<Resampler>),
-    Flac(Box<flac::Flac>),
-    Opus(Box<opus::Opus>),
+    Flac(Box<flac::FlacStream>),
+    Opus(Box<opus::OpusStream>),
 }
 
 impl Encoder {
@@ -78,8 +78,8 @@ impl Encoder {
         Ok(Self(match format {
             SoundFormat::Wav => Kind::Wav { header: Some(pcm::wav_header(rate, length)) },
             SoundFormat::Pcm => Kind::Pcm((rate != PCM_RATE).then(|| Resampler::between(rate, PCM_RATE))),
-            SoundFormat::Flac => Kind::Flac(Box::new(flac::Flac::new(rate))),
-            SoundFormat::Opus => Kind::Opus(Box::new(opus::Opus::new(rate)?)),
+            SoundFormat::Flac => Kind::Flac(Box::new(flac::FlacStream::new(rate))),
+            SoundFormat::Opus => Kind::Opus(Box::new(opus::OpusStream::new(rate)?)),
         }))
     }
 

@@ -26,7 +26,7 @@ const MAX_PACKET: usize = 1_275;
 /// Number of the stream in the file.
 const SERIAL: u32 = 1;
 
-pub(super) struct Opus {
+pub(super) struct OpusStream {
     resampler: Option<Resampler>,
     encoder: Encoder,
     writer: PacketWriter<'static, Output>,
@@ -39,7 +39,7 @@ pub(super) struct Opus {
     packets: u64,
 }
 
-impl Opus {
+impl OpusStream {
     pub(super) fn new(rate: u32) -> Result<Self, AudioError> {
         let encoder = Encoder::builder(RATE, Channels::Mono, Application::Audio)
             .bitrate(Bitrate::Bits(BITRATE))
