@@ -41,7 +41,7 @@ let generated: { time: number; tokens: Map<string, number> } | null = null;
 
 /** Reads the models again. */
 export async function refreshModels(): Promise<void> {
-  const list = await json<{ data: Model[] }>("/v1/models");
+  const list = await json<{ data: Model[] }>("/v1/models?available=true");
   models.value = list.data;
   installed.value = (await json<{ models: InstalledModel[] }>("/api/tags")).models;
 }

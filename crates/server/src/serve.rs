@@ -201,7 +201,7 @@ impl ServeError {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Bind { source, port, .. } if source.kind() == io::ErrorKind::AddrInUse => Some(format!(
-                "another program uses port {port}; `narthex ps` lists running servers, --port selects another port"
+                "port {port} is in use; `narthex ps` lists running servers, --port selects another port"
             )),
             Self::Bind { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
                 Some("ports below 1024 need more privileges; select another with --port".to_owned())

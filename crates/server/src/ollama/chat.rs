@@ -11,7 +11,8 @@ use serde_json::{Map, Value};
 use super::{
     change_memory,
     lines::{AnswerLines, ChatContent},
-    options::{AnswerFields, MemoryChange, Think},
+    options::{AnswerFields, Retention, Think},
+    unload,
 };
 use crate::{
     app::App,
@@ -59,8 +60,7 @@ struct OllamaCall {
 /// A body that was read and checked.
 pub(crate) struct ParsedOllamaChat {
     conversation: Conversation,
-    /// Work of a request without messages.
-    change: Option<MemoryChange>,
+    retention: Retention,
 }
 
 impl FromBody for ParsedOllamaChat {
@@ -73,7 +73,7 @@ impl FromBody for ParsedOllamaChat {
 
         let tools = tools.settings()?;
         let messages = body.messages.unwrap_or_default();
-        let change = messages.is_empty().then(|| answer_fields.take_memory_change());
+        let retention = answer_fields.take_retention();
         let think = answer_fields.think;
         let is_streamed = answer_fields.is_streamed();
         let options = answer_fields.options(shared.sampling, shared.grammar, ignored)?;
@@ -90,7 +90,7 @@ impl FromBody for ParsedOllamaChat {
         let mut request = ChatRequest { messages, tools, reasoning, overflow, options };
         conversation::continue_last(&mut request);
         let conversation = Conversation { model: body.model, request, is_streamed, reasoning_parameters };
-        Ok(Self { conversation, change })
+        Ok(Self { conversation, retention })
     }
 }
 
@@ -117,12 +117,20 @@ impl OllamaMessage {
 
 /// Handles a request. Without messages it loads or unloads the model.
 pub(crate) async fn create(app: App, body: Body<ParsedOllamaChat>) -> Result<Response, ApiError> {
-    let Body { request: ParsedOllamaChat { conversation, change }, ignored, reservation } = body;
-    let form = AnswerLines::<ChatContent>::new(conversation.model.clone());
-    if let Some(change) = change {
-        return Ok(ignored.name_in(change_memory(&app, form, change).await?));
+    let Body { request: ParsedOllamaChat { conversation, retention }, mut ignored, reservation } = body;
+    let model = conversation.model.clone();
+    let form = AnswerLines::<ChatContent>::new(model.clone());
+    if conversation.request.messages.is_empty() {
+        return Ok(ignored.name_in(change_memory(&app, form, retention).await?));
     }
-    conversation::answer(&app, Body { request: conversation, ignored, reservation }, form).await
+
+    let unloads = retention.unloads_for(&app, &mut ignored);
+    let body = Body { request: conversation, ignored, reservation };
+    let response = conversation::answer(&app, body, form).await?;
+    if unloads {
+        unload(&app, &model).await?;
+    }
+    Ok(response)
 }
 
 #[cfg(test)]
@@ -149,7 +157,9 @@ mod tests {
     fn a_body_without_messages_is_about_the_memory() {
         for body in [json!({"model": "m"}), json!({"model": "m", "messages": null, "truncate": null})] {
             let read = read_checked::<ParsedOllamaChat>(body.to_string().as_bytes());
-            assert_eq!(read.ok().unwrap().change, Some(MemoryChange::Load), "{body}");
+            let read = read.ok().unwrap();
+            let found = (read.conversation.request.messages.len(), read.retention);
+            assert_eq!(found, (0, Retention::Keep), "{body}");
         }
     }
 

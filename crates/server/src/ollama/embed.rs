@@ -9,8 +9,9 @@ use axum::{
 use narthex_gateway::request::{EmbedRequest, Embeddings, InputOverflow, Prompt};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use super::nanoseconds;
+use super::{nanoseconds, options::Retention, unload};
 use crate::{
     app::App,
     error::ApiError,
@@ -34,6 +35,7 @@ pub(crate) struct EmbedBody {
     input: Option<Prompts<{ embeddings::MAX_INPUTS }>>,
     truncate: Option<bool>,
     dimensions: Option<usize>,
+    keep_alive: Option<Value>,
 }
 
 /// Body of `/api/embeddings`.
@@ -41,6 +43,7 @@ pub(crate) struct EmbedBody {
 pub(crate) struct PromptEmbedBody {
     model: String,
     prompt: Option<String>,
+    keep_alive: Option<Value>,
 }
 
 impl FromBody for EmbedBody {
@@ -84,35 +87,56 @@ pub(crate) struct EmbeddingAnswer {
     embedding: Vec<f32>,
 }
 
-/// Handles a request to `/api/embed`. Without inputs it loads the model.
+/// Loads or unloads the model of a request without inputs.
+async fn change_memory(app: &App, model: &str, retention: Retention) -> Result<(), ApiError> {
+    match retention {
+        Retention::Keep => loading::wait(app, model).await.map(drop),
+        Retention::Unload => unload(app, model).await,
+    }
+}
+
+/// Handles a request to `/api/embed`. Without inputs it loads or unloads the model.
 pub(crate) async fn embed(app: App, body: Body<EmbedBody>) -> Result<Response, ApiError> {
-    let Body { request: EmbedBody { model, input, truncate, dimensions }, ignored, reservation } = body;
+    let Body { request, mut ignored, reservation } = body;
+    let EmbedBody { model, input, truncate, dimensions, keep_alive } = request;
+    let retention = Retention::read(keep_alive.as_ref(), &mut ignored);
     let started = Instant::now();
     let inputs = input.map_or_else(Vec::new, |input| input.0);
     if inputs.is_empty() {
-        loading::wait(&app, &model).await?;
+        change_memory(&app, &model, retention).await?;
         return Ok(ignored.name_in(Json(EmbedAnswer::new(model, Vec::new(), 0, started)).into_response()));
     }
+
+    let unloads = retention.unloads_for(&app, &mut ignored);
     // Ollama truncates by default.
     let overlong = if truncate == Some(false) { InputOverflow::Refuse } else { InputOverflow::Truncate };
     let request = EmbedRequest { inputs, overlong, dimensions, prompt: None };
     let found = embeddings::embed(&app, &model, request, reservation).await?;
+    if unloads {
+        unload(&app, &model).await?;
+    }
     let Embeddings { vectors, prompt_tokens, ran_on } = found;
     let response =
         json_response(&app, move || EmbedAnswer::new(model, vectors, prompt_tokens, started)).await?;
     Ok(ignored.name_in(with_device_headers(&ran_on, response)))
 }
 
-/// Handles a request to `/api/embeddings`. Without a prompt it loads the model.
+/// Handles a request to `/api/embeddings`. Without a prompt it loads or unloads the model.
 pub(crate) async fn embeddings(app: App, body: Body<PromptEmbedBody>) -> Result<Response, ApiError> {
-    let Body { request: PromptEmbedBody { model, prompt }, ignored, reservation } = body;
+    let Body { request: PromptEmbedBody { model, prompt, keep_alive }, mut ignored, reservation } = body;
+    let retention = Retention::read(keep_alive.as_ref(), &mut ignored);
     let Some(prompt) = prompt.filter(|prompt| !prompt.is_empty()) else {
-        loading::wait(&app, &model).await?;
+        change_memory(&app, &model, retention).await?;
         return Ok(ignored.name_in(Json(EmbeddingAnswer { embedding: Vec::new() }).into_response()));
     };
+
+    let unloads = retention.unloads_for(&app, &mut ignored);
     let inputs = vec![Prompt::Text(prompt)];
     let request = EmbedRequest { inputs, overlong: InputOverflow::Truncate, dimensions: None, prompt: None };
     let found = embeddings::embed(&app, &model, request, reservation).await?;
+    if unloads {
+        unload(&app, &model).await?;
+    }
     let embedding = found.vectors.into_iter().next().unwrap_or_default();
     Ok(ignored.name_in(with_device_headers(&found.ran_on, Json(EmbeddingAnswer { embedding }))))
 }

@@ -11,7 +11,8 @@ use serde::Deserialize;
 use super::{
     change_memory,
     lines::{AnswerLines, GeneratedText},
-    options::{AnswerFields, MemoryChange, Think},
+    options::{AnswerFields, Retention, Think},
+    unload,
 };
 use crate::{
     app::App,
@@ -41,6 +42,7 @@ pub(crate) struct ParsedGenerate {
     model: String,
     is_streamed: bool,
     work: GenerateWork,
+    retention: Retention,
     /// Parameters of reasoning, which have no effect on a model that does not reason.
     reasoning_parameters: Vec<&'static str>,
 }
@@ -48,7 +50,7 @@ pub(crate) struct ParsedGenerate {
 /// Work that a request asks for.
 enum GenerateWork {
     /// Loading or unloading the model.
-    ChangeMemory(MemoryChange),
+    ChangeMemory,
     /// An answer to the prompt as a message of a user.
     Answer(Box<ChatRequest>),
     /// A continuation of the prompt.
@@ -63,7 +65,7 @@ impl FromBody for ParsedGenerate {
         hints::ignore(fields, &[], ignored)?;
 
         let prompt = body.prompt.unwrap_or_default();
-        let change = prompt.is_empty().then(|| answer_fields.take_memory_change());
+        let retention = answer_fields.take_retention();
         let think = answer_fields.think;
         let is_streamed = answer_fields.is_streamed();
         let options = answer_fields.options(shared.sampling, shared.grammar, ignored)?;
@@ -74,8 +76,8 @@ impl FromBody for ParsedGenerate {
         }
 
         reasoning_parameters.extend(shared.reasoning.given());
-        let work = if let Some(change) = change {
-            GenerateWork::ChangeMemory(change)
+        let work = if prompt.is_empty() {
+            GenerateWork::ChangeMemory
         } else if body.raw == Some(true) {
             let prompt = Prompt::Text(prompt);
             GenerateWork::Continue(Box::new(CompletionRequest { prompt, echo: Echo::Completion, options }))
@@ -89,20 +91,24 @@ impl FromBody for ParsedGenerate {
             let overflow = HistoryOverflow::Refuse;
             GenerateWork::Answer(Box::new(ChatRequest { messages, tools, reasoning, overflow, options }))
         };
-        Ok(Self { model: body.model, is_streamed, work, reasoning_parameters })
+        Ok(Self { model: body.model, is_streamed, work, retention, reasoning_parameters })
     }
 }
 
 /// Handles a request. Without a prompt it loads or unloads the model.
 pub(crate) async fn create(app: App, body: Body<ParsedGenerate>) -> Result<Response, ApiError> {
-    let Body { request, ignored, reservation } = body;
-    let ParsedGenerate { model, is_streamed, work, reasoning_parameters } = request;
+    let Body { request, mut ignored, reservation } = body;
+    let ParsedGenerate { model, is_streamed, work, retention, reasoning_parameters } = request;
     let form = AnswerLines::<GeneratedText>::new(model.clone());
-    match work {
-        GenerateWork::ChangeMemory(change) => Ok(ignored.name_in(change_memory(&app, form, change).await?)),
+    let unloads = !matches!(work, GenerateWork::ChangeMemory) && retention.unloads_for(&app, &mut ignored);
+    let response = match work {
+        GenerateWork::ChangeMemory => {
+            return Ok(ignored.name_in(change_memory(&app, form, retention).await?));
+        }
         GenerateWork::Answer(request) => {
+            let model = model.clone();
             let request = Conversation { model, request: *request, is_streamed, reasoning_parameters };
-            conversation::answer(&app, Body { request, ignored, reservation }, form).await
+            conversation::answer(&app, Body { request, ignored, reservation }, form).await?
         }
         GenerateWork::Continue(request) => {
             let events = events::start(&app, &model, reservation, None, move |model, sink| {
@@ -110,7 +116,11 @@ pub(crate) async fn create(app: App, body: Body<ParsedGenerate>) -> Result<Respo
             });
             let events = events.await?;
             let mode = ResponseMode { n: 1, is_streamed };
-            Ok(ignored.name_in(conversation::whole_or_streamed(&app, events, form, mode).await?))
+            ignored.name_in(conversation::whole_or_streamed(&app, events, form, mode).await?)
         }
+    };
+    if unloads {
+        unload(&app, &model).await?;
     }
+    Ok(response)
 }

@@ -18,7 +18,7 @@ use axum::{
 
 use self::{
     lines::{AnswerLines, LineContent},
-    options::MemoryChange,
+    options::Retention,
 };
 use crate::{app::App, error::ApiError, keys::admins_only, protocol::loading};
 
@@ -26,14 +26,14 @@ use crate::{app::App, error::ApiError, keys::admins_only, protocol::loading};
 async fn change_memory<C: LineContent>(
     app: &App,
     form: AnswerLines<C>,
-    change: MemoryChange,
+    retention: Retention,
 ) -> Result<Response, ApiError> {
-    let done_reason = match change {
-        MemoryChange::Load => {
+    let done_reason = match retention {
+        Retention::Keep => {
             loading::wait(app, &form.model).await?;
             "load"
         }
-        MemoryChange::Unload => {
+        Retention::Unload => {
             unload(app, &form.model).await?;
             "unload"
         }
@@ -41,7 +41,7 @@ async fn change_memory<C: LineContent>(
     Ok(Json(form.without_text(done_reason)).into_response())
 }
 
-/// Removes a model from memory, for a request without a prompt and with `keep_alive: 0`. Running answers finish.
+/// Removes a model from memory. Running answers finish.
 ///
 /// # Errors
 /// 403 for a caller without admin rights, because other callers use the model too.

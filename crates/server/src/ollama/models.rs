@@ -81,8 +81,14 @@ struct InstalledModel {
 }
 
 impl InstalledModel {
+    /// Describes a package under the name that requests use: the model's for its usual package, otherwise with the
+    /// scheme.
     fn new(model: &ModelListing, package: &InstalledPackage) -> Self {
-        let name = model.name.to_string();
+        let is_usual = model.usual_package().is_some_and(|usual| usual.scheme == package.scheme);
+        let name = match is_usual {
+            true => model.name.to_string(),
+            false => format!("{}@{}", model.name, package.scheme),
+        };
         Self {
             name: name.clone(),
             model: name,
@@ -94,15 +100,14 @@ impl InstalledModel {
     }
 }
 
-/// Lists the installed models and their aliases.
+/// Lists the packages of the installed models, and their aliases.
 pub(crate) async fn tags(app: App) -> Result<Json<InstalledModels>, ApiError> {
     let gateway = app.gateway.clone();
     let listing = app.shared.jobs.run(move || gateway.models().map(|models| (models, gateway.aliases())));
     let (models, aliases) = listing.await?;
-    let installed = models.iter().filter_map(|model| {
-        let package = model.installed.iter().max_by_key(|package| package.created)?;
-        Some(InstalledModel::new(model, package))
-    });
+    let installed = models
+        .iter()
+        .flat_map(|model| model.installed.iter().map(|package| InstalledModel::new(model, package)));
     let mut models: Vec<InstalledModel> = installed.collect();
     for (alias, name) in aliases {
         let found = models.iter().find(|model| model.name == name.as_str()).cloned();

@@ -6,9 +6,10 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::{
+    app::App,
     error::ApiError,
     protocol::{
-        hints, ignored::IgnoredParameters, options::Sampling, reasoning::Effort,
+        hints, ignored::IgnoredParameters, options::Sampling, problem::in_words_of_json, reasoning::Effort,
         response_format::GrammarOptions,
     },
 };
@@ -68,6 +69,9 @@ const RUNTIME: &[&str] = &[
     "draft_num_predict",
 ];
 
+/// Parameter with the time for which a model stays in memory.
+const KEEP_ALIVE: &str = "keep_alive";
+
 /// Returns true if this value of `keep_alive` asks to unload the model at once.
 fn is_zero(keep_alive: &Value) -> bool {
     match keep_alive {
@@ -77,13 +81,35 @@ fn is_zero(keep_alive: &Value) -> bool {
     }
 }
 
-/// Work of a request without a prompt.
+/// State of the model after a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum MemoryChange {
-    /// Loading the model.
-    Load,
-    /// Removing the model from memory.
+pub(super) enum Retention {
+    /// It stays in memory.
+    Keep,
+    /// It is removed from memory: `keep_alive: 0`.
     Unload,
+}
+
+impl Retention {
+    /// Reads a value of `keep_alive`, and adds one without effect to `ignored`.
+    pub(super) fn read(keep_alive: Option<&Value>, ignored: &mut IgnoredParameters) -> Self {
+        match keep_alive {
+            Some(keep_alive) if is_zero(keep_alive) => return Self::Unload,
+            Some(_) => ignored.push(KEEP_ALIVE),
+            None => {}
+        }
+        Self::Keep
+    }
+
+    /// Returns true if the model is to be removed from memory after an answer. A caller without admin rights cannot
+    /// remove it, because other callers use it too; then the parameter is ignored.
+    pub(super) fn unloads_for(self, app: &App, ignored: &mut IgnoredParameters) -> bool {
+        let is_admin = app.meter.caller.is_admin();
+        if self == Self::Unload && !is_admin {
+            ignored.push(KEEP_ALIVE);
+        }
+        self == Self::Unload && is_admin
+    }
 }
 
 /// Fields of a body that `/api/chat` and `/api/generate` share.
@@ -104,12 +130,11 @@ impl AnswerFields {
         self.stream != Some(false)
     }
 
-    /// Returns the work of a request without a prompt. Removes a `keep_alive` that has an effect there.
-    pub(super) fn take_memory_change(&mut self) -> MemoryChange {
-        match self.keep_alive.take_if(|keep_alive| is_zero(keep_alive)) {
-            Some(_) => MemoryChange::Unload,
-            None => MemoryChange::Load,
-        }
+    /// Returns whether the model stays in memory after the request. Removes a `keep_alive` that has an effect.
+    pub(super) fn take_retention(&mut self) -> Retention {
+        self.keep_alive
+            .take_if(|keep_alive| is_zero(keep_alive))
+            .map_or(Retention::Keep, |_| Retention::Unload)
     }
 
     /// Returns the options of the answer, and adds ignored fields to `ignored`. `options` take precedence over the shared
@@ -124,7 +149,7 @@ impl AnswerFields {
         ignored: &mut IgnoredParameters,
     ) -> Result<GenerateOptions, ApiError> {
         if self.keep_alive.is_some() {
-            ignored.push("keep_alive");
+            ignored.push(KEEP_ALIVE);
         }
         let options = read(self.options, ignored)?.or(sampling).options()?;
         let logprobs = (self.logprobs == Some(true)).then(|| self.top_logprobs.unwrap_or(0));
@@ -153,7 +178,10 @@ fn read(options: Option<Map<String, Value>>, ignored: &mut IgnoredParameters) ->
     }
     serde_path_to_error::deserialize(Value::Object(answer)).map_err(|error| {
         let path = format!("options.{}", error.path());
-        ApiError::bad_request(path.clone(), format!("{path}: {}", error.inner()))
+        ApiError::bad_request(
+            path.clone(),
+            format!("{path}: {}", in_words_of_json(&path, &error.inner().to_string())),
+        )
     })
 }
 

@@ -2,13 +2,16 @@
 
 use axum::{
     Json,
-    extract::{Path, rejection::PathRejection},
+    extract::{
+        Path, Query,
+        rejection::{PathRejection, QueryRejection},
+    },
     http::{HeaderMap, StatusCode},
 };
 use narthex_gateway::models::{ModelKind, ModelListing};
 use narthex_spec::{date::unix_seconds, manifest::PublishedSampling};
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::{
     app::App,
@@ -137,12 +140,26 @@ fn capabilities(kind: ModelKind) -> Vec<&'static str> {
     }
 }
 
-/// Lists the usable models: installed ones, those that are fetched on first use, and aliases of both.
-pub(crate) async fn list(app: App, headers: HeaderMap) -> Result<Json<ModelList>, ApiError> {
+/// Query of the list of models.
+#[derive(Debug, Deserialize)]
+pub(crate) struct ListQuery {
+    /// Also lists models that the caller's requests may download.
+    #[serde(default)]
+    available: bool,
+}
+
+/// Lists the installed models and their aliases. With `available=true`, also lists those that are fetched on first use.
+pub(crate) async fn list(
+    app: App,
+    headers: HeaderMap,
+    query: Result<Query<ListQuery>, QueryRejection>,
+) -> Result<Json<ModelList>, ApiError> {
+    let Query(ListQuery { available }) =
+        query.map_err(|rejection| ApiError::plain(StatusCode::BAD_REQUEST, rejection.body_text()))?;
     let gateway = app.gateway.clone();
     let listing = app.shared.jobs.run(move || gateway.models().map(|models| (models, gateway.aliases())));
     let (models, aliases) = listing.await?;
-    let usable = models.iter().filter(|model| !model.installed.is_empty() || model.auto_pull);
+    let usable = models.iter().filter(|model| !model.installed.is_empty() || (available && model.auto_pull));
     let protocol = protocol(&headers);
     let mut data: Vec<ModelObject> = usable.map(|model| ModelObject::new(model, protocol)).collect();
     for (alias, name) in aliases {

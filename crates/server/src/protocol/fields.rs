@@ -11,6 +11,7 @@ use serde::{
 };
 use serde_json::value::RawValue;
 
+use super::problem::in_words_of_json;
 use crate::error::ApiError;
 
 /// The fields of a body, in its order.
@@ -143,33 +144,21 @@ fn field_error(error: serde_path_to_error::Error<serde_json::Error>) -> ApiError
         Some(field) => ApiError::required(&format!("{path}.{field}")),
         None if path == "." => unexpected_json(&problem),
         None => {
-            let problem = negative_count(&path, &problem).unwrap_or(problem);
+            let problem = in_words_of_json(&path, &problem);
             ApiError::bad_request(path.clone(), format!("{path}: {problem}"))
         }
     }
 }
 
 fn unexpected_json(problem: &str) -> ApiError {
-    ApiError::plain(StatusCode::BAD_REQUEST, format!("the body is not the expected JSON: {problem}"))
+    ApiError::plain(
+        StatusCode::BAD_REQUEST,
+        format!("the body is not the expected JSON: {}", in_words_of_json("", problem)),
+    )
 }
 
 fn missing_field(message: &str) -> Option<&str> {
     message.strip_prefix("missing field `")?.split('`').next()
-}
-
-/// Fields with counts that are at least 1; other counts may be 0.
-const AT_LEAST_ONE: &[&str] = &["max_tokens", "max_completion_tokens", "max_output_tokens", "n"];
-
-/// Returns the message for a negative number in a count field. Serde's own message would name the Rust type.
-fn negative_count(path: &str, message: &str) -> Option<String> {
-    let rest = message.strip_prefix("invalid value: integer `")?;
-    let (found, expected) = rest.split_once("`, expected ")?;
-    let least = if AT_LEAST_ONE.contains(&path) { 1 } else { 0 };
-    let is_count = ["usize", "u64", "u32"].iter().any(|count| expected.starts_with(count));
-    // Other servers take -1 as no limit.
-    let next = if path.starts_with("max_") { "; omit it for no limit" } else { "" };
-    (is_count && found.starts_with('-'))
-        .then(|| format!("expected an integer of at least {least}, found {found}{next}"))
 }
 
 #[cfg(test)]
@@ -210,7 +199,7 @@ mod tests {
         };
         check("{}", Some("model"), "required");
         check(r#"{"model": "m", "n": -1}"#, Some("n"), "-1");
-        check(r#"{"model": 3}"#, Some("model"), "model: invalid type: integer `3`, expected a string");
+        check(r#"{"model": 3}"#, Some("model"), "model: expected a string, found 3");
         check(r#"{"model": "m", "parts": [{"text": "a"}, {}]}"#, Some("parts[1].text"), "required");
         check(r#"{"model": "m", "parts": [{"text": null}]}"#, Some("parts[0].text"), "null");
         check(r#"{"model": "m""#, None, "line 1");

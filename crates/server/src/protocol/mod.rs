@@ -19,6 +19,7 @@ pub(crate) mod lenient_json;
 pub(crate) mod loading;
 pub(crate) mod options;
 pub(crate) mod outline;
+pub(crate) mod problem;
 pub(crate) mod prompts;
 pub(crate) mod reasoning;
 pub(crate) mod reply;

@@ -271,7 +271,7 @@ mod tests {
             let (param, message) = refusal(body);
             assert!(param.is_none() && message.contains(text), "{message}");
         };
-        check("[]", "the expected JSON: invalid type: sequence, expected an object");
+        check("[]", "the expected JSON: expected an object, found a list");
         check(r#"{"a": 1"#, "not JSON: EOF");
         check(r#"{"a": 1} x"#, "not JSON: trailing");
         check(&format!(r#"{{"a": {}"#, "[".repeat(1000)), "not JSON: recursion");

@@ -206,7 +206,7 @@ fn of_openai() -> Vec<Operation> {
             .body::<embeddings::EmbeddingsBody>()
             .body::<Hints>()
             .answers::<EmbeddingList>(),
-        Op::get("/v1/models", models::list, "List the usable models").answers::<ModelList>(),
+        Op::get("/v1/models", models::list, "List the installed models").answers::<ModelList>(),
         Op::get("/v1/models/{*id}", models::retrieve, "Return one model").answers::<ModelObject>(),
     ]
 }

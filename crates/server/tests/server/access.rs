@@ -88,7 +88,9 @@ fn a_key_of_the_options_protects_an_open_server() {
     };
     assert_eq!(get("/v1/models", &[]).status, 401);
     let models = get("/v1/models", &[("api-key", "a-key-of-the-container")]);
-    // Requests may not start downloads on this server, so models that are not installed are not listed.
+    // Requests may not start downloads on this server, so no models are available.
+    assert_eq!((models.status, &models.json()["data"]), (200, &json!([])));
+    let models = get("/v1/models?available=true", &[("api-key", "a-key-of-the-container")]);
     assert_eq!((models.status, &models.json()["data"]), (200, &json!([])));
 }
 
@@ -240,11 +242,13 @@ fn keys_start_no_downloads_on_an_open_server_unless_they_are_admins() {
         [("user", user()), ("admin", admin())].map(|(name, limits)| key(&gateway, name, limits));
     let options = ServeOptions { host: "0.0.0.0".to_owned(), ..local() };
     let live = Live::over(gateway, options);
-    let get = |key: &str| {
+    let get = |path: &str, key: &str| {
         let headers = [("Host", "localhost"), ("api-key", key)];
-        live.request("GET", "/v1/models", &headers, b"").json()["data"].as_array().unwrap().len()
+        live.request("GET", path, &headers, b"").json()["data"].as_array().unwrap().len()
     };
-    assert!(get(&user) == 0 && get(&admin) > 40, "an admin may have any model of the catalogue");
+    let available = "/v1/models?available=true";
+    assert!(get(available, &user) == 0 && get(available, &admin) > 40, "an admin may download all models");
+    assert_eq!(get("/v1/models?limit=1000", &admin), 0, "only installed models are listed");
     let headers = [("Host", "localhost"), ("api-key", user.as_str())];
     let body = chat("smollm2:135m", 2).to_string();
     let error = live.request("POST", CHAT, &headers, body.as_bytes()).error(404);

@@ -2,8 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
-use narthex_gateway::{AutoPull, Config, Network};
+use narthex_gateway::{AutoPull, Cancel, CompileRequest, Config, Gateway, Network};
 use narthex_server::{AccessOptions, ServeOptions};
+use narthex_spec::{Scheme, progress::Quiet};
 use serde_json::{Value, json};
 
 use crate::support::{Live, Tiny, local, with};
@@ -120,6 +121,53 @@ fn a_model_is_unloaded_by_a_request_without_a_prompt() {
             (None, &json!("unload"))
         );
         assert_eq!(live.get("/api/ps").json()["models"], json!([]), "{path}");
+    }
+}
+
+#[test]
+fn a_model_is_unloaded_after_an_answer() {
+    let tiny = Tiny::new();
+    let (chat, embedding) = (tiny.chat(), tiny.embedding());
+    let live = Live::start(tiny.config());
+    let messages = json!([{"role": "user", "content": "the cat"}]);
+    let options = json!({"num_predict": 2});
+    let check = |path: &str, body: Value| {
+        for (keep_alive, loaded, ignored) in [(json!("5m"), 1, Some("keep_alive")), (json!(0), 0, None)] {
+            let answer = live.post(path, &with(body.clone(), json!({"keep_alive": keep_alive})));
+            assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+            assert_eq!(answer.header("x-narthex-ignored"), ignored, "{path}");
+            let models = live.get("/api/ps").json()["models"].as_array().unwrap().len();
+            assert_eq!(models, loaded, "{path}: keep_alive {keep_alive}");
+        }
+    };
+    check("/api/chat", json!({"model": chat, "messages": messages, "options": options}));
+    check("/api/generate", json!({"model": chat, "prompt": "the cat", "options": options}));
+    check("/api/generate", json!({"model": chat, "prompt": "the", "raw": true, "options": options}));
+    check("/api/embed", json!({"model": embedding, "input": "the cat"}));
+    check("/api/embed", json!({"model": embedding}));
+    check("/api/embeddings", json!({"model": embedding, "prompt": "the cat"}));
+    check("/api/embeddings", json!({"model": embedding}));
+}
+
+#[test]
+fn every_package_of_a_model_is_listed() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let gateway = Gateway::open(tiny.config()).unwrap();
+    let request = CompileRequest::new(Scheme::F16);
+    let second = gateway.compile(&model, &request, &Quiet, &Cancel::new()).unwrap().1;
+    assert_eq!(second.name.to_string(), model);
+
+    let live = Live::over(gateway, local());
+    let tags = live.get("/api/tags").json();
+    let listed = tags["models"].as_array().unwrap();
+    assert_eq!(listed.len(), 2, "{tags}");
+    for entry in listed {
+        let request = json!({"model": entry["name"], "prompt": "the cat", "options": {"num_predict": 1}});
+        live.post("/api/generate", &request);
+        let loaded = live.get("/api/ps").json();
+        let digest = &entry["digest"];
+        assert!(loaded["models"].as_array().unwrap().iter().any(|one| one["digest"] == *digest), "{entry}");
     }
 }
 
