@@ -2,7 +2,9 @@
 
 use clap::Args as ClapArgs;
 use narthex_gateway::models::ModelKind;
-use narthex_spec::{ContextFactor, Scheme, Target};
+use narthex_spec::{ContextFactor, Scheme};
+
+use super::compile::NpuTarget;
 
 /// `narthex list`.
 #[derive(Debug, ClapArgs)]
@@ -26,9 +28,9 @@ pub(crate) struct PlanArgs {
     /// The model: a name, hf:owner/repo, a folder with config.json, or a GGUF file
     pub(crate) model: String,
 
-    /// Check for this NPU; repeatable [default: every known NPU]
+    /// Check for this NPU, as in qnn:x-elite or ryzen-ai; repeatable [default: every known NPU]
     #[arg(long, value_name = "PROVIDER:CHIP")]
-    pub(crate) target: Vec<Target>,
+    pub(crate) target: Vec<NpuTarget>,
 
     /// Extend the context by this factor with YaRN, as `compile --yarn` does
     #[arg(long, value_name = "FACTOR")]

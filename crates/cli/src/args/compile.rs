@@ -91,7 +91,7 @@ pub(crate) struct CheckArgs {
 
     /// The NPU: qnn:x-elite, several chips as in qnn:x-elite,8-elite, openvino:npu, or ryzen-ai
     #[arg(long, default_value = "qnn:x-elite", value_name = "PROVIDER:CHIP")]
-    pub(crate) target: CheckTarget,
+    pub(crate) target: NpuTarget,
 
     /// Set a symbolic dimension, as in batch=1; repeatable
     #[arg(long, value_name = "DIMENSION=N", value_parser = extent)]
@@ -110,16 +110,16 @@ pub(crate) struct CheckArgs {
     pub(crate) json: bool,
 }
 
-/// NPU of a check.
+/// NPU of a check or a plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum CheckTarget {
+pub(crate) enum NpuTarget {
     /// An NPU with rules.
     WithRules(Target),
     /// AMD's NPUs.
     RyzenAi,
 }
 
-impl FromStr for CheckTarget {
+impl FromStr for NpuTarget {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -187,9 +187,9 @@ mod tests {
 
     #[test]
     fn a_check_has_targets_with_rules_and_ryzen_ai() {
-        let target = |text: &str| text.parse::<CheckTarget>();
-        assert_eq!(target("Ryzen-AI"), Ok(CheckTarget::RyzenAi));
-        assert_eq!(target("openvino:npu"), Ok(CheckTarget::WithRules("openvino:npu".parse().unwrap())));
+        let target = |text: &str| text.parse::<NpuTarget>();
+        assert_eq!(target("Ryzen-AI"), Ok(NpuTarget::RyzenAi));
+        assert_eq!(target("openvino:npu"), Ok(NpuTarget::WithRules("openvino:npu".parse().unwrap())));
         assert!(target("toaster").unwrap_err().ends_with(", or ryzen-ai"));
     }
 

@@ -9,7 +9,7 @@ use narthex_gateway::{
 };
 
 use crate::{
-    args::{CheckArgs, CheckTarget, TRY_OUT, TryOutArgs},
+    args::{CheckArgs, NpuTarget, TRY_OUT, TryOutArgs},
     exit::NegativeResult,
     interrupt, output,
 };
@@ -80,8 +80,8 @@ fn check_ryzen_ai(gateway: &Gateway, args: &CheckArgs) -> anyhow::Result<()> {
 pub(crate) fn run(gateway: &Gateway, args: CheckArgs) -> anyhow::Result<()> {
     let wants_fix = args.fix.is_some();
     let target = match &args.target {
-        CheckTarget::WithRules(target) => target.clone(),
-        CheckTarget::RyzenAi => return check_ryzen_ai(gateway, &args),
+        NpuTarget::WithRules(target) => target.clone(),
+        NpuTarget::RyzenAi => return check_ryzen_ai(gateway, &args),
     };
     let request = CheckRequest {
         subject: args.model,
