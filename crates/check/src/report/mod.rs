@@ -36,7 +36,7 @@ pub struct Report {
     pub fix_command: Option<String>,
 }
 
-/// Evidence for a verdict. Neither kind has run the model on an NPU.
+/// Evidence for a verdict, from the weakest kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Basis {
@@ -44,6 +44,8 @@ pub enum Basis {
     Predicted,
     /// A compile of every graph by the vendor's compiler.
     Compiled,
+    /// A run on the device of this machine.
+    Ran,
 }
 
 /// Verdict of a check: the part of a model that runs on the target.
@@ -262,6 +264,8 @@ pub enum Rule {
     MaskValue,
     /// Result of the vendor's compiler.
     Compiler,
+    /// Record of a run on this machine.
+    Run,
     /// `MatMulNBits` has activations of rank 3.
     #[strum(serialize = "matmulnbits-rank")]
     MatMulNBitsRank,

@@ -43,6 +43,7 @@ impl Display for Report {
             Basis::Predicted => "predicted by rules",
             Basis::Compiled if self.target.ep() == Ep::Qnn => "compiled by Qualcomm's compiler",
             Basis::Compiled => "compiled by Intel's compiler",
+            Basis::Ran => "ran on this machine",
         };
         writeln!(f, "{} for {}: {} ({basis})", plain(&self.subject), self.target, self.verdict)?;
         if let Verdict::Refused { reason } = &self.verdict {

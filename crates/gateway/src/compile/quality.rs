@@ -55,10 +55,10 @@ pub(super) fn measure_passes(packages: &ComparedPackage<'_>) -> Result<Quality, 
     let ModelPair { changed, plain, texts } = packages.open(Variant::Static)?;
     match (changed, plain) {
         (Model::Decoder(mut changed), Model::Decoder(mut plain)) => {
-            decoder_quality(&compare_decoders(&mut changed, &mut plain, &texts, packages.cancel)?)
+            decoder_quality(&compare_decoders(&mut changed, &mut plain, &texts, &|| (), packages.cancel)?)
         }
         (Model::Encoder(mut changed), Model::Encoder(mut plain)) => {
-            encoder_quality(&compare_encoders(&mut changed, &mut plain, &texts, packages.cancel)?)
+            encoder_quality(&compare_encoders(&mut changed, &mut plain, &texts, &|| (), packages.cancel)?)
         }
         _ => Err(bad_passes("the kind of the model changed")),
     }
@@ -77,7 +77,7 @@ pub(super) fn measure_reduction(packages: &ComparedPackage<'_>) -> Result<Qualit
             mean_loss(&losses).ok_or_else(|| bad_reduction("its logits are not finite"))
         }
         (Model::Encoder(mut reduced), Model::Encoder(mut whole)) => {
-            let texts = compare_encoders(&mut reduced, &mut whole, &texts, packages.cancel)?;
+            let texts = compare_encoders(&mut reduced, &mut whole, &texts, &|| (), packages.cancel)?;
             min_cosine(&texts).ok_or_else(|| bad_reduction("its output is not finite"))
         }
         _ => Err(bad_reduction("the kind of the model changed")),

@@ -18,6 +18,7 @@ pub(crate) mod placement;
 pub(crate) mod prefix_cache;
 pub(crate) mod request;
 pub(crate) mod residency;
+pub(crate) mod run_record;
 pub(crate) mod runtime_choice;
 pub(crate) mod sessions;
 pub(crate) mod supervise;

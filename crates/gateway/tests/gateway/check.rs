@@ -4,6 +4,7 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
+use narthex_catalog::store::Store;
 use narthex_check::{Finding, Rule, Severity};
 use narthex_gateway::{
     Cancel, CompileRequest, Error, ErrorKind, Gateway,
@@ -12,6 +13,7 @@ use narthex_gateway::{
 use narthex_graph::{Builder, build::External};
 use narthex_spec::{DType, Scheme, dtype::Dim, progress::Quiet};
 use narthex_testkit::checkpoint;
+use serde_json::json;
 
 use crate::support::Tiny;
 
@@ -66,6 +68,32 @@ fn packages_are_checked_by_their_graphs_for_npus() {
     assert_eq!(report.report.parts.len() + 1, manifest.graphs.len(), "all but the one for every device");
     assert_eq!(*report.verdict(), Verdict::Whole, "{}", report.report);
     assert!(report.report.parts.iter().all(|part| part.nodes > 0 && part.multiply_accumulates > 0));
+}
+
+#[test]
+fn a_run_on_this_machine_is_stated() {
+    let tiny = Tiny::new();
+    let gateway = tiny.gateway();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tiny.gguf");
+    fs::write(&file, checkpoint::tiny_llama_gguf(7)).unwrap();
+    let request = CompileRequest { contexts: vec![32], ..CompileRequest::new(Scheme::W8) };
+    let compiled = gateway.compile(file.to_str().unwrap(), &request, &Quiet, &Cancel::new()).unwrap().1;
+    let name = compiled.name.to_string();
+    let store = Store::open(Some(tiny.home())).unwrap();
+    let package = store.package(&compiled.name, Scheme::W8).unwrap();
+    let first_line = || check(&gateway, &name).unwrap().report.to_string().lines().next().unwrap().to_owned();
+    assert!(first_line().ends_with("(predicted by rules)"), "{}", first_line());
+    for (device, basis) in [("qnn:emulation", "(predicted by rules)"), ("qnn", "(ran on this machine)")] {
+        let key = json!({"device": device, "runtime": "r", "provider": "p", "driver": "d", "settings": {}});
+        let placement = format!("{device} 5/5 nodes, 100 % of MACs");
+        let record = json!({"version": 1, "key": key, "placement": placement});
+        let machine = store.machine(&package, device).unwrap();
+        machine.write("run.json", record.to_string().as_bytes()).unwrap();
+        let report = check(&gateway, &name).unwrap();
+        assert!(says(&report, &placement), "{}", report.report);
+        assert!(first_line().ends_with(basis), "{}", first_line());
+    }
 }
 
 #[test]

@@ -14,10 +14,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use narthex_check::{self as check, CheckOptions, FallbackNode, Finding, Fix, Rule, Severity, fix, write};
+use narthex_check::{
+    self as check, Basis, CheckOptions, FallbackNode, Finding, Fix, Rule, Severity, fix, write,
+};
 use narthex_graph::onnx::files::{self, OnnxFile};
 use narthex_spec::{
-    Target, Variant,
+    DeviceKind, Target, Variant,
     manifest::{Manifest, PlacementRecord},
 };
 use serde::Serialize;
@@ -34,6 +36,7 @@ use crate::{
         Library,
         model_ref::{self, ResolvedModel},
     },
+    load::run_record::RunRecord,
 };
 use compiler::Compiler;
 
@@ -216,7 +219,24 @@ impl ModelCheck<'_> {
 
         let compiler = Compiler::new(library, request, cancel)?;
         compiler::add_results(compiler.as_ref(), &mut report, &parts, options, known)?;
+        for run in RunRecord::of_target(&library.store, folder, &options.target)? {
+            add_run(&mut report, &run);
+        }
         Ok(report)
+    }
+}
+
+/// Adds the record of a run on this machine. A run in software is no evidence for the device.
+fn add_run(report: &mut Report, run: &RunRecord) {
+    let device = run.device();
+    let message = format!(
+        "the package ran on {} of this machine, and its results agreed with the CPU's: {}",
+        device.describe(),
+        run.placement
+    );
+    report.findings.push(Finding::new(Rule::Run, Severity::Note, message));
+    if device.kind() != DeviceKind::StandIn && !matches!(report.verdict, Verdict::Refused { .. }) {
+        report.basis = Basis::Ran;
     }
 }
 

@@ -21,6 +21,7 @@ use crate::{
         open_model::OpenModel,
         placement,
         request::{DeviceAssignment, LoadRequest, SelectedDevice},
+        run_record::RunRecord,
         sessions::{self, Model, Sessions},
         supervise::{monitored, supervised},
         verify,
@@ -83,6 +84,7 @@ pub(super) fn open(
     if let Some(refusal) = verify::check(request, &devices, &cache, &mut model)? {
         return Err(AttemptError::Refused(refusal));
     }
+    RunRecord::store(&cache, &report);
 
     let model_name = manifest.name.clone();
     let monitor = NumericsMonitor::new(move |reason| {

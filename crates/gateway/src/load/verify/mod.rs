@@ -3,7 +3,7 @@
 
 pub(crate) mod compare;
 
-use std::collections::BTreeSet;
+use std::{cell::Cell, collections::BTreeSet};
 
 use narthex_device::{
     ep::{Cause, Refusal},
@@ -107,20 +107,27 @@ pub(crate) fn check(
 
     tracing::info!("checking {} on {} against the CPU, once", manifest.name, name.describe());
     let title = format!("Checking {} against the CPU, once", name.describe());
-    let _stage = Stage::start(request.progress, title, Unit::Nothing, None);
     let config = Config { slots: 1, kv_cache_dtype: KvCacheDtype::F32, ..(*request.config).clone() };
     let reference = LoadRequest { config: config.into(), ..request.clone() };
     let variant = request.variant(name, devices.head.as_ref());
     let mut reference = sessions::open(&reference, &DeviceAssignment::cpu(), variant, Form::Graph)?.model;
     let mut found = Verification::new(cache);
     let texts = reference_texts(&request.package)?;
+    let total = texts.len() * if manifest.architecture.is_decoder() { STEPS + 1 } else { 1 };
+    let stage = Stage::start(request.progress, title, Unit::Items, Some(total as u64));
+    let done = Cell::new(0);
+    let compared = || {
+        done.set(done.get() + 1);
+        stage.advance(done.get());
+    };
+
     match (model, &mut reference) {
         (Model::Decoder(device), Model::Decoder(cpu)) => {
-            found.positions = compare_decoders(device, cpu, &texts, &request.cancel)?;
+            found.positions = compare_decoders(device, cpu, &texts, &compared, &request.cancel)?;
             found.quarantine = compare::decoder_verdict(&found.positions);
         }
         (Model::Encoder(device), Model::Encoder(cpu)) => {
-            found.texts = compare_encoders(device, cpu, &texts, &request.cancel)?;
+            found.texts = compare_encoders(device, cpu, &texts, &compared, &request.cancel)?;
             found.quarantine = compare::encoder_verdict(&found.texts);
         }
         _ => {}
@@ -193,18 +200,19 @@ fn fill_buckets(
     texts.into_iter().chain(filling).collect()
 }
 
-/// Runs every text on both executors, then the CPU's own next tokens one by one.
+/// Runs every text on both executors, then the CPU's own next tokens one by one. Calls `compared` after each step.
 pub(crate) fn compare_decoders(
     device: &mut dyn Executor,
     cpu: &mut dyn Executor,
     texts: &[Vec<TokenId>],
+    compared: &dyn Fn(),
     cancel: &Cancel,
 ) -> Result<Vec<Position>, Error> {
     let longest = device.limits().longest().min(cpu.limits().longest());
     let mut positions = Vec::new();
     for (index, text) in texts.iter().enumerate() {
         let answer = ReferenceAnswer::new(cpu, text, longest, cancel)?;
-        positions.extend(answer.compare(index, device, cancel)?);
+        positions.extend(answer.compare(index, device, compared, cancel)?);
     }
     Ok(positions)
 }
@@ -249,11 +257,12 @@ impl ReferenceAnswer {
         Ok(Self { before, steps })
     }
 
-    /// Runs the same steps on another executor. `text` is the index of the text.
+    /// Runs the same steps on another executor. `text` is the index of the text. Calls `compared` after each step.
     pub(crate) fn compare(
         &self,
         text: usize,
         device: &mut dyn Executor,
+        compared: &dyn Fn(),
         cancel: &Cancel,
     ) -> Result<Vec<Position>, Error> {
         feed(device, 0, &self.before)?;
@@ -264,6 +273,7 @@ impl ReferenceAnswer {
             let found = feed(device, at, tokens)?;
             at += tokens.len();
             positions.push(Position::new(text, at, logits, &found));
+            compared();
         }
         device.truncate(SLOT, 0)?;
         Ok(positions)
@@ -291,11 +301,12 @@ pub(crate) fn feed(
     Ok(row)
 }
 
-/// Runs every text on both encoders.
+/// Runs every text on both encoders. Calls `compared` after each text.
 pub(crate) fn compare_encoders(
     device: &mut dyn Encoder,
     cpu: &mut dyn Encoder,
     texts: &[Vec<TokenId>],
+    compared: &dyn Fn(),
     cancel: &Cancel,
 ) -> Result<Vec<TextSimilarity>, Error> {
     let longest = device.limits().max_length.min(cpu.limits().max_length);
@@ -309,6 +320,7 @@ pub(crate) fn compare_encoders(
             let text_run = [Text { requested: &[tokens.len() / 2], ..Text::of(tokens) }];
             let expected = cpu.run(&text_run)?;
             let found = device.run(&text_run)?;
+            compared();
             let expected = compare::to_vector(expected.data);
             let found = compare::to_vector(found.data);
             Ok(TextSimilarity { text, tokens: tokens.len(), cosine: compare::cosine(&expected, &found) })

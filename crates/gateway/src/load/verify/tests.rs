@@ -16,7 +16,8 @@ fn texts() -> Vec<Vec<TokenId>> {
 
 #[test]
 fn the_same_arithmetic_in_other_chunks_agrees_everywhere() {
-    let positions = compare_decoders(&mut executor(16), &mut executor(64), &texts(), &Cancel::new()).unwrap();
+    let positions =
+        compare_decoders(&mut executor(16), &mut executor(64), &texts(), &|| (), &Cancel::new()).unwrap();
     assert_eq!(positions.len(), 3 * (1 + STEPS));
     assert!(positions.iter().all(|p| p.agrees && p.divergence == Some(0.0)), "{positions:?}");
     let at: Vec<usize> = positions[8..].iter().map(|position| position.at).collect();
@@ -50,7 +51,8 @@ impl Executor for RotatedRows {
 #[test]
 fn other_arithmetic_is_found_out() {
     let mut turned = RotatedRows(executor(16), Vec::new());
-    let positions = compare_decoders(&mut turned, &mut executor(16), &texts(), &Cancel::new()).unwrap();
+    let positions =
+        compare_decoders(&mut turned, &mut executor(16), &texts(), &|| (), &Cancel::new()).unwrap();
     assert!(positions.iter().all(|position| !position.agrees), "{positions:?}");
     assert!(compare::decoder_verdict(&positions).is_some());
 }
@@ -118,7 +120,7 @@ impl Executor for Cancelling {
 fn a_cancelled_check_ends_before_the_next_step() {
     let cancel = Cancel::new();
     let mut device = Cancelling { inner: executor(16), steps: 0, cancel: cancel.clone() };
-    let ended = compare_decoders(&mut device, &mut executor(16), &texts(), &cancel);
+    let ended = compare_decoders(&mut device, &mut executor(16), &texts(), &|| (), &cancel);
     assert!(matches!(ended, Err(Error::Cancelled)) && device.steps == 2);
 }
 
