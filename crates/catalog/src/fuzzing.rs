@@ -9,7 +9,10 @@ use serde::{Serialize, de::DeserializeOwned};
 use crate::{
     CancelFlag, Error, archive, keys,
     network::Network,
-    source::hub::{self, HubOptions},
+    source::{
+        hub::{self, HubOptions},
+        package_index::{self, IndexSettings},
+    },
     store::{audit::ManifestFiles, receipt::Receipt, verification::FileState},
 };
 
@@ -50,6 +53,10 @@ pub enum StoreRecord {
     Manifest,
     /// The hub's list of a repository's files.
     Listing,
+    /// Page of a package on a package index, in JSON or HTML.
+    IndexPage,
+    /// Configuration file of pip.
+    PipConfiguration,
 }
 
 /// Reads a record. Records that the store writes are written and read again.
@@ -64,6 +71,12 @@ pub fn read_store_record(record: StoreRecord, bytes: &[u8]) -> Result<(), String
         StoreRecord::Receipt => read_again::<Receipt>(bytes),
         StoreRecord::FileStates => read_again::<BTreeMap<String, FileState>>(bytes),
         StoreRecord::Manifest => ManifestFiles::read(bytes, "tiny").map(drop),
+        StoreRecord::IndexPage => package_index::read_page(bytes).map(drop),
+        StoreRecord::PipConfiguration => {
+            let text = narthex_files::user_text(bytes.to_vec()).map_err(|error| error.to_string())?;
+            IndexSettings::new(&|_| None, &[text], None);
+            Ok(())
+        }
         StoreRecord::Listing => hub::parse_listing("a/b", bytes).map(drop).map_err(|error| error.to_string()),
     }
 }
@@ -131,6 +144,9 @@ mod tests {
         check(StoreRecord::Manifest, &manifest.replace("tiny", "other"), false);
         check(StoreRecord::Listing, &format!(r#"{{"sha": "{}"}}"#, "a".repeat(40)), true);
         check(StoreRecord::Listing, r#"{"sha": "main"}"#, false);
+        check(StoreRecord::IndexPage, "<html><a href=p.whl>p</a>", true);
+        check(StoreRecord::IndexPage, r#"{"files": {}}"#, false);
+        check(StoreRecord::PipConfiguration, "[global]\nindex-url = https://i\n", true);
         let home = |name: &str| (name == "HF_HOME").then(|| "/nowhere".to_owned());
         assert_eq!(read_hub_variables(&home), Ok(()));
         assert!(read_hub_variables(&|_| None).is_err());

@@ -15,6 +15,7 @@ use crate::{
     index::{Catalog, Entry, HubSource, Source, WheelSource},
     redact::redact_reference,
     source::{
+        cached_snapshot::CachedSnapshot,
         hub::reference::{is_repo, is_revision},
         local::{self, LocalName},
     },
@@ -137,10 +138,30 @@ pub fn import_name(path: &Path) -> Result<ModelName, Error> {
     if !path.exists() {
         return Err(Error::LocalMissing { path: path.to_path_buf() });
     }
-    let absolute = narthex_files::canonicalize(path).map_err(Error::io("find", path))?;
-    let folder = if absolute.is_dir() { Some(absolute.as_path()) } else { absolute.parent() };
-    let name = folder.and_then(Path::file_name).unwrap_or_default().to_string_lossy();
+    let absolute = local::own_path(path)?;
+    let folder = if absolute.is_dir() { &absolute } else { absolute.parent().unwrap_or(&absolute) };
+    let cached = CachedSnapshot::of(folder);
+    let name = match cached.as_ref().and_then(CachedSnapshot::name) {
+        Some(repository) => repository.into(),
+        None => folder.file_name().unwrap_or_default().to_string_lossy(),
+    };
     Ok(local::safe_name(&name).parse()?)
+}
+
+/// Checks that no link of the hub's cache leads out of its repository, if a path is in a snapshot of the cache.
+///
+/// # Errors
+/// [`Error::LinkLeaves`], and [`Error::Io`] if the path does not exist.
+pub fn check_links(path: &Path) -> Result<(), Error> {
+    CachedSnapshot::of(&local::own_path(path)?).map_or(Ok(()), |snapshot| snapshot.check_links())
+}
+
+/// Compares the files at a path with the digests that the hub states, if it is in a snapshot of the hub's cache.
+///
+/// # Errors
+/// [`Error::Damaged`] with the first file that differs.
+pub fn check_digests(path: &Path, cancel: &CancelFlag) -> Result<(), Error> {
+    CachedSnapshot::of(&local::own_path(path)?).map_or(Ok(()), |snapshot| snapshot.check_digests(cancel))
 }
 
 /// Returns the first 200 characters of a text, for an error that quotes it.

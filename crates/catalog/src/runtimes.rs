@@ -21,8 +21,9 @@ use crate::{
     CancelFlag, archive,
     error::Error,
     source::{
+        pinned::PinnedWheel,
         pip::Requirement,
-        wheel::{PinnedWheel, WheelFetch, WheelOrigin},
+        wheel::{WheelFetch, WheelOrigin},
     },
     store::{Staging, Store, StoredFiles, receipt::Receipt},
 };

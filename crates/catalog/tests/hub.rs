@@ -14,7 +14,7 @@ use std::{
 
 use narthex_catalog::{
     CancelFlag, Error, ErrorKind,
-    error::HubError,
+    error::{ConnectionError, HubError},
     index::{HubSource, TokenizerFiles},
     network::Network,
     source::hub::{Hub, HubOptions, RepoSummary, Snapshot},
@@ -146,7 +146,10 @@ fn a_download_that_never_gets_further_gives_up_and_keeps_what_it_has() {
     let repo = repo();
     let server = server_with(&repo, |nth, _, honest| honest.cut(if nth == 0 { 1000 } else { 0 }));
     let error = hub_error(pull(&server.endpoint, cache.path()));
-    assert!(matches!(error, HubError::Short { .. } | HubError::Broken { .. }), "{error}");
+    assert!(
+        matches!(error, HubError::Short { .. } | HubError::Connection(ConnectionError::Broken { .. })),
+        "{error}"
+    );
     assert!(Error::from(error).hint().unwrap().contains("continues where it stopped"));
     assert_eq!(fs::metadata(partial(cache.path(), &repo)).unwrap().len(), 1000);
 }
@@ -397,7 +400,7 @@ fn endless_redirects_end() {
     let cache = tempfile::tempdir().unwrap();
     let server = HubServer::start(|request| Reply::status(302).with("Location", request.path.clone()));
     let error = hub_error(pull(&server.endpoint, cache.path()));
-    assert!(matches!(error, HubError::BadRedirect { .. }), "{error}");
+    assert!(matches!(error, HubError::Connection(ConnectionError::BadRedirect { .. })), "{error}");
     assert_eq!(server.requests().len(), 11);
 }
 
@@ -562,7 +565,7 @@ fn without_a_network_a_complete_snapshot_is_used() {
 fn without_a_network_and_a_cache_the_host_is_named() {
     let cache = tempfile::tempdir().unwrap();
     let error = hub_error(pull("http://127.0.0.1:1", cache.path()));
-    assert!(matches!(&error, HubError::Unreachable { host, .. } if host == "127.0.0.1:1"), "{error}");
+    assert!(error.to_string().starts_with("cannot reach 127.0.0.1:1: "), "{error}");
 }
 
 #[test]

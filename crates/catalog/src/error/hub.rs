@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use narthex_spec::Sha256;
 
-use super::ErrorKind;
+use super::{ErrorKind, connection::ConnectionError};
 use crate::redact::redact;
 
 /// A failure of the hub or of the connection to it.
@@ -22,12 +22,6 @@ pub enum HubError {
     /// The token contains characters that are not allowed.
     #[error("the hub token is malformed: expected visible ASCII characters only")]
     BadToken,
-    /// The certificates that `SSL_CERT_FILE` names cannot be read.
-    #[error("SSL_CERT_FILE names {path:?}, which contains no readable certificates")]
-    BadCertificates {
-        /// Path in the variable.
-        path: String,
-    },
     /// The hub denies access.
     #[error("the hub denies access to {repo} ({status}): it is gated or private{}", if *had_token { ", and the token in use may not read it" } else { "" })]
     Refused {
@@ -56,30 +50,9 @@ pub enum HubError {
         /// Waiting time that the hub requests.
         retry_after: Option<Duration>,
     },
-    /// No connection could be made.
-    #[error("cannot reach {host}: {}", redact(&source.to_string()))]
-    Unreachable {
-        /// The host.
-        host: String,
-        /// Cause.
-        source: Box<ureq::Error>,
-    },
-    /// The connection broke.
-    #[error("the connection broke while fetching {what}: {}", redact(&source.to_string()))]
-    Broken {
-        /// Requested item.
-        what: String,
-        /// Cause.
-        source: Box<ureq::Error>,
-    },
-    /// A redirect cannot or must not be followed.
-    #[error("the hub redirects {what} in a way that cannot be followed: {reason}")]
-    BadRedirect {
-        /// Requested item.
-        what: String,
-        /// Reason.
-        reason: &'static str,
-    },
+    /// The connection to the hub failed.
+    #[error(transparent)]
+    Connection(#[from] ConnectionError),
     /// A response is malformed.
     #[error("the hub's response for {repo} is not valid: {reason}")]
     BadAnswer {
@@ -200,10 +173,8 @@ impl HubError {
             Self::NotFound { .. } | Self::NoSuchWeights { .. } | Self::MissingPart { .. } => {
                 ErrorKind::NotFound
             }
-            Self::BadEndpoint { .. }
-            | Self::BadToken
-            | Self::BadCertificates { .. }
-            | Self::ManyGguf { .. } => ErrorKind::BadRequest,
+            Self::BadEndpoint { .. } | Self::BadToken | Self::ManyGguf { .. } => ErrorKind::BadRequest,
+            Self::Connection(error) => error.kind(),
             _ => ErrorKind::Fetch,
         }
     }
@@ -215,7 +186,7 @@ impl HubError {
                 "set HF_ENDPOINT to an address such as https://hub.example, or unset it"
             }
             Self::BadToken => "copy the token again into HF_TOKEN",
-            Self::BadCertificates { .. } => "set SSL_CERT_FILE to a PEM file, or unset it",
+            Self::Connection(error) => return Some(error.hint()),
             Self::Refused { page, had_token, .. } => {
                 let token = if *had_token {
                     "use the token of the account that accepted it"
@@ -225,16 +196,10 @@ impl HubError {
                 return Some(format!("open {page}, sign in, accept the licence, then {token}"));
             }
             Self::NotFound { .. } => "check owner, name and revision; a private repository needs HF_TOKEN",
-            Self::Unreachable { .. } => {
-                "check the network and its proxy (HTTPS_PROXY); the downloaded part is kept"
-            }
-            Self::Broken { .. } | Self::Short { .. } | Self::Changed { .. } | Self::Status { .. } => {
+            Self::Short { .. } | Self::Changed { .. } | Self::Status { .. } => {
                 "run the command again; it continues where it stopped"
             }
-            Self::Long { .. }
-            | Self::WrongHash { .. }
-            | Self::BadRedirect { .. }
-            | Self::BadAnswer { .. } => {
+            Self::Long { .. } | Self::WrongHash { .. } | Self::BadAnswer { .. } => {
                 "a proxy or mirror may be altering the files; try without it, or run the command again"
             }
             Self::NoWeights { .. } => "look for a conversion of the model with .safetensors or .gguf files",
@@ -256,14 +221,18 @@ impl HubError {
         Some(text.to_owned())
     }
 
+    /// Returns true if there was no connection to the hub.
+    pub(crate) fn is_unreachable(&self) -> bool {
+        matches!(self, Self::Connection(error) if error.is_unreachable())
+    }
+
     /// Returns true if another attempt may succeed.
     pub(crate) fn is_transient(&self) -> bool {
         match self {
             Self::Status { status, .. } => *status >= 500 || *status == 408 || *status == 429,
             Self::WrongHash { resumed, .. } => *resumed,
-            Self::Unreachable { .. } | Self::Broken { .. } | Self::Short { .. } | Self::Changed { .. } => {
-                true
-            }
+            Self::Connection(error) => error.is_transient(),
+            Self::Short { .. } | Self::Changed { .. } => true,
             _ => false,
         }
     }

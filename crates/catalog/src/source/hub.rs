@@ -37,6 +37,7 @@ use crate::{
     files,
     index::{self, HubSource, TokenizerFiles},
     network::Network,
+    source::partial_file,
 };
 
 /// Default endpoint, unless `HF_ENDPOINT` names another.
@@ -291,7 +292,7 @@ impl Hub {
         }
         match self.listing(source, cancel) {
             Ok(listing) => Ok(RepoFiles::Listed(listing)),
-            Err(Error::Hub(unreachable @ HubError::Unreachable { .. })) => {
+            Err(Error::Hub(unreachable)) if unreachable.is_unreachable() => {
                 let files = cached().ok_or(unreachable)?;
                 let note =
                     format!("The hub cannot be reached; using the downloaded copy of {}.", source.repo);
@@ -322,9 +323,9 @@ impl Hub {
             check_cancel(cancel)?;
             match self.client.get_small(&source.repo, &url, LISTING_LIMIT) {
                 Ok(bytes) => return parse_listing(&source.repo, &bytes).map_err(Error::from),
-                Err(error @ HubError::Unreachable { .. }) => return Err(error.into()),
-                Err(error) if attempt < transfer::ATTEMPTS && error.is_transient() => {
-                    transfer::pause(error.retry_after().unwrap_or(wait), cancel)?;
+                Err(error) if error.is_unreachable() => return Err(error.into()),
+                Err(error) if attempt < partial_file::ATTEMPTS && error.is_transient() => {
+                    partial_file::pause(error.retry_after().unwrap_or(wait), cancel)?;
                     wait *= 2;
                 }
                 Err(error) => return Err(error.into()),

@@ -12,7 +12,12 @@ use narthex_spec::{
     progress::{Stage, Unit},
 };
 
-use crate::{CancelFlag, error::Error, files, source::hub::glob};
+use crate::{
+    CancelFlag,
+    error::Error,
+    files,
+    source::{cached_snapshot::CachedSnapshot, hub::glob},
+};
 
 /// The kind of a local path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,7 +74,13 @@ pub(crate) fn name(path: &Path) -> Result<LocalName, Error> {
     let Sha256(digest) = files::digest(identity.as_bytes());
     let version: String = digest.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
     let file_name = absolute.file_name().unwrap_or_default().to_string_lossy();
-    let stem = safe_name(if absolute.is_dir() { &file_name } else { stem(&file_name) });
+    let repository = CachedSnapshot::of(&absolute);
+    let repository = repository.as_ref().and_then(CachedSnapshot::name);
+    let stem = match repository {
+        Some(name) => safe_name(name),
+        None if absolute.is_dir() => safe_name(&file_name),
+        None => safe_name(stem(&file_name)),
+    };
     let exact = format!("local/{stem}-{version}").parse()?;
     Ok(LocalName { short: format!("local/{stem}").parse()?, exact, version })
 }
@@ -110,13 +121,20 @@ pub(crate) fn safe_name(name: &str) -> String {
     if safe.is_empty() { "model".to_owned() } else { safe }
 }
 
-/// Returns the digests of a local checkpoint's files.
+/// Returns the digests of a local checkpoint's files. Those in the hub's cache must be the hub's.
+///
+/// # Errors
+/// [`Error::Damaged`] and [`Error::LinkLeaves`] for files of the hub's cache; errors of reading.
 pub(crate) fn digests(
     path: &Path,
     progress: &dyn ProgressSink,
     cancel: &CancelFlag,
 ) -> Result<BTreeMap<String, Sha256>, Error> {
     let files = files_of(path)?;
+    let cached = CachedSnapshot::of(&own_path(path)?);
+    if let Some(snapshot) = &cached {
+        snapshot.check_links()?;
+    }
     let total = files.iter().map(|(_, file)| fs::metadata(file).map_or(0, |meta| meta.len())).sum();
     let stage = Stage::start(progress, "Reading the checkpoint", Unit::Bytes, Some(total));
     let mut before = 0;
@@ -128,6 +146,9 @@ pub(crate) fn digests(
             stage.advance(before + bytes);
         })?;
         before += last;
+        if cached.is_some() {
+            CachedSnapshot::check_digest(&file, digest)?;
+        }
         digests.insert(name, digest);
     }
     Ok(digests)

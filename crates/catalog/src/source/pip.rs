@@ -105,6 +105,11 @@ impl Pip {
         Self::first_of(candidates, wanted, cancel)
     }
 
+    /// Returns true if the user named the Python to use.
+    pub(super) fn is_named() -> bool {
+        env::var(PYTHON_VARIABLE).is_ok_and(|python| !python.is_empty())
+    }
+
     /// Returns the first of some commands that has pip.
     fn first_of(
         candidates: Vec<Vec<String>>,
@@ -258,7 +263,7 @@ impl PipProcess {
     fn error_output(&mut self) -> String {
         let bytes = self.stderr.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
         redact_addresses(
-            error_output(&String::from_utf8_lossy(&bytes)),
+            &error_output(&String::from_utf8_lossy(&bytes)),
             &addresses(&|name| env::var_os(name)),
         )
     }
@@ -282,14 +287,31 @@ impl Drop for PipProcess {
 }
 
 /// Returns the lines of stderr with the cause of a failure: the last line of a traceback, or else the lines starting
-/// with pip's first error, or else all.
-fn error_output(stderr: &str) -> &str {
+/// with pip's first error, or else all. A failed connection, of which pip only warns, comes first.
+fn error_output(stderr: &str) -> String {
     let stderr = stderr.trim();
     let text = match stderr.find("Traceback (most recent call last)") {
         Some(_) => stderr.lines().last().unwrap_or_default(),
         None => stderr.find("ERROR:").and_then(|at| stderr.get(at..)).unwrap_or(stderr),
     };
-    text.trim()
+    match connection_failure(stderr) {
+        Some(cause) => format!("no connection, {cause}; {}", text.trim()),
+        None => text.trim().to_owned(),
+    }
+}
+
+/// Returns the cause in pip's last warning about a connection, without the addresses of Python's objects:
+/// `ProxyError('Cannot connect to proxy.', …)`.
+fn connection_failure(stderr: &str) -> Option<String> {
+    let (_, warning) = stderr.rsplit_once("connection broken by '")?;
+    let cause = warning.lines().next()?;
+    let mut cause = cause.rsplit_once("': /").map_or(cause, |(cause, _)| cause).to_owned();
+    while let Some(start) = cause.find('<')
+        && let Some(length) = cause.get(start..)?.find(">: ")
+    {
+        cause.replace_range(start..start + length + ">: ".len(), "");
+    }
+    Some(cause)
 }
 
 /// Returns the addresses of proxies and indexes in environment variables.
@@ -353,6 +375,29 @@ mod tests {
     }
 
     #[test]
+    fn the_cause_of_a_failed_connection_comes_first() {
+        let check = |cause: &str, expect: &str| {
+            let warning = |total| {
+                format!(
+                    "WARNING: Retrying (Retry(total={total}, connect=None)) after connection broken by '{cause}': /simple/p/\n"
+                )
+            };
+            let stderr =
+                format!("{}{}ERROR: No matching distribution found for p==1\n", warning(1), warning(0));
+            let expect = format!("no connection, {expect}; ERROR: No matching distribution found for p==1");
+            assert_eq!(error_output(&stderr), expect);
+        };
+        check(
+            "ProxyError('Cannot connect to proxy.', NewConnectionError('<pip._vendor.urllib3.connection.HTTPSConnection \
+             object at 0x7f90>: Failed to establish a new connection: [Errno 111] Connection refused'))",
+            "ProxyError('Cannot connect to proxy.', NewConnectionError('Failed to establish a new connection: [Errno 111] \
+             Connection refused'))",
+        );
+        let certificate = "SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed'))";
+        check(certificate, certificate);
+    }
+
+    #[test]
     fn credentials_of_proxies_and_indexes_are_hidden() {
         let check = |name: &str, value: &str, stderr: &str, expect: &str| {
             let get = |asked: &str| (asked == name).then(|| value.into());
@@ -374,7 +419,7 @@ mod tests {
         let error = Pip::first_of(candidates, WANTED, &CancelFlag::new(false)).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "p 1 is downloaded with pip, but none of these commands has pip: no-such-python, nor-this -3"
+            "p 1 cannot be downloaded: none of these commands has pip: no-such-python, nor-this -3"
         );
         let hint = error.hint().unwrap();
         assert!(hint.contains("python3-pip") && hint.contains("--from FILE.whl"), "{hint}");

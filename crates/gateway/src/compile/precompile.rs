@@ -215,7 +215,7 @@ fn load_compiler(
         None => {
             let note = format!("Installing the {kind} runtime, which is not installed yet.");
             progress.event(Progress::Note(note));
-            runtimes::install(&library.store, kind, &WheelOrigin::Pip, progress, cancel.flag())?
+            runtimes::install(&library.store, kind, &WheelOrigin::Index, progress, cancel.flag())?
         }
     };
     register_verified(library, runtime, &plugin, progress, cancel)?;

@@ -6,7 +6,7 @@ use narthex_catalog::{
     CancelFlag, Error as CatalogError,
     network::Network,
     runtimes::{self, RuntimePackage},
-    source::pip::{Pip, Requirement},
+    source::{downloader::Downloader, pip::Requirement},
 };
 use narthex_device::{
     ep::{self, Facts},
@@ -92,7 +92,7 @@ impl Gateway {
             // A signal ends the command, and pip with it.
             Network::Allowed => {
                 let wanted = Requirement { package, version, platform: "any" };
-                Pip::find(wanted, &CancelFlag::new(false))
+                Downloader::find(wanted, &CancelFlag::new(false))
             }
             Network::CacheOnly if is_required => {
                 Err(CatalogError::Offline { what: format!("{package} {version}") })

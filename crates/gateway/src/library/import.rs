@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use narthex_catalog::{
-    resolve::import_name,
+    resolve::{check_digests, check_links, import_name},
     store::{PACKAGE_EXTENSION, UnpackedPackage},
 };
 use narthex_compile::{
@@ -115,11 +115,14 @@ pub(crate) fn import(
         Some(name) => name.clone(),
         None => import_name(&import::folder(&request.path))?,
     };
+    let folder = import::folder(&request.path);
+    check_links(&folder)?;
     let path = std::path::absolute(&request.path).map_err(Error::io("find", &request.path))?;
     let source = format!("local {}", path.display());
     library.check_name(&name, None, &source)?;
 
-    let export = open(request)?;
+    let intact = |error| check_digests(&folder, cancel.flag()).map_or_else(Error::from, |()| error);
+    let export = open(request).map_err(intact)?;
     if let Some(bound) = export.bound() {
         let note = format!("The export contains {}, which runs only on {}.", bound.holds, bound.device);
         progress.event(Progress::Note(note));
@@ -133,8 +136,9 @@ pub(crate) fn import(
     let _lock = library.store.lock(&lock_name, progress, cancel.flag())?;
     let staging = library.store.stage_package(&name, key.scheme)?;
     let compiler = format!("narthex {}", env!("CARGO_PKG_VERSION"));
-    export.write(ImportJob { name, out: staging.path(), source, compiler }, progress, cancel.flag())?;
-    trial(&key, staging.path())?;
+    let job = ImportJob { name, out: staging.path(), source, compiler };
+    export.write(job, progress, cancel.flag()).map_err(|error| intact(error.into()))?;
+    trial(&key, staging.path()).map_err(intact)?;
     Ok((key, staging.commit()?))
 }
 

@@ -99,6 +99,9 @@ impl OnnxFileError {
     /// Returns the next step, if one is known.
     pub fn hint(&self) -> Option<String> {
         match self {
+            Self::Decode { path, .. } if path.extension().is_some_and(|ending| ending == "onnx") => {
+                Some("compare the file with the published one; it may be incomplete or damaged".to_owned())
+            }
             Self::Decode { .. } => {
                 Some("name an ONNX file; for a checkpoint, name its folder or its .gguf file".to_owned())
             }

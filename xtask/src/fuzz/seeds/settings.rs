@@ -98,6 +98,9 @@ fn user_files() -> Vec<Input> {
         "sha": "a".repeat(40), "siblings": [{"rfilename": "config.json", "size": 9}], "tags": ["license:mit"],
         "cardData": {"license": "mit"},
     });
+    let file =
+        json!({"filename": "p-1-py3-none-any.whl", "url": "p.whl", "hashes": {"sha256": "0".repeat(64)}});
+    let index_page = json!({"meta": {"api-version": "1.1"}, "name": "p", "files": [file]});
     let tls = concat!(
         include_str!("../../../../crates/server/tests/tls/certificate.pem"),
         "\0",
@@ -105,6 +108,13 @@ fn user_files() -> Vec<Input> {
     );
     vec![
         valid('L', "listing", listing.to_string()),
+        valid('Q', "index-page", index_page.to_string()),
+        valid('Q', "index-page-html", "<html><a href='../p.whl#sha256=00'>p</a><a\nhref=q%2B.whl>"),
+        valid(
+            'Z',
+            "pip-configuration",
+            "[global]\nextra-index-url =\n    https://a\n    https://b\nproxy: http://p\n",
+        ),
         valid('T', "trace", json!({"unsupported_nodes": [node]}).to_string()),
         valid('I', "cards", "NVIDIA H200, 143771\nNVIDIA GB10, [N/A]\n"),
         valid('H', "host-header", "[::1]:8080"),

@@ -9,11 +9,12 @@ use std::{
     path::Path,
 };
 
-use super::{Hub, cache::RepoCache, client::broken, glob};
+use super::{Hub, cache::RepoCache, glob};
 use crate::{
     CancelFlag, check_cancel,
     error::{Error, HubError},
     index::HubSource,
+    source::http::broken,
 };
 
 /// Number of bytes of the first request. Few headers are longer.
@@ -57,7 +58,7 @@ impl Hub {
         }
 
         let listing = match self.listing(source, cancel) {
-            Err(Error::Hub(HubError::Unreachable { .. })) => return Ok(None),
+            Err(Error::Hub(error)) if error.is_unreachable() => return Ok(None),
             other => other?,
         };
 
@@ -109,7 +110,7 @@ impl Hub {
             bytes.clear();
             let reader = response.body_mut().with_config().limit(u64::MAX).reader();
             let read = reader.take(need).read_to_end(&mut bytes);
-            read.map_err(|error| broken(name, error.into()))?;
+            read.map_err(|error| HubError::from(broken(name, error.into())))?;
             if (bytes.len() as u64) < need {
                 let found = bytes.len() as u64;
                 return Err(HubError::Short { name: name.to_owned(), expected: need, found }.into());

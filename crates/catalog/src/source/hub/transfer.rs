@@ -4,36 +4,31 @@
 //! new ETag. A file in the large-file storage has its SHA-256 as ETag and is refused if its bytes have another digest.
 
 use std::{
-    fs::{self, File, OpenOptions},
-    io::{self, Read, Write},
+    fs::{self, File},
     path::Path,
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use narthex_spec::Sha256;
-use sha2::Digest;
 use ureq::{Body, http::Response};
 
 use super::{
     cache::RepoCache,
-    client::{Client, FileMetadata, broken, header},
+    client::{Client, FileMetadata},
     reference::blob_name,
 };
 use crate::{
     CancelFlag, check_cancel,
     error::{Error, HubError},
     files,
+    source::{
+        http::{broken, header},
+        partial_file::{self, PartialFile, Retries, TransferEnd, continues},
+    },
 };
-
-/// Maximum number of consecutive attempts without progress.
-pub(super) const ATTEMPTS: usize = 5;
 
 /// Maximum number of bytes of a file whose length the hub does not state.
 const UNSTATED_LIMIT: u64 = 1 << 30;
-
-/// Number of bytes between two progress reports.
-const REPORT: usize = 256 << 10;
 
 /// The download of one file into the cache.
 pub(super) struct Transfer<'a> {
@@ -67,32 +62,17 @@ impl Transfer<'_> {
         seen: &dyn Fn(u64),
         cancel: &CancelFlag,
     ) -> Result<u64, Error> {
-        let mut failures = 0;
-        let mut wait = backoff;
-        let mut reached = 0;
+        let mut retries = Retries::new(backoff);
         let mut former: Option<String> = None;
-
         loop {
             check_cancel(cancel)?;
             let error = match self.attempt(&mut former, seen, cancel) {
                 Ok(bytes) => return Ok(bytes),
-                Err(Error::Hub(error)) if error.is_transient() => error,
-                Err(other) => return Err(other),
+                Err(error) => error,
             };
             tracing::debug!(file = self.name, %error, "attempt failed");
             let length = former.as_ref().map_or(0, |etag| files::tree_bytes(&self.repo.partial(etag)));
-            failures = if length > reached { 1 } else { failures + 1 };
-            if length > reached {
-                wait = backoff;
-            }
-            // Only bytes beyond the largest length so far are progress. Otherwise, attempts on a server that restarts
-            // the file every other time would never end.
-            reached = reached.max(length);
-            if failures >= ATTEMPTS {
-                return Err(error.into());
-            }
-            pause(error.retry_after().unwrap_or(wait), cancel)?;
-            wait *= 2;
+            retries.wait_after(error, length, cancel)?;
         }
     }
 
@@ -133,7 +113,7 @@ impl Transfer<'_> {
 
     fn lock(&self, etag: &str, cancel: &CancelFlag) -> Result<File, Error> {
         let path = self.repo.lock_file(etag)?;
-        let file = open(&path).map_err(Error::io("open the lock", &path))?;
+        let file = partial_file::open(&path).map_err(Error::io("open the lock", &path))?;
         files::lock(&file, &path, cancel, || ())?;
         Ok(file)
     }
@@ -170,8 +150,7 @@ impl Transfer<'_> {
             return Err(self.short(remote, partial.bytes).into());
         }
 
-        partial.file.sync_all().map_err(Error::io("flush", &path))?;
-        let found = Sha256(partial.hasher.finalize().into());
+        let found = partial.finish()?;
         if let Some(expected) = remote.etag.parse::<Sha256>().ok().filter(|expected| *expected != found) {
             files::remove_all(&path)?;
             return Err(HubError::WrongHash { name: self.name.to_owned(), expected, found, resumed }.into());
@@ -190,120 +169,23 @@ impl Transfer<'_> {
 
     fn receive(
         &self,
-        mut response: Response<Body>,
+        response: Response<Body>,
         remote: &RemoteFile,
         partial: &mut PartialFile<'_>,
         seen: &dyn Fn(u64),
         cancel: &CancelFlag,
     ) -> Result<(), Error> {
-        let mut reader = response.body_mut().with_config().limit(u64::MAX).reader();
-        let mut buffer = vec![0; REPORT];
-        let mut reported = partial.bytes;
-
-        loop {
-            check_cancel(cancel)?;
-            let count = match reader.read(&mut buffer) {
-                Ok(count) => count,
-                Err(error) => return Err(broken(self.name, error.into()).into()),
-            };
-            let Some(chunk) = buffer.get(..count).filter(|chunk| !chunk.is_empty()) else { return Ok(()) };
-            partial.append(chunk)?;
-            if partial.bytes > remote.limit() {
+        match partial.receive(response, remote.limit(), seen, cancel)? {
+            TransferEnd::Whole => Ok(()),
+            TransferEnd::Broken(error) => Err(HubError::from(broken(self.name, error.into())).into()),
+            TransferEnd::TooLong => {
                 files::remove_all(partial.path)?;
-                return Err(HubError::Long { name: self.name.to_owned(), expected: remote.limit() }.into());
-            }
-            if partial.bytes - reported >= REPORT as u64 {
-                reported = partial.bytes;
-                seen(reported);
+                Err(HubError::Long { name: self.name.to_owned(), expected: remote.limit() }.into())
             }
         }
     }
 
     fn short(&self, remote: &RemoteFile, found: u64) -> HubError {
         HubError::Short { name: self.name.to_owned(), expected: remote.limit(), found }
-    }
-}
-
-/// A partly downloaded file, and the digest of its bytes so far.
-struct PartialFile<'a> {
-    path: &'a Path,
-    file: File,
-    hasher: sha2::Sha256,
-    bytes: u64,
-}
-
-/// Opens a regular file for reading and writing, or creates it. Opening a named pipe for both does not block.
-fn open(path: &Path) -> io::Result<File> {
-    let file = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path)?;
-    if file.metadata()?.is_file() {
-        return Ok(file);
-    }
-    Err(io::Error::new(io::ErrorKind::InvalidInput, "expected a regular file, found another kind of file"))
-}
-
-impl<'a> PartialFile<'a> {
-    /// Opens the file of an earlier attempt, or creates it, and empties it if it is longer than `limit` bytes.
-    fn open(path: &'a Path, limit: u64, cancel: &CancelFlag) -> Result<Self, Error> {
-        let file = open(path).map_err(Error::io("create", path))?;
-        let mut partial = Self { path, file, hasher: sha2::Sha256::new(), bytes: 0 };
-        files::read_chunks(&mut partial.file, path, cancel, |chunk| {
-            partial.hasher.update(chunk);
-            partial.bytes += chunk.len() as u64;
-        })?;
-        if partial.bytes > limit {
-            partial.restart()?;
-        }
-        Ok(partial)
-    }
-
-    fn restart(&mut self) -> Result<(), Error> {
-        self.file.set_len(0).map_err(Error::io("truncate", self.path))?;
-        std::io::Seek::rewind(&mut self.file).map_err(Error::io("truncate", self.path))?;
-        self.hasher = sha2::Sha256::new();
-        self.bytes = 0;
-        Ok(())
-    }
-
-    fn append(&mut self, chunk: &[u8]) -> Result<(), Error> {
-        self.file.write_all(chunk).map_err(Error::io("write", self.path))?;
-        self.hasher.update(chunk);
-        self.bytes += chunk.len() as u64;
-        Ok(())
-    }
-}
-
-/// Returns true if a response starts at the requested byte.
-fn continues(response: &Response<Body>, from: u64) -> bool {
-    response.status().as_u16() == 206
-        && header(response.headers(), "content-range")
-            .and_then(|text| text.trim().strip_prefix("bytes ")?.split_once('-')?.0.parse::<u64>().ok())
-            == Some(from)
-}
-
-/// Sleeps for `wait`, before another attempt. Returns an error soon after `cancel` is set; a flag cannot wake a thread.
-pub(super) fn pause(wait: Duration, cancel: &CancelFlag) -> Result<(), Error> {
-    let end = Instant::now() + wait;
-    loop {
-        check_cancel(cancel)?;
-        let left = end.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Ok(());
-        }
-        thread::sleep(left.min(Duration::from_millis(50)));
-    }
-}
-
-#[cfg(all(test, unix))]
-#[allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_named_pipe_in_the_place_of_a_file_is_refused_without_waiting() {
-        let folder = tempfile::tempdir().unwrap();
-        let pipe = folder.path().join("pipe");
-        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-        assert!(open(&pipe).unwrap_err().to_string().contains("expected a regular file"));
-        open(&folder.path().join("file")).unwrap();
     }
 }

