@@ -128,6 +128,7 @@ fn stated_digest(blob: &Path) -> Option<Sha256> {
 }
 
 #[cfg(all(test, unix))]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 mod tests {
     use std::os::unix::fs::symlink;
 

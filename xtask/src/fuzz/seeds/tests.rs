@@ -238,7 +238,7 @@ fn audio() {
     check(Target::Audio, |bytes| {
         let decoder =
             narthex_audio::Decoder::open(std::io::Cursor::new(bytes)).map_err(|error| error.to_string())?;
-        decoder.at_most(60).try_for_each(|chunk| shown(chunk))
+        decoder.at_most(60).try_for_each(shown)
     });
 }
 
