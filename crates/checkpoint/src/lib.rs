@@ -1,9 +1,9 @@
-//! Checkpoint files on disk: readers for GGUF and safetensors behind one interface.
+//! Checkpoint files on disk: readers for GGUF, safetensors and CTranslate2 behind one interface.
 //!
 //! Weights have the canonical names of `narthex_spec::arch`, whatever the file calls them. This crate does not depend
 //! on graphs. All bytes are untrusted: malformed files cause a [`CheckpointError`], never a panic.
 //!
-//! Start at [`open()`]. The two formats are in `gguf` and `hf`; their common parts are in `tensors`, `names`, `layout`
+//! Start at [`open()`]. The formats are in `gguf`, `hf` and `ct2`; their common parts are in `tensors`, `names`, `layout`
 //! and `required_tensors`; the differences of model families are in `family`.
 
 mod checkpoint;
@@ -11,6 +11,7 @@ mod error;
 mod file_watches;
 mod open;
 
+mod ct2;
 mod family;
 mod gguf;
 pub mod hf;

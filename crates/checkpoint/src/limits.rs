@@ -9,7 +9,7 @@ use narthex_files::MappedFile;
 use narthex_spec::{
     arch::{
         Architecture, Attention, DecoderArch, EncoderArch, EncoderHead, KvSource, NormKind, QkNorm, Residual,
-        RopeScaling, Rotation,
+        RopeScaling, Rotation, SpeechArch,
     },
     manifest::max_json_values,
 };
@@ -97,6 +97,7 @@ pub(crate) fn check_architecture(path: &Path, architecture: &Architecture) -> Re
     match architecture {
         Architecture::Decoder(decoder) => check_decoder(path, decoder),
         Architecture::Encoder(encoder) => check_encoder(path, encoder),
+        Architecture::Speech(speech) => check_speech(path, speech),
     }
 }
 
@@ -277,6 +278,25 @@ fn check_encoder(path: &Path, encoder: &EncoderArch) -> Result<()> {
     }
     if let EncoderHead::Score { labels, .. } = encoder.head {
         bounded(path, "a number of labels", labels, &WIDTH)?;
+    }
+    Ok(())
+}
+
+fn check_speech(path: &Path, speech: &SpeechArch) -> Result<()> {
+    bounded(path, "a vocabulary", speech.vocab, &VOCAB)?;
+    bounded(path, "a hidden size", speech.hidden, &WIDTH)?;
+    bounded(path, "a number of mel bands", speech.bins, &HEADS)?;
+    bounded(path, "a number of source positions", speech.source_positions, &CONTEXT)?;
+    bounded(path, "a number of target positions", speech.target_positions, &CONTEXT)?;
+    check_epsilon(path, speech.norm_epsilon)?;
+    for side in [&speech.encoder, &speech.decoder] {
+        bounded(path, "a number of layers", side.layers, &LAYERS)?;
+        bounded(path, "a number of heads", side.heads, &HEADS)?;
+        bounded(path, "an inner width", side.inner, &WIDTH)?;
+        if !speech.hidden.is_multiple_of(side.heads) {
+            let expected = format!("heads that divide the hidden size {}", speech.hidden);
+            return Err(malformed(path, expected, side.heads));
+        }
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 
 use narthex_spec::arch::{
     AltUp, Architecture, Attention, BottleneckAttention, DecoderArch, EncoderArch, EncoderHead, KvSource,
-    NormKind, PerLayer, QkNorm, Residual,
+    NormKind, PerLayer, QkNorm, Residual, SpeechArch,
 };
 
 use crate::{error::Result, limits::unsupported, tensors::Tensors};
@@ -49,7 +49,7 @@ pub(super) fn check(tensors: &Tensors, architecture: &Architecture) -> Result<()
 pub fn parameters(architecture: &Architecture) -> u64 {
     let segments = match architecture {
         Architecture::Encoder(encoder) => encoder.types as u64 * encoder.hidden as u64,
-        Architecture::Decoder(_) => 0,
+        Architecture::Decoder(_) | Architecture::Speech(_) => 0,
     };
     let required = required_shapes(architecture);
     let elements =
@@ -62,6 +62,7 @@ pub(super) fn required_shapes(architecture: &Architecture) -> RequiredTensors {
     match architecture {
         Architecture::Decoder(decoder) => decoder_weights(decoder),
         Architecture::Encoder(encoder) => encoder_weights(encoder),
+        Architecture::Speech(speech) => speech_weights(speech),
     }
 }
 
@@ -286,4 +287,36 @@ fn head_weights(needed: &mut RequiredTensors, encoder: &EncoderArch) {
             }
         }
     }
+}
+
+fn speech_weights(speech: &SpeechArch) -> RequiredTensors {
+    let hidden = speech.hidden;
+    let mut needed = vec![
+        ("embed.weight".to_owned(), vec![speech.vocab, hidden]),
+        ("position.weight".to_owned(), vec![speech.target_positions, hidden]),
+        ("encoder.position.weight".to_owned(), vec![speech.source_positions, hidden]),
+    ];
+    for (conv, input) in [("encoder.conv1", speech.bins), ("encoder.conv2", hidden)] {
+        needed.push((format!("{conv}.weight"), vec![hidden, input, SpeechArch::KERNEL]));
+        needed.push((format!("{conv}.bias"), vec![hidden]));
+    }
+
+    for (side, layers) in [("encoder", speech.encoder), ("decoder", speech.decoder)] {
+        norm(&mut needed, format!("{side}.norm"), hidden);
+        let attentions: &[&str] = if side == "encoder" { &["attn"] } else { &["attn", "cross"] };
+        for i in 0..layers.layers {
+            let name = |module: &str| format!("{side}.layers.{i}.{module}");
+            for attention in attentions {
+                norm(&mut needed, name(&format!("{attention}_norm")), hidden);
+                for part in ["q", "k", "v", "o"] {
+                    let bias = Bias::from(part != "k");
+                    linear(&mut needed, name(&format!("{attention}.{part}_proj")), [hidden; 2], bias);
+                }
+            }
+            norm(&mut needed, name("mlp_norm"), hidden);
+            linear(&mut needed, name("mlp.up_proj"), [layers.inner, hidden], Bias::Present);
+            linear(&mut needed, name("mlp.down_proj"), [hidden, layers.inner], Bias::Present);
+        }
+    }
+    needed
 }

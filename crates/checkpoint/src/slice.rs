@@ -56,6 +56,9 @@ pub enum SliceError {
         "expected the dropped layers in one setting, found them in two: the MatFormer size also has a list; add them to it, as in skip=3+7"
     )]
     DroppedTwice,
+    /// Numbers of layers do not state a side.
+    #[error("layers of a model that transcribes speech cannot be dropped; take a smaller model")]
+    Sides,
     /// The number of inner widths is wrong.
     #[error(
         "expected one inner width, or one for each of the {expected} layers that are kept, found {found}"
@@ -240,6 +243,10 @@ impl Checkpoint {
             (Architecture::Encoder(_), Some(_), _) => {
                 return Err(SliceError::Family { found: "an encoder".to_owned() });
             }
+            (Architecture::Speech(_), Some(_), _) => {
+                return Err(SliceError::Family { found: "a model that transcribes speech".to_owned() });
+            }
+            (Architecture::Speech(_), _, Some(_)) => return Err(SliceError::Sides),
         };
         self.weights = Box::new(SlicedWeights { whole: self.weights, slice });
         Ok(self)

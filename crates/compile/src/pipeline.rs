@@ -80,6 +80,11 @@ pub fn compile(
         let sha256 = Sha256(sha2::Sha256::digest(&list).into());
         job.recipe.vocabulary = Some(KeptTokens { tokens: kept.len(), sha256 });
     }
+    if let Architecture::Speech(_) = checkpoint.architecture
+        && !job.recipe.targets.is_empty()
+    {
+        return Err(lower::no_static_speech());
+    }
     job.recipe.fixed = parts::shapes(&checkpoint.architecture, &job.recipe, checkpoint.max_length);
     let plan = Plan::of_source(&checkpoint.architecture, &job.recipe, checkpoint.weights.as_ref())?;
     keep(job.keep_stages, "architecture.json", || json(&checkpoint.architecture))?;
@@ -274,6 +279,7 @@ fn manifest(
             pad: special.pad,
             mask: special.texts.get("mask_token").cloned(),
         },
+        speech: checkpoint.speech.clone(),
         chat: checkpoint.chat_template.as_ref().map(|template| chat_entry(template, special.texts.clone())),
         prompts: checkpoint.prompts.clone(),
         sampling: checkpoint.sampling,

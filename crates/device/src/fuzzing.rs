@@ -10,6 +10,7 @@ use crate::{
     dynamic::{self, ExecutorOptions},
     encoder,
     inventory::nvidia,
+    speech,
     table::Table,
     trace,
     vocab_subset::VocabSubset,
@@ -49,6 +50,7 @@ pub fn read_package(package: &Path, manifest: &Manifest) -> Result<(), DeviceErr
                 read_rows(&tables.token);
             }
         }
+        Structure::Speech(_) => drop(speech::SpeechParts::read(package, manifest)?),
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! ONNX Runtime. This is the only crate with `ort`, dynamic libraries and FFI. It implements the engine's ports.
 //!
-//! Start at [`runtime::Runtime`], which loads the library once per process; [`dynamic`] and [`encoder`] run variant A,
+//! Start at [`runtime::Runtime`], which loads the library once per process; [`dynamic`], [`encoder`] and [`speech`] run variant A,
 //! [`static_shapes`] runs variant B, [`split`] joins two executors, and [`ep`] holds each provider's options.
 
 pub mod dynamic;
@@ -22,6 +22,7 @@ mod registry;
 mod rope_switch;
 pub mod runtime;
 pub mod single_run;
+pub mod speech;
 pub mod split;
 pub mod static_shapes;
 mod table;

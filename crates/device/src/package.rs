@@ -30,6 +30,9 @@ pub(crate) fn takes_dynamic(device: &Device, manifest: &Manifest) -> Result<(), 
             Err(DeviceError::Bound { holds: bound.holds.clone(), to: bound.device.clone() })
         }
         None if name.variant() != Variant::Dynamic => Err(DeviceError::Variant { device: name.describe() }),
+        _ if matches!(manifest.architecture, Structure::Speech(_)) && *device != Device::Cpu => {
+            Err(DeviceError::Speech { device: name.describe() })
+        }
         // Found with version 0.4.0 of the plugin on an NVIDIA GPU, and with 1.27.0 on SwiftShader.
         _ if name == DeviceName::WebGpu && caps_scores(manifest) => {
             Err(DeviceError::Wrong { device: name.describe(), ignored: "the cap of attention scores" })

@@ -19,6 +19,7 @@ mod sequence;
 #[cfg(feature = "testing")]
 pub mod snapshot;
 mod speculate;
+pub mod speech;
 pub mod supervise;
 mod wake;
 pub mod worker;

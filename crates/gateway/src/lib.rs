@@ -33,6 +33,7 @@ mod report;
 mod rights;
 mod serve;
 mod server_record;
+mod speech_queue;
 mod threads;
 
 pub use cancel::{Cancel, CancelCallback};
@@ -53,6 +54,7 @@ pub use library::{
 };
 pub use load::residency::{LoadStart, LoadWaiter, PendingLoad, ReadyModel};
 pub use model_settings::{AnswerSettings, KeepAlive, LoadSettings, ModelSettings, ResidenceSettings};
+pub use narthex_audio::AudioError;
 pub use narthex_catalog::{
     keys,
     network::Network,

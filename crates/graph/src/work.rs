@@ -29,7 +29,11 @@ pub fn multiply_accumulates(node: &Node, known: &InferredTensors) -> Option<u64>
         "ConvTranspose" => known.input(node, 0)?.count()?.checked_mul(per_window(shape(1)?)?),
         "Attention" if node.domain.is_empty() => attention(shape(0)?, shape(1)?, shape(2)?),
         "GroupQueryAttention" => grouped(node, output, known),
-        "MultiHeadAttention" => attention(shape(0)?, shape(1)?, shape(2).or(shape(1))?),
+        "MultiHeadAttention" => match shape(1)?.as_slice() {
+            // Keys of separate heads: each query attends to all of them twice, for the scores and for the values.
+            [_, _, keys, _] => output.count()?.checked_mul((*keys)?)?.checked_mul(2),
+            _ => attention(shape(0)?, shape(1)?, shape(2).or(shape(1))?),
+        },
         "LSTM" | "GRU" | "RNN" => recurrent(shape(0)?, shape(1)?, shape(2)?),
         "Einsum" => einsum(node, known),
         _ => Some(0),
@@ -128,6 +132,15 @@ mod tests {
         check(("", "Conv"), &[&[1, 4, 8, 8], &[6, 4, 3, 3]], &[], Some(6 * 6 * 6 * 36));
         check(("", "Conv"), &[&[1, 4, 8, 8], &[4, 1, 3, 3]], &[("group", 4i64.into())], Some(4 * 36 * 9));
         check(("", "Attention"), &[&[1, 2, 3, 8], &[1, 2, 5, 8], &[1, 2, 5, 4]], &[], Some(2 * 3 * 5 * 12));
+        let heads = [("num_heads", Attribute::from(2usize))];
+        check(
+            (MICROSOFT, "MultiHeadAttention"),
+            &[&[1, 3, 8], &[1, 5, 8], &[1, 5, 8]],
+            &heads,
+            Some(2 * 3 * 5 * 8),
+        );
+        let cached: &[&[usize]] = &[&[1, 3, 8], &[1, 2, 5, 4], &[1, 2, 5, 4]];
+        check((MICROSOFT, "MultiHeadAttention"), cached, &heads, Some(2 * 3 * 5 * 8));
         let equation = [("equation", Attribute::String("bhqd,bhkd->bhqk".into()))];
         check(("", "Einsum"), &[&[1, 2, 3, 8], &[1, 2, 5, 8]], &equation, Some(2 * 3 * 5 * 8));
         check(("", "Relu"), &[&[4]], &[], Some(0));

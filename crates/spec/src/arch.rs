@@ -1,12 +1,13 @@
 //! Model architectures, without weights: enough to build either graph variant.
 //!
 //! A family (Llama, BERT, …) fills these structs from a checkpoint's configuration; the graph builder reads only the
-//! structs. [`DecoderArch`] and [`EncoderArch`] list the names of weights.
+//! structs. [`DecoderArch`], [`EncoderArch`] and [`SpeechArch`] list the names of weights.
 
 mod altup;
 mod encoder;
 mod head;
 mod rope;
+mod speech;
 mod structure;
 
 use serde::{Deserialize, Serialize};
@@ -17,6 +18,7 @@ pub use encoder::{
     UnknownPooling,
 };
 pub use rope::{Rope, RopeScaling};
+pub use speech::{SpeechArch, SpeechLayers};
 pub use structure::{ImportedDecoder, ImportedEncoder, Steps, Structure};
 
 /// A model's structure.
@@ -27,6 +29,8 @@ pub enum Architecture {
     Decoder(DecoderArch),
     /// A bidirectional encoder with a head, such as one vector per text.
     Encoder(EncoderArch),
+    /// An encoder-decoder model that transcribes speech.
+    Speech(SpeechArch),
 }
 
 impl Architecture {
@@ -35,6 +39,7 @@ impl Architecture {
         match self {
             Self::Decoder(arch) => arch.context,
             Self::Encoder(arch) => arch.positions,
+            Self::Speech(arch) => arch.target_positions,
         }
     }
 
@@ -46,6 +51,13 @@ impl Architecture {
             }
             Self::Encoder(arch) => {
                 format!("{} layers, width {}, {}", arch.layers, arch.hidden, arch.gives())
+            }
+            Self::Speech(arch) => {
+                let SpeechArch { encoder, decoder, hidden, vocab, bins, .. } = arch;
+                format!(
+                    "{} layers over {bins} mel bands and {} layers over tokens, width {hidden}, vocabulary {vocab}",
+                    encoder.layers, decoder.layers
+                )
             }
         }
     }
@@ -94,6 +106,8 @@ pub enum Family {
     DistilBert,
     /// MobileBERT.
     MobileBert,
+    /// Whisper and Distil-Whisper.
+    Whisper,
 }
 
 /// A decoder-only transformer.

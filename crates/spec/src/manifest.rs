@@ -14,6 +14,7 @@ mod quality;
 mod sampling;
 mod seal;
 mod source_weights;
+mod speech;
 
 use std::collections::BTreeMap;
 
@@ -35,6 +36,7 @@ pub use quality::Quality;
 pub use sampling::PublishedSampling;
 pub use seal::{ManifestChanged, check_digest, to_json};
 pub use source_weights::SourceWeights;
+pub use speech::SpeechEntry;
 
 /// Version that this build writes, and the only one that it reads.
 pub const FORMAT: u32 = 1;
@@ -73,6 +75,9 @@ pub struct Manifest {
     pub tokenizer: TokenizerEntry,
     /// Chat template, for chat models.
     pub chat: Option<ChatEntry>,
+    /// Control tokens, for models that transcribe speech.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub speech: Option<SpeechEntry>,
     /// Sampling that the publisher recommends, for requests that state none.
     #[serde(default, skip_serializing_if = "PublishedSampling::is_empty")]
     pub sampling: PublishedSampling,
@@ -243,6 +248,25 @@ pub enum Slot {
     Scores,
     /// Output `[batch, sequence, 2]`: start and end scores of an answer at each token.
     Spans,
+    /// Input `[1, bins, frames]`: the log-mel spectrogram of a window.
+    Features,
+    /// Output of an encoder and input of its decoder, `[1, heads, positions, head_size]`: keys of the encoder's rows in
+    /// one of the decoder's layers.
+    CrossKey {
+        /// The decoder's layer.
+        layer: usize,
+    },
+    /// As [`Slot::CrossKey`]: values.
+    CrossValue {
+        /// The decoder's layer.
+        layer: usize,
+    },
+    /// Output `[1, tokens, heads · head_size]`: queries of the tokens to the encoder's rows, in a layer with alignment
+    /// heads.
+    CrossQuery {
+        /// The decoder's layer.
+        layer: usize,
+    },
 }
 
 /// Tensor of a slot.

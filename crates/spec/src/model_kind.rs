@@ -3,7 +3,10 @@
 use serde::{Deserialize, Serialize};
 use strum::VariantArray;
 
-use crate::{arch::EncoderHead, manifest::Manifest};
+use crate::{
+    arch::{EncoderHead, Structure},
+    manifest::Manifest,
+};
 
 /// Task of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, strum::IntoStaticStr, VariantArray)]
@@ -22,6 +25,8 @@ pub enum ModelKind {
     Answer,
     /// Fills masked tokens.
     Masked,
+    /// Transcribes speech.
+    Transcription,
     /// A task that this version does not serve.
     Other,
 }
@@ -37,6 +42,9 @@ impl ModelKind {
 
     /// Returns the kind of a package's model.
     pub fn of(manifest: &Manifest) -> Self {
+        if matches!(manifest.architecture, Structure::Speech(_)) {
+            return Self::Transcription;
+        }
         match manifest.architecture.head() {
             None if manifest.chat.is_none() => Self::Text,
             None => Self::Chat,
@@ -57,6 +65,7 @@ impl ModelKind {
             Self::Rerank => "a reranker",
             Self::Answer => "a question-answering model",
             Self::Masked => "a masked language model",
+            Self::Transcription => "a speech recognition model",
             Self::Other => "a model of a kind that this version does not serve",
         }
     }

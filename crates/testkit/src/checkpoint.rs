@@ -5,6 +5,7 @@
 //! written, use [`tiny_llama`] or [`tiny_bert`] and the parts that they return.
 
 mod gguf;
+mod whisper;
 mod words;
 
 use std::{fs, io, path::Path};
@@ -13,6 +14,7 @@ use narthex_engine::sample::SplitMix64;
 use serde_json::{Value, json};
 
 pub use gguf::{Gguf, GgufTensor, GgufType, Meta};
+pub use whisper::tiny_whisper_safetensors;
 use words::CHAT_TEMPLATE;
 
 /// Hidden size of the tiny Llama and the tiny BERT.

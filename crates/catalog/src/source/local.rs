@@ -258,7 +258,8 @@ mod tests {
         };
         fs::create_dir_all(folder.path().join("empty")).unwrap();
         fs::create_dir_all(folder.path().join("full")).unwrap();
-        for file in ["a.GGUF", "b.whl", "c.safetensors", "d.txt", "full/model.safetensors"] {
+        fs::create_dir_all(folder.path().join("ct2")).unwrap();
+        for file in ["a.GGUF", "b.whl", "c.safetensors", "d.txt", "full/model.safetensors", "ct2/model.bin"] {
             fs::write(folder.path().join(file), b"x").unwrap();
         }
         check("a.GGUF", Ok(LocalKind::Checkpoint));
@@ -266,6 +267,7 @@ mod tests {
         check("c.safetensors", Err("use its folder"));
         check("d.txt", Err("a file of another kind"));
         check("full", Ok(LocalKind::Checkpoint));
+        check("ct2", Ok(LocalKind::Checkpoint));
         check("empty", Err("a folder without weights"));
         check("none", Err("does not exist"));
     }

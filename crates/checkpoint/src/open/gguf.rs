@@ -56,6 +56,7 @@ fn opened(path: &Path) -> Result<Checkpoint> {
         tokenizer: TokenizerSource::Gguf(Box::new(vocab)),
         special,
         chat_template: metadata.text("tokenizer.chat_template")?.map(str::to_owned),
+        speech: None,
         prompts: Prompts::default(),
         pooling,
         sampling,
@@ -290,7 +291,7 @@ mod tests {
         };
         match settings(family, &metadata, &tensors).unwrap().architecture {
             Architecture::Decoder(decoder) => decoder,
-            Architecture::Encoder(encoder) => panic!("{encoder:?}"),
+            other => panic!("{other:?}"),
         }
     }
 

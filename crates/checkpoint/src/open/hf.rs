@@ -18,7 +18,7 @@ use crate::{
         config::Config,
         folder::Folder,
         pooling::{self, SentenceEmbedding},
-        prompts, tokenizer,
+        prompts, speech, tokenizer,
     },
     layout::Layout,
     limits::check_architecture,
@@ -50,6 +50,7 @@ pub(super) fn architecture_from_config(keys: Value, pooling: Option<Pooling>) ->
     let config = Config::new(CONFIG.into(), keys)?;
     let architecture = match hf_family(&config)?.read {
         HfReader::Decoder(read) => read(&config).map(|decoder| Architecture::Decoder(decoder.arch)),
+        HfReader::Speech(read) => read(&config).map(Architecture::Speech),
         HfReader::Encoder(read) => {
             let listed = pooling.is_some();
             let sentence =
@@ -77,6 +78,11 @@ fn settings(folder: &mut Folder, config: &Config) -> Result<HfSettings> {
             let longest = tokenizer::max_length(folder, &sentence)?.unwrap_or(usize::MAX);
             let max_length = encoder.positions.min(longest);
             (Architecture::Encoder(encoder), Layout::default(), max_length, sentence.source)
+        }
+        HfReader::Speech(read) => {
+            let arch = read(config).map_err(|error| error.in_file(config.path()))?;
+            let context = arch.target_positions;
+            (Architecture::Speech(arch), Layout::default(), context, PoolingSource::Unknown)
         }
     };
     check_architecture(config.path(), &architecture)?;
@@ -117,17 +123,23 @@ fn weights(
 pub(super) fn open(path: &Path) -> Result<Checkpoint> {
     let mut folder = Folder::new(path);
     let config = Config::read(&mut folder)?;
-    let HfSettings { family, architecture, layout, max_length, pooling } = settings(&mut folder, &config)?;
+    let HfSettings { family, mut architecture, layout, max_length, pooling } =
+        settings(&mut folder, &config)?;
     let (embeds, vocab) = match &architecture {
         Architecture::Decoder(arch) => (false, tokenizer::Vocab::Decoder(arch.vocab, Some(arch.family))),
         Architecture::Encoder(arch) => {
             (matches!(arch.head, EncoderHead::Embedding { .. }), tokenizer::Vocab::Encoder(arch.vocab))
         }
+        Architecture::Speech(arch) => (false, tokenizer::Vocab::Encoder(arch.vocab)),
     };
 
     let prompts = if embeds { prompts::read(&mut folder)? } else { Prompts::default() };
     let (tensors, files) = weights(path, family, &architecture, layout)?;
     let text = tokenizer::read(&mut folder, config.ids(), vocab)?;
+    let speech = match &mut architecture {
+        Architecture::Speech(arch) => Some(speech::read(&mut folder, &text.tokenizer, arch)?),
+        Architecture::Decoder(_) | Architecture::Encoder(_) => None,
+    };
     let license = folder.license()?;
     folder.files.extend(files);
 
@@ -138,6 +150,7 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint> {
         tokenizer: TokenizerSource::Json(text.tokenizer),
         special: text.special,
         chat_template: text.chat_template,
+        speech,
         prompts,
         pooling,
         sampling: text.sampling,

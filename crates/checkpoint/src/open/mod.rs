@@ -2,6 +2,7 @@
 //!
 //! Only names and the first bytes are examined here; the readers do the rest.
 
+mod ct2;
 mod gguf;
 mod hf;
 
@@ -16,6 +17,7 @@ use narthex_spec::arch::{Architecture, Pooling};
 
 use crate::{
     checkpoint::Checkpoint,
+    ct2::is_whisper as is_ct2_whisper,
     error::{CheckpointError, Result},
     hf::CONFIG,
     limits::{unreadable, unsupported},
@@ -26,8 +28,8 @@ use crate::{
 /// Maximum number of names in a message.
 const MAX_LISTED: usize = 12;
 
-/// Opens a checkpoint: a GGUF file or any part of one, a folder with `config.json` and safetensors, or a folder with one
-/// GGUF file or its parts.
+/// Opens a checkpoint: a GGUF file or any part of one, a folder with `config.json` and safetensors, a folder with one GGUF
+/// file or its parts, or a folder with the `model.bin` of CTranslate2.
 ///
 /// A folder with both formats is read as safetensors, which has the higher precision. Weights stay encoded and
 /// memory-mapped. Every tensor that the architecture needs is checked for its presence and shape.
@@ -50,6 +52,9 @@ pub fn open(path: &Path) -> Result<Checkpoint> {
         return hf::open(path).map_err(|error| error.in_file(path));
     }
 
+    if is_ct2_whisper(path) {
+        return ct2::open(path).map_err(|error| error.in_file(path));
+    }
     let ggufs: Vec<PathBuf> = names.iter().filter(|name| is_gguf(name)).map(|name| path.join(name)).collect();
     match &ggufs[..] {
         [file] => gguf::open(file),
@@ -85,6 +90,9 @@ pub fn architecture(path: &Path) -> Result<Architecture> {
     // An index without shards, such as one fetched with a publisher's other small files, does not count as weights.
     let mut shards = names.filter(|name| name.to_string_lossy().ends_with(".safetensors"));
     let has_weights = [SINGLE, INDEX].iter().any(|name| path.join(name).is_file()) && shards.next().is_some();
+    if !has_weights && is_ct2_whisper(path) {
+        return ct2::architecture(path).map_err(|error| error.in_file(path));
+    }
     if path.join(CONFIG).is_file() && !has_weights {
         return hf::architecture(path).map_err(|error| error.in_file(path));
     }

@@ -27,6 +27,10 @@ pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing) -> String {
         Structure::Encoder(arch) => {
             format!("encoder, {} layers, {}, vocabulary {}", arch.layers, arch.gives(), arch.vocab)
         }
+        Structure::Speech(arch) => format!(
+            "speech recognition, {} and {} layers, width {}, {} mel bands, vocabulary {}",
+            arch.encoder.layers, arch.decoder.layers, arch.hidden, arch.bins, arch.vocab
+        ),
         Structure::ImportedDecoder(imported) => {
             let layers = manifest.graphs.first().map_or(0, |graph| graph.kv.len());
             format!("imported decoder, {layers} layers, vocabulary {}", imported.vocab)
@@ -164,6 +168,7 @@ fn layers(structure: &Structure) -> Option<usize> {
     match structure {
         Structure::Decoder(arch) => Some(arch.layers.len()),
         Structure::Encoder(arch) => Some(arch.layers),
+        Structure::Speech(arch) => Some(arch.encoder.layers + arch.decoder.layers),
         Structure::ImportedDecoder(_) | Structure::ImportedEncoder(_) => None,
     }
 }

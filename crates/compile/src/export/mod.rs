@@ -71,6 +71,7 @@ fn decoder(manifest: &Manifest) -> Result<(&DecoderArch, &GraphEntry)> {
     let arch = match &manifest.architecture {
         Structure::Decoder(arch) => arch,
         Structure::Encoder(_) | Structure::ImportedEncoder(_) => return Err(other("an encoder")),
+        Structure::Speech(_) => return Err(other("a model that transcribes speech")),
         Structure::ImportedDecoder(_) => {
             return Err(other("an import, which is an ONNX export already"));
         }

@@ -144,6 +144,7 @@ impl Import {
                 mask: special.texts.get("mask_token").cloned(),
             },
             chat,
+            speech: None,
             prompts: self.prompts,
             sampling: self.text.sampling,
             quality: None,

@@ -29,6 +29,8 @@ pub(crate) struct StackedLinear<'a> {
 pub(crate) enum Bias {
     Without,
     With,
+    /// Every part has a bias except the one with this index, whose bias is zero.
+    Except(usize),
 }
 
 impl From<bool> for Bias {
@@ -66,13 +68,18 @@ pub(crate) fn stacked_linear(e: &mut Emitter<'_>, x: Tensor, layer: &StackedLine
     let storage = storages.first().copied().unwrap_or(Storage::F32);
     if storages.iter().any(|other| *other != storage) {
         let mut outputs = Vec::with_capacity(layer.parts.len());
-        for part in layer.parts {
-            outputs.push(linear(e, part, x, layer.cols, layer.bias)?);
+        for (index, part) in layer.parts.iter().enumerate() {
+            let bias = match layer.bias {
+                Bias::Except(absent) if absent == index => Bias::Without,
+                Bias::Except(_) => Bias::With,
+                bias => bias,
+            };
+            outputs.push(linear(e, part, x, layer.cols, bias)?);
         }
         return Ok(e.graph.concat_last(layer.scope, &outputs)?);
     }
     let bias = match layer.bias {
-        Bias::With => Some(stacked_bias(e, layer)?),
+        Bias::With | Bias::Except(_) => Some(stacked_bias(e, layer)?),
         Bias::Without => None,
     };
     match storage.plain() {
@@ -93,7 +100,11 @@ fn stacked_bias(e: &mut Emitter<'_>, layer: &StackedLinear<'_>) -> Result<Tensor
     let length = rows.iter().sum();
     e.tensor(&layer.scope.node("bias"), &[length], |e| {
         let mut values = Vec::with_capacity(length);
-        for (part, rows) in layer.parts.iter().zip(rows) {
+        for (index, (part, rows)) in layer.parts.iter().zip(rows).enumerate() {
+            if layer.bias == Bias::Except(index) {
+                values.extend(std::iter::repeat_n(0.0, rows));
+                continue;
+            }
             let mut bias = e.values(&part.parameter("bias"), &[rows])?;
             // The divisors of a weight's rows also divide its bias.
             e.scaling.divide(&part.parameter("weight"), &mut bias);

@@ -36,7 +36,7 @@ use crate::{
 };
 
 /// Returns a single-precision type.
-fn f32(shape: &[Dim]) -> TensorType {
+pub(super) fn f32(shape: &[Dim]) -> TensorType {
     TensorType::new(DType::F32, shape)
 }
 

@@ -1,10 +1,12 @@
 //! Lowering of architectures to graphs: `dynamic` writes variant A, `static_shapes` variant B. Both share the layers.
+//! `speech` writes the graphs of models that transcribe speech.
 
 mod decoder;
 pub(crate) mod dynamic;
 mod encoder;
 mod io;
 pub(crate) mod parts;
+mod speech;
 mod static_encoder;
 mod static_shapes;
 
@@ -14,7 +16,10 @@ use narthex_spec::{
     manifest::{GraphEntry, HostTable},
 };
 
-use crate::{emit::Emitter, error::Result};
+use crate::{
+    emit::Emitter,
+    error::{CompileError, Result},
+};
 
 pub(crate) struct LoweredModel {
     /// Each graph with its inputs, outputs and cache.
@@ -22,11 +27,20 @@ pub(crate) struct LoweredModel {
     pub(crate) tables: Vec<HostTable>,
 }
 
+/// Returns the error for fixed shapes of a model that transcribes speech.
+pub(crate) fn no_static_speech() -> CompileError {
+    CompileError::Unsupported {
+        what: "a model that transcribes speech".to_owned(),
+        reason: "this version runs such models on the CPU; compile it without --target".to_owned(),
+    }
+}
+
 /// Lowers an architecture to variant A, and to variant B if the recipe has shapes for it.
 pub(crate) fn lower(e: &mut Emitter<'_>, architecture: &Architecture) -> Result<LoweredModel> {
     let mut lowered = match architecture {
         Architecture::Decoder(arch) => dynamic::decoder(e, arch)?,
         Architecture::Encoder(arch) => dynamic::encoder(e, arch)?,
+        Architecture::Speech(arch) => speech::dynamic(e, arch)?,
     };
     if let Some(shapes) = &e.recipe.fixed {
         let fixed = static_shapes::lower(e, architecture, shapes)?;

@@ -23,6 +23,8 @@ const LARGE_LAYER: u64 = 12 << 20;
 /// recipe leaves open are chosen for the model.
 pub(crate) fn shapes(architecture: &Architecture, recipe: &Recipe, longest: usize) -> Option<FixedShapes> {
     let lengths = match architecture {
+        // Their graphs have the shapes of the model's window.
+        Architecture::Speech(_) => return None,
         Architecture::Decoder(arch) => prefill(arch, &Plan::new(architecture, recipe), recipe),
         Architecture::Encoder(_) => &[],
     };

@@ -19,7 +19,7 @@ use super::{
     LoweredModel,
     decoder::{AttentionLowering, DecoderLayers},
     io::{GraphIo, f16},
-    parts, static_encoder,
+    no_static_speech, parts, static_encoder,
 };
 use crate::{
     emit::Emitter,
@@ -52,6 +52,7 @@ pub(crate) fn lower(
     match architecture {
         Architecture::Decoder(arch) => decoder(e, arch, shapes),
         Architecture::Encoder(arch) => static_encoder::graphs(e, arch, shapes),
+        Architecture::Speech(_) => Err(no_static_speech()),
     }
 }
 

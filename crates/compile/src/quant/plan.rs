@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use narthex_checkpoint::{CheckpointError, Encoding, IntegerBlocks, WeightSource};
 use narthex_spec::{
     DType, Recipe, Scheme,
-    arch::{Architecture, BottleneckAttention, DecoderArch, EncoderArch, EncoderHead, KvSource, PerLayer},
+    arch::{
+        Architecture, BottleneckAttention, DecoderArch, EncoderArch, EncoderHead, KvSource, PerLayer,
+        SpeechArch,
+    },
     manifest::SourceWeights,
 };
 use serde::Serialize;
@@ -152,6 +155,7 @@ impl Plan {
                 plan.per_layer_table(arch, recipe);
             }
             Architecture::Encoder(arch) => plan.encoder(arch, inner),
+            Architecture::Speech(arch) => plan.speech(arch, inner),
         }
         plan
     }
@@ -237,6 +241,12 @@ impl Plan {
                     let tokens = table("embed.word.weight", arch.vocab, arch.token_width(), element);
                     tokens + table("embed.position.weight", arch.positions + arch.types, arch.hidden, 4)
                 }
+                Architecture::Speech(arch) => {
+                    let convolved = SpeechArch::KERNEL * (arch.bins + arch.hidden);
+                    let positions = arch.source_positions + arch.target_positions;
+                    let tokens = table("embed.weight", arch.vocab, arch.hidden, element);
+                    tokens + (arch.hidden * (convolved + positions) * 4) as u64
+                }
             }
     }
 
@@ -309,6 +319,26 @@ impl Plan {
                 self.push(format!("layers.{index}.per_layer.proj.weight"), hidden, width, storage);
             }
         }
+    }
+
+    /// Plans both sides and the head, which shares its weight with the token table. Convolutions are not quantised.
+    fn speech(&mut self, arch: &SpeechArch, inner: Storage) {
+        let hidden = arch.hidden;
+        for (side, layers) in [("encoder", arch.encoder), ("decoder", arch.decoder)] {
+            let attentions: &[&str] = if side == "encoder" { &["attn"] } else { &["attn", "cross"] };
+            for index in 0..layers.layers {
+                let scope = format!("{side}.layers.{index}");
+                for attention in attentions {
+                    for part in ["q", "k", "v", "o"] {
+                        self.push(format!("{scope}.{attention}.{part}_proj.weight"), hidden, hidden, inner);
+                    }
+                }
+                self.push(format!("{scope}.mlp.up_proj.weight"), layers.inner, hidden, inner);
+                self.push(format!("{scope}.mlp.down_proj.weight"), hidden, layers.inner, inner);
+            }
+        }
+        let head = if inner.plain().is_some() { inner } else { Storage::W8 };
+        self.push("embed.weight".to_owned(), arch.vocab, hidden, head);
     }
 
     fn encoder(&mut self, arch: &EncoderArch, inner: Storage) {

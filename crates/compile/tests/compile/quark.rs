@@ -49,7 +49,7 @@ fn opened(path: &Path) -> Checkpoint {
 fn decoder(checkpoint: &Checkpoint) -> &DecoderArch {
     match &checkpoint.architecture {
         Architecture::Decoder(arch) => arch,
-        Architecture::Encoder(_) => panic!("an encoder"),
+        _ => panic!("another model"),
     }
 }
 

@@ -95,7 +95,7 @@ impl StaticExecutor {
                     let session = open(runtime, folder, manifest, entry, places.head)?;
                     head = Some(StaticGraph::new(entry, session)?);
                 }
-                Part::Whole | Part::Chunk { .. } | Part::Bucket { .. } => {}
+                Part::Whole | Part::Chunk { .. } | Part::Bucket { .. } | Part::Encoder | Part::Decoder => {}
             }
         }
 

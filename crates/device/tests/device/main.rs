@@ -17,5 +17,6 @@ mod imported;
 mod machines;
 mod operators;
 mod packed_weights;
+mod speech;
 mod split;
 mod static_shapes;

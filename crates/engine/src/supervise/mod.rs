@@ -11,8 +11,10 @@ mod executor;
 mod monitor;
 mod queue;
 mod reopen;
+mod speech;
 
 pub use encoder::SupervisedEncoder;
 pub use executor::SupervisedExecutor;
 pub use monitor::NumericsMonitor;
 pub use queue::{DeviceQueue, DeviceTurn};
+pub use speech::SupervisedSpeech;

@@ -18,7 +18,7 @@ use narthex_compile::{
 use narthex_files::environment;
 use narthex_spec::{
     Calibration, ModelKind, Recipe, Scheme, Target,
-    arch::{EncoderHead, Pooling},
+    arch::{EncoderHead, Pooling, Structure},
     manifest::{Manifest, Provenance},
     progress::{JobSteps, Progress},
     recipe::FixedShapes,
@@ -117,8 +117,11 @@ pub(crate) fn package_for_load(
     cancel: &Cancel,
 ) -> Result<PathBuf, Error> {
     if let Some(folder) = library.store.package(&key.name, key.scheme) {
-        let is_enough =
-            graphs == RequiredGraphs::Any || package::read_manifest(&folder, key)?.recipe.fixed.is_some();
+        let has_static = |manifest: Manifest| {
+            // Models for speech have no static graphs.
+            manifest.recipe.fixed.is_some() || matches!(manifest.architecture, Structure::Speech(_))
+        };
+        let is_enough = graphs == RequiredGraphs::Any || has_static(package::read_manifest(&folder, key)?);
         let may_build = library.catalog.get(&key.name).is_some() && source.limit.allows(library, key);
         if is_enough || !may_build {
             return Ok(folder);

@@ -99,7 +99,7 @@ fn first_layer(entry: &GraphEntry) -> Option<usize> {
     match entry.part {
         Part::Head { .. } => None,
         Part::Layers { range, .. } => Some(range.map_or(0, |range| range.first)),
-        Part::Whole | Part::Chunk { .. } | Part::Bucket { .. } => Some(0),
+        Part::Whole | Part::Chunk { .. } | Part::Bucket { .. } | Part::Encoder | Part::Decoder => Some(0),
     }
 }
 

@@ -269,6 +269,9 @@ pub enum Error {
     /// The chat template failed.
     #[error("the model's chat template is not usable: {0}")]
     Template(TemplateError),
+    /// Audio that cannot be read.
+    #[error(transparent)]
+    Audio(#[from] narthex_audio::AudioError),
     /// The device failed during a step.
     #[error(transparent)]
     Step(#[from] narthex_engine::executor::StepError),
@@ -301,6 +304,7 @@ impl Error {
             | Self::InputTooLong { .. }
             | Self::WrongKind { .. }
             | Self::NameTaken { .. }
+            | Self::Audio(_)
             | Self::Prompt(_) => ErrorKind::BadRequest,
             Self::UnknownModel { .. } | Self::PathAsModel | Self::NotInstalled { .. } => ErrorKind::NotFound,
             Self::Overloaded { .. } | Self::ResidencyFull { .. } | Self::TooManyBuilds(_) => {
@@ -332,6 +336,7 @@ impl Error {
         match self {
             Self::Invalid { param, .. } | Self::ContextLength { param, .. } => Some(param),
             Self::Prompt(_) => Some("messages"),
+            Self::Audio(_) => Some("file"),
             Self::InputTooLong { .. } => Some("input"),
             Self::UnknownModel { .. }
             | Self::PathAsModel

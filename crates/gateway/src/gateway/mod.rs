@@ -4,8 +4,9 @@ mod library;
 mod models_in_memory;
 mod running_servers;
 
-use std::{panic::AssertUnwindSafe, path::PathBuf, sync::Arc, time::Instant};
+use std::{ops::ControlFlow, panic::AssertUnwindSafe, path::PathBuf, sync::Arc, time::Instant};
 
+use narthex_audio::AudioError;
 use narthex_catalog::{
     network::Network,
     resolve::{ModelId, ModelRef},
@@ -49,6 +50,7 @@ use crate::{
         request::{
             AnswerRequest, Answers, ChatRequest, CompletionRequest, EmbedRequest, Embeddings, Fillings,
             GenerationSink, MaskPredictOutput, MaskRequest, Ranking, RefineRequest, RerankRequest,
+            Transcript, TranscriptionEvent, TranscriptionRequest,
         },
     },
     server_record::ServerRecord,
@@ -207,6 +209,17 @@ impl Gateway {
         cancel: &Cancel,
     ) -> Result<MaskPredictOutput, Error> {
         self.load_and_wait(model)?.refine(request, cancel)
+    }
+
+    /// Transcribes audio: chunks of any length of mono samples with 16,000 Hz. Segments are passed to `on` as soon as they
+    /// are final. Ends with [`Error::Cancelled`] once `on` returns `Break`.
+    pub fn transcribe(
+        &self,
+        request: &TranscriptionRequest,
+        audio: &mut dyn Iterator<Item = Result<Vec<f32>, AudioError>>,
+        on: &mut dyn FnMut(TranscriptionEvent) -> ControlFlow<()>,
+    ) -> Result<Transcript, Error> {
+        self.load_and_wait(&request.model)?.transcribe(request, audio, on, &Cancel::new())
     }
 
     /// Fetches, compiles and loads a model of any size. Requests then use the name in its status.

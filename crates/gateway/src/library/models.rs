@@ -308,7 +308,7 @@ impl Library {
             return Ok(());
         }
         match self.manifest(key)?.architecture {
-            Structure::Decoder(_) | Structure::Encoder(_) => Ok(()),
+            Structure::Decoder(_) | Structure::Encoder(_) | Structure::Speech(_) => Ok(()),
             Structure::ImportedDecoder(_) | Structure::ImportedEncoder(_) => Err(Error::invalid(
                 "model",
                 format!(

@@ -4,6 +4,7 @@
 use narthex_device::ep::{self, Cause, Device, Facts, Refusal};
 use narthex_spec::{
     DeviceKind, DeviceName, DevicePlacement, ModelName, NpuPolicy, PlacementChoice, Scheme, Target, Variant,
+    arch::Structure,
     manifest::{BoundDevice, Manifest},
     recipe::FixedShapes,
     target::QnnChip,
@@ -147,6 +148,15 @@ pub(crate) fn check_amd_tools(manifest: &Manifest, name: DeviceName) -> Result<(
         reason: "AMD's NPU runs only chat models that AMD's tools have compiled".to_owned(),
         fix: Some(fix.to_owned()),
     })
+}
+
+/// Refuses every device but the CPU for a model that transcribes speech.
+pub(crate) fn check_speech(manifest: &Manifest, name: DeviceName) -> Result<(), Refusal> {
+    if name == DeviceName::Cpu || !matches!(manifest.architecture, Structure::Speech(_)) {
+        return Ok(());
+    }
+    let reason = "this version runs models that transcribe speech on the CPU".to_owned();
+    Err(Refusal { cause: Cause::OtherPackages, reason, fix: None })
 }
 
 /// Refuses a device when the package is bound to other chips and both chips are known.

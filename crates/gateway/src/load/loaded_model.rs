@@ -36,6 +36,7 @@ use crate::{
         models::{DeviceRefusal, EngineCounters, KvCacheStatus, ModelKind, ModelState, ModelStatus},
         placement::{AnsweringDevice, PlacementReport},
     },
+    speech_queue::SpeechQueue,
 };
 
 /// A model that answers requests.
@@ -68,6 +69,8 @@ pub(crate) struct LoadedModel {
 enum Worker {
     Engine(Engine),
     Encoder(EncoderQueue),
+    /// The threads of the requests run the model.
+    Speech(SpeechQueue),
 }
 
 impl LoadedModel {
@@ -87,7 +90,7 @@ impl LoadedModel {
         let tokenizer = tokenizer.finish()?;
         let model = match model {
             Model::Decoder(executor) => Model::Decoder(executor.with_vocabulary(tokenizer.vocab_size())),
-            encoder @ Model::Encoder(_) => encoder,
+            other @ (Model::Encoder(_) | Model::Speech(_)) => other,
         };
         let config = &request.config;
         if let Model::Decoder(executor) = &model {
@@ -129,7 +132,7 @@ impl LoadedModel {
     pub(crate) fn engine(&self) -> Result<&Engine, Error> {
         match &self.worker {
             Worker::Engine(engine) => Ok(engine),
-            Worker::Encoder(_) => Err(self.wrong_kind(ModelKind::Chat)),
+            Worker::Encoder(_) | Worker::Speech(_) => Err(self.wrong_kind(ModelKind::Chat)),
         }
     }
 
@@ -137,7 +140,15 @@ impl LoadedModel {
     pub(crate) fn encoder(&self, wanted: ModelKind) -> Result<&EncoderQueue, Error> {
         match &self.worker {
             Worker::Encoder(encoder) if self.kind() == wanted => Ok(encoder),
-            Worker::Encoder(_) | Worker::Engine(_) => Err(self.wrong_kind(wanted)),
+            Worker::Encoder(_) | Worker::Engine(_) | Worker::Speech(_) => Err(self.wrong_kind(wanted)),
+        }
+    }
+
+    /// Returns the queue of a model for speech, or an error with the model's actual kind.
+    pub(crate) fn speech(&self) -> Result<&SpeechQueue, Error> {
+        match &self.worker {
+            Worker::Speech(speech) => Ok(speech),
+            Worker::Engine(_) | Worker::Encoder(_) => Err(self.wrong_kind(ModelKind::Transcription)),
         }
     }
 
@@ -186,7 +197,7 @@ impl LoadedModel {
     fn max_length(&self) -> usize {
         match &self.worker {
             Worker::Engine(engine) => engine.limits().longest(),
-            Worker::Encoder(_) => self.package.manifest.max_length,
+            Worker::Encoder(_) | Worker::Speech(_) => self.package.manifest.max_length,
         }
     }
 
@@ -194,6 +205,10 @@ impl LoadedModel {
         match &self.worker {
             Worker::Engine(engine) => counters(engine),
             Worker::Encoder(queue) => {
+                let QueueLength { running, waiting } = queue.length();
+                EngineCounters { running, waiting, ..EngineCounters::default() }
+            }
+            Worker::Speech(queue) => {
                 let QueueLength { running, waiting } = queue.length();
                 EngineCounters { running, waiting, ..EngineCounters::default() }
             }
@@ -206,6 +221,7 @@ impl LoadedModel {
         let has_ended = match &self.worker {
             Worker::Engine(engine) => engine.has_ended(),
             Worker::Encoder(queue) => queue.has_ended(),
+            Worker::Speech(queue) => queue.has_ended(),
         };
         has_ended || self.monitors.iter().any(NumericsMonitor::has_failed)
     }
@@ -232,6 +248,7 @@ impl LoadedModel {
         match &self.worker {
             Worker::Engine(engine) => engine.shutdown(drain),
             Worker::Encoder(queue) => queue.shutdown(drain),
+            Worker::Speech(queue) => queue.shutdown(drain),
         }
     }
 }
@@ -292,6 +309,7 @@ impl Worker {
             Model::Encoder(encoder) => {
                 Ok(Self::Encoder(EncoderQueue::start(Box::new(encoder), config.max_queue)?))
             }
+            Model::Speech(speech) => Ok(Self::Speech(SpeechQueue::new(speech, config.max_queue))),
         }
     }
 }

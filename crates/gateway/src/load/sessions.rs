@@ -10,10 +10,11 @@ use narthex_device::{
     ep::Device,
     packed_weights::PackedWeights,
     placement::{GraphPlacement, Placement},
+    speech::{DynamicSpeech, SpeechOptions},
     static_shapes::{DecoderLoad, Form, GraphLoad, StaticEncoder, StaticExecutor, StaticOptions},
 };
-use narthex_engine::supervise::{SupervisedEncoder, SupervisedExecutor};
-use narthex_spec::{KvPrecision, ModelName, Variant};
+use narthex_engine::supervise::{SupervisedEncoder, SupervisedExecutor, SupervisedSpeech};
+use narthex_spec::{KvPrecision, ModelName, Variant, arch::Structure};
 
 use crate::{
     config::{Config, KV_STEP},
@@ -31,23 +32,29 @@ const PREFILL_CHUNK: usize = 256;
 /// Maximum tokens of an encoder's batch, padding included.
 const ENCODER_BATCH_TOKENS: usize = 4096;
 
-/// A decoder or encoder that no thread runs yet.
+/// A model that no thread runs yet.
 pub(crate) enum Model {
     Decoder(SupervisedExecutor),
     Encoder(SupervisedEncoder),
+    Speech(SupervisedSpeech),
 }
 
 impl Model {
     /// Returns the decoder.
     ///
     /// # Errors
-    /// [`Error::WrongKind`] for an encoder; `name` is the model's.
+    /// [`Error::WrongKind`] for another model; `name` is its name.
     pub(crate) fn decoder(self, name: &ModelName) -> Result<SupervisedExecutor, Error> {
         match self {
             Self::Decoder(executor) => Ok(executor),
             Self::Encoder(_) => Err(Error::WrongKind {
                 name: name.clone(),
                 is: ModelKind::Embedding,
+                wanted: ModelKind::Chat,
+            }),
+            Self::Speech(_) => Err(Error::WrongKind {
+                name: name.clone(),
+                is: ModelKind::Transcription,
                 wanted: ModelKind::Chat,
             }),
         }
@@ -116,6 +123,15 @@ fn open_dynamic(
         let packed = executor.packed_weights();
         let sessions = Sessions { model: Model::Decoder(Box::new(executor).into()), placements };
         return Ok(DynamicSessions { sessions, packed });
+    }
+
+    if let Structure::Speech(_) = manifest.architecture {
+        let options = SpeechOptions { threads, packed_weights };
+        let speech = DynamicSpeech::open(runtime, folder, manifest, device, &options)?;
+        let placements = speech.placements();
+        let packed = speech.packed_weights();
+        let model = Model::Speech(SupervisedSpeech::new(Box::new(speech)));
+        return Ok(DynamicSessions { sessions: Sessions { model, placements }, packed });
     }
 
     let options = EncoderOptions { threads, max_batch_tokens: ENCODER_BATCH_TOKENS, packed_weights };

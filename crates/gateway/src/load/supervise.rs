@@ -18,19 +18,24 @@ pub(crate) fn supervised(
     device: DeviceName,
     mut open: impl FnMut() -> Result<Model, Error> + Send + 'static,
 ) -> Model {
-    let other =
-        || "the package changed from a decoder to an encoder, or back, after it was loaded".to_owned();
+    let other = || "the kind of the package's model changed after it was loaded".to_owned();
     let model = match model {
         Model::Decoder(executor) => {
             Model::Decoder(executor.reopened_by(move || match open().map_err(|error| error.to_string())? {
                 Model::Decoder(executor) => Ok(executor),
-                Model::Encoder(_) => Err(other()),
+                Model::Encoder(_) | Model::Speech(_) => Err(other()),
             }))
         }
         Model::Encoder(encoder) => {
             Model::Encoder(encoder.reopened_by(move || match open().map_err(|error| error.to_string())? {
                 Model::Encoder(encoder) => Ok(encoder),
-                Model::Decoder(_) => Err(other()),
+                Model::Decoder(_) | Model::Speech(_) => Err(other()),
+            }))
+        }
+        Model::Speech(speech) => {
+            Model::Speech(speech.reopened_by(move || match open().map_err(|error| error.to_string())? {
+                Model::Speech(speech) => Ok(speech),
+                Model::Decoder(_) | Model::Encoder(_) => Err(other()),
             }))
         }
     };
@@ -42,6 +47,7 @@ pub(crate) fn monitored(model: Model, monitor: &NumericsMonitor) -> Model {
     match model {
         Model::Decoder(executor) => Model::Decoder(executor.monitored_by(monitor.clone())),
         Model::Encoder(encoder) => Model::Encoder(encoder.monitored_by(monitor.clone())),
+        Model::Speech(speech) => Model::Speech(speech.monitored_by(monitor.clone())),
     }
 }
 
@@ -58,6 +64,7 @@ fn queued(model: Model, device: DeviceName) -> Model {
     match model {
         Model::Decoder(executor) => Model::Decoder(executor.queued(queue)),
         Model::Encoder(encoder) => Model::Encoder(encoder.queued(queue, texts)),
+        Model::Speech(speech) => Model::Speech(speech.queued(queue)),
     }
 }
 

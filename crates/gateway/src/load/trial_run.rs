@@ -93,6 +93,8 @@ fn run_once(request: &LoadRequest<'_>) -> Result<(), Error> {
         Model::Encoder(mut encoder) => {
             encoder.run(&[Text { requested: &[0], ..Text::of(tokens) }])?;
         }
+        // No import is a model for speech.
+        Model::Speech(_) => {}
     }
     Ok(())
 }

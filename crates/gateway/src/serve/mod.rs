@@ -17,3 +17,4 @@ pub mod request;
 mod rerank;
 mod text;
 pub(crate) mod tools;
+pub(crate) mod transcribe;

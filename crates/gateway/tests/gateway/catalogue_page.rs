@@ -9,13 +9,14 @@ use narthex_gateway::plan::{has_room, kept_quality};
 use narthex_spec::{Ep, ModelKind, Scheme};
 
 /// Kinds of models, in the order of the page.
-const KINDS: [(ModelKind, &str); 6] = [
+const KINDS: [(ModelKind, &str); 7] = [
     (ModelKind::Chat, "Chat"),
     (ModelKind::Text, "Text completion"),
     (ModelKind::Embedding, "Embedding"),
     (ModelKind::Rerank, "Reranking"),
     (ModelKind::Answer, "Question answering"),
     (ModelKind::Masked, "Masked language models"),
+    (ModelKind::Transcription, "Speech recognition"),
 ];
 
 /// Gigabytes of memory in machines.
@@ -66,6 +67,7 @@ fn row(catalog: &Catalog, entry: &Entry) -> String {
     let npu = match diverging {
         Some(known) => format!("quarantined: {} nats under HTP emulation", known.divergence),
         None if figures.runs => format!("`{}`", figures.scheme),
+        None if entry.kind == ModelKind::Transcription => "CPU only".to_owned(),
         None => "not whole".to_owned(),
     };
     let quality = entry.perplexity.as_ref().and_then(|found| {

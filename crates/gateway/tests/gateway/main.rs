@@ -20,3 +20,4 @@ mod models;
 mod packed_weights;
 mod prefix_cache;
 mod reductions;
+mod transcription;

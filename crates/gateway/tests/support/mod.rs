@@ -114,6 +114,14 @@ impl Tiny {
         self.compile(folder)
     }
 
+    /// Compiles a tiny Whisper with this transcript. Returns its name.
+    pub(crate) fn whisper(&self, text: &str) -> String {
+        let folder = self.folder.path().join("tiny-whisper");
+        fs::create_dir_all(&folder).unwrap();
+        checkpoint::tiny_whisper_safetensors(&folder, text).unwrap();
+        self.compile(folder)
+    }
+
     /// Compiles a tiny encoder of a family with a head. Returns its name.
     pub(crate) fn encoder(&self, family: &'static str, head: Head) -> String {
         let folder = self.folder.path().join(format!("tiny-{family}-{head:?}").to_lowercase());

@@ -179,6 +179,41 @@ impl TypedBuilder {
         Ok((self.value(name, out), present))
     }
 
+    /// Adds attention of every query to every key (Vaswani et al. 2017, arXiv:1706.03762), in `heads` heads:
+    /// `[batch, sequence, heads · size]`. Keys and values are `[batch, keys, heads · size]` or
+    /// `[batch, heads, keys, size]`.
+    pub fn multi_head_attention(
+        &mut self,
+        scope: &Scope,
+        query: Tensor,
+        key_value: KeyValue,
+        heads: usize,
+    ) -> Result<Tensor> {
+        const OP: &str = "MultiHeadAttention";
+        let [kind, key, value] = self.types(scope, OP, [query, key_value.key, key_value.value])?;
+        let width = match (kind.shape.as_slice(), kind.last()) {
+            ([_, _, _], Some(Dim::Fixed(width))) if heads > 0 && *width % heads as u64 == 0 => *width,
+            _ => {
+                let expected = format!("queries [batch, sequence, width] of {heads} heads");
+                return Err(mismatch(scope, OP, expected, &[&kind]));
+            }
+        };
+        let fits = key == value
+            && key.dtype == kind.dtype
+            && key.shape.first() == kind.shape.first()
+            && match key.shape.as_slice() {
+                [_, _, last] => *last == Dim::Fixed(width),
+                [_, of, _, size] => *of == Dim::from(heads) && *size == Dim::Fixed(width / heads as u64),
+                _ => false,
+            };
+        if !fits {
+            let expected = format!("keys and values of {heads} heads");
+            return Err(mismatch(scope, OP, expected, &[&key, &value]));
+        }
+        let inputs = [query, key_value.key, key_value.value].map(Some);
+        Ok(self.microsoft(scope, OP, &inputs, &[("num_heads", heads.into())], kind))
+    }
+
     /// Adds the norm of a sum as one operator.
     pub fn skip_norm(&mut self, scope: &Scope, norm: &SkipNorm) -> Result<Tensor> {
         let (node, kind) = self.checked_skip_norm(scope, norm)?;

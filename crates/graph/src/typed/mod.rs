@@ -23,7 +23,7 @@ use narthex_spec::{DType, dtype::Dim};
 
 pub use self::{
     contrib::{GroupQueryAttention, KeyValue, MatMulNBits, SkipNorm},
-    onnx::Reduction,
+    onnx::{Conv1d, Reduction},
     scope::Scope,
 };
 use crate::{

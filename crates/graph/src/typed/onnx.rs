@@ -8,6 +8,19 @@ use super::{
 };
 use crate::{element::Element, graph::Attribute};
 
+/// Extents of a convolution over one axis. Its input is padded by half a kernel at both ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Conv1d {
+    /// Input `[batch, channels, length]`.
+    pub x: Tensor,
+    /// Weight `[outputs, channels, kernel]`.
+    pub weight: Tensor,
+    /// Bias `[outputs]`.
+    pub bias: Tensor,
+    /// Distance of two windows of the input.
+    pub stride: usize,
+}
+
 /// An operator that reduces one axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reduction {
@@ -148,6 +161,34 @@ impl TypedBuilder {
         }
         let kind = TensorType::new(a.dtype, &[rows.clone(), cols.clone()]);
         Ok(self.onnx(scope, "Gemm", &[x, weight], &[("transB", Attribute::Int(1))], kind))
+    }
+
+    /// Adds a convolution over the last axis, `[batch, outputs, ⌈length / stride⌉]`. The kernel has an odd length.
+    pub fn conv_1d(&mut self, scope: &Scope, conv: &Conv1d) -> Result<Tensor> {
+        const OP: &str = "Conv";
+        let &Conv1d { x, weight, bias, stride } = conv;
+        let [kind, weight_kind, bias_kind] = self.types(scope, OP, [x, weight, bias])?;
+        let ([batch, channels, Dim::Fixed(length)], [outputs, inner, Dim::Fixed(kernel)]) =
+            (&kind.shape[..], &weight_kind.shape[..])
+        else {
+            let expected = "[batch, channels, length] and [outputs, channels, kernel]";
+            return Err(mismatch(scope, OP, expected, &[&kind, &weight_kind]));
+        };
+        let biases = TensorType::new(kind.dtype, std::slice::from_ref(outputs));
+        let fits = channels == inner && kind.dtype == weight_kind.dtype && bias_kind == biases;
+        if !fits || kernel % 2 == 0 || stride == 0 {
+            let expected = "channels and biases that fit, an odd kernel and a stride";
+            return Err(mismatch(scope, OP, expected, &[&kind, &weight_kind, &bias_kind]));
+        }
+
+        let margin = (*kernel / 2) as i64;
+        let attributes = [
+            ("pads", Attribute::Ints(vec![margin, margin])),
+            ("strides", Attribute::Ints(vec![stride as i64])),
+        ];
+        let out = [batch.clone(), outputs.clone(), Dim::Fixed(length.div_ceil(stride as u64))];
+        let kind = TensorType::new(kind.dtype, &out);
+        Ok(self.onnx(scope, OP, &[x, weight, bias], &attributes, kind))
     }
 
     /// Adds a reduction of one axis, which keeps the axis with extent 1.

@@ -286,6 +286,7 @@ fn family(architecture: &Structure) -> Option<String> {
     let family = match architecture {
         Structure::Decoder(decoder) => decoder.family,
         Structure::Encoder(encoder) => encoder.family,
+        Structure::Speech(speech) => speech.family,
         Structure::ImportedDecoder(_) | Structure::ImportedEncoder(_) => return None,
     };
     serde_json::to_value(family).ok()?.as_str().map(str::to_owned)
@@ -297,7 +298,11 @@ fn capabilities(kind: ModelKind, reasons: bool) -> Vec<&'static str> {
         ModelKind::Chat => vec!["completion", "tools"],
         ModelKind::Text => vec!["completion"],
         ModelKind::Embedding => vec!["embedding"],
-        ModelKind::Rerank | ModelKind::Answer | ModelKind::Masked | ModelKind::Other => Vec::new(),
+        ModelKind::Rerank
+        | ModelKind::Answer
+        | ModelKind::Masked
+        | ModelKind::Transcription
+        | ModelKind::Other => Vec::new(),
     }
 }
 

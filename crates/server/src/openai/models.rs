@@ -136,6 +136,7 @@ fn capabilities(kind: ModelKind) -> Vec<&'static str> {
         ModelKind::Rerank => vec!["rerank"],
         ModelKind::Answer => vec!["answer"],
         ModelKind::Masked => vec!["fill"],
+        ModelKind::Transcription => vec!["transcriptions"],
         ModelKind::Other => Vec::new(),
     }
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Architecture, DecoderArch, EncoderArch, EncoderHead};
+use super::{Architecture, DecoderArch, EncoderArch, EncoderHead, SpeechArch};
 
 /// The model of a package.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -12,6 +12,8 @@ pub enum Structure {
     Decoder(DecoderArch),
     /// An encoder that Narthex compiled.
     Encoder(EncoderArch),
+    /// A model that transcribes speech, which Narthex compiled.
+    Speech(SpeechArch),
     /// A causal language model with an imported graph.
     ImportedDecoder(ImportedDecoder),
     /// An encoder with an imported graph.
@@ -58,12 +60,12 @@ impl Structure {
         matches!(self, Self::Decoder(_) | Self::ImportedDecoder(_))
     }
 
-    /// Returns the head of an encoder; `None` for decoders.
+    /// Returns the head of an encoder; `None` for other models.
     pub fn head(&self) -> Option<&EncoderHead> {
         match self {
             Self::Encoder(arch) => Some(&arch.head),
             Self::ImportedEncoder(imported) => Some(&imported.head),
-            Self::Decoder(_) | Self::ImportedDecoder(_) => None,
+            Self::Decoder(_) | Self::ImportedDecoder(_) | Self::Speech(_) => None,
         }
     }
 
@@ -72,6 +74,7 @@ impl Structure {
         match self {
             Self::Decoder(arch) => Some(Architecture::Decoder(arch.clone())),
             Self::Encoder(arch) => Some(Architecture::Encoder(arch.clone())),
+            Self::Speech(arch) => Some(Architecture::Speech(arch.clone())),
             Self::ImportedDecoder(_) | Self::ImportedEncoder(_) => None,
         }
     }
@@ -82,6 +85,7 @@ impl From<Architecture> for Structure {
         match architecture {
             Architecture::Decoder(arch) => Self::Decoder(arch),
             Architecture::Encoder(arch) => Self::Encoder(arch),
+            Architecture::Speech(arch) => Self::Speech(arch),
         }
     }
 }

@@ -1,7 +1,10 @@
 //! Contradictions between the parts of a manifest. A package with one cannot be run, or would be run wrongly.
 
 use super::{Contradiction, GraphEntry, KvLayout, Manifest, Part, Slot, sampling};
-use crate::arch::{DecoderArch, EncoderArch, ImportedDecoder, ImportedEncoder, KvSource, Rope, Structure};
+use crate::arch::{
+    DecoderArch, EncoderArch, ImportedDecoder, ImportedEncoder, KvSource, Rope, SpeechArch, SpeechLayers,
+    Structure,
+};
 
 /// Fails if a condition does not hold.
 fn ensure(
@@ -19,6 +22,7 @@ pub fn check_consistency(manifest: &Manifest) -> Result<(), Contradiction> {
     let vocab = match &manifest.architecture {
         Structure::Decoder(DecoderArch { vocab, .. })
         | Structure::Encoder(EncoderArch { vocab, .. })
+        | Structure::Speech(SpeechArch { vocab, .. })
         | Structure::ImportedDecoder(ImportedDecoder { vocab, .. })
         | Structure::ImportedEncoder(ImportedEncoder { vocab, .. }) => *vocab,
     };
@@ -26,8 +30,10 @@ pub fn check_consistency(manifest: &Manifest) -> Result<(), Contradiction> {
         ensure((bos as usize) < vocab, format!("a start token below the vocabulary size {vocab}"), bos)?;
     }
     sampling::check(&manifest.sampling)?;
-    if let Structure::Decoder(arch) = &manifest.architecture {
-        check_decoder(arch)?;
+    match &manifest.architecture {
+        Structure::Decoder(arch) => check_decoder(arch)?,
+        Structure::Speech(arch) => check_speech(arch, manifest)?,
+        _ => {}
     }
     for graph in &manifest.graphs {
         check_graph(manifest, graph)?;
@@ -48,6 +54,43 @@ fn check_decoder(arch: &DecoderArch) -> Result<(), Contradiction> {
         ensure(theta.is_finite() && *theta > 0.0, "a rotary base above zero", theta)?;
     }
     Ok(())
+}
+
+/// Largest extent of a model that transcribes speech. Whisper has a vocabulary of 52,000.
+const MAX_SPEECH_EXTENT: usize = 1 << 20;
+
+/// Largest product of two extents, such as that of the positions and the width of the encoder's rows.
+const MAX_SPEECH_ELEMENTS: usize = 1 << 28;
+
+fn check_speech(arch: &SpeechArch, manifest: &Manifest) -> Result<(), Contradiction> {
+    let SpeechArch { vocab, hidden, bins, source_positions, target_positions, encoder, decoder, .. } = arch;
+    let numbers = [*vocab, *hidden, *bins, *source_positions, *target_positions];
+    let layers = [encoder, decoder].map(|SpeechLayers { layers, heads, inner }| [*layers, *heads, *inner]);
+    let numbers = numbers.into_iter().chain(layers.into_iter().flatten());
+    for number in numbers {
+        let expected = format!("numbers of a model for speech from 1 to {MAX_SPEECH_EXTENT}");
+        ensure((1..=MAX_SPEECH_EXTENT).contains(&number), expected, number)?;
+    }
+    for SpeechLayers { heads, .. } in [encoder, decoder] {
+        ensure(hidden.is_multiple_of(*heads), format!("heads that divide the width {hidden}"), heads)?;
+    }
+
+    let positions = (*source_positions).max(*target_positions);
+    let state = positions.saturating_mul(*hidden).saturating_mul(decoder.layers);
+    let frames = arch.frames().saturating_mul(*bins);
+    let expected = format!("a model for speech with a state of at most {MAX_SPEECH_ELEMENTS} elements");
+    ensure(state.max(frames) <= MAX_SPEECH_ELEMENTS, expected, state.max(frames))?;
+    let expected = format!("a length of at most {target_positions} tokens");
+    ensure(manifest.max_length <= *target_positions, expected, manifest.max_length)?;
+    for [layer, head] in &arch.alignment_heads {
+        let expected = format!("alignment heads of {} layers of {} heads", decoder.layers, decoder.heads);
+        let fits = *layer < decoder.layers && *head < decoder.heads;
+        ensure(fits, expected, format!("head {head} of layer {layer}"))?;
+    }
+    match &manifest.speech {
+        Some(entry) => entry.check(*vocab),
+        None => Err(Contradiction::new("the control tokens of a model for speech", "none")),
+    }
 }
 
 fn check_graph(manifest: &Manifest, graph: &GraphEntry) -> Result<(), Contradiction> {

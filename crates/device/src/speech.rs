@@ -1,0 +1,445 @@
+//! Variant A of a model that transcribes speech, on the CPU. It implements the engine's [`SpeechModel`].
+//!
+//! The encoder writes the keys and values of a window into buffers that the decoder reads. The decoder updates its own
+//! cache in place.
+
+use std::{ffi::CString, path::Path};
+
+use narthex_engine::{
+    executor::StepError,
+    speech::{SpeechLimits, SpeechModel, check_decode},
+};
+use narthex_spec::{
+    DType, TokenId, Variant,
+    arch::{SpeechArch, Structure},
+    manifest::{GraphEntry, Manifest, Part, Slot, TableRole},
+};
+
+use crate::{
+    ep::Device,
+    error::DeviceError,
+    inventory,
+    ort::{Binding, Session, SessionOptions, Tensor},
+    package,
+    packed_weights::PackedWeights,
+    placement::GraphPlacement,
+    runtime::Runtime,
+    table::Table,
+};
+
+/// Options of a model for speech.
+#[derive(Debug, Clone, Copy)]
+pub struct SpeechOptions<'a> {
+    /// Number of threads. 0 means one per physical core that this process may use.
+    pub threads: usize,
+    /// Folder with the packed weights that an earlier load of the package has stored. See
+    /// [`DynamicSpeech::packed_weights`].
+    pub packed_weights: Option<&'a Path>,
+}
+
+/// A model for speech on the CPU, with the state of one window.
+pub struct DynamicSpeech {
+    arch: SpeechArch,
+    limits: SpeechLimits,
+    tables: SpeechTables,
+    features: Vec<f32>,
+    /// Keys of the window in each of the decoder's layers, `[heads, positions, head_size]`. Sessions write them and the
+    /// values, whose buffers are in `_buffers`.
+    keys: Vec<Vec<f32>>,
+    /// Buffers that only sessions read and write.
+    _buffers: Vec<Vec<f32>>,
+    /// Number of tokens in the decoder's cache.
+    length: usize,
+    /// Number of tokens of the last step.
+    tokens: usize,
+    inputs: StepInputs,
+    logits: Vec<f32>,
+    /// Queries of the last step in the layers with alignment heads, each `[tokens, hidden]`.
+    queries: Vec<(usize, Vec<f32>)>,
+    names: StepNames,
+    encoder_binding: Binding,
+    decoder_binding: Binding,
+    // Declared after the bindings, so that they are dropped after them: the bindings belong to them.
+    encoder: LoadedSide,
+    decoder: LoadedSide,
+}
+
+/// Inputs of a step of the decoder. Their memory is bound.
+struct StepInputs {
+    embeds: Vec<f32>,
+    /// Number of past and new tokens minus one.
+    last: Vec<i32>,
+    /// Number of past and new tokens.
+    total: Vec<i32>,
+    rows: Vec<i64>,
+}
+
+/// Names that are bound in every step.
+struct StepNames {
+    embeds: CString,
+    rows: CString,
+    logits: CString,
+    queries: Vec<CString>,
+}
+
+/// Tables that the host reads.
+struct SpeechTables {
+    tokens: Table,
+    positions: Table,
+}
+
+/// A loaded graph and its file.
+struct LoadedSide {
+    file: String,
+    session: Session,
+}
+
+impl LoadedSide {
+    fn open(
+        runtime: &Runtime,
+        package: &Path,
+        entry: &GraphEntry,
+        options: SessionOptions<'_>,
+    ) -> Result<Self, DeviceError> {
+        let session = Session::open(runtime, &package::path(package, &entry.file)?, options)?;
+        session.check_names(entry)?;
+        Ok(Self { file: entry.file.clone(), session })
+    }
+}
+
+impl SpeechTables {
+    fn open(package: &Path, manifest: &Manifest, arch: &SpeechArch) -> Result<Self, DeviceError> {
+        let open = |role, rows: usize| {
+            let table = Table::of_role(package, manifest, role)?;
+            if (table.rows(), table.cols()) == (rows, arch.hidden) {
+                return Ok(table);
+            }
+            let found = format!("{} x {}", table.rows(), table.cols());
+            Err(DeviceError::package(format!("a {role:?} table of {rows} x {}", arch.hidden), found))
+        };
+        Ok(Self {
+            tokens: open(TableRole::Token, arch.vocab)?,
+            positions: open(TableRole::Position, arch.target_positions)?,
+        })
+    }
+
+    fn check(&self) -> Result<(), StepError> {
+        self.tokens.check().and_then(|()| self.positions.check())
+    }
+}
+
+/// Parts of a package other than the graphs, and the entries of the graphs.
+pub(crate) struct SpeechParts<'a> {
+    pub(crate) arch: &'a SpeechArch,
+    tables: SpeechTables,
+    encoder: &'a GraphEntry,
+    decoder: &'a GraphEntry,
+}
+
+impl<'a> SpeechParts<'a> {
+    /// Reads and checks the parts. The manifest's consistency, which bounds the sizes, has been checked.
+    pub(crate) fn read(package: &Path, manifest: &'a Manifest) -> Result<Self, DeviceError> {
+        let Structure::Speech(arch) = &manifest.architecture else {
+            return Err(DeviceError::package("a model for speech", "another model"));
+        };
+        let graph = |part: Part| {
+            let is_part = |entry: &&GraphEntry| entry.part == part && entry.variant == Variant::Dynamic;
+            let found = manifest.graphs.iter().find(is_part);
+            found.ok_or_else(|| DeviceError::package(format!("a graph of {part:?}"), "none"))
+        };
+        Ok(Self {
+            arch,
+            tables: SpeechTables::open(package, manifest, arch)?,
+            encoder: graph(Part::Encoder)?,
+            decoder: graph(Part::Decoder)?,
+        })
+    }
+}
+
+impl DynamicSpeech {
+    /// Loads a package's model on a device.
+    ///
+    /// # Errors
+    /// [`DeviceError::Speech`] for a device other than the CPU, [`DeviceError::Package`] and [`DeviceError::Read`] for a
+    /// package that is not a whole model for speech, [`DeviceError::Ort`] for a graph that ONNX Runtime refuses.
+    pub fn open(
+        runtime: &Runtime,
+        package: &Path,
+        manifest: &Manifest,
+        device: &Device,
+        options: &SpeechOptions<'_>,
+    ) -> Result<Self, DeviceError> {
+        package::takes_dynamic(device, manifest)?;
+        let SpeechParts { arch, tables, encoder: encoder_entry, decoder: decoder_entry } =
+            SpeechParts::read(package, manifest)?;
+        let settings = SessionOptions::on(device, inventory::threads(options.threads));
+        let settings = SessionOptions { packed_weights: options.packed_weights, ..settings };
+        let encoder = LoadedSide::open(runtime, package, encoder_entry, settings)?;
+        let decoder = LoadedSide::open(runtime, package, decoder_entry, settings)?;
+
+        let context = manifest.max_length;
+        let cross = arch.source_positions * arch.hidden;
+        let mut keys = vec![vec![0.0f32; cross]; arch.decoder.layers];
+        let mut values = vec![vec![0.0f32; cross]; arch.decoder.layers];
+        let mut cache = vec![vec![0.0f32; context * arch.hidden]; 2 * arch.decoder.layers];
+        let mut features = vec![0.0f32; arch.bins * arch.frames()];
+        let mut inputs = StepInputs {
+            embeds: vec![0.0; context * arch.hidden],
+            last: vec![0],
+            total: vec![0],
+            rows: Vec::new(),
+        };
+        let mut encoder_binding = Binding::new(&encoder.session).map_err(DeviceError::binding)?;
+        let mut decoder_binding = Binding::new(&decoder.session).map_err(DeviceError::binding)?;
+        let mut buffers = WindowBuffers {
+            features: &mut features,
+            keys: &mut keys,
+            values: &mut values,
+            cache: &mut cache,
+            inputs: &mut inputs,
+        };
+        // SAFETY: the buffers belong to the value that owns the bindings. They are neither resized nor dropped before
+        // it, moving a vector does not move its elements, and nothing accesses the elements while a session runs.
+        unsafe {
+            buffers.bind_encoder(arch, encoder_entry, &mut encoder_binding)?;
+            buffers.bind_decoder(arch, decoder_entry, &mut decoder_binding)?;
+        }
+
+        let layers = arch.alignment_layers();
+        let names = StepNames {
+            embeds: package::input(decoder_entry, Slot::Embeds)?,
+            rows: package::input(decoder_entry, Slot::LogitsRows)?,
+            logits: package::output(decoder_entry, Slot::Logits)?,
+            queries: layers
+                .iter()
+                .map(|&layer| package::output(decoder_entry, Slot::CrossQuery { layer }))
+                .collect::<Result<_, _>>()?,
+        };
+        Ok(Self {
+            limits: SpeechLimits {
+                bins: arch.bins,
+                frames: arch.frames(),
+                positions: arch.source_positions,
+                context,
+                vocab: arch.vocab,
+                alignment_heads: arch.alignment_heads.len(),
+            },
+            queries: layers.into_iter().map(|layer| (layer, vec![0.0; context * arch.hidden])).collect(),
+            arch: arch.clone(),
+            tables,
+            features,
+            keys,
+            _buffers: values.into_iter().chain(cache).collect(),
+            length: 0,
+            tokens: 0,
+            inputs,
+            logits: Vec::new(),
+            names,
+            encoder_binding,
+            decoder_binding,
+            encoder,
+            decoder,
+        })
+    }
+
+    /// Returns the placement of the nodes of each graph.
+    pub fn placements(&self) -> Vec<GraphPlacement> {
+        let placed = |side: &LoadedSide| GraphPlacement {
+            graph: side.file.clone(),
+            placement: side.session.placement().clone(),
+        };
+        vec![placed(&self.encoder), placed(&self.decoder)]
+    }
+
+    /// Returns the packed weights of the graphs that have any. A later load of the same package need not pack them again
+    /// if they are stored and passed in its options.
+    pub fn packed_weights(&self) -> Vec<PackedWeights> {
+        let sides = [&self.encoder, &self.decoder];
+        sides.into_iter().filter_map(|side| side.session.packed_weights().cloned()).collect()
+    }
+
+    /// Binds what differs from step to step.
+    fn bind_step(&mut self, tokens: usize) -> Result<(), StepError> {
+        let width = self.arch.hidden;
+        let count = tokens as i64;
+        let rows = self.inputs.rows.len() as i64;
+        let shape = [1, count, width as i64];
+        let logits = [rows, self.limits.vocab as i64];
+        let binding = &mut self.decoder_binding;
+        // SAFETY: the memory belongs to this value. It is bound again before each run, and not accessed during a run.
+        unsafe {
+            let embeds = &mut self.inputs.embeds[..tokens * width];
+            binding.input(&self.names.embeds, Tensor::new(embeds, DType::F32, &shape))?;
+            binding.input(&self.names.rows, Tensor::new(&mut self.inputs.rows, DType::I64, &[rows]))?;
+            binding.output(&self.names.logits, Tensor::new(&mut self.logits, DType::F32, &logits))?;
+            for (name, (_, queries)) in self.names.queries.iter().zip(&mut self.queries) {
+                let queries = &mut queries[..tokens * width];
+                binding.output(name, Tensor::new(queries, DType::F32, &shape))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Buffers that are bound once.
+struct WindowBuffers<'a> {
+    features: &'a mut [f32],
+    keys: &'a mut [Vec<f32>],
+    values: &'a mut [Vec<f32>],
+    /// Keys and values of each layer of the decoder.
+    cache: &'a mut [Vec<f32>],
+    inputs: &'a mut StepInputs,
+}
+
+impl WindowBuffers<'_> {
+    /// Returns the shape of the keys or values of a window.
+    fn cross_shape(arch: &SpeechArch) -> [i64; 4] {
+        [1, arch.decoder.heads, arch.source_positions, arch.head_size()].map(|extent| extent as i64)
+    }
+
+    /// # Safety
+    /// The conditions of [`Binding::input`] apply.
+    unsafe fn bind_encoder(
+        &mut self,
+        arch: &SpeechArch,
+        entry: &GraphEntry,
+        binding: &mut Binding,
+    ) -> Result<(), DeviceError> {
+        let failed = DeviceError::binding;
+        let shape = [1, arch.bins as i64, arch.frames() as i64];
+        let name = package::input(entry, Slot::Features)?;
+        // SAFETY: the caller guarantees the conditions.
+        unsafe { binding.input(&name, Tensor::new(self.features, DType::F32, &shape)) }.map_err(failed)?;
+        let shape = Self::cross_shape(arch);
+        for (layer, (keys, values)) in self.keys.iter_mut().zip(self.values.iter_mut()).enumerate() {
+            let parts = [(Slot::CrossKey { layer }, keys), (Slot::CrossValue { layer }, values)];
+            for (slot, buffer) in parts {
+                let name = package::output(entry, slot)?;
+                // SAFETY: as above.
+                unsafe { binding.output(&name, Tensor::new(buffer, DType::F32, &shape)) }.map_err(failed)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// The conditions of [`Binding::input`] apply.
+    unsafe fn bind_decoder(
+        &mut self,
+        arch: &SpeechArch,
+        entry: &GraphEntry,
+        binding: &mut Binding,
+    ) -> Result<(), DeviceError> {
+        let failed = DeviceError::binding;
+        let cross = Self::cross_shape(arch);
+        for (layer, (keys, values)) in self.keys.iter_mut().zip(self.values.iter_mut()).enumerate() {
+            let parts = [(Slot::CrossKey { layer }, keys), (Slot::CrossValue { layer }, values)];
+            for (slot, buffer) in parts {
+                let name = package::input(entry, slot)?;
+                // SAFETY: the caller guarantees the conditions.
+                unsafe { binding.input(&name, Tensor::new(buffer, DType::F32, &cross)) }.map_err(failed)?;
+            }
+        }
+
+        let heads = arch.decoder.heads as i64;
+        let size = arch.head_size() as i64;
+        for (at, buffer) in self.cache.iter_mut().enumerate() {
+            let layer = at / 2;
+            let (past, present) = match at % 2 {
+                0 => (Slot::PastKey { layer }, Slot::PresentKey { layer }),
+                _ => (Slot::PastValue { layer }, Slot::PresentValue { layer }),
+            };
+            let shape = [1, heads, buffer.len() as i64 / (heads * size).max(1), size];
+            let past = package::input(entry, past)?;
+            let present = package::output(entry, present)?;
+            // SAFETY: as above. The operator updates the cache in place.
+            unsafe {
+                binding.input(&past, Tensor::new(buffer, DType::F32, &shape)).map_err(failed)?;
+                binding.output(&present, Tensor::new(buffer, DType::F32, &shape)).map_err(failed)?;
+            }
+        }
+
+        let last = package::input(entry, Slot::SeqlensK)?;
+        let total = package::input(entry, Slot::TotalLength)?;
+        // SAFETY: as above.
+        unsafe {
+            binding.input(&last, Tensor::new(&mut self.inputs.last, DType::I32, &[1])).map_err(failed)?;
+            binding.input(&total, Tensor::new(&mut self.inputs.total, DType::I32, &[])).map_err(failed)
+        }
+    }
+}
+
+impl SpeechModel for DynamicSpeech {
+    fn limits(&self) -> &SpeechLimits {
+        &self.limits
+    }
+
+    fn encode(&mut self, features: &[f32]) -> Result<(), StepError> {
+        if features.len() != self.features.len() {
+            let expected = self.features.len();
+            return Err(StepError::bad_plan(format!(
+                "expected {expected} features, found {}",
+                features.len()
+            )));
+        }
+        self.features.copy_from_slice(features);
+        self.length = 0;
+        self.tokens = 0;
+        self.encoder_binding.run(&mut self.encoder.session)
+    }
+
+    fn decode(&mut self, at: usize, tokens: &[TokenId], rows: &[usize]) -> Result<&[f32], StepError> {
+        check_decode(&self.limits, self.length, at, tokens, rows)?;
+        let width = self.arch.hidden;
+        let places = self.inputs.embeds.chunks_exact_mut(width);
+        for ((position, &token), out) in (at..).zip(tokens).zip(places) {
+            self.tables.tokens.read_row(token as usize, out);
+            self.tables.positions.add_row(position, out);
+        }
+        self.tables.check()?;
+
+        let total = at + tokens.len();
+        self.inputs.last[0] = total as i32 - 1;
+        self.inputs.total[0] = total as i32;
+        self.inputs.rows.clear();
+        self.inputs.rows.extend(rows.iter().map(|&row| row as i64));
+        self.logits.resize(rows.len() * self.limits.vocab, 0.0);
+        self.bind_step(tokens.len())?;
+        self.length = at;
+        self.tokens = 0;
+        self.decoder_binding.run(&mut self.decoder.session)?;
+        self.length = total;
+        self.tokens = tokens.len();
+        Ok(&self.logits)
+    }
+
+    fn alignment(&mut self) -> Result<Vec<f32>, StepError> {
+        let SpeechLimits { positions, .. } = self.limits;
+        let width = self.arch.hidden;
+        let size = self.arch.head_size();
+        let scale = (size as f32).sqrt().recip();
+        let mut weights = vec![0.0; self.arch.alignment_heads.len() * self.tokens * positions];
+        let mut rows = weights.chunks_exact_mut(positions);
+        for &[layer, head] in &self.arch.alignment_heads {
+            let Some((_, queries)) = self.queries.iter().find(|(with, _)| *with == layer) else { continue };
+            let keys = &self.keys[layer][head * positions * size..][..positions * size];
+            for query in queries.chunks_exact(width).take(self.tokens) {
+                let query = &query[head * size..][..size];
+                let Some(row) = rows.next() else { continue };
+                for (weight, key) in row.iter_mut().zip(keys.chunks_exact(size)) {
+                    *weight = query.iter().zip(key).map(|(q, k)| q * k).sum::<f32>() * scale;
+                }
+                softmax(row);
+            }
+        }
+        Ok(weights)
+    }
+}
+
+/// Replaces scores by their softmax.
+fn softmax(scores: &mut [f32]) {
+    let most = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    scores.iter_mut().for_each(|score| *score = (*score - most).exp());
+    let sum: f32 = scores.iter().sum();
+    scores.iter_mut().for_each(|score| *score /= sum);
+}

@@ -1,0 +1,108 @@
+//! A tiny Whisper compared with the reference implementation (`crates/checkpoint/tests/goldens/speech.py`).
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::{fs, path::PathBuf};
+
+use narthex_device::{
+    ep::Device,
+    speech::{DynamicSpeech, SpeechOptions},
+};
+use narthex_engine::speech::SpeechModel;
+use narthex_spec::{Recipe, Scheme, TokenId};
+
+use crate::support::{Package, farthest, relative, runtime};
+
+/// Tokens of the reference.
+const TOKENS: [TokenId; 12] = [257, 258, 261, 266, 40, 41, 99, 33, 290, 290, 77, 256];
+
+fn golden(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/goldens/speech").join(name)
+}
+
+fn numbers(name: &str) -> Vec<f32> {
+    let bytes = fs::read(golden(name)).unwrap();
+    bytes.chunks_exact(4).map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]])).collect()
+}
+
+/// Compiles the reference's weights from these files.
+fn package(weights: &str, scheme: Scheme) -> Package {
+    let folder = tempfile::tempdir().unwrap();
+    for file in ["config.json", "generation_config.json", "tokenizer.json", weights] {
+        fs::copy(golden(file), folder.path().join(file)).unwrap();
+    }
+    Package::make(folder.path().to_owned(), Recipe { accuracy_level: 0, ..Recipe::new(scheme) })
+}
+
+fn model(package: &Package) -> DynamicSpeech {
+    let options = SpeechOptions { threads: 1, packed_weights: None };
+    let folder = package.folder.path();
+    DynamicSpeech::open(runtime(), folder, &package.manifest, &Device::Cpu, &options)
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Returns rows of logits after each of the tokens from one call, and the attention of the alignment heads.
+fn run(model: &mut DynamicSpeech) -> (Vec<Vec<f32>>, Vec<f32>) {
+    let vocab = model.limits().vocab;
+    model.encode(&numbers("features.f32")).unwrap();
+    let rows: Vec<usize> = (0..TOKENS.len()).collect();
+    let logits = model.decode(0, &TOKENS, &rows).unwrap();
+    let logits = logits.chunks_exact(vocab).map(<[f32]>::to_vec).collect();
+    (logits, model.alignment().unwrap())
+}
+
+#[test]
+fn logits_and_alignment_are_the_reference_s() {
+    let expected = numbers("logits.f32");
+    let expected: Vec<Vec<f32>> =
+        expected.chunks_exact(expected.len() / TOKENS.len()).map(<[f32]>::to_vec).collect();
+    let alignment = numbers("alignment.f32");
+    for (scheme, bound) in [(Scheme::F32, 1e-3), (Scheme::F16, 1e-3), (Scheme::W8, 0.03), (Scheme::W4, 0.4)] {
+        for weights in ["model.safetensors", "model.bin"] {
+            let (logits, attention) = run(&mut model(&package(weights, scheme)));
+            let distance = farthest(&logits, &expected);
+            assert!(distance <= bound, "{weights} in {scheme}: {distance}");
+            let distance = relative(&attention, &alignment);
+            assert!(distance <= bound, "attention of {weights} in {scheme}: {distance}");
+        }
+    }
+}
+
+#[test]
+fn steps_and_windows_give_the_logits_of_one_call() {
+    let package = package("model.safetensors", Scheme::F32);
+    let mut model = model(&package);
+    let (expected, _) = run(&mut model);
+    let features = numbers("features.f32");
+    let other: Vec<f32> = features.iter().map(|x| -x).collect();
+    model.encode(&other).unwrap();
+    model.decode(0, &TOKENS, &[]).unwrap();
+    model.encode(&features).unwrap();
+    model.decode(0, &TOKENS[..3], &[2]).unwrap();
+    for (at, expected) in (3..TOKENS.len()).zip(&expected[3..]) {
+        let logits = model.decode(at, &TOKENS[at..=at], &[0]).unwrap();
+        assert!(relative(logits, expected) < 1e-5, "token {at}");
+    }
+    // Another transcript of the window after the same start.
+    let found = model.decode(3, &TOKENS[3..], &[0]).unwrap().to_vec();
+    assert!(relative(&found, &expected[3]) < 1e-5);
+}
+
+#[test]
+fn calls_beyond_the_limits_are_refused() {
+    let package = package("model.safetensors", Scheme::W8);
+    let mut model = model(&package);
+    let refused = |outcome: Result<&[f32], _>, expect: &str| {
+        let error = outcome.map(<[f32]>::len).unwrap_err();
+        let error: narthex_engine::executor::StepError = error;
+        assert!(error.to_string().contains(expect), "{error}");
+    };
+    assert!(model.encode(&[0.0]).unwrap_err().to_string().contains("expected 320 features, found 1"));
+    model.encode(&numbers("features.f32")).unwrap();
+    refused(model.decode(1, &[257], &[0]), "1 tokens at 1 after 0");
+    refused(model.decode(0, &[], &[]), "0 tokens at 0");
+    refused(model.decode(0, &[257; 25], &[]), "expected tokens within 24");
+    refused(model.decode(0, &[257, 9999], &[]), "token 9999 is not below 1767");
+    refused(model.decode(0, &[257], &[1]), "logits of token 1 of 1");
+    assert!(model.decode(0, &[257; 24], &[23]).is_ok());
+}

@@ -1,0 +1,405 @@
+//! Transcripts of audio of any length, in windows of 30 seconds. Memory holds one window and the transcript.
+//!
+//! `decode` has the loop over the tokens of a window, `rules` the tokens that may come next, `segments` the division of a
+//! window's tokens, and `words` the times of words.
+
+mod decode;
+mod rules;
+mod segments;
+mod words;
+
+use std::ops::ControlFlow;
+
+use narthex_audio::{AudioError, SPEECH_RATE, language, mel};
+use narthex_engine::{executor::StepError, speech::SpeechModel};
+use narthex_spec::{TokenId, manifest::SpeechEntry};
+use narthex_text::tokenizer::Specials;
+
+use crate::{
+    cancel::Cancel,
+    error::Error,
+    load::{loaded_model::LoadedModel, residency::ReadyModel},
+    serve::request::{Segment, Task, Transcript, TranscriptionEvent, TranscriptionRequest, Word},
+    speech_queue::QueuedTranscription,
+};
+use decode::{MAX_CONTEXT_TEMPERATURE, WindowDecoder, WindowTokens, detect_language, log_sum_exp};
+use segments::{TIMESTAMP_SAMPLES, TokenSegment, WindowSegments, divide};
+use words::{HeadAttention, WordTokens, shorten_pauses, words};
+
+/// Minimum samples of a window. A tenth of a second has no word.
+const MIN_SAMPLES: usize = SPEECH_RATE as usize / 10;
+
+/// Root mean square below which a window is silent: -66 dB of full scale.
+const SILENCE: f32 = 5e-4;
+
+/// Maximum temperature.
+const MAX_TEMPERATURE: f32 = 1.0;
+
+/// Chunks of mono samples with [`SPEECH_RATE`].
+pub(crate) type Chunks<'a> = &'a mut dyn Iterator<Item = Result<Vec<f32>, AudioError>>;
+
+/// Receiver of the events of a transcription, which `Break` ends.
+pub(crate) type OnEvent<'a> = &'a mut dyn FnMut(TranscriptionEvent) -> ControlFlow<()>;
+
+impl ReadyModel {
+    /// Transcribes audio: chunks of any length of mono samples with 16,000 Hz. Segments are passed to `on` as soon as they
+    /// are final. Ends with [`Error::Cancelled`] once `cancel` is set or `on` returns `Break`.
+    pub fn transcribe(
+        &self,
+        request: &TranscriptionRequest,
+        audio: Chunks<'_>,
+        on: OnEvent<'_>,
+        cancel: &Cancel,
+    ) -> Result<Transcript, Error> {
+        let model = &*self.loaded;
+        let queue = model.speech()?;
+        let speech = model.package.manifest.speech.as_ref().ok_or_else(|| model.no_speech_tokens())?;
+        let bins = queue.limits().bins;
+        let bins = mel::MelBins::from_count(bins).filter(|_| queue.limits().frames == mel::WINDOW_FRAMES);
+        let bins = bins.ok_or_else(|| model.no_speech_tokens())?;
+        let settings = Settings::new(model, speech, request)?;
+        let queued = queue.enter(cancel)?;
+        let transcription = Transcription { model, speech, settings, bins, queued, cancel };
+        transcription.run(request, audio, on)
+    }
+}
+
+/// Checked settings of a request.
+struct Settings {
+    /// Code of the language; `None` to detect it.
+    language: Option<String>,
+    prompt: Vec<TokenId>,
+    temperature: f32,
+}
+
+impl Settings {
+    fn new(model: &LoadedModel, speech: &SpeechEntry, request: &TranscriptionRequest) -> Result<Self, Error> {
+        let temperature = request.temperature.unwrap_or(0.0);
+        if !(0.0..=MAX_TEMPERATURE).contains(&temperature) {
+            let message = format!("expected a number from 0 to {MAX_TEMPERATURE}, found {temperature}");
+            return Err(Error::invalid("temperature", message));
+        }
+        if request.task == Task::Translate && speech.translate.is_none() {
+            let message =
+                format!("{} transcribes English alone; take a model of several languages", model.name());
+            return Err(Error::invalid("model", message));
+        }
+        if request.words && model.speech()?.limits().alignment_heads == 0 {
+            let message =
+                "the checkpoint of this model states no alignment heads, which the times of words need";
+            return Err(Error::invalid("timestamp_granularities", message));
+        }
+        let prompt = match request.prompt.as_deref().map(str::trim).filter(|prompt| !prompt.is_empty()) {
+            Some(prompt) => model.tokenizer.encode(&format!(" {prompt}"), Specials::AsText)?,
+            None => Vec::new(),
+        };
+        let language = request.language.as_deref().map(|name| known_language(speech, name)).transpose()?;
+        Ok(Self { language, prompt, temperature })
+    }
+}
+
+/// Returns the code of a language that the model knows.
+fn known_language(speech: &SpeechEntry, name: &str) -> Result<String, Error> {
+    let code = language::code(name).ok_or_else(|| {
+        let found = narthex_catalog::resolve::excerpt(name);
+        Error::invalid("language", format!("expected a code such as en or de, found {found:?}"))
+    })?;
+    let knows = if speech.languages.is_empty() { code == "en" } else { speech.languages.contains_key(code) };
+    if knows {
+        return Ok(code.to_owned());
+    }
+    let message = match speech.languages.len() {
+        0 => format!("expected en, the only language of this model, found {code}"),
+        count => format!("expected one of the {count} languages of this model, found {code}"),
+    };
+    Err(Error::invalid("language", message))
+}
+
+/// A transcription in progress.
+struct Transcription<'a> {
+    model: &'a LoadedModel,
+    speech: &'a SpeechEntry,
+    settings: Settings,
+    bins: mel::MelBins,
+    queued: QueuedTranscription<'a>,
+    cancel: &'a Cancel,
+}
+
+/// Properties of the speech in a window.
+struct Spoken<'a> {
+    /// Tokens of the language and the task.
+    task: &'a [TokenId],
+    language: Option<&'a str>,
+    /// Number of samples.
+    samples: usize,
+}
+
+/// Parts of the transcript that are final, and the state between windows.
+struct Progress {
+    /// Samples before the window.
+    start: usize,
+    segments: Vec<Segment>,
+    words: Vec<Word>,
+    /// Tokens of the text so far.
+    tokens: Vec<TokenId>,
+    /// Number of these tokens that are no context for the next window.
+    context: usize,
+    language: Option<String>,
+}
+
+impl Transcription<'_> {
+    fn run(
+        &self,
+        request: &TranscriptionRequest,
+        audio: Chunks<'_>,
+        on: OnEvent<'_>,
+    ) -> Result<Transcript, Error> {
+        let mut samples: Vec<f32> = Vec::new();
+        let mut has_ended = false;
+        let mut progress = Progress {
+            start: 0,
+            segments: Vec::new(),
+            words: Vec::new(),
+            tokens: self.settings.prompt.clone(),
+            context: 0,
+            language: self.settings.language.clone(),
+        };
+        let total = loop {
+            while !has_ended && samples.len() < mel::WINDOW_SAMPLES {
+                self.cancel.check()?;
+                match audio.next() {
+                    Some(chunk) => samples.extend(chunk?.into_iter().map(finite)),
+                    None => has_ended = true,
+                }
+            }
+            if has_ended && samples.len() < MIN_SAMPLES {
+                break progress.start + samples.len();
+            }
+
+            let window = &samples[..samples.len().min(mel::WINDOW_SAMPLES)];
+            let advance = self.window(request, window, &mut progress, on)?.clamp(1, window.len());
+            samples.drain(..advance);
+            progress.start += advance;
+            self.report(TranscriptionEvent::Progress { seconds: seconds(progress.start) }, on)?;
+        };
+
+        let text: String = progress.segments.iter().map(|segment| segment.text.as_str()).collect();
+        let known = if self.speech.languages.is_empty() { Some("en".to_owned()) } else { None };
+        Ok(Transcript {
+            task: request.task,
+            language: progress.language.or(known),
+            duration: seconds(total),
+            text: text.trim().to_owned(),
+            segments: progress.segments,
+            words: progress.words,
+        })
+    }
+
+    fn report(&self, event: TranscriptionEvent, on: OnEvent<'_>) -> Result<(), Error> {
+        self.queued.check()?;
+        match on(event) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(Error::Cancelled),
+        }
+    }
+
+    /// Transcribes one window. Returns the number of samples to the start of the next one.
+    fn window(
+        &self,
+        request: &TranscriptionRequest,
+        window: &[f32],
+        progress: &mut Progress,
+        on: OnEvent<'_>,
+    ) -> Result<usize, Error> {
+        if is_silent(window) {
+            return Ok(window.len());
+        }
+
+        let features = mel::log_mel(window, self.bins);
+        let at = seconds(progress.start);
+        let mut on_token = || self.report(TranscriptionEvent::Progress { seconds: at }, on);
+        let (decoded, divided) = self.queued.window(|model| {
+            let language = self.language(model, &features, &mut progress.language)?;
+            let text = |tokens: &[TokenId]| self.model.tokenizer.decode(tokens);
+            let decoder = WindowDecoder {
+                speech: self.speech,
+                task: self.task(request.task, language.as_deref()),
+                temperature: self.settings.temperature,
+                text: &text,
+            };
+            let previous = &progress.tokens[progress.context..];
+            let decoded = match decoder.decode(model, previous, &mut on_token) {
+                // The device was opened again, without the window.
+                Err(Error::Step(StepError::Lost { .. })) => {
+                    model.encode(&features)?;
+                    decoder.decode(model, previous, &mut on_token)
+                }
+                outcome => outcome,
+            }?;
+            let divided = divide(self.speech, &decoded.tokens, window.len());
+            if request.words && !decoded.is_silence() {
+                let spoken =
+                    Spoken { task: &decoder.task, language: language.as_deref(), samples: window.len() };
+                let found = self.words(model, &decoded.tokens, &divided, &spoken)?;
+                progress.words.extend(found.into_iter().map(|word| Word {
+                    start: at + word.start,
+                    end: at + word.end,
+                    ..word
+                }));
+            }
+            Ok((decoded, divided))
+        })?;
+
+        if decoded.is_silence() {
+            return Ok(window.len());
+        }
+        self.keep(&decoded, divided, progress, on)
+    }
+
+    /// Encodes the window, and returns the language of the speech, which is detected in the first window with speech.
+    fn language(
+        &self,
+        model: &mut dyn SpeechModel,
+        features: &[f32],
+        known: &mut Option<String>,
+    ) -> Result<Option<String>, Error> {
+        model.encode(features)?;
+        if known.is_none() && !self.speech.languages.is_empty() {
+            *known = match detect_language(self.speech, model) {
+                Err(Error::Step(StepError::Lost { .. })) => {
+                    model.encode(features)?;
+                    detect_language(self.speech, model)
+                }
+                outcome => outcome,
+            }?
+            .map(str::to_owned);
+        }
+        Ok(known.clone())
+    }
+
+    /// Returns the tokens of the language and the task.
+    fn task(&self, task: Task, language: Option<&str>) -> Vec<TokenId> {
+        let language = language.and_then(|code| self.speech.languages.get(code)).copied();
+        let task = match task {
+            Task::Transcribe => self.speech.transcribe,
+            Task::Translate => self.speech.translate,
+        };
+        language.into_iter().chain(task).collect()
+    }
+
+    /// Returns the words of a window's segments, with their times from the start of the window. The model reads the text
+    /// again, and the attention of its alignment heads states when each token is spoken.
+    fn words(
+        &self,
+        model: &mut dyn SpeechModel,
+        tokens: &[TokenId],
+        divided: &WindowSegments,
+        spoken: &Spoken<'_>,
+    ) -> Result<Vec<Word>, Error> {
+        let speech = self.speech;
+        let kept = divided.segments.iter().flat_map(|segment| &tokens[segment.tokens.clone()]);
+        let texts: Vec<TokenId> = kept.copied().filter(|&token| token < speech.end).collect();
+        let control = [&[speech.start][..], spoken.task, &[speech.no_timestamps]].concat();
+        let first = control.len();
+        let all = [&control[..], &texts, &[speech.end]].concat();
+        if texts.is_empty() || all.len() > model.limits().context {
+            return Ok(Vec::new());
+        }
+
+        let rows: Vec<usize> = (first - 1..first - 1 + texts.len()).collect();
+        let vocab = model.limits().vocab;
+        let logits = model.decode(0, &all, &rows)?.chunks_exact(vocab);
+        let probabilities: Vec<f32> = logits
+            .zip(&texts)
+            .map(|(row, &token)| (row[token as usize] - log_sum_exp(&row[..speech.end as usize])).exp())
+            .collect();
+        let weights = model.alignment()?;
+        let attention = HeadAttention {
+            weights: &weights,
+            tokens: all.len(),
+            positions: model.limits().positions,
+            texts: first..all.len(),
+            sounding: spoken.samples.div_ceil(TIMESTAMP_SAMPLES),
+        };
+        let starts = attention.starts();
+
+        let decode = |tokens: &[TokenId]| self.model.tokenizer.decode(tokens);
+        let found = words(&texts, spoken.language, &decode);
+        let time = |token: usize| starts.get(token).map_or(0.0, |row| seconds(row * TIMESTAMP_SAMPLES));
+        let mut times: Vec<_> =
+            found.iter().map(|word| time(word.tokens.start)..time(word.tokens.end)).collect();
+        shorten_pauses(&found, &mut times);
+        let word = |(WordTokens { text, tokens }, time): (WordTokens, std::ops::Range<f64>)| {
+            let own = &probabilities[tokens];
+            let probability = Some(own.iter().sum::<f32>() / own.len().max(1) as f32);
+            Word { word: text.trim().to_owned(), start: time.start, end: time.end, probability }
+        };
+        Ok(found.into_iter().zip(times).map(word).filter(|word| !word.word.is_empty()).collect())
+    }
+
+    /// Adds the segments of a window to the transcript.
+    fn keep(
+        &self,
+        decoded: &WindowTokens,
+        divided: WindowSegments,
+        progress: &mut Progress,
+        on: OnEvent<'_>,
+    ) -> Result<usize, Error> {
+        for TokenSegment { samples, tokens } in divided.segments {
+            let tokens = &decoded.tokens[tokens];
+            let texts: Vec<TokenId> =
+                tokens.iter().copied().filter(|&token| token < self.speech.end).collect();
+            let text = self.model.tokenizer.decode(&texts);
+            if samples.is_empty() || text.trim().is_empty() {
+                continue;
+            }
+
+            let segment = Segment {
+                id: progress.segments.len() as u32,
+                seek: (progress.start / (SPEECH_RATE as usize / 100)) as u32,
+                start: seconds(progress.start + samples.start),
+                end: seconds(progress.start + samples.end),
+                text,
+                tokens: tokens.to_vec(),
+                temperature: decoded.temperature,
+                avg_logprob: decoded.log_probability,
+                compression_ratio: decoded.compression,
+                no_speech_prob: decoded.no_speech,
+            };
+            progress.tokens.extend_from_slice(tokens);
+            progress.segments.push(segment.clone());
+            self.report(TranscriptionEvent::Segment(segment), on)?;
+        }
+
+        if decoded.temperature > MAX_CONTEXT_TEMPERATURE {
+            progress.context = progress.tokens.len();
+        }
+        Ok(divided.advance)
+    }
+}
+
+/// Returns the time of a sample.
+fn seconds(samples: usize) -> f64 {
+    samples as f64 / f64::from(SPEECH_RATE)
+}
+
+/// Returns a sample, or 0 for one that is not a number.
+fn finite(sample: f32) -> f32 {
+    if sample.is_finite() { sample } else { 0.0 }
+}
+
+/// Returns whether every tenth of a second of a window is silent. A model invents text for silence.
+fn is_silent(window: &[f32]) -> bool {
+    window.chunks(MIN_SAMPLES).all(|part| {
+        let power = part.iter().map(|sample| sample * sample).sum::<f32>() / part.len() as f32;
+        power.sqrt() < SILENCE
+    })
+}
+
+impl LoadedModel {
+    fn no_speech_tokens(&self) -> Error {
+        let key = self.package.key.clone();
+        let reason = "its windows or its control tokens are not those of Whisper".to_owned();
+        Error::BadPackage { name: key.name, scheme: key.scheme, reason }
+    }
+}

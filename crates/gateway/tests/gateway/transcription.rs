@@ -1,0 +1,141 @@
+//! Transcripts of a tiny Whisper, whose text is fixed.
+
+#![allow(clippy::unwrap_used, reason = "a step that fails fails its test")]
+
+use std::ops::ControlFlow;
+
+use narthex_gateway::{
+    Error, ErrorKind, Gateway,
+    models::ModelKind,
+    request::{ChatRequest, Task, Transcript, TranscriptionEvent, TranscriptionRequest},
+};
+
+use crate::support::Tiny;
+
+const TEXT: &str = " Hallo Welt, ja.";
+
+/// Returns chunks of a second of noise and of silence.
+fn audio(noise: usize, silence: usize) -> Vec<Vec<f32>> {
+    let mut state = 1u32;
+    let mut sample = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / (1 << 24) as f32 - 0.5
+    };
+    let noise = (0..noise).map(|_| (0..16_000).map(|_| sample()).collect()).collect::<Vec<Vec<f32>>>();
+    noise.into_iter().chain((0..silence).map(|_| vec![0.0; 16_000])).collect()
+}
+
+/// Transcribes audio, and returns the events too.
+fn transcribe(
+    gateway: &Gateway,
+    request: &TranscriptionRequest,
+    audio: Vec<Vec<f32>>,
+) -> Result<(Transcript, Vec<TranscriptionEvent>), Error> {
+    let mut events = Vec::new();
+    let mut chunks = audio.into_iter().map(Ok);
+    let transcript = gateway.transcribe(request, &mut chunks, &mut |event| {
+        events.push(event);
+        ControlFlow::Continue(())
+    })?;
+    Ok((transcript, events))
+}
+
+#[test]
+fn speech_is_transcribed_in_windows() {
+    let tiny = Tiny::new();
+    let model = tiny.whisper(TEXT);
+    let gateway = tiny.gateway();
+    let request = TranscriptionRequest::new(&model);
+    let (found, events) = transcribe(&gateway, &request, audio(3, 30)).unwrap();
+    assert_eq!((found.text.as_str(), found.language.as_deref()), ("Hallo Welt, ja.", Some("de")));
+    assert_eq!((found.duration, found.task), (33.0, Task::Transcribe));
+    let [segment] = &found.segments[..] else { panic!("{:?}", found.segments) };
+    assert_eq!((segment.id, segment.start, segment.end, segment.text.as_str()), (0, 0.0, 1.5, TEXT));
+    assert!(segment.avg_logprob > -0.1 && segment.no_speech_prob < 0.1 && segment.temperature == 0.0);
+    assert!(found.words.is_empty());
+
+    let place = events.iter().position(|event| *event == TranscriptionEvent::Segment(segment.clone()));
+    assert!(place.is_some_and(|place| place > TEXT.len()), "an event comes with every token");
+    let seconds: Vec<f64> = events
+        .iter()
+        .filter_map(|event| match event {
+            TranscriptionEvent::Progress { seconds } => Some(*seconds),
+            TranscriptionEvent::Segment(_) => None,
+        })
+        .collect();
+    assert!(seconds.is_sorted() && seconds.last() == Some(&33.0), "{seconds:?}");
+    assert_eq!(gateway.status()[0].kind, Some(ModelKind::Transcription));
+}
+
+#[test]
+fn words_have_times_and_a_stated_language_is_kept() {
+    let tiny = Tiny::new();
+    let model = tiny.whisper(TEXT);
+    let gateway = tiny.gateway();
+    let request = TranscriptionRequest {
+        language: Some("English".to_owned()),
+        words: true,
+        ..TranscriptionRequest::new(&model)
+    };
+    let (found, _) = transcribe(&gateway, &request, audio(2, 0)).unwrap();
+    assert_eq!(found.language.as_deref(), Some("en"));
+    let words: Vec<&str> = found.words.iter().map(|word| word.word.as_str()).collect();
+    assert_eq!(words, ["Hallo", "Welt,", "ja."]);
+    assert!(
+        found.words.iter().all(|word| (0.0..=2.0).contains(&word.start) && word.start <= word.end),
+        "{:?}",
+        found.words
+    );
+    assert!(found.words.is_sorted_by(|a, b| a.start <= b.start));
+}
+
+#[test]
+fn silence_and_short_audio_have_no_text() {
+    let tiny = Tiny::new();
+    let model = tiny.whisper(TEXT);
+    let gateway = tiny.gateway();
+    for (audio, duration) in [(Vec::new(), 0.0), (vec![vec![0.9; 800]], 0.05), (audio(0, 2), 2.0)] {
+        let (found, _) = transcribe(&gateway, &TranscriptionRequest::new(&model), audio).unwrap();
+        assert_eq!((found.text.as_str(), found.segments.len(), found.duration), ("", 0, duration));
+    }
+}
+
+#[test]
+fn a_transcription_ends_when_nobody_listens() {
+    let tiny = Tiny::new();
+    let model = tiny.whisper(TEXT);
+    let gateway = tiny.gateway();
+    let mut events = 0;
+    let mut chunks = audio(2, 0).into_iter().map(Ok);
+    let outcome = gateway.transcribe(&TranscriptionRequest::new(&model), &mut chunks, &mut |_| {
+        events += 1;
+        if events == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    assert!(matches!(outcome, Err(Error::Cancelled)));
+    assert_eq!(events, 3);
+}
+
+#[test]
+fn requests_that_cannot_be_fulfilled_are_refused() {
+    let tiny = Tiny::new();
+    let (model, chat) = (tiny.whisper(TEXT), tiny.chat());
+    let gateway = tiny.gateway();
+    let refused = |request: TranscriptionRequest, expect: &str| {
+        let error = transcribe(&gateway, &request, audio(1, 0)).unwrap_err();
+        assert!(error.to_string().contains(expect), "{error} lacks {expect}");
+        assert_eq!(error.kind(), ErrorKind::BadRequest, "{error}");
+    };
+    let request = TranscriptionRequest::new(&model);
+    refused(
+        TranscriptionRequest { language: Some("fr".to_owned()), ..request.clone() },
+        "one of the 2 languages",
+    );
+    refused(
+        TranscriptionRequest { language: Some("klingon".to_owned()), ..request.clone() },
+        "a code such as en",
+    );
+    refused(TranscriptionRequest { temperature: Some(1.5), ..request }, "a number from 0 to 1, found 1.5");
+    refused(TranscriptionRequest::new(&chat), "is a chat model, not a speech recognition model");
+    let error = gateway.stream(&model, ChatRequest::user("Hi")).err().unwrap().to_string();
+    assert!(error.contains("is a speech recognition model, not a chat model"), "{error}");
+}
