@@ -176,10 +176,12 @@ export interface Engine {
   waiting: number;
   slots: number;
   kv_used_bytes: number;
+  prefix_bytes: number;
   kv_budget_bytes: number;
   kv_token_bytes: number;
   prompt_tokens: number;
   cached_tokens: number;
+  restored_tokens: number;
   generated_tokens: number;
   accepted_tokens: number;
   rejected_tokens: number;

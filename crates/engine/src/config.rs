@@ -71,17 +71,21 @@ pub struct EngineStats {
     pub waiting: usize,
     /// Number of slots.
     pub slots: usize,
-    /// KV bytes in use or reserved by running sequences, those of idle slots, which keep them for later prompts with the
-    /// same prefix, and those of the draft model.
+    /// KV bytes in use or reserved by running sequences, those of idle slots and of the prefix tree, which keep them for
+    /// later prompts with the same prefix, and those of the draft model.
     pub kv_used_bytes: usize,
+    /// KV bytes of the prefix tree.
+    pub prefix_bytes: usize,
     /// Maximum number of KV bytes in use, including those of the draft model.
     pub kv_budget_bytes: usize,
     /// KV bytes of one token, without those of the draft model.
     pub kv_token_bytes: usize,
     /// Number of prompt tokens that ran. Those of a preempted sequence are counted again.
     pub prompt_tokens: u64,
-    /// Number of prompt tokens that were already in a slot.
+    /// Number of prompt tokens that did not run, because a slot, the prefix tree or the storage of prefixes had them.
     pub cached_tokens: u64,
+    /// Number of tokens that were copied from the prefix tree to slots.
+    pub restored_tokens: u64,
     /// Number of generated tokens, without final stop tokens.
     pub generated_tokens: u64,
     /// Number of draft tokens that the model accepted.

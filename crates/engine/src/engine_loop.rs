@@ -2,9 +2,11 @@
 //!
 //! A step is a transaction: plan → reserve → execute → sample and commit → report. A failure before the commit leaves
 //! each sequence unchanged or ends it with the reason. `admission` assigns slots and preempts sequences; `speculation`
-//! adds drafts to plans; `transaction` applies a step to its sequences; `stored_prefixes` keeps prefixes in a storage.
+//! adds drafts to plans; `transaction` applies a step to its sequences; `prefix_tree` keeps prefixes in memory after their
+//! slots were taken; `stored_prefixes` keeps them in a storage.
 
 mod admission;
+mod prefix_tree;
 mod speculation;
 mod stored_prefixes;
 #[cfg(feature = "testing")]
@@ -18,8 +20,8 @@ use narthex_spec::{SlotId, TokenId};
 use crate::{
     config::{EngineConfig, EngineStats},
     draft_model::DraftModel,
-    executor::{Executor, Limits, StepPlan},
-    kv::Slots,
+    executor::{Executor, Limits, StepError, StepPlan},
+    kv::{PrefixTree, Slots},
     prefix_storage::PrefixStorage,
     request::{Finish, Request, SubmitError},
     sample::Scratch,
@@ -50,6 +52,8 @@ pub struct EngineLoop {
     device: SupervisedExecutor,
     config: EngineConfig,
     slots: Slots,
+    /// Prefixes that have lost their slots; `None` if the executor cannot hand over keys and values.
+    tree: Option<PrefixTree>,
     /// Sequences without slots, oldest first. All of them are younger than the running ones.
     queue: VecDeque<Sequence>,
     /// Sequences with slots, oldest first.
@@ -81,9 +85,11 @@ impl EngineLoop {
     pub fn new(executor: impl Into<SupervisedExecutor>, config: EngineConfig) -> Self {
         let device = executor.into();
         let limits = device.limits();
+
         Self {
             config: config.within(limits),
             slots: Slots::new(limits),
+            tree: Some(PrefixTree::default()),
             queue: VecDeque::new(),
             running: Vec::with_capacity(limits.slots),
             is_memory_full: false,
@@ -156,11 +162,13 @@ impl EngineLoop {
     /// Returns the current counters.
     pub fn stats(&self) -> EngineStats {
         let draft_model = self.draft_model.as_ref();
+        let tree_bytes = self.tree_bytes();
         EngineStats {
             running: self.running.len(),
             waiting: self.queue.len(),
             slots: self.device.limits().slots,
-            kv_used_bytes: self.slots.bytes() + draft_model.map_or(0, DraftModel::kv_used_bytes),
+            kv_used_bytes: self.slots.bytes() + tree_bytes + draft_model.map_or(0, DraftModel::kv_used_bytes),
+            prefix_bytes: tree_bytes,
             kv_budget_bytes: draft_model
                 .map_or(0, DraftModel::kv_budget_bytes)
                 .saturating_add(self.device.limits().kv.budget),
@@ -190,6 +198,7 @@ impl EngineLoop {
         self.admit();
         self.reserve();
         self.plan();
+        self.trim_tree();
         if !self.plan.spans.is_empty() && !self.is_dead() {
             self.stats.steps += 1;
             if let Err(error) = self.execute() {
@@ -240,7 +249,11 @@ impl EngineLoop {
     fn end(&mut self, index: usize, finish: Finish) {
         let mut sequence = self.running.remove(index);
         if let Some(slot) = sequence.slot.take() {
-            if matches!(finish, Finish::Failed(_)) {
+            if let Finish::Failed(error) = &finish {
+                // The sequence may have started with wrong keys or values.
+                if matches!(error, StepError::Device { .. }) {
+                    self.forget_tree();
+                }
                 self.empty(slot);
             } else {
                 let kept = sequence.tokens[..sequence.cached].to_vec();

@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use narthex_spec::{SlotId, TokenId};
 
-pub use block::{KvBlock, KvLayer, KvRows};
+pub use block::{KvBlock, KvLayer, KvRows, KvSlice};
 pub use check::{check_read, check_truncate};
 pub use copy::KvCopy;
 pub use logits::{FORBIDDEN_LOGIT, Logits, Peak, RowScan, ScannedRow};

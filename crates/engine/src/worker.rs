@@ -83,8 +83,17 @@ struct EngineState {
 struct Inbox {
     arrivals: Vec<Sequence>,
     drain: Option<Drain>,
+    /// True if the prefix tree is to be emptied.
+    releases_prefixes: bool,
     /// Counters as of the last step.
     stats: EngineStats,
+}
+
+impl Inbox {
+    /// Returns true if the thread has nothing to take.
+    fn is_quiet(&self) -> bool {
+        self.arrivals.is_empty() && self.drain.is_none() && !self.releases_prefixes
+    }
 }
 
 impl Engine {
@@ -115,6 +124,7 @@ impl Engine {
         if let Some(storage) = extensions.prefix_storage {
             engine_loop = engine_loop.with_prefix_storage(storage);
         }
+
         let config = engine_loop.config().clone();
         let inbox = Mutex::new(Inbox { stats: engine_loop.stats(), ..Inbox::default() });
         let shared = Arc::new(EngineState { inbox, wake: extensions.storage_progress.0 });
@@ -155,6 +165,12 @@ impl Engine {
         drop(inbox);
         self.shared.wake.wake();
         Ok(handle)
+    }
+
+    /// Releases the memory of the prefix tree before the next step. Slots keep their contents.
+    pub fn release_prefixes(&self) {
+        self.shared.inbox.lock().releases_prefixes = true;
+        self.shared.wake.wake();
     }
 
     /// Returns the counters as of the last step.
@@ -236,14 +252,20 @@ fn run(mut engine_loop: EngineLoop, shared: &EngineState) {
 /// Moves arrivals into the loop. Waits first if there is no work.
 fn take_arrivals(engine_loop: &mut EngineLoop, shared: &EngineState, work: Work) -> Option<Drain> {
     let mut inbox = shared.inbox.lock();
-    while work == Work::Idle && inbox.arrivals.is_empty() && inbox.drain.is_none() {
+    while work == Work::Idle && inbox.is_quiet() {
         MutexGuard::unlocked(&mut inbox, || shared.wake.wait());
     }
     for sequence in inbox.arrivals.drain(..) {
         engine_loop.enqueue(sequence);
     }
     inbox.stats.waiting = engine_loop.waiting();
-    inbox.drain
+    let drain = inbox.drain;
+    let releases_prefixes = std::mem::take(&mut inbox.releases_prefixes);
+    drop(inbox);
+    if releases_prefixes {
+        engine_loop.release_prefixes();
+    }
+    drain
 }
 
 #[cfg(test)]

@@ -60,6 +60,8 @@ pub struct FakeExecutor {
     pub truncate_faults: VecDeque<Fault>,
     /// Faults of the next copies, one entry each.
     pub copy_faults: VecDeque<Fault>,
+    /// Faults of the next writes of keys and values, one entry each.
+    pub write_faults: VecDeque<Fault>,
     /// Number of last tokens that logits depend on; all of them by default.
     pub looks_back: usize,
 }
@@ -95,6 +97,7 @@ impl FakeExecutor {
             faults: VecDeque::new(),
             truncate_faults: VecDeque::new(),
             copy_faults: VecDeque::new(),
+            write_faults: VecDeque::new(),
             looks_back: usize::MAX,
             limits,
         }
@@ -163,6 +166,20 @@ impl FakeExecutor {
         if let Some(span) = plan.spans.first() {
             self.corrupt_slot(span.slot);
         }
+    }
+
+    /// Writes a block after the first `at` tokens of a slot.
+    fn write(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError> {
+        block.check(&[layout()], at, self.held(slot)?.len(), self.limits.context)?;
+        let layer = &block.layers()[0];
+        if layer.keys != layer.values {
+            return Err(StepError::bad_plan("keys and values of different tokens"));
+        }
+        let held = &mut self.slots[slot.index()];
+        held.truncate(at);
+        held.extend(layer.keys.f32s().map(|value| value as TokenId));
+        self.watch.set(slot, held.len());
+        Ok(())
     }
 
     fn corrupt_slot(&mut self, slot: SlotId) {
@@ -239,16 +256,16 @@ impl Executor for FakeExecutor {
     }
 
     fn write_kv(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError> {
-        block.check(&[layout()], at, self.held(slot)?.len(), self.limits.context)?;
-        let layer = &block.layers()[0];
-        if layer.keys != layer.values {
-            return Err(StepError::bad_plan("keys and values of different tokens"));
+        let fault = self.write_faults.pop_front().unwrap_or(Fault::None);
+        if fault == Fault::Lost {
+            return Err(self.lose());
         }
-        let held = &mut self.slots[slot.index()];
-        held.truncate(at);
-        held.extend(layer.keys.f32s().map(|value| value as TokenId));
-        self.watch.set(slot, held.len());
-        Ok(())
+        let outcome = fault.inject();
+        if matches!(outcome, Err(ref error) if !matches!(error, StepError::BadPlan { .. })) {
+            self.corrupt_slot(slot);
+        }
+        outcome?;
+        self.write(slot, at, block)
     }
 
     fn copy_kv(&mut self, copy: &KvCopy) -> Result<(), StepError> {
@@ -262,7 +279,7 @@ impl Executor for FakeExecutor {
             return Err(error);
         }
         let block = self.read_kv(copy.from, copy.tokens.clone())?;
-        self.write_kv(copy.to, copy.tokens.start, &block)?;
+        self.write(copy.to, copy.tokens.start, &block)?;
         self.check_memory(&StepPlan::default())
     }
 }

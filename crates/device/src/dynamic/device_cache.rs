@@ -102,8 +102,8 @@ impl DeviceKvCache {
         rows: &KvRows,
     ) -> Result<(), StepError> {
         match self.layers[tensor.layer].dtype {
-            DType::F16 => self.write_elements(tensor, slot, at, rows.to_f16()?),
-            _ => self.write_elements(tensor, slot, at, rows.f32s()),
+            DType::F16 => self.write_elements(tensor, slot, at, &rows.to_f16()?),
+            _ => self.write_elements(tensor, slot, at, &rows.to_f32()),
         }
     }
 
@@ -112,7 +112,7 @@ impl DeviceKvCache {
         KvTensor { layer, part }: KvTensor,
         slot: SlotId,
         at: usize,
-        elements: impl IntoIterator<Item = T>,
+        elements: &[T],
     ) -> Result<(), StepError> {
         let row = self.row(layer, self.slots[slot.index()].capacity);
         let tensor = &mut self.slots[slot.index()].layers[layer][part as usize];

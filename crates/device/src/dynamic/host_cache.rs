@@ -8,7 +8,6 @@
 use std::ops::Range;
 
 use bytemuck::Pod;
-use half::f16;
 use narthex_engine::executor::{KvCopy, KvRows, Limits, StepError};
 use narthex_kernels::Kernels;
 use narthex_spec::{DType, SlotId, manifest::KvLayout};
@@ -170,16 +169,22 @@ impl HostKvCache {
         let capacity = self.capacity;
         let layer = &mut self.layers[tensor.layer];
         let shape = layer.row(capacity);
-        match layer.layout.dtype {
-            DType::F16 => {
-                let place: &mut [f16] = layer.elements_mut(tensor.part, row, capacity);
-                shape.write(place, at, rows.to_f16()?);
+        match (layer.layout.dtype, rows) {
+            (DType::F16, KvRows::F16(values)) => {
+                shape.write(layer.elements_mut(tensor.part, row, capacity), at, values);
             }
-            DType::I8 => {
-                let size = layer.layout.head_size;
-                shape.write(layer.elements_mut(tensor.part, row, capacity), at, with_scales(rows, size));
+            (DType::F16, _) => {
+                let values = rows.to_f16()?;
+                shape.write(layer.elements_mut(tensor.part, row, capacity), at, &values);
             }
-            _ => shape.write(layer.elements_mut(tensor.part, row, capacity), at, rows.f32s()),
+            (DType::I8, _) => {
+                let values = with_scales(rows, layer.layout.head_size);
+                shape.write(layer.elements_mut(tensor.part, row, capacity), at, &values);
+            }
+            (_, KvRows::F32(values)) => {
+                shape.write(layer.elements_mut(tensor.part, row, capacity), at, values);
+            }
+            _ => shape.write(layer.elements_mut(tensor.part, row, capacity), at, &rows.to_f32()),
         }
         Ok(())
     }
@@ -344,25 +349,33 @@ impl HostKvCache {
 
 /// Separates rows of `size` integers from the scales after them.
 fn split_scales(rows: &[i8], size: usize) -> KvRows {
-    let rows = || rows.chunks_exact(size + KvLayout::SCALE_BYTES);
-    KvRows::I8 {
-        integers: rows().flat_map(|row| &row[..size]).copied().collect(),
-        scales: rows()
-            .filter_map(|row| row.last_chunk().map(|&bytes| f32::from_ne_bytes(bytes.map(i8::cast_unsigned))))
-            .collect(),
+    let width = size + KvLayout::SCALE_BYTES;
+    let count = rows.len() / width;
+    let mut integers = Vec::with_capacity(count * size);
+    let mut scales = Vec::with_capacity(count);
+    for row in rows.chunks_exact(width) {
+        let (values, scale) = row.split_at(size);
+        integers.extend_from_slice(values);
+        let scale = scale.first_chunk().map(|&bytes| f32::from_ne_bytes(bytes.map(i8::cast_unsigned)));
+        scales.extend(scale);
     }
+    KvRows::I8 { integers, scales }
 }
 
 /// Returns rows of `size` integers, each followed by its scale. Other numbers are rounded to integers.
 fn with_scales(rows: &KvRows, size: usize) -> Vec<i8> {
+    let width = size + KvLayout::SCALE_BYTES;
     if let KvRows::I8 { integers, scales } = rows {
-        let rows = integers.chunks_exact(size).zip(scales);
-        let bytes = |scale: &f32| scale.to_ne_bytes().map(u8::cast_signed);
-        return rows.flat_map(|(row, scale)| row.iter().copied().chain(bytes(scale))).collect();
+        let mut out = Vec::with_capacity(scales.len() * width);
+        for (row, scale) in integers.chunks_exact(size).zip(scales) {
+            out.extend_from_slice(row);
+            out.extend_from_slice(&scale.to_ne_bytes().map(u8::cast_signed));
+        }
+        return out;
     }
+
     let values = rows.to_f32();
     let kernels = Kernels::portable();
-    let width = size + KvLayout::SCALE_BYTES;
     let mut out = vec![0; values.len() / size * width];
     for (row, out) in values.chunks_exact(size).zip(out.chunks_exact_mut(width)) {
         kernels.quantize_cache_row(row, out);
@@ -372,6 +385,7 @@ fn with_scales(rows: &KvRows, size: usize) -> Vec<i8> {
 
 #[cfg(test)]
 mod tests {
+    use half::f16;
     use narthex_engine::executor::KvLimits;
 
     use super::*;

@@ -72,11 +72,10 @@ impl RowShape {
     }
 
     /// Writes `[tokens, heads, head_size]` to a row, starting at token `at`.
-    pub(super) fn write<T>(self, row: &mut [T], at: usize, values: impl IntoIterator<Item = T>) {
-        for (index, value) in values.into_iter().enumerate() {
-            let vector = index / self.head_size;
-            let element = index % self.head_size;
-            row[self.at(vector % self.heads, at + vector / self.heads) + element] = value;
+    pub(super) fn write<T: Copy>(self, row: &mut [T], at: usize, values: &[T]) {
+        for (index, vector) in values.chunks_exact(self.head_size.max(1)).enumerate() {
+            let place = self.at(index % self.heads, at + index / self.heads);
+            row[place..][..self.head_size].copy_from_slice(vector);
         }
     }
 

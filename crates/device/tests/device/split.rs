@@ -200,8 +200,11 @@ fn an_engine_over_a_split_answers_as_over_one_executor() {
         (tokens, core.stats())
     };
     let full = || Fault::Error(StepError::OutOfMemory { rows: 1, capacity: 8, wanted: 1 });
+    // After the first of two faults, the prefix tree and idle slots are emptied; after the second, a sequence is
+    // preempted, while several run.
     let faults = |every: usize| -> VecDeque<Fault> {
-        (1..4000).map(|n| if n % every == 0 { full() } else { Fault::None }).collect()
+        let is_fault = |n: usize| n >= every && n % every <= usize::from(n < 200);
+        (1..4000).map(|n| if is_fault(n) { full() } else { Fault::None }).collect()
     };
     for short in [0, 5, 100] {
         let (mut a, mut b) = (FakeExecutor::new(limits()), FakeExecutor::new(limits()));

@@ -19,8 +19,9 @@ impl EngineLoop {
             let Some(sequence) = self.queue.front() else { return };
             let reuse = if sequence.has_unreported_prompt() { Reuse::Nothing } else { Reuse::Prefix };
             let footprint = sequence.footprint();
+            let in_tree = self.length_in_tree(sequence);
             let contents = self.contents();
-            if reuse == Reuse::Prefix && self.is_prefix_coming(&sequence.tokens, &contents) {
+            if reuse == Reuse::Prefix && self.is_prefix_coming(&sequence.tokens, &contents, in_tree) {
                 return;
             }
             if reuse == Reuse::Prefix && !self.look_up_first() {
@@ -28,7 +29,7 @@ impl EngineLoop {
             }
             let Some(sequence) = self.queue.front() else { return };
             let contents = self.contents();
-            let choice = self.slots.choose(&sequence.tokens, reuse, &contents);
+            let choice = self.slots.choose(&sequence.tokens, reuse, &contents, in_tree);
             let choice = choice.and_then(|choice| self.make_room(choice, footprint));
             match choice {
                 Some(choice) => self.start_first(choice, footprint),
@@ -46,10 +47,10 @@ impl EngineLoop {
         }))
     }
 
-    /// Returns true if a running sequence is about to compute a longer prefix of the prompt than any slot holds. The
-    /// prompt then waits for it instead of running the same tokens a second time.
-    fn is_prefix_coming(&self, prompt: &[TokenId], contents: &[SlotContent<'_>]) -> bool {
-        let held = Slots::longest_prefix(contents, prompt).map_or(0, |prefix| prefix.length);
+    /// Returns true if a running sequence is about to compute a longer prefix of the prompt than any slot and the tree
+    /// have. The prompt then waits for it instead of running the same tokens a second time.
+    fn is_prefix_coming(&self, prompt: &[TokenId], contents: &[SlotContent<'_>], in_tree: usize) -> bool {
+        let held = Slots::longest_prefix(contents, prompt).map_or(0, |prefix| prefix.length).max(in_tree);
         self.running.iter().any(|sequence| {
             let coming = common_prefix(&sequence.tokens, prompt).min(prompt.len().saturating_sub(1));
             sequence.pending() > 1 && coming > held.max(MIN_COPY)
@@ -64,9 +65,12 @@ impl EngineLoop {
             None => self.slots.take_prompt_end(slot),
         };
         self.slots.evict(value);
+        self.keep_idle(slot, reused, self.slots.bytes_with(Some(slot), footprint));
+
         let held = self.rewind(slot, reused);
         let copied = held.and_then(|held| self.copy_prefix(slot, held, copied));
-        let Some(length) = copied.and_then(|length| self.restore_first(slot, length)) else { return };
+        let restored = copied.and_then(|length| self.restore_from_tree(slot, length));
+        let Some(length) = restored.and_then(|length| self.restore_first(slot, length)) else { return };
         let Some(mut sequence) = self.queue.pop_front() else { return };
         self.slots.hold(slot, length, footprint);
         self.stats.cached_tokens += sequence.start(slot, length) as u64;
@@ -94,12 +98,7 @@ impl EngineLoop {
         let Some(Prefix { slot: from, length }) = prefix else { return Some(held) };
         match self.device.copy_kv(&KvCopy { from, to: slot, tokens: held..length }) {
             Ok(()) => Some(length),
-            Err(error @ StepError::Lost { .. }) => {
-                self.recover(&error);
-                None
-            }
-            Err(_) if self.device.truncate(slot, held).is_ok() => Some(held),
-            Err(_) => self.empty(slot).then_some(0),
+            Err(error) => self.keep_first(slot, held, &error),
         }
     }
 
@@ -143,6 +142,7 @@ impl EngineLoop {
     pub(super) fn evict_least(&mut self, except: &[SlotId]) -> bool {
         let Some((slot, value)) = self.slots.least_idle(except, &self.contents()) else { return false };
         self.slots.evict(value);
+        self.keep_idle(slot, 0, self.slots.bytes_with(Some(slot), 0));
         self.empty(slot);
         true
     }
@@ -183,6 +183,8 @@ impl EngineLoop {
     pub(super) fn pop_running(&mut self) -> Option<Sequence> {
         let mut sequence = self.running.pop()?;
         if let Some(slot) = sequence.slot.take() {
+            let reserved = self.slots.bytes_with(Some(slot), 0);
+            self.keep(slot, &sequence.tokens[..sequence.cached], self.stats.steps, reserved);
             self.empty(slot);
         }
         Some(sequence)

@@ -1,15 +1,17 @@
 //! Prefixes in a storage that outlives the engine.
 //!
-//! After each step, at most one complete block of a slot is offered to the storage, so that no step waits for long. The
-//! first waiting sequence is looked up before it is admitted. Its blocks are read while other sequences run, and
+//! After each step, at most one complete block of a slot is offered to the storage, so that no step waits for long.
+//! Blocks that the prefix tree loses are offered at once. The first waiting sequence is looked up before it is admitted. Its blocks are read while other sequences run, and
 //! written to its slot before its prompt runs.
+
+use std::ops::Range;
 
 use narthex_spec::{SlotId, TokenId};
 
 use super::EngineLoop;
 use crate::{
     executor::{Executor, KvBlock, StepError},
-    kv::{MIN_COPY, SlotContent, Slots},
+    kv::{MIN_COPY, PrefixTree, SlotContent, Slots},
     prefix_storage::{BLOCK_TOKENS, BlockKey, BlockState, PrefixRead, PrefixStorage},
 };
 
@@ -122,6 +124,45 @@ impl StoredPrefixes {
         }
     }
 
+    /// Offers the complete block that ends within `range`, the last tokens of a path of the tree.
+    pub(super) fn offer_end(&mut self, tree: &PrefixTree, tokens: &[TokenId], range: &Range<usize>) {
+        let complete = tokens.len() - tokens.len() % BLOCK_TOKENS;
+        if complete > range.start {
+            let mut key = None;
+            for block in tokens[..complete].chunks_exact(BLOCK_TOKENS) {
+                key = Some(self.storage.key(key.as_ref(), block));
+            }
+            key.into_iter().for_each(|key| {
+                self.offer(tree, tokens, key);
+            });
+        }
+    }
+
+    /// Offers all complete blocks of a path of the tree. Returns false if the storage accepts no more.
+    pub(super) fn offer_path(&mut self, tree: &PrefixTree, tokens: &[TokenId]) -> bool {
+        let mut last = None;
+        tokens.chunks_exact(BLOCK_TOKENS).all(|block| {
+            let key = self.storage.key(last.as_ref(), block);
+            last = Some(key);
+            self.offer(tree, tokens, key)
+        })
+    }
+
+    /// Offers a block of a path of the tree. Returns false if the storage accepts no more.
+    fn offer(&mut self, tree: &PrefixTree, tokens: &[TokenId], key: BlockKey) -> bool {
+        match self.storage.state(&key) {
+            BlockState::Stored => true,
+            BlockState::Missing => {
+                let start = key.index as usize * BLOCK_TOKENS;
+                if let Ok(block) = KvBlock::join(&tree.slices(tokens, &(start..start + BLOCK_TOKENS))) {
+                    self.storage.write(key, block);
+                }
+                true
+            }
+            BlockState::QueueFull | BlockState::Closed => false,
+        }
+    }
+
     /// Returns the next block that is missing in the storage, with its slot and its first token. Only slots for which
     /// `is_portable` returns true are considered.
     fn missing(
@@ -165,7 +206,7 @@ impl EngineLoop {
         let (Some(stored), Some(first)) = (&self.stored, self.queue.front()) else { return true };
         if stored.lookup.as_ref().is_none_or(|lookup| lookup.number != first.number) {
             let held = Slots::longest_prefix(&self.contents(), &first.tokens);
-            let held = held.map_or(0, |prefix| prefix.length);
+            let held = held.map_or(0, |prefix| prefix.length).max(self.length_in_tree(first));
             let portable = self.device.portable_length();
             if let Some(stored) = &mut self.stored {
                 stored.start(first.number, &first.tokens, held, portable);
@@ -212,12 +253,7 @@ impl EngineLoop {
                     stored.storage.remove(&key, &error);
                     break;
                 }
-                Err(error @ StepError::Lost { .. }) => {
-                    self.recover(&error);
-                    return None;
-                }
-                Err(_) if device.truncate(slot, start).is_ok() => return Some(start),
-                Err(_) => return self.empty(slot).then_some(0),
+                Err(error) => return self.keep_first(slot, start, &error),
             }
         }
         Some(length)
@@ -261,8 +297,9 @@ impl EngineLoop {
         }
     }
 
-    /// Offers blocks to the storage until none is missing or its queue is full.
+    /// Offers blocks of slots and of the prefix tree to the storage until none is missing or its queue is full.
     pub(crate) fn offer_all(&mut self) {
         while !self.is_dead() && self.offer_block() == OfferOutcome::Queued {}
+        self.offer_tree();
     }
 }

@@ -76,7 +76,7 @@ impl EngineLoop {
         // The step may fit in memory without its draft.
         let drafted = !self.draft.is_empty();
         let again = matches!(error, StepError::OutOfMemory { .. })
-            && (self.slots.has_idle() || self.running.len() > 1 || drafted);
+            && (self.slots.has_idle() || self.tree_bytes() > 0 || self.running.len() > 1 || drafted);
         if drafted {
             self.running.iter_mut().for_each(|sequence| sequence.can_draft = false);
         }
@@ -113,10 +113,13 @@ impl EngineLoop {
         sequence.slot.is_some_and(|slot| self.device.truncate(slot, sequence.cached).is_ok())
     }
 
-    /// Empties every idle slot, or preempts the youngest sequence if no slot is idle. No sequence is admitted until one
-    /// ends, because memory would run out again.
+    /// Empties the prefix tree and every idle slot, or preempts the youngest sequence if there is nothing to empty. No
+    /// sequence is admitted until one ends, because memory would run out again.
     fn free_memory(&mut self) {
-        let found = self.slots.has_idle();
+        // The tree takes nothing from the slots that are emptied now.
+        self.is_memory_full = true;
+        let found = self.slots.has_idle() || self.tree_bytes() > 0;
+        self.release_prefixes();
         while self.evict_least(&[]) {}
         if !found && self.running.len() > 1 {
             self.preempt_youngest();

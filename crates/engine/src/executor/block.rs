@@ -2,6 +2,8 @@
 //!
 //! The module is independent of devices: every executor converts between this form and the form of its graphs.
 
+use std::ops::Range;
+
 use half::f16;
 use narthex_spec::manifest::KvLayout;
 
@@ -12,6 +14,15 @@ use super::StepError;
 pub struct KvBlock {
     tokens: usize,
     layers: Vec<KvLayer>,
+}
+
+/// Consecutive tokens of a block.
+#[derive(Debug, Clone)]
+pub struct KvSlice<'a> {
+    /// The block.
+    pub block: &'a KvBlock,
+    /// Tokens of the block.
+    pub tokens: Range<usize>,
 }
 
 /// Keys and values of one layer in a [`KvBlock`].
@@ -89,6 +100,32 @@ impl KvRows {
         (scales, self.len()) == (rows, elements)
     }
 
+    /// Returns the rows of several tensors of one type, one after the other. `None` for several types, or for a range
+    /// that does not exist.
+    fn join<'a>(parts: impl Iterator<Item = RowSlice<'a>> + Clone) -> Option<Self> {
+        match parts.clone().next()?.rows {
+            Self::F32(_) => Some(Self::F32(joined(parts.map(|part| match part.rows {
+                Self::F32(values) => values.get(part.elements()),
+                _ => None,
+            }))?)),
+            Self::F16(_) => Some(Self::F16(joined(parts.map(|part| match part.rows {
+                Self::F16(values) => values.get(part.elements()),
+                _ => None,
+            }))?)),
+            Self::I8 { .. } => {
+                let integers = joined(parts.clone().map(|part| match part.rows {
+                    Self::I8 { integers, .. } => integers.get(part.elements()),
+                    _ => None,
+                }))?;
+                let scales = joined(parts.map(|part| match part.rows {
+                    Self::I8 { scales, .. } => scales.get(part.vectors()),
+                    _ => None,
+                }))?;
+                Some(Self::I8 { integers, scales })
+            }
+        }
+    }
+
     /// Returns the elements in half precision, rounded to nearest.
     ///
     /// # Errors
@@ -109,6 +146,40 @@ impl KvRows {
             })
             .collect()
     }
+}
+
+/// Keys or values of some tokens.
+struct RowSlice<'a> {
+    rows: &'a KvRows,
+    heads: usize,
+    head_size: usize,
+    tokens: Range<usize>,
+}
+
+impl<'a> RowSlice<'a> {
+    fn new(layer: &KvLayer, rows: &'a KvRows, tokens: Range<usize>) -> Self {
+        Self { rows, heads: layer.heads, head_size: layer.head_size, tokens }
+    }
+
+    /// Returns the range of its vectors. Each token has one for each head.
+    fn vectors(&self) -> Range<usize> {
+        self.tokens.start * self.heads..self.tokens.end * self.heads
+    }
+
+    /// Returns the range of its elements.
+    fn elements(&self) -> Range<usize> {
+        let vectors = self.vectors();
+        vectors.start * self.head_size..vectors.end * self.head_size
+    }
+}
+
+/// Returns the elements of all parts, or `None` if one is missing.
+fn joined<'a, T: Copy + 'a>(parts: impl Iterator<Item = Option<&'a [T]>> + Clone) -> Option<Vec<T>> {
+    let mut out = Vec::with_capacity(parts.clone().map(|part| part.map_or(0, <[T]>::len)).sum());
+    for part in parts {
+        out.extend_from_slice(part?);
+    }
+    Some(out)
 }
 
 impl KvBlock {
@@ -133,6 +204,11 @@ impl KvBlock {
         Ok(Self { tokens, layers })
     }
 
+    /// Creates a block without tokens.
+    pub const fn empty() -> Self {
+        Self { tokens: 0, layers: Vec::new() }
+    }
+
     /// Creates a block of `tokens` tokens from a cache with these layers. `read` returns the keys and values of one
     /// layer.
     ///
@@ -149,6 +225,44 @@ impl KvBlock {
             layers.push(KvLayer { heads: layout.heads, head_size: layout.head_size, keys, values });
         }
         Self::new(tokens, layers)
+    }
+
+    /// Joins slices of blocks of one cache. The elements are copied unchanged.
+    ///
+    /// # Errors
+    /// [`StepError::BadPlan`] for slices of different layers or types, for tokens that a block does not have, and for no
+    /// slices.
+    pub fn join(slices: &[KvSlice<'_>]) -> Result<Self, StepError> {
+        let layers = Self::join_layers(slices).ok_or_else(|| {
+            StepError::bad_plan("expected keys and values of one cache, found those of several or none")
+        })?;
+        Self::new(slices.iter().map(|slice| slice.tokens.len()).sum(), layers)
+    }
+
+    fn join_layers(slices: &[KvSlice<'_>]) -> Option<Vec<KvLayer>> {
+        let count = slices.first()?.block.layers.len();
+        (0..count)
+            .map(|index| {
+                let &KvLayer { heads, head_size, .. } = slices[0].block.layers.get(index)?;
+                let layers = slices.iter().map(|slice| slice.block.layers.get(index));
+                let layers = layers.collect::<Option<Vec<&KvLayer>>>()?;
+                if layers.iter().any(|layer| (layer.heads, layer.head_size) != (heads, head_size)) {
+                    return None;
+                }
+                let parts = layers.iter().zip(slices).map(|(layer, slice)| (*layer, slice.tokens.clone()));
+                let keys = parts.clone().map(|(layer, tokens)| RowSlice::new(layer, &layer.keys, tokens));
+                let values = parts.map(|(layer, tokens)| RowSlice::new(layer, &layer.values, tokens));
+                Some(KvLayer { heads, head_size, keys: KvRows::join(keys)?, values: KvRows::join(values)? })
+            })
+            .collect()
+    }
+
+    /// Returns the keys and values of some of its tokens.
+    ///
+    /// # Errors
+    /// [`StepError::BadPlan`] for tokens that the block does not have.
+    pub fn slice(&self, tokens: Range<usize>) -> Result<Self, StepError> {
+        Self::join(&[KvSlice { block: self, tokens }])
     }
 
     /// Returns the number of tokens.
@@ -234,6 +348,38 @@ mod tests {
         check(vec![good(), good()], (0, 0), "expected 1 layers of keys and values, found 2");
         check(vec![layer(3, 2, 24)], (0, 0), "expected 2 heads of 3 elements, found 3 of 2");
         check(vec![layer(2, 3, 23)], (0, 0), "found 23 keys");
+    }
+
+    #[test]
+    fn slices_of_blocks_are_joined_unchanged() {
+        let floats = |from: u8, to: u8| (from..to).map(f32::from);
+        let check = |rows: &dyn Fn(u8, u8) -> KvRows| {
+            // Each token has two heads of three elements.
+            let block = |from: u8, to: u8| {
+                let layer = KvLayer {
+                    heads: 2,
+                    head_size: 3,
+                    keys: rows(6 * from, 6 * to),
+                    values: rows(0, 6 * (to - from)),
+                };
+                KvBlock::new(usize::from(to - from), vec![layer]).unwrap()
+            };
+            let (first, second) = (block(0, 5), block(5, 9));
+            let slices = [KvSlice { block: &first, tokens: 3..5 }, KvSlice { block: &second, tokens: 0..3 }];
+            assert_eq!(KvBlock::join(&slices).unwrap().layers()[0].keys, rows(18, 48));
+            assert_eq!(first.slice(1..4).unwrap().layers()[0].keys, rows(6, 24));
+            assert!(first.slice(4..6).is_err() && KvBlock::join(&[]).is_err());
+            let other = KvBlock::new(5, vec![layer(2, 3, 30), layer(2, 3, 30)]).unwrap();
+            let other = other.slice(0..5).unwrap();
+            let mixed = [KvSlice { block: &other, tokens: 0..1 }, KvSlice { block: &first, tokens: 0..1 }];
+            assert!(KvBlock::join(&mixed).is_err());
+        };
+        check(&|from, to| KvRows::F32(floats(from, to).collect()));
+        check(&|from, to| KvRows::F16(floats(from, to).map(f16::from_f32).collect()));
+        check(&|from, to| KvRows::I8 {
+            integers: (from..to).map(u8::cast_signed).collect(),
+            scales: floats(from / 3, to / 3).collect(),
+        });
     }
 
     #[test]

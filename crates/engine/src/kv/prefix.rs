@@ -1,5 +1,6 @@
 //! Prefix caching: slots keep their tokens, so a prefix that a prompt shares with a slot need not run again. A prompt
-//! either takes over the idle slot with the prefix, or gets a copy of it in another slot.
+//! either takes over the idle slot with the prefix, or gets a copy of it in another slot. The copy comes from a slot or
+//! from the tree of earlier sequences.
 //!
 //! A slot that is taken over loses its remaining tokens. Their value is the number of tokens to run again, minus an
 //! amount that grows with the slot's age. This is GreedyDual (Young 1994): every eviction lowers the value of all older
@@ -94,12 +95,14 @@ impl Slots {
 
     /// Returns the idle slot that costs a prompt the fewest tokens. The cost is the number of tokens that must run now,
     /// plus the value of the tokens that the slot loses. If several costs are equal, a slot without a copy is
-    /// preferred, then an empty slot, then the slot that has been idle longest.
+    /// preferred, then an empty slot, then the slot that has been idle longest. `in_tree` is the number of the prompt's
+    /// tokens that can be copied from outside the slots.
     pub fn choose(
         &self,
         prompt: &[TokenId],
         reuse: Reuse,
         contents: &[SlotContent<'_>],
+        in_tree: usize,
     ) -> Option<SlotChoice> {
         let longest = Self::longest_prefix(contents, prompt).filter(|_| reuse == Reuse::Prefix);
         let choices = self.ids().filter_map(|(slot, state)| {
@@ -111,9 +114,12 @@ impl Slots {
             let copied = longest.filter(|prefix| prefix.slot != slot && prefix.length >= own + MIN_COPY);
             let kept = if reuse == Reuse::Prefix { common_prefix(tokens, prompt) } else { 0 };
             let choice = SlotChoice { slot, reused: own, copied, value: self.value(slot, kept, contents) };
-            let run = prompt.len() - copied.map_or(own, |prefix| prefix.length);
+            let present = copied.map_or(own, |prefix| prefix.length);
+            let restored = reuse == Reuse::Prefix && in_tree >= present + MIN_COPY;
+            let run = prompt.len() - if restored { in_tree } else { present };
             let cost = run as u64 + choice.value;
-            Some(((cost, copied.is_some(), !tokens.is_empty(), *released, slot), choice))
+            let is_copied = restored || copied.is_some();
+            Some(((cost, is_copied, !tokens.is_empty(), *released, slot), choice))
         });
         choices.min_by_key(|(cost, _)| *cost).map(|(_, choice)| choice)
     }
@@ -157,7 +163,7 @@ mod tests {
     }
 
     fn choose(s: &Slots, prompt: &[u32], reuse: Reuse) -> Option<SlotChoice> {
-        s.choose(prompt, reuse, &s.contents(std::iter::empty()))
+        s.choose(prompt, reuse, &s.contents(std::iter::empty()), 0)
     }
 
     #[test]
@@ -213,7 +219,7 @@ mod tests {
         let held = prompt(300, 1, 50);
         let running = [(SlotId(0), SlotContent { tokens: &held, prompt_end: None })];
         let contents = s.contents(running.into_iter());
-        let found = s.choose(&prompt(300, 2, 9), Reuse::Prefix, &contents);
+        let found = s.choose(&prompt(300, 2, 9), Reuse::Prefix, &contents, 0);
         assert_eq!(copy(found), (1, 0, Some((0, 300))));
         // Without an empty slot, the copy goes to the slot with the shortest tail.
         s.release(SlotId(0), prompt(300, 1, 100), 1, None);

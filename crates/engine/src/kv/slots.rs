@@ -110,7 +110,8 @@ impl Slots {
         self.bytes_with(newcomer, length) <= self.kv.budget
     }
 
-    fn bytes_with(&self, newcomer: Option<SlotId>, length: usize) -> usize {
+    /// Returns the size of the cache in bytes with a row of `length` tokens, as in [`Self::fits`].
+    pub fn bytes_with(&self, newcomer: Option<SlotId>, length: usize) -> usize {
         let mut rows = usize::from(newcomer.is_some());
         let mut longest = length;
         for (_, state) in self.ids().filter(|(id, state)| Some(*id) != newcomer && state.takes_row()) {
@@ -133,6 +134,14 @@ impl Slots {
     /// Returns true if an idle slot has tokens.
     pub fn has_idle(&self) -> bool {
         self.states.iter().any(|state| matches!(state, SlotState::Idle { tokens, .. } if !tokens.is_empty()))
+    }
+
+    /// Returns an idle slot with tokens that fill at most half of its row, if there is one.
+    pub fn half_empty(&self) -> Option<SlotId> {
+        let longest = self.states.iter().map(SlotState::footprint).max().unwrap_or(0);
+        let capacity = self.kv.capacity_for(longest, self.context);
+        let mut idle = self.ids().filter(|(_, state)| matches!(state, SlotState::Idle { .. }));
+        idle.find(|(_, state)| (1..=capacity / 2).contains(&state.length())).map(|(slot, _)| slot)
     }
 
     /// Removes and returns the stored end of the last prompt in an idle slot.

@@ -171,6 +171,7 @@ impl World {
         executor.looks_back = looks_back;
         executor.faults = (0..STEPS).map(|_| fault(&mut rng)).collect();
         executor.copy_faults = (0..STEPS).map(|_| fault(&mut rng)).collect();
+        executor.write_faults = (0..STEPS).map(|_| fault(&mut rng)).collect();
         if truncations == Truncations::Failing {
             // At most all slots but one fail, so that the engine can continue.
             let failing = (1..slots).flat_map(|_| {
@@ -290,6 +291,7 @@ fn invariants_hold_for_ten_thousand_steps() {
     let stats: Vec<EngineStats> = (0..SEEDS).map(|seed| simulate(seed, Truncations::Sound)).collect();
     let sum = |count: fn(&EngineStats) -> u64| stats.iter().map(count).sum::<u64>();
     assert!(sum(|stats| stats.preemptions) > 100, "{stats:?}");
+    assert!(sum(|stats| stats.restored_tokens) > 1000, "{stats:?}");
     let (accepted, rejected) = (sum(|stats| stats.accepted_tokens), sum(|stats| stats.rejected_tokens));
     assert!(accepted > 100 && rejected > 100, "{accepted} of drafts were accepted, {rejected} rejected");
 }

@@ -13,7 +13,7 @@ use std::{
 use narthex_engine::{
     config::EngineConfig,
     engine_loop::{EngineLoop, Work},
-    executor::{Executor, KvBlock, KvCopy, Limits, Logits, StepError, StepPlan},
+    executor::{Executor, KvBlock, KvCopy, KvLimits, Limits, Logits, StepError, StepPlan},
     prefix_storage::{BLOCK_TOKENS, BlockKey, BlockState, PrefixRead, PrefixStorage},
     request::{Request, Usage},
     worker::{Drain, Engine, EngineExtensions, StorageProgress},
@@ -193,6 +193,27 @@ fn blocks_are_stored_while_a_sequence_still_runs() {
         engine_loop.step();
     }
     assert_eq!((engine_loop.stats().running, storage.blocks.lock().len()), (1, 3));
+}
+
+#[test]
+fn a_prefix_that_loses_its_slot_and_then_its_memory_is_stored() {
+    let kv = KvLimits { budget: 1600, ..KV };
+    let limits = Limits { kv, ..limits(2) };
+    let storage = MemoryStorage::default();
+    let mut engine_loop = engine(FakeExecutor::new(limits), &storage);
+    let prompts: Vec<Vec<u32>> = (0..12).map(|number| prompt(number, 300)).collect();
+    // All of them run without a pause, so the slots have no time to store their blocks.
+    let sinks: Vec<Recorder> = prompts.iter().map(|prompt| submit(&mut engine_loop, prompt, 1)).collect();
+    while sinks.iter().any(|sink| sink.recording().ends.is_empty()) {
+        engine_loop.step();
+    }
+    let blocks = storage.blocks.lock().len();
+    assert!(blocks > 8, "{blocks}");
+    engine_loop.release_prefixes();
+    drain(&mut engine_loop);
+    for prompt in &prompts {
+        check(&mut fake(&storage), prompt, 4 * BLOCK_TOKENS);
+    }
 }
 
 #[test]

@@ -349,3 +349,23 @@ fn the_reservation_of_the_memory_ends_after_the_executor() {
     drop(place);
     assert!(reported.recv().unwrap());
 }
+
+#[test]
+fn an_engine_without_work_releases_its_prefixes_when_it_is_asked() {
+    let engine = engine(4, |_| ());
+    for first in 0..4 {
+        let sink = Recorder::new();
+        engine.submit(request(&[first; 40], 1, sink.clone())).unwrap();
+        while sink.recording().ends.is_empty() {
+            std::thread::yield_now();
+        }
+    }
+    while engine.stats().running > 0 {
+        std::thread::yield_now();
+    }
+    assert!(engine.stats().prefix_bytes >= 2 * 40);
+    engine.release_prefixes();
+    while engine.stats().prefix_bytes > 0 {
+        std::thread::yield_now();
+    }
+}

@@ -11,7 +11,7 @@ use narthex_catalog::{
     network::Network,
     resolve::{ModelId, ModelRef},
 };
-use narthex_device::memory;
+use narthex_device::{inventory, memory};
 use narthex_engine::worker::Drain;
 use narthex_spec::{
     Ep, ProgressSink,
@@ -414,6 +414,7 @@ impl Gateway {
         let draft_kv = draft.as_ref().map_or(0, |draft| draft.kv_budget);
         let kv_bytes = if has_kv { config.kv_memory().budget.saturating_add(draft_kv) } else { 0 };
         let reservation = self.models.reserve(key, kv_bytes, cancel)?;
+        self.models.release_prefixes(package.bytes(), inventory::available_memory());
         let request = LoadRequest {
             package,
             runtime,

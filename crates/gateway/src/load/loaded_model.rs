@@ -215,6 +215,13 @@ impl LoadedModel {
         }
     }
 
+    /// Releases the memory of prefixes of earlier prompts.
+    pub(crate) fn release_prefixes(&self) {
+        if let Worker::Engine(engine) = &self.worker {
+            engine.release_prefixes();
+        }
+    }
+
     /// Returns whether the model cannot answer: a device computed values that are not finite, or the model's thread has
     /// ended.
     pub(crate) fn is_broken(&self) -> bool {
@@ -351,10 +358,12 @@ fn counters(engine: &Engine) -> EngineCounters {
         waiting: stats.waiting,
         slots: stats.slots,
         kv_used_bytes: stats.kv_used_bytes,
+        prefix_bytes: stats.prefix_bytes,
         kv_budget_bytes: stats.kv_budget_bytes,
         kv_token_bytes: stats.kv_token_bytes,
         prompt_tokens: stats.prompt_tokens,
         cached_tokens: stats.cached_tokens,
+        restored_tokens: stats.restored_tokens,
         generated_tokens: stats.generated_tokens,
         accepted_tokens: stats.accepted_tokens,
         rejected_tokens: stats.rejected_tokens,

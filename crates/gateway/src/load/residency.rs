@@ -39,6 +39,9 @@ use reservation::{ModelReservation, ReservedTotals};
 /// Time between two searches for models whose keep-alive time has passed.
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Memory that a load may take, as a multiple of its weights: the file and the packed weights.
+const LOAD_FACTOR: u64 = 2;
+
 enum Residence {
     Loading {
         waiters: LoadWaiters,
@@ -254,6 +257,20 @@ impl ResidentModels {
                 return Err(self.residency_full(key));
             }
         }
+    }
+
+    /// Releases the prefixes of earlier prompts in every model if `free` bytes of memory do not suffice for a load of
+    /// `bytes` bytes of weights.
+    pub(crate) fn release_prefixes(&self, bytes: u64, free: Option<u64>) {
+        if free.is_none_or(|free| free >= bytes.saturating_mul(LOAD_FACTOR)) {
+            return;
+        }
+        let ready = |residence: &Residence| match residence {
+            Residence::Ready { model, .. } => Some(model.clone()),
+            Residence::Loading { .. } | Residence::Failed { .. } => None,
+        };
+        let models: Vec<Arc<LoadedModel>> = self.models.lock().values().filter_map(ready).collect();
+        models.iter().for_each(|model| model.release_prefixes());
     }
 
     fn residency_full(&self, key: &PackageKey) -> Error {

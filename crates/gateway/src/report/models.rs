@@ -258,8 +258,11 @@ pub struct EngineCounters {
     pub waiting: usize,
     /// Slots.
     pub slots: usize,
-    /// Bytes of the KV cache in use, including that of the draft model.
+    /// Bytes of the KV cache in use, including kept prefixes and the cache of the draft model.
     pub kv_used_bytes: usize,
+    /// Bytes of prefixes that are kept in memory after their slots were taken.
+    #[serde(default)]
+    pub prefix_bytes: usize,
     /// Maximum bytes of the KV cache, including that of the draft model.
     pub kv_budget_bytes: usize,
     /// Bytes of one token in the model's own KV cache.
@@ -267,8 +270,11 @@ pub struct EngineCounters {
     pub kv_token_bytes: usize,
     /// Prompt tokens since the load.
     pub prompt_tokens: u64,
-    /// Prompt tokens that were already in the KV cache.
+    /// Prompt tokens that were not computed, because their keys and values were present.
     pub cached_tokens: u64,
+    /// Tokens whose keys and values came from prefixes that are kept in memory.
+    #[serde(default)]
+    pub restored_tokens: u64,
     /// Tokens generated since the load.
     pub generated_tokens: u64,
     /// Draft tokens since the load that the model accepted.

@@ -113,6 +113,36 @@ fn a_model_that_is_loaded_again_answers_from_the_files() {
 }
 
 #[test]
+fn conversations_that_have_lost_their_slot_are_found_in_memory() {
+    let tiny = Tiny::new();
+    let model = tiny.long_chat();
+    for kv_cache_dtype in [KvCacheDtype::F32, KvCacheDtype::F16, KvCacheDtype::I8] {
+        let config = || Config { slots: 1, kv_cache_dtype, ..tiny.config() };
+        let gateway = Gateway::open(config()).unwrap();
+        // The conversations differ from their first token on, and each answer takes the only slot.
+        let turn = |number: u32, turn: u32| {
+            let length = 150 + 20 * turn;
+            let tokens = (0..length).map(|i| (7 * i * i + (3 + number) * i + 5 + number) % 77 + 3).collect();
+            CompletionRequest { prompt: Prompt::Tokens(tokens), ..text("", greedy(8)) }
+        };
+        for (round, cached) in [(0, 0..=0), (1, 150..=169)] {
+            for number in 0..6 {
+                let found = complete(&gateway, &model, turn(number, round));
+                let alone = answer(config(), &model, turn(number, round));
+                assert_eq!((&found.text, alone.summary.cached_tokens), (&alone.text, 0));
+                let tokens = found.summary.cached_tokens;
+                assert!(cached.contains(&tokens), "{tokens} of conversation {number} in round {round}");
+            }
+        }
+        let status = gateway.status().remove(0);
+        let counters = status.engine.unwrap();
+        assert!(counters.restored_tokens >= 6 * 150, "{counters:?}");
+        assert!(counters.prefix_bytes > 0 && counters.prefix_bytes < counters.kv_used_bytes, "{counters:?}");
+        gateway.shutdown(Drain::Finish);
+    }
+}
+
+#[test]
 fn a_folder_that_is_a_file_stores_nothing() {
     let tiny = Tiny::new();
     let (model, folder) = (tiny.long_chat(), tiny.home().join("prefixes"));

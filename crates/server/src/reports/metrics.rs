@@ -48,12 +48,14 @@ pub(crate) struct Metrics {
     registry: Registry,
     requests: Family<RequestLabels, Counter>,
     prompt_tokens: Counter,
+    cached_tokens: Counter,
     generated_tokens: Counter,
     first_token: Histogram,
     request_time: Histogram,
     running: Family<ModelLabels, Gauge>,
     waiting: Family<ModelLabels, Gauge>,
     kv_usage: Family<ModelLabels, Gauge<f64, AtomicU64>>,
+    prefix_bytes: Family<ModelLabels, Gauge>,
     memory: Family<MemoryLabels, Gauge>,
     memory_low: Gauge<i64, AtomicI64>,
     streams: Gauge<i64, AtomicI64>,
@@ -66,17 +68,24 @@ impl Metrics {
         let mut registry = Registry::with_prefix("narthex");
         let requests = Family::default();
         let prompt_tokens = Counter::default();
+        let cached_tokens = Counter::default();
         let generated_tokens = Counter::default();
         let first_token = Histogram::new(exponential_buckets(0.01, 2.0, 14));
         let request_time = Histogram::new(exponential_buckets(0.01, 2.0, 16));
         let running = Family::default();
         let waiting = Family::default();
         let kv_usage = Family::default();
+        let prefix_bytes = Family::default();
         let memory = Family::default();
         let memory_low = Gauge::default();
         let streams = Gauge::default();
         registry.register("http_requests", "HTTP requests by route and status", requests.clone());
         registry.register("prompt_tokens", "Prompt tokens of finished requests", prompt_tokens.clone());
+        registry.register(
+            "cached_prompt_tokens",
+            "Prompt tokens of finished requests that were not computed, because their keys and values were present",
+            cached_tokens.clone(),
+        );
         registry.register(
             "generated_tokens",
             "Generated tokens of finished requests",
@@ -92,6 +101,11 @@ impl Metrics {
             "Share of the KV budget in use, per model, 0 to 1",
             kv_usage.clone(),
         );
+        registry.register(
+            "prefix_bytes",
+            "Bytes of the KV cache for prefixes that have lost their slots, per model",
+            prefix_bytes.clone(),
+        );
 
         registry.register(
             "memory_bytes",
@@ -106,12 +120,14 @@ impl Metrics {
             registry,
             requests,
             prompt_tokens,
+            cached_tokens,
             generated_tokens,
             first_token,
             request_time,
             running,
             waiting,
             kv_usage,
+            prefix_bytes,
             memory,
             memory_low,
             streams,
@@ -128,6 +144,7 @@ impl Metrics {
     /// Counts a finished generation, and its times if they were measured on a device.
     pub(crate) fn generation(&self, summary: &Summary) {
         self.prompt_tokens.inc_by(summary.prompt_tokens as u64);
+        self.cached_tokens.inc_by(summary.cached_tokens as u64);
         self.generated_tokens.inc_by(summary.completion_tokens as u64);
         if let Some(Times { first_token, total }) = summary.times {
             self.first_token.observe(first_token.as_secs_f64());
@@ -148,6 +165,7 @@ impl Metrics {
         self.running.clear();
         self.waiting.clear();
         self.kv_usage.clear();
+        self.prefix_bytes.clear();
         for model in models {
             let Some(engine) = &model.engine else { continue };
             let label = ModelLabels { model: model.name.to_string(), scheme: model.scheme.to_string() };
@@ -155,6 +173,7 @@ impl Metrics {
             self.waiting.get_or_create(&label).set(engine.waiting as i64);
             let share = engine.kv_used_bytes as f64 / engine.kv_budget_bytes.max(1) as f64;
             self.kv_usage.get_or_create(&label).set(share);
+            self.prefix_bytes.get_or_create(&label).set(engine.prefix_bytes as i64);
         }
         let mut text = String::new();
         // Writing to a String cannot fail.
@@ -192,7 +211,8 @@ mod tests {
     fn tokens_times_and_memory_are_stated_as_far_as_they_are_known() {
         let metrics = Metrics::new();
         let times = Some(Times { first_token: Duration::from_secs(1), total: Duration::from_secs(2) });
-        let summary = Summary { prompt_tokens: 3, completion_tokens: 5, times, ..Summary::default() };
+        let summary =
+            Summary { prompt_tokens: 3, cached_tokens: 2, completion_tokens: 5, times, ..Summary::default() };
         metrics.generation(&summary);
         metrics.generation(&Summary { times: None, ..summary });
         let memory = MemoryReport {
@@ -206,6 +226,7 @@ mod tests {
         };
         let text = metrics.render(&[], &memory);
         let has = |line: &str| assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        has("narthex_cached_prompt_tokens_total 4");
         has("narthex_generated_tokens_total 10");
         has("narthex_first_token_seconds_count 1");
         has("narthex_request_seconds_sum 2.0");
