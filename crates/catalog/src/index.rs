@@ -28,6 +28,7 @@ const FILES: &[(&str, &str)] = &[
     ("gemma.toml", include_str!("../entries/gemma.toml")),
     ("gpt2.toml", include_str!("../entries/gpt2.toml")),
     ("granite.toml", include_str!("../entries/granite.toml")),
+    ("hibari.toml", include_str!("../entries/hibari.toml")),
     ("llama.toml", include_str!("../entries/llama.toml")),
     ("minilm.toml", include_str!("../entries/minilm.toml")),
     ("mistral.toml", include_str!("../entries/mistral.toml")),
@@ -58,8 +59,8 @@ pub struct Entry {
     pub aliases: Vec<ModelName>,
     /// Title for display.
     pub title: String,
-    /// Model family.
-    pub family: Family,
+    /// Model family; `None` for voices, which are imported.
+    pub family: Option<Family>,
     /// Task; never [`ModelKind::Other`].
     pub kind: ModelKind,
     /// Number of elements in all weights that are compiled.
@@ -69,9 +70,12 @@ pub struct Entry {
     /// Access that the publisher grants.
     #[serde(default)]
     pub access: Access,
-    /// Keys of the publisher's `config.json` that determine shapes, as JSON.
-    #[serde(deserialize_with = "json")]
+    /// Keys of the publisher's `config.json` that determine shapes, as JSON; null for voices.
+    #[serde(default, deserialize_with = "json")]
     pub config: serde_json::Value,
+    /// Names and languages of a voice's speakers; the first is the default.
+    #[serde(default)]
+    pub speakers: Vec<CatalogueSpeaker>,
     /// Pooling of an embedding model.
     pub pooling: Option<Pooling>,
     /// Prefixes of inputs by purpose, if the checkpoint does not state them.
@@ -101,6 +105,16 @@ pub struct Entry {
     /// Devices whose answers were found to differ from the CPU's, so that a load quarantines them.
     #[serde(default)]
     pub divergences: Vec<KnownDivergence>,
+}
+
+/// A speaker of a voice.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CatalogueSpeaker {
+    /// Name in requests.
+    pub name: String,
+    /// Language as a tag of BCP 47.
+    pub language: String,
 }
 
 /// Perplexities of a model on the text of the benchmarks, measured on the CPU.
@@ -438,6 +452,8 @@ mod tests {
                 "{name}"
             );
             assert_ne!(entry.kind, ModelKind::Other, "{name}");
+            assert_eq!(entry.family.is_none(), entry.kind == ModelKind::Speech, "{name}");
+            assert_eq!(entry.speakers.is_empty(), entry.kind != ModelKind::Speech, "{name}");
             assert_eq!(entry.pooling.is_some(), entry.kind == ModelKind::Embedding, "{name}");
             assert!(entry.prompts.is_empty() || entry.kind == ModelKind::Embedding, "{name}");
             assert_eq!(entry.dtype.is_some(), matches!(entry.source, Source::Hub(_)), "{name}");
@@ -459,7 +475,7 @@ mod tests {
                         assert!(crate::source::hub::reference::is_repo(repo), "{name}: {repo}");
                     }
                     // Apple publishes no tokenizer.
-                    assert_eq!(hub.tokenizer.is_some(), entry.family == Family::OpenElm, "{name}");
+                    assert_eq!(hub.tokenizer.is_some(), entry.family == Some(Family::OpenElm), "{name}");
                 }
             }
         }

@@ -1,6 +1,7 @@
 //! Compiler from checkpoints to packages. It uses neither ONNX Runtime nor the network.
 //!
-//! Start at [`pipeline`] for the stages, at `lower` for the graphs, and at [`import`] for graphs of other tools.
+//! Start at [`pipeline`] for the stages, at `lower` for the graphs, and at [`import`] and [`voice`] for graphs of other
+//! tools.
 
 pub mod calibration;
 pub mod dry_run;
@@ -16,5 +17,6 @@ pub mod pipeline;
 pub mod quant;
 mod rotary;
 pub mod vocab_subset;
+pub mod voice;
 
 pub use error::{CompileError, Result};

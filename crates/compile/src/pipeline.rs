@@ -272,14 +272,15 @@ fn manifest(
         graphs: lowered.graphs.into_iter().map(|(_, entry)| entry).collect(),
         contexts: Vec::new(),
         tables: lowered.tables,
-        tokenizer: TokenizerEntry {
+        tokenizer: Some(TokenizerEntry {
             file: TOKENIZER_FILE.to_owned(),
             bos: special.bos,
             stop: special.stop.clone(),
             pad: special.pad,
             mask: special.texts.get("mask_token").cloned(),
-        },
+        }),
         speech: checkpoint.speech.clone(),
+        voice: None,
         chat: checkpoint.chat_template.as_ref().map(|template| chat_entry(template, special.texts.clone())),
         prompts: checkpoint.prompts.clone(),
         sampling: checkpoint.sampling,

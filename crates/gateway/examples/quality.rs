@@ -112,7 +112,7 @@ fn manifest(folder: &Path) -> Result<Manifest, Box<dyn Error>> {
 
 /// Returns the windows of a text.
 fn windows(folder: &Path, text: &str) -> Result<Vec<Vec<TokenId>>, Box<dyn Error>> {
-    let entry = manifest(folder)?.tokenizer;
+    let entry = manifest(folder)?.tokenizer.ok_or("a voice has no tokenizer")?;
     let tokens = Tokenizer::from_json(&fs::read(folder.join(entry.file))?)?.encode(text, Specials::AsText)?;
     let mut windows: Vec<Vec<TokenId>> =
         tokens.chunks_exact(WINDOW).take(WINDOWS).map(<[_]>::to_vec).collect();

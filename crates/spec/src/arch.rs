@@ -19,7 +19,7 @@ pub use encoder::{
 };
 pub use rope::{Rope, RopeScaling};
 pub use speech::{SpeechArch, SpeechLayers};
-pub use structure::{ImportedDecoder, ImportedEncoder, Steps, Structure};
+pub use structure::{ImportedDecoder, ImportedEncoder, ImportedVoice, Steps, Structure, VoiceOutput};
 
 /// A model's structure.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

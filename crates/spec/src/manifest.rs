@@ -15,6 +15,8 @@ mod sampling;
 mod seal;
 mod source_weights;
 mod speech;
+mod unlisted;
+mod voice;
 
 use std::collections::BTreeMap;
 
@@ -37,6 +39,7 @@ pub use sampling::PublishedSampling;
 pub use seal::{ManifestChanged, check_digest, to_json};
 pub use source_weights::SourceWeights;
 pub use speech::SpeechEntry;
+pub use voice::{EnglishPronunciation, PhonemeSource, Pronunciation, Speaker, VoiceEntry};
 
 /// Version that this build writes, and the only one that it reads.
 pub const FORMAT: u32 = 1;
@@ -71,13 +74,17 @@ pub struct Manifest {
     /// tokens.
     #[serde(default, deserialize_with = "paths::optional", skip_serializing_if = "Option::is_none")]
     pub kept_tokens: Option<String>,
-    /// The tokenizer and its rules.
-    pub tokenizer: TokenizerEntry,
+    /// The tokenizer and its rules; `None` for voices, which read phonemes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokenizer: Option<TokenizerEntry>,
     /// Chat template, for chat models.
     pub chat: Option<ChatEntry>,
     /// Control tokens, for models that transcribe speech.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub speech: Option<SpeechEntry>,
+    /// Speakers and pronunciations, for voices.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub voice: Option<VoiceEntry>,
     /// Sampling that the publisher recommends, for requests that state none.
     #[serde(default, skip_serializing_if = "PublishedSampling::is_empty")]
     pub sampling: PublishedSampling,
@@ -119,6 +126,18 @@ pub struct GraphEntry {
     /// Entries of the KV cache, one for each layer with its own keys and values; empty for encoders. Cache slots refer
     /// to an entry by its index.
     pub kv: Vec<KvLayout>,
+}
+
+impl Manifest {
+    /// Returns the token at the start of every sequence, if the model needs one.
+    pub fn bos(&self) -> Option<TokenId> {
+        self.tokenizer.as_ref().and_then(|tokenizer| tokenizer.bos)
+    }
+
+    /// Returns the tokens that end an answer.
+    pub fn stop_tokens(&self) -> &[TokenId] {
+        self.tokenizer.as_ref().map_or(&[], |tokenizer| &tokenizer.stop)
+    }
 }
 
 impl GraphEntry {
@@ -267,6 +286,34 @@ pub enum Slot {
         /// The decoder's layer.
         layer: usize,
     },
+    /// Input `[1, phonemes]` i64: ids of phonemes, between two zeros.
+    Phonemes,
+    /// Input `[1]` f32: factor of the speed of speech.
+    Speed,
+    /// Output `[1, bins, frames]`: logarithm of the magnitude of the harmonics of speech.
+    HarmonicMagnitude,
+    /// Output `[1, bins, frames]`: phase of the harmonics, before its limitation to -π to π.
+    HarmonicPhase,
+    /// Output `[1, bins, frames]`: logarithm of the magnitude of noise.
+    NoiseMagnitude,
+    /// Output `[1, bins, frames]`: logarithm of the magnitude of the rest of the spectrum.
+    RestMagnitude,
+    /// Output `[1, bins, frames]`: phase of the rest of the spectrum.
+    RestPhase,
+    /// Output `[1, frames]`: pitch in Hz, 0 without a voice.
+    Pitch,
+}
+
+impl Slot {
+    /// Outputs of a voice that computes a spectrum.
+    pub const SPECTRUM: [Self; 6] = [
+        Self::HarmonicMagnitude,
+        Self::HarmonicPhase,
+        Self::NoiseMagnitude,
+        Self::RestMagnitude,
+        Self::RestPhase,
+        Self::Pitch,
+    ];
 }
 
 /// Tensor of a slot.

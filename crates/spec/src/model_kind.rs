@@ -27,6 +27,8 @@ pub enum ModelKind {
     Masked,
     /// Transcribes speech.
     Transcription,
+    /// Speaks a text.
+    Speech,
     /// A task that this version does not serve.
     Other,
 }
@@ -44,6 +46,9 @@ impl ModelKind {
     pub fn of(manifest: &Manifest) -> Self {
         if matches!(manifest.architecture, Structure::Speech(_)) {
             return Self::Transcription;
+        }
+        if let Structure::ImportedVoice(_) = manifest.architecture {
+            return Self::Speech;
         }
         match manifest.architecture.head() {
             None if manifest.chat.is_none() => Self::Text,
@@ -66,6 +71,7 @@ impl ModelKind {
             Self::Answer => "a question-answering model",
             Self::Masked => "a masked language model",
             Self::Transcription => "a speech recognition model",
+            Self::Speech => "a voice",
             Self::Other => "a model of a kind that this version does not serve",
         }
     }

@@ -1,7 +1,7 @@
-//! Text to phonemes, for voices: Markdown, sentences, normalisation and pronunciation. No I/O, no clock.
+//! Text to phonemes, and spectra to samples, for voices. No I/O, no clock.
 //!
 //! Start at [`utterance::utterances`], which turns a text into normalised sentences. [`english::English`] pronounces them.
-//! [`phonemes`] maps phonemes to the ids of a model.
+//! [`phonemes`] maps phonemes to the ids of a model, and [`vocoder`] computes samples from its spectrum.
 
 pub mod english;
 pub mod markdown;
@@ -9,6 +9,7 @@ pub mod normalize;
 pub mod phonemes;
 pub mod sentences;
 pub mod utterance;
+pub mod vocoder;
 
 mod error;
 

@@ -30,8 +30,8 @@ impl ModelCost {
         let Structure::Decoder(decoder) = &manifest.architecture else {
             bail!("expected the package of a compiled decoder");
         };
-        let tokenizer = &manifest.tokenizer.file;
-        let weights = manifest.files.iter().filter(|(name, _)| *name != tokenizer);
+        let tokenizer = manifest.tokenizer.as_ref().map(|tokenizer| &tokenizer.file);
+        let weights = manifest.files.iter().filter(|(name, _)| Some(*name) != tokenizer);
         Ok(Self {
             multiply_accumulates: multiply_accumulates(decoder),
             weight_bytes: weights.map(|(_, file)| file.bytes).sum(),

@@ -15,7 +15,7 @@ const VET: CargoTool = CargoTool { name: "cargo-vet", version: "0.10.3", options
 const DENY_CHECKS: [&str; 4] = ["check", "licenses", "bans", "sources"];
 
 /// Models for the tests of the complete product.
-const MODELS: [&str; 2] = ["smollm2:135m", "all-minilm-l6-v2"];
+const MODELS: [&str; 3] = ["smollm2:135m", "all-minilm-l6-v2", "hibari"];
 
 /// Checks the format of every crate.
 pub(crate) fn format(session: &Session<'_>) -> anyhow::Result<String> {

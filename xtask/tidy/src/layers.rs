@@ -62,9 +62,14 @@ const CAPABILITIES: &[(&[&str], &[&str], &str)] = &[
         "the library is synchronous; only server, mcp and cli are asynchronous",
     ),
     (
-        &["symphonia", "ropus", "flac-codec", "ogg", "realfft"],
+        &["symphonia", "ropus", "flac-codec", "ogg"],
         &["narthex-audio"],
         "only audio decodes and encodes sound",
+    ),
+    (
+        &["realfft"],
+        &["narthex-audio", "narthex-speech"],
+        "features of speech and spectra of voices need transforms",
     ),
     (&["rmcp"], &["narthex-mcp"], "only mcp implements MCP"),
     (

@@ -38,6 +38,11 @@ pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing) -> String {
         Structure::ImportedEncoder(ImportedEncoder { vocab, width, head, .. }) => {
             format!("imported encoder, {}, vocabulary {vocab}", head.gives(*width))
         }
+        Structure::ImportedVoice(voice) => {
+            let speakers = manifest.voice.as_ref().map_or(0, |voice| voice.speakers.len());
+            let plural = if speakers == 1 { "" } else { "s" };
+            format!("imported voice, {speakers} speaker{plural}, {} Hz", voice.sample_rate)
+        }
     };
     let package = listing.installed.iter().find(|package| package.scheme == manifest.recipe.scheme);
     let mut lines = vec![
@@ -169,7 +174,7 @@ fn layers(structure: &Structure) -> Option<usize> {
         Structure::Decoder(arch) => Some(arch.layers.len()),
         Structure::Encoder(arch) => Some(arch.layers),
         Structure::Speech(arch) => Some(arch.encoder.layers + arch.decoder.layers),
-        Structure::ImportedDecoder(_) | Structure::ImportedEncoder(_) => None,
+        Structure::ImportedDecoder(_) | Structure::ImportedEncoder(_) | Structure::ImportedVoice(_) => None,
     }
 }
 

@@ -31,10 +31,10 @@ type File = (&'static str, Vec<u8>);
 /// Returns every file except the graph and its data.
 pub(super) fn files(job: &ExportJob<'_>, arch: &DecoderArch, entry: &GraphEntry) -> Result<Vec<File>> {
     let ExportJob { package, manifest, .. } = job;
-    let mut files = vec![
-        ("genai_config.json", pretty(&genai_config(manifest, arch, entry)?)),
-        (TOKENIZER_FILE, read_small(&package.join(&manifest.tokenizer.file))?),
-    ];
+    let mut files = vec![("genai_config.json", pretty(&genai_config(manifest, arch, entry)?))];
+    if let Some(tokenizer) = &manifest.tokenizer {
+        files.push((TOKENIZER_FILE, read_small(&package.join(&tokenizer.file))?));
+    }
     let mut template = None;
     if let Some(chat) = &manifest.chat {
         let bytes = read_small(&package.join(&chat.template))?;
@@ -43,7 +43,7 @@ pub(super) fn files(job: &ExportJob<'_>, arch: &DecoderArch, entry: &GraphEntry)
     }
     let none = BTreeMap::new();
     let said = TokenizerSettings {
-        bos: manifest.tokenizer.bos,
+        bos: manifest.bos(),
         longest: manifest.max_length,
         special: manifest.chat.as_ref().map_or(&none, |chat| &chat.special_tokens),
         template: template.as_deref(),
@@ -113,11 +113,12 @@ fn genai_config(manifest: &Manifest, arch: &DecoderArch, entry: &GraphEntry) -> 
         },
     });
 
-    let tokens = &manifest.tokenizer;
+    let stop = manifest.stop_tokens();
+    let pad = manifest.tokenizer.as_ref().and_then(|tokenizer| tokenizer.pad);
     let ids = [
-        ("bos_token_id", tokens.bos.map(Value::from)),
-        ("eos_token_id", (!tokens.stop.is_empty()).then(|| json!(tokens.stop))),
-        ("pad_token_id", tokens.pad.or(tokens.stop.first().copied()).map(Value::from)),
+        ("bos_token_id", manifest.bos().map(Value::from)),
+        ("eos_token_id", (!stop.is_empty()).then(|| json!(stop))),
+        ("pad_token_id", pad.or(stop.first().copied()).map(Value::from)),
     ];
     if let Some(model) = model.as_object_mut() {
         model.extend(ids.into_iter().filter_map(|(key, id)| Some((key.to_owned(), id?))));

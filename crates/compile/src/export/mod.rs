@@ -72,6 +72,7 @@ fn decoder(manifest: &Manifest) -> Result<(&DecoderArch, &GraphEntry)> {
         Structure::Decoder(arch) => arch,
         Structure::Encoder(_) | Structure::ImportedEncoder(_) => return Err(other("an encoder")),
         Structure::Speech(_) => return Err(other("a model that transcribes speech")),
+        Structure::ImportedVoice(_) => return Err(other("a voice")),
         Structure::ImportedDecoder(_) => {
             return Err(other("an import, which is an ONNX export already"));
         }

@@ -136,15 +136,16 @@ impl Import {
             contexts: Vec::new(),
             bound: self.bound,
             tables: Vec::new(),
-            tokenizer: TokenizerEntry {
+            tokenizer: Some(TokenizerEntry {
                 file: TOKENIZER_FILE.to_owned(),
                 bos: special.bos,
                 stop: special.stop,
                 pad: special.pad,
                 mask: special.texts.get("mask_token").cloned(),
-            },
+            }),
             chat,
             speech: None,
+            voice: None,
             prompts: self.prompts,
             sampling: self.text.sampling,
             quality: None,

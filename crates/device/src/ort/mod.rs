@@ -13,6 +13,6 @@ pub(crate) use binding::Binding;
 pub(crate) use context::{Context, SharedWeights};
 pub(crate) use device_memory::{DeviceMemory, DeviceTensor};
 pub(crate) use device_padding::DevicePadding;
-pub use session::CpuOperators;
+pub use session::{CpuOperators, OutputTensor};
 pub(crate) use session::{Diagnostics, Session, SessionOptions};
 pub(crate) use value::Tensor;

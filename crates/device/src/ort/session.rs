@@ -6,12 +6,12 @@ use std::{
 };
 
 use narthex_graph::half_precision;
-use narthex_spec::{Ep, KvPrecision, manifest::GraphEntry};
+use narthex_spec::{Elements, Ep, Feed, KvPrecision, manifest::GraphEntry};
 use ort::{
     AsPointer,
     logging::LogLevel,
     session::builder::{GraphOptimizationLevel, SessionBuilder},
-    value::TensorElementType,
+    value::{DynValue, Tensor, TensorElementType},
 };
 use parking_lot::Mutex;
 
@@ -32,6 +32,15 @@ pub(crate) struct Session {
     copies_inputs: bool,
     packed_weights: Option<PackedWeights>,
     packs_rows: bool,
+}
+
+/// An output of a run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OutputTensor {
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Its elements.
+    pub elements: Elements,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -335,7 +344,7 @@ impl Session {
     }
 
     /// Returns the names of its inputs, in order.
-    pub(super) fn input_names(&self) -> Vec<&str> {
+    pub(crate) fn input_names(&self) -> Vec<&str> {
         self.inner.inputs().iter().map(|input| input.name()).collect()
     }
 
@@ -363,9 +372,51 @@ impl Session {
         input.and_then(|input| input.dtype().tensor_type())
     }
 
+    /// Returns the names of its outputs, in order.
+    pub(crate) fn output_names(&self) -> Vec<&str> {
+        self.inner.outputs().iter().map(|output| output.name()).collect()
+    }
+
+    /// Runs the graph and copies the outputs of these names, whose shapes the graph decides. Errors are ONNX Runtime's.
+    pub(crate) fn run(&mut self, inputs: Vec<Feed>, outputs: &[&str]) -> Result<Vec<OutputTensor>, String> {
+        let mut values = Vec::with_capacity(inputs.len());
+        for Feed { name, shape, elements } in inputs {
+            let value = match elements {
+                Elements::F32(elements) => Tensor::from_array((shape, elements)).map(Tensor::into_dyn),
+                Elements::I32(elements) => Tensor::from_array((shape, elements)).map(Tensor::into_dyn),
+                Elements::I64(elements) => Tensor::from_array((shape, elements)).map(Tensor::into_dyn),
+            };
+            values.push((name, value.map_err(|error| error.message().to_owned())?));
+        }
+
+        let found = self.inner.run(values).map_err(|error| error.message().to_owned())?;
+        let mut tensors = Vec::with_capacity(outputs.len());
+        for name in outputs {
+            let value = found.get(*name).ok_or_else(|| format!("the graph has no output {name}"))?;
+            tensors.push(copied(value).ok_or_else(|| format!("the output {name} has another type"))?);
+        }
+        Ok(tensors)
+    }
+
     pub(super) fn ptr(&self) -> *mut ort_sys::OrtSession {
         self.inner.ptr().cast_mut()
     }
+}
+
+/// Copies a tensor of a type that callers read.
+fn copied(value: &DynValue) -> Option<OutputTensor> {
+    if let Ok((shape, elements)) = value.try_extract_tensor::<f32>() {
+        return Some(OutputTensor { shape: extents(shape), elements: Elements::F32(elements.to_vec()) });
+    }
+    if let Ok((shape, elements)) = value.try_extract_tensor::<i64>() {
+        return Some(OutputTensor { shape: extents(shape), elements: Elements::I64(elements.to_vec()) });
+    }
+    let (shape, elements) = value.try_extract_tensor::<i32>().ok()?;
+    Some(OutputTensor { shape: extents(shape), elements: Elements::I32(elements.to_vec()) })
+}
+
+fn extents(shape: &[i64]) -> Vec<usize> {
+    shape.iter().map(|&extent| usize::try_from(extent).unwrap_or(0)).collect()
 }
 
 #[cfg(test)]

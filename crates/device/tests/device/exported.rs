@@ -29,8 +29,8 @@ fn check(package: &Package, what: &str) {
     // Weights that embedding and head share are still stored once.
     let bytes = |package: &Package| package.manifest.files["model.onnx.data"].bytes;
     assert!(bytes(&again) <= bytes(package), "{what}");
-    assert_eq!(again.manifest.tokenizer.stop, package.manifest.tokenizer.stop, "{what}");
-    assert_eq!(again.manifest.tokenizer.bos, package.manifest.tokenizer.bos, "{what}");
+    assert_eq!(again.manifest.stop_tokens(), package.manifest.stop_tokens(), "{what}");
+    assert_eq!(again.manifest.bos(), package.manifest.bos(), "{what}");
     let tokens = &tokens()[..again.manifest.max_length.min(40)];
     let rows = |package: &Package| {
         let mut executor = package.executor();

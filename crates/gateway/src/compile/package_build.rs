@@ -14,6 +14,7 @@ use narthex_compile::{
     package::add_files,
     pipeline::{self, CompileJob},
     vocab_subset::VocabSubset,
+    voice::{self, VoiceJob},
 };
 use narthex_files::environment;
 use narthex_spec::{
@@ -34,7 +35,7 @@ use super::{
 use crate::{
     cancel::Cancel,
     error::Error,
-    library::{Library, package, package_key::PackageKey},
+    library::{DEFAULT_SCHEME, Library, package, package_key::PackageKey},
     threads::{self, ComputingThreads},
 };
 
@@ -116,6 +117,9 @@ pub(crate) fn package_for_load(
     steps: &JobSteps<'_>,
     cancel: &Cancel,
 ) -> Result<PathBuf, Error> {
+    // Voices have no static graphs.
+    let is_voice = library.kind(key) == Some(ModelKind::Speech);
+    let graphs = if is_voice { RequiredGraphs::Any } else { graphs };
     if let Some(folder) = library.store.package(&key.name, key.scheme) {
         let has_static = |manifest: Manifest| {
             // Models for speech have no static graphs.
@@ -128,6 +132,7 @@ pub(crate) fn package_for_load(
         }
         steps.sink().event(Progress::Note(format!("Compiling {} again with graphs for the NPU.", key.name)));
     }
+
     check_obtainable(library, key, source.limit)?;
     let _permit = source.right.permit()?;
     let is_static = graphs == RequiredGraphs::Static;
@@ -152,6 +157,10 @@ impl PackageBuild<'_> {
             return Ok(folder);
         }
         threads::check(ComputingThreads::Cores)?;
+        let is_voice = library.kind(key) == Some(ModelKind::Speech);
+        if is_voice {
+            self.check_voice()?;
+        }
         let recipe = self.recipe();
         steps.plan(2 + usize::from(self.is_compared(&recipe)) + recipe.targets.len());
         steps.begin(match resolved.source {
@@ -160,8 +169,47 @@ impl PackageBuild<'_> {
         });
         self.check_space(&resolved)?;
         let files = fetch::fetch(&library.store, &resolved, progress, cancel.flag())?;
+        if is_voice {
+            steps.begin(format!("Importing {}", key.name));
+            return self.import_voice(&resolved, files);
+        }
         steps.begin(format!("Compiling {} in {}", key.name, key.scheme));
         self.compile(&resolved, files, recipe)
+    }
+
+    /// Refuses settings of a compile for a voice, whose graph is imported as it is.
+    fn check_voice(&self) -> Result<(), Error> {
+        let CompileRequest { target, contexts, prefill, passes, .. } = self.request;
+        let name = &self.key.name;
+        if self.key.scheme != DEFAULT_SCHEME {
+            let message = format!("{name} is a voice, which exists only in {DEFAULT_SCHEME}");
+            return Err(Error::invalid("scheme", message));
+        }
+        let has_passes = passes.as_ref().is_some_and(|passes| !passes.is_empty());
+        if target.is_some() || !contexts.is_empty() || !prefill.is_empty() || has_passes {
+            let message =
+                format!("{name} is a voice, which is imported and not compiled; `narthex pull {name}`");
+            return Err(Error::invalid("model", message));
+        }
+        Ok(())
+    }
+
+    /// Imports a voice of the catalogue.
+    fn import_voice(&self, resolved: &CheckpointSource, files: CheckpointFiles) -> Result<PathBuf, Error> {
+        let Self { library, key, cancel, .. } = self;
+        let staging = library.store.stage_package(&key.name, key.scheme)?;
+        let job = VoiceJob {
+            folder: &files.path,
+            file: None,
+            name: key.name.clone(),
+            out: staging.path(),
+            provenance: provenance(CheckpointFiles {
+                license: files.license.clone().or_else(|| resolved.license.clone()),
+                ..files.clone()
+            }),
+        };
+        voice::import(job, cancel.flag())?;
+        Ok(staging.commit()?)
     }
 
     /// Checks that the store has room for the package of a catalogue model and for its checkpoint, if that is downloaded
@@ -312,12 +360,7 @@ impl PackageBuild<'_> {
             out: output.folder,
             pooling: self.pooling(),
             keep_stages: output.keep_stages,
-            provenance: Provenance {
-                source: checkpoint.source.clone(),
-                checkpoint: checkpoint.digests.clone(),
-                license: checkpoint.license.clone(),
-                compiler: format!("narthex {}", env!("CARGO_PKG_VERSION")),
-            },
+            provenance: provenance(checkpoint.clone()),
         };
         Ok(pipeline::compile(job, progress, cancel.flag())?)
     }
@@ -364,6 +407,15 @@ impl PackageBuild<'_> {
         let Self { library, key, cancel, .. } = *self;
         let progress = self.steps.sink();
         ComparedPackage { library, key, changed, plain, progress, cancel }
+    }
+}
+
+fn provenance(checkpoint: CheckpointFiles) -> Provenance {
+    Provenance {
+        source: checkpoint.source,
+        checkpoint: checkpoint.digests,
+        license: checkpoint.license,
+        compiler: format!("narthex {}", env!("CARGO_PKG_VERSION")),
     }
 }
 

@@ -32,7 +32,7 @@ use crate::{
     },
     load::trial_run,
     report::models::{
-        DiskUsage, InstalledPackage, ModelKind, ModelListing, ModelStatus, PulledModel, Removal,
+        DiskUsage, InstalledPackage, ModelKind, ModelListing, ModelStatus, PulledModel, Removal, VoiceInfo,
     },
     rights::AutoPull,
 };
@@ -99,6 +99,13 @@ impl Gateway {
                 installed.filter_map(|model| Some((created(model)?, &model.name))).max()
             })
             .map(|(_, name)| name.clone()))
+    }
+
+    /// Returns the speakers of every voice that is installed or in the catalogue, installed ones first.
+    pub fn voices(&self) -> Result<Vec<VoiceInfo>, Error> {
+        let mut voices = self.library.voices()?;
+        voices.retain(|voice| self.rights.allows(&voice.model));
+        Ok(voices)
     }
 
     /// Returns one model that is installed or in the catalogue. `model` is a name, never a path.

@@ -41,6 +41,7 @@ use crate::{
         residency::{Claim, LoadStart, PendingLoad, ReadyModel, ResidencyLimits, ResidentModels},
         runtime_choice::RuntimeChoice,
         tokenizer_reader::TokenizerReader,
+        voice,
     },
     report::models::ModelStatus,
     rights::{AutoPull, Rights},
@@ -50,7 +51,7 @@ use crate::{
         request::{
             AnswerRequest, Answers, ChatRequest, CompletionRequest, EmbedRequest, Embeddings, Fillings,
             GenerationSink, MaskPredictOutput, MaskRequest, Ranking, RefineRequest, RerankRequest,
-            Transcript, TranscriptionEvent, TranscriptionRequest,
+            SpeechEvent, SpeechRequest, SpeechSummary, Transcript, TranscriptionEvent, TranscriptionRequest,
         },
     },
     server_record::ServerRecord,
@@ -220,6 +221,16 @@ impl Gateway {
         on: &mut dyn FnMut(TranscriptionEvent) -> ControlFlow<()>,
     ) -> Result<Transcript, Error> {
         self.load_and_wait(&request.model)?.transcribe(request, audio, on, &Cancel::new())
+    }
+
+    /// Speaks a text. Each sentence is passed to `on` as soon as it is computed. Ends with [`Error::Cancelled`] once `on`
+    /// returns `Break`.
+    pub fn speak(
+        &self,
+        request: &SpeechRequest,
+        on: &mut dyn FnMut(SpeechEvent) -> ControlFlow<()>,
+    ) -> Result<SpeechSummary, Error> {
+        self.load_and_wait(&request.model)?.speak(request, on, &Cancel::new())
     }
 
     /// Fetches, compiles and loads a model of any size. Requests then use the name in its status.
@@ -407,9 +418,10 @@ impl Gateway {
         let folder = package_build::package_for_load(library, key, graphs, source, &steps, cancel)?;
         steps.begin(format!("Loading {}", key.name));
         let package = Arc::new(Package::open_verified(&library.store, key, &folder, progress, cancel)?);
-        let tokenizer = TokenizerReader::start(&package)?;
+        let is_voice = package.manifest.voice.is_some();
+        let tokenizer = (!is_voice).then(|| TokenizerReader::start(&package)).transpose()?;
         let runtime = choice.load(library, progress, cancel)?;
-        let draft = DraftPackage::of(library, &package, progress, cancel)?;
+        let draft = if is_voice { None } else { DraftPackage::of(library, &package, progress, cancel)? };
         let has_kv = package.manifest.architecture.is_decoder();
         let draft_kv = draft.as_ref().map_or(0, |draft| draft.kv_budget);
         let kv_bytes = if has_kv { config.kv_memory().budget.saturating_add(draft_kv) } else { 0 };
@@ -426,9 +438,14 @@ impl Gateway {
             cancel: cancel.clone(),
         };
 
-        let draft = draft.map(|draft| draft.open(&request, device_selection::select)).transpose()?;
-        let format = library.tool_format(&key.name);
-        let mut loaded = LoadedModel::load(&request, tokenizer, draft, format, device_selection::select)?;
+        let mut loaded = match tokenizer {
+            None => LoadedModel::of_voice(&request, voice::open(&request)?),
+            Some(tokenizer) => {
+                let draft = draft.map(|draft| draft.open(&request, device_selection::select)).transpose()?;
+                let format = library.tool_format(&key.name);
+                LoadedModel::load(&request, tokenizer, draft, format, device_selection::select)?
+            }
+        };
         loaded.residence = library.residence_of(&key.name);
         // The graphs would be those of another package than the tokenizer, and unverified.
         if !loaded.is_current() {

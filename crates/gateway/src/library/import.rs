@@ -1,6 +1,9 @@
 //! Import of an existing ONNX export, or of a package in one file, as a package of the store.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use narthex_catalog::{
     resolve::{check_digests, check_links, import_name},
@@ -9,14 +12,15 @@ use narthex_catalog::{
 use narthex_compile::{
     import::{self, Import, ImportJob},
     package::add_files,
+    voice::{self, VoiceJob},
 };
 use narthex_graph::onnx::files::graph_files;
-use narthex_spec::{ModelName, ProgressSink, arch::Pooling, progress::Progress};
+use narthex_spec::{ModelName, ProgressSink, arch::Pooling, manifest::Provenance, progress::Progress};
 
 use crate::{
     cancel::Cancel,
     error::Error,
-    library::{Library, package, package_key::PackageKey},
+    library::{DEFAULT_SCHEME, Library, package, package_key::PackageKey},
 };
 
 /// Import of an ONNX export.
@@ -121,6 +125,9 @@ pub(crate) fn import(
     let source = format!("local {}", path.display());
     library.check_name(&name, None, &source)?;
 
+    if voice::is_voice(&request.path) {
+        return import_voice(library, request, VoiceOrigin { name, source }, trial, cancel);
+    }
     let intact = |error| check_digests(&folder, cancel.flag()).map_or_else(Error::from, |()| error);
     let export = open(request).map_err(intact)?;
     if let Some(bound) = export.bound() {
@@ -139,6 +146,44 @@ pub(crate) fn import(
     let job = ImportJob { name, out: staging.path(), source, compiler };
     export.write(job, progress, cancel.flag()).map_err(|error| intact(error.into()))?;
     trial(&key, staging.path()).map_err(intact)?;
+    Ok((key, staging.commit()?))
+}
+
+/// Name of a new package, and the source that it states.
+struct VoiceOrigin {
+    name: ModelName,
+    source: String,
+}
+
+/// Imports a voice that passes the trial run.
+fn import_voice(
+    library: &Library,
+    request: &ImportRequest,
+    VoiceOrigin { name, source }: VoiceOrigin,
+    trial: TrialRun<'_>,
+    cancel: &Cancel,
+) -> Result<(PackageKey, PathBuf), Error> {
+    if request.pooling.is_some() {
+        let message = format!("--pooling is for embedding models, and {} is a voice", request.path.display());
+        return Err(Error::invalid("pooling", message));
+    }
+
+    let key = PackageKey { name: name.clone(), scheme: DEFAULT_SCHEME };
+    let staging = library.store.stage_package(&name, key.scheme)?;
+    let job = VoiceJob {
+        folder: &request.path,
+        file: request.file.as_deref(),
+        name,
+        out: staging.path(),
+        provenance: Provenance {
+            source,
+            checkpoint: BTreeMap::new(),
+            license: None,
+            compiler: format!("narthex {}", env!("CARGO_PKG_VERSION")),
+        },
+    };
+    voice::import(job, cancel.flag())?;
+    trial(&key, staging.path())?;
     Ok((key, staging.commit()?))
 }
 

@@ -153,6 +153,10 @@ fn in_repo(resolved: &CheckpointSource, file: &Path) -> PathBuf {
 /// # Errors
 /// [`Error::Compile`] for a family that this version does not compile.
 pub(crate) fn architecture(entry: &Entry) -> Result<Architecture, Error> {
+    if entry.kind == ModelKind::Speech {
+        let message = format!("{} is a voice, which is imported and not compiled", entry.name);
+        return Err(Error::invalid("model", message));
+    }
     let pooling = entry.pooling.filter(|_| entry.kind == ModelKind::Embedding);
     Ok(checkpoint::architecture_from_config(entry.config.clone(), pooling).map_err(CompileError::from)?)
 }

@@ -1,7 +1,7 @@
 //! Installed packages and catalogue entries, by name.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -16,7 +16,7 @@ use narthex_engine::executor::KvLimits;
 use narthex_spec::{
     ModelName, Scheme, Speculation, ToolFormat, Variant,
     arch::Structure,
-    manifest::{KvLayout, Manifest},
+    manifest::{KvLayout, Manifest, Speaker},
 };
 
 use crate::{
@@ -30,7 +30,7 @@ use crate::{
     model_settings::{AnswerSettings, ModelSettings},
     report::{
         kv_cache,
-        models::{InstalledPackage, KvCacheStatus, MeasuredQuality, ModelKind, ModelListing},
+        models::{InstalledPackage, KvCacheStatus, MeasuredQuality, ModelKind, ModelListing, VoiceInfo},
     },
 };
 
@@ -309,6 +309,10 @@ impl Library {
         }
         match self.manifest(key)?.architecture {
             Structure::Decoder(_) | Structure::Encoder(_) | Structure::Speech(_) => Ok(()),
+            Structure::ImportedVoice(_) => {
+                let message = format!("{} is a voice, which is imported and not compiled", key.name);
+                Err(Error::invalid("model", message))
+            }
             Structure::ImportedDecoder(_) | Structure::ImportedEncoder(_) => Err(Error::invalid(
                 "model",
                 format!(
@@ -356,6 +360,37 @@ impl Library {
             listing.installed.push(self.installed_package(&info, manifest)?);
         }
         Ok(listings.into_values().collect())
+    }
+
+    /// Returns the speakers of installed voices, then those of the catalogue's other voices.
+    pub(crate) fn voices(&self) -> Result<Vec<VoiceInfo>, Error> {
+        let mut voices: Vec<VoiceInfo> = Vec::new();
+        for info in self.store.packages()? {
+            let key = PackageKey { name: info.name, scheme: info.scheme };
+            let Ok(Manifest { voice: Some(entry), .. }) = package::read_manifest(&info.dir, &key) else {
+                continue;
+            };
+            let speakers = entry.speakers.into_iter().enumerate();
+            voices.extend(speakers.map(|(index, Speaker { name, language })| VoiceInfo {
+                id: name,
+                model: key.name.clone(),
+                language,
+                is_default: index == 0,
+                is_installed: true,
+            }));
+        }
+
+        let installed: BTreeSet<ModelName> = voices.iter().map(|voice| voice.model.clone()).collect();
+        for entry in self.catalog.entries().iter().filter(|entry| !installed.contains(&entry.name)) {
+            voices.extend(entry.speakers.iter().enumerate().map(|(index, speaker)| VoiceInfo {
+                id: speaker.name.clone(),
+                model: entry.name.clone(),
+                language: speaker.language.clone(),
+                is_default: index == 0,
+                is_installed: false,
+            }));
+        }
+        Ok(voices)
     }
 
     fn installed_package(&self, info: &PackageInfo, manifest: Manifest) -> Result<InstalledPackage, Error> {

@@ -12,8 +12,8 @@ use narthex_graph::onnx::find_reference;
 use narthex_spec::{
     ProgressSink,
     manifest::{
-        FORMAT, FileEntry, MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest, check_consistency, check_digest,
-        check_text,
+        FORMAT, FileEntry, MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest, VoiceEntry, check_consistency,
+        check_digest, check_text,
     },
 };
 use narthex_text::tokenizer::{MAX_FILE_BYTES, Tokenizer};
@@ -57,7 +57,11 @@ impl Package {
 
     /// Reads the tokenizer. This takes longer than most other steps of a load.
     pub(crate) fn read_tokenizer(&self) -> Result<Tokenizer, Error> {
-        Ok(Tokenizer::from_json(&read(&self.folder, &self.manifest.tokenizer.file)?)?)
+        let Some(entry) = &self.manifest.tokenizer else {
+            let PackageKey { name, scheme } = self.key.clone();
+            return Err(Error::BadPackage { name, scheme, reason: "it has no tokenizer".to_owned() });
+        };
+        Ok(Tokenizer::from_json(&read(&self.folder, &entry.file)?)?)
     }
 
     /// Returns the bytes of its files without the manifest.
@@ -107,6 +111,7 @@ pub(crate) fn check(folder: &Path, key: &PackageKey) -> Result<(), Error> {
 /// Checks that each graph refers only to files of the manifest's list. ONNX Runtime opens them without any check.
 fn check_graphs(folder: &Path, key: &PackageKey, manifest: &Manifest) -> Result<(), Error> {
     let graphs = manifest.graphs.iter().map(|graph| &graph.file);
+    let graphs = graphs.chain(manifest.voice.iter().flat_map(VoiceEntry::graphs));
     let files: BTreeSet<&String> =
         graphs.chain(manifest.contexts.iter().map(|context| &context.file)).collect();
     for file in files {

@@ -85,7 +85,7 @@ fn compare(request: &LoadRequest<'_>, cache: &DeviceCache) -> Result<PrecisionCo
 
 /// Returns the tokens of the text, after the token that begins a sequence.
 fn text_tokens(package: &Package) -> Result<Vec<TokenId>, Error> {
-    let mut tokens: Vec<TokenId> = package.manifest.tokenizer.bos.into_iter().collect();
+    let mut tokens: Vec<TokenId> = package.manifest.bos().into_iter().collect();
     tokens.extend(package.read_tokenizer()?.encode(TEXT, Specials::AsText)?);
     Ok(tokens)
 }

@@ -29,6 +29,8 @@ use crate::{
         request::LoadRequest,
         sessions::Model,
         tokenizer_reader::TokenizerReader,
+        voice::OpenVoice,
+        voice_queue::VoiceQueue,
     },
     model_settings::ResidenceSettings,
     report::{
@@ -42,7 +44,8 @@ use crate::{
 /// A model that answers requests.
 pub(crate) struct LoadedModel {
     pub(crate) package: Arc<Package>,
-    pub(crate) tokenizer: Tokenizer,
+    /// Tokenizer; `None` for voices.
+    tokenizer: Option<Tokenizer>,
     pub(crate) template: Option<ChatTemplate>,
     pub(crate) template_abilities: Abilities,
     /// Format of tool calls.
@@ -71,6 +74,8 @@ enum Worker {
     Encoder(EncoderQueue),
     /// The threads of the requests run the model.
     Speech(SpeechQueue),
+    /// The threads of the requests run the voice.
+    Voice(Box<VoiceQueue>),
 }
 
 impl LoadedModel {
@@ -103,7 +108,7 @@ impl LoadedModel {
 
         Ok(Self {
             package: request.package.clone(),
-            tokenizer,
+            tokenizer: Some(tokenizer),
             template_abilities: if tools.is_foreign { Abilities::default() } else { abilities },
             tool_format: tools.format,
             template,
@@ -120,6 +125,28 @@ impl LoadedModel {
         })
     }
 
+    /// Takes a voice that was opened.
+    pub(crate) fn of_voice(request: &LoadRequest<'_>, open: OpenVoice) -> Self {
+        let config = &request.config;
+        Self {
+            package: request.package.clone(),
+            tokenizer: None,
+            template_abilities: Abilities::default(),
+            tool_format: ToolFormat::Hermes,
+            template: None,
+            capacity: config.max_queue.saturating_add(1),
+            draft: None,
+            worker: Worker::Voice(Box::new(VoiceQueue::new(open.voice, config.max_queue))),
+            grammars: OnceLock::new(),
+            placement: open.report,
+            kv_cache: None,
+            passed_over: Vec::new(),
+            monitors: Vec::new(),
+            residence: ResidenceSettings::default(),
+            _reservation: request.reservation.clone(),
+        }
+    }
+
     pub(crate) fn name(&self) -> &ModelName {
         &self.package.key.name
     }
@@ -132,7 +159,9 @@ impl LoadedModel {
     pub(crate) fn engine(&self) -> Result<&Engine, Error> {
         match &self.worker {
             Worker::Engine(engine) => Ok(engine),
-            Worker::Encoder(_) | Worker::Speech(_) => Err(self.wrong_kind(ModelKind::Chat)),
+            Worker::Encoder(_) | Worker::Speech(_) | Worker::Voice(_) => {
+                Err(self.wrong_kind(ModelKind::Chat))
+            }
         }
     }
 
@@ -140,7 +169,9 @@ impl LoadedModel {
     pub(crate) fn encoder(&self, wanted: ModelKind) -> Result<&EncoderQueue, Error> {
         match &self.worker {
             Worker::Encoder(encoder) if self.kind() == wanted => Ok(encoder),
-            Worker::Encoder(_) | Worker::Engine(_) | Worker::Speech(_) => Err(self.wrong_kind(wanted)),
+            Worker::Encoder(_) | Worker::Engine(_) | Worker::Speech(_) | Worker::Voice(_) => {
+                Err(self.wrong_kind(wanted))
+            }
         }
     }
 
@@ -148,8 +179,25 @@ impl LoadedModel {
     pub(crate) fn speech(&self) -> Result<&SpeechQueue, Error> {
         match &self.worker {
             Worker::Speech(speech) => Ok(speech),
-            Worker::Engine(_) | Worker::Encoder(_) => Err(self.wrong_kind(ModelKind::Transcription)),
+            Worker::Engine(_) | Worker::Encoder(_) | Worker::Voice(_) => {
+                Err(self.wrong_kind(ModelKind::Transcription))
+            }
         }
+    }
+
+    /// Returns the queue of a voice, or an error with the model's actual kind.
+    pub(crate) fn voice(&self) -> Result<&VoiceQueue, Error> {
+        match &self.worker {
+            Worker::Voice(voice) => Ok(voice),
+            Worker::Engine(_) | Worker::Encoder(_) | Worker::Speech(_) => {
+                Err(self.wrong_kind(ModelKind::Speech))
+            }
+        }
+    }
+
+    /// Returns the tokenizer, or an error for a voice.
+    pub(crate) fn tokenizer(&self) -> Result<&Tokenizer, Error> {
+        self.tokenizer.as_ref().ok_or_else(|| self.wrong_kind(ModelKind::Chat))
     }
 
     fn wrong_kind(&self, wanted: ModelKind) -> Error {
@@ -167,9 +215,11 @@ impl LoadedModel {
         grammar: &Grammar,
         scope: &CompileScope<'_>,
     ) -> Result<GrammarMatcher, GrammarError> {
-        let compiler = self
-            .grammars
-            .get_or_init(|| GrammarCompiler::new(&self.tokenizer, &self.package.manifest.tokenizer.stop));
+        let Some(tokenizer) = &self.tokenizer else {
+            return Err(GrammarError::Unusable { reason: "a voice generates no text".to_owned() });
+        };
+        let stop = self.package.manifest.stop_tokens();
+        let compiler = self.grammars.get_or_init(|| GrammarCompiler::new(tokenizer, stop));
         compiler.as_ref().map_err(Clone::clone)?.compile_while(grammar, scope)
     }
 
@@ -197,7 +247,7 @@ impl LoadedModel {
     fn max_length(&self) -> usize {
         match &self.worker {
             Worker::Engine(engine) => engine.limits().longest(),
-            Worker::Encoder(_) | Worker::Speech(_) => self.package.manifest.max_length,
+            Worker::Encoder(_) | Worker::Speech(_) | Worker::Voice(_) => self.package.manifest.max_length,
         }
     }
 
@@ -209,6 +259,10 @@ impl LoadedModel {
                 EngineCounters { running, waiting, ..EngineCounters::default() }
             }
             Worker::Speech(queue) => {
+                let QueueLength { running, waiting } = queue.length();
+                EngineCounters { running, waiting, ..EngineCounters::default() }
+            }
+            Worker::Voice(queue) => {
                 let QueueLength { running, waiting } = queue.length();
                 EngineCounters { running, waiting, ..EngineCounters::default() }
             }
@@ -229,6 +283,7 @@ impl LoadedModel {
             Worker::Engine(engine) => engine.has_ended(),
             Worker::Encoder(queue) => queue.has_ended(),
             Worker::Speech(queue) => queue.has_ended(),
+            Worker::Voice(queue) => queue.has_ended(),
         };
         has_ended || self.monitors.iter().any(NumericsMonitor::has_failed)
     }
@@ -256,6 +311,7 @@ impl LoadedModel {
             Worker::Engine(engine) => engine.shutdown(drain),
             Worker::Encoder(queue) => queue.shutdown(drain),
             Worker::Speech(queue) => queue.shutdown(drain),
+            Worker::Voice(queue) => queue.shutdown(drain),
         }
     }
 }

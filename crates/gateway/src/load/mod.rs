@@ -25,3 +25,5 @@ pub(crate) mod supervise;
 pub(crate) mod tokenizer_reader;
 pub(crate) mod trial_run;
 pub(crate) mod verify;
+pub(crate) mod voice;
+pub(crate) mod voice_queue;

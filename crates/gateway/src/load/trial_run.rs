@@ -20,6 +20,7 @@ use crate::{
         runtime_choice::{cpu_library, cpu_runtime},
         sessions::{self, Model},
         verify::{feed, reference_texts},
+        voice::{self, SpeechSettings},
     },
 };
 
@@ -64,7 +65,8 @@ pub(crate) fn run(
         cancel: cancel.clone(),
     };
 
-    match run_once(&request) {
+    let outcome = if package.manifest.voice.is_some() { speak_once(&request) } else { run_once(&request) };
+    match outcome {
         Err(Error::Device(DeviceError::Ort { message, .. })) if is_unavailable(&message) => {
             progress.event(Progress::Note(format!("The graph does not run on the CPU: {message}")));
             Ok(())
@@ -80,6 +82,13 @@ pub(crate) fn run(
 /// Returns whether ONNX Runtime lacks an operator on the CPU, as with graphs for GPUs.
 fn is_unavailable(message: &str) -> bool {
     message.contains("NOT_IMPLEMENTED") || message.contains("Could not find an implementation")
+}
+
+/// Speaks a word.
+fn speak_once(request: &LoadRequest<'_>) -> Result<(), Error> {
+    let language = voice::speaker(request.manifest(), None).map_or("", |speaker| &speaker.language);
+    let settings = SpeechSettings { language, speed: 1.0, seed: 0 };
+    voice::open(request)?.voice.speak("Hello.", settings).map(drop)
 }
 
 fn run_once(request: &LoadRequest<'_>) -> Result<(), Error> {

@@ -232,6 +232,21 @@ pub enum ModelState {
     },
 }
 
+/// A speaker of a model that is installed or in the catalogue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VoiceInfo {
+    /// Name in requests.
+    pub id: String,
+    /// The model.
+    pub model: ModelName,
+    /// Language as a tag of BCP 47, such as `en-US`.
+    pub language: String,
+    /// True for the speaker of requests that name none.
+    pub is_default: bool,
+    /// True if the model is installed.
+    pub is_installed: bool,
+}
+
 /// A preferred device that refused a model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DeviceRefusal {

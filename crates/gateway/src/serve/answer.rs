@@ -36,7 +36,7 @@ impl ReadyModel {
         check(request)?;
         let queued = encoder.enter(cancel, &self.computed)?;
         let limit = encoder.limits().max_length.min(request.window.max(1));
-        let tokenizer = &model.tokenizer;
+        let tokenizer = model.tokenizer()?;
         let bounds = Bounds { limit, is_cancelled: &|| cancel.is_cancelled() };
         // The question is in every window. The context is divided into windows, so all of its tokens are needed.
         let question = tokenizer.encode_document_within(&request.question, bounds)?;

@@ -53,10 +53,11 @@ impl AnswerRules {
         let permit = permit.map(|permit| Arc::new(permit) as Arc<dyn Send + Sync>);
         let scope = CompileScope { is_needed: &is_needed, permit };
         let refused = |error| grammar_refusal(model, tools, options, error, &scope);
+        let tokenizer = model.tokenizer()?;
         let compile = |tools: &ToolSettings| {
             let format = model.tool_format;
             let content = options.grammar.as_ref();
-            let grammar = tools::answer_grammar(tools, format, &model.tokenizer, content)?;
+            let grammar = tools::answer_grammar(tools, format, tokenizer, content)?;
             grammar.map(|grammar| model.compile_grammar(&grammar, &scope)).transpose()
         };
 

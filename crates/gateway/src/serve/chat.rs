@@ -133,13 +133,13 @@ impl ReadyModel {
             return Err(Error::invalid("content", message));
         }
         cancel.check()?;
-        let tokenizer = &self.loaded.tokenizer;
+        let tokenizer = self.loaded.tokenizer()?;
         let manifest = &self.loaded.package.manifest;
         let specials = if options.parse_special { Specials::Parse } else { Specials::AsText };
         let is_encoder = !manifest.architecture.is_decoder();
         let tokens = match options.add_special.unwrap_or(is_encoder) {
             true if is_encoder => tokenizer.encode_with_added(text, specials)?,
-            true => narthex_text::prompt::with_bos(tokenizer.encode(text, specials)?, manifest.tokenizer.bos),
+            true => narthex_text::prompt::with_bos(tokenizer.encode(text, specials)?, manifest.bos()),
             false => tokenizer.encode(text, specials)?,
         };
         Ok(tokens)
@@ -148,13 +148,13 @@ impl ReadyModel {
     /// Returns the text of tokens, without special tokens.
     pub fn detokenize(&self, tokens: &[TokenId]) -> Result<String, Error> {
         self.text_bytes(tokens)?;
-        Ok(self.loaded.tokenizer.decode(tokens))
+        Ok(self.loaded.tokenizer()?.decode(tokens))
     }
 
     /// Returns the number of bytes of the tokens. Their text has at most three times as many, because each invalid byte
     /// becomes a character of three bytes. Fails if there are too many.
     pub fn text_bytes(&self, tokens: &[TokenId]) -> Result<usize, Error> {
-        let tokenizer = &self.loaded.tokenizer;
+        let tokenizer = self.loaded.tokenizer()?;
         if let Some(bad) = tokens.iter().find(|&&token| token as usize >= tokenizer.vocab_size()) {
             let message = format!("token {bad} is not below the vocabulary size {}", tokenizer.vocab_size());
             return Err(Error::invalid("tokens", message));
@@ -193,7 +193,7 @@ impl ReadyModel {
             (Echo::Completion, _) => None,
             (Echo::PromptAndCompletion, Prompt::Text(text)) => Some(text),
             (Echo::PromptAndCompletion, Prompt::Tokens(tokens)) => {
-                let detokenizer = Detokenizer::new(model.tokenizer.clone());
+                let detokenizer = Detokenizer::new(model.tokenizer()?.clone());
                 Some(match request.options.special_tokens {
                     SpecialTokens::Skip => detokenizer.whole(&tokens),
                     SpecialTokens::Show => detokenizer.showing_all().whole(&tokens),
@@ -222,7 +222,7 @@ fn check_fewest<'a>(
     messages: impl IntoIterator<Item = &'a Message>,
     limit: usize,
 ) -> Result<(), Error> {
-    let tokenizer = &model.tokenizer;
+    let tokenizer = model.tokenizer()?;
     let fewest: usize = messages.into_iter().map(|message| tokenizer.min_tokens(&message.content)).sum();
     if fewest / MAX_CONTEXT_MULTIPLE < limit {
         return Ok(());
@@ -249,7 +249,7 @@ fn prompt(
     limit: usize,
     cancel: &Cancel,
 ) -> Result<ChatPrompt, Error> {
-    let tokenizer = &model.tokenizer;
+    let tokenizer = model.tokenizer()?;
     let Some(template) = &model.template else {
         return Err(Error::invalid(
             "model",
@@ -279,7 +279,7 @@ fn prompt(
     cancel.check()?;
     let shielded = tokenizer.shield_outside(rendered.text(), rendered.written());
     let tokens = tokenize(model, "messages", &shielded, limit, cancel)?;
-    let tokens = narthex_text::prompt::with_bos(tokens, model.package.manifest.tokenizer.bos);
+    let tokens = narthex_text::prompt::with_bos(tokens, model.package.manifest.bos());
     Ok(ChatPrompt { text: rendered.into_text(), tokens })
 }
 
@@ -351,7 +351,7 @@ fn tokenize(
     cancel: &Cancel,
 ) -> Result<Vec<TokenId>, Error> {
     let engine = model.engine()?;
-    let tokenizer = &model.tokenizer;
+    let tokenizer = model.tokenizer()?;
     let fewest = tokenizer.min_tokens(text);
     if fewest >= limit {
         return Err(generation::prompt_too_long(param, TokenCount::AtLeast(fewest), engine.limits()));
@@ -379,10 +379,10 @@ fn encode(
 
 /// Adds the start token. An empty prompt begins with the token that separates documents.
 fn with_start(model: &LoadedModel, tokens: Vec<TokenId>) -> Vec<TokenId> {
-    let tokenizer = &model.package.manifest.tokenizer;
-    let mut tokens = narthex_text::prompt::with_bos(tokens, tokenizer.bos);
+    let manifest = &model.package.manifest;
+    let mut tokens = narthex_text::prompt::with_bos(tokens, manifest.bos());
     if tokens.is_empty() {
-        tokens.extend(tokenizer.stop.first());
+        tokens.extend(manifest.stop_tokens().first());
     }
     tokens
 }

@@ -42,12 +42,13 @@ impl ReadyModel {
         if let Some(dimensions) = request.dimensions {
             check_count("dimensions", dimensions, limits.width)?;
         }
+        let tokenizer = model.tokenizer()?;
         let tokenization = Tokenization {
             model,
             prompt: select_prompt(&model.package.manifest.prompts, request)?,
             limit: limits.max_length,
             overlong: request.overlong,
-            frame: has_tokens(request).then(|| model.tokenizer.document_frame()).transpose()?,
+            frame: has_tokens(request).then(|| tokenizer.document_frame()).transpose()?,
             cancel,
         };
 
@@ -99,7 +100,7 @@ struct Tokenization<'a> {
 impl Tokenization<'_> {
     fn tokens(&self, index: usize, input: &Prompt) -> Result<Vec<u32>, Error> {
         let Self { model, prompt, limit, overlong, ref frame, cancel } = *self;
-        let tokenizer = &model.tokenizer;
+        let tokenizer = model.tokenizer()?;
         if let Prompt::Text(text) = input
             && overlong == InputOverflow::Refuse
         {

@@ -4,13 +4,13 @@ use std::slice::ChunksExact;
 
 use narthex_engine::encoder::EncoderLimits;
 use narthex_spec::TokenId;
-use narthex_text::tokenizer::{BoundedTokens, Bounds};
+use narthex_text::tokenizer::{BoundedTokens, Bounds, Tokenizer};
 
 use crate::{
     cancel::Cancel,
     encoder_queue::{EncoderInput, QueuedRequest},
     error::Error,
-    load::{loaded_model::LoadedModel, residency::ReadyModel},
+    load::residency::ReadyModel,
     report::models::ModelKind,
     serve::{
         options::check_count,
@@ -26,7 +26,7 @@ const MAX_FILLINGS: usize = 100;
 
 /// A request to a masked language model.
 pub(super) struct MaskedModel<'a> {
-    pub(super) model: &'a LoadedModel,
+    pub(super) tokenizer: &'a Tokenizer,
     /// Text of the mask token.
     pub(super) mask: &'a str,
     pub(super) mask_id: TokenId,
@@ -53,7 +53,7 @@ impl ReadyModel {
         let logits = masked.logits(&tokens, masks)?;
         let masks = masked
             .rows(&logits)
-            .map(|row| top_tokens(row, request.top_k, |id| model.tokenizer.decode(&[id])))
+            .map(|row| top_tokens(row, request.top_k, |id| masked.tokenizer.decode(&[id])))
             .collect();
         Ok(Fillings { masks, prompt_tokens, ran_on: model.ran_on() })
     }
@@ -67,14 +67,16 @@ impl<'a> MaskedModel<'a> {
     pub(super) fn new(ready: &'a ReadyModel, cancel: &'a Cancel) -> Result<Self, Error> {
         let model = &*ready.loaded;
         let encoder = model.encoder(ModelKind::Masked)?;
-        let mask = model.package.manifest.tokenizer.mask.as_deref().unwrap_or_default();
-        let Some(mask_id) = model.tokenizer.token_id(mask) else {
+        let tokenizer = model.tokenizer()?;
+        let stated = model.package.manifest.tokenizer.as_ref();
+        let mask = stated.and_then(|stated| stated.mask.as_deref()).unwrap_or_default();
+        let Some(mask_id) = tokenizer.token_id(mask) else {
             let key = model.package.key.clone();
             let reason = format!("its tokenizer has no token for its mask {mask:?}");
             return Err(Error::BadPackage { name: key.name, scheme: key.scheme, reason });
         };
         Ok(Self {
-            model,
+            tokenizer,
             mask,
             mask_id,
             limits: encoder.limits(),
@@ -87,8 +89,8 @@ impl<'a> MaskedModel<'a> {
     pub(super) fn tokenize(&self, text: &str) -> Result<(Vec<TokenId>, Vec<usize>), Error> {
         let limit = self.limits.max_length;
         let bounds = Bounds { limit, is_cancelled: &|| self.cancel.is_cancelled() };
-        let tokenizer = &self.model.tokenizer;
-        let BoundedTokens::Whole(tokens) = tokenizer.encode_document_with_within(text, self.mask, bounds)?
+        let BoundedTokens::Whole(tokens) =
+            self.tokenizer.encode_document_with_within(text, self.mask, bounds)?
         else {
             let message = format!("it has more than {limit} tokens, which is this model's limit; shorten it");
             return Err(Error::invalid("text", message));

@@ -84,7 +84,8 @@ pub(super) fn start(
     let max_tokens = options.max_tokens.unwrap_or(room).min(room);
     let published = ready.answers.sampling_with(&model.package.manifest.sampling);
     let mut sampling = options::sampling(options, &published, limits)?;
-    let stop = &model.package.manifest.tokenizer.stop;
+    let tokenizer = model.tokenizer()?;
+    let stop = model.package.manifest.stop_tokens();
     if options.stop_tokens == StopTokens::Never {
         sampling.logit_bias.extend(stop.iter().map(|&token| (token, f32::NEG_INFINITY)));
     }
@@ -93,7 +94,7 @@ pub(super) fn start(
         reasoning: rules
             .reasoning
             .clone()
-            .map(|parser| ReasoningTrack::new(&model.tokenizer, parser, rules.reasoning_limit)),
+            .map(|parser| ReasoningTrack::new(tokenizer, parser, rules.reasoning_limit)),
         min_tokens: options.min_tokens,
     };
 
@@ -107,11 +108,11 @@ pub(super) fn start(
         if let Some(text) = echo.clone() {
             state.lock().send(GenerationEvent::Text { choice, text, tokens: Vec::new() });
         }
-        let text = ChoiceText::new(&model.tokenizer, stop_strings.clone(), options, &rules);
+        let text = ChoiceText::new(tokenizer, stop_strings.clone(), options, &rules);
         let request = Request {
             prompt: tokens.clone(),
             max_tokens,
-            stop: stop.clone(),
+            stop: stop.to_vec(),
             sampling: Sampling { seed: sampling.seed.wrapping_add(choice as u64), ..sampling.clone() },
             constraint: AnswerConstraint::new(parts.clone(), stop, limits.vocab)
                 .map(|one| Box::new(one) as _),

@@ -15,6 +15,7 @@ mod permits;
 mod repetition;
 pub mod request;
 mod rerank;
+mod speak;
 mod text;
 pub(crate) mod tools;
 pub(crate) mod transcribe;

@@ -44,7 +44,7 @@ impl ReadyModel {
         }
 
         let bounds = Bounds { limit, is_cancelled: &|| cancel.is_cancelled() };
-        let query = model.tokenizer.encode_document_within(&request.query, bounds)?;
+        let query = model.tokenizer()?.encode_document_within(&request.query, bounds)?;
         if !matches!(query, BoundedTokens::Whole(_)) {
             let message =
                 format!("this model allows at most {limit} tokens for query and document; shorten it");
@@ -85,7 +85,7 @@ fn encode_pair(
 ) -> Result<EncoderInput, Error> {
     let limit = bounds.limit;
     let document = &request.documents[index];
-    let encoded = model.tokenizer.encode_pair_within(&request.query, document, bounds)?;
+    let encoded = model.tokenizer()?.encode_pair_within(&request.query, document, bounds)?;
     let too_long = |found: TokenCount| {
         let message = format!(
             "the query and document {index} have {found} tokens, but this model allows at most {limit}; shorten the document \

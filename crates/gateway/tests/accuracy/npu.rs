@@ -236,7 +236,7 @@ fn encoder_agrees((folder, manifest): (&Path, &Manifest), texts: usize) {
     let (mut cpu, mut emulated) = (open(&Device::Cpu), open(&emulation()));
     whole(&emulated.placements());
     let longest = emulated.limits().max_length;
-    let tokenizer = fs::read(folder.join(&manifest.tokenizer.file)).unwrap();
+    let tokenizer = fs::read(folder.join(&manifest.tokenizer.as_ref().unwrap().file)).unwrap();
     let tokenizer = narthex_text::tokenizer::Tokenizer::from_json(&tokenizer).unwrap();
     let tokens = goldens::encoder().into_iter().map(|(text, _)| tokenizer.encode_document(&text).unwrap());
     let tokens: Vec<Vec<TokenId>> = tokens.filter(|tokens| tokens.len() <= longest).take(texts).collect();

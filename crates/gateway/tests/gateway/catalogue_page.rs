@@ -9,7 +9,7 @@ use narthex_gateway::plan::{has_room, kept_quality};
 use narthex_spec::{Ep, ModelKind, Scheme};
 
 /// Kinds of models, in the order of the page.
-const KINDS: [(ModelKind, &str); 7] = [
+const KINDS: [(ModelKind, &str); 8] = [
     (ModelKind::Chat, "Chat"),
     (ModelKind::Text, "Text completion"),
     (ModelKind::Embedding, "Embedding"),
@@ -17,6 +17,7 @@ const KINDS: [(ModelKind, &str); 7] = [
     (ModelKind::Answer, "Question answering"),
     (ModelKind::Masked, "Masked language models"),
     (ModelKind::Transcription, "Speech recognition"),
+    (ModelKind::Speech, "Speech"),
 ];
 
 /// Gigabytes of memory in machines.
@@ -60,7 +61,7 @@ fn page(catalog: &Catalog) -> String {
 
 /// Returns the row of a model.
 fn row(catalog: &Catalog, entry: &Entry) -> String {
-    let figures = catalog.figures(entry).unwrap();
+    let Some(figures) = catalog.figures(entry) else { return voice_row(entry) };
     let (large, small) = (memory(figures.w8), memory(figures.w4));
     let memory = if large == small { large } else { format!("{large}; `w4`: {small}") };
     let diverging = entry.divergences.iter().find(|known| known.provider == Ep::Qnn);
@@ -84,6 +85,19 @@ fn row(catalog: &Catalog, entry: &Entry) -> String {
         size(entry.checkpoint_bytes().unwrap()),
         size(figures.w8),
         size(figures.w4),
+    )
+}
+
+/// Returns the row of a voice, which is imported as it is.
+fn voice_row(entry: &Entry) -> String {
+    let download = entry.checkpoint_bytes().unwrap();
+    format!(
+        "| `{}` | {} | {} | {} | – | – | {} | on the CPU | tested |\n",
+        entry.name,
+        parameters(entry.parameters),
+        size(download),
+        size(entry.parameters),
+        memory(entry.parameters),
     )
 }
 

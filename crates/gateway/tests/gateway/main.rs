@@ -20,4 +20,5 @@ mod models;
 mod packed_weights;
 mod prefix_cache;
 mod reductions;
+mod speech;
 mod transcription;

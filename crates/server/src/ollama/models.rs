@@ -287,7 +287,9 @@ fn family(architecture: &Structure) -> Option<String> {
         Structure::Decoder(decoder) => decoder.family,
         Structure::Encoder(encoder) => encoder.family,
         Structure::Speech(speech) => speech.family,
-        Structure::ImportedDecoder(_) | Structure::ImportedEncoder(_) => return None,
+        Structure::ImportedDecoder(_) | Structure::ImportedEncoder(_) | Structure::ImportedVoice(_) => {
+            return None;
+        }
     };
     serde_json::to_value(family).ok()?.as_str().map(str::to_owned)
 }
@@ -302,6 +304,7 @@ fn capabilities(kind: ModelKind, reasons: bool) -> Vec<&'static str> {
         | ModelKind::Answer
         | ModelKind::Masked
         | ModelKind::Transcription
+        | ModelKind::Speech
         | ModelKind::Other => Vec::new(),
     }
 }

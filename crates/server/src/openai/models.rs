@@ -137,7 +137,7 @@ fn capabilities(kind: ModelKind) -> Vec<&'static str> {
         ModelKind::Answer => vec!["answer"],
         ModelKind::Masked => vec!["fill"],
         ModelKind::Transcription => vec!["transcriptions"],
-        ModelKind::Other => Vec::new(),
+        ModelKind::Speech | ModelKind::Other => Vec::new(),
     }
 }
 

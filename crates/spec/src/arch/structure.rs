@@ -18,6 +18,25 @@ pub enum Structure {
     ImportedDecoder(ImportedDecoder),
     /// An encoder with an imported graph.
     ImportedEncoder(ImportedEncoder),
+    /// A voice with an imported graph.
+    ImportedVoice(ImportedVoice),
+}
+
+/// An imported voice, whose graph reads phonemes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImportedVoice {
+    /// Samples per second.
+    pub sample_rate: u32,
+    /// Output of the graph.
+    pub output: VoiceOutput,
+}
+
+/// Output of the graph of a voice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VoiceOutput {
+    /// A spectrum in frames, from which the host computes samples.
+    Spectrum,
 }
 
 /// An imported decoder, whose graph reads tokens.
@@ -65,7 +84,7 @@ impl Structure {
         match self {
             Self::Encoder(arch) => Some(&arch.head),
             Self::ImportedEncoder(imported) => Some(&imported.head),
-            Self::Decoder(_) | Self::ImportedDecoder(_) | Self::Speech(_) => None,
+            Self::Decoder(_) | Self::ImportedDecoder(_) | Self::Speech(_) | Self::ImportedVoice(_) => None,
         }
     }
 
@@ -75,7 +94,7 @@ impl Structure {
             Self::Decoder(arch) => Some(Architecture::Decoder(arch.clone())),
             Self::Encoder(arch) => Some(Architecture::Encoder(arch.clone())),
             Self::Speech(arch) => Some(Architecture::Speech(arch.clone())),
-            Self::ImportedDecoder(_) | Self::ImportedEncoder(_) => None,
+            Self::ImportedDecoder(_) | Self::ImportedEncoder(_) | Self::ImportedVoice(_) => None,
         }
     }
 }
@@ -114,5 +133,7 @@ mod tests {
             let encoder = ImportedEncoder { vocab: 9, width: 8, pooled_by_graph, head };
             check(Structure::ImportedEncoder(encoder), "imported_encoder");
         }
+        let voice = ImportedVoice { sample_rate: 24_000, output: VoiceOutput::Spectrum };
+        check(Structure::ImportedVoice(voice), "imported_voice");
     }
 }

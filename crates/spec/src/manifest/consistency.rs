@@ -1,6 +1,6 @@
 //! Contradictions between the parts of a manifest. A package with one cannot be run, or would be run wrongly.
 
-use super::{Contradiction, GraphEntry, KvLayout, Manifest, Part, Slot, sampling};
+use super::{Contradiction, GraphEntry, KvLayout, Manifest, Part, Slot, sampling, voice};
 use crate::arch::{
     DecoderArch, EncoderArch, ImportedDecoder, ImportedEncoder, KvSource, Rope, SpeechArch, SpeechLayers,
     Structure,
@@ -25,8 +25,10 @@ pub fn check_consistency(manifest: &Manifest) -> Result<(), Contradiction> {
         | Structure::Speech(SpeechArch { vocab, .. })
         | Structure::ImportedDecoder(ImportedDecoder { vocab, .. })
         | Structure::ImportedEncoder(ImportedEncoder { vocab, .. }) => *vocab,
+        Structure::ImportedVoice(voice) => return voice::check(manifest, voice),
     };
-    if let Some(bos) = manifest.tokenizer.bos {
+    ensure(manifest.tokenizer.is_some(), "a tokenizer", "none")?;
+    if let Some(bos) = manifest.bos() {
         ensure((bos as usize) < vocab, format!("a start token below the vocabulary size {vocab}"), bos)?;
     }
     sampling::check(&manifest.sampling)?;

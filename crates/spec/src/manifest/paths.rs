@@ -3,11 +3,11 @@
 //! Every path of a manifest is checked by [`check_path`] when the manifest is read, so other code never sees a path
 //! outside the package. Symbolic links are checked when a file is opened.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer, de::Error as _};
 
-use super::{FileEntry, FileRange, Manifest, TableEncoding, check_files};
+use super::{FileEntry, check_files};
 
 /// Maximum length of a path in bytes.
 const MAX_BYTES: usize = 1000;
@@ -56,33 +56,10 @@ pub(super) fn files<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<Strin
     Ok(files)
 }
 
-impl Manifest {
-    /// Returns the files that the manifest uses but does not list with their digests.
-    pub fn unlisted(&self) -> BTreeSet<&str> {
-        let graphs = self.graphs.iter().map(|graph| &graph.file);
-        let contexts = self.contexts.iter().map(|context| &context.file);
-        let tables = self.tables.iter().flat_map(|table| ranges(&table.encoding)).map(|range| &range.file);
-        let text = [Some(&self.tokenizer.file), self.chat.as_ref().map(|chat| &chat.template)];
-        let used = graphs.chain(contexts).chain(tables).chain(text.into_iter().flatten());
-        used.chain(&self.kept_tokens)
-            .filter(|path| !self.files.contains_key(*path))
-            .map(String::as_str)
-            .collect()
-    }
-}
-
-fn ranges(encoding: &TableEncoding) -> impl Iterator<Item = &FileRange> {
-    let [first, second] = match encoding {
-        TableEncoding::Plain { data, .. } => [Some(data), None],
-        TableEncoding::W8 { quants, scales, .. } => [Some(quants), Some(scales)],
-    };
-    first.into_iter().chain(second)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manifest::{ChatEntry, GraphEntry};
+    use crate::manifest::{ChatEntry, GraphEntry, TableEncoding};
 
     #[test]
     fn paths_lead_to_files_inside_the_package() {

@@ -130,7 +130,7 @@ fn weights_lie_in_one_file_and_the_head_behind_the_rows() {
     let files: Vec<&str> = manifest.files.keys().map(String::as_str).collect();
     assert_eq!(files, ["chat_template.jinja", "model.onnx", "model.onnx.data", "tokenizer.json"]);
     assert_eq!(manifest.provenance.source, "local x, an export of onnxruntime-genai");
-    assert_eq!((manifest.tokenizer.bos, &manifest.tokenizer.stop[..]), (None, &[0][..]));
+    assert_eq!((manifest.bos(), manifest.stop_tokens()), (None, &[0][..]));
     let graph = Graph::decode(&fs::read(out.path().join("model.onnx")).unwrap()).unwrap();
     let last: Vec<&str> = graph.nodes.iter().rev().take(3).map(|node| node.op.as_str()).collect();
     assert_eq!(last, ["Cast", "MatMulNBits", "Gather"]);

@@ -139,13 +139,13 @@ impl OverheadBench<'_> {
 
     fn tokens(&self, number: usize) -> Result<Vec<TokenId>, Error> {
         let options = RenderOptions::answer(Date::today());
-        let bos = self.loaded.package.manifest.tokenizer.bos;
+        let bos = self.loaded.package.manifest.bos();
         let messages = self.messages(number);
-        Ok(prompt::tokens(&self.loaded.tokenizer, self.template, &messages, &options, bos)?)
+        Ok(prompt::tokens(self.loaded.tokenizer()?, self.template, &messages, &options, bos)?)
     }
 
     fn suppressed(&self) -> &[TokenId] {
-        &self.loaded.package.manifest.tokenizer.stop
+        self.loaded.package.manifest.stop_tokens()
     }
 
     fn engine(&self, number: usize, tokens: usize) -> Result<Round, Error> {

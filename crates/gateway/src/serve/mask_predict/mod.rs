@@ -8,11 +8,12 @@
 //! answers.
 
 use narthex_spec::TokenId;
+use narthex_text::tokenizer::Tokenizer;
 
 use crate::{
     cancel::Cancel,
     error::Error,
-    load::{loaded_model::LoadedModel, residency::ReadyModel},
+    load::residency::ReadyModel,
     serve::{
         fill::{MAX_MASKS, MaskedModel, softmax},
         options::check_count,
@@ -50,10 +51,10 @@ impl ReadyModel {
             predict(&masked, &mut tokens, open.iter().map(|index| first + index).collect())
         })?;
         let last = first + request.tokens;
-        let generated = decode_after(model, &tokens[..last], first);
+        let generated = decode_after(masked.tokenizer, &tokens[..last], first);
         let fillings = tokens[first..last].iter().zip(scores).map(|(&token, score)| Filling {
             token,
-            text: model.tokenizer.decode(&[token]),
+            text: masked.tokenizer.decode(&[token]),
             score,
         });
 
@@ -101,7 +102,7 @@ fn predict(masked: &MaskedModel<'_>, tokens: &mut [TokenId], indices: Vec<usize>
         .iter()
         .zip(masked.rows(&logits))
         .map(|(&index, row)| {
-            let (token, logit) = likeliest(row, |token| masked.model.tokenizer.is_special(token));
+            let (token, logit) = likeliest(row, |token| masked.tokenizer.is_special(token));
             tokens[index] = token;
             softmax(row)(logit)
         })
@@ -120,8 +121,7 @@ fn likeliest(row: &[f32], is_excluded: impl Fn(TokenId) -> bool) -> (TokenId, f3
 }
 
 /// Returns the text of `tokens[first..]`, as it appears after the preceding text.
-fn decode_after(model: &LoadedModel, tokens: &[TokenId], first: usize) -> String {
-    let tokenizer = &model.tokenizer;
+fn decode_after(tokenizer: &Tokenizer, tokens: &[TokenId], first: usize) -> String {
     let text = |tokens: &[TokenId]| {
         let plain = tokens.iter().copied().filter(|&token| !tokenizer.is_special(token));
         tokenizer.decode(&plain.collect::<Vec<_>>())

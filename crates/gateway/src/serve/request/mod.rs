@@ -3,6 +3,7 @@
 mod encoder;
 mod prompt;
 mod reasoning;
+mod speech;
 mod tools;
 mod transcription;
 
@@ -21,6 +22,7 @@ pub use encoder::{
 
 pub use prompt::{ChatPrompt, HistoryOverflow, TokenizeOptions};
 pub use reasoning::{ReasoningSettings, Thinking};
+pub use speech::{MAX_SPOKEN_TEXT, SpeechEvent, SpeechRequest, SpeechSummary};
 pub use transcription::{Segment, Task, Transcript, TranscriptionEvent, TranscriptionRequest, Word};
 
 use crate::{cancel::Cancel, error::ErrorKind};

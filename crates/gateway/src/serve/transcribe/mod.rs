@@ -90,7 +90,7 @@ impl Settings {
             return Err(Error::invalid("timestamp_granularities", message));
         }
         let prompt = match request.prompt.as_deref().map(str::trim).filter(|prompt| !prompt.is_empty()) {
-            Some(prompt) => model.tokenizer.encode(&format!(" {prompt}"), Specials::AsText)?,
+            Some(prompt) => model.tokenizer()?.encode(&format!(" {prompt}"), Specials::AsText)?,
             None => Vec::new(),
         };
         let language = request.language.as_deref().map(|name| known_language(speech, name)).transpose()?;
@@ -220,7 +220,8 @@ impl Transcription<'_> {
         let mut on_token = || self.report(TranscriptionEvent::Progress { seconds: at }, on);
         let (decoded, divided) = self.queued.window(|model| {
             let language = self.language(model, &features, &mut progress.language)?;
-            let text = |tokens: &[TokenId]| self.model.tokenizer.decode(tokens);
+            let tokenizer = self.model.tokenizer()?;
+            let text = |tokens: &[TokenId]| tokenizer.decode(tokens);
             let decoder = WindowDecoder {
                 speech: self.speech,
                 task: self.task(request.task, language.as_deref()),
@@ -323,7 +324,8 @@ impl Transcription<'_> {
         };
         let starts = attention.starts();
 
-        let decode = |tokens: &[TokenId]| self.model.tokenizer.decode(tokens);
+        let tokenizer = self.model.tokenizer()?;
+        let decode = |tokens: &[TokenId]| tokenizer.decode(tokens);
         let found = words(&texts, spoken.language, &decode);
         let time = |token: usize| starts.get(token).map_or(0.0, |row| seconds(row * TIMESTAMP_SAMPLES));
         let mut times: Vec<_> =
@@ -349,7 +351,7 @@ impl Transcription<'_> {
             let tokens = &decoded.tokens[tokens];
             let texts: Vec<TokenId> =
                 tokens.iter().copied().filter(|&token| token < self.speech.end).collect();
-            let text = self.model.tokenizer.decode(&texts);
+            let text = self.model.tokenizer()?.decode(&texts);
             if samples.is_empty() || text.trim().is_empty() {
                 continue;
             }
