@@ -84,6 +84,15 @@ mod tests {
         check("/v1/fill", r#"{"model": "m", "text": "a", "generate": 2, "rounds": 3}"#, None);
         check("/v1/fill", r#"{"model": "m", "text": "a", "generate": 2, "top_k": 3}"#, Some("top_k"));
         check("/v1/fill", r#"{"model": "m", "text": "a", "rounds": 3}"#, Some("rounds"));
+        check("/v1/audio/speech", r#"{"model": "m", "input": "a"}"#, None);
+        check("/v1/audio/speech", r#"{"model": "m"}"#, Some("input"));
+        let part =
+            |name: &str| format!("--b\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\nm\r\n");
+        for path in ["/v1/audio/transcriptions", "/v1/audio/translations"] {
+            check(path, &[&part("file"), &part("model"), "--b--"].concat(), None);
+            check(path, &[&part("file"), "--b--"].concat(), Some("model"));
+            check(path, "{}", Some("none"));
+        }
         check("/v1/responses", r#"{"model": "m", "input": "a"}"#, None);
         check("/v1/messages", &format!(r#"{{"model": "m", "max_tokens": 1, {messages}}}"#), None);
         check("/api/chat", r#"{"model": "m", "messages": [{"role": "user", "content": "a"}]}"#, None);

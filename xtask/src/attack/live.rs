@@ -94,8 +94,13 @@ impl Live {
     }
 
     pub(super) fn request(&self, method: &str, path: &str, body: &[u8]) -> Vec<u8> {
+        // A form begins with its boundary.
+        let media_type = match body.strip_prefix(b"--") {
+            Some(_) => "multipart/form-data; boundary=b",
+            None => "application/json",
+        };
         let head = format!(
-            "{method} {path} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\
+            "{method} {path} HTTP/1.1\r\nHost: {}\r\nContent-Type: {media_type}\r\nContent-Length: {}\r\n\
              Connection: close\r\n\r\n",
             self.server.address,
             body.len()

@@ -54,6 +54,14 @@ fn filled(size: usize, head: &str, piece: &str, tail: &str) -> Vec<u8> {
     [head, &piece.repeat(count), tail].concat().into_bytes()
 }
 
+/// Returns a form with a file that has these bytes.
+fn form(file: &str) -> Vec<u8> {
+    let part = |name: &str, data: &str| {
+        format!("--b\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n{data}\r\n")
+    };
+    [part("model", "local/tiny"), part("file", file), "--b--\r\n".to_owned()].concat().into_bytes()
+}
+
 /// Returns costly bodies, each with its path.
 fn costly() -> Vec<(&'static str, Vec<u8>)> {
     let fill = |head: &str, piece: &str, tail: &str| filled(BODY, head, piece, tail);
@@ -77,6 +85,11 @@ fn costly() -> Vec<(&'static str, Vec<u8>)> {
         ("/v1/completions", fill(r#"{"model":"local/tiny","prompt":"a","stop":["b""#, r#","b""#, "]}")),
         ("/v1/completions", fill(r#"{"model":"local/tiny","prompt":"a","x":"#, "[", "")),
         ("/v1/rerank", fill(r#"{"model":"local/tiny","query":"a","documents":["a""#, r#","a""#, "]}")),
+        ("/v1/audio/transcriptions", form(&"\r\n--c".repeat(BODY / 5))),
+        (
+            "/v1/audio/transcriptions",
+            form(&"\r\n--b\r\nContent-Disposition: form-data; name=\"x\"\r\n\r\n".repeat(BODY / 60)),
+        ),
         ("/v1/responses", filled(6_300_000, r#"{"model":"local/tiny","input":[{}"#, ",{}", "]}")),
         (
             "/v1/chat/completions",

@@ -1,6 +1,7 @@
 //! OpenAI's protocol: one file per endpoint, and the JSON that these endpoints share.
 
 pub(crate) mod answer;
+pub(crate) mod audio;
 pub(crate) mod chat;
 pub(crate) mod chat_answer;
 pub(crate) mod completions;

@@ -1,4 +1,4 @@
-//! JSON request bodies, read into typed structs with errors that name the field. Shared by every protocol.
+//! Request bodies, JSON or forms, read into typed structs with errors that name the field. Shared by every protocol.
 //!
 //! The memory of a body is reserved before the body is read, and that of its values before it is parsed. Both are
 //! released after its request was handed to the gateway. Compressed bytes have a share of their own until they were
@@ -8,7 +8,13 @@ use axum::extract::{FromRequest, FromRequestParts, Request};
 use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error};
 use serde_json::Value;
 
-use super::{fields::BodyFields, ignored::IgnoredParameters, lenient_json, outline};
+use super::{
+    fields::BodyFields,
+    ignored::IgnoredParameters,
+    lenient_json,
+    multipart::{self, Form, FromForm},
+    outline,
+};
 use crate::{
     app::{App, ServerResources},
     error::ApiError,
@@ -40,34 +46,118 @@ pub(crate) struct Body<T> {
     pub(crate) reservation: Reservation,
 }
 
+/// The request in a body of `multipart/form-data`.
+pub(crate) struct FormBody<T> {
+    pub(crate) request: T,
+    /// Parameters without effect on the answer.
+    pub(crate) ignored: IgnoredParameters,
+    /// Memory that is reserved for the request.
+    pub(crate) reservation: Reservation,
+}
+
+/// A body that a handler takes, for the document of the API and for fuzz targets.
+pub(crate) trait RequestBody {
+    /// Media type of the body.
+    const MEDIA_TYPE: &'static str;
+
+    /// Reads a body up to the call of the gateway, without reserving memory.
+    #[cfg(any(test, feature = "fuzzing"))]
+    fn check(body: &[u8]) -> Result<(), ApiError>;
+}
+
+impl<T: FromBody> RequestBody for Body<T> {
+    const MEDIA_TYPE: &'static str = "application/json";
+
+    #[cfg(any(test, feature = "fuzzing"))]
+    fn check(body: &[u8]) -> Result<(), ApiError> {
+        read_checked::<T>(body).map(drop)
+    }
+}
+
+impl<T: FromForm> RequestBody for FormBody<T> {
+    const MEDIA_TYPE: &'static str = "multipart/form-data";
+
+    #[cfg(any(test, feature = "fuzzing"))]
+    fn check(body: &[u8]) -> Result<(), ApiError> {
+        let form = Form::parse(body.to_vec().into(), &multipart::boundary_of(body))?;
+        T::read(form, &mut IgnoredParameters::default()).map(drop)
+    }
+}
+
+/// Receives the bytes of a request's body.
+async fn receive<S: Send + Sync>(
+    request: Request,
+    state: &S,
+) -> Result<(ReceivedBody, ServerResources), ApiError> {
+    let (mut parts, body) = request.into_parts();
+    let resources = App::from_request_parts(&mut parts, state).await?.shared;
+    let connection = RequestConnection::of(&parts.extensions).cloned();
+    let encoding = Encoding::of(&parts.headers)?;
+    let limit = connection.as_ref().map_or_else(|| Limits::standard().body, |it| it.limits().body);
+    let reader = BodyReader { budget: &resources.bodies, connection: connection.as_ref(), limit };
+    let received = reader.read(body, encoding).await?;
+    if let Some(connection) = connection {
+        connection.request_received();
+    }
+    Ok((received, resources))
+}
+
+/// Returns the size of a received body for its thread.
+fn size(encoding: Encoding, bytes: &[u8]) -> BodySize {
+    match encoding {
+        Encoding::Identity => BodySize::of(bytes.len()),
+        Encoding::Gzip | Encoding::Zstd => BodySize::Large,
+    }
+}
+
+/// Returns the request, unless a parameter without effect is refused.
+fn unless_strict<T>(
+    is_strict: bool,
+    request: T,
+    ignored: IgnoredParameters,
+) -> Result<(T, IgnoredParameters), ApiError> {
+    match ignored.strict() {
+        Some(name) if is_strict => Err(ApiError::unsupported(name)),
+        _ => Ok((request, ignored)),
+    }
+}
+
+impl<S: Send + Sync, T: FromForm> FromRequest<S> for FormBody<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        let boundary = multipart::boundary(request.headers())?;
+        let (received, ServerResources { jobs, options, .. }) = receive(request, state).await?;
+        let ReceivedBody { bytes, encoding, reservation, compressed } = received;
+
+        let held = reservation.clone();
+        let is_strict = options.strict_parameters;
+        let read = jobs.run_reader(size(encoding, &bytes), move || {
+            let bytes = encoding.decode(bytes)?;
+            drop(compressed);
+            held.shrink(bytes.len());
+            let mut ignored = IgnoredParameters::default();
+            let request = T::read(Form::parse(bytes.into(), &boundary)?, &mut ignored)?;
+            unless_strict(is_strict, request, ignored)
+        });
+        let (request, ignored) = read.await?;
+        Ok(Self { request, ignored, reservation })
+    }
+}
+
 impl<S: Send + Sync, T: FromBody> FromRequest<S> for Body<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
-        let (mut parts, body) = request.into_parts();
-        let ServerResources { jobs, bodies, options, .. } =
-            App::from_request_parts(&mut parts, state).await?.shared;
-        let connection = RequestConnection::of(&parts.extensions).cloned();
-        let encoding = Encoding::of(&parts.headers)?;
-        let limit = connection.as_ref().map_or_else(|| Limits::standard().body, |it| it.limits().body);
-        let reader = BodyReader { budget: &bodies, connection: connection.as_ref(), limit };
-        let ReceivedBody { bytes, encoding, reservation, compressed } = reader.read(body, encoding).await?;
-        if let Some(connection) = connection {
-            connection.request_received();
-        }
+        let (received, ServerResources { jobs, bodies, options, .. }) = receive(request, state).await?;
+        let ReceivedBody { bytes, encoding, reservation, compressed } = received;
 
-        let size = match encoding {
-            Encoding::Identity => BodySize::of(bytes.len()),
-            Encoding::Gzip | Encoding::Zstd => BodySize::Large,
-        };
+        let size = size(encoding, &bytes);
         let is_strict = options.strict_parameters;
         let read = move |bytes: &[u8]| {
             let mut ignored = IgnoredParameters::default();
             let request = T::read(&BodyFields::divide(bytes)?, &mut ignored)?;
-            match ignored.strict() {
-                Some(name) if is_strict => Err(ApiError::unsupported(name)),
-                _ => Ok((request, ignored)),
-            }
+            unless_strict(is_strict, request, ignored)
         };
 
         let held = reservation.clone();

@@ -44,6 +44,12 @@ use crate::{
     },
     openai::{
         answer::{self, QuestionAnswers},
+        audio::{
+            speech::{self, SpeechBody, SpeechPart},
+            stream::TranscriptEvent,
+            transcription::{self, TranscriptObject, TranscriptionForm},
+            voices::{self, VoiceList},
+        },
         chat,
         chat_answer::{ChatCompletion, ChatDelta},
         completions::{self, TextChoice, TextCompletion},
@@ -206,6 +212,29 @@ fn of_openai() -> Vec<Operation> {
             .body::<embeddings::EmbeddingsBody>()
             .body::<Hints>()
             .answers::<EmbeddingList>(),
+        Op::post("/v1/audio/transcriptions", transcription::transcribe, "Transcribe speech")
+            .body::<TranscriptionForm>()
+            .answers::<TranscriptObject>()
+            .answers_text("text/plain")
+            .answers_text("text/vtt")
+            .answers_text("application/x-subrip")
+            .or_events::<TranscriptEvent>(),
+        Op::post("/v1/audio/translations", transcription::translate, "Translate speech to English")
+            .body::<TranscriptionForm>()
+            .answers::<TranscriptObject>()
+            .answers_text("text/plain")
+            .answers_text("text/vtt")
+            .answers_text("application/x-subrip")
+            .or_events::<TranscriptEvent>(),
+        Op::post("/v1/audio/speech", speech::create, "Speak a text")
+            .body::<SpeechBody>()
+            .body::<Hints>()
+            .or_bytes("audio/wav")
+            .or_bytes("audio/pcm")
+            .or_bytes("audio/flac")
+            .or_bytes("audio/ogg")
+            .or_events::<SpeechPart>(),
+        Op::get("/v1/audio/voices", voices::list, "List the voices").answers::<VoiceList>(),
         Op::get("/v1/models", models::list, "List the installed models").answers::<ModelList>(),
         Op::get("/v1/models/{*id}", models::retrieve, "Return one model").answers::<ModelObject>(),
     ]

@@ -14,17 +14,17 @@ use schemars::{
 };
 use serde_json::{Map, Value, json};
 
+#[cfg(any(test, feature = "fuzzing"))]
+use crate::error::ApiError;
 use crate::{
     access::PathAccess,
     error::OpenAiErrorBody,
     protocol::{
         Protocol,
-        body::{Body, FromBody},
+        body::RequestBody,
         errors::{AnthropicErrorBody, OllamaErrorBody},
     },
 };
-#[cfg(any(test, feature = "fuzzing"))]
-use crate::{error::ApiError, protocol::body::read_checked};
 
 /// Returns the schema of a type.
 type SchemaOf = fn(&mut SchemaGenerator) -> Schema;
@@ -39,15 +39,15 @@ pub(crate) type ReadBody = fn(&[u8]) -> Result<(), ApiError>;
 
 /// Arguments of a handler that reads a body, with axum's marker before them.
 pub(crate) trait BodyArguments {
-    /// The request in the body.
-    type Body: FromBody;
+    /// The body.
+    type Body: RequestBody;
 }
 
-impl<M, A, B: FromBody> BodyArguments for (M, A, Body<B>) {
+impl<M, A, B: RequestBody> BodyArguments for (M, A, B) {
     type Body = B;
 }
 
-impl<M, A1, A2, B: FromBody> BodyArguments for (M, A1, A2, Body<B>) {
+impl<M, A1, A2, B: RequestBody> BodyArguments for (M, A1, A2, B) {
     type Body = B;
 }
 
@@ -63,6 +63,8 @@ pub(crate) struct Operation {
     pub(crate) reader: Option<ReadBody>,
     method: &'static str,
     summary: &'static str,
+    /// Media type of the body.
+    media_type: &'static str,
     /// Types that share the body's object.
     bodies: Vec<SchemaOf>,
     answers: Vec<AnswerSchema>,
@@ -73,6 +75,8 @@ enum AnswerSchema {
     Json(SchemaOf),
     /// Text of a media type.
     Text(&'static str),
+    /// Bytes of a media type.
+    Bytes(&'static str),
     /// Server-sent events.
     Events(SchemaOf),
     /// Server-sent events that end with `[DONE]`.
@@ -93,6 +97,7 @@ impl Operation {
             reader: None,
             method,
             summary,
+            media_type: "",
             bodies: Vec::new(),
             answers: Vec::new(),
         }
@@ -113,9 +118,10 @@ impl Operation {
         handler: impl Handler<T, ()>,
         summary: &'static str,
     ) -> Self {
-        let operation = Self::new("post", path, routing::post(handler), summary);
+        let media_type = T::Body::MEDIA_TYPE;
+        let operation = Self { media_type, ..Self::new("post", path, routing::post(handler), summary) };
         #[cfg(any(test, feature = "fuzzing"))]
-        let operation = Self { reader: Some(|body| read_checked::<T::Body>(body).map(drop)), ..operation };
+        let operation = Self { reader: Some(T::Body::check), ..operation };
         operation
     }
 
@@ -161,6 +167,11 @@ impl Operation {
         self.answers_as(AnswerSchema::Text(media))
     }
 
+    /// Adds answers that are files of this media type.
+    pub(crate) fn or_bytes(self, media: &'static str) -> Self {
+        self.answers_as(AnswerSchema::Bytes(media))
+    }
+
     /// Adds answers as server-sent events of this type.
     pub(crate) fn or_events<T: JsonSchema>(self) -> Self {
         self.answers_as(AnswerSchema::Events(schema_of::<T>))
@@ -191,7 +202,7 @@ impl Operation {
         if !self.bodies.is_empty() {
             let mut parts: Vec<Schema> = self.bodies.iter().map(|of| of(&mut schemas.bodies)).collect();
             let schema = if parts.len() == 1 { json!(parts.pop()) } else { json!({"allOf": parts}) };
-            let content = json!({"application/json": {"schema": schema}});
+            let content = json!({self.media_type: {"schema": schema}});
             operation["requestBody"] = json!({"required": true, "content": content});
         }
 
@@ -227,7 +238,7 @@ impl Operation {
             ("404", "The model or object does not exist", names_something),
             ("408", "The body arrived too slowly", has_body),
             ("413", "The body is too large", has_body),
-            ("415", "The body has an unsupported encoding", has_body),
+            ("415", "The body has an unsupported encoding or type", has_body),
             ("429", "A limit of the key or of the server is reached; try again later", true),
             ("500", "Internal error", true),
             ("503", "The model is loading or cannot be loaded, or the server is shutting down", true),
@@ -253,6 +264,7 @@ impl AnswerSchema {
         match self {
             Self::Json(of) => ("application/json", json!(of(answers))),
             Self::Text(media) => (media, json!({"type": "string"})),
+            Self::Bytes(media) => (media, json!({"type": "string", "format": "binary"})),
             Self::Lines(of) => ("application/x-ndjson", part(of)),
             Self::Events(of) => ("text/event-stream", event(data(part(of)))),
             Self::Chunks(of) => {

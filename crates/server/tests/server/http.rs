@@ -340,6 +340,7 @@ fn a_path_has_the_same_answer_whether_its_file_exists_or_not() {
         ("/v1/rerank", json!({"query": "x", "documents": ["x"]})),
         ("/v1/answer", json!({"question": "x", "context": "x"})),
         ("/v1/fill", json!({"text": "x"})),
+        ("/v1/audio/speech", json!({"input": "x"})),
         ("/tokenize", json!({"content": "x"})),
         ("/detokenize", json!({"tokens": [1]})),
         ("/apply-template", json!({"messages": user})),

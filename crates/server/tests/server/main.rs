@@ -5,6 +5,7 @@ mod support;
 
 mod access;
 mod agents;
+mod audio;
 mod bodies;
 mod encoders;
 mod examples;

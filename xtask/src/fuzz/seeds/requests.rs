@@ -11,6 +11,7 @@ pub(super) fn seeds() -> Vec<Input> {
         .chain(agents())
         .chain(without_generation())
         .map(|(name, body)| Input::valid(name, body.to_string()))
+        .chain(forms())
         .collect();
     let chat = |messages: Value| json!({"model": "m", "messages": messages}).to_string();
     let user = json!({"role": "user", "content": "a"});
@@ -156,6 +157,34 @@ fn agents() -> Vec<(&'static str, Value)> {
 }
 
 /// Returns bodies of the endpoints that generate nothing.
+/// Returns forms with a file.
+fn forms() -> Vec<Input> {
+    let wav = narthex_audio::Pcm { sample_rate: 16_000, samples: vec![0.25; 400] }.to_wav();
+    let fields: [(&str, &[u8]); 8] = [
+        ("file", &wav),
+        ("model", b"local/tiny"),
+        ("language", b"en"),
+        ("prompt", b"Narthex"),
+        ("response_format", b"verbose_json"),
+        ("temperature", b"0.5"),
+        ("timestamp_granularities[]", b"word"),
+        ("user", b"ann"),
+    ];
+    let form = |fields: &[(&str, &[u8])]| {
+        let part = |(name, data): &(&str, &[u8])| {
+            let head = format!("--b\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n");
+            [head.as_bytes(), data, b"\r\n"].concat()
+        };
+        [fields.iter().flat_map(part).collect(), b"--b--\r\n".to_vec()].concat()
+    };
+    vec![
+        Input::valid("audio-transcriptions", form(&fields)),
+        Input::valid("audio-translations", form(&fields[..2])),
+        Input::bomb("audio-transcriptions-parts", form(&[("x", b"".as_slice()); 300])),
+        Input::bomb("audio-transcriptions-nested", form(&[("file", &form(&fields)), ("model", b"m")])),
+    ]
+}
+
 fn without_generation() -> Vec<(&'static str, Value)> {
     let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
     vec![
@@ -182,5 +211,12 @@ fn without_generation() -> Vec<(&'static str, Value)> {
         ),
         ("tokenize", json!({"model": "m", "content": "a b"})),
         ("detokenize", json!({"model": "m", "tokens": [1, 2, 3]})),
+        (
+            "audio-speech",
+            json!({
+                "model": "m", "input": "Hello.", "voice": "v", "speed": 1.5, "response_format": "opus",
+                "stream_format": "sse", "seed": 1,
+            }),
+        ),
     ]
 }

@@ -3,7 +3,10 @@
 use std::sync::{Arc, Weak};
 
 use super::ResidentModels;
-use crate::{encoder_queue::ComputedTokens, load::loaded_model::LoadedModel, model_settings::AnswerSettings};
+use crate::{
+    encoder_queue::ComputedTokens, load::loaded_model::LoadedModel, model_settings::AnswerSettings,
+    report::placement::AnsweringDevice,
+};
 
 /// A model in memory. It is not removed to make room for another model until this value and the generations that it
 /// started have ended. Its requests have the same names as those of a [`Gateway`](crate::Gateway).
@@ -46,6 +49,11 @@ impl ReadyModel {
     /// Returns the model with settings of its answers.
     pub(crate) fn with_answers(self, answers: Arc<AnswerSettings>) -> Self {
         Self { answers, ..self }
+    }
+
+    /// Returns the device that the model runs on.
+    pub fn ran_on(&self) -> AnsweringDevice {
+        self.loaded.ran_on()
     }
 
     /// Returns the number of tokens that an encoder has computed for the requests through this value and its clones,

@@ -1,0 +1,138 @@
+//! A transcript as server-sent events while it is recognised.
+
+use std::{convert::Infallible, ops::ControlFlow, time::Duration};
+
+use axum::response::{
+    IntoResponse, Response,
+    sse::{Event, KeepAlive, Sse},
+};
+use narthex_audio::transcript::{Transcript, Usage};
+use narthex_gateway::{Cancel, request::TranscriptionEvent};
+use schemars::JsonSchema;
+use serde::Serialize;
+use tokio::sync::mpsc;
+
+use super::transcription::TranscriptionJob;
+use crate::{
+    app::App,
+    error::{ApiError, OpenAiErrorBody},
+    http::budget::Reservation,
+    protocol::{blocking::CancelOnDrop, device_headers::with_device_headers, loading},
+};
+
+/// Interval of the comments that keep a quiet stream open and detect disconnected clients.
+const KEEP_ALIVE: Duration = Duration::from_secs(3);
+
+/// An event of a transcription.
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[serde(tag = "type")]
+pub(crate) enum TranscriptEvent {
+    /// Text that follows.
+    #[serde(rename = "transcript.text.delta")]
+    Delta {
+        /// The text.
+        delta: String,
+    },
+    /// The end of the transcript.
+    #[serde(rename = "transcript.text.done")]
+    Done {
+        /// The whole text.
+        text: String,
+        usage: Usage,
+    },
+}
+
+impl TranscriptEvent {
+    fn done(transcript: &Transcript) -> Self {
+        Self::Done { text: transcript.text.trim().to_owned(), usage: transcript.usage() }
+    }
+}
+
+/// Starts a transcription, and returns the response with its events.
+///
+/// The channel is unbounded, because a model must not wait for a slow client. A transcript is at most as large as the text
+/// of [`super::transcription::MAX_SECONDS`].
+pub(super) async fn respond(
+    app: &App,
+    job: TranscriptionJob,
+    body: Reservation,
+) -> Result<Response, ApiError> {
+    let model = loading::wait(app, &job.request.model).await?;
+    let ran_on = model.ran_on();
+    let (sender, receiver) = mpsc::unbounded_channel();
+    let cancel = Cancel::new();
+    let guard = CancelOnDrop(cancel.clone());
+    let jobs = app.shared.jobs.clone();
+    tokio::spawn(async move {
+        let events = sender.clone();
+        let run = jobs.run_encoder(move || {
+            let _body = body;
+            let mut is_first = true;
+            job.run(&model, &cancel, |event| match event {
+                TranscriptionEvent::Segment(segment) => {
+                    let text = if is_first { segment.text.trim_start() } else { &segment.text };
+                    is_first = false;
+                    let delta = TranscriptEvent::Delta { delta: text.to_owned() };
+                    // The receiver is gone if the client has disconnected.
+                    if events.send(Ok(delta)).is_ok() {
+                        ControlFlow::Continue(())
+                    } else {
+                        ControlFlow::Break(())
+                    }
+                }
+                TranscriptionEvent::Progress { .. } => ControlFlow::Continue(()),
+            })
+        });
+        let end = run.await.map(|transcript| TranscriptEvent::done(&transcript));
+        let _ = sender.send(end);
+    });
+    Ok(with_device_headers(&ran_on, first(receiver, guard).await?))
+}
+
+/// Waits for the first event, so that a request that fails at once has the status of its error.
+async fn first(
+    mut receiver: mpsc::UnboundedReceiver<Result<TranscriptEvent, ApiError>>,
+    guard: CancelOnDrop,
+) -> Result<Response, ApiError> {
+    let first = match tokio::time::timeout(KEEP_ALIVE, receiver.recv()).await {
+        Ok(Some(event)) => Some(event?),
+        Ok(None) => return Err(ApiError::panicked()),
+        Err(_) => None,
+    };
+    let begin = futures::stream::iter(first.map(|event| Ok(encode(Ok(event)))));
+    let rest = futures::stream::unfold((receiver, guard), |(mut receiver, guard)| async move {
+        let event = receiver.recv().await?;
+        Some((Ok::<_, Infallible>(encode(event)), (receiver, guard)))
+    });
+    let events = futures::StreamExt::chain(begin, rest);
+    Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE).text("")).into_response())
+}
+
+/// Returns the server-sent event of an event or of an error, which is the last one.
+fn encode(event: Result<TranscriptEvent, ApiError>) -> Event {
+    // Serialising strings and numbers to JSON cannot fail.
+    let json = match event {
+        Ok(event) => serde_json::to_string(&event),
+        Err(error) => serde_json::to_string(&OpenAiErrorBody::of_stream(error.message())),
+    };
+    Event::default().data(json.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_have_the_names_of_the_api() {
+        let delta = TranscriptEvent::Delta { delta: "Hi".to_owned() };
+        assert_eq!(
+            serde_json::to_string(&delta).unwrap(),
+            r#"{"type":"transcript.text.delta","delta":"Hi"}"#
+        );
+        let done = TranscriptEvent::Done { text: "Hi".to_owned(), usage: Usage::Duration { seconds: 2 } };
+        assert_eq!(
+            serde_json::to_string(&done).unwrap(),
+            r#"{"type":"transcript.text.done","text":"Hi","usage":{"type":"duration","seconds":2}}"#
+        );
+    }
+}
