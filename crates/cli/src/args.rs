@@ -12,6 +12,7 @@ mod load;
 mod mcp;
 mod runtime;
 mod service;
+mod speech;
 mod tools;
 
 use std::{net::Ipv4Addr, path::PathBuf, str::FromStr};
@@ -33,6 +34,7 @@ use narthex_server::{AllowedHost, AllowedOrigin};
 use narthex_spec::{DevicePlacements, Speculation};
 pub(crate) use runtime::{RuntimeArgs, RuntimeCommand};
 pub(crate) use service::{ServiceArgs, ServiceCommand, ServiceInstallArgs, ServiceScopeArgs};
+pub(crate) use speech::{SayArgs, TextFormat, TranscribeArgs};
 pub(crate) use tools::{ModelToolFormat, ToolArgs};
 
 use crate::output::DeviceLine;
@@ -135,6 +137,10 @@ pub(crate) enum Command {
     Answer(AnswerArgs),
     /// Predict masked tokens, or generate tokens, with a masked language model
     Fill(FillArgs),
+    /// Transcribe speech in files, or translate it to English
+    Transcribe(TranscribeArgs),
+    /// Speak a text
+    Say(SayArgs),
     /// Serve the OpenAI API over HTTP
     Serve(ServeArgs),
     /// Serve chat, embeddings, rerank, check and plan as MCP tools over standard input and output

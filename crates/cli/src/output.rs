@@ -170,9 +170,9 @@ impl NewFile {
         Ok(Self { path: path.to_owned(), temporary, file })
     }
 
-    /// Writes the text and replaces the older file.
-    pub(crate) fn write(mut self, text: &str) -> anyhow::Result<()> {
-        let stored = self.file.write_all(text.as_bytes()).and_then(|()| self.file.sync_all());
+    /// Writes the content and replaces the older file.
+    pub(crate) fn write(mut self, content: impl AsRef<[u8]>) -> anyhow::Result<()> {
+        let stored = self.file.write_all(content.as_ref()).and_then(|()| self.file.sync_all());
         let written = stored.and_then(|()| fs::rename(&self.temporary, &self.path));
         written.with_context(|| format!("cannot write {}", self.path.display()))
     }

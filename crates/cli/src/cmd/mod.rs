@@ -20,12 +20,15 @@ mod man;
 mod mcp;
 mod models;
 mod plan;
+mod program;
 mod ps;
 mod rerank;
 mod runtime;
+mod say;
 mod serve;
 mod service;
 mod tools;
+mod transcribe;
 mod verify;
 mod welcome;
 
@@ -163,6 +166,10 @@ pub(crate) fn run(args: Args, settings: Settings) -> anyhow::Result<()> {
         Command::Rerank(rerank) => rerank::run(&open(config(&store, Some(&rerank.load)))?.0, &rerank),
         Command::Answer(answer) => answer::run(&open(config(&store, Some(&answer.load)))?.0, &answer),
         Command::Fill(fill) => fill::run(&open(config(&store, Some(&fill.load)))?.0, &fill),
+        Command::Transcribe(transcribe) => {
+            transcribe::run(&open(config(&store, Some(&transcribe.load)))?.0, &transcribe)
+        }
+        Command::Say(say) => say::run(&open(config(&store, Some(&say.load)))?.0, &say),
         Command::Serve(serve) => {
             check_serve(&serve)?;
             serve::run(&open(serve_config(&store, &serve))?.0, serve, &settings.preloaded)

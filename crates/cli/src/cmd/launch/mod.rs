@@ -3,7 +3,7 @@
 
 mod agent;
 mod process;
-mod program;
+
 mod server;
 
 use std::process::{Command, ExitStatus};
@@ -21,6 +21,7 @@ use self::{
 };
 use crate::{
     args::{LaunchArgs, StoreArgs},
+    cmd::program,
     exit::ProgramFailed,
     output,
     running_server::origin,
