@@ -6,7 +6,7 @@ use narthex_compile::calibration::{GraphRunner, RunnerError};
 use narthex_device::single_run;
 use narthex_spec::{Feed, Fetch, ProgressSink};
 
-use crate::{cancel::Cancel, error::Error, library::Library, load::runtime_choice::cpu_runtime};
+use crate::{cancel::Cancel, library::Library, load::runtime_choice::cpu_runtime};
 
 /// Runs graphs on the CPU. Loads ONNX Runtime for the first graph, and installs it on first need.
 pub(super) struct CpuRunner<'a> {
@@ -17,9 +17,11 @@ pub(super) struct CpuRunner<'a> {
 
 impl GraphRunner for CpuRunner<'_> {
     fn run(&self, graph: &Path, feeds: Vec<Feed>, fetches: &[Fetch]) -> Result<Vec<Vec<f32>>, RunnerError> {
-        let failed = |error: Error| RunnerError { reason: error.to_string(), hint: error.hint() };
-        let runtime = cpu_runtime(self.library, self.progress, self.cancel).map_err(failed)?;
-        single_run::run(runtime, graph, self.library.config.threads, feeds, fetches)
-            .map_err(|error| failed(error.into()))
+        cpu_runtime(self.library, self.progress, self.cancel)
+            .and_then(|runtime| {
+                let threads = self.library.config.threads;
+                Ok(single_run::run(runtime, graph, threads, feeds, fetches)?)
+            })
+            .map_err(|error| RunnerError { reason: error.to_string(), hint: error.hint() })
     }
 }

@@ -87,11 +87,13 @@ pub(crate) struct PackageBuild<'a> {
 impl PullLimit {
     /// Returns whether the download of a model is allowed.
     fn allows(self, library: &Library, key: &PackageKey) -> bool {
-        let bytes = || library.catalog.get(&key.name).and_then(|entry| entry.pinned_bytes());
         match self {
             Self::None => true,
             Self::Installed => false,
-            Self::Bytes(limit) => bytes().is_some_and(|bytes| bytes <= limit),
+            Self::Bytes(limit) => {
+                let bytes = library.catalog.get(&key.name).and_then(|entry| entry.pinned_bytes());
+                bytes.is_some_and(|bytes| bytes <= limit)
+            }
         }
     }
 }
@@ -257,6 +259,7 @@ impl PackageBuild<'_> {
         {
             return Some(folder);
         }
+
         let Manifest { recipe, architecture, .. } = package::read_manifest(&folder, self.key).ok()?;
         let requested = FixedShapes::for_contexts(contexts).with_prefill(prefill);
         let has_shapes = contexts.is_empty() && prefill.is_empty()
@@ -381,10 +384,10 @@ impl PackageBuild<'_> {
         manifest: &mut Manifest,
     ) -> Result<(), Error> {
         let PackageKey { name, scheme } = self.key;
-        let note = |text: String| self.steps.sink().event(Progress::Note(text));
         let passes = BTreeSet::new();
         if !recipe.passes.is_empty() {
-            note(format!("Compiling {name} without its passes for comparison."));
+            let note = format!("Compiling {name} without its passes for comparison.");
+            self.steps.sink().event(Progress::Note(note));
             let plain = self.library.store.stage_package(name, *scheme)?;
             let recipe = Recipe { passes: passes.clone(), ..recipe.clone() };
             let output = CompileOutput { folder: plain.path(), keep_stages: None };
@@ -393,7 +396,8 @@ impl PackageBuild<'_> {
         }
 
         if manifest.recipe.is_reduced() {
-            note(format!("Compiling the whole model of {name} for comparison."));
+            let note = format!("Compiling the whole model of {name} for comparison.");
+            self.steps.sink().event(Progress::Note(note));
             let whole = self.library.store.stage_package(name, *scheme)?;
             let recipe = Recipe { drop_layers: None, fixed: None, passes, ..recipe.clone() };
             let output = CompileOutput { folder: whole.path(), keep_stages: None };

@@ -73,25 +73,30 @@ pub struct UnsharedWeights {
 
 /// Returns the targets of a package whose contexts would be smaller if their graphs shared weights.
 pub fn unshared_weights(manifest: &Manifest) -> Vec<UnsharedWeights> {
-    let cost = |target: &Target| {
-        let mut bytes = 0;
-        let mut largest = BTreeMap::new();
-        for context in manifest.contexts.iter().filter(|context| context.target == *target) {
-            let binary = context.file.strip_suffix(".onnx").map(|stem| format!("{stem}{BINARY_SUFFIX}"));
-            let files = [Some(&context.file), binary.as_ref()].into_iter().flatten();
-            let size = files.filter_map(|file| Some(manifest.files.get(file)?.bytes)).sum::<u64>();
-            let entry = manifest.graphs.iter().find(|graph| graph.file == context.graph);
-            let most = largest.entry(entry.and_then(first_layer)).or_insert(0);
-            (bytes, *most) = (bytes + size, size.max(*most));
-        }
-        UnsharedWeights { target: target.clone(), bytes, shared: largest.into_values().sum() }
-    };
-    let targets = manifest
+    manifest
         .recipe
         .targets
         .iter()
-        .filter(|target| matches!(target, Target::Qnn(chips) if chips.len() > 1));
-    targets.map(cost).filter(|cost| cost.shared < cost.bytes).collect()
+        .filter(|target| matches!(target, Target::Qnn(chips) if chips.len() > 1))
+        .map(|target| weights_for(manifest, target))
+        .filter(|weights| weights.shared < weights.bytes)
+        .collect()
+}
+
+/// Returns the sizes of a target's contexts.
+fn weights_for(manifest: &Manifest, target: &Target) -> UnsharedWeights {
+    let mut bytes = 0;
+    let mut largest = BTreeMap::new();
+    for context in manifest.contexts.iter().filter(|context| context.target == *target) {
+        let binary = context.file.strip_suffix(".onnx").map(|stem| format!("{stem}{BINARY_SUFFIX}"));
+        let files = [Some(&context.file), binary.as_ref()].into_iter().flatten();
+        let size = files.filter_map(|file| Some(manifest.files.get(file)?.bytes)).sum::<u64>();
+        let entry = manifest.graphs.iter().find(|graph| graph.file == context.graph);
+        let shared = largest.entry(entry.and_then(first_layer)).or_insert(0);
+        bytes += size;
+        *shared = size.max(*shared);
+    }
+    UnsharedWeights { target: target.clone(), bytes, shared: largest.into_values().sum() }
 }
 
 /// Returns a graph's first layer; `None` for a head.
@@ -132,18 +137,20 @@ pub(crate) fn compile_for(
         let paths: Vec<(PathBuf, PathBuf)> =
             graphs.iter().map(|graph| (folder.join(graph), contexts.join(graph))).collect();
         let jobs: Vec<Job<'_>> = paths.iter().map(|(graph, context)| Job { graph, context }).collect();
-        let mut done = |count: usize| {
-            stage.advance((compiled + count) as u64);
-            if cancel.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        };
+        let weights = weights(target, &jobs);
         let placements =
-            precompile(runtime, &device, &jobs, weights(target, &jobs), FallbackPolicy::Refused, &mut done)
-                .map_err(|error| fallback::explain(folder, &device, error.into(), |target: &Target| {
-        format!(
-            "compile with `--context` instead of `--target`, which needs no vendor's compiler; then `narthex check \
-             {name}@{scheme} --target {target}` bisects the graph to the failing nodes"
-        )
-    }))?;
+            precompile(runtime, &device, &jobs, weights, FallbackPolicy::Refused, &mut |count| {
+                stage.advance((compiled + count) as u64);
+                if cancel.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            });
+        let placements = placements.map_err(|error| {
+            fallback::explain(folder, &device, error.into(), |target: &Target| {
+                format!(
+                    "compile with `--context` instead of `--target`, which needs no vendor's compiler; then \
+                     `narthex check {name}@{scheme} --target {target}` bisects the graph to the failing nodes"
+                )
+            })
+        })?;
         compiled += graphs.len();
         for (graph, placement) in graphs.into_iter().zip(&placements) {
             let file = format!("{stem}/{graph}");
@@ -237,8 +244,11 @@ fn chips(target: &Target) -> Result<&[QnnChip], Error> {
 }
 
 fn record(placement: &Placement) -> PlacementRecord {
-    let count = |ops: BTreeMap<&str, usize>| ops.into_iter().map(|(op, n)| (op.to_owned(), n)).collect();
-    let nodes = placement.ops_per_ep().into_iter().map(|(ep, ops)| (ep, count(ops))).collect();
+    let nodes = placement
+        .ops_per_ep()
+        .into_iter()
+        .map(|(ep, ops)| (ep, ops.into_iter().map(|(op, count)| (op.to_owned(), count)).collect()))
+        .collect();
     PlacementRecord { subgraphs: placement.subgraphs.clone(), nodes }
 }
 

@@ -98,21 +98,23 @@ impl ComparedPackage<'_> {
         let kv_cache_dtype = KvCacheDtype::F32;
         let config = Arc::new(Config { slots: 1, kv_cache_dtype, ..(*library.config).clone() });
         let plain = Arc::new(Package::open(key, plain)?);
-        let open = |package: Arc<Package>| {
-            let request = LoadRequest {
-                package,
-                runtime,
-                facts: Arc::new(Facts::default()),
-                config: config.clone(),
-                store: library.store.clone(),
-                reservation: None,
-                progress,
-                cancel: cancel.clone(),
-            };
-            Ok::<_, Error>(sessions::open(&request, &DeviceAssignment::cpu(), variant, Form::Graph)?.model)
-        };
         let texts = reference_texts(&plain)?;
-        Ok(ModelPair { changed: open(Arc::new(Package::open(key, changed)?))?, plain: open(plain)?, texts })
+        let mut request = LoadRequest {
+            package: Arc::new(Package::open(key, changed)?),
+            runtime,
+            facts: Arc::new(Facts::default()),
+            config,
+            store: library.store.clone(),
+            reservation: None,
+            progress,
+            cancel: cancel.clone(),
+        };
+
+        let cpu = DeviceAssignment::cpu();
+        let changed = sessions::open(&request, &cpu, variant, Form::Graph)?.model;
+        request.package = plain;
+        let plain = sessions::open(&request, &cpu, variant, Form::Graph)?.model;
+        Ok(ModelPair { changed, plain, texts })
     }
 }
 
@@ -149,15 +151,13 @@ fn reduction_losses(
 /// Returns the mean loss; `None` if a model's output was not finite.
 fn mean_loss(losses: &[Option<ReductionLoss>]) -> Option<Quality> {
     let all: Vec<&ReductionLoss> = losses.iter().map(Option::as_ref).collect::<Option<_>>()?;
-    let mean = |of: fn(&ReductionLoss) -> f64| {
-        all.iter().map(|loss| of(loss)).sum::<f64>() / all.len().max(1) as f64
-    };
+    let count = all.len().max(1) as f64;
     let is_pruned = all.iter().any(|loss| loss.vocabulary == KeptVocabulary::Subset);
     Some(Quality::Decoder {
         positions: all.len(),
-        divergence: mean(|loss| loss.divergence),
-        agreement: mean(|loss| if loss.agrees { 1.0 } else { 0.0 }),
-        mass: is_pruned.then(|| mean(|loss| loss.mass)),
+        divergence: all.iter().map(|loss| loss.divergence).sum::<f64>() / count,
+        agreement: all.iter().filter(|loss| loss.agrees).count() as f64 / count,
+        mass: is_pruned.then(|| all.iter().map(|loss| loss.mass).sum::<f64>() / count),
     })
 }
 

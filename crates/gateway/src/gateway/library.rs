@@ -94,9 +94,12 @@ impl Gateway {
             .iter()
             .find_map(|kind| {
                 let installed = models.iter().filter(|model| model.kind == *kind);
-                let created =
-                    |model: &ModelListing| model.installed.iter().map(|package| package.created).max();
-                installed.filter_map(|model| Some((created(model)?, &model.name))).max()
+                installed
+                    .filter_map(|model| {
+                        let created = model.installed.iter().map(|package| package.created).max()?;
+                        Some((created, &model.name))
+                    })
+                    .max()
             })
             .map(|(_, name)| name.clone()))
     }

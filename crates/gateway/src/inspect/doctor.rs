@@ -136,12 +136,12 @@ impl Gateway {
 
 /// Examines ONNX Runtime and its devices.
 fn runtime(report: &mut Doctor, library: &Library, file: Result<Option<PathBuf>, Error>) {
-    let install = || Some("narthex runtime install cpu".to_owned());
+    const INSTALL: &str = "narthex runtime install cpu";
     let file = match file {
         Ok(Some(file)) => file,
         Ok(None) => {
             let text = "ONNX Runtime is not installed; the first `chat` or `pull` installs it";
-            return report.add(Level::Note, "runtime", text, install());
+            return report.add(Level::Note, "runtime", text, Some(INSTALL.to_owned()));
         }
         Err(error) => return report.add(Level::Problem, "runtime", error.to_string(), error.hint()),
     };
@@ -155,8 +155,8 @@ fn runtime(report: &mut Doctor, library: &Library, file: Result<Option<PathBuf>,
             }
         }
         Err(error) => {
-            let fix = error.hint().or_else(install);
-            report.add(Level::Problem, "runtime", error.to_string(), fix);
+            let fix = error.hint().unwrap_or_else(|| INSTALL.to_owned());
+            report.add(Level::Problem, "runtime", error.to_string(), Some(fix));
         }
     }
 }

@@ -73,18 +73,17 @@ fn import_package(
     let UnpackedPackage { staging, files } = library.store.unpack_package(path, progress, cancel.flag())?;
     let found = package::stated_key(staging.path()).map_err(Error::io("read the manifest in", path))?;
     let mut manifest = package::read_manifest(staging.path(), &found)?;
-    let bad = |reason: String| Error::BadPackage { name: found.name.clone(), scheme: found.scheme, reason };
     let expected = manifest.files.len() + 1;
     if files.len() != expected {
         let reason =
             format!("{} has {} files, and its manifest states {expected}", path.display(), files.len());
-        return Err(bad(reason));
+        return Err(package::bad_package(&found, reason));
     }
     for (file, stated) in &manifest.files {
         if let Some(unpacked) = files.get(file).filter(|unpacked| *unpacked != stated) {
             let message =
                 format!("{file} has SHA-256 {}, but its manifest states {}", unpacked.sha256, stated.sha256);
-            return Err(bad(message));
+            return Err(package::bad_package(&found, message));
         }
     }
     package::check(staging.path(), &found)?;
@@ -209,18 +208,20 @@ fn open(request: &ImportRequest) -> Result<Import, Error> {
 
 /// Returns whether a path is a file that is not a graph.
 fn is_file_of_another_kind(path: &Path) -> bool {
-    path.is_file() && !path.extension().is_some_and(|found| found.eq_ignore_ascii_case("onnx"))
+    path.is_file() && !has_extension(path, "onnx")
 }
 
 /// Returns whether a path holds a checkpoint's weights and no graph.
 fn holds_checkpoint_alone(path: &Path) -> bool {
-    let ends = |path: &Path, endings: &[&str]| {
-        path.extension().is_some_and(|found| endings.iter().any(|ending| found.eq_ignore_ascii_case(ending)))
-    };
     let files: Vec<PathBuf> = match std::fs::read_dir(path) {
         Ok(entries) => entries.filter_map(Result::ok).map(|entry| entry.path()).collect(),
         Err(_) => vec![path.to_owned()],
     };
-    let graphs = graph_files(path).is_ok_and(|graphs| graphs.iter().any(|graph| ends(graph, &["onnx"])));
-    !graphs && files.iter().any(|file| ends(file, &["safetensors", "gguf"]))
+    let has_graph =
+        graph_files(path).is_ok_and(|graphs| graphs.iter().any(|graph| has_extension(graph, "onnx")));
+    !has_graph && files.iter().any(|file| has_extension(file, "safetensors") || has_extension(file, "gguf"))
+}
+
+fn has_extension(path: &Path, extension: &str) -> bool {
+    path.extension().is_some_and(|found| found.eq_ignore_ascii_case(extension))
 }

@@ -63,9 +63,7 @@ pub(crate) fn find(library: &Library, text: &str, cancel: &Cancel) -> Result<Res
 }
 
 fn from_path(path: &Path, scheme: Scheme) -> Result<ResolvedModel, Error> {
-    let is_checkpoint =
-        |ending: &str| path.extension().is_some_and(|found| found.eq_ignore_ascii_case(ending));
-    if is_checkpoint("gguf") {
+    if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf")) {
         return settings(path, scheme);
     }
     let files = graph_files(path).map_err(CheckError::from)?;

@@ -90,8 +90,8 @@ impl Library {
 
     /// Returns the text without the tag `latest`, which Ollama's clients add, unless it is part of a model's name.
     fn without_latest<'a>(&self, text: &'a str) -> &'a str {
-        let is_known = |name: &str| name.parse().is_ok_and(|name| self.is_known(&name));
-        text.strip_suffix(":latest").filter(|_| !is_known(text)).unwrap_or(text)
+        let is_name = text.parse().is_ok_and(|name| self.is_known(&name));
+        text.strip_suffix(":latest").filter(|_| !is_name).unwrap_or(text)
     }
 
     /// Returns the model that a text names. The tag `latest` is optional.
@@ -125,10 +125,10 @@ impl Library {
     /// Returns the format of tool calls that the settings choose for a model.
     pub(crate) fn tool_format(&self, name: &ModelName) -> Option<ToolFormat> {
         let Config { tool_format, tool_formats, .. } = &*self.config;
-        let own = tool_formats
+        let of_model = tool_formats
             .iter()
             .find(|(model, _)| self.named_id(model).is_ok_and(|(_, known)| known == *name));
-        own.map(|(_, format)| *format).or(*tool_format)
+        of_model.map(|(_, format)| *format).or(*tool_format)
     }
 
     /// Returns the key of the draft model of the settings, installed or not, unless they disable speculation.
@@ -185,16 +185,17 @@ impl Library {
             return None;
         }
         let sizes = self.catalog.sizes(family.as_str());
-        let is_installed = |entry: &Entry| {
+        let installed = sizes.iter().filter(|entry| {
             Scheme::ALL.iter().any(|&scheme| self.store.package(&entry.name, scheme).is_some())
-        };
-        let installed = sizes.iter().filter(|entry| is_installed(entry)).max_by_key(|entry| entry.parameters);
-        if let Some(entry) = installed {
+        });
+        if let Some(entry) = installed.max_by_key(|entry| entry.parameters) {
             return Some(entry.name.clone());
         }
-        let with_bytes =
-            |entry: &Entry| Some((entry.name.clone(), entry.parameters, self.catalog.figures(entry)?.w8));
-        let sizes: Vec<_> = sizes.into_iter().filter_map(with_bytes).collect();
+
+        let sizes: Vec<_> = sizes
+            .into_iter()
+            .filter_map(|entry| Some((entry.name.clone(), entry.parameters, self.catalog.figures(entry)?.w8)))
+            .collect();
         if sizes.is_empty() { None } else { suitability::best_size(sizes, self.machine_speed()) }
     }
 
@@ -242,15 +243,13 @@ impl Library {
 
     /// Returns whether a package with the name of a local checkpoint was made from another one.
     fn is_taken(&self, resolved: &CheckpointSource) -> bool {
-        // The source ends in the version of the files, so that another spelling of the path is the same model.
-        let version = |source: &str| source.rsplit_once(", ").map(|(_, version)| version.to_owned());
-        let wanted = version(&resolved.provenance);
         Scheme::ALL.into_iter().any(|scheme| {
             let key = PackageKey { name: resolved.name.clone(), scheme };
             match self.store.package(&key.name, scheme) {
-                Some(_) => {
-                    self.manifest(&key).map_or(true, |found| version(&found.provenance.source) != wanted)
-                }
+                // Another spelling of the path is the same model.
+                Some(_) => self.manifest(&key).map_or(true, |manifest| {
+                    version_of(&manifest.provenance.source) != version_of(&resolved.provenance)
+                }),
                 None => false,
             }
         })
@@ -454,6 +453,11 @@ fn context_length(config: &Config, manifest: &Manifest, kv_cache: Option<KvCache
         })
         .fold(0, usize::saturating_add);
     KvLimits { bytes_per_token, step: KV_STEP, budget: config.kv_memory().budget }.longest(context)
+}
+
+/// Returns the version of a checkpoint's files, in which its source ends.
+fn version_of(source: &str) -> Option<&str> {
+    source.rsplit_once(", ").map(|(_, version)| version)
 }
 
 fn measured_quality(entry: &Entry) -> Option<MeasuredQuality> {

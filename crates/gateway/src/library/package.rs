@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt, io,
+    io,
     path::{Path, PathBuf},
     time::SystemTime,
 };
@@ -115,19 +115,15 @@ fn check_graphs(folder: &Path, key: &PackageKey, manifest: &Manifest) -> Result<
     let files: BTreeSet<&String> =
         graphs.chain(manifest.contexts.iter().map(|context| &context.file)).collect();
     for file in files {
-        check_references(folder, file, &manifest.files).map_err(|reason| Error::BadPackage {
-            name: key.name.clone(),
-            scheme: key.scheme,
-            reason,
-        })?;
+        check_references(folder, file, &manifest.files).map_err(|reason| bad_package(key, reason))?;
     }
     Ok(())
 }
 
 /// Checks that a graph refers only to listed files, or returns the reason why not.
 fn check_references(folder: &Path, graph: &str, files: &BTreeMap<String, FileEntry>) -> Result<(), String> {
-    let failed = |reason: String| format!("{graph} cannot be read: {reason}");
-    let bytes = narthex_files::map(&folder.join(graph)).map_err(|error| failed(error.to_string()))?;
+    let bytes = narthex_files::map(&folder.join(graph))
+        .map_err(|error| format!("{graph} cannot be read: {error}"))?;
     let beside = graph.rfind('/').map_or("", |end| &graph[..=end]);
     // Listed paths are inside the package, so another spelling of one counts as not listed.
     match find_reference(&bytes, &|name: &str| {
@@ -135,8 +131,13 @@ fn check_references(folder: &Path, graph: &str, files: &BTreeMap<String, FileEnt
     }) {
         Ok(None) => Ok(()),
         Ok(Some(name)) => Err(format!("{graph} uses {name:?}, but {MANIFEST_FILE} states no digest of it")),
-        Err(error) => Err(failed(error.to_string())),
+        Err(error) => Err(format!("{graph} cannot be read: {error}")),
     }
+}
+
+/// Returns the error of a package that cannot be used.
+pub(crate) fn bad_package(key: &PackageKey, reason: impl Into<String>) -> Error {
+    Error::BadPackage { name: key.name.clone(), scheme: key.scheme, reason: reason.into() }
 }
 
 /// Returns the key that the manifest of a package states.
@@ -147,42 +148,47 @@ pub(crate) fn stated_key(folder: &Path) -> io::Result<PackageKey> {
 
 /// Reads `manifest.json` and checks that every file has the size stated there.
 pub(crate) fn read_manifest(folder: &Path, key: &PackageKey) -> Result<Manifest, Error> {
-    let bad = |reason: String| Error::BadPackage { name: key.name.clone(), scheme: key.scheme, reason };
-    let no_manifest = |error: &dyn fmt::Display| bad(format!("{MANIFEST_FILE} is not a manifest: {error}"));
     let bytes = manifest_text(folder).map_err(|error| {
         if is_of_system(folder, &error) {
             Error::io("read", folder.join(MANIFEST_FILE))(error)
         } else {
-            no_manifest(&error)
+            bad_package(key, format!("{MANIFEST_FILE} is not a manifest: {error}"))
         }
     })?;
-
-    let format: FormatOnly = serde_json::from_slice(&bytes).map_err(|error| no_manifest(&error))?;
-    if format.format != FORMAT {
-        return Err(bad(format!("it has format {}, but this version reads format {FORMAT}", format.format)));
-    }
-
-    let manifest: Manifest = serde_json::from_slice(&bytes)
-        .map_err(|error| bad(format!("{MANIFEST_FILE} is malformed: {error}")))?;
-    if manifest.name != key.name || manifest.recipe.scheme != key.scheme {
-        let name = &manifest.name;
-        let scheme = manifest.recipe.scheme;
-        return Err(bad(format!("its manifest is that of {name}@{scheme}")));
-    }
-
-    check_consistency(&manifest).map_err(|error| bad(error.to_string()))?;
-    if let Some(file) = manifest.unlisted().first() {
-        return Err(bad(format!("{MANIFEST_FILE} states no digest of {file}")));
-    }
-    check_digest(&bytes).map_err(|error| bad(error.to_string()))?;
+    let manifest = parse_manifest(&bytes, key).map_err(|reason| bad_package(key, reason))?;
 
     for (file, entry) in &manifest.files {
-        let found = folder.join(file).metadata().map(|data| data.len()).ok();
-        if found != Some(entry.bytes) {
-            let found = found.map_or("is missing".to_owned(), |bytes| format!("has {bytes} bytes"));
-            return Err(bad(format!("{file} {found}, but the manifest states {} bytes", entry.bytes)));
+        let length = folder.join(file).metadata().map(|data| data.len()).ok();
+        if length != Some(entry.bytes) {
+            let state = length.map_or("is missing".to_owned(), |bytes| format!("has {bytes} bytes"));
+            let reason = format!("{file} {state}, but the manifest states {} bytes", entry.bytes);
+            return Err(bad_package(key, reason));
         }
     }
+    Ok(manifest)
+}
+
+/// Parses the manifest of a package, or returns the reason why it cannot be used.
+fn parse_manifest(text: &[u8], key: &PackageKey) -> Result<Manifest, String> {
+    let FormatOnly { format } = serde_json::from_slice(text)
+        .map_err(|error| format!("{MANIFEST_FILE} is not a manifest: {error}"))?;
+    if format != FORMAT {
+        return Err(format!("it has format {format}, but this version reads format {FORMAT}"));
+    }
+
+    let manifest: Manifest =
+        serde_json::from_slice(text).map_err(|error| format!("{MANIFEST_FILE} is malformed: {error}"))?;
+    let name = &manifest.name;
+    let scheme = manifest.recipe.scheme;
+    if *name != key.name || scheme != key.scheme {
+        return Err(format!("its manifest is that of {name}@{scheme}"));
+    }
+
+    check_consistency(&manifest).map_err(|error| error.to_string())?;
+    if let Some(file) = manifest.unlisted().first() {
+        return Err(format!("{MANIFEST_FILE} states no digest of {file}"));
+    }
+    check_digest(text).map_err(|error| error.to_string())?;
     Ok(manifest)
 }
 

@@ -129,22 +129,25 @@ impl MeasuredBandwidth {
 fn measured_bandwidth() -> f64 {
     let threads = thread::available_parallelism().map_or(1, usize::from).min(16);
     let buffer = vec![1u64; BUFFER / size_of::<u64>()];
-    let pass = || {
+    let mut best: f64 = 0.0;
+    for _ in 0..PASSES {
         let start = Instant::now();
         thread::scope(|scope| {
             for part in buffer.chunks(buffer.len().div_ceil(threads)) {
-                let read = move || {
-                    black_box(part.iter().fold(0u64, |sum, value| sum.wrapping_add(*value)));
-                };
-                if thread::Builder::new().spawn_scoped(scope, read).is_err() {
-                    read();
+                if thread::Builder::new().spawn_scoped(scope, move || read(part)).is_err() {
+                    read(part);
                 }
             }
         });
-        BUFFER as f64 / start.elapsed().as_secs_f64().max(1e-6)
-    };
-    // The best pass counts, because the first one is slowed by cold pages, and others by other programs.
-    (0..PASSES).map(|_| pass()).fold(0.0, f64::max)
+        // The best pass counts, because the first one is slowed by cold pages, and others by other programs.
+        best = best.max(BUFFER as f64 / start.elapsed().as_secs_f64().max(1e-6));
+    }
+    best
+}
+
+/// Reads memory.
+fn read(values: &[u64]) {
+    black_box(values.iter().fold(0u64, |sum, value| sum.wrapping_add(*value)));
 }
 
 /// Rounds to a power of the square root of two, so that small differences between measurements do not change a ranking.
@@ -173,18 +176,18 @@ pub(crate) fn suitability(model: &ModelListing, machine: &MachineSpeed) -> Optio
     let parameters = model.parameters? as f64;
     // Larger models answer better, with diminishing returns: 0 at ten million parameters, 1 at a hundred billion.
     let strength = ((parameters / 1e7).log10() / 4.0).clamp(0.01, 1.0);
-    let in_scheme = |scheme: Scheme, bytes: u64, quality: Option<f64>| {
+    let [w8, w4] = [
+        (Scheme::W8, figures.w8, model.quality.map(|quality| quality.w8)),
+        (Scheme::W4, figures.w4, model.quality.map(|quality| quality.w4)),
+    ]
+    .map(|(scheme, bytes, quality)| {
         let fits = machine.memory.is_none_or(|memory| has_room(memory, bytes));
         let rate = machine.bandwidth / bytes.max(1) as f64;
         let speed = SpeedClass::new(rate);
-        let kept = quality.unwrap_or_else(|| kept_quality(scheme));
-        let score = if fits { 100.0 * strength * kept * (rate / READING).min(1.0) } else { 0.0 };
+        let share = quality.unwrap_or_else(|| kept_quality(scheme));
+        let score = if fits { 100.0 * strength * share * (rate / READING).min(1.0) } else { 0.0 };
         Suitability { scheme, bytes, fits, speed, quality, score }
-    };
-    let [w8, w4] = [
-        in_scheme(Scheme::W8, figures.w8, model.quality.map(|kept| kept.w8)),
-        in_scheme(Scheme::W4, figures.w4, model.quality.map(|kept| kept.w4)),
-    ];
+    });
     // If neither fits, the smaller one is returned, which shows how much memory is missing.
     let w4_is_better = if w4.fits { !w8.fits || w4.score > w8.score } else { true };
     Some(if w4_is_better { w4 } else { w8 })
@@ -193,11 +196,10 @@ pub(crate) fn suitability(model: &ModelListing, machine: &MachineSpeed) -> Optio
 /// Returns the best of several sizes of a model for this machine in w8: the largest one that fits and is not slow, or else
 /// the smallest. The sizes have their numbers of parameters and of bytes.
 pub(crate) fn best_size<T>(sizes: Vec<(T, u64, u64)>, machine: &MachineSpeed) -> Option<T> {
-    let is_usable = |bytes: u64| {
+    let (usable, other): (Vec<_>, Vec<_>) = sizes.into_iter().partition(|&(_, _, bytes)| {
         let fits = machine.memory.is_none_or(|memory| has_room(memory, bytes));
         fits && SpeedClass::new(machine.bandwidth / bytes.max(1) as f64) != SpeedClass::Slow
-    };
-    let (usable, other): (Vec<_>, Vec<_>) = sizes.into_iter().partition(|(_, _, bytes)| is_usable(*bytes));
+    });
     let best = usable.into_iter().max_by_key(|(_, parameters, _)| *parameters);
     best.or_else(|| other.into_iter().min_by_key(|(_, parameters, _)| *parameters)).map(|(size, ..)| size)
 }
@@ -209,10 +211,9 @@ pub(crate) fn best_size<T>(sizes: Vec<(T, u64, u64)>, machine: &MachineSpeed) ->
 pub(crate) fn rank(models: Vec<ModelListing>, machine: &MachineSpeed) -> Vec<RankedModel> {
     let mut ranked: Vec<RankedModel> =
         models.into_iter().map(|model| RankedModel { here: suitability(&model, machine), model }).collect();
-    let key = |ranked: &RankedModel| ranked.here.map_or((-1.0, u64::MAX), |here| (here.score, here.bytes));
     ranked.sort_by(|a, b| {
-        let (score, bytes) = key(a);
-        let (other_score, other_bytes) = key(b);
+        let [(score, bytes), (other_score, other_bytes)] =
+            [a, b].map(|ranked| ranked.here.map_or((-1.0, u64::MAX), |here| (here.score, here.bytes)));
         (a.model.kind as u8)
             .cmp(&(b.model.kind as u8))
             .then(other_score.total_cmp(&score))

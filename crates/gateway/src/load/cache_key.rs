@@ -65,13 +65,9 @@ impl CacheKey {
         }
         let keys = self.settings.keys().chain(now.settings.keys());
         let differs = keys.into_iter().find(|key| self.settings.get(*key) != now.settings.get(*key))?;
-        let value =
-            |settings: &BTreeMap<String, String>| settings.get(differs).cloned().unwrap_or("nothing".into());
-        Some(format!(
-            "it was made with {differs} {}, but this is {}",
-            value(&self.settings),
-            value(&now.settings)
-        ))
+        let [before, after] = [&self.settings, &now.settings]
+            .map(|settings| settings.get(differs).map_or("nothing", String::as_str));
+        Some(format!("it was made with {differs} {before}, but this is {after}"))
     }
 }
 

@@ -145,22 +145,22 @@ fn check_vtcm(target: &Target, NpuOptions { vtcm_mb, .. }: NpuOptions) -> Result
 /// Returns one context of each target that the chip belongs to. If the chip is unknown, all are tried in turn, and the
 /// provider refuses those for other chips.
 fn matching(contexts: &[Context], chip: Option<QnnChip>) -> Result<Vec<&Context>, String> {
-    let matches_chip = |context: &Context| match (&context.target, chip) {
-        (Target::Qnn(chips), Some(chip)) => chips.contains(&chip),
-        (Target::Qnn(_), None) => true,
-        (Target::OpenVino(_), _) => false,
-    };
-    let mut found: Vec<&Context> = Vec::new();
-    for context in contexts.iter().filter(|context| matches_chip(context)) {
-        if !found.iter().any(|other| other.target == context.target) {
-            found.push(context);
+    let mut matching: Vec<&Context> = Vec::new();
+    for context in contexts {
+        let matches_chip = match (&context.target, chip) {
+            (Target::Qnn(chips), Some(chip)) => chips.contains(&chip),
+            (Target::Qnn(_), None) => true,
+            (Target::OpenVino(_), _) => false,
+        };
+        if matches_chip && matching.iter().all(|other| other.target != context.target) {
+            matching.push(context);
         }
     }
     match (contexts.first(), chip) {
-        (Some(first), Some(chip)) if found.is_empty() => {
+        (Some(first), Some(chip)) if matching.is_empty() => {
             Err(format!("they are for {}, but this is qnn:{}", first.target, chip.spec().name))
         }
-        _ => Ok(found),
+        _ => Ok(matching),
     }
 }
 
@@ -229,17 +229,16 @@ fn compile(
     let jobs: Vec<Job<'_>> = paths.iter().map(|(graph, context)| Job { graph, context }).collect();
     let title = format!("Compiling for {}", compiler.name.describe());
     let stage = Stage::start(request.progress, title, Unit::Items, Some(jobs.len() as u64));
-    let mut done = |count: usize| {
-        stage.advance(count as u64);
-        if cancel.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    };
     precompile(
         request.runtime,
         &compiler.device,
         &jobs,
         Weights::Separate,
         request.fallback_policy(),
-        &mut done,
+        &mut |count| {
+            stage.advance(count as u64);
+            if cancel.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        },
     )?;
 
     let files = MachineFolder::digests(staging.path())?;

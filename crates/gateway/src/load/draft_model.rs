@@ -5,7 +5,6 @@ use std::{sync::Arc, time::Instant};
 use narthex_device::memory;
 use narthex_engine::{draft_model::DraftModel, supervise::SupervisedExecutor};
 use narthex_spec::{ModelName, ProgressSink, Variant, manifest::Manifest};
-use narthex_text::tokenizer::Tokenizer;
 
 use crate::{
     cancel::Cancel,
@@ -91,28 +90,27 @@ fn check_vocabulary(target: &Package, draft: &Package) -> Result<(), Error> {
     let of_target = target.read_tokenizer()?;
     let of_draft = draft.read_tokenizer()?;
     let Some(token) = of_target.first_difference(&of_draft) else { return Ok(()) };
-    let text = |tokenizer: &Tokenizer| {
+    let [target_text, draft_text] = [&of_target, &of_draft].map(|tokenizer| {
         tokenizer.id_text(token).map_or_else(|| "missing".to_owned(), |text| format!("{text:?}"))
-    };
+    });
     let message = format!(
-        "expected a model with the vocabulary of {}, found {}, whose token {token} is {} instead of {}; name a smaller \
-         model of the same family, or none",
-        target.key.name,
-        draft.key.name,
-        text(&of_draft),
-        text(&of_target)
+        "expected a model with the vocabulary of {}, found {}, whose token {token} is {draft_text} instead of \
+         {target_text}; name a smaller model of the same family, or none",
+        target.key.name, draft.key.name
     );
     Err(Error::invalid("draft_model", message))
 }
 
-/// Returns the bytes of the draft model's KV cache for the longest sequence of the chat model, at most `most`.
-fn kv_budget(most: usize, target: &Manifest, draft: &Manifest) -> usize {
-    let token_bytes = |manifest: &Manifest| {
-        let graph = manifest.graphs.iter().find(|graph| graph.variant == Variant::Dynamic)?;
-        let bytes: usize = graph.kv.iter().map(|layer| layer.bytes_per_token()).sum();
-        (bytes > 0).then_some(bytes)
-    };
-    let (Some(of_target), Some(of_draft)) = (token_bytes(target), token_bytes(draft)) else { return most };
-    let tokens = target.max_length.min(draft.max_length).min(most / of_target);
-    tokens.saturating_mul(of_draft).min(most)
+/// Returns the bytes of the draft model's KV cache for the longest sequence of the chat model, at most `limit`.
+fn kv_budget(limit: usize, target: &Manifest, draft: &Manifest) -> usize {
+    let (Some(of_target), Some(of_draft)) = (token_bytes(target), token_bytes(draft)) else { return limit };
+    let tokens = target.max_length.min(draft.max_length).min(limit / of_target);
+    tokens.saturating_mul(of_draft).min(limit)
+}
+
+/// Returns the bytes that a token takes in the KV cache of a model, if it has one.
+fn token_bytes(manifest: &Manifest) -> Option<usize> {
+    let graph = manifest.graphs.iter().find(|graph| graph.variant == Variant::Dynamic)?;
+    let bytes = graph.kv.iter().map(|layer| layer.bytes_per_token()).sum();
+    (bytes > 0).then_some(bytes)
 }

@@ -78,11 +78,11 @@ pub(crate) fn any_runs_static_graphs(
     places: impl IntoIterator<Item = DevicePlacement>,
     facts: &Facts,
 ) -> bool {
-    let is_static = |place: DevicePlacement| {
-        matches!(place, DevicePlacement::Head(_))
-            || place.devices().iter().any(|device| device.variant() == Variant::Static)
-    };
-    places.into_iter().any(|place| is_static(place) && is_usable(config, scheme, place, facts))
+    places.into_iter().any(|place| {
+        let is_static = matches!(place, DevicePlacement::Head(_))
+            || place.devices().iter().any(|device| device.variant() == Variant::Static);
+        is_static && is_usable(config, scheme, place, facts)
+    })
 }
 
 fn is_usable(config: &Config, scheme: Scheme, place: DevicePlacement, facts: &Facts) -> bool {
@@ -125,8 +125,12 @@ fn refusals(
     devices: &[DeviceName],
     refusal: impl Fn(DeviceName) -> Option<Refusal>,
 ) -> Vec<DeviceRefusal> {
-    let of = |name| refusal(name).or_else(|| check_scheme(name, &key.name, key.scheme).err());
-    devices.iter().filter_map(|&name| Some(device_refusal(config, name, of(name)?))).collect()
+    let mut refusals = Vec::new();
+    for &name in devices {
+        let reason = refusal(name).or_else(|| check_scheme(name, &key.name, key.scheme).err());
+        refusals.extend(reason.map(|reason| device_refusal(config, name, reason)));
+    }
+    refusals
 }
 
 /// Refuses a device when the package is bound to another provider.

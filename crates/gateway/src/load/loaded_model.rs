@@ -388,13 +388,12 @@ fn check_context(config: &Config, name: &ModelName, limits: &Limits) -> Result<(
         return Ok(());
     }
 
-    let mib = |bytes: usize| bytes.div_ceil(1 << 20);
-    let needed = mib(kv.bytes(1, kv.capacity_for(least, context)));
+    let needed = kv.bytes(1, kv.capacity_for(least, context)).div_ceil(1 << 20);
     let tokens = kv.tokens_alone(context);
     let message = format!(
         "expected a KV budget of at least {needed} MiB for {least} tokens of {name}, found {} MiB, which hold {tokens} \
          tokens; raise --kv-budget{}",
-        mib(kv.budget),
+        kv.budget.div_ceil(1 << 20),
         if config.context.is_some() { " or lower --context" } else { "" }
     );
     Err(Error::invalid("kv_budget", message))

@@ -80,8 +80,9 @@ fn is_new(store: &Store, warning: &str) -> bool {
     }
     shown.push(warning.to_owned());
     let oldest = shown.len().saturating_sub(MAX_SHOWN);
-    let write = || Ok::<(), Error>(records.write(SHOWN_RECORD, &to_json(&shown[oldest..].to_vec())?)?);
-    if let Err(error) = write() {
+    let stored = to_json(&shown[oldest..].to_vec())
+        .and_then(|text| records.write(SHOWN_RECORD, &text).map_err(Error::from));
+    if let Err(error) = stored {
         tracing::debug!(%error, "the shown warnings cannot be stored");
     }
     true

@@ -120,12 +120,11 @@ fn phase_shares(done: &[(Part, Compute)]) -> Option<PhaseShares> {
             Part::Whole | Part::Bucket { .. } | Part::Encoder | Part::Decoder => {}
         }
     }
-    let least = |of: fn(usize) -> bool| {
-        let layers = layers.iter().filter(|((tokens, _), _)| of(*tokens));
-        layers.map(|(_, compute)| compute.and(head).npu_share()).reduce(f64::min)
-    };
-    let decode = least(|tokens| tokens == 1)?;
-    let prefill = least(|tokens| tokens > 1);
+
+    let shares = layers.iter().map(|((tokens, _), compute)| (*tokens, compute.and(head).npu_share()));
+    let decode = shares.clone().filter(|(tokens, _)| *tokens == 1);
+    let decode = decode.map(|(_, share)| share).reduce(f64::min)?;
+    let prefill = shares.filter(|(tokens, _)| *tokens > 1).map(|(_, share)| share).reduce(f64::min);
     Some(PhaseShares { prefill: prefill.unwrap_or(decode), decode })
 }
 
@@ -191,20 +190,20 @@ fn graph_lines(graph: &str, placement: &Placement, costs: &BTreeMap<String, Node
 
     eps.into_iter()
         .map(|ep| {
-            let placed = || placement.nodes.iter().filter(|node| node.ep == ep);
-            let run =
-                || providers.iter().filter(|(_, on)| **on == ep).filter_map(|(path, _)| costs.get(*path));
-            let ops: Vec<&str> = if placed().any(|node| node.op == CONTEXT_OP) {
-                run().map(|node| node.op.as_str()).collect()
-            } else {
-                placed().map(|node| node.op.as_str()).collect()
-            };
+            let placed = placement.nodes.iter().filter(|node| node.ep == ep);
+            let mut ops: Vec<&str> = placed.map(|node| node.op.as_str()).collect();
+            let nodes = providers.iter().filter(|(_, provider)| **provider == ep);
+            let nodes: Vec<&NodeCost> = nodes.filter_map(|(path, _)| costs.get(*path)).collect();
+            if ops.contains(&CONTEXT_OP) {
+                ops = nodes.iter().map(|node| node.op.as_str()).collect();
+            }
             let mut counts = BTreeMap::new();
             ops.iter().for_each(|op| *counts.entry((*op).to_owned()).or_insert(0usize) += 1);
+
             let mut work = 0u64;
             let mut read = BTreeSet::new();
             let mut weight_bytes = 0u64;
-            for node in run() {
+            for node in nodes {
                 work += node.multiply_accumulates;
                 let new = node.constants.iter().filter(|(name, _)| read.insert(name.as_str()));
                 weight_bytes += new.map(|(_, bytes)| bytes).sum::<u64>();
@@ -233,15 +232,13 @@ fn node_providers<'a>(placement: &Placement, costs: &'a BTreeMap<String, NodeCos
     let first = placement.nodes.first().map(|node| node.ep);
     let only = first.filter(|first| placement.nodes.iter().all(|node| node.ep == *first));
     let context = placement.nodes.iter().find(|node| node.op == CONTEXT_OP).map(|node| node.ep);
-    let provider = |path: &str| {
-        placed
-            .get(path)
-            .copied()
-            .or_else(|| fused.iter().find(|(name, _)| name.starts_with(path)).map(|(_, ep)| *ep))
-            .or(only)
-            .or(context)
-    };
-    costs.keys().filter_map(|path| Some((path.as_str(), provider(path)?))).collect()
+    let mut providers = BTreeMap::new();
+    for path in costs.keys().map(String::as_str) {
+        let fused = fused.iter().find(|(name, _)| name.starts_with(path)).map(|(_, ep)| *ep);
+        let provider = placed.get(path).copied().or(fused).or(only).or(context);
+        providers.extend(provider.map(|ep| (path, ep)));
+    }
+    providers
 }
 
 #[cfg(test)]

@@ -302,8 +302,14 @@ impl ResidentModels {
 
     /// Removes the models whose packages were removed or replaced. Requests that already use a model continue with it.
     pub(crate) fn drop_stale(&self) {
-        let is_stale = |residence: &Residence| matches!(residence, Residence::Ready { model, .. } if !model.is_current());
-        let stale: Vec<_> = self.models.lock().extract_if(.., |_, residence| is_stale(residence)).collect();
+        let stale: Vec<_> = self
+            .models
+            .lock()
+            .extract_if(
+                ..,
+                |_, residence| matches!(residence, Residence::Ready { model, .. } if !model.is_current()),
+            )
+            .collect();
         if !stale.is_empty() {
             self.notify();
             // The end of their threads takes up to seconds, for which a report must not wait. Without a new thread, they

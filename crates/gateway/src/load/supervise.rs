@@ -18,24 +18,24 @@ pub(crate) fn supervised(
     device: DeviceName,
     mut open: impl FnMut() -> Result<Model, Error> + Send + 'static,
 ) -> Model {
-    let other = || "the kind of the package's model changed after it was loaded".to_owned();
+    const CHANGED: &str = "the kind of the package's model changed after it was loaded";
     let model = match model {
         Model::Decoder(executor) => {
             Model::Decoder(executor.reopened_by(move || match open().map_err(|error| error.to_string())? {
                 Model::Decoder(executor) => Ok(executor),
-                Model::Encoder(_) | Model::Speech(_) => Err(other()),
+                Model::Encoder(_) | Model::Speech(_) => Err(CHANGED.to_owned()),
             }))
         }
         Model::Encoder(encoder) => {
             Model::Encoder(encoder.reopened_by(move || match open().map_err(|error| error.to_string())? {
                 Model::Encoder(encoder) => Ok(encoder),
-                Model::Decoder(_) | Model::Speech(_) => Err(other()),
+                Model::Decoder(_) | Model::Speech(_) => Err(CHANGED.to_owned()),
             }))
         }
         Model::Speech(speech) => {
             Model::Speech(speech.reopened_by(move || match open().map_err(|error| error.to_string())? {
                 Model::Speech(speech) => Ok(speech),
-                Model::Decoder(_) | Model::Encoder(_) => Err(other()),
+                Model::Decoder(_) | Model::Encoder(_) => Err(CHANGED.to_owned()),
             }))
         }
     };

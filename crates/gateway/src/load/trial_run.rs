@@ -14,7 +14,11 @@ use crate::{
     cancel::Cancel,
     config::Config,
     error::Error,
-    library::{Library, package::Package, package_key::PackageKey},
+    library::{
+        Library,
+        package::{self, Package},
+        package_key::PackageKey,
+    },
     load::{
         request::{DeviceAssignment, LoadRequest},
         runtime_choice::{cpu_library, cpu_runtime},
@@ -72,8 +76,7 @@ pub(crate) fn run(
             Ok(())
         }
         Err(error @ (Error::Device(_) | Error::Step(_))) => {
-            let reason = format!("its graph does not run: {error}");
-            Err(Error::BadPackage { name: key.name.clone(), scheme: key.scheme, reason })
+            Err(package::bad_package(key, format!("its graph does not run: {error}")))
         }
         other => other,
     }

@@ -35,12 +35,12 @@ impl MemoryReport {
     }
 
     fn new(models: &[ModelStatus], total_bytes: Option<u64>, free_bytes: Option<u64>) -> Self {
-        let engines = || models.iter().filter_map(|model| model.engine.as_ref());
+        let engines = models.iter().filter_map(|model| model.engine.as_ref());
         Self {
             resident_bytes: memory::rss(),
             weights_bytes: models.iter().filter_map(|model| model.package_bytes).sum(),
-            kv_used_bytes: engines().map(|engine| engine.kv_used_bytes as u64).sum(),
-            kv_budget_bytes: engines().map(|engine| engine.kv_budget_bytes as u64).sum(),
+            kv_used_bytes: engines.clone().map(|engine| engine.kv_used_bytes as u64).sum(),
+            kv_budget_bytes: engines.map(|engine| engine.kv_budget_bytes as u64).sum(),
             total_bytes,
             free_bytes,
             warning_below_bytes: total_bytes.map(|total| (total as f64 * LOW) as u64),
@@ -55,11 +55,10 @@ impl MemoryReport {
     /// Logs a warning if little memory is free.
     pub(crate) fn warn_if_low(&self) {
         if let (true, Some(free), Some(total)) = (self.is_low(), self.free_bytes, self.total_bytes) {
-            let megabytes = |bytes| bytes / 1_000_000;
             tracing::warn!(
                 "only {} of {} MB of memory are free; use fewer models (--max-models) or smaller caches (--kv-budget)",
-                megabytes(free),
-                megabytes(total)
+                free / 1_000_000,
+                total / 1_000_000
             );
         }
     }

@@ -130,19 +130,21 @@ impl PlacementReport {
     /// work is that of the graph with the smallest share, rounded down.
     pub fn summary(&self) -> String {
         let devices = self.place().devices();
-        let is_own = |line: &&PlacementLine| devices.iter().any(|device| device.ep() == line.ep);
-        let nodes =
-            |lines: &mut dyn Iterator<Item = &PlacementLine>| lines.map(|line| line.nodes).sum::<usize>();
-        let (own, all) = (nodes(&mut self.lines.iter().filter(is_own)), nodes(&mut self.lines.iter()));
+        let mut all = 0;
+        let mut on_devices = 0;
         let mut shares: BTreeMap<&str, f64> = BTreeMap::new();
         for line in &self.lines {
+            all += line.nodes;
             let share = shares.entry(&line.graph).or_default();
-            *share += if is_own(&line) { line.compute_share } else { 0.0 };
+            if devices.iter().any(|device| device.ep() == line.ep) {
+                on_devices += line.nodes;
+                *share += line.compute_share;
+            }
         }
         let share = shares.values().copied().fold(1.0, f64::min);
         // Sums of shares may miss 1 by their rounding.
         let percent = (share * 100.0 + 1e-6).floor();
-        format!("{} {own}/{all} nodes, {percent:.0} % of MACs", self.name())
+        format!("{} {on_devices}/{all} nodes, {percent:.0} % of MACs", self.name())
     }
 
     /// Returns the report of a decoder whose phases run on two devices.

@@ -133,17 +133,16 @@ struct SpanScores {
 impl SpanScores {
     /// Reads `rows`, two logits for each token.
     fn new(window: &Pair, rows: &[f32]) -> Self {
-        let logit =
-            |token: usize, end: usize| f64::from(rows.get(2 * token + end).copied().unwrap_or(f32::MIN));
-        let softmax = |end: usize| {
-            let logits: Vec<f64> =
-                [0].into_iter().chain(window.second.clone()).map(|t| logit(t, end)).collect();
+        let [starts, ends] = [0, 1].map(|end| {
+            let logits: Vec<f64> = [0]
+                .into_iter()
+                .chain(window.second.clone())
+                .map(|token| f64::from(rows.get(2 * token + end).copied().unwrap_or(f32::MIN)))
+                .collect();
             let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let sum: f64 = logits.iter().map(|x| (x - max).exp()).sum();
             logits.into_iter().map(|x| (x - max).exp() / sum).collect::<Vec<_>>()
-        };
-        let starts = softmax(0);
-        let ends = softmax(1);
+        });
         let no_answer = starts[0] * ends[0];
         Self { ends: starts[1..].iter().zip(&ends[1..]).map(|(a, b)| [*a, *b]).collect(), no_answer }
     }

@@ -7,6 +7,7 @@ use std::{
 
 use narthex_text::{
     grammar::{CompileScope, GrammarError, GrammarMatcher},
+    tokenizer::Tokenizer,
     tools::{CallReading, ReasoningParser},
 };
 
@@ -46,29 +47,27 @@ impl AnswerRules {
         cancel: &Cancel,
     ) -> Result<Self, Error> {
         check_grammar(tools, options)?;
+        let tokenizer = model.tokenizer()?;
         let compiles = options.grammar.is_some() || tools::guarantees_calls(tools);
         let permit = if compiles { Some(GRAMMARS.take(1, cancel)?) } else { None };
         let begun = Instant::now();
         let is_needed = || !cancel.is_cancelled() && begun.elapsed() < COMPILE_TIME;
         let permit = permit.map(|permit| Arc::new(permit) as Arc<dyn Send + Sync>);
         let scope = CompileScope { is_needed: &is_needed, permit };
-        let refused = |error| grammar_refusal(model, tools, options, error, &scope);
-        let tokenizer = model.tokenizer()?;
-        let compile = |tools: &ToolSettings| {
-            let format = model.tool_format;
-            let content = options.grammar.as_ref();
-            let grammar = tools::answer_grammar(tools, format, tokenizer, content)?;
-            grammar.map(|grammar| model.compile_grammar(&grammar, &scope)).transpose()
-        };
 
-        let grammar = match compile(tools) {
+        let grammar = match compile(model, tokenizer, tools, options, &scope) {
             Err(GrammarError::Thread(error)) => return Err(error.into()),
             Err(GrammarError::Unneeded) if cancel.is_cancelled() => return Err(Error::Cancelled),
             // The schema of a tool without a guarantee is no reason to refuse a request.
-            Err(error) => match tools::with_open_schemas(tools).map(|open| compile(&open)) {
-                Some(Ok(grammar)) => grammar,
-                Some(Err(_)) | None => return Err(refused(error)),
-            },
+            Err(error) => {
+                let open = tools::with_open_schemas(tools);
+                match open.map(|open| compile(model, tokenizer, &open, options, &scope)) {
+                    Some(Ok(grammar)) => grammar,
+                    Some(Err(_)) | None => {
+                        return Err(grammar_refusal(model, tools, options, error, &scope));
+                    }
+                }
+            }
             Ok(grammar) => grammar,
         };
 
@@ -107,6 +106,19 @@ fn check_grammar(tools: &ToolSettings, options: &GenerateOptions) -> Result<(), 
 /// Maximum number of tools that are compiled alone to find the one that is refused.
 const MAX_TRIED: usize = 16;
 
+/// Compiles the grammar of answers with these tools, if they have one.
+fn compile(
+    model: &LoadedModel,
+    tokenizer: &Tokenizer,
+    tools: &ToolSettings,
+    options: &GenerateOptions,
+    scope: &CompileScope<'_>,
+) -> Result<Option<GrammarMatcher>, GrammarError> {
+    let content = options.grammar.as_ref();
+    let grammar = tools::answer_grammar(tools, model.tool_format, tokenizer, content)?;
+    grammar.map(|grammar| model.compile_grammar(&grammar, scope)).transpose()
+}
+
 /// Returns the error of a grammar that was refused. With tools, it names the first part that is refused when it is compiled
 /// alone.
 fn grammar_refusal(
@@ -120,7 +132,6 @@ fn grammar_refusal(
         let error = model.compile_grammar(grammar, scope).err();
         error.filter(|error| *error != GrammarError::Unneeded)
     };
-    let of_grammar = || Some((grammar_param(options), String::new(), alone(options.grammar.as_ref()?)?));
     let mut tried = tools
         .tools
         .iter()
@@ -131,7 +142,10 @@ fn grammar_refusal(
     let (param, place, error) = match error {
         GrammarError::Thread(error) => return error.into(),
         error if tools.tools.is_empty() => (grammar_param(options), String::new(), error),
-        error => of_grammar()
+        error => options
+            .grammar
+            .as_ref()
+            .and_then(|grammar| Some((grammar_param(options), String::new(), alone(grammar)?)))
             .or_else(|| {
                 tried.find_map(|tool| {
                     let error = match tools::enforced_schema(tool) {

@@ -67,21 +67,21 @@ impl ReadyModel {
 
 /// Returns the prompt that precedes each input.
 fn select_prompt<'a>(prompts: &'a Prompts, request: &EmbedRequest) -> Result<&'a str, Error> {
-    let invalid = |message: String| Err(Error::invalid("prompt_name", message));
     let Some(name) = request.prompt.as_ref().or(prompts.default.as_ref()) else { return Ok("") };
     if request.prompt.is_some() && has_tokens(request) {
-        return invalid("expected texts after a prompt, found tokens".to_owned());
+        return Err(Error::invalid("prompt_name", "expected texts after a prompt, found tokens"));
     }
-    match prompts.named.get(name) {
-        Some(text) => Ok(text),
-        None if prompts.is_empty() => {
-            invalid(format!("this model has no prompts, found {:?}; omit it", excerpt(name)))
-        }
-        None => {
-            let names: Vec<&str> = prompts.named.keys().map(String::as_str).collect();
-            invalid(format!("expected one of {}, found {:?}", names.join(", "), excerpt(name)))
-        }
+    if let Some(text) = prompts.named.get(name) {
+        return Ok(text);
     }
+
+    let message = if prompts.is_empty() {
+        format!("this model has no prompts, found {:?}; omit it", excerpt(name))
+    } else {
+        let names: Vec<&str> = prompts.named.keys().map(String::as_str).collect();
+        format!("expected one of {}, found {:?}", names.join(", "), excerpt(name))
+    };
+    Err(Error::invalid("prompt_name", message))
 }
 
 /// Settings for the tokens of every input.
@@ -154,29 +154,26 @@ fn check_tokens(
     index: usize,
     tokens: &[u32],
 ) -> Result<(), Error> {
-    let refused = |what: String| {
-        let message = format!(
-            "{what}; send texts, since tokens of another model's tokenizer have no meaning here (LangChain's \
-             OpenAIEmbeddings sends texts with check_embedding_ctx_length=False)"
-        );
-        Err(Error::invalid("input", message))
+    let reason = match tokens.iter().find(|&&token| token as usize >= vocab) {
+        Some(token) => {
+            format!("token {token} of input {index} is not in this model's vocabulary of {vocab} tokens")
+        }
+        None if tokens.starts_with(before) && tokens.ends_with(after) => return Ok(()),
+        None => {
+            let first = tokens[0];
+            let last = tokens[tokens.len() - 1];
+            format!(
+                "expected tokens that begin with {before:?} and end with {after:?}, as those of /tokenize for this \
+                 model; input {index} begins with {first} and ends with {last}"
+            )
+        }
     };
 
-    if let Some(bad) = tokens.iter().find(|&&token| token as usize >= vocab) {
-        return refused(format!(
-            "token {bad} of input {index} is not in this model's vocabulary of {vocab} tokens"
-        ));
-    }
-    if tokens.starts_with(before) && tokens.ends_with(after) {
-        return Ok(());
-    }
-
-    let first = tokens[0];
-    let last = tokens[tokens.len() - 1];
-    refused(format!(
-        "expected tokens that begin with {before:?} and end with {after:?}, as those of /tokenize for this model; input \
-         {index} begins with {first} and ends with {last}"
-    ))
+    let message = format!(
+        "{reason}; send texts, since tokens of another model's tokenizer have no meaning here (LangChain's \
+         OpenAIEmbeddings sends texts with check_embedding_ctx_length=False)"
+    );
+    Err(Error::invalid("input", message))
 }
 
 fn has_tokens(request: &EmbedRequest) -> bool {

@@ -86,14 +86,6 @@ fn encode_pair(
     let limit = bounds.limit;
     let document = &request.documents[index];
     let encoded = model.tokenizer()?.encode_pair_within(&request.query, document, bounds)?;
-    let too_long = |found: TokenCount| {
-        let message = format!(
-            "the query and document {index} have {found} tokens, but this model allows at most {limit}; shorten the document \
-             or ask for truncation"
-        );
-        Error::invalid("documents", message)
-    };
-
     let more = TokenCount::AtLeast(limit + 1);
     let (mut pair, found) = match encoded {
         BoundedTokens::Whole(pair) => {
@@ -101,7 +93,7 @@ fn encode_pair(
             (pair, found)
         }
         BoundedTokens::Beginning(pair) => (pair, more),
-        BoundedTokens::TooManyBytes => return Err(too_long(more)),
+        BoundedTokens::TooManyBytes => return Err(too_long(index, more, limit)),
     };
 
     let room = limit.saturating_sub(pair.overhead());
@@ -114,11 +106,19 @@ fn encode_pair(
             return Err(Error::invalid("query", message));
         }
         if request.overlong == InputOverflow::Refuse {
-            return Err(too_long(found));
+            return Err(too_long(index, found, limit));
         }
         pair = pair.part(0..room);
     }
     Ok(EncoderInput { tokens: pair.tokens, second: pair.segment, requested: Vec::new() })
+}
+
+fn too_long(document: usize, found: TokenCount, limit: usize) -> Error {
+    let message = format!(
+        "the query and document {document} have {found} tokens, but this model allows at most {limit}; shorten the \
+         document or ask for truncation"
+    );
+    Error::invalid("documents", message)
 }
 
 #[cfg(test)]

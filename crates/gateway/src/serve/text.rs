@@ -77,16 +77,22 @@ impl ChoiceText {
 
     /// Returns the log-probabilities of a token.
     pub(super) fn info(&self, event: &TokenEvent<'_>) -> TokenInfo {
-        let text_and_bytes = |token: TokenId| {
-            let bytes = self.tokenizer.token_bytes(token);
-            (String::from_utf8_lossy(&bytes).into_owned(), bytes)
-        };
-        let (text, bytes) = text_and_bytes(event.token);
+        let bytes = self.tokenizer.token_bytes(event.token);
         let alternatives = event.top.iter().map(|top| {
-            let (text, bytes) = text_and_bytes(top.token);
+            let bytes = self.tokenizer.token_bytes(top.token);
+            let text = String::from_utf8_lossy(&bytes).into_owned();
             TokenAlternative { text, bytes, logprob: top.logprob }
         });
-        TokenInfo { text, bytes, logprob: event.logprob, top: alternatives.collect() }
+        TokenInfo {
+            text: String::from_utf8_lossy(&bytes).into_owned(),
+            top: alternatives.collect(),
+            bytes,
+            logprob: event.logprob,
+        }
+    }
+
+    fn is_in_reasoning(&self) -> bool {
+        self.reasoning.as_ref().is_some_and(ReasoningParser::is_inside)
     }
 
     /// Takes a token. Returns the text that can no longer become part of a stop string or a marker.
@@ -95,13 +101,12 @@ impl ChoiceText {
             let info = self.info(event);
             self.pending.push(info);
         }
-        let is_inside = |text: &Self| text.reasoning.as_ref().is_some_and(ReasoningParser::is_inside);
-        let was_inside = is_inside(self);
+        let was_in_reasoning = self.is_in_reasoning();
         let text = self.detokenizer.push(event.token);
         let marker = self.marker_tokens.iter().find(|(token, _)| *token == event.token);
         let marker = marker.map(|(_, marker)| *marker);
         let parts = text.map_or_else(Vec::new, |text| self.push_answer(&text, marker));
-        self.reasoning_tokens += usize::from(was_inside || is_inside(self));
+        self.reasoning_tokens += usize::from(was_in_reasoning || self.is_in_reasoning());
         parts
     }
 

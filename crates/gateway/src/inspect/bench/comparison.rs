@@ -100,6 +100,18 @@ pub(super) struct MeteredRound {
     pub(super) joules: Option<f64>,
 }
 
+/// Returns the rates of prefill and decode in each round.
+fn rates(rounds: &[MeteredRound], options: BenchOptions) -> [Vec<f64>; 2] {
+    let rounds = rounds.iter().map(|metered| &metered.round);
+    let prefill = rounds.clone().map(|round| round.prefill_rate(options)).collect();
+    [prefill, rounds.map(|round| round.decode_rate(options)).collect()]
+}
+
+/// Returns the ratio of a device's rates to those of the CPU, round by round.
+fn ratio(device: &[f64], cpu: &[f64]) -> Spread {
+    Spread::of(device.iter().zip(cpu).map(|(device, cpu)| device / cpu.max(1e-9)).collect())
+}
+
 /// Figures of a device's load.
 pub(super) struct LoadFigures {
     pub(super) load_ms: f64,
@@ -116,22 +128,18 @@ impl Figures {
         options: BenchOptions,
     ) -> Self {
         let LoadFigures { load_ms, memory_bytes, placement } = load;
-        let spread = |figure: &dyn Fn(&Round) -> f64| {
-            Spread::of(rounds.iter().map(|metered| figure(&metered.round)).collect())
-        };
-        let ratio = |cpu: &[MeteredRound], rate: &dyn Fn(&Round) -> f64| {
-            let pairs = rounds.iter().zip(cpu);
-            Spread::of(pairs.map(|(own, cpu)| rate(&own.round) / rate(&cpu.round).max(1e-9)).collect())
-        };
-        let prefill = |round: &Round| round.prefill_rate(options);
-        let decode = |round: &Round| round.decode_rate(options);
         let joules: Option<Vec<f64>> = rounds.iter().map(|metered| metered.joules).collect();
+        let [prefill, decode] = rates(rounds, options);
+        let to_cpu = cpu.map(|cpu| {
+            let [cpu_prefill, cpu_decode] = rates(cpu, options);
+            Ratios { prefill: ratio(&prefill, &cpu_prefill), decode: ratio(&decode, &cpu_decode) }
+        });
 
         Self {
-            first_token_ms: spread(&Round::first_ms),
-            prefill_tokens_per_second: spread(&prefill),
-            decode_tokens_per_second: spread(&decode),
-            to_cpu: cpu.map(|cpu| Ratios { prefill: ratio(cpu, &prefill), decode: ratio(cpu, &decode) }),
+            first_token_ms: Spread::of(rounds.iter().map(|metered| metered.round.first_ms()).collect()),
+            prefill_tokens_per_second: Spread::of(prefill),
+            decode_tokens_per_second: Spread::of(decode),
+            to_cpu,
             load_ms,
             memory_bytes,
             energy_joules: joules.map(Spread::of),

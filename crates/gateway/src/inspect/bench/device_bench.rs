@@ -115,22 +115,23 @@ struct BenchedModel {
 impl DeviceBench<'_> {
     /// Loads the model at a place and runs a warm-up round. The outer error ends the benchmark.
     fn prepare(&self, place: DevicePlacement) -> Result<Result<BenchedModel, DeviceRefusal>, Error> {
-        let prepared = || {
-            let before = memory::rss();
-            // The first load verifies the device and compiles for it.
-            drop(self.load(place)?);
-            let is_reset = memory::reset_peak_rss();
-            let begun = Instant::now();
-            let model = self.load(place)?;
-            let load_ms = begun.elapsed().as_secs_f64() * 1e3;
-            let engine = model.engine()?;
-            check_room(engine, self.options)?;
-            run_round(engine, self.options, 0)?;
-            let after = is_reset.and_then(|()| memory::peak_rss()).or_else(memory::rss);
-            let memory_bytes = before.zip(after).map(|(before, after)| after.saturating_sub(before));
-            Ok(BenchedModel { model, load_ms, memory_bytes })
-        };
-        separate(place, prepared())
+        separate(place, self.measured_load(place))
+    }
+
+    fn measured_load(&self, place: DevicePlacement) -> Result<BenchedModel, Error> {
+        let before = memory::rss();
+        // The first load verifies the device and compiles for it.
+        drop(self.load(place)?);
+        let is_reset = memory::reset_peak_rss();
+        let begun = Instant::now();
+        let model = self.load(place)?;
+        let load_ms = begun.elapsed().as_secs_f64() * 1e3;
+        let engine = model.engine()?;
+        check_room(engine, self.options)?;
+        run_round(engine, self.options, 0)?;
+        let after = is_reset.and_then(|()| memory::peak_rss()).or_else(memory::rss);
+        let memory_bytes = before.zip(after).map(|(before, after)| after.saturating_sub(before));
+        Ok(BenchedModel { model, load_ms, memory_bytes })
     }
 
     fn load(&self, place: DevicePlacement) -> Result<LoadedModel, Error> {

@@ -160,7 +160,6 @@ impl Gateway {
             true => None,
             false => overhead::measure(self, &id, loaded, options, cancel)?,
         };
-        let spread = |figure: &dyn Fn(&Round) -> f64| Spread::of(rounds.iter().map(figure).collect());
 
         Ok(BenchReport {
             model: key.name.to_string(),
@@ -170,14 +169,18 @@ impl Gateway {
             prompt_tokens: options.prompt_tokens,
             generate_tokens: options.generate_tokens,
             rounds: options.rounds,
-            prefill_tokens_per_second: spread(&|r| r.prefill_rate(options)),
-            decode_tokens_per_second: spread(&|r| r.decode_rate(options)),
-            first_token_ms: spread(&Round::first_ms),
+            prefill_tokens_per_second: spread(&rounds, |round| round.prefill_rate(options)),
+            decode_tokens_per_second: spread(&rounds, |round| round.decode_rate(options)),
+            first_token_ms: spread(&rounds, Round::first_ms),
             gateway,
             load_ms,
             peak_rss_bytes: narthex_device::memory::peak_rss(),
         })
     }
+}
+
+fn spread(rounds: &[Round], figure: impl Fn(&Round) -> f64) -> Spread {
+    Spread::of(rounds.iter().map(figure).collect())
 }
 
 fn check(options: BenchOptions) -> Result<(), Error> {

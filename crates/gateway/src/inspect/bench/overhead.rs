@@ -83,19 +83,20 @@ pub(super) fn measure(
     Ok(Some(Overhead::of(prompt_tokens, &pairs, &requests)))
 }
 
+/// Returns the spread of a figure of pairs, each through the engine and the gateway.
+fn spread(pairs: &[(Round, Round)], figure: fn(&Round, &Round) -> f64) -> Spread {
+    Spread::of(pairs.iter().map(|(engine, gateway)| figure(engine, gateway)).collect())
+}
+
 impl Overhead {
     /// Returns the figures of rounds and of requests answered from the cache, each through the engine and the gateway.
     fn of(prompt_tokens: usize, pairs: &[(Round, Round)], requests: &[(Round, Round)]) -> Self {
-        let spread_of = |pairs: &[(Round, Round)], figure: &dyn Fn(&Round, &Round) -> f64| {
-            Spread::of(pairs.iter().map(|(engine, gateway)| figure(engine, gateway)).collect())
-        };
-        let spread = |figure| spread_of(pairs, figure);
         Self {
             prompt_tokens,
-            engine_token_ms: spread(&|engine, _| engine.token_ms()),
-            gateway_token_ms: spread(&|_, gateway| gateway.token_ms()),
-            token_ratio: spread(&|engine, gateway| gateway.token_ms() / engine.token_ms().max(1e-9)),
-            request_ms: spread_of(requests, &|engine, gateway| gateway.total_ms() - engine.total_ms()),
+            engine_token_ms: spread(pairs, |engine, _| engine.token_ms()),
+            gateway_token_ms: spread(pairs, |_, gateway| gateway.token_ms()),
+            token_ratio: spread(pairs, |engine, gateway| gateway.token_ms() / engine.token_ms().max(1e-9)),
+            request_ms: spread(requests, |engine, gateway| gateway.total_ms() - engine.total_ms()),
         }
     }
 }

@@ -177,12 +177,12 @@ impl<'a> Compiler<'a> {
             )));
         }
 
-        let mut fails = |nodes: &BTreeSet<usize>| {
+        let smallest = bisect::smallest(part.graph.nodes.len(), MAX_TRIALS, &mut |nodes| {
             let Some(piece) = extract(part, nodes) else { return Ok(false) };
-            Ok::<_, Error>(FailureKind::of(&self.try_piece(&piece)?).as_ref() == Some(kind))
-        };
+            Ok(FailureKind::of(&self.try_piece(&piece)?).as_ref() == Some(kind))
+        });
 
-        match bisect::smallest(part.graph.nodes.len(), MAX_TRIALS, &mut fails) {
+        match smallest {
             Ok(nodes) => Ok(Ok(nodes)),
             Err(BisectionError::Failed(error)) => Err(error),
             Err(BisectionError::NotReproduced) => {

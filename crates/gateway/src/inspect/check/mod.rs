@@ -17,7 +17,10 @@ use std::{
 use narthex_check::{
     self as check, Basis, CheckOptions, FallbackNode, Finding, Fix, Rule, Severity, fix, write,
 };
-use narthex_graph::onnx::files::{self, OnnxFile};
+use narthex_graph::{
+    onnx::files::{self, OnnxFile},
+    patch::PatchError,
+};
 use narthex_spec::{
     DeviceKind, Target, Variant,
     manifest::{Manifest, PlacementRecord},
@@ -146,14 +149,13 @@ impl ModelCheck<'_> {
         let parts = files::open_files(files).map_err(CheckError::from)?;
         refuse_unknown(&parts, options)?;
         let compiler = Compiler::new(library, request, cancel)?;
-        let cannot_fix =
-            |error: narthex_graph::patch::PatchError| CheckError::CannotFix { reason: error.to_string() };
         let Some(folder) = &request.fix else {
             let judged = check::bound(&parts, options).map_err(cannot_fix)?;
             let mut report = self.judge(judged, compiler.as_ref())?;
             report.suggest_fix(&parts, options);
             return Ok(CheckReport { report, fixed: None });
         };
+
         let mut report = check::check(&request.subject, &parts, options);
         compiler::add_results(compiler.as_ref(), &mut report, &parts, options, BTreeMap::new())?;
         let (fixed, changes) = fix::fixed(&parts, options).map_err(cannot_fix)?;
@@ -253,6 +255,10 @@ fn placement_result(placement: &PlacementRecord, target: &Target) -> CompilerRes
     } else {
         CompilerResult::Partly { elsewhere, nodes }
     }
+}
+
+fn cannot_fix(error: PatchError) -> CheckError {
+    CheckError::CannotFix { reason: error.to_string() }
 }
 
 /// Refuses extents of unknown dimensions.

@@ -137,8 +137,6 @@ impl Gateway {
     /// of reading the settings.
     pub fn plan(&self, request: &PlanRequest, cancel: &Cancel) -> Result<PlanReport, Error> {
         let library = self.library();
-        let is_export =
-            || Err(Error::invalid("model", "a plan needs a checkpoint; for ONNX files use `narthex check`"));
         let found = match model_ref::find(library, &request.subject, cancel) {
             Err(Error::Check(CheckError::Open(OnnxFileError::NoModel { .. }))) => {
                 return not_a_model(request);
@@ -153,14 +151,15 @@ impl Gateway {
             found => found?,
         };
 
-        let (mut architecture, stated) = match found {
-            ResolvedModel::Package(manifest, _) => match manifest.architecture.architecture() {
-                Some(architecture) => (architecture, None),
-                None => return is_export(),
-            },
-            ResolvedModel::Checkpoint(found) => (found.architecture, found.stated),
+        let (architecture, stated) = match found {
+            ResolvedModel::Package(manifest, _) => (manifest.architecture.architecture(), None),
+            ResolvedModel::Checkpoint(found) => (Some(found.architecture), found.stated),
             ResolvedModel::Unsupported(error) => return Err(*error),
-            ResolvedModel::Graphs(_) => return is_export(),
+            ResolvedModel::Graphs(_) => (None, None),
+        };
+        let Some(mut architecture) = architecture else {
+            let message = "a plan needs a checkpoint; for ONNX files use `narthex check`";
+            return Err(Error::invalid("model", message));
         };
 
         if let Some(factor) = request.yarn {

@@ -167,11 +167,10 @@ impl ModelEstimate {
                     score.scale(Factor { name: "speed", value: rate / READING, detail });
                 }
                 if needed > memory && !matches!(verdict, Verdict::Refused { .. }) {
-                    let gigabytes = |bytes: u64| bytes as f64 / 1e9;
                     let reason = format!(
                         "it needs {:.0} GB of memory, and machines with this NPU have at most {:.0} GB",
-                        gigabytes(needed),
-                        gigabytes(memory)
+                        needed as f64 / 1e9,
+                        memory as f64 / 1e9
                     );
                     *verdict = Verdict::Refused { reason: reason.clone() };
                     score.scale(Factor { name: "memory", value: 0.0, detail: reason });
@@ -221,11 +220,10 @@ impl ModelEstimate {
         let all = self
             .schemes
             .iter()
-            .flat_map(|estimate| estimate.targets.iter().map(move |found| (estimate.scheme, found)));
-        let suits = |found: &TargetEstimate| (found.runs(), found.score.total);
+            .flat_map(|estimate| estimate.targets.iter().map(move |target| (estimate.scheme, target)));
         // The first of equal schemes wins: 8 bits before 4.
-        all.filter(|(_, found)| among(&found.target))
-            .reduce(|best, next| if suits(next.1) > suits(best.1) { next } else { best })
+        all.filter(|(_, estimate)| among(&estimate.target))
+            .reduce(|best, next| if next.1.suitability() > best.1.suitability() { next } else { best })
     }
 }
 
@@ -251,6 +249,11 @@ impl TargetEstimate {
     /// Returns whether the NPU runs the model.
     pub fn runs(&self) -> bool {
         !matches!(self.verdict, Verdict::Refused { .. })
+    }
+
+    /// Returns whether the NPU runs the model, and the score, for comparisons.
+    fn suitability(&self) -> (bool, f64) {
+        (self.runs(), self.score.total)
     }
 }
 

@@ -109,13 +109,17 @@ impl DevicePair<'_> {
     /// Returns the shortest span for which prefill and handover are faster than reading it on the decode device; `None`
     /// if that is not even true for a whole chunk.
     fn break_even(&self) -> Option<usize> {
-        let pays = |tokens: usize| self.handed_over_ms(tokens) < self.decode.prompt_ms(tokens);
         let whole = self.prefill.chunk;
-        let longest_loss = (SHORT..=whole).rev().find(|&tokens| !pays(tokens));
+        let longest_loss = (SHORT..=whole).rev().find(|&tokens| !self.pays(tokens));
         match longest_loss {
             None => Some(SHORT),
             Some(loss) => (loss < whole).then_some(loss + 1),
         }
+    }
+
+    /// Returns whether a span is faster with a handover.
+    fn pays(&self, tokens: usize) -> bool {
+        self.handed_over_ms(tokens) < self.decode.prompt_ms(tokens)
     }
 
     fn handed_over_ms(&self, tokens: usize) -> f64 {
@@ -134,12 +138,11 @@ impl DevicePair<'_> {
 impl Measurements {
     /// Returns the devices that are best in the two phases, if they differ.
     pub(crate) fn best_pair(&self) -> Option<PhaseSplit> {
-        let best = |ms: &dyn Fn(&PhaseTimes) -> f64| {
-            let best = self.devices.iter().min_by(|a, b| ms(a).total_cmp(&ms(b)));
-            best.map(|times| times.device)
-        };
-        let prefill = best(&|times| times.prompt_ms(TYPICAL.prompt))?;
-        let decode = best(&|times| times.token_ms)?;
+        let times = self.devices.iter();
+        let prefill =
+            times.clone().min_by(|a, b| a.prompt_ms(TYPICAL.prompt).total_cmp(&b.prompt_ms(TYPICAL.prompt)));
+        let prefill = prefill?.device;
+        let decode = times.min_by(|a, b| a.token_ms.total_cmp(&b.token_ms))?.device;
         (prefill != decode).then_some(PhaseSplit { prefill, decode })
     }
 
@@ -153,8 +156,9 @@ impl Measurements {
         let PhaseSplit { prefill, decode } = split;
         let handover =
             self.handover.filter(|handover| (handover.prefill, handover.decode) == (prefill, decode))?;
-        let times = |name| self.devices.iter().find(|times| times.device == name);
-        Some(DevicePair { prefill: times(prefill)?, decode: times(decode)?, handover: handover.token_ms })
+        let [prefill, decode] =
+            [prefill, decode].map(|name| self.devices.iter().find(|times| times.device == name));
+        Some(DevicePair { prefill: prefill?, decode: decode?, handover: handover.token_ms })
     }
 
     /// Returns the device or pair with the shortest typical request; `None` if fewer than two devices were measured.

@@ -106,7 +106,9 @@ fn measure_or_read(
     let begun = Instant::now();
     let outcome = measure_all(usable, open, &mut || begun.elapsed())?;
     let record = MeasurementRecord { version: MEASUREMENT_VERSION, keys, threads, outcome: outcome.clone() };
-    write_record(request, &record);
+    if let Err(error) = write_record(request, &record) {
+        tracing::warn!("the measurements cannot be stored and will be repeated: {error}");
+    }
     Ok(outcome)
 }
 
@@ -195,14 +197,9 @@ fn read_record(request: &LoadRequest<'_>) -> Option<MeasurementRecord> {
     serde_json::from_slice(&machine.read(&name).ok()??).ok()
 }
 
-fn write_record(request: &LoadRequest<'_>, record: &MeasurementRecord) {
-    let write = || {
-        let machine = request.store.machine(&request.package.folder, FOLDER)?;
-        Ok::<(), Error>(machine.write(&record_name(&request.config), &to_json(record)?)?)
-    };
-    if let Err(error) = write() {
-        tracing::warn!("the measurements cannot be stored and will be repeated: {error}");
-    }
+fn write_record(request: &LoadRequest<'_>, record: &MeasurementRecord) -> Result<(), Error> {
+    let machine = request.store.machine(&request.package.folder, FOLDER)?;
+    Ok(machine.write(&record_name(&request.config), &to_json(record)?)?)
 }
 
 #[cfg(test)]

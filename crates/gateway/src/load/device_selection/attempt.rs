@@ -8,7 +8,7 @@ use narthex_device::{
 };
 use narthex_engine::supervise::NumericsMonitor;
 use narthex_spec::{
-    DeviceKind, DeviceName, Ep, HeadSplit, Recipe, Target, Variant, manifest::Manifest, recipe::FixedShapes,
+    DeviceKind, DeviceName, HeadSplit, Recipe, Target, Variant, manifest::Manifest, recipe::FixedShapes,
 };
 
 use crate::{
@@ -212,9 +212,12 @@ fn with_provider_caches(
 fn explain(request: &LoadRequest<'_>, devices: &DeviceAssignment, error: Error) -> Error {
     let main = &devices.main.device;
     let head = devices.head.as_ref().map(|head| &head.device);
-    let refusing = |ep: Ep| head.filter(|head| head.ep() == ep && main.ep() != ep);
-    let device = match &error {
-        Error::Device(DeviceError::NotWhole { ep, .. }) => refusing(*ep).unwrap_or(main),
+    let device = match (&error, head) {
+        (Error::Device(DeviceError::NotWhole { ep, .. }), Some(head))
+            if head.ep() == *ep && main.ep() != *ep =>
+        {
+            head
+        }
         _ => main,
     };
     let Manifest { name, recipe: Recipe { scheme, .. }, .. } = request.manifest();

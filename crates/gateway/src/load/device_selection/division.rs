@@ -4,6 +4,7 @@ use narthex_device::{
     ep::{Cause, Refusal},
     split::{SplitExecutor, SplitOptions},
 };
+use narthex_engine::supervise::{NumericsMonitor, SupervisedExecutor};
 use narthex_spec::{DeviceName, HeadSplit, NpuPolicy, PhaseSplit, Variant};
 
 use super::{
@@ -18,33 +19,41 @@ use crate::{
 
 /// Opens a decoder on one device for prefill and one for decode.
 pub(super) fn open_phases(request: &LoadRequest<'_>, split: PhaseSplit) -> Result<OpenModel, FailedAttempt> {
-    let phase = |device: DeviceName| {
-        let failed = |error| FailedAttempt { device, error };
-        check_enabled(&request.config, device).map_err(|refusal| failed(AttemptError::Refused(refusal)))?;
-        let OpenModel { model, report, monitors, .. } =
-            attempt::open(request, device, None).map_err(failed)?;
-        let executor = model.decoder(&request.manifest().name).map_err(|error| failed(error.into()))?;
-        Ok((executor, report, monitors))
-    };
-
-    let (prefill, prefill_report, mut monitors) = phase(split.prefill)?;
-    let (decode, decode_report, decode_monitors) = phase(split.decode)?;
-    monitors.extend(decode_monitors);
+    let prefill =
+        open_phase(request, split.prefill).map_err(|error| FailedAttempt { device: split.prefill, error })?;
+    let decode =
+        open_phase(request, split.decode).map_err(|error| FailedAttempt { device: split.decode, error })?;
     // Without a measured break-even length, the prefill device reads every prompt.
-    let break_even = auto::break_even(request, split).unwrap_or(0);
-    let joined = SplitExecutor::new(Box::new(prefill), Box::new(decode), SplitOptions { break_even })
+    let options = SplitOptions { break_even: auto::break_even(request, split).unwrap_or(0) };
+    let joined = SplitExecutor::new(Box::new(prefill.executor), Box::new(decode.executor), options)
         .map_err(|error| FailedAttempt { device: split.prefill, error: error.into() })?;
     let report = PlacementReport {
-        why: auto::explain_break_even(split, break_even),
-        ..PlacementReport::joined(prefill_report, decode_report)
+        why: auto::explain_break_even(split, options.break_even),
+        ..PlacementReport::joined(prefill.report, decode.report)
     };
 
+    let mut monitors = prefill.monitors;
+    monitors.extend(decode.monitors);
     Ok(OpenModel {
         model: Model::Decoder(Box::new(joined).into()),
         report,
         passed_over: Vec::new(),
         monitors,
     })
+}
+
+/// A decoder on the device of one phase.
+struct Phase {
+    executor: SupervisedExecutor,
+    report: PlacementReport,
+    monitors: Vec<NumericsMonitor>,
+}
+
+fn open_phase(request: &LoadRequest<'_>, device: DeviceName) -> Result<Phase, AttemptError> {
+    check_enabled(&request.config, device).map_err(AttemptError::Refused)?;
+    let OpenModel { model, report, monitors, .. } = attempt::open(request, device, None)?;
+    let executor = model.decoder(&request.manifest().name)?;
+    Ok(Phase { executor, report, monitors })
 }
 
 /// Opens a decoder's layers on one device and its head on another.

@@ -138,6 +138,7 @@ fn run(
             }
         }
     }
+
     executor.truncate(SLOT, 0)?;
     Ok(())
 }

@@ -110,15 +110,15 @@ impl PendingLoad {
     /// the error of a failed load.
     pub fn wait_for_end(&self, cancel: &Cancel) -> Result<ReadyModel, Error> {
         let (sender, woken) = mpsc::channel();
-        let wake = || {
+        // A failed send means that the wait has ended.
+        let _waiter = self.on_end({
             let sender = sender.clone();
-            move || {
-                // The wait may have ended already.
-                let _ = sender.send(());
-            }
-        };
-        let _waiter = self.on_end(wake())?;
-        let _callback = cancel.on_cancel(wake());
+            move || sender.send(()).unwrap_or_default()
+        })?;
+        let _callback = cancel.on_cancel({
+            let sender = sender.clone();
+            move || sender.send(()).unwrap_or_default()
+        });
         // Ends with the first call, since `sender` keeps the channel open.
         let _ = woken.recv();
         cancel.check()?;

@@ -79,9 +79,8 @@ impl RuntimeChoice {
         progress: &dyn ProgressSink,
         cancel: &Cancel,
     ) -> Result<(), Error> {
-        let verify = |file: &Path| runtimes::verify(&library.store, file, progress, cancel.flag());
         for (ep, file) in self.facts.libraries.clone() {
-            if let Err(error) = verify(&file) {
+            if let Err(error) = runtimes::verify(&library.store, &file, progress, cancel.flag()) {
                 cancel.check()?;
                 let reason = error.to_string();
                 let fix = error.hint();
@@ -89,7 +88,10 @@ impl RuntimeChoice {
                 self.facts.unloadable.insert(ep, Refusal { cause: Cause::Refused, reason, fix });
             }
         }
-        Ok(self.file(library)?.iter().try_for_each(|file| verify(file))?)
+        if let Some(file) = self.file(library)? {
+            runtimes::verify(&library.store, &file, progress, cancel.flag())?;
+        }
+        Ok(())
     }
 
     /// Loads the library now if it is not that of the CPU runtime. Earlier jobs of the load would otherwise load the

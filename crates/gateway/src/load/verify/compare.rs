@@ -120,9 +120,12 @@ fn divergence(expected: &[f32], found: &[f32]) -> Option<f64> {
     (sum.is_finite() && found.iter().all(|x| x.is_finite())).then_some(sum)
 }
 
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum()
+}
+
 /// Returns the cosine of two vectors.
 pub(crate) fn cosine(expected: &[f32], found: &[f32]) -> Option<f64> {
-    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum::<f64>();
     let cosine = dot(expected, found) / (dot(expected, expected) * dot(found, found)).sqrt();
     cosine.is_finite().then_some(cosine)
 }

@@ -122,13 +122,15 @@ fn likeliest(row: &[f32], is_excluded: impl Fn(TokenId) -> bool) -> (TokenId, f3
 
 /// Returns the text of `tokens[first..]`, as it appears after the preceding text.
 fn decode_after(tokenizer: &Tokenizer, tokens: &[TokenId], first: usize) -> String {
-    let text = |tokens: &[TokenId]| {
-        let plain = tokens.iter().copied().filter(|&token| !tokenizer.is_special(token));
-        tokenizer.decode(&plain.collect::<Vec<_>>())
-    };
-    let before = text(&tokens[..first]);
-    let all = text(tokens);
-    all.strip_prefix(&before).map_or_else(|| text(&tokens[first..]), str::to_owned)
+    let before = plain_text(tokenizer, &tokens[..first]);
+    let all = plain_text(tokenizer, tokens);
+    all.strip_prefix(&before).map_or_else(|| plain_text(tokenizer, &tokens[first..]), str::to_owned)
+}
+
+/// Returns the text of tokens without the special ones.
+fn plain_text(tokenizer: &Tokenizer, tokens: &[TokenId]) -> String {
+    let plain = tokens.iter().copied().filter(|&token| !tokenizer.is_special(token));
+    tokenizer.decode(&plain.collect::<Vec<_>>())
 }
 
 /// Replaces the mask of `text` by `generated`, which brings its own leading space.
