@@ -58,18 +58,22 @@ struct TextStyle {
 impl TextStyle {
     /// Returns the codes that a terminal needs for this style after another one.
     fn after(self, before: Self) -> String {
-        let switch = |is_on: bool, was_on: bool, on: &'static str, off: &'static str| match (is_on, was_on) {
-            (true, false) => on,
-            (false, true) => off,
-            _ => "",
-        };
-        let is_strong = |style: Self| style.bold || style.heading;
         [
-            switch(is_strong(self), is_strong(before), "\x1b[1m", "\x1b[22m"),
-            switch(self.italic, before.italic, "\x1b[3m", "\x1b[23m"),
-            switch(self.code, before.code, "\x1b[36m", "\x1b[39m"),
+            (before.is_strong(), self.is_strong(), "\x1b[1m", "\x1b[22m"),
+            (before.italic, self.italic, "\x1b[3m", "\x1b[23m"),
+            (before.code, self.code, "\x1b[36m", "\x1b[39m"),
         ]
-        .concat()
+        .into_iter()
+        .map(|(was_on, is_on, on, off)| match (was_on, is_on) {
+            (false, true) => on,
+            (true, false) => off,
+            _ => "",
+        })
+        .collect()
+    }
+
+    fn is_strong(self) -> bool {
+        self.bold || self.heading
     }
 }
 
@@ -100,6 +104,7 @@ impl AnswerText {
     pub(crate) fn push(&mut self, text: &str) -> String {
         let Some(width) = self.width else { return text.to_owned() };
         let mut shown = String::new();
+
         for char in without_controls(text).chars() {
             match char {
                 '\n' => {
@@ -145,6 +150,7 @@ impl AnswerText {
         if self.word.is_empty() {
             return;
         }
+
         self.word_columns = 0;
         let mut word = mem::take(&mut self.word);
         let is_first = mem::take(&mut self.is_line_start);
@@ -152,6 +158,7 @@ impl AnswerText {
             self.in_code_block = !self.in_code_block;
             self.is_fence = true;
         }
+
         let is_literal = self.in_code_block || self.is_fence;
         if is_first && self.renders_markdown && !is_literal {
             word = self.block_start(word);
@@ -161,6 +168,7 @@ impl AnswerText {
                 return;
             }
         }
+
         let (text, columns) = match self.renders_markdown && !is_literal {
             true => self.inline(&word),
             false => (word.clone(), measure_text_width(&word)),
@@ -202,7 +210,8 @@ impl AnswerText {
 
     /// Renders the marks in a word. Returns it with the codes of a terminal, and its number of columns.
     fn inline(&mut self, word: &str) -> (String, usize) {
-        let (mut shown, mut columns) = (String::new(), 0);
+        let mut shown = String::new();
+        let mut columns = 0;
         let chars: Vec<char> = word.chars().collect();
         let mut at = 0;
         while let Some(&char) = chars.get(at) {
@@ -210,7 +219,9 @@ impl AnswerText {
             let is_double = next == Some(char);
             let before = at.checked_sub(1).and_then(|before| chars.get(before));
             let after = chars.get(at + if is_double { 2 } else { 1 });
-            let is_word = |char: Option<&char>| char.is_some_and(|char| char.is_alphanumeric());
+            let [follows_word, precedes_word] =
+                [before, after].map(|char| char.is_some_and(|char| char.is_alphanumeric()));
+
             let mut style = self.style;
             let mut taken = 1;
             match char {
@@ -220,10 +231,10 @@ impl AnswerText {
                     at += 1;
                     taken = 0;
                 }
-                '*' | '_' if char == '_' && is_word(before) && is_word(after) => taken = 0,
+                '*' | '_' if char == '_' && follows_word && precedes_word => taken = 0,
                 '*' | '_' if is_double => (style.bold, taken) = (!style.bold, 2),
                 // A mark begins before a text and ends after one.
-                '*' | '_' if style.italic || (after.is_some() && !is_word(before)) => {
+                '*' | '_' if style.italic || (after.is_some() && !follows_word) => {
                     style.italic = !style.italic
                 }
                 _ => taken = 0,

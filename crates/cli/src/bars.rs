@@ -73,6 +73,43 @@ impl Bars {
         self.running.lock().insert(stage.to_owned(), bar);
     }
 
+    /// Shows an event as a bar.
+    fn draw(&self, event: Progress) {
+        match event {
+            Progress::Step { number, of, title } => {
+                let line = self.step(number, of, title);
+                self.all.suspend(|| output::note(fit(&line, terminal_width())));
+            }
+            Progress::Started { stage, unit, total } => self.start(&stage, unit, total),
+            Progress::Advanced { stage, done } => {
+                if let Some(bar) = self.running.lock().get(&stage) {
+                    // pip also unpacks in the folder whose size is measured.
+                    bar.set_position(bar.length().map_or(done, |total| done.min(total)));
+                }
+            }
+            Progress::Finished { stage } => {
+                if let Some(bar) = self.running.lock().remove(&stage) {
+                    bar.finish_and_clear();
+                }
+            }
+            Progress::Note(note) => self.all.suspend(|| output::note(note)),
+        }
+    }
+
+    /// Shows an event as a line.
+    fn print(&self, event: Progress) {
+        match event {
+            Progress::Step { number, of, title } => output::note(self.step(number, of, title)),
+            Progress::Started { stage, unit, total } => {
+                if let Some(line) = self.stage_line(&stage, unit, total) {
+                    output::note(line);
+                }
+            }
+            Progress::Note(note) => output::note(note),
+            Progress::Advanced { .. } | Progress::Finished { .. } => {}
+        }
+    }
+
     /// Records a step and returns its line.
     fn step(&self, number: usize, of: usize, title: String) -> String {
         let line = format!("{number} of {of}: {title}");
@@ -96,34 +133,10 @@ impl Bars {
 
 impl ProgressSink for Bars {
     fn event(&self, event: Progress) {
-        match (event, self.style) {
-            (Progress::Step { number, of, title }, Style::Bars) => {
-                let line = self.step(number, of, title);
-                self.all.suspend(|| output::note(fit(&line, terminal_width())));
-            }
-            (Progress::Step { number, of, title }, Style::Lines) => {
-                output::note(self.step(number, of, title))
-            }
-            (Progress::Started { stage, unit, total }, Style::Bars) => self.start(&stage, unit, total),
-            (Progress::Started { stage, unit, total }, Style::Lines) => {
-                if let Some(line) = self.stage_line(&stage, unit, total) {
-                    output::note(line);
-                }
-            }
-            (Progress::Advanced { stage, done }, Style::Bars) => {
-                if let Some(bar) = self.running.lock().get(&stage) {
-                    // pip also unpacks in the folder whose size is measured.
-                    bar.set_position(bar.length().map_or(done, |total| done.min(total)));
-                }
-            }
-            (Progress::Finished { stage }, Style::Bars) => {
-                if let Some(bar) = self.running.lock().remove(&stage) {
-                    bar.finish_and_clear();
-                }
-            }
-            (Progress::Note(note), Style::Bars) => self.all.suspend(|| output::note(note)),
-            (Progress::Note(note), Style::Lines) => output::note(note),
-            (Progress::Advanced { .. } | Progress::Finished { .. }, Style::Lines) | (_, Style::Hidden) => {}
+        match self.style {
+            Style::Bars => self.draw(event),
+            Style::Lines => self.print(event),
+            Style::Hidden => {}
         }
     }
 }

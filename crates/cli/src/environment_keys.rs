@@ -14,27 +14,23 @@ use crate::input_file;
 ///
 /// A variable that is not UTF-8 and a file without keys are errors: a server without keys would be open.
 pub(crate) fn read(get: &dyn Fn(&str) -> Option<OsString>) -> anyhow::Result<Vec<ApiKey>> {
-    let variable = |name: &str| -> anyhow::Result<Option<String>> {
-        let text = get(name).map(|value| value.into_string().map_err(|_| anyhow!("{name} is not UTF-8")));
-        Ok(text.transpose()?.filter(|value| !value.trim().is_empty()))
-    };
     let mut keys = Vec::new();
-    let mut add = |origin: &str, secret: &str, role: KeyRole| -> anyhow::Result<()> {
-        keys.push(ApiKey::from_secret(origin, secret, role).map_err(Error::from)?);
-        Ok(())
-    };
-    if let Some(secret) = variable(KEY_VARIABLE)? {
-        add(KEY_VARIABLE, secret.trim(), KeyRole::User)?;
+    if let Some(secret) = variable(get, KEY_VARIABLE)? {
+        keys.push(key(KEY_VARIABLE, secret.trim(), KeyRole::User)?);
     }
-    if let Some(secrets) = variable(KEYS_VARIABLE)? {
-        let separators = |c: char| c == ',' || c.is_whitespace();
-        let mut secrets = secrets.split(separators).filter(|secret| !secret.is_empty()).peekable();
+
+    if let Some(secrets) = variable(get, KEYS_VARIABLE)? {
+        let mut secrets = secrets
+            .split(|c: char| c == ',' || c.is_whitespace())
+            .filter(|secret| !secret.is_empty())
+            .peekable();
         ensure!(secrets.peek().is_some(), "{KEYS_VARIABLE} contains no key; separate keys with commas");
         for secret in secrets {
-            add(KEYS_VARIABLE, secret, KeyRole::User)?;
+            keys.push(key(KEYS_VARIABLE, secret, KeyRole::User)?);
         }
     }
-    if let Some(path) = variable(KEY_FILE_VARIABLE)? {
+
+    if let Some(path) = variable(get, KEY_FILE_VARIABLE)? {
         let text = input_file::text(path.as_ref()).context(KEY_FILE_VARIABLE)?;
         let mut secrets = text.lines().map(str::trim).filter(|line| !line.is_empty()).peekable();
         ensure!(
@@ -42,13 +38,24 @@ pub(crate) fn read(get: &dyn Fn(&str) -> Option<OsString>) -> anyhow::Result<Vec
             "{KEY_FILE_VARIABLE}: {path} contains no key; write one key on each line"
         );
         for secret in secrets {
-            add(KEY_FILE_VARIABLE, secret, KeyRole::User)?;
+            keys.push(key(KEY_FILE_VARIABLE, secret, KeyRole::User)?);
         }
     }
-    if let Some(secret) = variable(ADMIN_KEY_VARIABLE)? {
-        add(ADMIN_KEY_VARIABLE, secret.trim(), KeyRole::Admin)?;
+
+    if let Some(secret) = variable(get, ADMIN_KEY_VARIABLE)? {
+        keys.push(key(ADMIN_KEY_VARIABLE, secret.trim(), KeyRole::Admin)?);
     }
     Ok(keys)
+}
+
+/// Returns the text of a variable, unless it is blank.
+fn variable(get: &dyn Fn(&str) -> Option<OsString>, name: &str) -> anyhow::Result<Option<String>> {
+    let text = get(name).map(|value| value.into_string().map_err(|_| anyhow!("{name} is not UTF-8")));
+    Ok(text.transpose()?.filter(|value| !value.trim().is_empty()))
+}
+
+fn key(origin: &str, secret: &str, role: KeyRole) -> anyhow::Result<ApiKey> {
+    Ok(ApiKey::from_secret(origin, secret, role).map_err(Error::from)?)
 }
 
 #[cfg(test)]

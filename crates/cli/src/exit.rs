@@ -103,6 +103,7 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
         );
         return ExitCode::from(MALFORMED);
     }
+
     let gateway = error.downcast_ref::<Error>();
     let serve = error.downcast_ref::<ServeError>();
     let system = error.chain().find_map(|cause| cause.downcast_ref::<io::Error>());
@@ -114,6 +115,7 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     if kind == ErrorKind::Cancelled {
         return ExitCode::from(code(kind));
     }
+
     let hint = gateway.and_then(Error::hint).or_else(|| serve.and_then(ServeError::hint));
     let hint = hint.or_else(|| system.and_then(environment::hint).map(str::to_owned));
     match gateway.is_some() || serve.is_some() {

@@ -114,12 +114,12 @@ fn interrupt() {
 /// Treats the end of standard input as a signal. Standard input is a pipe that closes when the process at its other end
 /// ends, even if that process is killed.
 pub(crate) fn end_with_standard_input() -> anyhow::Result<()> {
-    let watch = || {
+    let thread = thread::Builder::new().name("stdin".to_owned()).spawn(|| {
         // An error also means that the other end of the pipe is closed.
         let _ = io::copy(&mut stdin().lock(), &mut io::sink());
         interrupt();
-    };
-    thread::Builder::new().name("stdin".to_owned()).spawn(watch).context("cannot start a thread")?;
+    });
+    thread.context("cannot start a thread")?;
     Ok(())
 }
 

@@ -30,6 +30,7 @@ impl Modelfile {
     pub(crate) fn parse(text: &str) -> Result<Self, Error> {
         let mut file = Self::default();
         let mut lines = text.lines().enumerate();
+
         while let Some((index, line)) = lines.next() {
             let line = line.trim();
             if line.is_empty() || line.starts_with('#') {

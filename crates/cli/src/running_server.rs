@@ -101,8 +101,10 @@ impl LocalServer {
     /// Sends a request. Returns the body of a successful answer.
     fn post(&self, path: &str, body: &Value) -> anyhow::Result<impl Read + use<>> {
         let request = agent(None).post(format!("{}{path}", self.origin)).content_type("application/json");
-        let unreachable = || format!("the server at {} does not answer", self.origin);
-        let response = self.with_key(request).send(body.to_string()).with_context(unreachable)?;
+        let response = self
+            .with_key(request)
+            .send(body.to_string())
+            .with_context(|| format!("the server at {} does not answer", self.origin))?;
         let status = response.status();
         let body = response.into_body().into_reader();
         if status.is_success() {
@@ -150,9 +152,10 @@ pub(crate) fn unload(gateway: &Gateway, model: Option<&str>) -> anyhow::Result<V
     let name = model.map(|model| anyhow::Ok(gateway.model(model)?.name)).transpose()?;
     let mut unloaded = Vec::new();
     for server in gateway.running_servers() {
-        let of_name = |status: &&ModelStatus| name.as_ref().is_none_or(|name| *name == status.name);
-        for status in server.models.iter().filter(|status| status.state == ModelState::Ready).filter(of_name)
-        {
+        for status in server.models.iter().filter(|status| status.state == ModelState::Ready) {
+            if name.as_ref().is_some_and(|name| *name != status.name) {
+                continue;
+            }
             let reached = LocalServer::reach(&server)
                 .with_context(|| format!("the server at {} cannot be reached without TLS", server.address))?;
             reached
@@ -179,13 +182,13 @@ impl ServedModel {
     /// Returns the model if a reachable server has it in memory, in this scheme if one is stated.
     pub(crate) fn find(gateway: &Gateway, model: &str, scheme: Option<Scheme>) -> Option<Self> {
         let name = gateway.model(narthex_gateway::split_scheme(model).0).ok()?.name;
-        let is_wanted = |status: &ModelStatus| {
-            status.name == name
-                && status.state == ModelState::Ready
-                && scheme.is_none_or(|scheme| scheme == status.scheme)
-        };
         gateway.running_servers().iter().find_map(|server| {
-            let status = server.models.iter().find(|status| is_wanted(status))?.clone();
+            let status = server.models.iter().find(|status| {
+                status.name == name
+                    && status.state == ModelState::Ready
+                    && scheme.is_none_or(|scheme| scheme == status.scheme)
+            });
+            let status = status?.clone();
             let server = LocalServer::reach(server).filter(LocalServer::admits_user)?;
             Some(Self { server, status })
         })
@@ -200,8 +203,10 @@ impl ServedModel {
         let body = self.server.post("/api/chat", &body(&self.status.id(), request))?;
         let cancelled = Arc::new(AtomicBool::new(false));
         let answer = ServedAnswer { cancelled: cancelled.clone() };
-        let read = move || read_answer(BufReader::new(body), &cancelled, sink);
-        thread::Builder::new().name("answer".to_owned()).spawn(read).context("cannot start a thread")?;
+        thread::Builder::new()
+            .name("answer".to_owned())
+            .spawn(move || read_answer(BufReader::new(body), &cancelled, sink))
+            .context("cannot start a thread")?;
         Ok(answer)
     }
 }
@@ -218,14 +223,17 @@ fn body(model: &str, request: &ChatRequest) -> Value {
     body
 }
 
+/// Returns a number through its text, so that 0.2 is not 0.20000000298.
+fn exact(value: f32) -> Option<Value> {
+    value.to_string().parse::<f64>().ok().map(Value::from)
+}
+
 /// Returns the options that the request states.
 fn sampling(options: &GenerateOptions) -> Map<String, Value> {
     let mut stated = Map::new();
     let mut state = |name: &str, value: Option<Value>| {
         stated.extend(value.map(|value| (name.to_owned(), value)));
     };
-    // Through its text, so that 0.2 is not 0.20000000298.
-    let exact = |value: f32| value.to_string().parse::<f64>().ok().map(Value::from);
     state("temperature", options.temperature.and_then(exact));
     state("top_p", options.top_p.and_then(exact));
     state("top_k", options.top_k.map(Value::from));
@@ -272,6 +280,7 @@ impl Line {
         if let Some(message) = self.error {
             return vec![GenerationEvent::Failed { kind: ErrorKind::Unavailable, message }];
         }
+
         let mut events = Vec::new();
         if !self.message.thinking.is_empty() {
             events.push(GenerationEvent::Reasoning { choice: 0, text: self.message.thinking });

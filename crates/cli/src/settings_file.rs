@@ -149,11 +149,11 @@ fn forget_stated(settings: &mut Settings, stated: &ArgMatches) {
 
 /// Inserts arguments after the name of the command. The name is the first word before which there is no command.
 fn insert(line: &[OsString], arguments: Vec<String>) -> Vec<OsString> {
-    let is_command = |at: usize| {
+    let command = (1..line.len()).find(|&at| {
         let is_name = Args::command().find_subcommand(line[at].to_string_lossy().as_ref()).is_some();
         is_name && Args::command().try_get_matches_from(&line[..at]).is_ok()
-    };
-    let at = (1..line.len()).find(|&at| is_command(at)).map_or(line.len(), |at| at + 1);
+    });
+    let at = command.map_or(line.len(), |command| command + 1);
     let mut complete = line[..at].to_vec();
     complete.extend(arguments.into_iter().map(OsString::from));
     complete.extend_from_slice(&line[at..]);

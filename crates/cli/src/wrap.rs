@@ -34,7 +34,8 @@ fn wrapped_line(line: &str, width: usize) -> String {
     }
     let indent = continuation_indent(line, width);
     let separator = if line.contains(SEPARATOR) { SEPARATOR } else { " " };
-    let (mut broken, mut column) = (String::new(), 0);
+    let mut broken = String::new();
+    let mut column = 0;
     for word in line.split_inclusive(separator) {
         if column > indent && column + measure_text_width(word.trim_end()) > width {
             broken.truncate(broken.trim_end().len());

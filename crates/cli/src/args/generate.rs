@@ -161,8 +161,10 @@ fn number<T: FromStr>(name: &str, value: &str) -> Result<Option<T>, Error> {
     if value.is_empty() {
         return Ok(None);
     }
-    let refused = |_| Error::invalid("set", format!("expected another value of {name}, found {value:?}"));
-    value.parse().map(Some).map_err(refused)
+    value
+        .parse()
+        .map(Some)
+        .map_err(|_| Error::invalid("set", format!("expected another value of {name}, found {value:?}")))
 }
 
 /// Options of generating text.

@@ -69,8 +69,7 @@ fn lines(args: &AnswerArgs, found: &Answers) -> anyhow::Result<()> {
         return output::line(answer);
     }
     for answer in &found.answers {
-        let (start, end) = (answer.chars.start, answer.chars.end);
-        output::line(format!("{:.4}\t{start}..{end}\t{}", answer.score, answer.text))?;
+        output::line(format!("{:.4}\t{:?}\t{}", answer.score, answer.chars, answer.text))?;
     }
     output::line(format!("{:.4}\t\tno answer", found.no_answer))
 }

@@ -21,7 +21,8 @@ pub(crate) fn run(gateway: &Gateway, args: &BenchArgs) -> anyhow::Result<()> {
     };
     stated_scheme(&args.model, gateway.config().scheme)?;
     gateway.check_kind(&args.model, &[ModelKind::Chat, ModelKind::Text])?;
-    let (bars, cancel) = (Bars::new(), interrupt::cancel());
+    let bars = Bars::new();
+    let cancel = interrupt::cancel();
     let Some(places) = &args.devices else {
         let report = gateway.bench(&args.model, options, &bars, cancel)?;
         return if args.json { output::json(&report) } else { output::report(render::bench(&report)) };

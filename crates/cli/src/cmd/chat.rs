@@ -31,6 +31,12 @@ const DEFAULT_COMPLETION_TOKENS: usize = 128;
 /// Maximum number of models that are named in place of the demonstration.
 const MAX_CHOICES: usize = 4;
 
+fn no_template(model: &str) -> Error {
+    let message =
+        format!("{model} has no chat template; `narthex complete -m {model} TEXT` continues a text");
+    Error::invalid("model", message)
+}
+
 /// Answers one question, or starts a conversation without one.
 pub(crate) fn run(gateway: &Gateway, args: &ChatArgs) -> anyhow::Result<()> {
     let prompt = match &args.prompt {
@@ -43,18 +49,12 @@ pub(crate) fn run(gateway: &Gateway, args: &ChatArgs) -> anyhow::Result<()> {
         return Err(Error::invalid("json", "expected a question with --json, found none").into());
     }
     let mut tools = ChatTools::open(&args.tools)?;
-    let no_template = || {
-        let message = format!(
-            "{0} has no chat template; `narthex complete -m {0} TEXT` continues a text",
-            args.model()
-        );
-        Error::invalid("model", message)
-    };
     if let Err(Error::WrongKind { is: ModelKind::Text, .. }) =
         gateway.check_kind(args.model(), &[ModelKind::Chat])
     {
-        return Err(no_template().into());
+        return Err(no_template(args.model()).into());
     }
+
     let scheme = stated_scheme(args.model(), args.load.load.scheme)?;
     // A running server may not know the names of the settings file yet.
     let may_be_served = tools.is_none() && args.load.is_standard() && !gateway.is_alias(args.model());
@@ -65,11 +65,12 @@ pub(crate) fn run(gateway: &Gateway, args: &ChatArgs) -> anyhow::Result<()> {
     };
     // A model from the hub or a path is known to have a template after it was compiled.
     if status.kind == Some(ModelKind::Text) {
-        return Err(no_template().into());
+        return Err(no_template(args.model()).into());
     }
     if args.is_demonstration() && !args.generate.quiet {
         advise(gateway)?;
     }
+
     let Some(prompt) = prompt else {
         return converse::run(gateway, args, OpenModel::new(gateway, args.model(), status, served), tools);
     };

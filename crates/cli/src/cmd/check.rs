@@ -1,6 +1,6 @@
 //! `narthex check`, and the separate process in which it runs a vendor's compiler.
 
-use std::{collections::BTreeMap, env, fs};
+use std::{collections::BTreeMap, env, fs, path::Path};
 
 use anyhow::Context;
 use narthex_gateway::{
@@ -29,17 +29,23 @@ pub(super) fn compiler_process(gateway: &Gateway) -> anyhow::Result<TrialProgram
 pub(crate) fn try_out(gateway: &Gateway, args: &TryOutArgs) -> anyhow::Result<()> {
     interrupt::end_with_standard_input()?;
     let cancel = interrupt::cancel();
-    let answer = |found: &CompilerResult| {
-        fs::write(&args.answer, serde_json::to_vec(found)?).with_context(|| args.answer.display().to_string())
-    };
     if let Some(folder) = &args.folder {
         // The recording comes last, because the compiler may end this process.
-        gateway.control(&args.target, &args.graph, folder, cancel)?.iter().try_for_each(answer)?;
+        if let Some(result) = gateway.control(&args.target, &args.graph, folder, cancel)? {
+            write_answer(&args.answer, &result)?;
+        }
         gateway.save(&args.target, &args.graph, folder, cancel)?;
         return Ok(gateway.record(&args.target, &args.graph, folder, cancel)?);
     }
-    let found = gateway.try_out(&args.target, &args.graph, cancel)?;
-    answer(&found.with_context(|| format!("no compiler for {} is installed", args.target))?)
+    let result = gateway.try_out(&args.target, &args.graph, cancel)?;
+    write_answer(
+        &args.answer,
+        &result.with_context(|| format!("no compiler for {} is installed", args.target))?,
+    )
+}
+
+fn write_answer(path: &Path, result: &CompilerResult) -> anyhow::Result<()> {
+    fs::write(path, serde_json::to_vec(result)?).with_context(|| path.display().to_string())
 }
 
 /// Returns the extents by dimension; each dimension has one.
@@ -94,6 +100,7 @@ pub(crate) fn run(gateway: &Gateway, args: CheckArgs) -> anyhow::Result<()> {
             VendorCompiler::Subprocess(compiler_process(gateway)?)
         },
     };
+
     let found = gateway.check(&request, interrupt::cancel())?;
     if args.json {
         output::json(&found)?;
@@ -113,6 +120,7 @@ pub(crate) fn run(gateway: &Gateway, args: CheckArgs) -> anyhow::Result<()> {
             None => {}
         }
     }
+
     match found.verdict() {
         Verdict::Whole => Ok(()),
         Verdict::Partly { .. } => Err(NegativeResult::Partial.into()),

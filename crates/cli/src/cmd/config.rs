@@ -8,7 +8,7 @@ use narthex_gateway::Error;
 use crate::{
     args::{ConfigCommand, StoreArgs},
     input_file, output,
-    settings_file::{self, BadSettings, Setting, SettingValue, TABLES},
+    settings_file::{self, BadSettings, SettingValue, TABLES},
 };
 
 /// Text of a new settings file.
@@ -60,11 +60,12 @@ fn show(store: &StoreArgs) -> anyhow::Result<()> {
     let mut lines = Vec::new();
     for (table, keys) in TABLES {
         let stated = keys.iter().filter_map(|key| {
-            let of_key = |setting: &&Setting| setting.key == *key;
-            let variable = variables.iter().find(of_key);
-            let origin = variable.map(|_| settings_file::variable(key));
-            let setting = variable.or_else(|| settings.options.iter().find(of_key))?;
-            let origin = origin.unwrap_or_else(|| path.display().to_string());
+            let variable = variables.iter().find(|setting| setting.key == *key);
+            let origin = match variable {
+                Some(_) => settings_file::variable(key),
+                None => path.display().to_string(),
+            };
+            let setting = variable.or_else(|| settings.options.iter().find(|setting| setting.key == *key))?;
             Some(format!("{key} = {} # {origin}", shown(&setting.value)))
         });
         let stated: Vec<String> = stated.collect();
@@ -72,6 +73,7 @@ fn show(store: &StoreArgs) -> anyhow::Result<()> {
             lines.push(format!("[{table}]\n{}\n", stated.join("\n")));
         }
     }
+
     let aliases: Vec<String> =
         settings.aliases.iter().map(|(name, model)| format!("{name:?} = {model:?}")).collect();
     if !aliases.is_empty() {
@@ -81,6 +83,7 @@ fn show(store: &StoreArgs) -> anyhow::Result<()> {
         let from = model.from.as_ref().map_or(String::new(), |from| format!(" # answers with {from}"));
         lines.push(format!("[models.{name:?}]{from}\n"));
     }
+
     if lines.is_empty() {
         output::note(format!(
             "{} states nothing, and no variable does; every setting has its default.",

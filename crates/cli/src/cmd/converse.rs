@@ -103,6 +103,7 @@ pub(crate) fn run(
     let OpenModel { name, served, .. } = &conversation.model;
     let by = if served.is_some() { ", in the memory of a running server" } else { "" };
     output::note(format!("{name} is ready{by}; /help lists the commands."));
+
     loop {
         let line = match editor.read() {
             Ok(line) => line,
@@ -198,6 +199,7 @@ impl Conversation<'_> {
             ChatInput::Unknown(word) => output::note(format!("unknown command {word}\n{HELP}")),
             ChatInput::Message(text) => self.ask(text.to_owned())?,
         }
+
         Ok(())
     }
 

@@ -47,6 +47,7 @@ pub(crate) fn run(gateway: &Gateway, args: &EmbedArgs) -> anyhow::Result<()> {
         args.texts.clone()
     };
     super::check_texts("text", &texts, "pass texts as arguments, or one per line on standard input")?;
+
     let status = super::load(gateway, &args.model, &[ModelKind::Embedding], &Bars::new())?;
     let mut report = EmbedOutput { model: &args.model, embeddings: Vec::new(), prompt_tokens: 0 };
     for batch in texts.chunks(BATCH) {

@@ -99,6 +99,7 @@ struct TimesJson {
 impl<'a> AnswerJson<'a> {
     fn new(status: &ModelStatus, answer: &'a PrintedAnswer) -> Self {
         let summary = answer.summary.unwrap_or_default();
+
         Self {
             model: status.id(),
             device: status.placement.as_ref().map(|placement| placement.name()),
@@ -224,7 +225,8 @@ pub(super) fn print(
     args: &GenerateArgs,
 ) -> anyhow::Result<PrintedAnswer> {
     let (sender, events) = mpsc::channel();
-    let (job, interrupts) = (interrupt::job(), sender.clone());
+    let job = interrupt::job();
+    let interrupts = sender.clone();
     let _callback = job.on_cancel(move || drop(interrupts.send(PrintEvent::Interrupt)));
     let turn = start(Box::new(PrintSink(sender)))?;
     let omitted = turn.omitted_messages();

@@ -14,21 +14,23 @@ pub(crate) fn run(gateway: &Gateway, command: KeyCommand) -> anyhow::Result<()> 
             );
             output::line(secret.expose())
         }
-        KeyCommand::List(args) => {
-            let keys = gateway.keys()?;
-            if args.json {
-                return output::json(&keys);
-            }
-            if keys.is_empty() {
-                output::note("There are no keys; `narthex key add NAME` creates one.");
-                return Ok(());
-            }
-            output::report(render::keys(&keys))
-        }
+        KeyCommand::List(args) => list(gateway, args.json),
         KeyCommand::Rm { name } => {
             gateway.remove_key(&name, interrupt::cancel())?;
             output::note(format!("removed the key {name}"));
             Ok(())
         }
     }
+}
+
+fn list(gateway: &Gateway, as_json: bool) -> anyhow::Result<()> {
+    let keys = gateway.keys()?;
+    if as_json {
+        return output::json(&keys);
+    }
+    if keys.is_empty() {
+        output::note("There are no keys; `narthex key add NAME` creates one.");
+        return Ok(());
+    }
+    output::report(render::keys(&keys))
 }

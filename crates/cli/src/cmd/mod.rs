@@ -153,6 +153,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> anyhow::Result<()> {
     check_threads(&command)?;
     let open = |config: Config| open(config, &settings);
     let plain = || open(config(&store, None));
+
     match command {
         Command::Run(run) => {
             let chat = ChatArgs::from(run);

@@ -61,6 +61,7 @@ pub(crate) fn list(gateway: &Gateway, args: &ListArgs) -> anyhow::Result<()> {
     if let Some(kind) = args.kind {
         models.retain(|model| model.kind == kind);
     }
+
     if args.available {
         let ranked = gateway.rank(models);
         if args.json {
@@ -70,6 +71,7 @@ pub(crate) fn list(gateway: &Gateway, args: &ListArgs) -> anyhow::Result<()> {
         output::note(render::CATALOGUE_LEGEND);
         return Ok(());
     }
+
     if args.json {
         return output::json(&models);
     }
@@ -123,12 +125,15 @@ pub(crate) fn rm(gateway: &Gateway, store: &StoreArgs, args: &RmArgs) -> anyhow:
 fn remove_name(gateway: &Gateway, store: &StoreArgs, name: &str) -> anyhow::Result<()> {
     let model = gateway.model(name)?.name;
     let path = settings_file::path(store)?;
-    let remove = |text: String| {
-        let is_defined = settings_file::has_name(&text, name)?;
-        anyhow::ensure!(is_defined, "expected {name} in {}, found no such name there", path.display());
-        settings_file::remove_name(&text, name)
-    };
-    gateway.change_settings(&path, remove, interrupt::cancel())?;
+    gateway.change_settings(
+        &path,
+        |text: String| {
+            let is_defined = settings_file::has_name(&text, name)?;
+            anyhow::ensure!(is_defined, "expected {name} in {}, found no such name there", path.display());
+            settings_file::remove_name(&text, name)
+        },
+        interrupt::cancel(),
+    )?;
     output::note(format!("removed the name {name}; the model {model} stays"));
     Ok(())
 }
@@ -165,6 +170,7 @@ pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<(
         passes: Some(args.passes.iter().copied().collect()),
         part_bytes: args.part_bytes,
     };
+
     let bars = Bars::new();
     let (folder, manifest) = gateway.compile(&args.model, &request, &bars, interrupt::cancel())?;
     let bytes = manifest.files.values().map(|file| file.bytes).sum();
@@ -175,8 +181,9 @@ pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<(
         render::bytes(bytes),
         bars.took()
     ));
-    if let (Some(&wanted), Some(shapes)) = (args.contexts.iter().max(), &manifest.recipe.fixed)
-        && shapes.context < wanted
+
+    if let (Some(&longest), Some(shapes)) = (args.contexts.iter().max(), &manifest.recipe.fixed)
+        && shapes.context < longest
     {
         output::note(format!("The context is {} tokens, the maximum of this model.", shapes.context));
     }

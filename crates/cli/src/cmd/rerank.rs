@@ -33,6 +33,7 @@ pub(crate) fn run(gateway: &Gateway, args: &RerankArgs) -> anyhow::Result<()> {
         args.documents.clone()
     };
     super::check_texts("documents", &documents, "pass them as arguments, or one per line on standard input")?;
+
     let status = super::load(gateway, &args.model, &[ModelKind::Rerank], &Bars::new())?;
     let request = RerankRequest {
         query: args.query.clone(),
@@ -47,9 +48,12 @@ pub(crate) fn run(gateway: &Gateway, args: &RerankArgs) -> anyhow::Result<()> {
         document: request.documents.get(ranked.index).map(String::as_str).unwrap_or_default(),
     });
     if args.json {
-        let (model, query) = (args.model.as_str(), args.query.as_str());
-        let results = lines.collect();
-        return output::json(&RerankOutput { model, query, results, prompt_tokens: ranking.prompt_tokens });
+        return output::json(&RerankOutput {
+            model: &args.model,
+            query: &args.query,
+            results: lines.collect(),
+            prompt_tokens: ranking.prompt_tokens,
+        });
     }
     lines.map(|line| format!("{:.4}\t{}", line.score, line.document)).try_for_each(output::line)
 }

@@ -8,21 +8,18 @@ use crate::{args::RuntimeCommand, bars::Bars, interrupt, output, render};
 pub(crate) fn run(gateway: &Gateway, command: RuntimeCommand) -> anyhow::Result<()> {
     match command {
         RuntimeCommand::Install { kind, from } => {
+            let origin = from.map_or(WheelOrigin::Index, WheelOrigin::File);
             let mut known = gateway.runtimes().into_iter();
             let was_installed = known.any(|runtime| runtime.kind == kind && runtime.installed.is_some());
-            let origin = from.map_or(WheelOrigin::Index, WheelOrigin::File);
             let info = gateway.install_runtime(&kind, &origin, &Bars::new(), interrupt::cancel())?;
-            match (was_installed, origin) {
-                (false, _) => output::note(render::runtime_installed(&kind, &info.version, info.needs())),
-                (true, WheelOrigin::Index) => {
-                    output::note(format!("{kind} {} is already installed", info.version))
+            let version = &info.version;
+            output::note(match (was_installed, origin) {
+                (false, _) => render::runtime_installed(&kind, version, info.needs()),
+                (true, WheelOrigin::Index) => format!("{kind} {version} is already installed"),
+                (true, WheelOrigin::File(file)) => {
+                    format!("{kind} {version} is already installed; {} was not read", file.display())
                 }
-                (true, WheelOrigin::File(file)) => output::note(format!(
-                    "{kind} {} is already installed; {} was not read",
-                    info.version,
-                    file.display()
-                )),
-            }
+            });
             output::line(info.library.display())
         }
         RuntimeCommand::List(args) => {

@@ -22,6 +22,7 @@ pub(crate) fn run(gateway: &Gateway, args: ServeArgs, preloaded: &[String]) -> a
         let message = format!("expected a folder, found the file {}", file.display());
         return Err(Error::invalid("prefix_cache_dir", message).into());
     }
+
     let authentication = if args.insecure_no_auth { Authentication::Off } else { Authentication::Standard };
     let access = AccessOptions {
         allowed_hosts: args.allowed_host,
@@ -48,12 +49,14 @@ pub(crate) fn run(gateway: &Gateway, args: ServeArgs, preloaded: &[String]) -> a
         limits: Limits::standard(),
         requests: RequestOptions { strict_parameters: args.strict_parameters, truncate: args.truncate },
     };
+
     options.check(gateway)?;
     let rules = options.access_rules(gateway)?;
     rules.warnings().iter().for_each(|warning| output::note(format!("warning: {warning}")));
     for model in args.model.iter().chain(preloaded) {
         super::load(gateway, model, ModelKind::ALL, &Bars::new())?;
     }
+
     let mut announced = None;
     let ready = |address: ServerAddress| {
         output::note(render::startup(gateway, &rules));
@@ -71,6 +74,7 @@ pub(crate) fn run(gateway: &Gateway, args: ServeArgs, preloaded: &[String]) -> a
             Err(error) => output::note(format!("warning: `narthex ps` cannot list this server: {error}")),
         }
     };
+
     let mut first_signal = Some(interrupt::leave_to_server());
     let served = narthex_server::run_until(gateway.clone(), options, ready, async || {
         match first_signal.take() {

@@ -33,13 +33,16 @@ pub(super) struct ChatTools {
     approved: Option<BTreeSet<String>>,
 }
 
+fn invalid(param: &'static str, message: String) -> Error {
+    Error::Invalid { param, message }
+}
+
 impl ChatTools {
     /// Starts the servers and reads the files of the arguments; `None` without any.
     ///
     /// # Errors
     /// Without a terminal to ask on, tools need `--yes-tools`.
     pub(super) fn open(args: &ToolArgs) -> anyhow::Result<Option<Self>> {
-        let invalid = |param, message: String| Error::Invalid { param, message };
         if args.mcp.is_empty() && args.tools.is_empty() {
             let is_free = matches!(args.tool_choice, ToolChoice::Auto | ToolChoice::None);
             let message = "tool_choice: expected tools from --mcp or --tools, found none".to_owned();
@@ -50,6 +53,7 @@ impl ChatTools {
             let message = "tools: expected a terminal to confirm calls, found none; --yes-tools runs calls without asking";
             return Err(invalid("yes_tools", message.to_owned()).into());
         }
+
         let mut files = Vec::new();
         for path in &args.tools {
             let file = ToolFile::read(input_file::text(path)?.as_bytes());
@@ -63,6 +67,7 @@ impl ChatTools {
                 error => error.into(),
             }
         })?;
+
         let definitions = toolbox.tools();
         if definitions.is_empty() {
             let message = "tools: expected at least one tool from --mcp and --tools, found none".to_owned();

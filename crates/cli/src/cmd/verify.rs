@@ -44,11 +44,11 @@ fn lines(files: &[AuditedFile]) -> Vec<String> {
         };
         damaged.push(format!("damaged  {owner}  {path}: {reason}"));
     }
-    let line = |(owner, count): (&str, usize)| {
+    let intact = intact.into_iter().map(|(owner, count)| {
         let unit = if count == 1 { "file" } else { "files" };
         format!("intact   {owner}  {count} {unit}")
-    };
-    intact.into_iter().map(line).chain(damaged).collect()
+    });
+    intact.chain(damaged).collect()
 }
 
 #[cfg(test)]

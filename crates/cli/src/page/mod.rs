@@ -27,6 +27,7 @@ pub(crate) fn page(report: &Comparison) -> String {
     for (title, figure) in PLOTS {
         text.push_str(&plotted(title, *figure, report));
     }
+
     text.push_str(&section(
         "Figures",
         &[
@@ -86,33 +87,38 @@ fn ran(report: &Comparison) -> impl Iterator<Item = (String, &Figures)> {
 }
 
 fn plotted(title: &str, of: fn(&Figures) -> Option<Spread>, report: &Comparison) -> String {
-    let bar = |(name, figures)| {
-        let spread: Spread = of(figures)?;
-        Some(Bar { name, median: spread.median, range: (spread.min, spread.max) })
-    };
-    let bars: Vec<Bar> = ran(report).filter_map(bar).collect();
+    let bars: Vec<Bar> = ran(report)
+        .filter_map(|(name, figures)| {
+            let spread = of(figures)?;
+            Some(Bar { name, median: spread.median, range: (spread.min, spread.max) })
+        })
+        .collect();
     if bars.is_empty() { String::new() } else { plot::bars(title, &bars) }
 }
 
 fn figures(report: &Comparison) -> Vec<Vec<String>> {
-    let row = |ComparedDevice { place, outcome }: &ComparedDevice| match outcome {
-        Outcome::Measured(figures) => {
-            let ratio = |spread: Option<Spread>| spread.map_or_else(|| "–".to_owned(), ranged);
-            vec![
+    let mut rows = Vec::with_capacity(report.contenders.len());
+    for ComparedDevice { place, outcome } in &report.contenders {
+        rows.push(match outcome {
+            Outcome::Measured(figures) => vec![
                 place.to_string(),
                 ranged(figures.first_token_ms),
                 ranged(figures.prefill_tokens_per_second),
-                ratio(figures.to_cpu.map(|ratios| ratios.prefill)),
+                ranged_or_dash(figures.to_cpu.map(|ratios| ratios.prefill)),
                 ranged(figures.decode_tokens_per_second),
-                ratio(figures.to_cpu.map(|ratios| ratios.decode)),
+                ranged_or_dash(figures.to_cpu.map(|ratios| ratios.decode)),
                 figure(figures.load_ms),
                 figures.memory_bytes.map_or_else(|| "unknown".to_owned(), bytes),
-                ratio(figures.energy_joules),
-            ]
-        }
-        Outcome::Refused { reason, .. } => vec![place.to_string(), format!("not measured: {reason}")],
-    };
-    report.contenders.iter().map(row).collect()
+                ranged_or_dash(figures.energy_joules),
+            ],
+            Outcome::Refused { reason, .. } => vec![place.to_string(), format!("not measured: {reason}")],
+        });
+    }
+    rows
+}
+
+fn ranged_or_dash(spread: Option<Spread>) -> String {
+    spread.map_or_else(|| "–".to_owned(), ranged)
 }
 
 fn placements(report: &Comparison) -> Vec<Vec<String>> {
@@ -141,37 +147,31 @@ fn machine(report: &Comparison) -> Vec<Vec<String>> {
     let memory = machine.memory_bytes.map_or_else(|| "unknown".to_owned(), bytes);
     let accelerators =
         if machine.accelerators.is_empty() { "none".to_owned() } else { machine.accelerators.join("; ") };
-    let row = |name: &str, value: String| vec![name.to_owned(), value];
-    vec![
-        row(
-            "processor",
-            format!("{}, {} cores, {} threads used", machine.cpu, machine.cores, machine.threads),
-        ),
-        row("memory", memory),
-        row(
-            "system",
-            machine
-                .system
-                .clone()
-                .map_or_else(|| machine.platform.clone(), |system| format!("{system}, {}", machine.platform)),
-        ),
-        row("GPUs and NPUs", accelerators),
-        row("Narthex", machine.narthex.clone()),
-        row("ONNX Runtime", machine.onnxruntime.clone()),
-        row("runtimes", report.runtimes.join("; ")),
-        row("package", format!("{} ({}), {}", report.model, report.scheme, report.package)),
-    ]
+    let system = match &machine.system {
+        Some(system) => format!("{system}, {}", machine.platform),
+        None => machine.platform.clone(),
+    };
+    let cpu = format!("{}, {} cores, {} threads used", machine.cpu, machine.cores, machine.threads);
+    let rows = [
+        ("processor", cpu),
+        ("memory", memory),
+        ("system", system),
+        ("GPUs and NPUs", accelerators),
+        ("Narthex", machine.narthex.clone()),
+        ("ONNX Runtime", machine.onnxruntime.clone()),
+        ("runtimes", report.runtimes.join("; ")),
+        ("package", format!("{} ({}), {}", report.model, report.scheme, report.package)),
+    ];
+    rows.into_iter().map(|(name, value)| vec![name.to_owned(), value]).collect()
 }
 
 fn devices(report: &Comparison) -> Vec<Vec<String>> {
-    let row = |status: &narthex_gateway::devices::DeviceStatus| {
-        let state = match &status.reason {
-            None => "usable".to_owned(),
-            Some(reason) => reason.clone(),
-        };
-        vec![status.device.to_string(), state, status.fix.clone().unwrap_or_default()]
-    };
-    report.devices.iter().map(row).collect()
+    let mut rows = Vec::with_capacity(report.devices.len());
+    for status in &report.devices {
+        let state = status.reason.clone().unwrap_or_else(|| "usable".to_owned());
+        rows.push(vec![status.device.to_string(), state, status.fix.clone().unwrap_or_default()]);
+    }
+    rows
 }
 
 /// Returns a heading and a table. The last cell of a short row spans the remaining columns.

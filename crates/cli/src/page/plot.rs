@@ -21,17 +21,19 @@ pub(super) struct Bar {
 
 /// Returns a bar plot as SVG. A line in each bar spans its minimum to its maximum.
 pub(super) fn bars(title: &str, bars: &[Bar]) -> String {
-    let most = bars.iter().map(|bar| bar.median.max(bar.range.1)).fold(f64::MIN_POSITIVE, f64::max);
-    let x = |value: f64| LEFT + (value / most).clamp(0.0, 1.0) * (WIDTH - LEFT - RIGHT);
+    let largest = bars.iter().map(|bar| bar.median.max(bar.range.1)).fold(f64::MIN_POSITIVE, f64::max);
     let height = ROW * bars.len() as f64 + 6.0;
     let mut text = format!(
         "<figure>\n<figcaption>{title}</figcaption>\n<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{title}\">\n",
         title = escape(title)
     );
+
     for (index, bar) in bars.iter().enumerate() {
         let top = ROW * index as f64 + 6.0;
-        let (middle, base) = (top + THICK / 2.0, top + THICK - 4.0);
-        let (end, low, high) = (x(bar.median), x(bar.range.0), x(bar.range.1));
+        let middle = top + THICK / 2.0;
+        let base = top + THICK - 4.0;
+        let [end, low, high] = [bar.median, bar.range.0, bar.range.1]
+            .map(|value| LEFT + (value / largest).clamp(0.0, 1.0) * (WIDTH - LEFT - RIGHT));
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,

@@ -8,28 +8,22 @@ use super::{bytes, right, table};
 /// Renders a benchmark.
 pub(crate) fn bench(report: &BenchReport) -> String {
     let mut table = table(&["", "MEDIAN", "MIN", "MAX"]);
-    let mut row = |name: String, spread: Spread, digits: usize| {
-        let figure = |x: f64| right(format!("{x:.digits$}"));
-        table.add_row([Cell::new(name), figure(spread.median), figure(spread.min), figure(spread.max)]);
-    };
-    row(format!("prefill tokens/s ({})", report.prompt_tokens), report.prefill_tokens_per_second, 1);
-    row(format!("decode tokens/s ({})", report.generate_tokens), report.decode_tokens_per_second, 1);
-    row("first token ms".to_owned(), report.first_token_ms, 1);
+    let prefill = format!("prefill tokens/s ({})", report.prompt_tokens);
+    let decode = format!("decode tokens/s ({})", report.generate_tokens);
+    table.add_row(spread_cells(&prefill, report.prefill_tokens_per_second, 1));
+    table.add_row(spread_cells(&decode, report.decode_tokens_per_second, 1));
+    table.add_row(spread_cells("first token ms", report.first_token_ms, 1));
     if let Some(gateway) = &report.gateway {
-        row("gateway ms/request".to_owned(), gateway.request_ms, 2);
-        let per_token = gateway.token_ratio;
-        let percent = |ratio: f64| (ratio - 1.0) * 1e2;
-        let spread = Spread {
-            min: percent(per_token.min),
-            median: percent(per_token.median),
-            max: percent(per_token.max),
-        };
-        if spread.min < 0.0 {
+        table.add_row(spread_cells("gateway ms/request", gateway.request_ms, 2));
+        let Spread { min, median, max } = gateway.token_ratio;
+        let [min, median, max] = [min, median, max].map(|ratio| (ratio - 1.0) * 1e2);
+        if min < 0.0 {
             table.add_row(["gateway, % per token", "below the noise"]);
         } else {
-            row("gateway, % per token".to_owned(), spread, 1);
+            table.add_row(spread_cells("gateway, % per token", Spread { min, median, max }, 1));
         }
     }
+
     let machine = &report.machine;
     let memory = report.peak_rss_bytes.map_or_else(|| "unknown".to_owned(), bytes);
     format!(
@@ -47,6 +41,13 @@ pub(crate) fn bench(report: &BenchReport) -> String {
     )
 }
 
+/// Returns the cells of a name and a figure.
+fn spread_cells(name: &str, spread: Spread, digits: usize) -> [Cell; 4] {
+    let [median, min, max] =
+        [spread.median, spread.min, spread.max].map(|figure| right(format!("{figure:.digits$}")));
+    [Cell::new(name), median, min, max]
+}
+
 /// Renders a comparison: medians in a table, then the devices that could not run, with reasons.
 pub(crate) fn comparison(report: &Comparison) -> String {
     let mut table = table(&[
@@ -60,6 +61,7 @@ pub(crate) fn comparison(report: &Comparison) -> String {
         "MEMORY",
         "JOULES",
     ]);
+
     let mut refused = String::new();
     for ComparedDevice { place, outcome } in &report.contenders {
         match outcome {
@@ -72,6 +74,7 @@ pub(crate) fn comparison(report: &Comparison) -> String {
             }
         }
     }
+
     let energy = match &report.energy_counter {
         Some(counter) => format!("energy of one prompt and answer, measured by {counter}"),
         None => "no energy counter can be read on this machine".to_owned(),
@@ -99,17 +102,19 @@ fn rounds(count: usize) -> String {
 
 /// Returns the cells after the name of a device.
 fn figure_cells(figures: &Figures) -> [Cell; 8] {
-    let figure = |x: f64, digits: usize| format!("{x:.digits$}");
-    let ratio = |spread: Option<Spread>| spread.map_or_else(|| "-".to_owned(), |r| figure(r.median, 2));
+    let [prefill_ratio, decode_ratio] = match figures.to_cpu {
+        Some(ratios) => [ratios.prefill, ratios.decode].map(|ratio| format!("{:.2}", ratio.median)),
+        None => ["-", "-"].map(str::to_owned),
+    };
     [
-        figure(figures.first_token_ms.median, 1),
-        figure(figures.prefill_tokens_per_second.median, 1),
-        ratio(figures.to_cpu.map(|ratios| ratios.prefill)),
-        figure(figures.decode_tokens_per_second.median, 1),
-        ratio(figures.to_cpu.map(|ratios| ratios.decode)),
-        figure(figures.load_ms, 0),
+        format!("{:.1}", figures.first_token_ms.median),
+        format!("{:.1}", figures.prefill_tokens_per_second.median),
+        prefill_ratio,
+        format!("{:.1}", figures.decode_tokens_per_second.median),
+        decode_ratio,
+        format!("{:.0}", figures.load_ms),
         figures.memory_bytes.map_or_else(|| "?".to_owned(), bytes),
-        figures.energy_joules.map_or_else(|| "-".to_owned(), |joules| figure(joules.median, 1)),
+        figures.energy_joules.map_or_else(|| "-".to_owned(), |joules| format!("{:.1}", joules.median)),
     ]
     .map(right)
 }

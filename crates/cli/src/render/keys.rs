@@ -1,7 +1,5 @@
 //! API keys.
 
-use std::num::NonZeroU32;
-
 use narthex_gateway::keys::{ApiKey, KeyRole};
 
 use super::table;
@@ -9,7 +7,6 @@ use super::table;
 /// Renders keys with their rights and limits.
 pub(crate) fn keys(keys: &[ApiKey]) -> String {
     let mut table = table(&["KEY", "RIGHTS", "MODELS", "REQUESTS/MIN", "TOKENS/MIN", "CONCURRENT"]);
-    let limit = |limit: Option<NonZeroU32>| limit.map_or_else(|| "-".to_owned(), |limit| limit.to_string());
     for ApiKey { name, limits, .. } in keys {
         let role = match limits.role {
             KeyRole::User => "user",
@@ -17,14 +14,18 @@ pub(crate) fn keys(keys: &[ApiKey]) -> String {
         };
         let models: Vec<&str> = limits.models.iter().map(|model| model.as_str()).collect();
         let models = if models.is_empty() { "all".to_owned() } else { models.join(", ") };
-        let [requests, tokens] = [limits.requests_per_minute, limits.tokens_per_minute].map(limit);
-        table.add_row([name.as_str(), role, &models, &requests, &tokens, &limit(limits.concurrency)]);
+        let [requests, tokens, concurrency] =
+            [limits.requests_per_minute, limits.tokens_per_minute, limits.concurrency]
+                .map(|limit| limit.map_or_else(|| "-".to_owned(), |limit| limit.to_string()));
+        table.add_row([name.as_str(), role, &models, &requests, &tokens, &concurrency]);
     }
     table.trim_fmt()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU32;
+
     use narthex_gateway::keys::KeyLimits;
 
     use super::*;

@@ -56,11 +56,13 @@ pub(crate) fn disk_usage(usage: &DiskUsage) -> String {
             table.add_row([right(bytes(package.machine_bytes)), Cell::new(part)]);
         }
     }
+
     for checkpoint in &store.checkpoints {
         let state = if checkpoint.installed { "" } else { ", which is not installed" };
         let part = format!("checkpoint of {}{state}", checkpoint.made_for);
         table.add_row([right(bytes(checkpoint.bytes)), Cell::new(part)]);
     }
+
     for (size, part) in [
         (store.runtimes, "runtimes".to_owned()),
         (store.leftovers, "leftovers, which `narthex prune` removes".to_owned()),
@@ -94,21 +96,20 @@ pub(crate) fn catalogue(models: &[RankedModel]) -> String {
 }
 
 fn catalogue_within(models: &[RankedModel], columns: Option<usize>) -> String {
-    let is_choice =
-        |ranked: &&RankedModel| ranked.model.pick.is_some() && ranked.here.is_some_and(|here| here.fits);
-    let (mut choices, mut others): (Vec<&RankedModel>, Vec<&RankedModel>) =
-        models.iter().partition(is_choice);
+    let (mut choices, mut others): (Vec<&RankedModel>, Vec<&RankedModel>) = models
+        .iter()
+        .partition(|ranked| ranked.model.pick.is_some() && ranked.here.is_some_and(|here| here.fits));
     choices.sort_by_key(|ranked| ranked.model.pick);
     others.sort_by_key(|ranked| ranked.model.access == Access::Gated);
     let mut tables = Vec::new();
     if !choices.is_empty() {
-        let purpose = |model: &ModelListing| model.pick.map_or("", Purpose::as_str).to_owned();
-        tables.push(format!("First choices\n{}", models_within(&choices, columns, "FOR", purpose)));
+        let table = models_within(&choices, columns, "FOR", |model| model.pick.map_or("", Purpose::as_str));
+        tables.push(format!("First choices\n{table}"));
     }
     if !others.is_empty() || choices.is_empty() {
         let title = if choices.is_empty() { "" } else { "Other models\n" };
-        let kind = |model: &ModelListing| model.kind.as_str().to_owned();
-        tables.push(format!("{title}{}", models_within(&others, columns, "KIND", kind)));
+        let table = models_within(&others, columns, "KIND", |model| model.kind.as_str());
+        tables.push(format!("{title}{table}"));
     }
     tables.join("\n\n")
 }
@@ -119,48 +120,52 @@ fn models_within(
     models: &[&RankedModel],
     columns: Option<usize>,
     label: &str,
-    value: impl Fn(&ModelListing) -> String,
+    value: fn(&ModelListing) -> &'static str,
 ) -> String {
     let figures = catalogue_figures(models, label, value);
-    let names = || iter::once("MODEL").chain(models.iter().map(|ranked| ranked.model.name.as_str()));
+    let names = iter::once("MODEL").chain(models.iter().map(|ranked| ranked.model.name.as_str()));
     let widest = figures.lines().map(|line| line.chars().count()).max().unwrap_or(0);
     let room = columns.map_or(usize::MAX, |columns| columns.saturating_sub(widest + 2));
-    let width = names().map(str::len).filter(|length| *length <= room).max().unwrap_or(0);
-    let row = |(name, figures): (&str, &str)| match name.len() > width {
+    let width = names.clone().map(str::len).filter(|length| *length <= room).max().unwrap_or(0);
+    let rows = names.zip(figures.lines()).map(|(name, figures)| match name.len() > width {
         true => format!(" {name}\n {:width$} {figures}", ""),
         false => format!(" {name:width$} {figures}"),
-    };
-    names().zip(figures.lines()).map(row).collect::<Vec<_>>().join("\n")
+    });
+    rows.collect::<Vec<_>>().join("\n")
 }
 
 /// Renders the columns after the names, in one line for each model.
 fn catalogue_figures(
     models: &[&RankedModel],
     label: &str,
-    value: impl Fn(&ModelListing) -> String,
+    value: fn(&ModelListing) -> &'static str,
 ) -> String {
     let mut table = table(&[label, "SIZE", "HERE", "SPEED", "QUALITY", "STATE"]);
     table.set_content_arrangement(ContentArrangement::Disabled);
     for RankedModel { model, here } in models {
-        let fit = |here: &Suitability| if here.fits { here.scheme.as_str() } else { "no" };
-        let speed = |here: &Suitability| match here.speed {
-            _ if !here.fits => "-",
-            SpeedClass::Fast => "fast",
-            SpeedClass::Medium => "medium",
-            SpeedClass::Slow => "slow",
-        };
-        let quality = |here: &Suitability| Some(format!("{:.0} %", here.quality? * 100.0));
-        let shown = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+        let size = here.map_or_else(|| "-".to_owned(), |here| bytes(here.bytes));
+        let scheme = here.map_or("-", |here| if here.fits { here.scheme.as_str() } else { "no" });
+        let quality = here.and_then(|here| here.quality);
+        let quality = quality.map_or_else(|| "-".to_owned(), |quality| format!("{:.0} %", quality * 100.0));
         table.add_row([
             Cell::new(value(model)),
-            right(shown(here.map(|here| bytes(here.bytes)))),
-            Cell::new(shown(here.as_ref().map(|here| fit(here).to_owned()))),
-            Cell::new(shown(here.as_ref().map(|here| speed(here).to_owned()))),
-            right(shown(here.as_ref().and_then(quality))),
+            right(size),
+            Cell::new(scheme),
+            Cell::new(here.as_ref().map_or("-", speed)),
+            right(quality),
             Cell::new(state(model, here.as_ref())),
         ]);
     }
     table.trim_fmt()
+}
+
+fn speed(here: &Suitability) -> &'static str {
+    match here.speed {
+        _ if !here.fits => "-",
+        SpeedClass::Fast => "fast",
+        SpeedClass::Medium => "medium",
+        SpeedClass::Slow => "slow",
+    }
 }
 
 /// Returns whether a model is installed in the scheme that is shown, or else in which ones it is, or else whether it can

@@ -44,6 +44,7 @@ pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing) -> String {
             format!("imported voice, {speakers} speaker{plural}, {} Hz", voice.sample_rate)
         }
     };
+
     let package = listing.installed.iter().find(|package| package.scheme == manifest.recipe.scheme);
     let mut lines = vec![
         format!("model        {}", manifest.name),
@@ -60,6 +61,7 @@ pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing) -> String {
         format!("licence      {}", manifest.provenance.license.as_deref().unwrap_or("not stated")),
         format!("compiled by  {}", manifest.provenance.compiler),
     ];
+
     let bound = manifest.bound.iter();
     lines.extend(bound.map(|bound| format!("runs on      {} only: {}", bound.device, bound.holds)));
     lines.extend(access(listing.access).map(|text| format!("access       {text}")));
@@ -73,6 +75,7 @@ pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing) -> String {
         let default = if manifest.prompts.default.as_ref() == Some(name) { ", the default" } else { "" };
         lines.push(format!("prompt       {name}{default}: {text:?}"));
     }
+
     let mut dynamic = manifest.graphs.iter().filter(|graph| graph.variant == Variant::Dynamic);
     // Graphs for other numbers of tokens use the same KV cache.
     let kv: usize =
@@ -111,15 +114,14 @@ fn context(manifest: &Manifest, package: Option<&InstalledPackage>) -> String {
 
 /// Renders which linear weights have the precision of the checkpoint.
 fn source_weights(weights: &[SourceWeights]) -> String {
-    let of = |weights: &SourceWeights| {
-        let SourceWeights { encoding, bits, copied, tensors } = weights;
+    if weights.is_empty() {
+        return String::new();
+    }
+    let parts = weights.iter().map(|SourceWeights { encoding, bits, copied, tensors }| {
         let rounded = if *copied { "" } else { ", rounded" };
         format!("{tensors} tensors {encoding} in {bits} bits{rounded}")
-    };
-    match weights {
-        [] => String::new(),
-        _ => format!(", as in its checkpoint: {}", weights.iter().map(of).collect::<Vec<_>>().join("; ")),
-    }
+    });
+    format!(", as in its checkpoint: {}", parts.collect::<Vec<_>>().join("; "))
 }
 
 /// Renders how an embedding model makes one vector of a text's rows.
@@ -146,7 +148,8 @@ fn on_disk(package: Option<&InstalledPackage>) -> String {
 
 /// Renders each change to a model, and the loss.
 pub(crate) fn changes(manifest: &Manifest) -> Vec<String> {
-    let (recipe, mut lines) = (&manifest.recipe, Vec::new());
+    let recipe = &manifest.recipe;
+    let mut lines = Vec::new();
     if let Some(dropped) = &recipe.drop_layers {
         let count = dropped.layers().len();
         let all =
@@ -226,10 +229,12 @@ pub(crate) fn contexts(manifest: &Manifest) -> String {
 }
 
 /// Renders the extra size of a target with several chips.
-fn cost(UnsharedWeights { target, bytes: found, shared }: &UnsharedWeights) -> String {
-    let (found, shared) = (bytes(*found), bytes(*shared));
+fn cost(weights: &UnsharedWeights) -> String {
     format!(
-        "\nunshared        {target}: {found} instead of about {shared}, because graphs for several chips cannot share weights"
+        "\nunshared        {}: {} instead of about {}, because graphs for several chips cannot share weights",
+        weights.target,
+        bytes(weights.bytes),
+        bytes(weights.shared)
     )
 }
 

@@ -18,6 +18,7 @@ pub(crate) fn plan(report: &PlanReport) -> String {
     fact("structure", estimate.structure.clone());
     fact("parameters", thousands(estimate.parameters));
     fact("context", format!("{} tokens at most", estimate.longest));
+
     let origin = &report.origin;
     if let Some(factor) = origin.yarn.filter(|_| report.yarn.is_none()) {
         let tokens = estimate.longest * factor.get();
@@ -32,6 +33,7 @@ pub(crate) fn plan(report: &PlanReport) -> String {
         let answers = format!("its answers differ from the CPU's by {} nats", known.divergence);
         fact("numerics", format!("{}: {answers} ({})", known.provider, known.measured));
     }
+
     if !estimate.cache.is_empty() {
         fact("KV cache", cached(estimate));
     }
@@ -42,6 +44,7 @@ pub(crate) fn plan(report: &PlanReport) -> String {
     if let Some((scheme, target)) = estimate.best(|_| true) {
         text.push_str(&format!("\n{} in {scheme}: {}", target.target, target.score));
     }
+
     let budget = if estimate.cache.is_empty() {
         String::new()
     } else {
@@ -67,14 +70,13 @@ fn thousands(number: u64) -> String {
 
 /// Renders the memory of the KV cache in each element type of a CPU, and on NPUs if they run the model.
 fn cached(estimate: &ModelEstimate) -> String {
-    let per_1000_tokens = |token: u64| bytes(token * 1000);
     let [i8, f16, f32, npu] = [
         estimate.cpu_token_bytes_in_i8(),
         estimate.cpu_token_bytes(),
         estimate.token_bytes(),
         estimate.npu_token_bytes,
     ]
-    .map(per_1000_tokens);
+    .map(|token_bytes| bytes(token_bytes * 1000));
     let on_npu = if estimate.npu_token_bytes > 0 { format!("; {npu} on an NPU") } else { String::new() };
     format!("{i8} per 1000 tokens in i8, {f16} in f16, {f32} in f32 on a CPU{on_npu}")
 }
@@ -82,11 +84,13 @@ fn cached(estimate: &ModelEstimate) -> String {
 /// Renders the layers whose attention has a window.
 fn windows(cache: &[CacheEstimate]) -> Vec<String> {
     let all: usize = cache.iter().map(|cache| cache.layers).sum();
-    let in_window = |cache: &CacheEstimate| {
-        let (window, layers) = (cache.window?, cache.layers);
-        Some(format!("a window of {window} tokens in {layers} of {all} layers with a KV cache"))
-    };
-    cache.iter().filter_map(in_window).collect()
+    let mut windows = Vec::new();
+    for CacheEstimate { window, layers, .. } in cache {
+        if let Some(window) = window {
+            windows.push(format!("a window of {window} tokens in {layers} of {all} layers with a KV cache"));
+        }
+    }
+    windows
 }
 
 fn schemes(schemes: &[SchemeEstimate]) -> String {
@@ -106,26 +110,30 @@ fn targets(schemes: &[SchemeEstimate]) -> String {
     let schemes: Vec<&SchemeEstimate> = schemes.iter().filter(|found| found.fixed_bytes.is_some()).collect();
     let mut groups: Vec<(Vec<String>, Vec<[String; 3]>)> = Vec::new();
     for target in schemes.first().iter().flat_map(|first| &first.targets) {
-        let in_scheme = |found: &&SchemeEstimate| {
-            let estimate = found.targets.iter().find(|known| known.target == target.target)?;
-            Some(verdict(found.scheme, estimate))
-        };
-        let rows: Vec<[String; 3]> = schemes.iter().filter_map(in_scheme).collect();
+        let rows: Vec<[String; 3]> = schemes
+            .iter()
+            .filter_map(|scheme| {
+                let estimate = scheme.targets.iter().find(|known| known.target == target.target)?;
+                Some(verdict(scheme.scheme, estimate))
+            })
+            .collect();
         let name = target.target.to_string();
         match groups.iter_mut().find(|(_, known)| *known == rows) {
             Some((names, _)) => names.push(name),
             None => groups.push((vec![name], rows)),
         }
     }
-    let group = |(names, rows): &(Vec<String>, Vec<[String; 3]>)| {
+
+    let mut texts = Vec::with_capacity(groups.len());
+    for (names, rows) in groups {
         let mut table = table(&["SCHEME", "SCORE", "VERDICT"]);
         table.set_content_arrangement(ContentArrangement::Dynamic).set_width(super::columns());
         for [scheme, score, verdict] in rows {
             table.add_row([Cell::new(scheme), right(score), Cell::new(verdict)]);
         }
-        format!("{}\n{}", names.join(", "), table.trim_fmt())
-    };
-    groups.iter().map(group).collect::<Vec<_>>().join("\n\n")
+        texts.push(format!("{}\n{}", names.join(", "), table.trim_fmt()));
+    }
+    texts.join("\n\n")
 }
 
 /// Tokens or texts a second below which the verdict states the highest possible rate.

@@ -11,17 +11,21 @@ use narthex_spec::{DeviceName, DeviceOrder};
 /// Renders the start of a server.
 pub(crate) fn startup(gateway: &Gateway, rules: &AccessRules) -> String {
     let installed = gateway.models().unwrap_or_default();
-    let (models, devices) = (models(&gateway.status(), &installed), devices(&gateway.devices()));
+    let models = models(&gateway.status(), &installed);
+    let devices = devices(&gateway.devices());
     format!("models:  {models}\ndevices: {devices}\naccess:  {rules}")
 }
 
 /// Renders the models in memory, and the number of those that a request loads.
 fn models(loaded: &[ModelStatus], known: &[ModelListing]) -> String {
-    let on = |model: &ModelStatus| {
-        let device = model.placement.as_ref().map_or_else(|| "no device".to_owned(), PlacementReport::name);
-        format!("{} on {device}", model.id())
-    };
-    let loaded: Vec<String> = loaded.iter().map(on).collect();
+    let loaded: Vec<String> = loaded
+        .iter()
+        .map(|model| {
+            let placement = model.placement.as_ref();
+            let device = placement.map_or_else(|| "no device".to_owned(), PlacementReport::name);
+            format!("{} on {device}", model.id())
+        })
+        .collect();
     let installed = known.iter().filter(|model| !model.installed.is_empty()).count();
     let loaded = if loaded.is_empty() { "none in memory".to_owned() } else { loaded.join(", ") };
     format!("{loaded}; {installed} installed, loaded on request")
@@ -30,18 +34,20 @@ fn models(loaded: &[ModelStatus], known: &[ModelListing]) -> String {
 /// Renders the devices that are usable, and those that the default order would use if they were. Emulation is no device of
 /// the machine, and is used only if it is named.
 fn devices(devices: &[DeviceStatus]) -> String {
-    let tried = DeviceOrder::auto();
-    let is_device = |found: &&DeviceStatus| found.usable && found.device != DeviceName::QnnEmulation;
-    let usable = devices.iter().filter(is_device).map(|found| found.device.to_string());
+    let order = DeviceOrder::auto();
+    let usable = devices
+        .iter()
+        .filter(|status| status.usable && status.device != DeviceName::QnnEmulation)
+        .map(|status| status.device.to_string());
     let mut text = usable.collect::<Vec<_>>().join(", ");
     if text.is_empty() {
         text.push_str("none; `narthex doctor` shows the reasons");
     }
-    let is_missing =
-        |found: &&DeviceStatus| found.present && !found.usable && tried.devices().contains(&found.device);
-    for found in devices.iter().filter(is_missing) {
-        let reason = found.reason.as_deref().unwrap_or("unknown reason");
-        text.push_str(&format!("; {} not usable: {reason}", found.device));
+    for status in devices {
+        if status.present && !status.usable && order.devices().contains(&status.device) {
+            let reason = status.reason.as_deref().unwrap_or("unknown reason");
+            text.push_str(&format!("; {} not usable: {reason}", status.device));
+        }
     }
     text
 }

@@ -11,7 +11,8 @@ use super::{right, table};
 
 /// Renders the line after an answer: device and speed.
 pub(crate) fn answer_line(status: &ModelStatus, summary: &Summary) -> String {
-    let (placement, tokens) = (status.placement.as_ref(), summary.completion_tokens);
+    let placement = status.placement.as_ref();
+    let tokens = summary.completion_tokens;
     let on = placement.map_or_else(|| "no device".to_owned(), device_nodes);
     let stand_in = placement.and_then(PlacementReport::stand_in);
     let speed = match (summary.times, stand_in) {
@@ -34,14 +35,18 @@ fn refusals(model: &ModelStatus) -> impl Iterator<Item = String> {
 
 /// Renders the device and its nodes: `cpu, all 304 nodes`, or `qnn, 2940 of 2942 nodes`.
 fn device_nodes(report: &PlacementReport) -> String {
-    let count = |own: bool| -> usize {
-        let is_own = |ep| report.place().devices().iter().any(|device| device.ep() == ep);
-        let lines = report.lines.iter().filter(|line| !own || is_own(line.ep));
-        lines.map(|line| line.nodes).sum()
-    };
-    match (count(true), count(false)) {
-        (own, all) if own == all => format!("{}, all {all} nodes", report.name()),
-        (own, all) => format!("{}, {own} of {all} nodes", report.name()),
+    let place = report.place();
+    let mut all = 0;
+    let mut on_device = 0;
+    for line in &report.lines {
+        all += line.nodes;
+        if place.devices().iter().any(|device| device.ep() == line.ep) {
+            on_device += line.nodes;
+        }
+    }
+    match on_device == all {
+        true => format!("{}, all {all} nodes", report.name()),
+        false => format!("{}, {on_device} of {all} nodes", report.name()),
     }
 }
 

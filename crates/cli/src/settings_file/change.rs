@@ -33,13 +33,10 @@ pub(crate) fn add_name(text: &str, new: &NewName<'_>) -> anyhow::Result<String> 
 /// Returns whether the settings define a name of its own for a model.
 pub(crate) fn has_name(text: &str, name: &str) -> anyhow::Result<bool> {
     let document = parse(text)?;
-    let is_defined = |table: &str| {
-        let entry = document.get(table).and_then(Item::as_table_like).and_then(|table| table.get(name));
-        entry.is_some_and(|entry| {
-            table == "aliases" || entry.as_table_like().is_some_and(|entry| entry.contains_key("from"))
-        })
-    };
-    Ok(is_defined("aliases") || is_defined("models"))
+    let [alias, model] = ["aliases", "models"]
+        .map(|table| document.get(table).and_then(Item::as_table_like).and_then(|table| table.get(name)));
+    let model = model.and_then(Item::as_table_like);
+    Ok(alias.is_some() || model.is_some_and(|model| model.contains_key("from")))
 }
 
 /// Returns the text of the settings file without a name of its own.

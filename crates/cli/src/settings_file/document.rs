@@ -137,6 +137,7 @@ impl Reader<'_> {
                 self.fault(entry, None, reason);
                 continue;
             }
+
             let Some(table) = item.as_table_like() else {
                 self.fault(entry, None, format!("expected a table, found {}", kind(item)));
                 continue;
@@ -324,16 +325,20 @@ fn answer_settings(settings: &[Setting]) -> Result<AnswerSettings, String> {
 }
 
 fn setting_value(item: &Item) -> Option<SettingValue> {
-    let scalar = |value: &Value| match value {
-        Value::String(text) => Some(text.value().clone()),
-        Value::Integer(number) => Some(number.value().to_string()),
-        Value::Float(number) => Some(number.value().to_string()),
-        _ => None,
-    };
     match item.as_value()? {
         Value::Boolean(switch) => Some(SettingValue::Switch(*switch.value())),
         Value::Array(values) => values.iter().map(scalar).collect::<Option<_>>().map(SettingValue::Several),
         value => scalar(value).map(SettingValue::One),
+    }
+}
+
+/// Returns the text of a string or a number.
+fn scalar(value: &Value) -> Option<String> {
+    match value {
+        Value::String(text) => Some(text.value().clone()),
+        Value::Integer(number) => Some(number.value().to_string()),
+        Value::Float(number) => Some(number.value().to_string()),
+        _ => None,
     }
 }
 

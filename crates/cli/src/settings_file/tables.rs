@@ -146,13 +146,13 @@ fn reason(error: &clap::Error) -> String {
     if let Some(source) = std::error::Error::source(error) {
         return source.to_string();
     }
-    let text = |kind| match error.get(kind) {
+    let texts = [ContextKind::ValidValue, ContextKind::InvalidValue].map(|kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.clone()),
         Some(ContextValue::Strings(texts)) => Some(texts.join(", ")),
         _ => None,
-    };
-    match (text(ContextKind::ValidValue), text(ContextKind::InvalidValue)) {
-        (Some(expected), Some(found)) => format!("expected one of {expected}, found {found:?}"),
+    });
+    match texts {
+        [Some(expected), Some(found)] => format!("expected one of {expected}, found {found:?}"),
         _ => error.to_string().lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned(),
     }
 }
@@ -194,8 +194,8 @@ pub(super) fn applicable<'a>(
         option.is_some_and(|option| {
             let excludes = command.get_arguments().filter(|other| is_stated(other.get_id().as_str()));
             let mut excludes = excludes.filter(|other| {
-                let conflicts = |one, other| command.get_arg_conflicts_with(one).contains(&other);
-                conflicts(option, other) || conflicts(other, option)
+                command.get_arg_conflicts_with(option).contains(other)
+                    || command.get_arg_conflicts_with(other).contains(&option)
             });
             !is_stated(&setting.key) && excludes.next().is_none()
         })

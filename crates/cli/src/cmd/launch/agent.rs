@@ -90,9 +90,8 @@ impl AgentCommand {
     pub(super) fn new(agent: Agent, endpoint: &Endpoint) -> Self {
         let Endpoint { origin, model, context, key } = endpoint;
         let base = format!("{origin}/v1");
-        let variable = |name, value: &str| Variable { name, value: value.to_owned() };
-        let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
         let program = agent.program();
+
         match agent {
             Agent::Codex => Self {
                 program,
@@ -220,6 +219,14 @@ fn opencode_config(base: &str, Endpoint { model, context, key, .. }: &Endpoint) 
     json!({"model": name, "small_model": name, "provider": {"narthex": provider}}).to_string()
 }
 
+fn variable(name: &'static str, value: &str) -> Variable {
+    Variable { name, value: value.to_owned() }
+}
+
+fn words(words: &[&str]) -> Vec<String> {
+    words.iter().map(|word| (*word).to_owned()).collect()
+}
+
 /// Quotes the value of a variable for a POSIX shell, which expands [`KEY_REFERENCE`] in it.
 fn quoted_value(value: &str) -> String {
     let parts = value.split(KEY_REFERENCE);
@@ -230,8 +237,8 @@ fn quoted_value(value: &str) -> String {
 /// Quotes a word for a POSIX shell, if necessary. It is our own, because `shlex` also quotes words with `=` or `,`, of
 /// which these commands have many.
 fn quoted(word: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=@,+".contains(c);
-    if !word.is_empty() && word.chars().all(is_plain) {
+    let is_plain = word.chars().all(|c| c.is_ascii_alphanumeric() || "-_./:=@,+".contains(c));
+    if is_plain && !word.is_empty() {
         return word.to_owned();
     }
     format!("'{}'", word.replace('\'', r"'\''"))

@@ -56,6 +56,7 @@ pub(crate) fn run(gateway: &Gateway, store: &StoreArgs, args: LaunchArgs) -> any
             "{model} has a context of at most {short} tokens; an agent's instructions may not fit. Choose a model with a longer context."
         ));
     }
+
     let key = std::env::var("NARTHEX_API_KEY").ok();
     if args.print {
         let running_origin = running.as_ref().and_then(origin);
@@ -70,6 +71,7 @@ pub(crate) fn run(gateway: &Gateway, store: &StoreArgs, args: LaunchArgs) -> any
         let command = AgentCommand::new(args.agent, &Endpoint { origin, model, context, key });
         return output::line(command.shell(&args.arguments));
     }
+
     let program = args.agent.program();
     // A missing program is reported before a model is loaded for it.
     let Some(path) = program::find(program) else {
@@ -81,6 +83,7 @@ pub(crate) fn run(gateway: &Gateway, store: &StoreArgs, args: LaunchArgs) -> any
     let context = context_length(gateway, &served);
     let endpoint = Endpoint { origin: server.origin.clone(), model, context, key };
     let command = AgentCommand::new(args.agent, &endpoint);
+
     let mut process = Command::new(path);
     process.args(&command.arguments).args(&args.arguments);
     process.envs(command.environment.iter().map(|variable| (variable.name, &variable.value)));
@@ -123,13 +126,14 @@ fn context_length(gateway: &Gateway, model: &str) -> Option<usize> {
 
 /// Returns a loaded chat model of the running server, else the largest installed one.
 fn default_model(gateway: &Gateway, running: Option<&RunningServer>) -> anyhow::Result<String> {
-    let loaded = running.into_iter().flat_map(|server| &server.models);
-    let is_chat = |kind: Option<ModelKind>| kind == Some(ModelKind::Chat);
-    if let Some(model) =
-        loaded.into_iter().find(|model| model.state == ModelState::Ready && is_chat(model.kind))
-    {
+    let mut loaded = running
+        .into_iter()
+        .flat_map(|server| &server.models)
+        .filter(|model| model.state == ModelState::Ready && model.kind == Some(ModelKind::Chat));
+    if let Some(model) = loaded.next() {
         return Ok(model.name.to_string());
     }
+
     let models = gateway.models()?;
     let installed = models.iter().filter(|model| model.kind == ModelKind::Chat);
     let largest = installed

@@ -42,6 +42,7 @@ impl AgentServer {
         if let Some(origin) = running.and_then(origin) {
             return Ok(Self { origin, child: None });
         }
+
         output::note(format!("Starting a server with {model}."));
         let mut command =
             Command::new(std::env::current_exe().context("cannot find the path of this program")?);
@@ -59,6 +60,7 @@ impl AgentServer {
         // Ctrl-C in the terminal must reach only the agent.
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
+
         let child = command.spawn().context("the server cannot be started")?;
         let mut server = Self { origin: String::new(), child: Some(child) };
         server.origin = server.wait(gateway)?;

@@ -11,15 +11,19 @@ const LABEL: &str = "org.narthex.serve";
 pub(super) fn service(settings: &ServiceSettings) -> ServiceDefinition {
     let file = settings.user_home.join(format!("Library/LaunchAgents/{LABEL}.plist"));
     let path = file.display().to_string();
-    let on_file = |text: &str| words(text).into_iter().chain([path.clone()]).collect::<Vec<_>>();
+    let [load, unload, disable] = ["load -w", "unload", "unload -w"].map(|call| {
+        let mut words = words(call);
+        words.push(path.clone());
+        words
+    });
     ServiceDefinition {
         name: LABEL,
         text: property_list(settings),
         program: "launchctl",
         probe: words("list"),
         // Unloading an agent that is not loaded succeeds.
-        start: vec![on_file("unload"), on_file("load -w")],
-        stop: vec![on_file("unload -w")],
+        start: vec![unload, load],
+        stop: vec![disable],
         forget: Vec::new(),
         state: words(&format!("list {LABEL}")),
         prints_state: false,
@@ -34,6 +38,7 @@ fn property_list(settings: &ServiceSettings) -> String {
         command.iter().map(|word| format!("    <string>{}</string>\n", xml(word))).collect();
     let log = settings.user_home.join("Library/Logs/narthex.log").display().to_string();
     let log = xml(&log);
+
     format!(
         r#"<?xml version="1.0" encoding="UTF-8"?>
 <!-- {FILE_MARKER}; it replaces this file, and `narthex service uninstall` removes it. -->

@@ -52,6 +52,7 @@ fn install(store: &StoreArgs, args: &ServiceInstallArgs) -> anyhow::Result<()> {
     if args.print {
         return output::text(&service.text);
     }
+
     let earlier = earlier_file(&service.file)?;
     let probe = invoke(&service, &service.probe)?;
     if !probe.status.success() {
@@ -62,6 +63,7 @@ fn install(store: &StoreArgs, args: &ServiceInstallArgs) -> anyhow::Result<()> {
             refusal(&service, &service.probe, &probe)
         );
     }
+
     if let Some(folder) = service.file.parent() {
         fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     }
@@ -186,12 +188,11 @@ fn settings(
     scope: ServiceScopeArgs,
     arguments: &[String],
 ) -> anyhow::Result<ServiceSettings> {
-    let variable = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let home = store.home.clone().or_else(|| variable("NARTHEX_HOME"));
+    let home = store.home.clone().or_else(|| path_variable("NARTHEX_HOME"));
     let home = home.map(std::path::absolute).transpose().context("cannot determine the path of the store")?;
-    let user_home = variable("HOME").or_else(|| variable("USERPROFILE"));
+    let user_home = path_variable("HOME").or_else(|| path_variable("USERPROFILE"));
     let groups = fs::read_to_string("/etc/group").unwrap_or_default();
-    let has = |name: &str| groups.lines().any(|line| line.split(':').next() == Some(name));
+    let groups: Vec<&str> = groups.lines().filter_map(|line| line.split(':').next()).collect();
     Ok(ServiceSettings {
         init: InitSystem::of_this_system(),
         scope: if scope.system { ServiceScope::System } else { ServiceScope::User },
@@ -199,7 +200,11 @@ fn settings(
         arguments: arguments.to_vec(),
         store: home,
         user_home: user_home.context("HOME is not set; set it to your home folder")?,
-        config: variable("XDG_CONFIG_HOME"),
-        groups: DEVICE_GROUPS.into_iter().filter(|name| has(name)).collect(),
+        config: path_variable("XDG_CONFIG_HOME"),
+        groups: DEVICE_GROUPS.into_iter().filter(|name| groups.contains(name)).collect(),
     })
+}
+
+fn path_variable(name: &str) -> Option<PathBuf> {
+    env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }

@@ -73,6 +73,7 @@ fn unit(settings: &ServiceSettings) -> String {
     let store = settings.store.as_deref().or(is_system.then_some(Path::new(SYSTEM_STORE)));
     let command: Vec<String> = settings.command(store).iter().map(|word| quoted(word)).collect();
     let target = if is_system { "multi-user.target" } else { "default.target" };
+
     let mut unit = format!(
         "# {FILE_MARKER}; it replaces this file, and `narthex service uninstall` removes it.\n\
          # Variables such as NARTHEX_API_KEY and HF_TOKEN belong in the EnvironmentFile, one NAME=VALUE in a line.\n\n\
@@ -101,6 +102,6 @@ fn unit(settings: &ServiceSettings) -> String {
 /// Quotes a word of `ExecStart`.
 fn quoted(word: &str) -> String {
     let escaped = word.replace('\\', "\\\\").replace('"', "\\\"").replace('%', "%%").replace('$', "$$");
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-:=,@+".contains(c);
-    if !word.is_empty() && word.chars().all(is_plain) { escaped } else { format!("\"{escaped}\"") }
+    let is_plain = word.chars().all(|c| c.is_ascii_alphanumeric() || "/._-:=,@+".contains(c));
+    if is_plain && !word.is_empty() { escaped } else { format!("\"{escaped}\"") }
 }

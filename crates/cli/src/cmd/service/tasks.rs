@@ -35,7 +35,9 @@ fn task(settings: &ServiceSettings) -> String {
     let (program, arguments) =
         command.split_first().map_or(("", &[][..]), |(first, rest)| (first.as_str(), rest));
     let arguments: Vec<String> = arguments.iter().map(|word| quoted(word)).collect();
-    let (program, arguments) = (xml(program), xml(&arguments.join(" ")));
+    let program = xml(program);
+    let arguments = xml(&arguments.join(" "));
+
     format!(
         r#"<?xml version="1.0"?>
 <!-- {FILE_MARKER}; it replaces this file, and `narthex service uninstall` removes it. -->
