@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use narthex_engine::{executor::StepPlan, position::Position};
 use narthex_spec::{KvPrecision, TokenId, arch::Structure, manifest::Manifest};
 
 use crate::{
@@ -37,8 +38,10 @@ pub fn read_package(package: &Path, manifest: &Manifest) -> Result<(), DeviceErr
             let parts = dynamic::DecoderParts::read(package, manifest, &OPTIONS)?;
             if let dynamic::DecoderInput::Rows { embedding, .. } = &parts.feed {
                 let mut row = vec![0.0; embedding.width()];
-                embedding.write(0, 0, &mut row);
-                embedding.write(embedding.vocab() as u32 - 1, parts.limits.context - 1, &mut row);
+                let plan = StepPlan::default();
+                let last = Position::token(embedding.vocab() as u32 - 1);
+                embedding.write(&plan, Position::token(0), 0, &mut row);
+                embedding.write(&plan, last, parts.limits.context - 1, &mut row);
             }
             let kv = &parts.limits.kv;
             kv.bytes(parts.limits.slots, kv.capacity_for(parts.limits.context, parts.limits.context));

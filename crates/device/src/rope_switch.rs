@@ -6,8 +6,11 @@
 
 use std::borrow::Cow;
 
-use narthex_engine::executor::{KvCopy, Limits, LogitRows, StepError, StepPlan};
-use narthex_spec::{SlotId, TokenId, arch::DecoderArch};
+use narthex_engine::{
+    executor::{KvCopy, Limits, LogitRows, StepError, StepPlan},
+    position::Position,
+};
+use narthex_spec::{SlotId, arch::DecoderArch};
 
 /// Set of rotary factors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +42,7 @@ pub(crate) struct RewrittenPlan<'a> {
 #[derive(Default)]
 struct SlotFactors {
     /// First tokens of the slot. Tokens are missing only if their keys were handed over.
-    tokens: Vec<TokenId>,
+    tokens: Vec<Position>,
     /// Set by which its keys were rotated. `None` if there are no keys, or if computing them again has failed.
     factors: Option<RopeFactors>,
 }
@@ -79,6 +82,7 @@ impl RopeSwitch {
         }
         let mut rewritten: RewrittenPlan<'a> = std::mem::take(&mut self.rewritten);
         rewritten.plan.to_mut().clear();
+        rewritten.plan.to_mut().media.extend_from_slice(&plan.media);
         rewritten.factors.clear();
         for span in &plan.spans {
             let tokens = plan.tokens_of(span);
@@ -92,7 +96,8 @@ impl RopeSwitch {
                 let logits =
                     if last || span.logits == LogitRows::All { span.logits } else { LogitRows::Nothing };
                 self.prepare(span.slot, span.at, &tokens[..start], part.len(), &mut rewritten)?;
-                rewritten.plan.to_mut().push(span.slot, span.at + start, part, logits);
+                let at = span.at + start;
+                rewritten.plan.to_mut().push_span(span.slot, at, part.iter().copied(), logits);
                 rewritten.factors.push(self.factors_for(span.at + start + part.len()));
             }
         }
@@ -105,7 +110,7 @@ impl RopeSwitch {
         &mut self,
         slot: SlotId,
         at: usize,
-        new: &[TokenId],
+        new: &[Position],
         count: usize,
         rewritten: &mut RewrittenPlan<'_>,
     ) -> Result<(), StepError> {
@@ -125,9 +130,10 @@ impl RopeSwitch {
 
         // Until the plan has run, the keys may be of either set.
         held.factors = None;
-        let before: Vec<TokenId> = held.tokens[..at].iter().chain(new).copied().collect();
+        let before: Vec<Position> = held.tokens[..at].iter().chain(new).copied().collect();
         for (index, part) in before.chunks(self.chunk).enumerate() {
-            rewritten.plan.to_mut().push(slot, index * self.chunk, part, LogitRows::Nothing);
+            let at = index * self.chunk;
+            rewritten.plan.to_mut().push_span(slot, at, part.iter().copied(), LogitRows::Nothing);
             rewritten.factors.push(wanted);
         }
         Ok(())
@@ -182,7 +188,7 @@ impl RopeSwitch {
     }
 
     /// Records the tokens of keys that were written after the first `at` tokens of a slot, which are known too.
-    pub(crate) fn record_tokens(&mut self, slot: SlotId, at: usize, tokens: &[TokenId]) {
+    pub(crate) fn record_tokens(&mut self, slot: SlotId, at: usize, tokens: &[Position]) {
         let held = self.slots.get_mut(slot.index()).map(|held| &mut held.tokens);
         if let Some(held) = held.filter(|held| held.len() == at) {
             held.extend_from_slice(tokens);
@@ -227,6 +233,8 @@ impl RopeSwitch {
 
 #[cfg(test)]
 mod tests {
+    use narthex_spec::TokenId;
+
     use super::*;
 
     /// Position, tokens, requested rows and factors of each span.
@@ -243,7 +251,10 @@ mod tests {
         let rewritten = switch.rewrite(&plan)?;
         let spans = rewritten.plan.spans.iter().zip(&rewritten.factors);
         let shown = spans
-            .map(|(span, factors)| (span.at, rewritten.plan.tokens_of(span).to_vec(), span.logits, *factors))
+            .map(|(span, factors)| {
+                let tokens = rewritten.plan.tokens_of(span).iter().filter_map(|position| position.as_token());
+                (span.at, tokens.collect(), span.logits, *factors)
+            })
             .collect();
         assert_eq!(rewritten.plan.logits_rows(), plan.logits_rows());
         switch.commit(&plan, rewritten);
@@ -268,7 +279,7 @@ mod tests {
         run(&mut switch, copy(0, 1, 2..6)).unwrap();
         assert_eq!(
             (switch.slots[1].factors, &switch.slots[1].tokens[..]),
-            (Some(Long), &[1, 2, 3, 4, 5, 6][..])
+            (Some(Long), &[1, 2, 3, 4, 5, 6].map(Position::token)[..])
         );
         // The shorter sequence uses the other set, so the slot that receives the copy computes its keys again.
         run(&mut switch, copy(1, 0, 0..3)).unwrap();
@@ -293,7 +304,7 @@ mod tests {
         assert!(!switch.is_short(SlotId(0)));
         for (at, tokens) in [(0, [1, 2]), (2, [3, 4])] {
             switch.hand_over(SlotId(0), at, at + 2).unwrap();
-            switch.record_tokens(SlotId(0), at, &tokens);
+            switch.record_tokens(SlotId(0), at, &Position::of_tokens(&tokens));
         }
         assert!(switch.is_short(SlotId(0)));
         let next = step(&mut switch, 4, &[5], Last).unwrap();

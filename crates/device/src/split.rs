@@ -160,11 +160,13 @@ impl SplitExecutor {
     fn run(&mut self, plan: &StepPlan) -> Result<(), StepError> {
         self.sides.iter_mut().for_each(|side| side.plan.clear());
         self.chosen.clear();
+        self.sides.iter_mut().for_each(|side| side.plan.media.extend_from_slice(&plan.media));
         for span in &plan.spans {
             let side = self.side_of(span);
             self.chosen.push(side);
             self.hand_over(side, span.slot, span.at)?;
-            self.sides[side].plan.push(span.slot, span.at, plan.tokens_of(span), span.logits);
+            let tokens = plan.tokens_of(span).iter().copied();
+            self.sides[side].plan.push_span(span.slot, span.at, tokens, span.logits);
         }
         for side in &mut self.sides {
             if !side.plan.spans.is_empty() {
@@ -309,6 +311,11 @@ impl Executor for SplitExecutor {
         // A side that cannot rewind empties the slot. The other side hands the tokens over again when they are needed.
         let mut emptied = self.sides.iter_mut().zip(cannot_rewind).filter(|(_, cannot)| *cannot);
         emptied.try_for_each(|(side, _)| side.truncate(slot, 0))
+    }
+
+    fn media_width(&self) -> Option<usize> {
+        let [prefill, decode] = self.sides.each_ref().map(|side| side.executor.media_width());
+        prefill.filter(|_| prefill == decode)
     }
 
     fn verify_limit(&self, at: usize) -> usize {

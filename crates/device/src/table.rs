@@ -3,10 +3,13 @@
 use std::path::Path;
 
 use half::f16;
-use narthex_engine::executor::StepError;
+use narthex_engine::{
+    executor::{StepError, StepPlan},
+    position::Position,
+};
 use narthex_files::MappedFile;
 use narthex_spec::{
-    DType, TokenId,
+    DType,
     arch::DecoderArch,
     manifest::{FileRange, HostTable, Manifest, TableEncoding, TableRole},
 };
@@ -71,11 +74,14 @@ impl Embedding {
         self.tokens.cols
     }
 
-    /// Writes the embedding of a token at a position to `out`.
-    pub(crate) fn write(&self, token: TokenId, position: usize, out: &mut [f32]) {
-        self.tokens.read_row(token as usize, out);
+    /// Writes the embedding of a token, or the row of a medium, to `out`. It is the token `at` of its sequence.
+    pub(crate) fn write(&self, plan: &StepPlan, token: Position, at: usize, out: &mut [f32]) {
+        match plan.row(token) {
+            Some(row) => out.copy_from_slice(row),
+            None => self.tokens.read_row(token.as_token().unwrap_or(0) as usize, out),
+        }
         if let Some(positions) = &self.positions {
-            positions.add_row(position, out);
+            positions.add_row(at, out);
         }
     }
 
@@ -90,10 +96,11 @@ impl Embedding {
         self.per_layer.as_ref().map_or(0, |table| table.cols)
     }
 
-    /// Writes a token's rows for all layers to `out`. A token that is not in the table has the rows of token 0.
-    pub(crate) fn write_per_layer(&self, token: TokenId, out: &mut [f32]) {
+    /// Writes a token's rows for all layers to `out`. A token that is not in the table, and the row of a medium, have the
+    /// rows of token 0.
+    pub(crate) fn write_per_layer(&self, token: Position, out: &mut [f32]) {
         if let Some(table) = &self.per_layer {
-            let row = token as usize;
+            let row = token.as_token().unwrap_or(0) as usize;
             table.read_row(if row < table.rows { row } else { 0 }, out);
         }
     }

@@ -15,6 +15,7 @@ use crate::{
     config::EngineConfig,
     executor::{Executor, Limits, LogitRows, RowScan, StepError, StepPlan},
     kv::common_prefix,
+    position::Position,
     schedule::pace::PromptPace,
     speculate::{Counts, StepCosts},
     supervise::SupervisedExecutor,
@@ -58,7 +59,7 @@ pub struct DraftModel {
     /// Number of tokens that both models have in common, from the first.
     vocab: usize,
     /// Tokens in the slot.
-    held: Vec<TokenId>,
+    held: Vec<Position>,
     plan: StepPlan,
     pace: PromptPace,
     costs: Costs,
@@ -81,7 +82,11 @@ impl DraftModel {
             vocab,
             // Reserved now, because steps must not allocate.
             held: Vec::with_capacity(context),
-            plan: StepPlan { tokens: Vec::with_capacity(chunk), spans: Vec::with_capacity(1) },
+            plan: StepPlan {
+                tokens: Vec::with_capacity(chunk),
+                spans: Vec::with_capacity(1),
+                media: Vec::new(),
+            },
             pace: PromptPace::default(),
             costs: ASSUMED,
             acceptance: Counts::default(),
@@ -113,7 +118,7 @@ impl DraftModel {
 
     /// Returns the width of a draft after `tokens`, at most `most`; 0 if no draft is expected to save time, or if the
     /// credit is too low. `steps` are the times of the model that answers.
-    pub(crate) fn width(&mut self, tokens: &[TokenId], steps: &mut StepCosts, most: usize) -> usize {
+    pub(crate) fn width(&mut self, tokens: &[Position], steps: &mut StepCosts, most: usize) -> usize {
         let measured = |seconds: Option<f32>| seconds.and_then(|seconds| steps.in_steps(seconds));
         self.costs = Costs {
             token: measured(self.pace.answer_seconds()).unwrap_or(ASSUMED.token),
@@ -139,7 +144,7 @@ impl DraftModel {
     /// The errors of the executor, after which the draft model cannot be used.
     pub(crate) fn propose(
         &mut self,
-        tokens: &[TokenId],
+        tokens: &[Position],
         width: usize,
         config: &EngineConfig,
         draft: &mut Vec<TokenId>,
@@ -152,7 +157,9 @@ impl DraftModel {
         }
 
         let behind = &tokens[same..];
-        if behind.iter().any(|&token| token as usize >= self.vocab) {
+        // The draft model has neither rows of media nor the tokens that only the other model has.
+        let mut tokens = behind.iter().map(|position| position.as_token());
+        if !tokens.all(|token| token.is_some_and(|token| (token as usize) < self.vocab)) {
             return Ok(());
         }
 
@@ -172,7 +179,7 @@ impl DraftModel {
             }
             draft.push(next);
             if drafted < width {
-                self.run(&[next], LogitRows::Last)?;
+                self.run(&[Position::token(next)], LogitRows::Last)?;
             }
         }
         Ok(())
@@ -186,9 +193,9 @@ impl DraftModel {
     }
 
     /// Runs tokens after those in the slot.
-    fn run(&mut self, tokens: &[TokenId], wanted: LogitRows) -> Result<(), StepError> {
+    fn run(&mut self, tokens: &[Position], wanted: LogitRows) -> Result<(), StepError> {
         self.plan.clear();
-        self.plan.push(SLOT, self.held.len(), tokens, wanted);
+        self.plan.push_span(SLOT, self.held.len(), tokens.iter().copied(), wanted);
         self.device.execute(&self.plan)?;
         if let Some(time) = self.device.step_time() {
             self.pace.record(&self.plan, time);

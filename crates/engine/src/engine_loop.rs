@@ -123,11 +123,11 @@ impl EngineLoop {
         Self { stored: Some(stored), ..self }
     }
 
-    /// Checks a request against an executor's limits.
+    /// Checks a request against an executor's limits and the width of its rows of media.
     ///
     /// # Errors
     /// All variants of [`SubmitError`] except [`SubmitError::Overloaded`] and [`SubmitError::ShutDown`].
-    pub fn check(limits: &Limits, request: &Request) -> Result<(), SubmitError> {
+    pub fn check(limits: &Limits, media_width: Option<usize>, request: &Request) -> Result<(), SubmitError> {
         let prompt = request.prompt.len();
         let longest = limits.longest();
         if prompt == 0 {
@@ -136,10 +136,31 @@ impl EngineLoop {
         if prompt >= longest {
             return Err(SubmitError::PromptTooLong { prompt, context: longest });
         }
-        match request.prompt.iter().find(|&&token| token as usize >= limits.vocab) {
-            Some(&token) => Err(SubmitError::BadToken { token, vocab: limits.vocab }),
-            None => Ok(()),
+        let mut tokens = request.prompt.iter().filter_map(|position| position.as_token());
+        match tokens.find(|&token| token as usize >= limits.vocab) {
+            Some(token) => Err(SubmitError::BadToken { token, vocab: limits.vocab }),
+            None => Self::check_media(media_width, request),
         }
+    }
+
+    fn check_media(width: Option<usize>, request: &Request) -> Result<(), SubmitError> {
+        if let Some(media) = request.media.iter().find(|media| Some(media.width()) != width) {
+            let found = media.width();
+            let reason = match width {
+                Some(width) => {
+                    format!("expected media with rows of {width} elements, found rows of {found} elements")
+                }
+                None => "the graph of this model takes only tokens, so it cannot take pictures or sounds"
+                    .to_owned(),
+            };
+            return Err(SubmitError::Media { reason });
+        }
+        let mut rows = request.prompt.iter().filter_map(|position| position.as_row());
+        if !rows.all(|(id, row)| request.media.iter().any(|media| media.id() == id && row < media.rows())) {
+            let reason = "expected the rows of all media of the prompt, but some are missing".to_owned();
+            return Err(SubmitError::Media { reason });
+        }
+        Ok(())
     }
 
     /// Queues a sequence whose request has been checked.

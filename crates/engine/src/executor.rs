@@ -12,6 +12,8 @@ use std::ops::Range;
 
 use narthex_spec::{SlotId, TokenId};
 
+use crate::position::{MediaRows, Position};
+
 pub use block::{KvBlock, KvLayer, KvRows, KvSlice};
 pub use check::{check_read, check_truncate};
 pub use copy::KvCopy;
@@ -81,10 +83,12 @@ impl KvLimits {
 /// One step. The spans are of distinct slots. The plan's memory is reused from step to step.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StepPlan {
-    /// New tokens of all spans.
-    pub tokens: Vec<TokenId>,
+    /// New tokens and rows of media of all spans.
+    pub tokens: Vec<Position>,
     /// Spans, in the order of their logits.
     pub spans: Vec<Span>,
+    /// Media of all sequences in the plan.
+    pub media: Vec<MediaRows>,
 }
 
 impl StepPlan {
@@ -92,18 +96,36 @@ impl StepPlan {
     pub fn clear(&mut self) {
         self.tokens.clear();
         self.spans.clear();
+        self.media.clear();
     }
 
-    /// Adds a span.
+    /// Adds a span of tokens.
     pub fn push(&mut self, slot: SlotId, at: usize, tokens: &[TokenId], logits: LogitRows) {
+        self.push_span(slot, at, tokens.iter().copied().map(Position::token), logits);
+    }
+
+    /// Adds a span of tokens and rows of media. The media must be in [`Self::media`].
+    pub fn push_span(
+        &mut self,
+        slot: SlotId,
+        at: usize,
+        tokens: impl IntoIterator<Item = Position>,
+        logits: LogitRows,
+    ) {
         let start = self.tokens.len();
-        self.tokens.extend_from_slice(tokens);
+        self.tokens.extend(tokens);
         self.spans.push(Span { slot, at, tokens: start..self.tokens.len(), logits });
     }
 
     /// Returns the new tokens of one span.
-    pub fn tokens_of(&self, span: &Span) -> &[TokenId] {
+    pub fn tokens_of(&self, span: &Span) -> &[Position] {
         &self.tokens[span.tokens.clone()]
+    }
+
+    /// Returns the row of a medium, if the plan has it. A token has none.
+    pub fn row(&self, position: Position) -> Option<&[f32]> {
+        let (id, row) = position.as_row()?;
+        self.media.iter().find(|media| media.id() == id)?.row(row)
     }
 
     /// Returns the number of rows of logits that all spans request.
@@ -227,6 +249,11 @@ pub trait Executor: Send {
     /// [`StepError::CannotRewind`] leaves the slot unchanged. A device that cannot rewind can still empty a slot.
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError>;
 
+    /// Returns the number of elements of a medium's row, or `None` if the graph takes only tokens.
+    fn media_width(&self) -> Option<usize> {
+        None
+    }
+
     /// Returns the maximum number of tokens in a span that continues a slot of `at` tokens and runs in the same way as
     /// the next token of an answer: in one run, on the same device, and with the same rotary factors. 1 means that a
     /// longer span costs at least as much as its tokens one by one.
@@ -257,7 +284,7 @@ pub trait Executor: Send {
 
     /// Records the tokens of keys that were written after the first `at` tokens of a slot. An executor whose keys depend
     /// on the length of the sequence needs them to compute the keys again.
-    fn record_tokens(&mut self, slot: SlotId, at: usize, tokens: &[TokenId]) {
+    fn record_tokens(&mut self, slot: SlotId, at: usize, tokens: &[Position]) {
         let _ = (slot, at, tokens);
     }
 
@@ -323,6 +350,6 @@ mod tests {
         plan.push(SlotId(1), 4, &[4, 5], LogitRows::Nothing);
         plan.push(SlotId(2), 0, &[6], LogitRows::Last);
         assert_eq!(plan.logits_rows(), 4);
-        assert_eq!(plan.tokens_of(&plan.spans[1]), [4, 5]);
+        assert_eq!(plan.tokens_of(&plan.spans[1]), [4, 5].map(Position::token));
     }
 }

@@ -11,6 +11,7 @@ pub mod encoder;
 pub mod engine_loop;
 pub mod executor;
 pub mod kv;
+pub mod position;
 pub mod prefix_storage;
 pub mod request;
 pub mod sample;

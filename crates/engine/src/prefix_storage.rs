@@ -5,9 +5,10 @@
 //! no slot holds. No method of the port may block: reads and writes happen on threads of the implementation, which report
 //! their progress to the engine ([`StorageProgress`](crate::worker::StorageProgress)).
 
-use narthex_spec::TokenId;
-
-use crate::executor::{KvBlock, StepError};
+use crate::{
+    executor::{KvBlock, StepError},
+    position::Position,
+};
 
 /// Number of tokens in a stored block.
 pub const BLOCK_TOKENS: usize = 64;
@@ -17,7 +18,7 @@ pub const BLOCK_TOKENS: usize = 64;
 pub struct BlockKey {
     /// Number of blocks before it in its prefix.
     pub index: u32,
-    /// Digest of its tokens and of all tokens before them.
+    /// Digest of its tokens and of all tokens before them, with the digests of media.
     pub hash: [u8; 32],
 }
 
@@ -36,8 +37,9 @@ pub enum BlockState {
 
 /// A storage of blocks. Each belongs to one model on one device, so that its keys and values fit.
 pub trait PrefixStorage: Send {
-    /// Returns the key of the block with these tokens after the block `parent`.
-    fn key(&self, parent: Option<&BlockKey>, tokens: &[TokenId]) -> BlockKey;
+    /// Returns the key of the block with these tokens after the block `parent`, or `None` if a block with a medium
+    /// cannot be identified, because its digest was forgotten.
+    fn key(&self, parent: Option<&BlockKey>, tokens: &[Position]) -> Option<BlockKey>;
 
     /// Returns the state of a block, and records its use if it is stored.
     fn state(&mut self, key: &BlockKey) -> BlockState;

@@ -10,12 +10,19 @@ use std::{
 
 use narthex_spec::{Speculation, TokenId};
 
-use crate::{constraint::Constraint, executor::StepError, wake::WakeSignal};
+use crate::{
+    constraint::Constraint,
+    executor::StepError,
+    position::{MediaRows, Position},
+    wake::WakeSignal,
+};
 
 /// One sequence to generate.
 pub struct Request {
-    /// Prompt tokens. There must be at least one.
-    pub prompt: Vec<TokenId>,
+    /// Tokens and rows of media of the prompt. There must be at least one.
+    pub prompt: Vec<Position>,
+    /// Media whose rows the prompt has.
+    pub media: Vec<MediaRows>,
     /// Maximum number of generated tokens, which the context and the KV budget also limit
     /// ([`Limits::longest`](crate::executor::Limits::longest)). 0 runs only the prompt.
     pub max_tokens: usize,
@@ -37,7 +44,8 @@ impl Request {
     /// Creates a request for a greedy answer without stop tokens, constraint and log-probabilities.
     pub fn greedy(prompt: Vec<TokenId>, max_tokens: usize, sink: impl TokenSink + 'static) -> Self {
         Self {
-            prompt,
+            prompt: Position::of_tokens(&prompt),
+            media: Vec::new(),
             max_tokens,
             stop: Vec::new(),
             sampling: Sampling::greedy(),
@@ -148,7 +156,7 @@ pub enum Finish {
 /// Token counts of a finished sequence.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Number of prompt tokens.
+    /// Number of prompt tokens, including rows of media.
     pub prompt_tokens: usize,
     /// Number of prompt tokens whose keys and values were already in a slot.
     pub cached_tokens: usize,
@@ -194,6 +202,12 @@ pub enum SubmitError {
         token: TokenId,
         /// Size of the vocabulary.
         vocab: usize,
+    },
+    /// The model does not take the media of the prompt.
+    #[error("{reason}")]
+    Media {
+        /// Reason for the refusal.
+        reason: String,
     },
     /// The engine accepts no more requests.
     #[error("the engine has shut down")]

@@ -11,7 +11,8 @@ use narthex_spec::{SlotId, Speculation, TokenId};
 use crate::{
     constraint::{ActiveConstraint, Progress},
     executor::{LogitRows, Logits, RowScan, ScannedRow, StepError},
-    kv::{PromptEnd, common_prefix},
+    kv::PromptEnd,
+    position::{MediaRows, Position},
     request::{Finish, LogProbs, Request, SequenceHandle, TokenEvent, TokenSink, Usage},
     sample::{Sampler, Scratch, log_probs},
     speculate::Acceptance,
@@ -32,8 +33,10 @@ struct DraftCounts {
 pub(crate) struct Sequence {
     /// Order of submission.
     pub(crate) number: u64,
-    /// Prompt and generated tokens.
-    pub(crate) tokens: Vec<TokenId>,
+    /// Tokens and rows of media of the prompt, and generated tokens.
+    pub(crate) tokens: Vec<Position>,
+    /// Media of the prompt. They are kept until the end, because the prompt may have to run again.
+    pub(crate) media: Vec<MediaRows>,
     /// Number of tokens in the slot.
     pub(crate) cached: usize,
     /// Slot of a running sequence.
@@ -71,6 +74,7 @@ impl Sequence {
         let prompt = request.prompt.len();
         let max_length = prompt.saturating_add(request.max_tokens).min(longest).max(prompt);
         let mut tokens = request.prompt;
+        let prompt_tokens: Vec<TokenId> = tokens.iter().copied().filter_map(Position::as_token).collect();
         // Reserved now, because steps must not allocate.
         tokens.reserve_exact(max_length - prompt);
 
@@ -81,9 +85,10 @@ impl Sequence {
             slot: None,
             max_length,
             stop: request.stop,
-            sampler: Sampler::new(request.sampling, &tokens, max_length - prompt),
+            sampler: Sampler::new(request.sampling, &prompt_tokens, max_length - prompt),
             constraint: request.constraint.map(ActiveConstraint::new),
             tokens,
+            media: request.media,
             logprobs: request.logprobs,
             prompt_end: None,
             reported: 0,
@@ -202,7 +207,11 @@ impl Sequence {
         let end = loop {
             // The row of the last accepted token. One call may take several tokens if some are forced.
             let end = self.advance(logits.scanned_row(accepted), scratch);
-            accepted = common_prefix(&self.tokens[start..], draft);
+            accepted = self.tokens[start..]
+                .iter()
+                .zip(draft)
+                .take_while(|(position, token)| position.as_token() == Some(**token))
+                .count();
             if end.is_some() || start + accepted < self.tokens.len() {
                 break end;
             }
@@ -217,9 +226,10 @@ impl Sequence {
     fn report_prompt(&mut self, at: usize, logits: Logits<'_>, scratch: &mut Scratch) -> ControlFlow<()> {
         let top = self.logprobs.map_or(0, |wanted| wanted.top);
         if self.reported == 0 {
-            let token = self.tokens[0];
             self.reported = 1;
-            self.notify(|sink| sink.prompt_token(TokenEvent { token, logprob: None, top: &[] }))?;
+            if let Some(token) = self.tokens[0].as_token() {
+                self.notify(|sink| sink.prompt_token(TokenEvent { token, logprob: None, top: &[] }))?;
+            }
         }
         for row in 0..logits.rows() {
             let position = at + row + 1;
@@ -227,8 +237,9 @@ impl Sequence {
             if position != self.reported || position >= self.prompt {
                 continue;
             }
-            let token = self.tokens[position];
             self.reported += 1;
+            // Rows of media have no probability.
+            let Some(token) = self.tokens[position].as_token() else { continue };
             let (logprob, top) = log_probs(logits.scanned_row(row), token, top, scratch);
             self.notify(|sink| sink.prompt_token(TokenEvent { token, logprob: Some(logprob), top }))?;
         }
@@ -304,7 +315,7 @@ impl Sequence {
             self.stopped = 1;
             return Some(Finish::Stop);
         }
-        self.tokens.push(event.token);
+        self.tokens.push(Position::token(event.token));
         let progress =
             self.constraint.as_mut().map_or(Progress::Open, |constraint| constraint.accept(event.token));
         match self.notify(|sink| sink.token(event)) {
@@ -437,7 +448,7 @@ mod tests {
         assert_eq!(s.start(SlotId(0), 1), 1);
         let logits = [0.0, 1.0];
         assert_eq!(s.commit(2, Logits::new(&logits, 2), &mut scratch), None);
-        assert_eq!((&s.tokens[..], s.pending()), (&[0, 0, 0, 1][..], 1));
+        assert_eq!((&s.tokens[..], s.pending()), (&[0, 0, 0, 1].map(Position::token)[..], 1));
         assert_eq!(s.commit(1, Logits::new(&logits, 2), &mut scratch), Some(Finish::Length));
         assert_eq!(s.generated(), 2);
     }

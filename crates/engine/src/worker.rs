@@ -68,6 +68,8 @@ impl StorageProgress {
 pub struct Engine {
     shared: Arc<EngineState>,
     limits: Limits,
+    /// Number of elements of a medium's row, if the model takes media.
+    media_width: Option<usize>,
     config: EngineConfig,
     thread_id: ThreadId,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -115,6 +117,7 @@ impl Engine {
         config: EngineConfig,
     ) -> std::io::Result<Self> {
         let executor = executor.into();
+        let media_width = executor.media_width();
         let mut limits = executor.limits().clone();
         limits.context = limits.context.min(config.context);
         let mut engine_loop = EngineLoop::new(executor, config);
@@ -135,7 +138,7 @@ impl Engine {
             run(engine_loop, &own);
         })?;
         let thread_id = thread.thread().id();
-        Ok(Self { shared, limits, config, thread_id, thread: Mutex::new(Some(thread)) })
+        Ok(Self { shared, limits, media_width, config, thread_id, thread: Mutex::new(Some(thread)) })
     }
 
     /// Returns the limits of requests: those of the executor, and the configured context.
@@ -143,12 +146,17 @@ impl Engine {
         &self.limits
     }
 
+    /// Returns the number of elements of a medium's row, or `None` if the model takes only tokens.
+    pub fn media_width(&self) -> Option<usize> {
+        self.media_width
+    }
+
     /// Queues a request. Its sink is called on the engine's thread.
     ///
     /// # Errors
     /// [`SubmitError`]. The request is dropped and its sink is never called.
     pub fn submit(&self, request: Request) -> Result<SequenceHandle, SubmitError> {
-        EngineLoop::check(&self.limits, &request)?;
+        EngineLoop::check(&self.limits, self.media_width, &request)?;
         let mut inbox = self.shared.inbox.lock();
         if inbox.drain.is_some() {
             return Err(SubmitError::ShutDown);
@@ -297,6 +305,7 @@ mod tests {
             shared: Arc::new(EngineState { inbox: Mutex::default(), wake: progress.0.clone() }),
             config: EngineConfig::for_limits(&limits),
             limits,
+            media_width: None,
             thread_id: std::thread::current().id(),
             thread: Mutex::new(None),
         };

@@ -16,6 +16,7 @@ use narthex_engine::{
         Executor, KvBlock, KvCopy, KvLimits, KvRows, Limits, Logits, Span, StepError, StepPlan, check_read,
         check_truncate,
     },
+    position::Position,
     supervise::SupervisedExecutor,
 };
 use narthex_spec::{SlotId, TokenId, manifest::KvLayout};
@@ -64,6 +65,8 @@ pub struct FakeExecutor {
     pub write_faults: VecDeque<Fault>,
     /// Number of last tokens that logits depend on; all of them by default.
     pub looks_back: usize,
+    /// Number of elements of a medium's row; by default, only tokens are taken.
+    pub media_width: Option<usize>,
 }
 
 /// A view of the lengths of an executor's slots. It stays valid after the executor has been moved.
@@ -99,6 +102,7 @@ impl FakeExecutor {
             copy_faults: VecDeque::new(),
             write_faults: VecDeque::new(),
             looks_back: usize::MAX,
+            media_width: None,
             limits,
         }
     }
@@ -120,6 +124,7 @@ impl FakeExecutor {
             let reason = format!("{single} single tokens, {} fit", self.limits.batch);
             return Err(StepError::bad_plan(reason));
         }
+        plan.check_media(self.media_width)?;
         self.check_memory(plan)
     }
 
@@ -143,8 +148,8 @@ impl FakeExecutor {
     fn run(&mut self, plan: &StepPlan, span: &Span) {
         let skipped = span.tokens.len() - span.logits.rows(span.tokens.len());
         let slot = &mut self.slots[span.slot.index()];
-        for (index, &token) in plan.tokens_of(span).iter().enumerate() {
-            slot.push(token);
+        for (index, &position) in plan.tokens_of(span).iter().enumerate() {
+            slot.push(content(plan, position));
             if index >= skipped {
                 let seen = &slot[slot.len().saturating_sub(self.looks_back)..];
                 self.logits.extend(noise(hash(seen)).take(self.limits.vocab).map(|x| 4.0 * x));
@@ -187,6 +192,15 @@ impl FakeExecutor {
         held.push(0);
         self.watch.set(slot, held.len());
     }
+}
+
+/// Returns the number that a slot has for a position: the token, or a number that follows from the values of a row. Each
+/// is exact in single precision, as keys and values are.
+fn content(plan: &StepPlan, position: Position) -> TokenId {
+    const ROWS: u32 = 1 << 23;
+    let bits = |row: &[f32]| row.iter().map(|value| value.to_bits()).collect::<Vec<u32>>();
+    let row = plan.row(position).map(|row| ROWS | (hash(&bits(row)) as u32 & (ROWS - 1)));
+    row.or(position.as_token()).unwrap_or(0)
 }
 
 /// Returns the layout of the fake cache: one layer, in which a token's key and value are its id.
@@ -238,6 +252,10 @@ impl Executor for FakeExecutor {
 
     fn logits(&self) -> Logits<'_> {
         Logits::new(&self.logits, self.limits.vocab)
+    }
+
+    fn media_width(&self) -> Option<usize> {
+        self.media_width
     }
 
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
@@ -434,5 +452,9 @@ impl Executor for ClosedExecutor {
 
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
         self.0.truncate(slot, len)
+    }
+
+    fn media_width(&self) -> Option<usize> {
+        self.0.media_width()
     }
 }

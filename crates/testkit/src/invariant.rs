@@ -85,7 +85,7 @@ pub fn check_executor(snapshot: &Snapshot, held: &[usize]) -> Result<(), String>
 
 #[cfg(test)]
 mod tests {
-    use narthex_engine::config::EngineStats;
+    use narthex_engine::{config::EngineStats, position::Position};
     use narthex_spec::SlotId;
 
     use super::*;
@@ -101,7 +101,12 @@ mod tests {
         Snapshot {
             slots: vec![
                 SlotState::Held { length: 4, reserved: 6 },
-                SlotState::Idle { tokens: vec![1, 2], released: 3, inflation: 0, prompt_end: None },
+                SlotState::Idle {
+                    tokens: Position::of_tokens(&[1, 2]),
+                    released: 3,
+                    inflation: 0,
+                    prompt_end: None,
+                },
                 SlotState::Held { length: 0, reserved: 2 },
             ],
             running: vec![running(2, 0, 4), running(5, 2, 0)],

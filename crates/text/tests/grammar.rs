@@ -16,7 +16,6 @@ use narthex_engine::{
     request::{Finish, Request, Sampling},
     sample::SplitMix64,
 };
-use narthex_spec::Speculation;
 use narthex_testkit::{executor::FakeExecutor, sink::Recorder};
 use narthex_text::{
     grammar::{Grammar, GrammarCompiler, GrammarError, GrammarMatcher},
@@ -145,15 +144,11 @@ impl Bench {
         let constraint = Matched { matcher: self.compiler.compile(grammar)?, times: self.times.clone() };
         let sink = Recorder::new();
         let request = Request {
-            prompt: vec![1, 2, 3],
-            max_tokens: MAX_TOKENS,
             stop: vec![self.end],
             // Closing quotes and brackets are likelier, so that answers end.
             sampling: Sampling { logit_bias: self.biases(), ..sampling },
             constraint: Some(Box::new(constraint)),
-            logprobs: None,
-            speculation: Speculation::Auto,
-            sink: Box::new(sink.clone()),
+            ..Request::greedy(vec![1, 2, 3], MAX_TOKENS, sink.clone())
         };
         self.core.submit(request).unwrap();
         while self.core.step() == Work::Busy {}

@@ -2,9 +2,11 @@
 
 use std::path::Path;
 
-use narthex_engine::executor::StepError;
+use narthex_engine::{
+    executor::{StepError, StepPlan},
+    position::Position,
+};
 use narthex_spec::{
-    TokenId,
     arch::{DecoderArch, ImportedDecoder},
     manifest::Manifest,
 };
@@ -84,16 +86,25 @@ impl DecoderInput {
         }
     }
 
-    /// Writes a token at a position of its sequence to a place in the run.
-    pub(super) fn write(&mut self, place: usize, token: TokenId, position: usize) {
+    /// Returns the number of elements of a row, or `None` if the graph takes only tokens.
+    pub(super) fn width(&self) -> Option<usize> {
+        match self {
+            Self::Rows { embedding, .. } => Some(embedding.width()),
+            Self::Tokens { .. } => None,
+        }
+    }
+
+    /// Writes a token of a checked plan, which is the token `at` of its sequence, to a place in the run.
+    pub(super) fn write(&mut self, place: usize, plan: &StepPlan, token: Position, at: usize) {
         match self {
             Self::Rows { embedding, rows, per_layer } => {
                 let width = embedding.width();
                 let wide = embedding.per_layer_width();
-                embedding.write(token, position, &mut rows[place * width..][..width]);
+                embedding.write(plan, token, at, &mut rows[place * width..][..width]);
                 embedding.write_per_layer(token, &mut per_layer[place * wide..][..wide]);
             }
-            Self::Tokens { tokens, .. } => tokens[place] = i64::from(token),
+            // The check of the plan has refused media.
+            Self::Tokens { tokens, .. } => tokens[place] = i64::from(token.as_token().unwrap_or(0)),
         }
     }
 }

@@ -17,12 +17,15 @@ mod rows;
 
 use std::{ops::Range, path::Path};
 
-use narthex_engine::executor::{
-    Executor, KvBlock, KvCopy, Limits, LogitRows, Logits, Span, StepError, StepPlan, check_read,
-    check_truncate,
+use narthex_engine::{
+    executor::{
+        Executor, KvBlock, KvCopy, Limits, LogitRows, Logits, Span, StepError, StepPlan, check_read,
+        check_truncate,
+    },
+    position::Position,
 };
 use narthex_spec::{
-    DType, Ep, KvPrecision, SlotId, TokenId,
+    DType, Ep, KvPrecision, SlotId,
     arch::Steps,
     manifest::{KvLayout, Manifest},
 };
@@ -233,7 +236,7 @@ impl DynamicExecutor {
         let lengths = &mut self.decode.lengths;
         for (index, span) in spans.iter().enumerate() {
             let place = self.cache.row(span.slot) - first_row;
-            self.feed.write(place, plan.tokens_of(span)[0], span.at);
+            self.feed.write(place, plan, plan.tokens_of(span)[0], span.at);
             lengths[place] = span.at as i32;
             self.decode.rows[index] = place as i64;
         }
@@ -269,28 +272,24 @@ impl DynamicExecutor {
         let fits = self.prompt.as_ref().is_none_or(|prompt| span.at <= prompt.past);
         if (self.steps == Steps::Any || span.at == 0) && fits {
             let count = span.logits.rows(tokens.len());
-            return self.run_tokens(span.slot, span.at, tokens, factors, row..row + count);
+            let run = SlotRun { plan, slot: span.slot, at: span.at, tokens, factors };
+            return self.run_tokens(run, row..row + count);
         }
         let first = tokens.len() - span.logits.rows(tokens.len());
         for (index, token) in tokens.iter().enumerate() {
             let rows = row + index.saturating_sub(first)..row + (index + 1).saturating_sub(first);
-            let token = std::slice::from_ref(token);
-            self.run_tokens(span.slot, span.at + index, token, factors, rows)?;
+            let tokens = std::slice::from_ref(token);
+            let run = SlotRun { plan, slot: span.slot, at: span.at + index, tokens, factors };
+            self.run_tokens(run, rows)?;
         }
         Ok(())
     }
 
-    /// Runs tokens of one slot, starting at a position. The logits of the last tokens are written to `rows`.
-    fn run_tokens(
-        &mut self,
-        slot: SlotId,
-        at: usize,
-        tokens: &[TokenId],
-        factors: RopeFactors,
-        rows: Range<usize>,
-    ) -> Result<(), StepError> {
+    /// Runs tokens of one slot. The logits of the last tokens are written to `rows`.
+    fn run_tokens(&mut self, run: SlotRun<'_>, rows: Range<usize>) -> Result<(), StepError> {
+        let SlotRun { plan, slot, at, tokens, factors } = run;
         for (place, &token) in tokens.iter().enumerate() {
-            self.feed.write(place, token, at + place);
+            self.feed.write(place, plan, token, at + place);
         }
         let (bound, graph) = match &mut self.prompt {
             Some(prompt) if tokens.len() > 1 => (&mut self.prefill, prompt),
@@ -326,6 +325,17 @@ fn factors_of(factors: &[RopeFactors], span: usize) -> RopeFactors {
     factors.get(span).copied().unwrap_or(RopeFactors::Short)
 }
 
+/// Tokens of one slot that run together.
+struct SlotRun<'a> {
+    /// Plan with the rows of media.
+    plan: &'a StepPlan,
+    slot: SlotId,
+    /// Number of tokens before them.
+    at: usize,
+    tokens: &'a [Position],
+    factors: RopeFactors,
+}
+
 /// Returns whether a span can be part of a batch.
 fn is_single(span: &Span) -> bool {
     span.tokens.len() == 1 && span.logits != LogitRows::Nothing
@@ -338,6 +348,7 @@ impl Executor for DynamicExecutor {
 
     fn execute(&mut self, plan: &StepPlan) -> Result<(), StepError> {
         plan.check(&self.limits, |slot| self.cache.length(slot))?;
+        plan.check_media(self.media_width())?;
         self.cache.reserve(plan.spans.iter().map(|span| (span.slot, span.at + span.tokens.len())))?;
         self.logits_rows = plan.logits_rows();
         let wanted = self.logits_rows * self.limits.vocab;
@@ -364,6 +375,10 @@ impl Executor for DynamicExecutor {
         self.cache.truncate(slot, len);
         self.switch.truncate(slot, len);
         Ok(())
+    }
+
+    fn media_width(&self) -> Option<usize> {
+        self.feed.width()
     }
 
     fn verify_limit(&self, at: usize) -> usize {
@@ -394,7 +409,7 @@ impl Executor for DynamicExecutor {
         Ok(())
     }
 
-    fn record_tokens(&mut self, slot: SlotId, at: usize, tokens: &[TokenId]) {
+    fn record_tokens(&mut self, slot: SlotId, at: usize, tokens: &[Position]) {
         self.switch.record_tokens(slot, at, tokens);
     }
 

@@ -3,12 +3,15 @@
 use std::{collections::BTreeMap, ops::Range, path::Path};
 
 use half::f16;
-use narthex_engine::executor::{
-    Executor, KvBlock, KvCopy, KvLimits, KvRows, Limits, Logits, Span, StepError, StepPlan, check_read,
-    check_truncate,
+use narthex_engine::{
+    executor::{
+        Executor, KvBlock, KvCopy, KvLimits, KvRows, Limits, Logits, Span, StepError, StepPlan, check_read,
+        check_truncate,
+    },
+    position::Position,
 };
 use narthex_spec::{
-    SlotId, TokenId,
+    SlotId,
     arch::{DecoderArch, Structure},
     manifest::{KvLayout, Manifest, Part, Slot, TableRole},
 };
@@ -186,7 +189,7 @@ impl StaticExecutor {
         };
 
         self.cache.fit(span.slot, past, held)?;
-        let run = TokenRun { at: span.at, past, rows, tokens, factors };
+        let run = TokenRun { plan, at: span.at, past, rows, tokens, factors };
         let states = run_parts(parts, &self.tables, run, &mut self.cache, span.slot)?;
         let hidden = self.tables.embedding.width();
         let vocab = self.limits.vocab;
@@ -320,6 +323,7 @@ impl Executor for StaticExecutor {
 
     fn execute(&mut self, plan: &StepPlan) -> Result<(), StepError> {
         plan.check(&self.limits, |slot| self.cache.length(slot))?;
+        plan.check_media(self.media_width())?;
         self.logits_rows = plan.logits_rows();
         let wanted = self.logits_rows * self.limits.vocab;
         if self.logits.len() < wanted {
@@ -337,6 +341,10 @@ impl Executor for StaticExecutor {
 
     fn logits(&self) -> Logits<'_> {
         Logits::new(&self.logits[..self.logits_rows * self.limits.vocab], self.limits.vocab)
+    }
+
+    fn media_width(&self) -> Option<usize> {
+        Some(self.tables.embedding.width())
     }
 
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
@@ -372,7 +380,7 @@ impl Executor for StaticExecutor {
         Ok(())
     }
 
-    fn record_tokens(&mut self, slot: SlotId, at: usize, tokens: &[TokenId]) {
+    fn record_tokens(&mut self, slot: SlotId, at: usize, tokens: &[Position]) {
         self.switch.record_tokens(slot, at, tokens);
     }
 

@@ -6,8 +6,11 @@
 use std::ops::Range;
 
 use half::f16;
-use narthex_engine::executor::StepError;
-use narthex_spec::{TokenId, manifest::Slot};
+use narthex_engine::{
+    executor::{StepError, StepPlan},
+    position::Position,
+};
+use narthex_spec::manifest::Slot;
 
 use super::{HIDDEN, graph::StaticGraph};
 use crate::{
@@ -52,6 +55,8 @@ impl AngleInputs {
 
 #[derive(Clone, Copy)]
 pub(super) struct TokenRun<'a> {
+    /// Plan with the rows of media.
+    pub(super) plan: &'a StepPlan,
     /// Number of tokens before them.
     pub(super) at: usize,
     /// Number of past columns.
@@ -59,7 +64,7 @@ pub(super) struct TokenRun<'a> {
     /// Number of rows of the graph.
     pub(super) rows: usize,
     /// The tokens; at most as many as rows.
-    pub(super) tokens: &'a [TokenId],
+    pub(super) tokens: &'a [Position],
     /// Set of rotary factors.
     pub(super) factors: RopeFactors,
 }
@@ -67,7 +72,7 @@ pub(super) struct TokenRun<'a> {
 /// Writes the embeddings of the tokens.
 pub(super) fn embed(graph: &mut StaticGraph, tables: &Tables, run: TokenRun<'_>) {
     let hidden = tables.embedding.width();
-    let TokenRun { at, rows, tokens, .. } = run;
+    let TokenRun { plan, at, rows, tokens, .. } = run;
     let first = rows - tokens.len();
     let per_layer = tables.embedding.per_layer_width();
     let mut row = vec![0.0; hidden.max(per_layer)];
@@ -75,7 +80,7 @@ pub(super) fn embed(graph: &mut StaticGraph, tables: &Tables, run: TokenRun<'_>)
     embeds[..first * hidden].fill(f16::ZERO);
     let places = embeds[first * hidden..].chunks_exact_mut(hidden);
     for ((position, &token), out) in (at..).zip(tokens).zip(places) {
-        tables.embedding.write(token, position, &mut row[..hidden]);
+        tables.embedding.write(plan, token, position, &mut row[..hidden]);
         narrow(&row[..hidden], out);
     }
     if per_layer > 0 {
@@ -90,7 +95,7 @@ pub(super) fn embed(graph: &mut StaticGraph, tables: &Tables, run: TokenRun<'_>)
 
 /// Writes rotary angles and masks.
 pub(super) fn write(graph: &mut StaticGraph, tables: &Tables, run: TokenRun<'_>) {
-    let TokenRun { at, past, rows, tokens, factors } = run;
+    let TokenRun { at, past, rows, tokens, factors, .. } = run;
     let first = rows - tokens.len();
     let mut row = vec![0.0; tables.embedding.width()];
     for (slot, table) in tables.angles.iter().flat_map(|angles| angles.of(factors)) {

@@ -7,7 +7,9 @@ use narthex_engine::executor::{Executor, LogitRows, StepError, StepPlan};
 use narthex_spec::{DType, Ep, KvPrecision, Scheme, SlotId, TokenId};
 use narthex_testkit::checkpoint::LAYERS;
 
-use crate::support::{OPTIONS, Package, Part, alone, distance, prompt, relative, step};
+use crate::support::{
+    OPTIONS, Package, Part, alone, distance, farthest, media, prompt, relative, step, with_media,
+};
 
 /// Precisions of a cache that is not in single precision.
 const ROUNDED: [KvPrecision; 2] = [KvPrecision::F16, KvPrecision::I8];
@@ -116,6 +118,32 @@ fn prompts_and_single_tokens_share_a_step() {
     check(&rows[2], alone(&package, &other, 64));
     let rows = step(&mut executor, &[(1, 20, &[77], LogitRows::Last)]).unwrap();
     check(&rows[0], expected(&package, 1, 20, 77));
+}
+
+#[test]
+fn rows_of_a_medium_run_like_tokens_and_determine_the_logits() {
+    for scheme in [Scheme::F32, Scheme::W8] {
+        let package = Package::llama(scheme);
+        let mut executor = package.executor();
+        let width = executor.media_width().unwrap();
+        let whole = with_media(&mut executor, &media(1, width), 64);
+        assert_eq!(whole.len(), 14);
+        for chunk in [1, 4, 6] {
+            let found = with_media(&mut executor, &media(1, width), chunk);
+            let largest = farthest(&found, &whole);
+            assert!(if scheme == Scheme::W8 { found == whole } else { largest <= 1e-5 }, "{largest}");
+        }
+        let other = with_media(&mut executor, &media(2, width), 64);
+        assert!(other[..3] == whole[..3], "the medium changes the logits before it");
+        assert!(other[3..].iter().zip(&whole[3..]).all(|(a, b)| distance(a, b) > 1e-4));
+        let mut plan = StepPlan { media: vec![media(1, width + 1)], ..StepPlan::default() };
+        plan.push_span(SlotId(0), 0, media(1, width + 1).positions(), LogitRows::Last);
+        let error = executor.step(&plan).unwrap_err().to_string();
+        assert!(error.contains(&format!("expected rows of {width} elements")), "{error}");
+        plan.media.clear();
+        let error = executor.step(&plan).unwrap_err().to_string();
+        assert!(error.contains("a row of a medium is not in the plan"), "{error}");
+    }
 }
 
 #[test]

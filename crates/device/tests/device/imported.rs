@@ -76,6 +76,7 @@ fn a_decoder_gives_the_source_s_logits_however_its_tokens_are_cut() {
         assert_eq!(package.manifest.recipe.scheme, scheme, "{name}");
         check_golden(name, &package, bound);
         let package = package.with_cache(KvPrecision::F16);
+        assert_eq!(package.executor().media_width(), None, "{name} takes only tokens");
         let is_half = package.executor().cache_layouts().iter().all(|layer| layer.dtype == DType::F16);
         // The others attend in another way, or their caches are copied. Activations that are rounded to eight bits may
         // round the other way.

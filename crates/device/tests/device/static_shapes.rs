@@ -18,7 +18,7 @@ use narthex_spec::{Ep, Scheme, SlotId, TokenId, manifest::GraphEntry, recipe::Fi
 use crate::support::{
     Package,
     fixed::{open, open_encoder},
-    prompt, relative, runtime,
+    media, prompt, relative, runtime, with_media,
 };
 
 /// Maximum relative L2 distance between half and single precision.
@@ -53,6 +53,21 @@ fn run(
 fn expected(package: &Package, tokens: &[TokenId]) -> Vec<Vec<f32>> {
     let mut executor: DynamicExecutor = package.executor();
     run(&mut executor, 0, 0, tokens, LogitRows::All)
+}
+
+#[test]
+fn rows_of_a_medium_run_as_in_variant_a() {
+    let package = Package::fixed_llama(Scheme::W8, shapes());
+    let mut dynamic = package.executor();
+    let width = dynamic.media_width().unwrap();
+    let expected = with_media(&mut dynamic, &media(1, width), 64);
+    let mut executor = executor(&package);
+    assert_eq!(executor.media_width(), Some(width));
+    for chunk in [1, 4, 14] {
+        let found = with_media(&mut executor, &media(1, width), chunk);
+        let largest = found.iter().zip(&expected).map(|(a, b)| relative(a, b)).fold(0.0, f32::max);
+        assert!(largest <= HALF, "{largest}");
+    }
 }
 
 #[test]

@@ -30,6 +30,7 @@ use narthex_device::{
 use narthex_engine::{
     encoder::Text,
     executor::{Executor, LogitRows, StepError, StepPlan},
+    position::{MediaRows, Position},
 };
 use narthex_spec::{
     KvPrecision, Recipe, Scheme, SlotId, TokenId,
@@ -220,6 +221,28 @@ pub(crate) fn step(executor: &mut impl Executor, parts: &[Part<'_>]) -> Result<V
     }
     let logits = executor.step(&plan)?;
     Ok((0..logits.rows()).map(|row| logits.row(row).to_vec()).collect())
+}
+
+/// Runs tokens, the rows of a medium, and further tokens in one slot, in spans of at most `chunk`. Returns the rows of
+/// logits after each of them.
+pub(crate) fn with_media(executor: &mut dyn Executor, media: &MediaRows, chunk: usize) -> Vec<Vec<f32>> {
+    let text = |range: std::ops::Range<u32>| range.map(|i| Position::token(i * 7 + 3)).collect::<Vec<_>>();
+    let tokens = [text(0..3), media.positions().collect(), text(3..9)].concat();
+    let mut rows = Vec::new();
+    for (index, part) in tokens.chunks(chunk).enumerate() {
+        let mut plan = StepPlan { media: vec![media.clone()], ..StepPlan::default() };
+        plan.push_span(SlotId(0), index * chunk, part.iter().copied(), LogitRows::All);
+        let logits = executor.step(&plan).unwrap();
+        rows.extend((0..logits.rows()).map(|row| logits.row(row).to_vec()));
+    }
+    executor.truncate(SlotId(0), 0).unwrap();
+    rows
+}
+
+/// Returns a medium of five rows, which is different for every seed.
+pub(crate) fn media(seed: u8, width: usize) -> MediaRows {
+    let value = |i: usize| ((i * (usize::from(seed) + 5)) % 23) as f32 / 100.0 - 0.1;
+    MediaRows::new([seed; 32], width, (0..5 * width).map(value).collect()).unwrap()
 }
 
 /// Runs a prompt in one slot of a fresh executor, in spans of at most `chunk` tokens. Returns the last row.

@@ -7,10 +7,11 @@ use super::EngineLoop;
 use crate::{
     executor::{Executor, KvCopy, StepError},
     kv::{MIN_COPY, Prefix, PromptEnd, Reuse, SlotChoice, SlotContent, SlotState, Slots, common_prefix},
+    position::Position,
     request::Finish,
     sequence::Sequence,
 };
-use narthex_spec::{SlotId, TokenId};
+use narthex_spec::SlotId;
 
 impl EngineLoop {
     /// Assigns slots to waiting sequences.
@@ -49,7 +50,7 @@ impl EngineLoop {
 
     /// Returns true if a running sequence is about to compute a longer prefix of the prompt than any slot and the tree
     /// have. The prompt then waits for it instead of running the same tokens a second time.
-    fn is_prefix_coming(&self, prompt: &[TokenId], contents: &[SlotContent<'_>], in_tree: usize) -> bool {
+    fn is_prefix_coming(&self, prompt: &[Position], contents: &[SlotContent<'_>], in_tree: usize) -> bool {
         let held = Slots::longest_prefix(contents, prompt).map_or(0, |prefix| prefix.length).max(in_tree);
         self.running.iter().any(|sequence| {
             let coming = common_prefix(&sequence.tokens, prompt).min(prompt.len().saturating_sub(1));

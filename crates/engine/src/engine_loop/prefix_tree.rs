@@ -4,12 +4,13 @@
 //! back. The tree takes the part of the KV budget that the slots do not need. What it loses goes to the storage of
 //! prefixes, if there is one. An executor that cannot read its cache has no tree.
 
-use narthex_spec::{SlotId, TokenId};
+use narthex_spec::SlotId;
 
 use super::EngineLoop;
 use crate::{
     executor::{Executor, KvBlock, StepError},
     kv::{MIN_COPY, PIECE_TOKENS, PrefixTree, SlotState},
+    position::Position,
     sequence::Sequence,
 };
 
@@ -42,7 +43,7 @@ impl EngineLoop {
 
     /// Adds the tokens of a slot that were used last in the step `used` to the tree. Prefixes that were used before
     /// that make room.
-    pub(super) fn keep(&mut self, slot: SlotId, tokens: &[TokenId], used: u64, reserved: usize) {
+    pub(super) fn keep(&mut self, slot: SlotId, tokens: &[Position], used: u64, reserved: usize) {
         let kv = self.device.limits().kv;
         let room = kv.budget.saturating_sub(reserved) / kv.bytes_per_token.max(1);
         let Some(tree) = self.tree.as_mut().filter(|_| !self.is_memory_full) else { return };

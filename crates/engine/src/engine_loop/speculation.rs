@@ -38,7 +38,7 @@ impl EngineLoop {
             fits(width).then_some((found, width))
         });
 
-        self.draft.extend(tokens.last());
+        self.draft.extend(tokens.last().and_then(|position| position.as_token()));
         if let Some((found, width)) = found {
             self.draft_source = DraftSource::Lookup { ngram: found.ngram };
             found.draft(tokens, width, &mut self.draft);
@@ -63,6 +63,7 @@ impl EngineLoop {
         self.slots.hold(slot, at, at + self.draft.len());
         self.plan.clear();
         self.plan.push(slot, at, &self.draft, LogitRows::All);
+        self.plan.media.extend_from_slice(&self.running[0].media);
     }
 
     /// Records the time of a step that has run.

@@ -6,12 +6,13 @@
 
 use std::ops::Range;
 
-use narthex_spec::{SlotId, TokenId};
+use narthex_spec::SlotId;
 
 use super::EngineLoop;
 use crate::{
     executor::{Executor, KvBlock, StepError},
     kv::{MIN_COPY, PrefixTree, SlotContent, Slots},
+    position::Position,
     prefix_storage::{BLOCK_TOKENS, BlockKey, BlockState, PrefixRead, PrefixStorage},
 };
 
@@ -48,7 +49,7 @@ struct Cursor {
 
 impl Cursor {
     /// Returns the tokens of the next block, if it is complete.
-    fn next<'a>(&self, content: &SlotContent<'a>) -> Option<&'a [TokenId]> {
+    fn next<'a>(&self, content: &SlotContent<'a>) -> Option<&'a [Position]> {
         let start = self.blocks * BLOCK_TOKENS;
         content.tokens.get(start..start + BLOCK_TOKENS)
     }
@@ -81,12 +82,12 @@ impl StoredPrefixes {
 
     /// Starts the look-up of a sequence of which the slots have the first `held` tokens. A sequence of more than
     /// `portable` tokens needs other keys than the stored ones.
-    fn start(&mut self, number: u64, tokens: &[TokenId], held: usize, portable: usize) {
+    fn start(&mut self, number: u64, tokens: &[Position], held: usize, portable: usize) {
         // The last token runs in any case.
         let most = if tokens.len() <= portable { tokens.len().saturating_sub(1) } else { 0 };
         let mut keys: Vec<BlockKey> = Vec::new();
         for block in tokens[..most].chunks_exact(BLOCK_TOKENS) {
-            let key = self.storage.key(keys.last(), block);
+            let Some(key) = self.storage.key(keys.last(), block) else { break };
             if self.storage.state(&key) != BlockState::Stored {
                 break;
             }
@@ -125,12 +126,15 @@ impl StoredPrefixes {
     }
 
     /// Offers the complete block that ends within `range`, the last tokens of a path of the tree.
-    pub(super) fn offer_end(&mut self, tree: &PrefixTree, tokens: &[TokenId], range: &Range<usize>) {
+    pub(super) fn offer_end(&mut self, tree: &PrefixTree, tokens: &[Position], range: &Range<usize>) {
         let complete = tokens.len() - tokens.len() % BLOCK_TOKENS;
         if complete > range.start {
             let mut key = None;
             for block in tokens[..complete].chunks_exact(BLOCK_TOKENS) {
-                key = Some(self.storage.key(key.as_ref(), block));
+                key = self.storage.key(key.as_ref(), block);
+                if key.is_none() {
+                    return;
+                }
             }
             key.into_iter().for_each(|key| {
                 self.offer(tree, tokens, key);
@@ -139,17 +143,16 @@ impl StoredPrefixes {
     }
 
     /// Offers all complete blocks of a path of the tree. Returns false if the storage accepts no more.
-    pub(super) fn offer_path(&mut self, tree: &PrefixTree, tokens: &[TokenId]) -> bool {
+    pub(super) fn offer_path(&mut self, tree: &PrefixTree, tokens: &[Position]) -> bool {
         let mut last = None;
         tokens.chunks_exact(BLOCK_TOKENS).all(|block| {
-            let key = self.storage.key(last.as_ref(), block);
-            last = Some(key);
-            self.offer(tree, tokens, key)
+            last = self.storage.key(last.as_ref(), block);
+            last.is_none_or(|key| self.offer(tree, tokens, key))
         })
     }
 
     /// Offers a block of a path of the tree. Returns false if the storage accepts no more.
-    fn offer(&mut self, tree: &PrefixTree, tokens: &[TokenId], key: BlockKey) -> bool {
+    fn offer(&mut self, tree: &PrefixTree, tokens: &[Position], key: BlockKey) -> bool {
         match self.storage.state(&key) {
             BlockState::Stored => true,
             BlockState::Missing => {
@@ -175,7 +178,7 @@ impl StoredPrefixes {
         for (index, content) in slots.filter(|(index, _)| is_portable(SlotId(*index as u32))) {
             while let Some(tokens) = self.cursors[index].next(content) {
                 let Cursor { blocks, last } = self.cursors[index];
-                let key = self.storage.key(last.as_ref(), tokens);
+                let Some(key) = self.storage.key(last.as_ref(), tokens) else { break };
                 match self.storage.state(&key) {
                     BlockState::Stored if passed < MAX_PASSED => {
                         passed += 1;

@@ -15,7 +15,7 @@ impl EngineLoop {
     /// # Errors
     /// The errors of [`Self::check`].
     pub fn submit(&mut self, request: Request) -> Result<SequenceHandle, SubmitError> {
-        Self::check(self.device.limits(), &request)?;
+        Self::check(self.device.limits(), self.device.media_width(), &request)?;
         // The caller runs the steps itself, so there is no thread to wake.
         let handle = SequenceHandle::new(WakeSignal::default());
         self.enqueue(Sequence::new(0, request, self.device.limits().longest(), handle.clone()));

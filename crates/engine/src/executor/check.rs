@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use narthex_spec::SlotId;
 
-use super::{Limits, StepError, StepPlan};
+use super::{Limits, Span, StepError, StepPlan};
 
 impl Limits {
     /// Checks that the executor has a slot.
@@ -44,11 +44,38 @@ impl StepPlan {
             if length == 0 || length > room || span.tokens.end > self.tokens.len() {
                 return Err(StepError::bad_plan(format!("a span of {length} tokens at {at} does not fit")));
             }
-            if let Some(token) = self.tokens_of(span).iter().find(|&&token| token as usize >= limits.vocab) {
-                return Err(StepError::bad_plan(format!("token {token} is not below {}", limits.vocab)));
+            self.check_tokens(span, limits.vocab)?;
+        }
+        Ok(())
+    }
+
+    /// Checks that the tokens of a span are below the size of the vocabulary, and that the plan has its rows of media.
+    fn check_tokens(&self, span: &Span, vocab: usize) -> Result<(), StepError> {
+        for &position in self.tokens_of(span) {
+            match position.as_token() {
+                Some(token) if token as usize >= vocab => {
+                    return Err(StepError::bad_plan(format!("token {token} is not below {vocab}")));
+                }
+                None if self.row(position).is_none() => {
+                    return Err(StepError::bad_plan("a row of a medium is not in the plan"));
+                }
+                Some(_) | None => {}
             }
         }
         Ok(())
+    }
+
+    /// Checks that the media of the plan have rows of `width` elements, or that there are none if the graph takes only
+    /// tokens.
+    ///
+    /// # Errors
+    /// [`StepError::BadPlan`] with the expected and the found width.
+    pub fn check_media(&self, width: Option<usize>) -> Result<(), StepError> {
+        let Some(media) = self.media.iter().find(|media| Some(media.width()) != width) else { return Ok(()) };
+        let expected =
+            width.map_or_else(|| "only tokens".to_owned(), |width| format!("rows of {width} elements"));
+        let found = media.width();
+        Err(StepError::bad_plan(format!("expected {expected}, found a medium with rows of {found} elements")))
     }
 }
 

@@ -8,9 +8,10 @@
 
 use std::cmp::Reverse;
 
-use narthex_spec::{SlotId, TokenId};
+use narthex_spec::SlotId;
 
 use super::slots::{PromptEnd, SlotState, Slots};
+use crate::position::Position;
 
 /// Minimum length of a prefix that is copied. Copying this many tokens takes less time than a step.
 pub(crate) const MIN_COPY: usize = 16;
@@ -46,11 +47,11 @@ pub enum Reuse {
     Nothing,
 }
 
-/// Tokens in a slot's cache, whether the slot is held or idle.
+/// Contents of a slot's cache, whether the slot is held or idle.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SlotContent<'a> {
-    /// The tokens, in order.
-    pub tokens: &'a [TokenId],
+    /// The tokens and rows of media, in order.
+    pub tokens: &'a [Position],
     /// Logits at the end of the prompt among the tokens.
     pub prompt_end: Option<&'a PromptEnd>,
 }
@@ -58,7 +59,7 @@ pub struct SlotContent<'a> {
 impl SlotContent<'_> {
     /// Returns the number of a prompt's tokens that need not run. The last token must run to compute its logits, unless
     /// they are stored.
-    fn shared(&self, prompt: &[TokenId]) -> usize {
+    fn shared(&self, prompt: &[Position]) -> usize {
         let has_end = self.prompt_end.is_some_and(|end| end.length == prompt.len());
         let most = if has_end { prompt.len() } else { prompt.len().saturating_sub(1) };
         common_prefix(self.tokens, prompt).min(most)
@@ -86,7 +87,7 @@ impl Slots {
     }
 
     /// Returns the longest prefix of a prompt in any slot.
-    pub fn longest_prefix(contents: &[SlotContent<'_>], prompt: &[TokenId]) -> Option<Prefix> {
+    pub fn longest_prefix(contents: &[SlotContent<'_>], prompt: &[Position]) -> Option<Prefix> {
         let prefixes = (0..).map(SlotId).zip(contents);
         prefixes
             .map(|(slot, content)| Prefix { slot, length: content.shared(prompt) })
@@ -99,7 +100,7 @@ impl Slots {
     /// tokens that can be copied from outside the slots.
     pub fn choose(
         &self,
-        prompt: &[TokenId],
+        prompt: &[Position],
         reuse: Reuse,
         contents: &[SlotContent<'_>],
         in_tree: usize,
@@ -148,7 +149,7 @@ impl Slots {
 }
 
 /// Returns the length of the longest common prefix.
-pub(crate) fn common_prefix(a: &[TokenId], b: &[TokenId]) -> usize {
+pub(crate) fn common_prefix<T: PartialEq>(a: &[T], b: &[T]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
@@ -163,7 +164,7 @@ mod tests {
     }
 
     fn choose(s: &Slots, prompt: &[u32], reuse: Reuse) -> Option<SlotChoice> {
-        s.choose(prompt, reuse, &s.contents(std::iter::empty()), 0)
+        s.choose(&Position::of_tokens(prompt), reuse, &s.contents(std::iter::empty()), 0)
     }
 
     #[test]
@@ -174,8 +175,8 @@ mod tests {
             assert_eq!(found, Some((SlotId(slot), reused, None)), "{prompt:?}");
         };
         check(&s, &[1], Reuse::Prefix, 0, 0);
-        s.release(SlotId(0), vec![1, 2, 3], 5, None);
-        s.release(SlotId(1), vec![1, 2], 2, None);
+        s.release(SlotId(0), Position::of_tokens(&[1, 2, 3]), 5, None);
+        s.release(SlotId(1), Position::of_tokens(&[1, 2]), 2, None);
         check(&s, &[1, 2, 3, 4], Reuse::Prefix, 0, 3);
         // Both slots have everything that can be reused. The older, shorter one is chosen, and the longer one is kept.
         check(&s, &[1, 2, 3], Reuse::Prefix, 1, 2);
@@ -186,7 +187,7 @@ mod tests {
         check(&s, &[9], Reuse::Prefix, 1, 0);
         check(&s, &[1, 2, 3, 4], Reuse::Nothing, 1, 0);
         let end = PromptEnd { length: 2, logits: Box::new([0.5]), scan: RowScan::of(&[0.5]) };
-        s.release(SlotId(1), vec![1, 2, 7], 9, Some(end.clone()));
+        s.release(SlotId(1), Position::of_tokens(&[1, 2, 7]), 9, Some(end.clone()));
         check(&s, &[1, 2], Reuse::Prefix, 1, 2);
         check(&s, &[1, 2, 7], Reuse::Prefix, 1, 2);
         check(&s, &[1, 2], Reuse::Nothing, 0, 0);
@@ -209,29 +210,29 @@ mod tests {
     #[test]
     fn a_prefix_is_copied_from_idle_and_held_slots_and_tails_stay() {
         let mut s = slots(3);
-        s.release(SlotId(0), prompt(300, 1, 100), 1, None);
+        s.release(SlotId(0), Position::of_tokens(&prompt(300, 1, 100)), 1, None);
         assert_eq!(copy(choose(&s, &prompt(300, 2, 9), Reuse::Prefix)), (1, 0, Some((0, 300))));
         assert_eq!(copy(choose(&s, &prompt(300, 1, 120), Reuse::Prefix)), (0, 400, None));
         assert_eq!(copy(choose(&s, &prompt(300, 2, 9), Reuse::Nothing)), (1, 0, None));
         // A short prefix is computed again, not copied.
         assert_eq!(copy(choose(&s, &prompt(MIN_COPY - 1, 2, 9), Reuse::Prefix)), (1, 0, None));
         s.hold(SlotId(0), 350, 400);
-        let held = prompt(300, 1, 50);
+        let held = Position::of_tokens(&prompt(300, 1, 50));
         let running = [(SlotId(0), SlotContent { tokens: &held, prompt_end: None })];
         let contents = s.contents(running.into_iter());
-        let found = s.choose(&prompt(300, 2, 9), Reuse::Prefix, &contents, 0);
+        let found = s.choose(&Position::of_tokens(&prompt(300, 2, 9)), Reuse::Prefix, &contents, 0);
         assert_eq!(copy(found), (1, 0, Some((0, 300))));
         // Without an empty slot, the copy goes to the slot with the shortest tail.
-        s.release(SlotId(0), prompt(300, 1, 100), 1, None);
-        s.release(SlotId(1), prompt(0, 2, 40), 9, None);
-        s.release(SlotId(2), prompt(0, 3, 60), 3, None);
+        s.release(SlotId(0), Position::of_tokens(&prompt(300, 1, 100)), 1, None);
+        s.release(SlotId(1), Position::of_tokens(&prompt(0, 2, 40)), 9, None);
+        s.release(SlotId(2), Position::of_tokens(&prompt(0, 3, 60)), 3, None);
         assert_eq!(copy(choose(&s, &prompt(300, 4, 9), Reuse::Prefix)), (1, 0, Some((0, 300))));
     }
 
     #[test]
     fn a_long_tail_outlives_short_ones_and_gives_way_in_the_end() {
         let mut s = slots(3);
-        s.release(SlotId(0), prompt(0, 1, 1000), 0, None);
+        s.release(SlotId(0), Position::of_tokens(&prompt(0, 1, 1000)), 0, None);
         let mut held = 0;
         for agent in 2.. {
             let own = prompt(0, agent, 100);
@@ -240,7 +241,7 @@ mod tests {
             if choice.slot == SlotId(0) {
                 break;
             }
-            s.release(choice.slot, own, u64::from(agent), None);
+            s.release(choice.slot, Position::of_tokens(&own), u64::from(agent), None);
             held += 1;
         }
         assert!((15..30).contains(&held), "{held}");
@@ -249,10 +250,10 @@ mod tests {
     #[test]
     fn the_least_worth_is_forgotten_first() {
         let mut s = slots(4);
-        s.release(SlotId(0), vec![1], 9, None);
-        s.release(SlotId(1), vec![2], 4, None);
-        s.release(SlotId(2), vec![], 1, None);
-        s.release(SlotId(3), vec![3, 4], 2, None);
+        s.release(SlotId(0), Position::of_tokens(&[1]), 9, None);
+        s.release(SlotId(1), Position::of_tokens(&[2]), 4, None);
+        s.release(SlotId(2), Position::of_tokens(&[]), 1, None);
+        s.release(SlotId(3), Position::of_tokens(&[3, 4]), 2, None);
         let least = |except: &[SlotId]| s.least_idle(except, &s.contents(std::iter::empty()));
         assert_eq!(least(&[]), Some((SlotId(1), 1)));
         assert_eq!(least(&[SlotId(1)]), Some((SlotId(0), 1)));

@@ -1,8 +1,11 @@
 //! The slots of the KV cache: their state, the tokens in idle slots, and the total memory.
 
-use narthex_spec::{SlotId, TokenId};
+use narthex_spec::SlotId;
 
-use crate::executor::{KvLimits, Limits, RowScan};
+use crate::{
+    executor::{KvLimits, Limits, RowScan},
+    position::Position,
+};
 
 /// Logits after a prompt's last token. They are stored so that the same prompt need not run again and gives identical
 /// results.
@@ -21,8 +24,8 @@ pub struct PromptEnd {
 pub enum SlotState {
     /// Free, with the tokens whose keys and values it still has, if any.
     Idle {
-        /// The tokens, in order.
-        tokens: Vec<TokenId>,
+        /// The tokens and rows of media, in order.
+        tokens: Vec<Position>,
         /// Number of the step in which it was released.
         released: u64,
         /// Value of all evictions before its release.
@@ -164,7 +167,7 @@ impl Slots {
     }
 
     /// Makes a slot idle. It keeps its tokens, and the logits at the end of the prompt.
-    pub fn release(&mut self, slot: SlotId, tokens: Vec<TokenId>, now: u64, prompt_end: Option<PromptEnd>) {
+    pub fn release(&mut self, slot: SlotId, tokens: Vec<Position>, now: u64, prompt_end: Option<PromptEnd>) {
         self.states[slot.index()] =
             SlotState::Idle { tokens, released: now, inflation: self.inflation, prompt_end };
     }
@@ -195,7 +198,7 @@ mod tests {
         assert_eq!(s.bytes(), 0);
         s.hold(SlotId(0), 5, 0);
         assert_eq!(s.bytes(), 80);
-        s.release(SlotId(1), vec![7], 0, None);
+        s.release(SlotId(1), Position::of_tokens(&[7]), 0, None);
         assert_eq!(s.bytes(), 160);
         assert!(s.fits(Some(SlotId(2)), 8) && !s.fits(Some(SlotId(2)), 9));
         assert!(s.fits(None, 12) && !s.fits(None, 13));

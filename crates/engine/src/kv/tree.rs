@@ -1,4 +1,4 @@
-//! Keys and values of earlier sequences, as a radix tree of their tokens.
+//! Keys and values of earlier sequences, as a radix tree of their tokens. A row of a medium is a token here.
 //!
 //! A node has up to [`NODE_TOKENS`] tokens, which follow those of its parent, with their keys and values. The first
 //! tokens of a node's children differ, so common beginnings of sequences are in the tree once. A prefix is found by
@@ -10,10 +10,11 @@ use std::{
     ops::Range,
 };
 
-use narthex_spec::TokenId;
-
 use super::prefix::common_prefix;
-use crate::executor::{KvBlock, KvSlice, StepError};
+use crate::{
+    executor::{KvBlock, KvSlice, StepError},
+    position::Position,
+};
 
 /// Maximum number of tokens in a node. Memory is freed in these units.
 const NODE_TOKENS: usize = 64;
@@ -43,10 +44,10 @@ pub struct PrefixTree {
 #[derive(Debug)]
 struct Node {
     parent: NodeId,
-    tokens: Box<[TokenId]>,
+    tokens: Box<[Position]>,
     block: KvBlock,
     /// Children, by their first token.
-    children: BTreeMap<TokenId, NodeId>,
+    children: BTreeMap<Position, NodeId>,
     /// Last use. It is not before that of any child.
     used: u64,
 }
@@ -74,12 +75,12 @@ impl PrefixTree {
     }
 
     /// Returns the number of a sequence's first tokens whose keys and values are in the tree.
-    pub fn longest(&self, tokens: &[TokenId]) -> usize {
+    pub fn longest(&self, tokens: &[Position]) -> usize {
         self.path(tokens).map(|step| step.shared).sum()
     }
 
     /// Returns the keys and values of a range of a sequence's tokens, as far as they are in the tree.
-    pub fn slices(&self, tokens: &[TokenId], range: &Range<usize>) -> Vec<KvSlice<'_>> {
+    pub fn slices(&self, tokens: &[Position], range: &Range<usize>) -> Vec<KvSlice<'_>> {
         let mut start = 0;
         let mut slices = Vec::new();
         for PathNode { node, shared, .. } in self.path(tokens) {
@@ -93,7 +94,7 @@ impl PrefixTree {
     }
 
     /// Records a use of a sequence's first tokens.
-    pub fn touch(&mut self, tokens: &[TokenId], used: u64) {
+    pub fn touch(&mut self, tokens: &[Position], used: u64) {
         let path: Vec<NodeId> = self.path(tokens).map(|step| step.id).collect();
         path.into_iter().for_each(|id| self.set_used(id, used));
     }
@@ -105,7 +106,7 @@ impl PrefixTree {
     /// The errors of `read`. The tokens that were added before remain.
     pub fn insert(
         &mut self,
-        tokens: &[TokenId],
+        tokens: &[Position],
         used: u64,
         room: usize,
         mut read: impl FnMut(Range<usize>) -> Result<KvBlock, StepError>,
@@ -132,7 +133,7 @@ impl PrefixTree {
     }
 
     /// Returns the tokens from the first one to the end of the node that is removed next, and their range in that node.
-    pub fn oldest_path(&self) -> Option<(Vec<TokenId>, Range<usize>)> {
+    pub fn oldest_path(&self) -> Option<(Vec<Position>, Range<usize>)> {
         let &(_, id) = self.leaves.first()?;
         let path = self.path_to(id);
         let start = path.len() - self.nodes.get(&id)?.tokens.len();
@@ -141,7 +142,7 @@ impl PrefixTree {
     }
 
     /// Returns the tokens of every path that ends in a node without children, most recently used first.
-    pub fn paths(&self) -> impl Iterator<Item = Vec<TokenId>> {
+    pub fn paths(&self) -> impl Iterator<Item = Vec<Position>> {
         self.leaves.iter().rev().map(|&(_, id)| self.path_to(id))
     }
 
@@ -160,7 +161,7 @@ impl PrefixTree {
     }
 
     /// Returns the nodes along a sequence's tokens, up to the first token that differs.
-    fn path<'a>(&'a self, tokens: &[TokenId]) -> impl Iterator<Item = PathNode<'a>> {
+    fn path<'a>(&'a self, tokens: &[Position]) -> impl Iterator<Item = PathNode<'a>> {
         let mut rest = tokens;
         let mut parent = self.nodes.get(&ROOT);
         iter::from_fn(move || {
@@ -174,7 +175,7 @@ impl PrefixTree {
     }
 
     /// Returns the tokens from the first one to the end of a node.
-    fn path_to(&self, id: NodeId) -> Vec<TokenId> {
+    fn path_to(&self, id: NodeId) -> Vec<Position> {
         let mut nodes = Vec::new();
         let mut next = id;
         while let Some(node) = self.nodes.get(&next).filter(|_| next != ROOT) {
@@ -186,7 +187,7 @@ impl PrefixTree {
 
     /// Returns the node after which a sequence's next tokens belong, and the number of tokens up to there. A node that
     /// has only some of the sequence's tokens is divided.
-    fn branch(&mut self, tokens: &[TokenId]) -> Result<(NodeId, usize), StepError> {
+    fn branch(&mut self, tokens: &[Position]) -> Result<(NodeId, usize), StepError> {
         let length = self.longest(tokens);
         let last = self.path(tokens).last().map(|step| (step.id, step.shared, step.node.tokens.len()));
         let Some((id, shared, whole)) = last else { return Ok((ROOT, 0)) };
@@ -243,7 +244,7 @@ impl PrefixTree {
 }
 
 impl Node {
-    fn new(parent: NodeId, tokens: &[TokenId], block: KvBlock, used: u64) -> Self {
+    fn new(parent: NodeId, tokens: &[Position], block: KvBlock, used: u64) -> Self {
         Self { parent, tokens: tokens.into(), block, children: BTreeMap::new(), used }
     }
 }
@@ -254,14 +255,15 @@ mod tests {
     use crate::executor::{KvLayer, KvRows};
 
     /// Returns a block whose keys are these tokens.
-    fn block(tokens: &[TokenId]) -> KvBlock {
-        let rows = KvRows::F32(tokens.iter().map(|&token| token as f32).collect());
+    fn block(tokens: &[Position]) -> KvBlock {
+        let number = |position: &Position| position.as_token().unwrap_or(0) as f32;
+        let rows = KvRows::F32(tokens.iter().map(number).collect());
         let layer = KvLayer { heads: 1, head_size: 1, keys: rows.clone(), values: rows };
         KvBlock::new(tokens.len(), vec![layer]).unwrap()
     }
 
     /// Adds a sequence, and returns the number of tokens that were read.
-    fn insert(tree: &mut PrefixTree, tokens: &[TokenId], used: u64, room: usize) -> usize {
+    fn insert(tree: &mut PrefixTree, tokens: &[Position], used: u64, room: usize) -> usize {
         let mut read = 0;
         let outcome = tree.insert(tokens, used, room, |range| {
             read += range.len();
@@ -272,7 +274,7 @@ mod tests {
     }
 
     /// Checks that the tree has exactly the first `length` tokens of a sequence, with their keys.
-    fn check(tree: &PrefixTree, tokens: &[TokenId], length: usize) {
+    fn check(tree: &PrefixTree, tokens: &[Position], length: usize) {
         assert_eq!(tree.longest(tokens), length, "{tokens:?}");
         for range in [0..length, length / 3..length / 2] {
             let slices = tree.slices(tokens, &range);
@@ -283,24 +285,25 @@ mod tests {
     }
 
     /// Returns tokens that differ from the first one on for each number.
-    fn words(number: u32, count: u32) -> Vec<TokenId> {
-        (0..count).map(|i| 1000 * number + i).collect()
+    fn words(number: u32, count: u32) -> Vec<Position> {
+        (0..count).map(|i| Position::token(1000 * number + i)).collect()
     }
 
     #[test]
     fn common_beginnings_are_held_once_and_sequences_are_found_by_all_of_their_tokens() {
         let mut tree = PrefixTree::default();
         let system = words(1, 700);
-        let agents: Vec<Vec<u32>> = (2..6).map(|agent| [&system[..], &words(agent, 90)].concat()).collect();
+        let agents: Vec<Vec<Position>> =
+            (2..6).map(|agent| [&system[..], &words(agent, 90)].concat()).collect();
         let read: Vec<usize> = agents.iter().map(|agent| insert(&mut tree, agent, 1, 10_000)).collect();
         assert_eq!((read, tree.tokens()), (vec![790, 90, 90, 90], 700 + 4 * 90));
         for agent in &agents {
             check(&tree, agent, 790);
-            check(&tree, &[&agent[..], &[7, 7]].concat(), 790);
+            check(&tree, &[&agent[..], &[Position::token(7); 2]].concat(), 790);
             check(&tree, &agent[..350], 350);
             let mut other = agent.clone();
             for place in [0, 63, 64, 65, 699, 700, 789] {
-                let token = std::mem::replace(&mut other[place], 999_999);
+                let token = std::mem::replace(&mut other[place], Position::token(999_999));
                 check(&tree, &other, place);
                 other[place] = token;
             }

@@ -10,7 +10,9 @@ pub(crate) fn fill(plan: &mut StepPlan, running: &[Sequence], grants: &[Grant]) 
         let sequence = &running[grant.index];
         if let Some(slot) = sequence.slot {
             let end = sequence.cached + grant.tokens;
-            plan.push(slot, sequence.cached, &sequence.tokens[sequence.cached..end], sequence.wanted(end));
+            let tokens = sequence.tokens[sequence.cached..end].iter().copied();
+            plan.push_span(slot, sequence.cached, tokens, sequence.wanted(end));
+            plan.media.extend_from_slice(&sequence.media);
         }
     }
 }

@@ -2,6 +2,8 @@
 
 use narthex_spec::TokenId;
 
+use crate::position::Position;
+
 /// Minimum length of the n-gram, in tokens.
 pub(super) const MIN_NGRAM: usize = 2;
 
@@ -19,7 +21,7 @@ pub(crate) struct Lookup {
 
 impl Lookup {
     /// Finds the occurrence with the longest n-gram; if there are several, the last of them.
-    pub(crate) fn find(tokens: &[TokenId]) -> Option<Self> {
+    pub(crate) fn find(tokens: &[Position]) -> Option<Self> {
         let (last, earlier) = tokens.split_last()?;
         let mut best: Option<Self> = None;
         for (index, _) in earlier.iter().enumerate().rev().filter(|(_, token)| *token == last) {
@@ -35,10 +37,11 @@ impl Lookup {
         best
     }
 
-    /// Appends `width` tokens that followed the occurrence. If fewer followed, they are repeated.
-    pub(crate) fn draft(&self, tokens: &[TokenId], width: usize, draft: &mut Vec<TokenId>) {
-        let following = &tokens[self.next..];
-        draft.extend(following.iter().cycle().take(width));
+    /// Appends `width` tokens that followed the occurrence. If fewer followed, they are repeated. The draft ends before
+    /// a row of a medium.
+    pub(crate) fn draft(&self, tokens: &[Position], width: usize, draft: &mut Vec<TokenId>) {
+        let following = tokens[self.next..].iter().cycle().take(width);
+        draft.extend(following.map_while(|position| position.as_token()));
     }
 }
 
@@ -47,9 +50,10 @@ mod tests {
     use super::*;
 
     fn check(tokens: &[TokenId], expect: Option<(usize, &[TokenId])>) {
-        let found = Lookup::find(tokens);
+        let positions = Position::of_tokens(tokens);
+        let found = Lookup::find(&positions);
         let mut draft = Vec::new();
-        found.iter().for_each(|found| found.draft(tokens, 4, &mut draft));
+        found.iter().for_each(|found| found.draft(&positions, 4, &mut draft));
         assert_eq!(found.map(|found| (found.ngram, &draft[..])), expect, "{tokens:?}");
     }
 

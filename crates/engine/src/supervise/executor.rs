@@ -8,14 +8,17 @@ use std::{
     time::Duration,
 };
 
-use narthex_spec::{SlotId, TokenId};
+use narthex_spec::SlotId;
 
 use super::{
     monitor::{NumericsMonitor, first_non_finite},
     queue::DeviceQueue,
     reopen::{DEVICE_LOST, Reopenable},
 };
-use crate::executor::{Executor, KvBlock, KvCopy, Limits, Logits, RowScan, StepError, StepPlan};
+use crate::{
+    executor::{Executor, KvBlock, KvCopy, Limits, Logits, RowScan, StepError, StepPlan},
+    position::Position,
+};
 
 /// Returns the time since some moment.
 type Clock = Box<dyn FnMut() -> Duration + Send>;
@@ -208,6 +211,10 @@ impl Executor for SupervisedExecutor {
         })
     }
 
+    fn media_width(&self) -> Option<usize> {
+        self.executor.model.as_deref().filter(|_| !self.panicked)?.media_width()
+    }
+
     fn verify_limit(&self, at: usize) -> usize {
         let executor = self.executor.model.as_deref().filter(|_| !self.panicked);
         executor.map_or(1, |executor| executor.verify_limit(at))
@@ -238,7 +245,7 @@ impl Executor for SupervisedExecutor {
         })
     }
 
-    fn record_tokens(&mut self, slot: SlotId, at: usize, tokens: &[TokenId]) {
+    fn record_tokens(&mut self, slot: SlotId, at: usize, tokens: &[Position]) {
         // The next step reports a failure.
         let _ = self.guard(|Self { executor, .. }| {
             executor.get()?.record_tokens(slot, at, tokens);

@@ -12,6 +12,7 @@ use narthex_engine::{
     draft_model::DraftModel,
     engine_loop::{EngineLoop, Work},
     executor::{KvLimits, Limits, StepError},
+    position::Position,
     request::{Finish, LogProbs, Request, Sampling},
     supervise::SupervisedExecutor,
 };
@@ -134,7 +135,7 @@ fn the_draft_model_follows_the_sequence_that_runs_alone() {
     // A greedy draft of the same model is never rejected as long as its slot has the tokens of the sequence.
     let first = bench.run(20, 40, |_| ());
     bench.run(70, 40, |_| ());
-    let turn = |request: &mut Request| request.prompt.extend(&first.tokens);
+    let turn = |request: &mut Request| request.prompt.extend(Position::of_tokens(&first.tokens));
     bench.run(20, 40, turn);
     let alone = bench.stats();
     assert!(alone.accepted_tokens > 80 && alone.rejected_tokens == 0, "{alone:?}");

@@ -2,6 +2,7 @@
 
 mod draft_model;
 mod latency;
+mod media;
 mod prefixes;
 mod sequences;
 mod simulation;

@@ -6,6 +6,7 @@ use narthex_engine::{
     config::{EngineConfig, EngineStats},
     engine_loop::{EngineLoop, Work},
     executor::{Executor, Limits, StepError},
+    position::Position,
     request::{Finish, LogProbs, Request},
 };
 use narthex_spec::Speculation;
@@ -119,7 +120,7 @@ fn an_answer_ends_anywhere_in_a_draft_and_its_slot_goes_on() {
         bench.drain();
         assert_eq!(steps(&leaver.recording(), tokens), Finish::Cancelled);
         // The slot has the reported contents: the next turn of the conversation reuses them.
-        let sink = bench.ask(9, |request| request.prompt.extend(&whole[..tokens]));
+        let sink = bench.ask(9, |request| request.prompt.extend(Position::of_tokens(&whole[..tokens])));
         bench.drain();
         assert_eq!(
             sink.recording().tokens[..],
@@ -183,7 +184,7 @@ fn drafts_take_no_memory_from_others_and_need_a_sequence_alone() {
     let mut executor = FakeExecutor::new(full);
     executor.looks_back = 1;
     let mut bench = Bench::new(executor, Speculation::Auto);
-    bench.ask(1, |request| request.prompt = vec![7; 40]);
+    bench.ask(1, |request| request.prompt = vec![Position::token(7); 40]);
     bench.drain();
     bench.ask(28, |_| ());
     let stats = bench.drain();

@@ -14,6 +14,7 @@ use narthex_engine::{
     config::EngineConfig,
     engine_loop::{EngineLoop, Work},
     executor::{Executor, KvBlock, KvCopy, KvLimits, Limits, Logits, StepError, StepPlan},
+    position::Position,
     prefix_storage::{BLOCK_TOKENS, BlockKey, BlockState, PrefixRead, PrefixStorage},
     request::{Request, Usage},
     worker::{Drain, Engine, EngineExtensions, StorageProgress},
@@ -54,13 +55,13 @@ impl PrefixRead for MemoryRead {
 }
 
 impl PrefixStorage for MemoryStorage {
-    fn key(&self, parent: Option<&BlockKey>, tokens: &[u32]) -> BlockKey {
+    fn key(&self, parent: Option<&BlockKey>, tokens: &[Position]) -> Option<BlockKey> {
         assert_eq!(tokens.len(), BLOCK_TOKENS);
         let mut hasher = DefaultHasher::new();
         (parent, tokens).hash(&mut hasher);
         let mut hash = [0; 32];
         hash[..8].copy_from_slice(&hasher.finish().to_le_bytes());
-        BlockKey { index: parent.map_or(0, |parent| parent.index + 1), hash }
+        Some(BlockKey { index: parent.map_or(0, |parent| parent.index + 1), hash })
     }
 
     fn state(&mut self, key: &BlockKey) -> BlockState {
@@ -336,8 +337,8 @@ impl Executor for Switching {
         self.fake.copy_kv(copy)
     }
 
-    fn record_tokens(&mut self, _: SlotId, _: usize, tokens: &[u32]) {
-        self.restored.lock().extend(tokens);
+    fn record_tokens(&mut self, _: SlotId, _: usize, tokens: &[Position]) {
+        self.restored.lock().extend(tokens.iter().filter_map(|position| position.as_token()));
     }
 
     fn portable_length(&self) -> usize {

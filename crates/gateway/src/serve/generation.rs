@@ -10,6 +10,7 @@ use std::{
 
 use narthex_engine::{
     executor::Limits,
+    position::Position,
     request::{Finish, LogProbs, Request, Sampling, TokenEvent, TokenSink, Usage},
     worker::{SequenceHandle, SubmitError},
 };
@@ -110,7 +111,8 @@ pub(super) fn start(
         }
         let text = ChoiceText::new(tokenizer, stop_strings.clone(), options, &rules);
         let request = Request {
-            prompt: tokens.clone(),
+            prompt: Position::of_tokens(&tokens),
+            media: Vec::new(),
             max_tokens,
             stop: stop.to_vec(),
             sampling: Sampling { seed: sampling.seed.wrapping_add(choice as u64), ..sampling.clone() },
@@ -167,6 +169,7 @@ fn refusal(error: SubmitError, param: &'static str, limits: &Limits) -> Error {
         SubmitError::BadToken { token, vocab } => {
             Error::invalid(param, format!("token {token} is not below the vocabulary size {vocab}"))
         }
+        SubmitError::Media { reason } => Error::invalid(param, reason),
         SubmitError::ShutDown => Error::ShuttingDown,
     }
 }

@@ -15,7 +15,7 @@ use std::{
 };
 
 use blake3::Hash;
-use narthex_engine::{executor::KvBlock, prefix_storage::BlockKey};
+use narthex_engine::{executor::KvBlock, position::Position, prefix_storage::BlockKey};
 
 use super::block_file::{self, FileLabel};
 
@@ -214,15 +214,28 @@ impl PrefixFolder {
         self.own.join(format!("{:08x}-{}{EXTENSION}", key.index, Hash::from_bytes(key.hash).to_hex()))
     }
 
-    /// Returns the key of the first block of a prefix, or of the block after `parent`.
-    pub(super) fn key(&self, parent: Option<&BlockKey>, tokens: &[u32]) -> BlockKey {
+    /// Returns the key of the first block of a prefix, or of the block after `parent`. Returns `None` if the digest of a
+    /// medium is not known.
+    pub(super) fn key(&self, parent: Option<&BlockKey>, tokens: &[Position]) -> Option<BlockKey> {
         let mut hasher = blake3::Hasher::new();
         hasher.update(parent.map_or(&self.identity, |parent| &parent.hash));
-        tokens.iter().for_each(|token| {
-            hasher.update(&token.to_le_bytes());
-        });
+        let has_media = tokens.iter().any(|position| position.as_token().is_none());
+        for position in tokens {
+            match position.as_row() {
+                Some((media, row)) => {
+                    hasher.update(&[1]);
+                    hasher.update(&(row as u64).to_le_bytes());
+                    hasher.update(&media.digest()?);
+                }
+                None => {
+                    // A block with media is longer than one without, so that both never have the same bytes.
+                    hasher.update(&[0][..usize::from(has_media)]);
+                    hasher.update(&position.as_token().unwrap_or(0).to_le_bytes());
+                }
+            }
+        }
         let index = parent.map_or(0, |parent| parent.index.saturating_add(1));
-        BlockKey { index, hash: *hasher.finalize().as_bytes() }
+        Some(BlockKey { index, hash: *hasher.finalize().as_bytes() })
     }
 }
 
@@ -285,6 +298,8 @@ fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use narthex_engine::position::MediaRows;
+
     use super::{super::block_file::tests::block, *};
 
     fn key(index: u32, number: u8) -> BlockKey {
@@ -305,6 +320,31 @@ mod tests {
     fn age(folder: &PrefixFolder, key: &BlockKey, seconds: u64) {
         let file = File::options().write(true).open(folder.path(key)).unwrap();
         file.set_modified(SystemTime::now() - Duration::from_secs(seconds)).unwrap();
+    }
+
+    #[test]
+    fn keys_follow_from_tokens_and_the_digests_of_media() {
+        let root = tempfile::tempdir().unwrap();
+        let own = folder(root.path(), 1, 1 << 20);
+        let medium = |number: u8| MediaRows::new([number; 32], 1, vec![0.0; 3].into()).unwrap();
+        let text = Position::of_tokens(&[0, 1, 2]);
+        let with = |medium: MediaRows| medium.positions().collect::<Vec<Position>>();
+        let blocks = [
+            text.clone(),
+            with(medium(101)),
+            with(medium(102)),
+            [&text[..2], &with(medium(101))[..1]].concat(),
+            [&text[..2], &with(medium(101))[1..2]].concat(),
+        ];
+        let keys = blocks.each_ref().map(|block| own.key(None, block).unwrap());
+        for (index, key) in keys.iter().enumerate() {
+            assert!(!keys[..index].contains(key), "block {index}");
+        }
+        // Files that were stored before media existed are still found.
+        let hash = blake3::hash(&[&own.identity[..], &[0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0]].concat());
+        assert_eq!(keys[0].hash, *hash.as_bytes());
+        let next = own.key(Some(&keys[1]), &text).unwrap();
+        assert!(next.index == 1 && next.hash != own.key(Some(&keys[2]), &text).unwrap().hash);
     }
 
     #[test]

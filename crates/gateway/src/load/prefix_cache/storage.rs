@@ -17,10 +17,11 @@ use std::{
 
 use narthex_engine::{
     executor::{KvBlock, StepError},
+    position::Position,
     prefix_storage::{BlockKey, BlockState, PrefixRead, PrefixStorage},
     worker::StorageProgress,
 };
-use narthex_spec::{ModelName, TokenId};
+use narthex_spec::ModelName;
 use parking_lot::Mutex;
 
 use super::folder::PrefixFolder;
@@ -256,7 +257,7 @@ impl StorageContext {
 }
 
 impl PrefixStorage for FileStorage {
-    fn key(&self, parent: Option<&BlockKey>, tokens: &[TokenId]) -> BlockKey {
+    fn key(&self, parent: Option<&BlockKey>, tokens: &[Position]) -> Option<BlockKey> {
         self.shared.folder.key(parent, tokens)
     }
 
@@ -339,7 +340,7 @@ mod tests {
     fn keys(storage: &FileStorage, tokens: &[u32]) -> Vec<BlockKey> {
         let mut keys: Vec<BlockKey> = Vec::new();
         for token in tokens {
-            keys.push(storage.key(keys.last(), &[*token]));
+            keys.push(storage.key(keys.last(), &Position::of_tokens(&[*token])).unwrap());
         }
         keys
     }
@@ -426,7 +427,7 @@ mod tests {
                     for token in
                         (0..200).map(|token| if token % 2 == 0 { token } else { 1000 * number + token })
                     {
-                        let key = storage.key(None, &[token]);
+                        let key = storage.key(None, &Position::of_tokens(&[token])).unwrap();
                         wait(|| (storage.state(&key) != BlockState::QueueFull).then_some(()));
                         storage.write(key, block(token as f32));
                         for found in read(&mut storage, &[key]) {
@@ -442,7 +443,7 @@ mod tests {
         // Some of them are evicted at this moment.
         assert!(stored.iter().all(|key| storage.shared.folder.read(*key).is_ok()));
         // Its first eviction has run before the first write.
-        let key = storage.key(None, &[9999]);
+        let key = storage.key(None, &Position::of_tokens(&[9999])).unwrap();
         storage.write(key, block(1.0));
         drop(storage);
         let files = files(root.path());
@@ -453,12 +454,17 @@ mod tests {
     fn all_models_together_keep_the_size() {
         let root = tempfile::tempdir().unwrap();
         let sample = open(root.path(), 1 << 20).unwrap();
-        let size = sample.shared.folder.encode(sample.key(None, &[0]), &block(0.0)).unwrap().len() as u64;
+        let size = sample
+            .shared
+            .folder
+            .encode(sample.key(None, &Position::of_tokens(&[0])).unwrap(), &block(0.0))
+            .unwrap()
+            .len() as u64;
         drop(sample);
         let total = 32 * size;
         let mut storages: Vec<FileStorage> = (0..8).map(|_| open(root.path(), total).unwrap()).collect();
         let write = |storage: &mut FileStorage, token: u32| {
-            let key = storage.key(None, &[token]);
+            let key = storage.key(None, &Position::of_tokens(&[token])).unwrap();
             storage.write(key, block(token as f32));
             let path = storage.shared.folder.path(&key);
             wait(|| path.exists().then_some(()));
@@ -481,7 +487,7 @@ mod tests {
     fn a_folder_that_cannot_be_written_is_read_only() {
         let root = tempfile::tempdir().unwrap();
         let is_closed = |storage: &mut FileStorage| {
-            let key = storage.key(None, &[5]);
+            let key = storage.key(None, &Position::of_tokens(&[5])).unwrap();
             storage.write(key, block(1.0));
             wait(|| (storage.state(&key) == BlockState::Closed).then_some(()));
             storage.write(key, block(1.0));
@@ -490,7 +496,15 @@ mod tests {
         // A block is larger than the whole cache.
         is_closed(&mut open(root.path(), 10).unwrap());
         let mut storage = open(root.path(), 1 << 20).unwrap();
-        fs::remove_dir(storage.shared.folder.path(&storage.key(None, &[5])).parent().unwrap()).unwrap();
+        fs::remove_dir(
+            storage
+                .shared
+                .folder
+                .path(&storage.key(None, &Position::of_tokens(&[5])).unwrap())
+                .parent()
+                .unwrap(),
+        )
+        .unwrap();
         fs::remove_dir(root.path()).unwrap();
         fs::write(root.path(), "a file").unwrap();
         is_closed(&mut storage);
