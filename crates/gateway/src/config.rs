@@ -161,8 +161,8 @@ impl KvMemory {
 impl Config {
     /// Returns the model that an additional name denotes.
     pub(crate) fn alias(&self, name: &str) -> Option<&str> {
-        let of_models = || self.models.get(name).and_then(|settings| settings.from.as_deref());
-        self.aliases.get(name).map(String::as_str).or_else(of_models)
+        let alias = self.aliases.get(name).map(String::as_str);
+        alias.or_else(|| self.models.get(name)?.from.as_deref())
     }
 
     /// Returns the settings for loading a model with settings of its own.

@@ -64,7 +64,7 @@ impl PackageIndex {
         (!settings.indexes.is_empty()).then_some(Self { settings, backoff })
     }
 
-    /// Returns the indexes of pip's settings, or else that of this build; `None` if there is none.
+    /// Returns the indexes of pip's settings, or else that of this build; `None` without both.
     pub(crate) fn from_environment() -> Option<Self> {
         Self::new(IndexSettings::from_environment(), Duration::from_millis(500))
     }

@@ -158,8 +158,8 @@ impl Library {
     }
 
     fn package_key(&self, name: ModelName, scheme: Option<Scheme>) -> PackageKey {
-        let settings = || self.settings(&name).and_then(|settings| settings.load.scheme);
-        if let Some(scheme) = scheme.or_else(settings).or(self.config.scheme) {
+        let scheme = scheme.or_else(|| self.settings(&name)?.load.scheme);
+        if let Some(scheme) = scheme.or(self.config.scheme) {
             return PackageKey { name, scheme };
         }
         let installed =

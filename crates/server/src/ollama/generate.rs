@@ -101,6 +101,7 @@ pub(crate) async fn create(app: App, body: Body<ParsedGenerate>) -> Result<Respo
     let ParsedGenerate { model, is_streamed, work, retention, reasoning_parameters } = request;
     let form = AnswerLines::<GeneratedText>::new(model.clone());
     let unloads = !matches!(work, GenerateWork::ChangeMemory) && retention.unloads_for(&app, &mut ignored);
+
     let response = match work {
         GenerateWork::ChangeMemory => {
             return Ok(ignored.name_in(change_memory(&app, form, retention).await?));

@@ -30,10 +30,10 @@ pub(crate) trait FromForm: Sized + Send + 'static {
 
 /// The parts of a form that were not read yet.
 #[derive(Debug)]
-pub(crate) struct Form(Vec<Part>);
+pub(crate) struct Form(Vec<FormField>);
 
 #[derive(Debug)]
-struct Part {
+struct FormField {
     name: String,
     data: Bytes,
 }
@@ -87,7 +87,7 @@ impl Form {
         let (taken, rest) =
             self.0.drain(..).partition(|part| part.name.strip_suffix("[]").unwrap_or(&part.name) == name);
         self.0 = rest;
-        let taken: Vec<Part> = taken;
+        let taken: Vec<FormField> = taken;
         taken.iter().map(|part| text(name, &part.data)).collect()
     }
 
@@ -97,7 +97,7 @@ impl Form {
         own: &'static [&'static str],
         ignored: &mut IgnoredParameters,
     ) -> Result<(), ApiError> {
-        for Part { name, data } in self.0 {
+        for FormField { name, data } in self.0 {
             let of_endpoint = own.iter().find(|own| **own == name).copied();
             let value = Value::String(String::from_utf8_lossy(&data).into_owned());
             match of_endpoint.or_else(|| hints::without_effect(&name, &value)) {
@@ -137,7 +137,7 @@ fn text(name: &str, data: &Bytes) -> Result<String, ApiError> {
     }
 }
 
-async fn parts(mut form: Multipart<'_>) -> Result<Vec<Part>, ApiError> {
+async fn parts(mut form: Multipart<'_>) -> Result<Vec<FormField>, ApiError> {
     let mut parts = Vec::new();
     while let Some(field) = form.next_field().await.map_err(malformed)? {
         if parts.len() == MAX_PARTS {
@@ -145,7 +145,7 @@ async fn parts(mut form: Multipart<'_>) -> Result<Vec<Part>, ApiError> {
         }
         let name = field.name().ok_or_else(|| malformed("a part has no name"))?.to_owned();
         let data = field.bytes().await.map_err(malformed)?;
-        parts.push(Part { name, data });
+        parts.push(FormField { name, data });
     }
     Ok(parts)
 }

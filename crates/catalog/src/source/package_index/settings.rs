@@ -57,36 +57,39 @@ impl IndexSettings {
         files: &[String],
         build_index: Option<&str>,
     ) -> Self {
-        let variable = |names: &[&'static str]| {
-            names.iter().find_map(|name| Some((get(name).filter(|value| !value.trim().is_empty())?, *name)))
-        };
         let options: Vec<ConfigurationOption> = files.iter().flat_map(|text| options(text)).collect();
-        let option = |name: &str| {
-            let of_section = |section: &str| {
-                let found =
-                    options.iter().rev().find(|option| option.section == section && option.name == name);
-                found.map(|option| option.value.clone()).filter(|value| !value.is_empty())
-            };
-            of_section("download").or_else(|| of_section("global"))
-        };
-
-        let without_index =
-            variable(&["PIP_NO_INDEX"]).map(|(value, _)| value).or_else(|| option("no-index"));
-        if without_index.is_some_and(|value| is_true(&value)) {
+        let without_index = variable(get, &["PIP_NO_INDEX"]).map(|(value, _)| value);
+        if without_index.or_else(|| option(&options, "no-index")).is_some_and(|value| is_true(&value)) {
             return Self::default();
         }
 
-        let index = variable(&INDEX_VARIABLES).map(|(value, _)| value).or_else(|| option("index-url"));
-        let extra = variable(&EXTRA_VARIABLES).map(|(value, _)| value).or_else(|| option("extra-index-url"));
+        let index = variable(get, &INDEX_VARIABLES).map(|(value, _)| value);
+        let index = index.or_else(|| option(&options, "index-url"));
+        let extra = variable(get, &EXTRA_VARIABLES).map(|(value, _)| value);
+        let extra = extra.or_else(|| option(&options, "extra-index-url"));
         let mut indexes: Vec<String> = index.or_else(|| build_index.map(str::to_owned)).into_iter().collect();
         indexes.extend(extra.iter().flat_map(|list| list.split_whitespace()).map(str::to_owned));
-        let configured = |name| option(name).map(|value| (value, CONFIGURATION));
+        let configured = |name| option(&options, name).map(|value| (value, CONFIGURATION));
         Self {
             indexes,
-            proxy: variable(&["PIP_PROXY"]).or_else(|| configured("proxy")),
-            certificates: variable(&CERTIFICATE_VARIABLES).or_else(|| configured("cert")),
+            proxy: variable(get, &["PIP_PROXY"]).or_else(|| configured("proxy")),
+            certificates: variable(get, &CERTIFICATE_VARIABLES).or_else(|| configured("cert")),
         }
     }
+}
+
+/// Returns the value of the first variable that has one, and its name.
+fn variable(get: &dyn Fn(&str) -> Option<String>, names: &[&'static str]) -> Option<(String, &'static str)> {
+    names.iter().find_map(|name| Some((get(name).filter(|value| !value.trim().is_empty())?, *name)))
+}
+
+/// Returns the value of an option in the configuration files.
+fn option(options: &[ConfigurationOption], name: &str) -> Option<String> {
+    ["download", "global"].into_iter().find_map(|section| {
+        let mut named =
+            options.iter().rev().filter(|option| option.section == section && option.name == name);
+        named.next().map(|option| option.value.clone()).filter(|value| !value.is_empty())
+    })
 }
 
 fn is_true(value: &str) -> bool {

@@ -1,5 +1,6 @@
 //! Speech: transcripts of files, and texts that are spoken.
 
+mod job;
 pub(crate) mod speech;
 pub(crate) mod stream;
 pub(crate) mod transcription;

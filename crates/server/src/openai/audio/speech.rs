@@ -16,7 +16,7 @@ use narthex_audio::{Encoder, SoundFormat};
 use narthex_gateway::{Cancel, Error, ReadyModel, request::SpeechRequest};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use tokio::sync::mpsc::{self, UnboundedReceiver};
+use tokio::sync::mpsc;
 
 use crate::{
     app::App,
@@ -197,6 +197,7 @@ impl SpeechJob {
             },
             cancel,
         );
+
         if let Some(error) = failure {
             return Err(error.into());
         }
@@ -230,16 +231,11 @@ async fn start(app: &App, job: SpeechJob, body: Reservation) -> Result<Parts, Ap
     });
 
     let first = receiver.recv().await.unwrap_or_else(|| Err(ApiError::panicked()))?;
-    let rest = futures::stream::unfold((receiver, guard), next);
+    let rest = futures::stream::unfold((receiver, guard), |(mut receiver, guard)| async move {
+        let part = receiver.recv().await?;
+        Some((part, (receiver, guard)))
+    });
     Ok(futures::stream::iter([Ok(first)]).chain(rest).boxed())
-}
-
-/// The parts that were not taken yet, and the guard of their job.
-type Pending = (UnboundedReceiver<Result<Bytes, ApiError>>, CancelOnDrop);
-
-async fn next((mut receiver, guard): Pending) -> Option<(Result<Bytes, ApiError>, Pending)> {
-    let part = receiver.recv().await?;
-    Some((part, (receiver, guard)))
 }
 
 /// Returns the file as the body. An error after its start ends the connection.

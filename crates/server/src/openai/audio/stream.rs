@@ -12,7 +12,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::sync::mpsc;
 
-use super::transcription::TranscriptionJob;
+use super::job::TranscriptionJob;
 use crate::{
     app::App,
     error::{ApiError, OpenAiErrorBody},
@@ -51,7 +51,7 @@ impl TranscriptEvent {
 /// Starts a transcription, and returns the response with its events.
 ///
 /// The channel is unbounded, because a model must not wait for a slow client. A transcript is at most as large as the text
-/// of [`super::transcription::MAX_SECONDS`].
+/// of [`super::job::MAX_SECONDS`].
 pub(super) async fn respond(
     app: &App,
     job: TranscriptionJob,
@@ -63,6 +63,7 @@ pub(super) async fn respond(
     let cancel = Cancel::new();
     let guard = CancelOnDrop(cancel.clone());
     let jobs = app.shared.jobs.clone();
+
     tokio::spawn(async move {
         let events = sender.clone();
         let run = jobs.run_encoder(move || {

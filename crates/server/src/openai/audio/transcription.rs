@@ -5,18 +5,15 @@ use std::{io::Cursor, ops::ControlFlow};
 use axum::{body::Bytes, http::header::CONTENT_TYPE, response::Response};
 use narthex_audio::{
     Decoder,
-    transcript::{Granularities, Task, Transcript, TranscriptFormat},
+    transcript::{Granularities, Task, TranscriptFormat},
 };
-use narthex_gateway::{
-    Cancel, Error, ReadyModel,
-    request::{TranscriptionEvent, TranscriptionRequest},
-};
+use narthex_gateway::request::TranscriptionRequest;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::stream;
+use super::{job::TranscriptionJob, stream};
 use crate::{
-    app::{App, Meter},
+    app::App,
     error::ApiError,
     http::budget::Reservation,
     protocol::{
@@ -27,9 +24,6 @@ use crate::{
         multipart::{self, Form, FromForm},
     },
 };
-
-/// Maximum duration of a file in seconds. A small file can state days of silence.
-pub(super) const MAX_SECONDS: u64 = 6 * 60 * 60;
 
 /// Parameters of OpenAI's API for models that do not exist here.
 const HINTS: &[&str] = &["chunking_strategy"];
@@ -197,28 +191,6 @@ async fn respond(
     );
     let (text, ran_on) = text.await?;
     Ok(with_device_headers(&ran_on, ([(CONTENT_TYPE, written.format.media_type())], text)))
-}
-
-/// The work of a request.
-pub(super) struct TranscriptionJob {
-    file: Bytes,
-    pub(super) request: TranscriptionRequest,
-    meter: Meter,
-}
-
-impl TranscriptionJob {
-    /// Transcribes the file, and charges the tokens of the transcript.
-    pub(super) fn run(
-        self,
-        model: &ReadyModel,
-        cancel: &Cancel,
-        mut on: impl FnMut(TranscriptionEvent) -> ControlFlow<()>,
-    ) -> Result<Transcript, Error> {
-        let mut audio = Decoder::open(Cursor::new(self.file))?.at_most(MAX_SECONDS);
-        let transcript = model.transcribe(&self.request, &mut audio, &mut on, cancel)?;
-        self.meter.tokens(transcript.segments.iter().map(|segment| segment.tokens.len()).sum());
-        Ok(transcript)
-    }
 }
 
 #[cfg(test)]
