@@ -395,6 +395,34 @@ mod tests {
     }
 
     #[test]
+    fn every_wrong_value_and_misplaced_key_is_named() {
+        let mut count = 0;
+        let mut check = |table: &str, key: &str, value: &str| {
+            let text = format!("# settings\n[{table}]\n{key} = {value}\n");
+            let faults = read(&text).err().unwrap_or_else(|| panic!("{text} was accepted"));
+            assert_eq!(faults.len(), 1, "{text}: {faults:?}");
+            let Fault { line, key: path, reason, .. } = &faults[0];
+            assert_eq!((*line, path.as_str()), (3, format!("{table}.{key}").as_str()), "{text}");
+            assert!(reason.contains("expected") && reason.contains("found"), "{text}: {reason}");
+            count += 1;
+        };
+        let model = [tables::ANSWERS, tables::LOADING, OTHER_MODEL_KEYS].concat();
+        let tables = TABLES.iter().copied().chain([("models.\"smollm2:135m\"", model.as_slice())]);
+        for (table, keys) in tables {
+            for key in keys {
+                for wrong in ["{ a = 1 }", "1979-05-27", "[[1]]"] {
+                    check(table, key, wrong);
+                }
+                check(table, &format!("{key}s"), "1");
+                if !["models.\"smollm2:135m\"", "server"].contains(&table) {
+                    check("server", key, "1");
+                }
+            }
+        }
+        assert!(count >= 200, "{count} files");
+    }
+
+    #[test]
     fn faults_name_line_key_expected_and_found() {
         let check = |text: &str, expect: &[&str]| {
             let faults: Vec<String> = read(text).unwrap_err().iter().map(ToString::to_string).collect();
