@@ -147,8 +147,10 @@ mod tests {
     #[test]
     fn a_token_sees_its_past_and_itself() {
         let check = |at, row, first, window, expected: [Range<usize>; 2]| {
-            let (past, rows, factors) = (10, 6, RopeFactors::Short);
-            let run = TokenRun { at, past, rows, tokens: &[0; 6][first..], factors };
+            let tokens = [Position::token(0); 6];
+            let plan = StepPlan::default();
+            let factors = RopeFactors::Short;
+            let run = TokenRun { plan: &plan, at, past: 10, rows: 6, tokens: &tokens[first..], factors };
             assert_eq!(visible(run, row, window), expected, "at {at}, row {row}, from {first}");
         };
         // An empty past, no padding.
