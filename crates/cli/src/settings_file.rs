@@ -25,10 +25,23 @@ const FILE: &str = "narthex.toml";
 /// Maximum size of the file in bytes.
 const LIMIT: u64 = 1 << 20;
 
+/// Returns the path that the command line or the environment states.
+fn stated_path(store: &StoreArgs) -> Option<PathBuf> {
+    let stated = store.config.clone().or_else(|| env::var_os(FILE_VARIABLE).map(PathBuf::from));
+    stated.filter(|path| !path.as_os_str().is_empty())
+}
+
+fn is_named(store: &StoreArgs) -> bool {
+    stated_path(store).is_some()
+}
+
+fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+}
+
 /// Returns the path of the settings file, which may not exist.
 pub(crate) fn path(store: &StoreArgs) -> Result<PathBuf, Error> {
-    let stated = store.config.clone().or_else(|| env::var_os(FILE_VARIABLE).map(PathBuf::from));
-    match stated.filter(|path| !path.as_os_str().is_empty()) {
+    match stated_path(store) {
         Some(path) => Ok(path),
         None => Ok(store_folder(store.home.clone())?.join(FILE)),
     }
@@ -39,7 +52,8 @@ pub(crate) fn load(store: &StoreArgs) -> anyhow::Result<Settings> {
     let path = path(store)?;
     let text = match narthex_files::read(&path, LIMIT).and_then(narthex_files::user_text) {
         Ok(text) => text,
-        Err(error) if error.kind() == io::ErrorKind::NotFound && store.config.is_none() => String::new(),
+        // Without a name from the user, there may be no file, and no folder either.
+        Err(error) if !is_named(store) && is_absent(&error) => String::new(),
         Err(error) => {
             return Err(anyhow::Error::from(error).context(format!("cannot read {}", path.display())));
         }

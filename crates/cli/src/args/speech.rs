@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, ValueEnum};
 use narthex_audio::{SoundFormat, transcript::TranscriptFormat};
+use narthex_gateway::request::{SpeechRequest, TranscriptionRequest};
 
 use super::LoadArgs;
 
@@ -15,7 +16,7 @@ pub(crate) struct TranscribeArgs {
     pub(crate) files: Vec<PathBuf>,
 
     /// The model: a name, hf:owner/repo, or a path
-    #[arg(short, long, default_value = "whisper:base")]
+    #[arg(short, long, default_value = TranscriptionRequest::DEFAULT_MODEL)]
     pub(crate) model: String,
 
     /// Language of the speech, as in de or German [default: the model detects it]
@@ -88,7 +89,7 @@ pub(crate) struct SayArgs {
     pub(crate) format: Option<SoundFormat>,
 
     /// The model: a name, hf:owner/repo, or a path
-    #[arg(short, long, default_value = "hibari")]
+    #[arg(short, long, default_value = SpeechRequest::DEFAULT_MODEL)]
     pub(crate) model: String,
 
     /// Seed of the voice's noise; the same seed gives the same speech [default: a new one]

@@ -30,7 +30,7 @@ pub(crate) fn run(gateway: &Gateway, args: &BenchArgs) -> anyhow::Result<()> {
     // Created before the measurement, so that an unusable path fails at once.
     let file = args.report.as_deref().map(NewFile::create).transpose()?;
     let comparison = gateway.compare(&args.model, places, options, &bars, cancel)?;
-    let written = file.map_or(Ok(()), |file| file.write(&page::page(&comparison)));
+    let written = file.map_or(Ok(()), |file| file.write(page::page(&comparison)));
     if args.json {
         output::json(&comparison)?
     } else {

@@ -25,7 +25,7 @@ struct Read {
 /// Writes a conversation.
 pub(super) fn save(path: &Path, model: &str, messages: &[Message]) -> anyhow::Result<()> {
     let text = serde_json::to_string_pretty(&Written { model, messages })?;
-    NewFile::create(path)?.write(&format!("{text}\n"))
+    NewFile::create(path)?.write(format!("{text}\n"))
 }
 
 /// Reads the messages of a conversation.

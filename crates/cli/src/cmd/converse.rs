@@ -100,9 +100,10 @@ pub(crate) fn run(
         system,
     };
     let mut editor = ChatEditor::new(gateway.chat_history(), COMMANDS);
-    let OpenModel { name, served, .. } = &conversation.model;
+    let OpenModel { name, status, served } = &conversation.model;
     let by = if served.is_some() { ", in the memory of a running server" } else { "" };
-    output::note(format!("{name} is ready{by}; /help lists the commands."));
+    let shown = if gateway.is_alias(name) { name } else { status.name.as_str() };
+    output::note(format!("{shown} is ready{by}; /help lists the commands."));
 
     loop {
         let line = match editor.read() {

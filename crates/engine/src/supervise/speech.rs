@@ -78,7 +78,9 @@ impl SpeechModel for SupervisedSpeech {
     fn encode(&mut self, features: &[f32]) -> Result<(), StepError> {
         match self.guard(|model| model.encode(features)) {
             // The reopened model is empty, and so is a model before it encodes.
-            Err(StepError::Lost { .. }) => self.guard(|model| model.encode(features)),
+            Err(StepError::Lost { .. }) if self.model.open.is_some() => {
+                self.guard(|model| model.encode(features))
+            }
             outcome => outcome,
         }
     }

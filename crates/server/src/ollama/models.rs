@@ -300,12 +300,9 @@ fn capabilities(kind: ModelKind, reasons: bool) -> Vec<&'static str> {
         ModelKind::Chat => vec!["completion", "tools"],
         ModelKind::Text => vec!["completion"],
         ModelKind::Embedding => vec!["embedding"],
-        ModelKind::Rerank
-        | ModelKind::Answer
-        | ModelKind::Masked
-        | ModelKind::Transcription
-        | ModelKind::Speech
-        | ModelKind::Other => Vec::new(),
+        ModelKind::Transcription => vec!["transcription"],
+        ModelKind::Speech => vec!["speech"],
+        ModelKind::Rerank | ModelKind::Answer | ModelKind::Masked | ModelKind::Other => Vec::new(),
     }
 }
 

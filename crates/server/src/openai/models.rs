@@ -137,7 +137,8 @@ fn capabilities(kind: ModelKind) -> Vec<&'static str> {
         ModelKind::Answer => vec!["answer"],
         ModelKind::Masked => vec!["fill"],
         ModelKind::Transcription => vec!["transcriptions"],
-        ModelKind::Speech | ModelKind::Other => Vec::new(),
+        ModelKind::Speech => vec!["speech"],
+        ModelKind::Other => Vec::new(),
     }
 }
 

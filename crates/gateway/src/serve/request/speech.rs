@@ -28,6 +28,9 @@ pub struct SpeechRequest {
 }
 
 impl SpeechRequest {
+    /// Model that speaks if none is chosen.
+    pub const DEFAULT_MODEL: &str = "hibari";
+
     /// Creates a request with the default voice and speed.
     pub fn new(model: impl Into<String>, text: impl Into<String>) -> Self {
         Self { model: model.into(), voice: None, speed: 1.0, seed: None, text: text.into() }

@@ -32,6 +32,9 @@ pub struct TranscriptionRequest {
 }
 
 impl TranscriptionRequest {
+    /// Model that transcribes if none is chosen.
+    pub const DEFAULT_MODEL: &str = "whisper:base";
+
     /// Creates a request for a transcript in the language of the speech, which is detected.
     pub fn new(model: impl Into<String>) -> Self {
         Self {

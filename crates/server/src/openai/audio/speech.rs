@@ -18,6 +18,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
+use super::DEFAULT;
 use crate::{
     app::App,
     error::{ApiError, OpenAiErrorBody},
@@ -90,11 +91,12 @@ impl FromBody for ParsedSpeech {
             ));
         }
         let format = body.response_format.as_deref().map_or(Ok(SoundFormat::Wav), sound_format)?;
+        let model = if body.model == DEFAULT { SpeechRequest::DEFAULT_MODEL.to_owned() } else { body.model };
         let request = SpeechRequest {
-            voice: body.voice,
+            voice: body.voice.filter(|voice| voice != DEFAULT),
             speed: body.speed.unwrap_or(1.0),
             seed: body.seed,
-            ..SpeechRequest::new(body.model, body.input)
+            ..SpeechRequest::new(model, body.input)
         };
         Ok(Self { request, format, stream_format: body.stream_format.unwrap_or_default() })
     }
@@ -299,6 +301,8 @@ mod tests {
         assert_eq!((parsed.format, parsed.stream_format), (SoundFormat::Flac, StreamFormat::Sse));
         let plain = read(&json!({})).ok().unwrap();
         assert_eq!((plain.format, plain.stream_format), (SoundFormat::Wav, StreamFormat::Audio));
+        let default = read(&json!({"model": "default", "voice": "default"})).ok().unwrap().request;
+        assert_eq!((default.model.as_str(), default.voice), (SpeechRequest::DEFAULT_MODEL, None));
     }
 
     #[test]

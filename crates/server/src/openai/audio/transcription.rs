@@ -11,7 +11,7 @@ use narthex_gateway::request::TranscriptionRequest;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::{job::TranscriptionJob, stream};
+use super::{DEFAULT, job::TranscriptionJob, stream};
 use crate::{
     app::App,
     error::ApiError,
@@ -90,7 +90,7 @@ impl FromForm for ParsedTranscription {
             prompt: form.text("prompt")?,
             temperature: form.value("temperature", "a number from 0 to 1")?,
             words: parts.words,
-            ..TranscriptionRequest::new(model)
+            ..TranscriptionRequest::new(model_of(&model))
         };
         let is_stream = form.value("stream", "true or false")?.unwrap_or(false);
         if form.list("include")?.iter().any(|part| !part.is_empty()) {
@@ -107,6 +107,11 @@ impl FromForm for ParsedTranscription {
         }
         Ok(Self { file, request, format, parts, is_stream })
     }
+}
+
+/// Returns the model with this name.
+fn model_of(name: &str) -> &str {
+    if name == DEFAULT { TranscriptionRequest::DEFAULT_MODEL } else { name }
 }
 
 fn format(name: Option<String>) -> Result<TranscriptFormat, ApiError> {
@@ -227,6 +232,8 @@ mod tests {
         assert_eq!(parsed.request, expect);
         assert_eq!(parsed.parts, Granularities { segments: false, words: true });
         assert_eq!(read(&[]).unwrap().parts, Granularities { segments: true, words: false });
+        assert_eq!(model_of("default"), TranscriptionRequest::DEFAULT_MODEL);
+        assert_eq!(model_of("whisper:tiny"), "whisper:tiny");
     }
 
     #[test]
