@@ -11,7 +11,7 @@ use serde::{
 };
 use serde_json::value::RawValue;
 
-use super::problem::in_words_of_json;
+use super::problem::{in_words_of_json, without_position};
 use crate::error::ApiError;
 
 /// The fields of a body, in its order.
@@ -47,7 +47,7 @@ impl<'a> BodyFields<'a> {
     pub(crate) fn divide(body: &'a [u8]) -> Result<Self, ApiError> {
         let mut json = serde_json::Deserializer::from_slice(body);
         let fields = json.deserialize_map(FieldsVisitor).and_then(|fields| json.end().map(|()| fields));
-        fields.map(Self).map_err(|error| unexpected_json(&error.to_string()))
+        fields.map(Self).map_err(|error| unexpected_json(&without_position(&error)))
     }
 
     /// Reads the fields of a struct. An error names the field.
@@ -135,10 +135,8 @@ impl<'de> Deserializer<'de> for StructFields<'_, 'de> {
 fn field_error(error: serde_path_to_error::Error<serde_json::Error>) -> ApiError {
     let path = error.path().to_string();
     let error = error.into_inner();
-    let mut problem = error.to_string();
-    // The position in the field; its path says more.
-    let position = format!(" at line {} column {}", error.line(), error.column());
-    problem.truncate(problem.strip_suffix(&position).map_or(problem.len(), str::len));
+    // The path of the field says more than a position in it.
+    let problem = without_position(&error);
     match missing_field(&problem) {
         Some(field) if path == "." => ApiError::required(field),
         Some(field) => ApiError::required(&format!("{path}.{field}")),

@@ -111,7 +111,7 @@ impl Form {
     /// Takes the part with a name.
     fn take(&mut self, name: &str) -> Result<Option<Bytes>, ApiError> {
         let Some(at) = self.0.iter().position(|part| part.name == name) else { return Ok(None) };
-        let part = self.0.swap_remove(at);
+        let part = self.0.remove(at);
         if self.0.iter().any(|part| part.name == name) {
             return Err(ApiError::bad_request(name, format!("{name} occurs more than once; send it once")));
         }

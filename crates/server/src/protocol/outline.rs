@@ -9,6 +9,7 @@ use axum::http::StatusCode;
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
+use super::problem::{in_words_of_json, without_position};
 use crate::error::ApiError;
 
 /// Maximum number of values in a field that may be a list of tokens.
@@ -53,8 +54,14 @@ pub(crate) fn count_values(body: &[u8], tokens: Option<&str>) -> Result<BodyValu
     match json.deserialize_any(&mut counter).and_then(|()| json.end()) {
         Ok(()) => Ok(counter.total),
         Err(error) => Err(counter.overfull.unwrap_or_else(|| {
-            let is = if error.is_data() { "the expected JSON" } else { "JSON" };
-            ApiError::plain(StatusCode::BAD_REQUEST, format!("the body is not {is}: {error}"))
+            let message = match error.is_data() {
+                true => {
+                    let problem = in_words_of_json("", &without_position(&error));
+                    format!("the body is not the expected JSON: {problem}")
+                }
+                false => format!("the body is not JSON: {error}"),
+            };
+            ApiError::plain(StatusCode::BAD_REQUEST, message)
         })),
     }
 }

@@ -3,6 +3,14 @@
 /// Maximum number of characters of a value in a message.
 const MAX_SHOWN: usize = 80;
 
+/// Returns serde's message without the position in the text.
+pub(crate) fn without_position(error: &serde_json::Error) -> String {
+    let mut message = error.to_string();
+    let position = format!(" at line {} column {}", error.line(), error.column());
+    message.truncate(message.strip_suffix(&position).map_or(message.len(), str::len));
+    message
+}
+
 /// Returns serde's message in the words of JSON: `expected a number, found "hot"`. `path` names the field.
 pub(crate) fn in_words_of_json(path: &str, message: &str) -> String {
     if let Some(rest) = message.strip_prefix("unknown variant `") {

@@ -39,7 +39,7 @@ fn documents_are_ranked() {
     };
     refused(json!({"unknown": 1}), "unknown", "not supported");
     refused(json!({"documents": []}), "documents", "expected 1 to 2048 documents, found 0");
-    refused(json!({"documents": "the cat"}), "documents", "sequence");
+    refused(json!({"documents": "the cat"}), "documents", "expected a list");
     refused(json!({"documents": [3]}), "documents[0]", "expected a text, or an object with the field text");
     refused(json!({"query": null}), "query", "string");
     refused(json!({"top_n": 0}), "top_n", "above zero");
