@@ -1,5 +1,7 @@
 //! Speech of a tiny voice, whose graph gives a frame for each phoneme.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
+
 use std::{fs, io::Write, ops::ControlFlow, path::Path};
 
 use flate2::{Compression, write::GzEncoder};

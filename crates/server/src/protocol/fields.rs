@@ -47,7 +47,7 @@ impl<'a> BodyFields<'a> {
     pub(crate) fn divide(body: &'a [u8]) -> Result<Self, ApiError> {
         let mut json = serde_json::Deserializer::from_slice(body);
         let fields = json.deserialize_map(FieldsVisitor).and_then(|fields| json.end().map(|()| fields));
-        fields.map(Self).map_err(|error| unexpected_json(&without_position(&error)))
+        fields.map(Self).map_err(|error| unexpected_json(&whole_problem(&error)))
     }
 
     /// Reads the fields of a struct. An error names the field.
@@ -146,6 +146,11 @@ fn field_error(error: serde_path_to_error::Error<serde_json::Error>) -> ApiError
             ApiError::bad_request(path.clone(), format!("{path}: {problem}"))
         }
     }
+}
+
+/// Returns the problem of a whole body, with its position if the body is not JSON.
+fn whole_problem(error: &serde_json::Error) -> String {
+    if error.is_data() { without_position(error) } else { error.to_string() }
 }
 
 fn unexpected_json(problem: &str) -> ApiError {
