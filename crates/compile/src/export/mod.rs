@@ -45,6 +45,10 @@ pub struct ExportJob<'a> {
 /// # Errors
 /// [`CompileError::Foreign`] for encoders, imports, and decoders that onnxruntime-genai has no settings for;
 /// [`CompileError::Open`] for a package that cannot be read; [`CompileError::Write`].
+///
+/// [`CompileError::Foreign`]: crate::CompileError::Foreign
+/// [`CompileError::Open`]: crate::CompileError::Open
+/// [`CompileError::Write`]: crate::CompileError::Write
 pub fn genai(job: &ExportJob<'_>) -> Result<()> {
     let (arch, entry) = decoder(job.manifest)?;
     let graph = genai::graph(job, arch, entry)?;

@@ -1,8 +1,8 @@
 //! Pronunciation of English sentences, in the phonemes of misaki and Kokoro.
 //!
 //! Dictionaries, rules and their order are those of misaki 0.9.4 (hexgrad, Apache-2.0), which trained voices expect:
-//! [`tokenizer`] splits a sentence into words, [`tagger`] finds their parts of speech, [`lexicon`] looks them up with
-//! rules for inflections and stress, and a model spells words that are in no dictionary ([`letters`]). The sentence must
+//! `tokenizer` splits a sentence into words, `tagger` finds their parts of speech, `lexicon` looks them up with
+//! rules for inflections and stress, and a model spells words that are in no dictionary (`letters`). The sentence must
 //! be normalised, without digits and symbols ([`crate::normalize`]).
 
 mod dictionary;

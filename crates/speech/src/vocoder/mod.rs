@@ -2,7 +2,7 @@
 //!
 //! A frame of 12.5 ms has the magnitudes and phases of three parts. The harmonics filter a pulse train with the pitch of the
 //! voice, noise has a random phase, and the rest has a phase of its own. The inverse Fourier transforms of all frames
-//! overlap. [`pulses`] has the pulse train, [`lanes`] the functions of several numbers at once.
+//! overlap. `pulses` has the pulse train, `lanes` the functions of several numbers at once.
 
 mod lanes;
 mod pulses;
