@@ -285,10 +285,14 @@ mod tests {
     }
 
     #[test]
-    fn costly_bodies_are_json_or_too_deep() {
+    fn costly_bodies_are_whole() {
         for (path, body) in costly() {
+            if path.starts_with("/v1/audio/") {
+                assert!(body.starts_with(b"--b\r\n") && body.ends_with(b"\r\n--b--\r\n"), "{path}: not a form");
+                continue;
+            }
             let read = serde_json::from_slice::<serde::de::IgnoredAny>(&body);
-            assert!(read.is_ok() || body.ends_with(b"["), "{path}: {read:?}");
+            assert!(read.is_ok() || body.ends_with(b"["), "{path}: neither JSON nor too deep: {read:?}");
         }
     }
 }
