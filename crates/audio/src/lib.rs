@@ -15,7 +15,7 @@ mod resample;
 pub mod transcript;
 
 pub use decode::{Decoder, Source};
-pub use encode::{Encoder, SoundFormat};
+pub use encode::{Encoder, SoundFormat, StreamEncoder};
 pub use error::AudioError;
 pub use pcm::Pcm;
 pub use resample::Resampler;

@@ -15,7 +15,7 @@ pub const WINDOW_SAMPLES: usize = 480_000;
 /// Frames of a window of Whisper.
 pub const WINDOW_FRAMES: usize = WINDOW_SAMPLES / HOP;
 
-/// Samples of a frame.
+/// Number of samples in a frame.
 const FRAME: usize = 400;
 
 /// Samples from one frame to the next.

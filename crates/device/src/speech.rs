@@ -18,7 +18,7 @@ use narthex_spec::{
 use crate::{
     ep::Device,
     error::DeviceError,
-    inventory,
+    inventory, operators,
     ort::{Binding, Session, SessionOptions, Tensor},
     package,
     packed_weights::PackedWeights,
@@ -109,17 +109,11 @@ impl LoadedSide {
 
 impl SpeechTables {
     fn open(package: &Path, manifest: &Manifest, arch: &SpeechArch) -> Result<Self, DeviceError> {
-        let open = |role, rows: usize| {
-            let table = Table::of_role(package, manifest, role)?;
-            if (table.rows(), table.cols()) == (rows, arch.hidden) {
-                return Ok(table);
-            }
-            let found = format!("{} x {}", table.rows(), table.cols());
-            Err(DeviceError::package(format!("a {role:?} table of {rows} x {}", arch.hidden), found))
-        };
+        let tokens = [arch.vocab, arch.hidden];
+        let positions = [arch.target_positions, arch.hidden];
         Ok(Self {
-            tokens: open(TableRole::Token, arch.vocab)?,
-            positions: open(TableRole::Position, arch.target_positions)?,
+            tokens: Table::of_shape(package, manifest, TableRole::Token, tokens)?,
+            positions: Table::of_shape(package, manifest, TableRole::Position, positions)?,
         })
     }
 
@@ -297,6 +291,14 @@ impl WindowBuffers<'_> {
         [1, arch.decoder.heads, arch.source_positions, arch.head_size()].map(|extent| extent as i64)
     }
 
+    /// Returns the keys and values of a window in each layer of the decoder.
+    fn cross(&mut self) -> impl Iterator<Item = (Slot, &mut [f32])> {
+        let layers = self.keys.iter_mut().zip(self.values.iter_mut()).enumerate();
+        layers.flat_map(|(layer, (keys, values))| {
+            [(Slot::CrossKey { layer }, &mut keys[..]), (Slot::CrossValue { layer }, &mut values[..])]
+        })
+    }
+
     /// # Safety
     /// The conditions of [`Binding::input`] apply.
     unsafe fn bind_encoder(
@@ -311,13 +313,10 @@ impl WindowBuffers<'_> {
         // SAFETY: the caller guarantees the conditions.
         unsafe { binding.input(&name, Tensor::new(self.features, DType::F32, &shape)) }.map_err(failed)?;
         let shape = Self::cross_shape(arch);
-        for (layer, (keys, values)) in self.keys.iter_mut().zip(self.values.iter_mut()).enumerate() {
-            let parts = [(Slot::CrossKey { layer }, keys), (Slot::CrossValue { layer }, values)];
-            for (slot, buffer) in parts {
-                let name = package::output(entry, slot)?;
-                // SAFETY: as above.
-                unsafe { binding.output(&name, Tensor::new(buffer, DType::F32, &shape)) }.map_err(failed)?;
-            }
+        for (slot, buffer) in self.cross() {
+            let name = package::output(entry, slot)?;
+            // SAFETY: as above.
+            unsafe { binding.output(&name, Tensor::new(buffer, DType::F32, &shape)) }.map_err(failed)?;
         }
         Ok(())
     }
@@ -332,13 +331,10 @@ impl WindowBuffers<'_> {
     ) -> Result<(), DeviceError> {
         let failed = DeviceError::binding;
         let cross = Self::cross_shape(arch);
-        for (layer, (keys, values)) in self.keys.iter_mut().zip(self.values.iter_mut()).enumerate() {
-            let parts = [(Slot::CrossKey { layer }, keys), (Slot::CrossValue { layer }, values)];
-            for (slot, buffer) in parts {
-                let name = package::input(entry, slot)?;
-                // SAFETY: the caller guarantees the conditions.
-                unsafe { binding.input(&name, Tensor::new(buffer, DType::F32, &cross)) }.map_err(failed)?;
-            }
+        for (slot, buffer) in self.cross() {
+            let name = package::input(entry, slot)?;
+            // SAFETY: the caller guarantees the conditions.
+            unsafe { binding.input(&name, Tensor::new(buffer, DType::F32, &cross)) }.map_err(failed)?;
         }
 
         let heads = arch.decoder.heads as i64;
@@ -420,6 +416,7 @@ impl SpeechModel for DynamicSpeech {
         let scale = (size as f32).sqrt().recip();
         let mut weights = vec![0.0; self.arch.alignment_heads.len() * self.tokens * positions];
         let mut rows = weights.chunks_exact_mut(positions);
+        let kernels = operators::kernels();
         for &[layer, head] in &self.arch.alignment_heads {
             let Some((_, queries)) = self.queries.iter().find(|(with, _)| *with == layer) else { continue };
             let keys = &self.keys[layer][head * positions * size..][..positions * size];
@@ -429,17 +426,9 @@ impl SpeechModel for DynamicSpeech {
                 for (weight, key) in row.iter_mut().zip(keys.chunks_exact(size)) {
                     *weight = query.iter().zip(key).map(|(q, k)| q * k).sum::<f32>() * scale;
                 }
-                softmax(row);
+                kernels.softmax(row);
             }
         }
         Ok(weights)
     }
-}
-
-/// Replaces scores by their softmax.
-fn softmax(scores: &mut [f32]) {
-    let most = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    scores.iter_mut().for_each(|score| *score = (*score - most).exp());
-    let sum: f32 = scores.iter().sum();
-    scores.iter_mut().for_each(|score| *score /= sum);
 }

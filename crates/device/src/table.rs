@@ -176,7 +176,7 @@ impl Table {
     }
 
     /// Maps the table of a role, which must have this shape.
-    fn of_shape(
+    pub(crate) fn of_shape(
         package: &Path,
         manifest: &Manifest,
         role: TableRole,

@@ -1,4 +1,4 @@
-//! Opus packets, whose header (RFC 7845) is the same in Ogg, WebM and MP4.
+//! Decoding of Opus packets. Ogg, WebM and MP4 files all state the header of RFC 7845.
 
 use ropus::OpusMSDecoder;
 use symphonia::core::{

@@ -4,7 +4,7 @@ use flac_codec::encode::{FlacStreamWriter, Options};
 
 use crate::{AudioError, encode::output::Output, pcm::to_i16};
 
-/// Samples of a frame.
+/// Number of samples in a frame.
 const FRAME: u16 = 4_096;
 
 /// Bits of a sample.

@@ -126,6 +126,41 @@ impl Encoder {
     }
 }
 
+/// Encodes speech whose sample rate is known with its first samples.
+pub struct StreamEncoder {
+    format: SoundFormat,
+    encoder: Option<Encoder>,
+}
+
+impl StreamEncoder {
+    /// Creates an encoder for a file of unknown length.
+    pub fn new(format: SoundFormat) -> Self {
+        Self { format, encoder: None }
+    }
+
+    /// Adds samples of a rate in Hz, which is that of the first call, and returns the bytes that they complete.
+    ///
+    /// # Errors
+    ///
+    /// As [`Encoder::new`] and [`Encoder::push`].
+    pub fn push(&mut self, rate: u32, samples: &[f32]) -> Result<Vec<u8>, AudioError> {
+        let encoder = match &mut self.encoder {
+            Some(encoder) => encoder,
+            none => none.insert(Encoder::new(self.format, rate, None)?),
+        };
+        encoder.push(samples)
+    }
+
+    /// Returns the last bytes; none if there were no samples.
+    ///
+    /// # Errors
+    ///
+    /// As [`Encoder::finish`].
+    pub fn finish(self) -> Result<Vec<u8>, AudioError> {
+        self.encoder.map_or(Ok(Vec::new()), Encoder::finish)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::{f64::consts::PI, io::Cursor};

@@ -150,7 +150,7 @@ fn placed_chain(chain: &Chain) -> ChainNode {
 }
 
 /// Returns the kernels of this processor, which are selected by a measurement once per process.
-fn kernels() -> Kernels {
+pub(crate) fn kernels() -> Kernels {
     static KERNELS: OnceLock<Kernels> = OnceLock::new();
     *KERNELS.get_or_init(Kernels::measured)
 }

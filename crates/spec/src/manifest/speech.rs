@@ -44,6 +44,16 @@ pub struct SpeechEntry {
 }
 
 impl SpeechEntry {
+    /// Returns whether a token is a timestamp.
+    pub fn is_timestamp(&self, token: TokenId) -> bool {
+        token >= self.first_timestamp
+    }
+
+    /// Returns the tokens of text, which have lower ids than every control token and timestamp.
+    pub fn texts(&self, tokens: impl IntoIterator<Item = TokenId>) -> Vec<TokenId> {
+        tokens.into_iter().filter(|&token| token < self.end).collect()
+    }
+
     /// Fails if a control token is not in a vocabulary of `vocab` tokens, or if timestamps precede control tokens.
     pub(super) fn check(&self, vocab: usize) -> Result<(), Contradiction> {
         let named = [self.start, self.end, self.previous, self.no_speech, self.no_timestamps];

@@ -46,7 +46,7 @@ impl Following {
     }
 }
 
-/// Dictionaries and rules of one accent.
+/// Dictionaries and pronunciation rules of one accent of English.
 pub(super) struct Lexicon {
     accent: Accent,
     gold: Dictionary,
@@ -66,7 +66,7 @@ impl Lexicon {
         Ok(Self { accent, gold: Dictionary::from_json(gold)?, silver: Dictionary::from_json(silver)? })
     }
 
-    /// Returns the phonemes of a word; `None` for an unknown word.
+    /// Returns the phonemes of a word; `None` if no dictionary or rule has it.
     pub(super) fn phonemes(&self, token: &Token<'_>, following: Following) -> Option<String> {
         let word: String = token.text.nfkc().map(|c| if matches!(c, '‘' | '’') { '\'' } else { c }).collect();
         let stress = if word == word.to_lowercase() {

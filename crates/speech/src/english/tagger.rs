@@ -124,7 +124,7 @@ fn index_of(tag: &String, tags: &[String]) -> Result<u16, SpeechError> {
     index.ok_or(SpeechError::BadFile { what: WHAT, reason })
 }
 
-/// Returns the last three characters.
+/// Returns the last three characters of a word.
 fn ending(word: &str) -> &str {
     let start = word.char_indices().rev().nth(2).map_or(0, |(start, _)| start);
     &word[start..]
