@@ -165,7 +165,7 @@ impl Config {
         alias.or_else(|| self.models.get(name)?.from.as_deref())
     }
 
-    /// Returns the settings for loading a model with settings of its own.
+    /// Returns the settings with those for loading one model in their place.
     pub(crate) fn with_loading(&self, own: &LoadSettings) -> Self {
         Self {
             scheme: own.scheme.or(self.scheme),

@@ -33,8 +33,8 @@ mod report;
 mod rights;
 mod serve;
 mod server_record;
-mod speech_queue;
 mod threads;
+mod turn_queue;
 
 pub use cancel::{Cancel, CancelCallback};
 pub use compile::{
@@ -79,7 +79,8 @@ pub use serve::{answer_stream::AnswerStream, generation::Generation, options::un
 pub use server_record::{Encryption, RunningServer};
 pub use threads::check_threads;
 
-/// Returns the folder of the store at `home`, or else at `NARTHEX_HOME`, or else in the platform's data folder.
-pub fn store_folder(home: Option<std::path::PathBuf>) -> Result<std::path::PathBuf, Error> {
-    Ok(narthex_catalog::store::Store::root_of(home)?)
+/// Returns the path of the settings file in the store at `home`, or else at `NARTHEX_HOME`, or else in the platform's data
+/// folder. It may not exist.
+pub fn settings_file(home: Option<std::path::PathBuf>) -> Result<std::path::PathBuf, Error> {
+    Ok(narthex_catalog::store::Store::settings_file(home)?)
 }

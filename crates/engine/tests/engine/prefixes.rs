@@ -200,15 +200,20 @@ fn an_engine_without_work_releases_its_prefixes() {
     assert_eq!(found_in_turn(&mut engine_loop, &conversations[..2]), [0; 2]);
 }
 
-#[test]
-fn a_restored_prefix_that_fails_costs_time_and_no_answer() {
+/// Returns faults of copies of keys and values, each with the fault of the truncation that follows.
+fn failures_of_copies() -> [(Fault, Fault); 4] {
     let stuck = Fault::Error(StepError::Device { message: "stuck".into() });
-    for (fault, truncated) in [
+    [
         (Fault::Error(StepError::bad_plan("no")), Fault::None),
         (Fault::Error(StepError::OutOfMemory { rows: 1, capacity: 8, wanted: 9 }), Fault::None),
         (Fault::Lost, Fault::None),
         (stuck.clone(), stuck),
-    ] {
+    ]
+}
+
+#[test]
+fn a_restored_prefix_that_fails_costs_time_and_no_answer() {
+    for (fault, truncated) in failures_of_copies() {
         let mut executor = FakeExecutor::new(limits(2));
         executor.write_faults = [fault.clone()].into();
         executor.truncate_faults = std::iter::repeat_n(Fault::None, 3).chain([truncated]).collect();
@@ -254,13 +259,7 @@ fn a_prefix_is_taken_over_where_memory_has_no_room_for_a_copy() {
 
 #[test]
 fn a_copy_that_fails_costs_time_and_no_answer() {
-    let stuck = Fault::Error(StepError::Device { message: "stuck".into() });
-    for (fault, truncated) in [
-        (Fault::Error(StepError::bad_plan("no")), Fault::None),
-        (Fault::Error(StepError::OutOfMemory { rows: 1, capacity: 8, wanted: 9 }), Fault::None),
-        (Fault::Lost, Fault::None),
-        (stuck.clone(), stuck),
-    ] {
+    for (fault, truncated) in failures_of_copies() {
         let mut executor = FakeExecutor::new(limits(3));
         executor.copy_faults = [fault.clone()].into();
         executor.truncate_faults = [truncated].into();

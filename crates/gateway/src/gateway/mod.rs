@@ -29,7 +29,7 @@ use crate::{
     error::{Error, ErrorKind},
     library::{
         Library, RequestedModel,
-        package::Package,
+        package::{Package, bad_package},
         package_key::{PackageKey, split_scheme},
     },
     load::{
@@ -358,13 +358,7 @@ impl Gateway {
         let was_installed = self.library.store.package(&key.name, key.scheme).is_some();
         let outcome =
             std::panic::catch_unwind(AssertUnwindSafe(|| self.load_model(key, source, progress, cancel)))
-                .unwrap_or_else(|_| {
-                    Err(Error::BadPackage {
-                        name: key.name.clone(),
-                        scheme: key.scheme,
-                        reason: "loading it panicked; please report this".into(),
-                    })
-                });
+                .unwrap_or_else(|_| Err(bad_package(key, "loading it panicked; please report this")));
 
         match outcome {
             Ok(loaded) => {

@@ -366,28 +366,22 @@ impl Library {
         let mut voices: Vec<VoiceInfo> = Vec::new();
         for info in self.store.packages()? {
             let key = PackageKey { name: info.name, scheme: info.scheme };
-            let Ok(Manifest { voice: Some(entry), .. }) = package::read_manifest(&info.dir, &key) else {
-                continue;
-            };
-            let speakers = entry.speakers.into_iter().enumerate();
-            voices.extend(speakers.map(|(index, Speaker { name, language })| VoiceInfo {
-                id: name,
-                model: key.name.clone(),
-                language,
-                is_default: index == 0,
-                is_installed: true,
-            }));
+            if let Ok(Manifest { voice: Some(entry), .. }) = package::read_manifest(&info.dir, &key) {
+                let speakers = entry.speakers.iter().enumerate();
+                voices.extend(speakers.map(|(index, Speaker { name, language })| VoiceInfo {
+                    is_installed: true,
+                    ..voice_info(&key.name, index, name, language)
+                }));
+            }
         }
 
         let installed: BTreeSet<ModelName> = voices.iter().map(|voice| voice.model.clone()).collect();
         for entry in self.catalog.entries().iter().filter(|entry| !installed.contains(&entry.name)) {
-            voices.extend(entry.speakers.iter().enumerate().map(|(index, speaker)| VoiceInfo {
-                id: speaker.name.clone(),
-                model: entry.name.clone(),
-                language: speaker.language.clone(),
-                is_default: index == 0,
-                is_installed: false,
-            }));
+            let speakers = entry.speakers.iter().enumerate();
+            voices
+                .extend(speakers.map(|(index, speaker)| {
+                    voice_info(&entry.name, index, &speaker.name, &speaker.language)
+                }));
         }
         Ok(voices)
     }
@@ -453,6 +447,17 @@ fn context_length(config: &Config, manifest: &Manifest, kv_cache: Option<KvCache
         })
         .fold(0, usize::saturating_add);
     KvLimits { bytes_per_token, step: KV_STEP, budget: config.kv_memory().budget }.longest(context)
+}
+
+/// Returns the description of a speaker of a voice that is not installed. The first speaker is the default.
+fn voice_info(model: &ModelName, index: usize, speaker: &str, language: &str) -> VoiceInfo {
+    VoiceInfo {
+        id: speaker.to_owned(),
+        model: model.clone(),
+        language: language.to_owned(),
+        is_default: index == 0,
+        is_installed: false,
+    }
 }
 
 /// Returns the version of a checkpoint's files, in which its source ends.

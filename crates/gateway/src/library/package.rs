@@ -58,8 +58,7 @@ impl Package {
     /// Reads the tokenizer. This takes longer than most other steps of a load.
     pub(crate) fn read_tokenizer(&self) -> Result<Tokenizer, Error> {
         let Some(entry) = &self.manifest.tokenizer else {
-            let PackageKey { name, scheme } = self.key.clone();
-            return Err(Error::BadPackage { name, scheme, reason: "it has no tokenizer".to_owned() });
+            return Err(bad_package(&self.key, "it has no tokenizer"));
         };
         Ok(Tokenizer::from_json(&read(&self.folder, &entry.file)?)?)
     }

@@ -2,12 +2,12 @@
 
 use std::{
     sync::{Arc, OnceLock},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use narthex_engine::{
     executor::{Executor, Limits},
-    supervise::NumericsMonitor,
+    supervise::{NumericsMonitor, SupervisedSpeech},
     worker::{Drain, Engine, EngineConfig, EngineExtensions, StorageProgress},
 };
 use narthex_spec::{DeviceName, ModelName, ReasoningFormat, ToolFormat, manifest::ChatEntry};
@@ -29,8 +29,7 @@ use crate::{
         request::LoadRequest,
         sessions::Model,
         tokenizer_reader::TokenizerReader,
-        voice::OpenVoice,
-        voice_queue::VoiceQueue,
+        voice::{OpenVoice, Voice},
     },
     model_settings::ResidenceSettings,
     report::{
@@ -38,8 +37,14 @@ use crate::{
         models::{DeviceRefusal, EngineCounters, KvCacheStatus, ModelKind, ModelState, ModelStatus},
         placement::{AnsweringDevice, PlacementReport},
     },
-    speech_queue::SpeechQueue,
+    turn_queue::{QueueLimits, TurnQueue},
 };
+
+/// Delay before a client should retry when the queue of a model that transcribes is full.
+const SPEECH_RETRY_AFTER: Duration = Duration::from_secs(5);
+
+/// Delay before a client should retry when the queue of a voice is full.
+const VOICE_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// A model that answers requests.
 pub(crate) struct LoadedModel {
@@ -73,9 +78,9 @@ enum Worker {
     Engine(Engine),
     Encoder(EncoderQueue),
     /// The threads of the requests run the model.
-    Speech(SpeechQueue),
+    Speech(TurnQueue<SupervisedSpeech>),
     /// The threads of the requests run the voice.
-    Voice(Box<VoiceQueue>),
+    Voice(Box<TurnQueue<Voice>>),
 }
 
 impl LoadedModel {
@@ -128,6 +133,7 @@ impl LoadedModel {
     /// Takes a voice that was opened.
     pub(crate) fn of_voice(request: &LoadRequest<'_>, open: OpenVoice) -> Self {
         let config = &request.config;
+        let limits = QueueLimits { waiting: config.max_queue, retry_after: VOICE_RETRY_AFTER };
         Self {
             package: request.package.clone(),
             tokenizer: None,
@@ -136,7 +142,7 @@ impl LoadedModel {
             template: None,
             capacity: config.max_queue.saturating_add(1),
             draft: None,
-            worker: Worker::Voice(Box::new(VoiceQueue::new(open.voice, config.max_queue))),
+            worker: Worker::Voice(Box::new(TurnQueue::new(open.voice, limits))),
             grammars: OnceLock::new(),
             placement: open.report,
             kv_cache: None,
@@ -176,7 +182,7 @@ impl LoadedModel {
     }
 
     /// Returns the queue of a model for speech, or an error with the model's actual kind.
-    pub(crate) fn speech(&self) -> Result<&SpeechQueue, Error> {
+    pub(crate) fn speech(&self) -> Result<&TurnQueue<SupervisedSpeech>, Error> {
         match &self.worker {
             Worker::Speech(speech) => Ok(speech),
             Worker::Engine(_) | Worker::Encoder(_) | Worker::Voice(_) => {
@@ -186,7 +192,7 @@ impl LoadedModel {
     }
 
     /// Returns the queue of a voice, or an error with the model's actual kind.
-    pub(crate) fn voice(&self) -> Result<&VoiceQueue, Error> {
+    pub(crate) fn voice(&self) -> Result<&TurnQueue<Voice>, Error> {
         match &self.worker {
             Worker::Voice(voice) => Ok(voice),
             Worker::Engine(_) | Worker::Encoder(_) | Worker::Speech(_) => {
@@ -252,21 +258,13 @@ impl LoadedModel {
     }
 
     fn counters(&self) -> EngineCounters {
-        match &self.worker {
-            Worker::Engine(engine) => counters(engine),
-            Worker::Encoder(queue) => {
-                let QueueLength { running, waiting } = queue.length();
-                EngineCounters { running, waiting, ..EngineCounters::default() }
-            }
-            Worker::Speech(queue) => {
-                let QueueLength { running, waiting } = queue.length();
-                EngineCounters { running, waiting, ..EngineCounters::default() }
-            }
-            Worker::Voice(queue) => {
-                let QueueLength { running, waiting } = queue.length();
-                EngineCounters { running, waiting, ..EngineCounters::default() }
-            }
-        }
+        let QueueLength { running, waiting } = match &self.worker {
+            Worker::Engine(engine) => return counters(engine),
+            Worker::Encoder(queue) => queue.length(),
+            Worker::Speech(queue) => queue.length(),
+            Worker::Voice(queue) => queue.length(),
+        };
+        EngineCounters { running, waiting, ..EngineCounters::default() }
     }
 
     /// Releases the memory of prefixes of earlier prompts.
@@ -372,7 +370,10 @@ impl Worker {
             Model::Encoder(encoder) => {
                 Ok(Self::Encoder(EncoderQueue::start(Box::new(encoder), config.max_queue)?))
             }
-            Model::Speech(speech) => Ok(Self::Speech(SpeechQueue::new(speech, config.max_queue))),
+            Model::Speech(speech) => {
+                let limits = QueueLimits { waiting: config.max_queue, retry_after: SPEECH_RETRY_AFTER };
+                Ok(Self::Speech(TurnQueue::new(speech, limits)))
+            }
         }
     }
 }

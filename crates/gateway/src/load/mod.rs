@@ -26,4 +26,3 @@ pub(crate) mod tokenizer_reader;
 pub(crate) mod trial_run;
 pub(crate) mod verify;
 pub(crate) mod voice;
-pub(crate) mod voice_queue;

@@ -265,12 +265,14 @@ impl ResidentModels {
         if free.is_none_or(|free| free >= bytes.saturating_mul(LOAD_FACTOR)) {
             return;
         }
-        let ready = |residence: &Residence| match residence {
+        let residences = self.models.lock();
+        let ready = residences.values().filter_map(|residence| match residence {
             Residence::Ready { model, .. } => Some(model.clone()),
             Residence::Loading { .. } | Residence::Failed { .. } => None,
-        };
-        let models: Vec<Arc<LoadedModel>> = self.models.lock().values().filter_map(ready).collect();
-        models.iter().for_each(|model| model.release_prefixes());
+        });
+        let ready: Vec<Arc<LoadedModel>> = ready.collect();
+        drop(residences);
+        ready.iter().for_each(|model| model.release_prefixes());
     }
 
     fn residency_full(&self, key: &PackageKey) -> Error {
@@ -330,8 +332,9 @@ impl ResidentModels {
             }
         };
         let thread = thread::Builder::new().name("keep-alive".to_owned()).spawn(unload);
-        let failed = |source| Error::Io { what: "cannot start the keep-alive thread".to_owned(), source };
-        thread.map(drop).map_err(failed)
+        thread
+            .map(drop)
+            .map_err(|source| Error::Io { what: "cannot start the keep-alive thread".to_owned(), source })
     }
 
     fn unload_expired(&self, now: Instant) {

@@ -2,8 +2,6 @@
 //!
 //! Voices run on the CPU: their graphs have shapes that depend on the text, and a sentence takes a few milliseconds.
 
-use std::sync::Arc;
-
 use narthex_device::{cpu_graph::CpuGraph, placement::GraphPlacement};
 use narthex_engine::executor::StepError;
 use narthex_spec::{
@@ -12,7 +10,6 @@ use narthex_spec::{
     manifest::{EnglishPronunciation, Manifest, PhonemeSource, Pronunciation, Slot, Speaker},
 };
 use narthex_speech::{
-    SpeechError,
     english::{Accent, English, EnglishFiles, LetterModel},
     phonemes::{self, Alphabet},
     vocoder::{SAMPLE_RATE, Spectrum, Vocoder},
@@ -20,7 +17,7 @@ use narthex_speech::{
 
 use crate::{
     error::Error,
-    library::package::{self, Package},
+    library::package::{self, bad_package},
     load::{
         placement,
         request::{DeviceAssignment, LoadRequest},
@@ -41,7 +38,6 @@ pub(crate) struct Voice {
     vocoder: Vocoder,
     alphabet: Alphabet,
     pronunciations: Vec<SpokenLanguage>,
-    sample_rate: u32,
     /// Maximum number of phonemes of a run.
     max_phonemes: usize,
 }
@@ -60,7 +56,7 @@ struct SpokenLanguage {
     letters: LetterGraph,
 }
 
-/// Graph that reads letters.
+/// Graph that spells the pronunciation of a word from its letters.
 struct LetterGraph {
     graph: CpuGraph,
     input: String,
@@ -86,17 +82,14 @@ pub(crate) struct SpeechSettings<'a> {
 pub(crate) fn open(request: &LoadRequest<'_>) -> Result<OpenVoice, Error> {
     check_cpu(request)?;
     let manifest = request.manifest();
-    let bad = |reason: String| {
-        let key = request.package.key.clone();
-        Error::BadPackage { name: key.name, scheme: key.scheme, reason }
-    };
+    let key = &request.package.key;
     let (Structure::ImportedVoice(imported), Some(entry)) = (&manifest.architecture, &manifest.voice) else {
-        return Err(bad("it is not a voice".to_owned()));
+        return Err(bad_package(key, "it is not a voice"));
     };
-    let [graph_entry] = manifest.graphs.as_slice() else { return Err(bad("it has no graph".to_owned())) };
+    let [graph_entry] = manifest.graphs.as_slice() else { return Err(bad_package(key, "it has no graph")) };
     if imported.sample_rate != SAMPLE_RATE {
         let found = imported.sample_rate;
-        return Err(bad(format!("expected a spectrum for {SAMPLE_RATE} Hz, found {found} Hz")));
+        return Err(bad_package(key, format!("expected a spectrum for {SAMPLE_RATE} Hz, found {found} Hz")));
     }
 
     let graph = open_graph(request, &graph_entry.file)?;
@@ -105,7 +98,9 @@ pub(crate) fn open(request: &LoadRequest<'_>) -> Result<OpenVoice, Error> {
     report.why = Some("voices run on the CPU".to_owned());
     let name = |slot: Slot| {
         let binding = graph_entry.input(slot).or_else(|| graph_entry.output(slot));
-        binding.map(|binding| binding.name.clone()).ok_or_else(|| bad(format!("its graph has no {slot:?}")))
+        binding
+            .map(|binding| binding.name.clone())
+            .ok_or_else(|| bad_package(key, format!("its graph has no {slot:?}")))
     };
     let names = SlotNames {
         phonemes: name(Slot::Phonemes)?,
@@ -119,9 +114,8 @@ pub(crate) fn open(request: &LoadRequest<'_>) -> Result<OpenVoice, Error> {
         graph,
         names,
         vocoder: Vocoder::default(),
-        alphabet: Alphabet::from_json(&alphabet).map_err(|error| bad(error.to_string()))?,
+        alphabet: Alphabet::from_json(&alphabet).map_err(|error| bad_package(key, error.to_string()))?,
         pronunciations: pronunciations.collect::<Result<_, _>>()?,
-        sample_rate: imported.sample_rate,
         max_phonemes: manifest.max_length,
     };
     Ok(OpenVoice { voice, report })
@@ -173,11 +167,6 @@ impl Voice {
         Ok(samples)
     }
 
-    /// Samples per second.
-    pub(crate) fn sample_rate(&self) -> u32 {
-        self.sample_rate
-    }
-
     /// Returns the samples of phonemes.
     fn synthesize(
         &mut self,
@@ -221,8 +210,8 @@ impl Voice {
         };
         let samples = self.vocoder.samples(spectrum, settings.seed.wrapping_add(place << 32));
         let samples = samples.map_err(|error| StepError::Device { message: error.to_string() })?;
-        let is_audible = |sample: f32| if sample.is_finite() { sample.clamp(-1.0, 1.0) } else { 0.0 };
-        Ok(samples.into_iter().map(is_audible).collect())
+        let samples = samples.into_iter();
+        Ok(samples.map(|sample| if sample.is_finite() { sample.clamp(-1.0, 1.0) } else { 0.0 }).collect())
     }
 }
 
@@ -247,7 +236,7 @@ impl SpokenLanguage {
         let [input, output] = names.map(|name| name.unwrap_or_default().to_owned());
         Ok(Self {
             language: language.clone(),
-            english: english.map_err(|error| unreadable(&request.package, error))?,
+            english: english.map_err(|error| bad_package(&request.package.key, error.to_string()))?,
             letters: LetterGraph { graph, input, output },
         })
     }
@@ -265,11 +254,6 @@ pub(crate) fn speaker<'a>(manifest: &'a Manifest, name: Option<&str>) -> Option<
         None => speakers.first(),
         Some(name) => speakers.iter().find(|speaker| speaker.name == name),
     }
-}
-
-fn unreadable(package: &Arc<Package>, error: SpeechError) -> Error {
-    let key = package.key.clone();
-    Error::BadPackage { name: key.name, scheme: key.scheme, reason: error.to_string() }
 }
 
 impl LetterModel for LetterGraph {

@@ -10,6 +10,7 @@ use crate::{
     cancel::Cancel,
     encoder_queue::{EncoderInput, QueuedRequest},
     error::Error,
+    library::package::bad_package,
     load::residency::ReadyModel,
     report::models::ModelKind,
     serve::{
@@ -71,9 +72,8 @@ impl<'a> MaskedModel<'a> {
         let stated = model.package.manifest.tokenizer.as_ref();
         let mask = stated.and_then(|stated| stated.mask.as_deref()).unwrap_or_default();
         let Some(mask_id) = tokenizer.token_id(mask) else {
-            let key = model.package.key.clone();
             let reason = format!("its tokenizer has no token for its mask {mask:?}");
-            return Err(Error::BadPackage { name: key.name, scheme: key.scheme, reason });
+            return Err(bad_package(&model.package.key, reason));
         };
         Ok(Self {
             tokenizer,

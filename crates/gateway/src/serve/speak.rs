@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use narthex_catalog::resolve::excerpt;
-use narthex_speech::utterance::utterances;
+use narthex_speech::{utterance::utterances, vocoder::SAMPLE_RATE};
 
 use crate::{
     cancel::Cancel,
@@ -51,28 +51,26 @@ impl ReadyModel {
             return Err(Error::invalid("voice", message));
         };
 
-        let queued = queue.enter()?;
+        let queued = queue.enter(cancel)?;
         let sentences = utterances(text, accent(&speaker.language));
         let seed = seed.unwrap_or_else(unique_number);
-        let sample_rate = queue.sample_rate();
         let mut summary = SpeechSummary {
             voice: speaker.name.clone(),
-            sample_rate,
+            sample_rate: SAMPLE_RATE,
             sentences: 0,
             samples: 0,
             ran_on: model.ran_on(),
         };
         for (sentence, place) in sentences.iter().zip(0u64..) {
-            cancel.check()?;
             let seed = seed.wrapping_add(place);
             let settings = SpeechSettings { language: &speaker.language, speed: *speed, seed };
-            let samples = queued.speak(sentence, settings)?;
+            let samples = queued.turn(|voice| voice.speak(sentence, settings))?;
             if samples.is_empty() {
                 continue;
             }
             summary.sentences += 1;
             summary.samples += samples.len();
-            if on(SpeechEvent { sample_rate, samples }).is_break() {
+            if on(SpeechEvent { sample_rate: SAMPLE_RATE, samples }).is_break() {
                 return Err(Error::Cancelled);
             }
         }

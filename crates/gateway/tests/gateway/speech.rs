@@ -14,7 +14,7 @@ use narthex_spec::{DType, ModelKind, Scheme, dtype::Dim, progress::Quiet};
 
 use crate::support::{Tiny, greedy, question};
 
-/// Samples of a frame.
+/// Number of samples in a frame.
 const FRAME: usize = 300;
 
 /// Writes a graph that returns the same spectrum for each phoneme.

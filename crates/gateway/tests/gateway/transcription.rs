@@ -14,7 +14,7 @@ use crate::support::Tiny;
 
 const TEXT: &str = " Hallo Welt, ja.";
 
-/// Returns chunks of a second of noise and of silence.
+/// Returns chunks of one second: noise, then silence.
 fn audio(noise: usize, silence: usize) -> Vec<Vec<f32>> {
     let mut state = 1u32;
     let mut sample = || {

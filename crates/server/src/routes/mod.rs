@@ -212,20 +212,12 @@ fn of_openai() -> Vec<Operation> {
             .body::<embeddings::EmbeddingsBody>()
             .body::<Hints>()
             .answers::<EmbeddingList>(),
-        Op::post("/v1/audio/transcriptions", transcription::transcribe, "Transcribe speech")
-            .body::<TranscriptionForm>()
-            .answers::<TranscriptObject>()
-            .answers_text("text/plain")
-            .answers_text("text/vtt")
-            .answers_text("application/x-subrip")
-            .or_events::<TranscriptEvent>(),
-        Op::post("/v1/audio/translations", transcription::translate, "Translate speech to English")
-            .body::<TranscriptionForm>()
-            .answers::<TranscriptObject>()
-            .answers_text("text/plain")
-            .answers_text("text/vtt")
-            .answers_text("application/x-subrip")
-            .or_events::<TranscriptEvent>(),
+        of_transcripts(Op::post("/v1/audio/transcriptions", transcription::transcribe, "Transcribe speech")),
+        of_transcripts(Op::post(
+            "/v1/audio/translations",
+            transcription::translate,
+            "Translate speech to English",
+        )),
         Op::post("/v1/audio/speech", speech::create, "Speak a text")
             .body::<SpeechBody>()
             .body::<Hints>()
@@ -238,6 +230,17 @@ fn of_openai() -> Vec<Operation> {
         Op::get("/v1/models", models::list, "List the installed models").answers::<ModelList>(),
         Op::get("/v1/models/{*id}", models::retrieve, "Return one model").answers::<ModelObject>(),
     ]
+}
+
+/// Adds the form and the answers of a transcript.
+fn of_transcripts(operation: Operation) -> Operation {
+    operation
+        .body::<TranscriptionForm>()
+        .answers::<TranscriptObject>()
+        .answers_text("text/plain")
+        .answers_text("text/vtt")
+        .answers_text("application/x-subrip")
+        .or_events::<TranscriptEvent>()
 }
 
 fn of_others() -> Vec<Operation> {

@@ -8,7 +8,7 @@ use narthex_engine::{sample::SplitMix64, speech::SpeechModel};
 use narthex_spec::{TokenId, manifest::SpeechEntry};
 
 use super::rules;
-use crate::error::Error;
+use crate::{error::Error, load::verify::compare::log_sum_exp};
 
 /// Mean logarithm of the tokens' probabilities below which a result is poor.
 const MIN_LOG_PROBABILITY: f32 = -1.0;
@@ -80,7 +80,7 @@ impl WindowDecoder<'_> {
         let (at_start, after) = logits.split_at(logits.len() / 2);
         let first = after.to_vec();
         let silence = self.speech.no_speech as usize;
-        let no_speech = at_start.get(silence).map_or(0.0, |logit| (logit - log_sum_exp(at_start)).exp());
+        let no_speech = at_start.get(silence).map_or(0.0, |logit| probability(*logit, at_start));
 
         let mut temperature = self.temperature;
         loop {
@@ -154,7 +154,7 @@ impl Attempt<'_> {
             logits.extend_from_slice(model.decode(at, &[token], &[0])?);
         }
 
-        let texts: Vec<TokenId> = tokens.iter().copied().filter(|&token| token < speech.end).collect();
+        let texts = speech.texts(tokens.iter().copied());
         Ok(WindowTokens {
             log_probability: sum / (tokens.len() + 1) as f32,
             compression: compression_ratio((self.decoder.text)(&texts).trim()),
@@ -184,13 +184,17 @@ fn sample(logits: &[f32], temperature: f32, random: &mut SplitMix64) -> Option<(
     } else {
         best
     };
-    Some((token as TokenId, logits[token] - log_sum_exp(logits)))
+    Some((token as TokenId, log_probability(logits[token], logits)))
 }
 
-/// Returns the logarithm of the sum of the exponentials of logits.
-pub(super) fn log_sum_exp(logits: &[f32]) -> f32 {
-    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    most + logits.iter().map(|logit| (logit - most).exp()).sum::<f32>().ln()
+/// Returns the logarithm of the probability of a logit in its row.
+fn log_probability(logit: f32, row: &[f32]) -> f32 {
+    (f64::from(logit) - log_sum_exp(row)) as f32
+}
+
+/// Returns the probability of a logit in its row.
+pub(super) fn probability(logit: f32, row: &[f32]) -> f32 {
+    log_probability(logit, row).exp()
 }
 
 /// Returns the length of a text divided by its length after compression.

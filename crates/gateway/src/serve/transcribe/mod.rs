@@ -11,18 +11,23 @@ mod words;
 use std::ops::ControlFlow;
 
 use narthex_audio::{AudioError, SPEECH_RATE, language, mel};
-use narthex_engine::{executor::StepError, speech::SpeechModel};
-use narthex_spec::{TokenId, manifest::SpeechEntry};
+use narthex_engine::{executor::StepError, speech::SpeechModel, supervise::SupervisedSpeech};
+use narthex_spec::{
+    TokenId,
+    arch::{SpeechArch, Structure},
+    manifest::SpeechEntry,
+};
 use narthex_text::tokenizer::Specials;
 
 use crate::{
     cancel::Cancel,
     error::Error,
+    library::package::bad_package,
     load::{loaded_model::LoadedModel, residency::ReadyModel},
     serve::request::{Segment, Task, Transcript, TranscriptionEvent, TranscriptionRequest, Word},
-    speech_queue::QueuedTranscription,
+    turn_queue::QueuePlace,
 };
-use decode::{MAX_CONTEXT_TEMPERATURE, WindowDecoder, WindowTokens, detect_language, log_sum_exp};
+use decode::{MAX_CONTEXT_TEMPERATURE, WindowDecoder, WindowTokens, detect_language, probability};
 use segments::{TIMESTAMP_SAMPLES, TokenSegment, WindowSegments, divide};
 use words::{HeadAttention, WordTokens, shorten_pauses, words};
 
@@ -53,13 +58,15 @@ impl ReadyModel {
     ) -> Result<Transcript, Error> {
         let model = &*self.loaded;
         let queue = model.speech()?;
-        let speech = model.package.manifest.speech.as_ref().ok_or_else(|| model.no_speech_tokens())?;
-        let bins = queue.limits().bins;
-        let bins = mel::MelBins::from_count(bins).filter(|_| queue.limits().frames == mel::WINDOW_FRAMES);
+        let manifest = &model.package.manifest;
+        let (Structure::Speech(arch), Some(speech)) = (&manifest.architecture, &manifest.speech) else {
+            return Err(model.no_speech_tokens());
+        };
+        let bins = mel::MelBins::from_count(arch.bins).filter(|_| arch.frames() == mel::WINDOW_FRAMES);
         let bins = bins.ok_or_else(|| model.no_speech_tokens())?;
-        let settings = Settings::new(model, speech, request)?;
+        let settings = Settings::new(model, arch, speech, request)?;
         let queued = queue.enter(cancel)?;
-        let transcription = Transcription { model, speech, settings, bins, queued, cancel };
+        let transcription = Transcription { model, speech, settings, bins, queued };
         transcription.run(request, audio, on)
     }
 }
@@ -73,7 +80,12 @@ struct Settings {
 }
 
 impl Settings {
-    fn new(model: &LoadedModel, speech: &SpeechEntry, request: &TranscriptionRequest) -> Result<Self, Error> {
+    fn new(
+        model: &LoadedModel,
+        arch: &SpeechArch,
+        speech: &SpeechEntry,
+        request: &TranscriptionRequest,
+    ) -> Result<Self, Error> {
         let temperature = request.temperature.unwrap_or(0.0);
         if !(0.0..=MAX_TEMPERATURE).contains(&temperature) {
             let message = format!("expected a number from 0 to {MAX_TEMPERATURE}, found {temperature}");
@@ -84,7 +96,7 @@ impl Settings {
                 format!("{} transcribes English alone; take a model of several languages", model.name());
             return Err(Error::invalid("model", message));
         }
-        if request.words && model.speech()?.limits().alignment_heads == 0 {
+        if request.words && arch.alignment_heads.is_empty() {
             let message =
                 "the checkpoint of this model states no alignment heads, which the times of words need";
             return Err(Error::invalid("timestamp_granularities", message));
@@ -121,8 +133,7 @@ struct Transcription<'a> {
     speech: &'a SpeechEntry,
     settings: Settings,
     bins: mel::MelBins,
-    queued: QueuedTranscription<'a>,
-    cancel: &'a Cancel,
+    queued: QueuePlace<'a, SupervisedSpeech>,
 }
 
 /// Properties of the speech in a window.
@@ -132,6 +143,21 @@ struct Spoken<'a> {
     language: Option<&'a str>,
     /// Number of samples.
     samples: usize,
+}
+
+/// Audio of a window.
+struct Window<'a> {
+    /// Log-mel features, `[bins, frames]`.
+    features: &'a [f32],
+    /// Number of samples.
+    samples: usize,
+}
+
+/// Tokens of a window and their division, with the times of words from the start of the window.
+struct RecognizedWindow {
+    decoded: WindowTokens,
+    divided: WindowSegments,
+    words: Vec<Word>,
 }
 
 /// Parts of the transcript that are final, and the state between windows.
@@ -166,7 +192,7 @@ impl Transcription<'_> {
         };
         let total = loop {
             while !has_ended && samples.len() < mel::WINDOW_SAMPLES {
-                self.cancel.check()?;
+                self.queued.check()?;
                 match audio.next() {
                     Some(chunk) => samples.extend(chunk?.into_iter().map(finite)),
                     None => has_ended = true,
@@ -216,66 +242,62 @@ impl Transcription<'_> {
         }
 
         let features = mel::log_mel(window, self.bins);
-        let at = seconds(progress.start);
-        let mut on_token = || self.report(TranscriptionEvent::Progress { seconds: at }, on);
-        let (decoded, divided) = self.queued.window(|model| {
-            let language = self.language(model, &features, &mut progress.language)?;
-            let tokenizer = self.model.tokenizer()?;
-            let text = |tokens: &[TokenId]| tokenizer.decode(tokens);
-            let decoder = WindowDecoder {
-                speech: self.speech,
-                task: self.task(request.task, language.as_deref()),
-                temperature: self.settings.temperature,
-                text: &text,
-            };
-            let previous = &progress.tokens[progress.context..];
-            let decoded = match decoder.decode(model, previous, &mut on_token) {
+        let start = seconds(progress.start);
+        let mut on_token = || self.report(TranscriptionEvent::Progress { seconds: start }, on);
+        let window = Window { features: &features, samples: window.len() };
+        let RecognizedWindow { decoded, divided, words } = self.queued.turn(|model| {
+            match self.recognize(model, request, &window, progress, &mut on_token) {
                 // The device was opened again, without the window.
                 Err(Error::Step(StepError::Lost { .. })) => {
-                    model.encode(&features)?;
-                    decoder.decode(model, previous, &mut on_token)
+                    self.recognize(model, request, &window, progress, &mut on_token)
                 }
                 outcome => outcome,
-            }?;
-            let divided = divide(self.speech, &decoded.tokens, window.len());
-            if request.words && !decoded.is_silence() {
-                let spoken =
-                    Spoken { task: &decoder.task, language: language.as_deref(), samples: window.len() };
-                let found = self.words(model, &decoded.tokens, &divided, &spoken)?;
-                progress.words.extend(found.into_iter().map(|word| Word {
-                    start: at + word.start,
-                    end: at + word.end,
-                    ..word
-                }));
             }
-            Ok((decoded, divided))
         })?;
 
         if decoded.is_silence() {
-            return Ok(window.len());
+            return Ok(window.samples);
         }
+        let words = words.into_iter();
+        progress.words.extend(words.map(|word| Word {
+            start: start + word.start,
+            end: start + word.end,
+            ..word
+        }));
         self.keep(&decoded, divided, progress, on)
     }
 
-    /// Encodes the window, and returns the language of the speech, which is detected in the first window with speech.
-    fn language(
+    /// Encodes a window and decodes its tokens. The language is detected in the first window with speech.
+    fn recognize(
         &self,
         model: &mut dyn SpeechModel,
-        features: &[f32],
-        known: &mut Option<String>,
-    ) -> Result<Option<String>, Error> {
-        model.encode(features)?;
-        if known.is_none() && !self.speech.languages.is_empty() {
-            *known = match detect_language(self.speech, model) {
-                Err(Error::Step(StepError::Lost { .. })) => {
-                    model.encode(features)?;
-                    detect_language(self.speech, model)
-                }
-                outcome => outcome,
-            }?
-            .map(str::to_owned);
+        request: &TranscriptionRequest,
+        window: &Window<'_>,
+        progress: &mut Progress,
+        on_token: &mut dyn FnMut() -> Result<(), Error>,
+    ) -> Result<RecognizedWindow, Error> {
+        model.encode(window.features)?;
+        if progress.language.is_none() && !self.speech.languages.is_empty() {
+            progress.language = detect_language(self.speech, model)?.map(str::to_owned);
         }
-        Ok(known.clone())
+        let language = progress.language.as_deref();
+        let tokenizer = self.model.tokenizer()?;
+        let decoder = WindowDecoder {
+            speech: self.speech,
+            task: self.task(request.task, language),
+            temperature: self.settings.temperature,
+            text: &|tokens| tokenizer.decode(tokens),
+        };
+
+        let decoded = decoder.decode(model, &progress.tokens[progress.context..], on_token)?;
+        let divided = divide(self.speech, &decoded.tokens, window.samples);
+        let words = if request.words && !decoded.is_silence() {
+            let spoken = Spoken { task: &decoder.task, language, samples: window.samples };
+            self.words(model, &decoded.tokens, &divided, &spoken)?
+        } else {
+            Vec::new()
+        };
+        Ok(RecognizedWindow { decoded, divided, words })
     }
 
     /// Returns the tokens of the language and the task.
@@ -299,7 +321,7 @@ impl Transcription<'_> {
     ) -> Result<Vec<Word>, Error> {
         let speech = self.speech;
         let kept = divided.segments.iter().flat_map(|segment| &tokens[segment.tokens.clone()]);
-        let texts: Vec<TokenId> = kept.copied().filter(|&token| token < speech.end).collect();
+        let texts = speech.texts(kept.copied());
         let control = [&[speech.start][..], spoken.task, &[speech.no_timestamps]].concat();
         let first = control.len();
         let all = [&control[..], &texts, &[speech.end]].concat();
@@ -312,7 +334,7 @@ impl Transcription<'_> {
         let logits = model.decode(0, &all, &rows)?.chunks_exact(vocab);
         let probabilities: Vec<f32> = logits
             .zip(&texts)
-            .map(|(row, &token)| (row[token as usize] - log_sum_exp(&row[..speech.end as usize])).exp())
+            .map(|(row, &token)| probability(row[token as usize], &row[..speech.end as usize]))
             .collect();
         let weights = model.alignment()?;
         let attention = HeadAttention {
@@ -325,18 +347,17 @@ impl Transcription<'_> {
         let starts = attention.starts();
 
         let tokenizer = self.model.tokenizer()?;
-        let decode = |tokens: &[TokenId]| tokenizer.decode(tokens);
-        let found = words(&texts, spoken.language, &decode);
+        let divided = words(&texts, spoken.language, &|tokens| tokenizer.decode(tokens));
         let time = |token: usize| starts.get(token).map_or(0.0, |row| seconds(row * TIMESTAMP_SAMPLES));
         let mut times: Vec<_> =
-            found.iter().map(|word| time(word.tokens.start)..time(word.tokens.end)).collect();
-        shorten_pauses(&found, &mut times);
-        let word = |(WordTokens { text, tokens }, time): (WordTokens, std::ops::Range<f64>)| {
-            let own = &probabilities[tokens];
-            let probability = Some(own.iter().sum::<f32>() / own.len().max(1) as f32);
+            divided.iter().map(|word| time(word.tokens.start)..time(word.tokens.end)).collect();
+        shorten_pauses(&divided, &mut times);
+        let words = divided.into_iter().zip(times).map(|(WordTokens { text, tokens }, time)| {
+            let of_word = &probabilities[tokens];
+            let probability = Some(of_word.iter().sum::<f32>() / of_word.len().max(1) as f32);
             Word { word: text.trim().to_owned(), start: time.start, end: time.end, probability }
-        };
-        Ok(found.into_iter().zip(times).map(word).filter(|word| !word.word.is_empty()).collect())
+        });
+        Ok(words.filter(|word| !word.word.is_empty()).collect())
     }
 
     /// Adds the segments of a window to the transcript.
@@ -349,8 +370,7 @@ impl Transcription<'_> {
     ) -> Result<usize, Error> {
         for TokenSegment { samples, tokens } in divided.segments {
             let tokens = &decoded.tokens[tokens];
-            let texts: Vec<TokenId> =
-                tokens.iter().copied().filter(|&token| token < self.speech.end).collect();
+            let texts = self.speech.texts(tokens.iter().copied());
             let text = self.model.tokenizer()?.decode(&texts);
             if samples.is_empty() || text.trim().is_empty() {
                 continue;
@@ -400,8 +420,6 @@ fn is_silent(window: &[f32]) -> bool {
 
 impl LoadedModel {
     fn no_speech_tokens(&self) -> Error {
-        let key = self.package.key.clone();
-        let reason = "its windows or its control tokens are not those of Whisper".to_owned();
-        Error::BadPackage { name: key.name, scheme: key.scheme, reason }
+        bad_package(&self.package.key, "its windows or its control tokens are not those of Whisper")
     }
 }

@@ -23,7 +23,7 @@ pub(super) fn apply(speech: &SpeechEntry, sampled: &[TokenId], logits: &mut [f32
         return;
     }
 
-    let is_timestamp = |token: &TokenId| *token >= speech.first_timestamp;
+    let is_timestamp = |token: &TokenId| speech.is_timestamp(*token);
     let last = sampled.last().is_some_and(is_timestamp);
     let before_last = sampled.len() < 2 || sampled.get(sampled.len() - 2).is_some_and(is_timestamp);
     if last && before_last {

@@ -26,17 +26,16 @@ pub(super) struct WindowSegments {
 /// Divides the tokens of a window of `samples` samples at the pairs of timestamps. The next window starts after the last
 /// segment that has an end; the text after it is decoded again.
 pub(super) fn divide(speech: &SpeechEntry, tokens: &[TokenId], samples: usize) -> WindowSegments {
-    let is_timestamp = |token: TokenId| token >= speech.first_timestamp;
     let time = |token: TokenId| {
         (token.saturating_sub(speech.first_timestamp) as usize * TIMESTAMP_SAMPLES).min(samples)
     };
-    let flags: Vec<bool> = tokens.iter().map(|&token| is_timestamp(token)).collect();
+    let flags: Vec<bool> = tokens.iter().map(|&token| speech.is_timestamp(token)).collect();
     let ends_alone = matches!(flags.as_slice(), [.., false, true]);
     // Indices of the second of two timestamps in sequence, where a segment starts.
     let mut starts: Vec<usize> =
         flags.windows(2).enumerate().filter(|(_, pair)| pair[0] && pair[1]).map(|(at, _)| at + 1).collect();
     if starts.is_empty() {
-        let last = tokens.iter().copied().rfind(|&token| is_timestamp(token));
+        let last = tokens.iter().copied().rfind(|&token| speech.is_timestamp(token));
         let end = last.map(time).filter(|&end| end > 0).unwrap_or(samples);
         let segment = TokenSegment { samples: 0..end, tokens: 0..tokens.len() };
         return WindowSegments { segments: vec![segment], advance: samples };

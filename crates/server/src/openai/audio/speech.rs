@@ -12,7 +12,7 @@ use axum::{
 };
 use base64::{Engine, prelude::BASE64_STANDARD};
 use futures::{Stream, StreamExt};
-use narthex_audio::{Encoder, SoundFormat};
+use narthex_audio::{SoundFormat, StreamEncoder};
 use narthex_gateway::{Cancel, Error, ReadyModel, request::SpeechRequest};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -175,26 +175,18 @@ struct SpeechJob {
 impl SpeechJob {
     /// Speaks the text, and passes the parts of the file to `send`, which returns false if nobody reads them.
     fn run(&self, cancel: &Cancel, mut send: impl FnMut(Bytes) -> bool) -> Result<(), Error> {
-        let mut encoder = None;
+        let mut encoder = StreamEncoder::new(self.format);
         let mut failure = None;
         let spoken = self.model.speak(
             &self.request,
-            &mut |event| {
-                let encoder = match &mut encoder {
-                    Some(encoder) => Ok(encoder),
-                    none => {
-                        Encoder::new(self.format, event.sample_rate, None).map(|encoder| none.insert(encoder))
-                    }
-                };
-                match encoder.and_then(|encoder| encoder.push(&event.samples)) {
-                    Ok(bytes) => match bytes.is_empty() || send(bytes.into()) {
-                        true => ControlFlow::Continue(()),
-                        false => ControlFlow::Break(()),
-                    },
-                    Err(error) => {
-                        failure = Some(error);
-                        ControlFlow::Break(())
-                    }
+            &mut |event| match encoder.push(event.sample_rate, &event.samples) {
+                Ok(bytes) => match bytes.is_empty() || send(bytes.into()) {
+                    true => ControlFlow::Continue(()),
+                    false => ControlFlow::Break(()),
+                },
+                Err(error) => {
+                    failure = Some(error);
+                    ControlFlow::Break(())
                 }
             },
             cancel,
@@ -204,9 +196,7 @@ impl SpeechJob {
             return Err(error.into());
         }
         spoken?;
-        if let Some(encoder) = encoder {
-            send(encoder.finish()?.into());
-        }
+        send(encoder.finish()?.into());
         Ok(())
     }
 }
@@ -246,7 +236,7 @@ fn file(parts: Parts, format: SoundFormat) -> Response {
     ([(CONTENT_TYPE, format.media_type())], HttpBody::from_stream(parts)).into_response()
 }
 
-/// Returns the file in server-sent events.
+/// Returns the file as server-sent events.
 fn events(parts: Parts, usage: SpeechUsage) -> Response {
     let done = futures::stream::iter([Ok(SpeechPart::Done { usage })]);
     let deltas =
