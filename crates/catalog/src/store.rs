@@ -104,7 +104,7 @@ impl Store {
     }
 
     /// Returns the absolute path of the store at `root`, or else at `NARTHEX_HOME`, or else in the platform's data folder.
-    pub fn root_of(root: Option<PathBuf>) -> Result<PathBuf, Error> {
+    fn root_of(root: Option<PathBuf>) -> Result<PathBuf, Error> {
         let root = match root.or_else(home_from_environment) {
             Some(root) => root,
             None => platform_folder().ok_or(Error::NoDataFolder)?,

@@ -24,7 +24,7 @@ pub(crate) use compile::{CheckArgs, CompileArgs, NpuTarget, TRY_OUT, TryOutArgs}
 pub(crate) use config::{ConfigArgs, ConfigCommand, CreateArgs};
 pub(crate) use encoders::{AnswerArgs, EmbedArgs, FillArgs, RerankArgs};
 pub(crate) use exports::{ExportArgs, ImportArgs};
-pub(crate) use generate::{ChatArgs, CompleteArgs, GenerateArgs, RunArgs};
+pub(crate) use generate::{ChatArgs, CompleteArgs, GenerateArgs, RunArgs, SamplingArgs};
 pub(crate) use keys::{KeyArgs, KeyCommand};
 pub(crate) use launch::{Agent, LaunchArgs};
 pub(crate) use load::{DecoderLoadArgs, LoadArgs};
@@ -171,7 +171,7 @@ pub(crate) enum Command {
     /// Unload a model from the memory of running servers
     #[command(visible_alias = "unload")]
     Stop(StopArgs),
-    /// Create a name of its own for a model, with a system prompt and sampling
+    /// Create a custom model: an existing model with another name, system prompt and sampling
     Create(CreateArgs),
     /// Check, show or edit the settings file
     Config(ConfigArgs),

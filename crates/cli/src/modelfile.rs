@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use narthex_gateway::Error;
 
-/// Parameters that settings of answers have, with their names there.
-const PARAMETERS: &[&str] = &["temperature", "top_p", "top_k", "min_p", "repeat_penalty"];
+use crate::settings_file::ANSWERS;
 
 /// Content of a Modelfile.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -73,7 +72,7 @@ impl Modelfile {
         let value = unquoted(value.trim()).to_owned();
         match name {
             "stop" => self.stop.push(value),
-            name if PARAMETERS.contains(&name) => {
+            name if ANSWERS.contains(&name) => {
                 if value.parse::<f64>().is_err() {
                     return Err(format!("expected a number for {name}, found {value:?}"));
                 }

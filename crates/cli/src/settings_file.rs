@@ -8,22 +8,19 @@ mod tables;
 use std::{env, ffi::OsString, io, path::PathBuf};
 
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
-use narthex_gateway::{Error, store_folder};
+use narthex_gateway::{Error, settings_file};
 
-use crate::args::{Args, Command, StoreArgs};
+use crate::{
+    args::{Args, Command, StoreArgs},
+    input_file,
+};
 
-pub(crate) use change::{NewName, add_name, has_name, remove_name};
+pub(crate) use change::{CustomModel, add_custom_model, has_name, remove_name};
 pub(crate) use document::{BadSettings, Settings, read};
-pub(crate) use tables::{Setting, SettingValue, TABLES};
+pub(crate) use tables::{ANSWERS, Setting, SettingValue, TABLES};
 
 /// Variable with the path of the settings file.
 pub(crate) const FILE_VARIABLE: &str = "NARTHEX_CONFIG";
-
-/// Name of the settings file in the store's folder.
-const FILE: &str = "narthex.toml";
-
-/// Maximum size of the file in bytes.
-const LIMIT: u64 = 1 << 20;
 
 /// Returns the path that the command line or the environment states.
 fn stated_path(store: &StoreArgs) -> Option<PathBuf> {
@@ -31,32 +28,26 @@ fn stated_path(store: &StoreArgs) -> Option<PathBuf> {
     stated.filter(|path| !path.as_os_str().is_empty())
 }
 
-fn is_named(store: &StoreArgs) -> bool {
-    stated_path(store).is_some()
-}
-
-fn is_absent(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+fn is_absent(error: &anyhow::Error) -> bool {
+    let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
+    matches!(kind, Some(io::ErrorKind::NotFound | io::ErrorKind::NotADirectory))
 }
 
 /// Returns the path of the settings file, which may not exist.
 pub(crate) fn path(store: &StoreArgs) -> Result<PathBuf, Error> {
     match stated_path(store) {
         Some(path) => Ok(path),
-        None => Ok(store_folder(store.home.clone())?.join(FILE)),
+        None => settings_file(store.home.clone()),
     }
 }
 
 /// Reads the settings file. Without one, there are no settings, unless the user named the file.
 pub(crate) fn load(store: &StoreArgs) -> anyhow::Result<Settings> {
     let path = path(store)?;
-    let text = match narthex_files::read(&path, LIMIT).and_then(narthex_files::user_text) {
-        Ok(text) => text,
+    let text = match input_file::text(&path) {
         // Without a name from the user, there may be no file, and no folder either.
-        Err(error) if !is_named(store) && is_absent(&error) => String::new(),
-        Err(error) => {
-            return Err(anyhow::Error::from(error).context(format!("cannot read {}", path.display())));
-        }
+        Err(error) if stated_path(store).is_none() && is_absent(&error) => String::new(),
+        text => text?,
     };
     read(&text).map_err(|faults| BadSettings { path, faults }.into())
 }
@@ -108,6 +99,9 @@ pub(crate) fn complete(line: &[OsString]) -> Result<CompletedLine, ParseError> {
         }
         None => Vec::new(),
     };
+    if arguments.is_empty() {
+        return Ok(CompletedLine { args, settings });
+    }
     let line = insert(line, arguments);
     let completed = Args::try_parse_from(&line).map_err(ParseError::Contradiction)?;
     Ok(CompletedLine { args: completed.stated_by(&args), settings })
@@ -163,9 +157,10 @@ fn forget_stated(settings: &mut Settings, stated: &ArgMatches) {
 
 /// Inserts arguments after the name of the command. The name is the first word before which there is no command.
 fn insert(line: &[OsString], arguments: Vec<String>) -> Vec<OsString> {
+    let mut root = Args::command();
     let command = (1..line.len()).find(|&at| {
-        let is_name = Args::command().find_subcommand(line[at].to_string_lossy().as_ref()).is_some();
-        is_name && Args::command().try_get_matches_from(&line[..at]).is_ok()
+        let is_name = root.find_subcommand(line[at].to_string_lossy().as_ref()).is_some();
+        is_name && root.try_get_matches_from_mut(&line[..at]).is_ok()
     });
     let at = command.map_or(line.len(), |command| command + 1);
     let mut complete = line[..at].to_vec();

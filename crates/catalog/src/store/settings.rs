@@ -1,7 +1,10 @@
 //! The settings file, which the user writes and `narthex create` and `narthex rm` change: replaced as a whole, by one
 //! process at a time.
 
-use std::{io, path::Path};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 use narthex_spec::progress::Quiet;
 
@@ -15,6 +18,11 @@ pub(super) const FILE: &str = "narthex.toml";
 const LIMIT: u64 = 1 << 20;
 
 impl Store {
+    /// Returns the path of the settings file in the store at `root`, or in the usual one.
+    pub fn settings_file(root: Option<PathBuf>) -> Result<PathBuf, Error> {
+        Ok(Self::root_of(root)?.join(FILE))
+    }
+
     /// Waits until no other process changes settings.
     pub fn lock_settings(&self, cancel: &CancelFlag) -> Result<SettingsLock, Error> {
         Ok(SettingsLock { _lock: self.lock(FILE, &Quiet, cancel)? })

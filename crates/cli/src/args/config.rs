@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Subcommand};
 
+use super::SamplingArgs;
+
 /// `narthex config`.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct ConfigArgs {
@@ -45,27 +47,6 @@ pub(crate) struct CreateArgs {
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,
 
-    /// Sampling temperature, 0 to 2; 0 is greedy
-    #[arg(long, value_name = "T", allow_negative_numbers = true)]
-    pub(crate) temperature: Option<f32>,
-
-    /// Keep the most likely tokens up to this cumulative probability
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
-    pub(crate) top_p: Option<f32>,
-
-    /// Keep the K most likely tokens; 0 keeps all
-    #[arg(long, value_name = "K")]
-    pub(crate) top_k: Option<usize>,
-
-    /// Drop tokens below this share of the highest probability
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
-    pub(crate) min_p: Option<f32>,
-
-    /// Divide the logits of tokens that occurred by this factor; 1 for no penalty
-    #[arg(long, value_name = "FACTOR", allow_negative_numbers = true)]
-    pub(crate) repeat_penalty: Option<f32>,
-
-    /// Stop at this text; repeatable
-    #[arg(long, value_name = "TEXT")]
-    pub(crate) stop: Vec<String>,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
 }

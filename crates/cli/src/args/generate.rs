@@ -114,17 +114,19 @@ impl GenerateArgs {
         let mut changed = self.clone();
         let name = name.trim_start_matches('-').replace('-', "_");
         match name.as_str() {
-            "temperature" => changed.temperature = number(&name, value)?,
-            "top_p" => changed.top_p = number(&name, value)?,
-            "top_k" => changed.top_k = number(&name, value)?,
-            "min_p" => changed.min_p = number(&name, value)?,
-            "repeat_penalty" | "repetition_penalty" => changed.repeat_penalty = number(&name, value)?,
+            "temperature" => changed.sampling.temperature = number(&name, value)?,
+            "top_p" => changed.sampling.top_p = number(&name, value)?,
+            "top_k" => changed.sampling.top_k = number(&name, value)?,
+            "min_p" => changed.sampling.min_p = number(&name, value)?,
+            "repeat_penalty" | "repetition_penalty" => {
+                changed.sampling.repeat_penalty = number(&name, value)?
+            }
             "presence_penalty" => changed.presence_penalty = number(&name, value)?.unwrap_or_default(),
             "frequency_penalty" => changed.frequency_penalty = number(&name, value)?.unwrap_or_default(),
             "max_tokens" => changed.max_tokens = number(&name, value)?,
             "seed" => changed.seed = number(&name, value)?,
-            "stop" if value.is_empty() => changed.stop.clear(),
-            "stop" => changed.stop.push(value.to_owned()),
+            "stop" if value.is_empty() => changed.sampling.stop.clear(),
+            "stop" => changed.sampling.stop.push(value.to_owned()),
             "markdown" => changed.markdown = number(&name, value)?.unwrap_or_default(),
             _ => {
                 let names = CHANGEABLE.join(", ");
@@ -138,19 +140,16 @@ impl GenerateArgs {
     pub(crate) fn listed(&self) -> String {
         let publisher = "by the publisher";
         let shown = |value: Option<String>, absent: &str| value.unwrap_or_else(|| absent.to_owned());
-        let values = [
-            shown(self.temperature.map(|value| value.to_string()), publisher),
-            shown(self.top_p.map(|value| value.to_string()), publisher),
-            shown(self.top_k.map(|value| value.to_string()), publisher),
-            shown(self.min_p.map(|value| value.to_string()), publisher),
-            shown(self.repeat_penalty.map(|value| value.to_string()), publisher),
+        let stop = &self.sampling.stop;
+        let sampling = self.sampling.numbers().map(|(_, value)| shown(value, publisher));
+        let values = sampling.into_iter().chain([
             self.presence_penalty.to_string(),
             self.frequency_penalty.to_string(),
             shown(self.max_tokens.map(|value| value.to_string()), "up to the context"),
             shown(self.seed.map(|value| value.to_string()), "random"),
-            if self.stop.is_empty() { "none".to_owned() } else { format!("{:?}", self.stop) },
+            if stop.is_empty() { "none".to_owned() } else { format!("{stop:?}") },
             self.markdown.to_string(),
-        ];
+        ]);
         let lines = CHANGEABLE.iter().zip(values).map(|(name, value)| format!("{name:17} {value}"));
         lines.collect::<Vec<_>>().join("\n")
     }
@@ -167,10 +166,9 @@ fn number<T: FromStr>(name: &str, value: &str) -> Result<Option<T>, Error> {
         .map_err(|_| Error::invalid("set", format!("expected another value of {name}, found {value:?}")))
 }
 
-/// Options of generating text.
+/// Options of sampling, and the ends of answers.
 #[derive(Debug, Clone, ClapArgs)]
-#[command(next_help_heading = "Options for generating text")]
-pub(crate) struct GenerateArgs {
+pub(crate) struct SamplingArgs {
     /// Sampling temperature, 0 to 2; 0 is greedy [default of this and the next four: the value of the model's publisher,
     /// which `show` prints; without one, greedy]
     #[arg(long, value_name = "T", allow_negative_numbers = true)]
@@ -192,6 +190,31 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "FACTOR", allow_negative_numbers = true)]
     pub(crate) repeat_penalty: Option<f32>,
 
+    /// Stop at this text; repeatable
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) stop: Vec<String>,
+}
+
+impl SamplingArgs {
+    /// Returns the numbers by their names in the settings file.
+    pub(crate) fn numbers(&self) -> [(&'static str, Option<String>); 5] {
+        [
+            ("temperature", self.temperature.map(|value| value.to_string())),
+            ("top_p", self.top_p.map(|value| value.to_string())),
+            ("top_k", self.top_k.map(|value| value.to_string())),
+            ("min_p", self.min_p.map(|value| value.to_string())),
+            ("repeat_penalty", self.repeat_penalty.map(|value| value.to_string())),
+        ]
+    }
+}
+
+/// Options of generating text.
+#[derive(Debug, Clone, ClapArgs)]
+#[command(next_help_heading = "Options for generating text")]
+pub(crate) struct GenerateArgs {
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+
     /// Subtract this from the logits of tokens that occurred, -2 to 2
     #[arg(long, default_value_t = 0.0, value_name = "N", allow_negative_numbers = true)]
     pub(crate) presence_penalty: f32,
@@ -207,10 +230,6 @@ pub(crate) struct GenerateArgs {
     /// Seed for reproducible sampling
     #[arg(long, value_name = "N", value_parser = whole_number::<u64>, allow_negative_numbers = true)]
     pub(crate) seed: Option<u64>,
-
-    /// Stop at this text; repeatable
-    #[arg(long, value_name = "TEXT")]
-    pub(crate) stop: Vec<String>,
 
     /// Answer in JSON that follows a schema: a JSON schema, a file with one, or json for any object
     #[arg(long, value_name = "SCHEMA")]
@@ -240,11 +259,11 @@ mod tests {
         let args = Args::try_parse_from(["narthex", "chat", "--temperature", "0.5", "--stop", "x"]).unwrap();
         let Some(Command::Chat(chat)) = args.command else { panic!("not chat") };
         let changed = chat.generate.with("top-k", "40").unwrap().with("stop", "y").unwrap();
-        assert_eq!((changed.temperature, changed.top_k), (Some(0.5), Some(40)));
-        assert_eq!(changed.stop, ["x", "y"]);
+        assert_eq!((changed.sampling.temperature, changed.sampling.top_k), (Some(0.5), Some(40)));
+        assert_eq!(changed.sampling.stop, ["x", "y"]);
         assert!(changed.listed().contains("top_k             40\n"), "{}", changed.listed());
         let without = changed.with("temperature", "").unwrap().with("stop", "").unwrap();
-        assert_eq!((without.temperature, without.stop.len()), (None, 0));
+        assert_eq!((without.sampling.temperature, without.sampling.stop.len()), (None, 0));
         for (name, value) in [("top_k", "many"), ("warmth", "1"), ("markdown", "perhaps")] {
             let error = changed.with(name, value).unwrap_err().to_string();
             assert!(error.contains("expected") && error.contains("found"), "{error}");

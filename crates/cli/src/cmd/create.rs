@@ -1,16 +1,16 @@
-//! `narthex create`: a name of its own for a model, with a system prompt and sampling.
+//! `narthex create`: custom models, which are existing models with another name, system prompt and sampling.
 
 use narthex_gateway::{Error, Gateway};
 
 use crate::{
-    args::{CreateArgs, StoreArgs},
+    args::{CreateArgs, SamplingArgs, StoreArgs},
     input_file, interrupt,
     modelfile::Modelfile,
     output,
-    settings_file::{self, NewName, Setting, SettingValue},
+    settings_file::{self, CustomModel, Setting, SettingValue},
 };
 
-/// Writes the name into the settings file.
+/// Writes the custom model into the settings file.
 pub(crate) fn run(gateway: &Gateway, store: &StoreArgs, args: &CreateArgs) -> anyhow::Result<()> {
     let file = args.file.as_ref().map(|path| anyhow::Ok(Modelfile::parse(&input_file::text(path)?)?));
     let file = file.transpose()?.unwrap_or_default();
@@ -29,13 +29,17 @@ pub(crate) fn run(gateway: &Gateway, store: &StoreArgs, args: &CreateArgs) -> an
     let model = gateway.model(from)?;
 
     let path = settings_file::path(store)?;
-    let new = NewName {
+    let custom = CustomModel {
         name: &args.name,
         from,
         system: args.system.as_deref().or(file.system.as_deref()),
         answers: answers(args, &file),
     };
-    gateway.change_settings(&path, |text| settings_file::add_name(&text, &new), interrupt::cancel())?;
+    gateway.change_settings(
+        &path,
+        |text| settings_file::add_custom_model(&text, &custom),
+        interrupt::cancel(),
+    )?;
     output::note(format!(
         "created {}, which answers with {}; `narthex chat -m {0}` tries it, running servers know it after a restart",
         args.name, model.name
@@ -45,22 +49,13 @@ pub(crate) fn run(gateway: &Gateway, store: &StoreArgs, args: &CreateArgs) -> an
 
 /// Returns the settings of answers: those of the options, then those of the Modelfile.
 fn answers(args: &CreateArgs, file: &Modelfile) -> Vec<Setting> {
-    let number = |key: &str, value: Option<String>| {
-        let value = value.or_else(|| file.parameters.get(key).cloned());
-        value.map(|value| Setting { key: key.to_owned(), value: SettingValue::One(value) })
-    };
-    let stop = if args.stop.is_empty() { file.stop.clone() } else { args.stop.clone() };
-    let stop =
-        (!stop.is_empty()).then(|| Setting { key: "stop".to_owned(), value: SettingValue::Several(stop) });
-    [
-        number("temperature", args.temperature.map(|value| value.to_string())),
-        number("top_p", args.top_p.map(|value| value.to_string())),
-        number("top_k", args.top_k.map(|value| value.to_string())),
-        number("min_p", args.min_p.map(|value| value.to_string())),
-        number("repeat_penalty", args.repeat_penalty.map(|value| value.to_string())),
-        stop,
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
+    let SamplingArgs { stop, .. } = &args.sampling;
+    let numbers = args.sampling.numbers().into_iter().filter_map(|(key, value)| {
+        let value = value.or_else(|| file.parameters.get(key).cloned())?;
+        Some(Setting { key: key.to_owned(), value: SettingValue::One(value) })
+    });
+    let stop = if stop.is_empty() { &file.stop } else { stop };
+    let stop = (!stop.is_empty())
+        .then(|| Setting { key: "stop".to_owned(), value: SettingValue::Several(stop.clone()) });
+    numbers.chain(stop).collect()
 }

@@ -320,16 +320,16 @@ pub(super) fn options(args: &GenerateArgs) -> anyhow::Result<GenerateOptions> {
     let is_free = args.max_tokens.is_none() && grammar.is_none();
     Ok(GenerateOptions {
         max_tokens: args.max_tokens,
-        temperature: args.temperature,
+        temperature: args.sampling.temperature,
         default_temperature: 0.0,
-        top_p: args.top_p,
-        top_k: args.top_k,
-        min_p: args.min_p,
-        repetition_penalty: args.repeat_penalty,
+        top_p: args.sampling.top_p,
+        top_k: args.sampling.top_k,
+        min_p: args.sampling.min_p,
+        repetition_penalty: args.sampling.repeat_penalty,
         presence_penalty: args.presence_penalty,
         frequency_penalty: args.frequency_penalty,
         seed: args.seed,
-        stop: args.stop.clone(),
+        stop: args.sampling.stop.clone(),
         grammar,
         repetition: if is_free { Repetition::End } else { Repetition::Allow },
         ..GenerateOptions::api_defaults()

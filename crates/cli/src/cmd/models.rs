@@ -121,7 +121,7 @@ pub(crate) fn rm(gateway: &Gateway, store: &StoreArgs, args: &RmArgs) -> anyhow:
     Ok(())
 }
 
-/// Removes a name of its own from the settings file. The model that answers under it stays.
+/// Removes an alias or a custom model from the settings file. The model that answers under this name stays.
 fn remove_name(gateway: &Gateway, store: &StoreArgs, name: &str) -> anyhow::Result<()> {
     let model = gateway.model(name)?.name;
     let path = settings_file::path(store)?;

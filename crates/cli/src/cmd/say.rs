@@ -8,8 +8,12 @@ use std::{
 };
 
 use anyhow::Context;
-use narthex_audio::{Encoder, Pcm, SoundFormat};
-use narthex_gateway::{Error, Gateway, models::ModelKind, request::SpeechRequest};
+use narthex_audio::{Encoder, Pcm, SoundFormat, StreamEncoder};
+use narthex_gateway::{
+    Error, Gateway,
+    models::ModelKind,
+    request::{SpeechEvent, SpeechRequest},
+};
 
 use crate::{args::SayArgs, bars::Bars, cmd::program, interrupt, output::NewFile, standard_input};
 
@@ -122,14 +126,9 @@ fn stream(
     format: SoundFormat,
     output: &mut impl Write,
 ) -> anyhow::Result<()> {
-    let mut encoder = None;
+    let mut encoder = StreamEncoder::new(format);
     let mut failure = None;
-    let spoken = gateway.speak(request, &mut |event| match write(
-        &mut encoder,
-        format,
-        &Pcm { sample_rate: event.sample_rate, samples: event.samples },
-        output,
-    ) {
+    let spoken = gateway.speak(request, &mut |event| match write(&mut encoder, &event, output) {
         Ok(()) => go_on(),
         Err(error) => {
             failure = Some(error);
@@ -140,24 +139,13 @@ fn stream(
         return Err(error);
     }
     spoken?;
-    if let Some(encoder) = encoder {
-        output.write_all(&encoder.finish()?)?;
-    }
+    output.write_all(&encoder.finish()?)?;
     Ok(output.flush()?)
 }
 
 /// Encodes and writes a sentence.
-fn write(
-    encoder: &mut Option<Encoder>,
-    format: SoundFormat,
-    sentence: &Pcm,
-    output: &mut impl Write,
-) -> anyhow::Result<()> {
-    let encoder = match encoder {
-        Some(encoder) => encoder,
-        none => none.insert(Encoder::new(format, sentence.sample_rate, None)?),
-    };
-    output.write_all(&encoder.push(&sentence.samples)?)?;
+fn write(encoder: &mut StreamEncoder, sentence: &SpeechEvent, output: &mut impl Write) -> anyhow::Result<()> {
+    output.write_all(&encoder.push(sentence.sample_rate, &sentence.samples)?)?;
     Ok(output.flush()?)
 }
 
@@ -228,13 +216,14 @@ mod tests {
 
     #[test]
     fn sentences_are_one_file() {
-        let sentence = Pcm { sample_rate: 24_000, samples: vec![0.5; 100] };
-        let mut encoder = None;
+        let sentence = SpeechEvent { sample_rate: 24_000, samples: vec![0.5; 100] };
+        let mut encoder = StreamEncoder::new(SoundFormat::Wav);
         let mut file = Vec::new();
         for _ in 0..2 {
-            write(&mut encoder, SoundFormat::Wav, &sentence, &mut file).unwrap();
+            write(&mut encoder, &sentence, &mut file).unwrap();
         }
         assert_eq!(file.len(), 44 + 2 * 200);
-        assert_eq!(encode(&sentence, SoundFormat::Wav).unwrap(), sentence.to_wav());
+        let speech = Pcm { sample_rate: 24_000, samples: vec![0.5; 100] };
+        assert_eq!(encode(&speech, SoundFormat::Wav).unwrap(), speech.to_wav());
     }
 }

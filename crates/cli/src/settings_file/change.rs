@@ -5,32 +5,32 @@ use toml_edit::{Array, DocumentMut, Item, Table, Value, value};
 
 use super::{Setting, SettingValue, document};
 
-/// A name of its own for a model, with settings of its answers.
-pub(crate) struct NewName<'a> {
+/// An existing model with another name and other settings of its answers.
+pub(crate) struct CustomModel<'a> {
     pub(crate) name: &'a str,
     pub(crate) from: &'a str,
     pub(crate) system: Option<&'a str>,
     pub(crate) answers: Vec<Setting>,
 }
 
-/// Returns the text of the settings file with a new name, or another with its settings replaced.
-pub(crate) fn add_name(text: &str, new: &NewName<'_>) -> anyhow::Result<String> {
+/// Returns the text of the settings file with a custom model, which replaces an earlier one of this name.
+pub(crate) fn add_custom_model(text: &str, custom: &CustomModel<'_>) -> anyhow::Result<String> {
     let mut document = parse(text)?;
     let models = document.entry("models").or_insert_with(implicit_table).as_table_like_mut();
     let models = models.context("models: expected a table, found another value")?;
     let mut entry = Table::new();
-    entry["from"] = value(new.from);
-    if let Some(system) = new.system {
+    entry["from"] = value(custom.from);
+    if let Some(system) = custom.system {
         entry["system"] = value(system);
     }
-    for setting in &new.answers {
+    for setting in &custom.answers {
         entry[setting.key.as_str()] = Item::Value(toml_value(&setting.value));
     }
-    models.insert(new.name, Item::Table(entry));
+    models.insert(custom.name, Item::Table(entry));
     finish(&document)
 }
 
-/// Returns whether the settings define a name of its own for a model.
+/// Returns whether the settings define an alias or a custom model of this name.
 pub(crate) fn has_name(text: &str, name: &str) -> anyhow::Result<bool> {
     let document = parse(text)?;
     let [alias, model] = ["aliases", "models"]
@@ -39,7 +39,7 @@ pub(crate) fn has_name(text: &str, name: &str) -> anyhow::Result<bool> {
     Ok(alias.is_some() || model.is_some_and(|model| model.contains_key("from")))
 }
 
-/// Returns the text of the settings file without a name of its own.
+/// Returns the text of the settings file without the alias or custom model of this name.
 pub(crate) fn remove_name(text: &str, name: &str) -> anyhow::Result<String> {
     let mut document = parse(text)?;
     for table in ["aliases", "models"] {
@@ -95,8 +95,8 @@ mod tests {
         let text = "# mine\n[limits]\nslots = 2 # few\n";
         let answers =
             vec![Setting { key: "temperature".to_owned(), value: SettingValue::One("0.5".to_owned()) }];
-        let new = NewName { name: "pirate", from: "smollm2:135m", system: Some("Arr."), answers };
-        let added = add_name(text, &new).unwrap();
+        let custom = CustomModel { name: "pirate", from: "smollm2:135m", system: Some("Arr."), answers };
+        let added = add_custom_model(text, &custom).unwrap();
         let expect = "[models.pirate]\nfrom = \"smollm2:135m\"\nsystem = \"Arr.\"\ntemperature = 0.5\n";
         assert_eq!(added, format!("{text}\n{expect}"));
         assert!(has_name(&added, "pirate").unwrap() && !has_name(text, "pirate").unwrap());
@@ -105,9 +105,9 @@ mod tests {
 
     #[test]
     fn a_file_with_faults_is_not_changed() {
-        let new = NewName { name: "a", from: "b", system: None, answers: Vec::new() };
-        let error = add_name("[limits]\nslots = 0\n", &new).unwrap_err().to_string();
+        let custom = CustomModel { name: "a", from: "b", system: None, answers: Vec::new() };
+        let error = add_custom_model("[limits]\nslots = 0\n", &custom).unwrap_err().to_string();
         assert!(error.contains("2:9: limits.slots: expected"), "{error}");
-        assert!(add_name("[limits", &new).is_err());
+        assert!(add_custom_model("[limits", &custom).is_err());
     }
 }

@@ -23,7 +23,7 @@ pub(crate) struct Settings {
     pub(crate) models: BTreeMap<String, ModelSettings>,
     /// Formats of tool calls of single models.
     pub(crate) tool_formats: BTreeMap<String, ToolFormat>,
-    /// Models that a server loads at its start.
+    /// Models that `serve` loads when it starts.
     pub(crate) preloaded: Vec<String>,
 }
 
@@ -231,8 +231,8 @@ impl Reader<'_> {
             let entry = Entry { table: &path, key, item, key_span: span.as_ref() };
             let belongs_to_model = tables::LOADING.contains(&key) || ["pin", "preload"].contains(&key);
             if belongs_to_model && has_source {
-                let reason = "expected only `from` and settings of answers in a name of its own, found a setting of \
-                              loading; set it for the model itself";
+                let reason = "expected only `from`, `system` and sampling in a custom model, found a setting of loading; \
+                              set it for the model that answers";
                 self.fault(entry, None, reason);
                 continue;
             }
@@ -306,13 +306,13 @@ fn load_settings(settings: &[Setting]) -> Result<StatedLoading, String> {
 }
 
 fn answer_settings(settings: &[Setting]) -> Result<AnswerSettings, String> {
-    let generate = tables::generate_args(settings)?;
+    let stated = tables::sampling_args(settings)?;
     let sampling = PublishedSampling {
-        temperature: generate.temperature,
-        top_p: generate.top_p,
-        top_k: generate.top_k,
-        min_p: generate.min_p,
-        repetition_penalty: generate.repeat_penalty,
+        temperature: stated.temperature,
+        top_p: stated.top_p,
+        top_k: stated.top_k,
+        min_p: stated.min_p,
+        repetition_penalty: stated.repeat_penalty,
     };
     if sampling != sampling.within_ranges() {
         return Err(
@@ -321,7 +321,7 @@ fn answer_settings(settings: &[Setting]) -> Result<AnswerSettings, String> {
                 .to_owned(),
         );
     }
-    Ok(AnswerSettings { system: None, sampling, stop: generate.stop })
+    Ok(AnswerSettings { system: None, sampling, stop: stated.stop })
 }
 
 fn setting_value(item: &Item) -> Option<SettingValue> {

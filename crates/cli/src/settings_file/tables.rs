@@ -5,7 +5,7 @@ use clap::{
     error::{ContextKind, ContextValue, ErrorKind},
 };
 
-use crate::args::{Args, Command as Subcommand, GenerateArgs, ServeArgs};
+use crate::args::{Args, Command as Subcommand, SamplingArgs, ServeArgs};
 
 /// Tables with options of `serve`, each with its keys. Other commands take from them the options that they have.
 pub(crate) const TABLES: &[(&str, &[&str])] = &[
@@ -54,7 +54,7 @@ pub(super) const LOADING: &[&str] =
     &["scheme", "providers", "place", "context", "kv_budget", "kv_cache_dtype", "tool_format", "keep_alive"];
 
 /// Keys of a model for its answers that are options of `chat`.
-pub(super) const ANSWERS: &[&str] = &["temperature", "top_p", "top_k", "min_p", "repeat_penalty", "stop"];
+pub(crate) const ANSWERS: &[&str] = &["temperature", "top_p", "top_k", "min_p", "repeat_penalty", "stop"];
 
 /// Returns whether a command takes options from the tables.
 pub(super) fn takes_settings(command: &str) -> bool {
@@ -165,10 +165,10 @@ pub(super) fn serve_args(settings: &[Setting]) -> Result<ServeArgs, String> {
     }
 }
 
-/// Returns the options for generating text with these settings.
-pub(super) fn generate_args(settings: &[Setting]) -> Result<GenerateArgs, String> {
+/// Returns the options of sampling with these settings.
+pub(super) fn sampling_args(settings: &[Setting]) -> Result<SamplingArgs, String> {
     match parsed("chat", settings)? {
-        Subcommand::Chat(chat) => Ok(chat.generate),
+        Subcommand::Chat(chat) => Ok(chat.generate.sampling),
         _ => Err("expected options of `chat`, found those of another command".to_owned()),
     }
 }

@@ -69,11 +69,10 @@ impl IndexSettings {
         let extra = extra.or_else(|| option(&options, "extra-index-url"));
         let mut indexes: Vec<String> = index.or_else(|| build_index.map(str::to_owned)).into_iter().collect();
         indexes.extend(extra.iter().flat_map(|list| list.split_whitespace()).map(str::to_owned));
-        let configured = |name| option(&options, name).map(|value| (value, CONFIGURATION));
         Self {
             indexes,
-            proxy: variable(get, &["PIP_PROXY"]).or_else(|| configured("proxy")),
-            certificates: variable(get, &CERTIFICATE_VARIABLES).or_else(|| configured("cert")),
+            proxy: variable(get, &["PIP_PROXY"]).or_else(|| configured(&options, "proxy")),
+            certificates: variable(get, &CERTIFICATE_VARIABLES).or_else(|| configured(&options, "cert")),
         }
     }
 }
@@ -90,6 +89,11 @@ fn option(options: &[ConfigurationOption], name: &str) -> Option<String> {
             options.iter().rev().filter(|option| option.section == section && option.name == name);
         named.next().map(|option| option.value.clone()).filter(|value| !value.is_empty())
     })
+}
+
+/// Returns the value of an option in the configuration files, and the name of its setting.
+fn configured(options: &[ConfigurationOption], name: &str) -> Option<(String, &'static str)> {
+    option(options, name).map(|value| (value, CONFIGURATION))
 }
 
 fn is_true(value: &str) -> bool {
