@@ -96,6 +96,7 @@ impl Args {
                 | Command::Chat(_)
                 | Command::Complete(_)
                 | Command::Bench(_)
+                | Command::Compare(_)
                 | Command::Compile(_),
             ) => DeviceLine::Hidden,
             _ => DeviceLine::Shown,
@@ -177,6 +178,8 @@ pub(crate) enum Command {
     Config(ConfigArgs),
     /// Compile a checkpoint into a package
     Compile(CompileArgs),
+    /// Compare two packages of a model: size, quality and speed
+    Compare(CompareArgs),
     /// Estimate a model's size, memory and NPU support before downloading it
     Plan(PlanArgs),
     /// Import an ONNX export as a package
@@ -379,6 +382,31 @@ pub(crate) struct VerifyArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// `narthex compare`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct CompareArgs {
+    /// The installed package with which the other one is compared, as in smollm2:135m@f32
+    pub(crate) reference: String,
+
+    /// The other installed package, as in smollm2:135m@w4
+    pub(crate) model: String,
+
+    /// A text file that both packages read [default: a text of prose, code and dialogue]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) text: Option<PathBuf>,
+
+    /// Compare size and quality only
+    #[arg(long)]
+    pub(crate) skip_speed: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) load: DecoderLoadArgs,
 }
 
 /// `narthex bench`.

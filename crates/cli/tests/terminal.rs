@@ -164,6 +164,7 @@ fn cases() -> Vec<Case> {
         Case::refused("transcribe", "no-such.wav", 3),
         Case::refused("say", "Hello. -o hello.wav", 4),
         Case::new("compile", "tiny.gguf --scheme f32 --calibrate none").shown(Shown::WithoutNumbers),
+        Case::new("compare", "masked masked --skip-speed").shown(Shown::Measurement),
         Case::json("plan", "gemma3n:e2b").shown(Shown::BeforeThisMachine),
         Case::new("import", "sentence --name tiny --file onnx/model.onnx").shown(Shown::WithoutNumbers),
         Case::refused("export", "genai-dml out", 10),

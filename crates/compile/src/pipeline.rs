@@ -287,6 +287,7 @@ fn manifest(
         bound: None,
         quality: None,
         loss: None,
+        certificate: None,
         source_weights,
         files: std::collections::BTreeMap::new(),
         provenance: Provenance { license, ..provenance },

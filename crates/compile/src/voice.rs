@@ -151,6 +151,7 @@ pub fn import(job: VoiceJob<'_>, cancel: &AtomicBool) -> Result<Manifest> {
         source_weights: Vec::new(),
         quality: None,
         loss: None,
+        certificate: None,
         files: BTreeMap::new(),
         provenance: job.provenance,
     };

@@ -39,12 +39,12 @@ mod turn_queue;
 pub use cancel::{Cancel, CancelCallback};
 pub use compile::{
     precompile::{UnsharedWeights, unshared_weights},
-    request::{CompileRequest, Rebuild, VocabSubset, vocabulary},
+    request::{Certification, CompileRequest, Rebuild, VocabSubset, vocabulary},
 };
 pub use config::{Config, PrefixCacheConfig};
 pub use error::{Error, ErrorKind, TokenCount};
 pub use gateway::{Gateway, RequestedPull, ServerRegistration};
-pub use inspect::{bench, check, devices, doctor, plan};
+pub use inspect::{bench, check, compare, devices, doctor, plan};
 pub use library::{
     DEFAULT_SCHEME,
     export::{ExportFormat, ExportRequest},

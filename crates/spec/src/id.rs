@@ -3,6 +3,7 @@
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
+use sha2::Digest;
 
 use crate::name::string_form;
 
@@ -90,6 +91,13 @@ impl fmt::Display for ModelName {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Sha256(pub [u8; 32]);
+
+impl Sha256 {
+    /// Returns the digest of bytes.
+    pub fn of(bytes: &[u8]) -> Self {
+        Self(sha2::Sha256::digest(bytes).into())
+    }
+}
 
 /// A string that is not a [`Sha256`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

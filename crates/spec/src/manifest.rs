@@ -4,6 +4,7 @@
 //! of them.
 
 mod bound_device;
+mod certificate;
 mod consistency;
 mod contradiction;
 mod kv;
@@ -28,6 +29,7 @@ use crate::{
 };
 
 pub use bound_device::BoundDevice;
+pub use certificate::{Certificate, CertificateFigures};
 pub use consistency::check_consistency;
 pub use contradiction::Contradiction;
 pub use kv::{KeyOrder, KvLayout};
@@ -100,6 +102,9 @@ pub struct Manifest {
     /// Agreement with the whole model, if the model is reduced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss: Option<Quality>,
+    /// Loss of a quantised model, if it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<Certificate>,
     /// All files of the package except the manifest, by path relative to the package.
     #[serde(deserialize_with = "paths::files")]
     pub files: BTreeMap<String, FileEntry>,

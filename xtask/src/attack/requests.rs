@@ -288,7 +288,10 @@ mod tests {
     fn costly_bodies_are_whole() {
         for (path, body) in costly() {
             if path.starts_with("/v1/audio/") {
-                assert!(body.starts_with(b"--b\r\n") && body.ends_with(b"\r\n--b--\r\n"), "{path}: not a form");
+                assert!(
+                    body.starts_with(b"--b\r\n") && body.ends_with(b"\r\n--b--\r\n"),
+                    "{path}: not a form"
+                );
                 continue;
             }
             let read = serde_json::from_slice::<serde::de::IgnoredAny>(&body);

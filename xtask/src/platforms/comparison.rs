@@ -118,24 +118,28 @@ fn files(folder: &Path) -> anyhow::Result<BTreeMap<PathBuf, Vec<u8>>> {
             } else {
                 let name = path.strip_prefix(folder)?.to_owned();
                 let bytes = fs::read(&path).with_context(|| path.display().to_string())?;
-                files.insert(name, without_local_source(bytes)?);
+                files.insert(name, without_machine_fields(bytes)?);
             }
         }
     }
     Ok(files)
 }
 
-/// Removes the path and the time of a local checkpoint from a manifest: they are the machine's. Other files are
-/// returned as they are.
-fn without_local_source(bytes: Vec<u8>) -> anyhow::Result<Vec<u8>> {
-    let Ok(mut manifest) = serde_json::from_slice::<serde_json::Value>(&bytes) else { return Ok(bytes) };
-    match manifest.pointer_mut("/provenance/source") {
-        Some(source) if source.as_str().is_some_and(|text| text.starts_with("local ")) => {
-            *source = "local".into();
-            Ok(serde_json::to_vec(&manifest)?)
-        }
-        Some(_) | None => Ok(bytes),
+/// Removes from a manifest what depends on the machine: the path and the time of a local checkpoint, the certificate,
+/// whose figures depend on the kernels, and the digest of the manifest's own text. Other files are returned as they are.
+fn without_machine_fields(bytes: Vec<u8>) -> anyhow::Result<Vec<u8>> {
+    let Ok(serde_json::Value::Object(mut manifest)) = serde_json::from_slice(&bytes) else {
+        return Ok(bytes);
+    };
+    let source = manifest.get_mut("provenance").and_then(|provenance| provenance.get_mut("source"));
+    let Some(source) = source else { return Ok(bytes) };
+    if source.as_str().is_some_and(|text| text.starts_with("local ")) {
+        *source = "local".into();
     }
+    for field in ["certificate", "digest"] {
+        manifest.remove(field);
+    }
+    Ok(serde_json::to_vec(&manifest)?)
 }
 
 /// Copies the packages of one machine into a new store of another, which lists, verifies and runs them.
@@ -205,14 +209,16 @@ mod tests {
     }
 
     #[test]
-    fn local_checkpoints_have_other_paths_on_other_machines() {
+    fn fields_of_a_machine_are_not_compared() {
         let check = |source: &str, expect: &str| {
-            let manifest = |source: &str| format!(r#"{{"provenance":{{"source":"{source}"}}}}"#).into_bytes();
-            let found = without_local_source(manifest(source)).unwrap();
-            assert_eq!(found, manifest(expect), "{source}");
+            let manifest =
+                format!(r#"{{"provenance":{{"source":"{source}"}},"certificate":{{}},"digest":"a"}}"#);
+            let compared = without_machine_fields(manifest.into_bytes()).unwrap();
+            let expect = format!(r#"{{"provenance":{{"source":"{expect}"}}}}"#);
+            assert_eq!(String::from_utf8(compared).unwrap(), expect, "{source}");
         };
         check("local /home/a/tiny.gguf, version 1", "local");
         check("hf owner/tiny", "hf owner/tiny");
-        assert_eq!(without_local_source(b"\x08\x07".to_vec()).unwrap(), b"\x08\x07");
+        assert_eq!(without_machine_fields(b"\x08\x07".to_vec()).unwrap(), b"\x08\x07");
     }
 }

@@ -60,6 +60,15 @@ pub(crate) struct CompileArgs {
     #[arg(long, value_name = "POOLING")]
     pub(crate) pooling: Option<Pooling>,
 
+    /// Measure the loss against the model in f32, even if that is large; by default it is measured if the f32 model fits
+    /// in free memory and has at most 4 GB
+    #[arg(long)]
+    pub(crate) certify: bool,
+
+    /// Measure the loss, and keep the package even if the loss is above the bound of its scheme
+    #[arg(long)]
+    pub(crate) accept_loss: bool,
+
     /// Write intermediate stages to this folder
     #[arg(long, value_name = "DIR")]
     pub(crate) keep_stages: Option<PathBuf>,

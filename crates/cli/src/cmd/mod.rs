@@ -4,6 +4,7 @@ mod answer;
 mod bench;
 mod chat;
 mod check;
+mod compare;
 mod completions;
 mod config;
 mod conversation_file;
@@ -190,6 +191,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> anyhow::Result<()> {
         Command::Stop(stop) => ps::stop(&plain()?.0, &stop),
         Command::Create(create) => create::run(&plain()?.0, &store, &create),
         Command::Config(config) => config::run(&store, config.command),
+        Command::Compare(compare) => compare::run(&open(bench_config(&store, &compare.load))?.0, &compare),
         Command::Compile(compile) => models::compile(&plain()?.0, &compile),
         Command::Plan(plan) => plan::run(&plain()?.0, plan),
         Command::Export(export) => exports::export(&plain()?.0, export),

@@ -3,7 +3,7 @@
 use std::io::{IsTerminal, stderr, stdin};
 
 use narthex_gateway::{
-    CheckpointPruning, CompileRequest, DEFAULT_SCHEME, Error, Gateway, Rebuild,
+    Certification, CheckpointPruning, CompileRequest, DEFAULT_SCHEME, Error, Gateway, Rebuild,
     models::{PulledModel, Removal},
     split_scheme, vocabulary,
 };
@@ -162,6 +162,11 @@ pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<(
         drop_layers: args.drop_layers.clone(),
         vocabulary,
         pooling: args.pooling,
+        certification: match (args.certify, args.accept_loss) {
+            (_, true) => Certification::AcceptLoss,
+            (true, false) => Certification::Always,
+            (false, false) => Certification::IfAffordable,
+        },
         keep_stages: args.keep_stages.clone(),
         rebuild: Rebuild::Always,
         target: args.target.clone(),
@@ -190,7 +195,7 @@ pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<(
     if !args.prefill.is_empty() && manifest.architecture.head().is_some() {
         output::note("--prefill has no effect on an encoder, which processes each text in one run.");
     }
-    for line in render::changes(&manifest) {
+    for line in render::changes(&manifest).into_iter().chain(render::certificate(&manifest)) {
         output::note(line);
     }
     if !manifest.contexts.is_empty() {

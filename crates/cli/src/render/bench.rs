@@ -1,7 +1,11 @@
 //! Benchmarks and comparisons of devices.
 
 use comfy_table::Cell;
-use narthex_gateway::bench::{BenchReport, ComparedDevice, Comparison, Figures, Outcome, Spread};
+use narthex_gateway::{
+    bench::{BenchReport, ComparedDevice, Comparison, Figures, Outcome, Spread},
+    compare::PackageComparison,
+};
+use narthex_spec::manifest::CertificateFigures;
 
 use super::{bytes, right, table};
 
@@ -46,6 +50,58 @@ fn spread_cells(name: &str, spread: Spread, digits: usize) -> [Cell; 4] {
     let [median, min, max] =
         [spread.median, spread.min, spread.max].map(|figure| right(format!("{figure:.digits$}")));
     [Cell::new(name), median, min, max]
+}
+
+/// Renders two packages side by side.
+pub(crate) fn packages(comparison: &PackageComparison) -> String {
+    let [reference, other] = &comparison.packages;
+    let names = [reference, other].map(|package| format!("{}@{}", package.model, package.scheme));
+    let mut table = table(&["", &names[0], &names[1]]);
+    let mut add = |name: &str, values: [String; 2]| {
+        let [reference, other] = values.map(right);
+        table.add_row([Cell::new(name), reference, other]);
+    };
+    add("size", [reference, other].map(|package| bytes(package.bytes)));
+    match comparison.agreement {
+        CertificateFigures::Decoder {
+            positions,
+            perplexity,
+            reference_perplexity,
+            divergence,
+            agreement,
+        } => {
+            let change = (perplexity / reference_perplexity - 1.0) * 1e2;
+            add(
+                "perplexity",
+                [format!("{reference_perplexity:.3}"), format!("{perplexity:.3} ({change:+.2} %)")],
+            );
+            add("divergence, nats", [String::new(), format!("{divergence:.4}")]);
+            add(
+                &format!("same best token ({positions} positions)"),
+                [String::new(), format!("{:.1} %", agreement * 1e2)],
+            );
+        }
+        CertificateFigures::Encoder { texts, mean_cosine, lowest_cosine } => {
+            add(&format!("mean cosine ({texts} texts)"), [String::new(), format!("{mean_cosine:.5}")]);
+            add("lowest cosine", [String::new(), format!("{lowest_cosine:.5}")]);
+        }
+    }
+    if let (Some(first), Some(second)) = (&reference.speed, &other.speed) {
+        let speeds = [first, second];
+        add("prefill tokens/s", speeds.map(|speed| format!("{:.1}", speed.prefill_tokens_per_second.median)));
+        add("decode tokens/s", speeds.map(|speed| format!("{:.1}", speed.decode_tokens_per_second.median)));
+        add("device", speeds.map(|speed| speed.device.clone()));
+    }
+
+    let machine = &comparison.machine;
+    format!(
+        "{}\nquality on the CPU over one text · {} threads of {} · narthex {} · ONNX Runtime {}",
+        table.trim_fmt(),
+        machine.threads,
+        machine.cpu,
+        machine.narthex,
+        machine.onnxruntime
+    )
 }
 
 /// Renders a comparison: medians in a table, then the devices that could not run, with reasons.

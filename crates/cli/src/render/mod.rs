@@ -13,10 +13,10 @@ use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
 use console::Term;
 
 pub(crate) use self::{
-    bench::{bench, comparison},
+    bench::{bench, comparison, packages},
     keys::keys,
     models::{CATALOGUE_LEGEND, catalogue, disk_usage, installed, removal},
-    package::{changes, contexts, manifest},
+    package::{certificate, changes, contexts, manifest},
     plan::plan,
     runtimes::{doctor, runtime_installed, runtimes},
     startup::startup,

@@ -8,7 +8,7 @@ use narthex_gateway::{
 use narthex_spec::{
     Variant,
     arch::{EncoderHead, ImportedEncoder, Structure},
-    manifest::{Manifest, Quality, SourceWeights},
+    manifest::{Certificate, CertificateFigures, Manifest, Quality, SourceWeights},
 };
 
 use super::{
@@ -95,6 +95,7 @@ pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing) -> String {
         lines.insert(2, format!("yarn         context extended by {factor}"));
     }
     lines.extend(changes(manifest));
+    lines.extend(certificate(manifest));
     if !manifest.contexts.is_empty() {
         lines.push(contexts(manifest));
     }
@@ -170,6 +171,32 @@ pub(crate) fn changes(manifest: &Manifest) -> Vec<String> {
         lines.push(format!("quality      {}", quality(found, "compared with the model without passes")));
     }
     lines
+}
+
+/// Renders the measured loss of a quantised model.
+pub(crate) fn certificate(manifest: &Manifest) -> Option<String> {
+    let Certificate { figures, date, accepted_loss, .. } = manifest.certificate.as_ref()?;
+    let accepted = if *accepted_loss { ", above its bound and accepted" } else { "" };
+    let figures = match *figures {
+        CertificateFigures::Decoder {
+            positions,
+            perplexity,
+            reference_perplexity,
+            divergence,
+            agreement,
+        } => {
+            format!(
+                "perplexity {perplexity:.3} instead of {reference_perplexity:.3} ({:+.2} %), same best token at {:.1} % \
+                 of {positions} positions, {divergence:.4} nats",
+                (perplexity / reference_perplexity - 1.0) * 100.0,
+                agreement * 100.0
+            )
+        }
+        CertificateFigures::Encoder { texts, mean_cosine, lowest_cosine } => {
+            format!("mean cosine {mean_cosine:.5}, lowest {lowest_cosine:.5} ({texts} texts)")
+        }
+    };
+    Some(format!("certificate  compared with f32: {figures}, on the CPU, {date}{accepted}"))
 }
 
 fn layers(structure: &Structure) -> Option<usize> {

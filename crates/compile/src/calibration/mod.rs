@@ -11,7 +11,7 @@ use std::{collections::HashMap, fs, path::Path};
 use narthex_checkpoint::Checkpoint;
 use narthex_graph::Graph;
 use narthex_spec::{
-    Elements, Feed, Fetch, TokenId,
+    Elements, Feed, Fetch, Sha256, TokenId,
     arch::{DecoderArch, PerLayer, Rotation},
     dtype::Dim,
     manifest::{GraphEntry, Slot},
@@ -29,6 +29,11 @@ use segment::{Segment, segments};
 
 /// Calibration text: prose, code, lists and dialogue, in several languages.
 const TEXT: &str = include_str!("text.txt");
+
+/// Returns the digest of the calibration text.
+pub fn text_digest() -> Sha256 {
+    Sha256::of(TEXT.as_bytes())
+}
 
 /// Maximum number of calibration tokens.
 const MAX_TOKENS: usize = 1024;

@@ -150,6 +150,7 @@ impl Import {
             sampling: self.text.sampling,
             quality: None,
             loss: None,
+            certificate: None,
             source_weights: Vec::new(),
             kept_tokens: None,
             files: BTreeMap::new(),

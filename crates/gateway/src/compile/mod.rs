@@ -3,6 +3,7 @@
 
 pub(crate) mod build_permits;
 mod calibration;
+mod certificate;
 pub(crate) mod package_build;
 pub(crate) mod precompile;
 mod quality;

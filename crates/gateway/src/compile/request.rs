@@ -46,6 +46,8 @@ pub struct CompileRequest {
     pub vocabulary: Option<VocabSubset>,
     /// Pooling of an embedding model, in place of the one that its files state.
     pub pooling: Option<Pooling>,
+    /// Measurement of the loss against the model in `f32`.
+    pub certification: Certification,
     /// Folder for the intermediate stages as text.
     pub keep_stages: Option<PathBuf>,
     /// Treatment of an existing package.
@@ -66,7 +68,8 @@ pub struct CompileRequest {
 }
 
 impl CompileRequest {
-    /// Creates a request with the default settings: calibrated, without an NPU, keeping an existing package.
+    /// Creates a request with the default settings: calibrated, without a certificate and an NPU, keeping an existing
+    /// package.
     pub fn new(scheme: Scheme) -> Self {
         Self {
             name: None,
@@ -77,6 +80,7 @@ impl CompileRequest {
             drop_layers: None,
             vocabulary: None,
             pooling: None,
+            certification: Certification::Never,
             keep_stages: None,
             rebuild: Rebuild::IfMissing,
             target: None,
@@ -116,6 +120,20 @@ impl CompileRequest {
 /// [`Error::Compile`] for a file that is unreadable or not a list.
 pub fn vocabulary(file: &Path, max_tokens: Option<usize>) -> Result<VocabSubset, Error> {
     Ok(VocabSubset::read(file, max_tokens).map_err(CompileError::from)?)
+}
+
+/// Measurement of a package's loss against the model in `f32`, which its manifest then states. A loss above the bound of
+/// the scheme is an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Certification {
+    /// No measurement.
+    Never,
+    /// Only if the model is small enough in `f32`; otherwise a note states the reason.
+    IfAffordable,
+    /// Always.
+    Always,
+    /// Always; a loss above the bound is recorded and not an error.
+    AcceptLoss,
 }
 
 /// Treatment of an existing package.

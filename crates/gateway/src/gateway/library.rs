@@ -19,7 +19,12 @@ use narthex_spec::{
 use super::Gateway;
 use crate::{
     cancel::Cancel,
-    compile::{build_permits::BuildPermit, package_build::PackageBuild, precompile, request::CompileRequest},
+    compile::{
+        build_permits::BuildPermit,
+        package_build::PackageBuild,
+        precompile,
+        request::{Certification, CompileRequest},
+    },
     error::Error,
     library::{
         RequestedModel,
@@ -65,7 +70,8 @@ pub struct RequestedPull {
 impl RequestedPull {
     /// Fetches and compiles the model, unless it is installed.
     pub fn run(self, progress: &dyn ProgressSink, cancel: &Cancel) -> Result<InstalledPackage, Error> {
-        self.gateway.build(&self.key, &ModelRef::Id(self.id.clone()), progress, cancel)
+        let reference = ModelRef::Id(self.id.clone());
+        self.gateway.build(&self.key, &reference, Certification::Never, progress, cancel)
     }
 }
 
@@ -165,7 +171,7 @@ impl Gateway {
     ) -> Result<PulledModel, Error> {
         let key = self.library.key(model)?;
         let reference = self.library.reference(split_scheme(model).0)?;
-        let package = self.build(&key, &reference, progress, cancel)?;
+        let package = self.build(&key, &reference, Certification::IfAffordable, progress, cancel)?;
         Ok(PulledModel { name: key.name, package })
     }
 
@@ -214,11 +220,12 @@ impl Gateway {
         &self,
         key: &PackageKey,
         reference: &ModelRef,
+        certification: Certification,
         progress: &dyn ProgressSink,
         cancel: &Cancel,
     ) -> Result<InstalledPackage, Error> {
         let library = &*self.library;
-        let request = &CompileRequest::new(key.scheme);
+        let request = &CompileRequest { certification, ..CompileRequest::new(key.scheme) };
         let steps = &JobSteps::new(progress);
         PackageBuild { library, key, reference, request, steps, cancel }.run()?;
         library.installed(key)

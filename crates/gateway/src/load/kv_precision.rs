@@ -2,30 +2,23 @@
 //! gets nearly the same distributions as with single precision. The comparison runs once for each package, and its result
 //! is stored.
 
-mod comparison;
-
 use narthex_spec::{
-    KvCacheDtype, KvPrecision, TokenId,
+    KvCacheDtype, KvPrecision,
     progress::{Stage, Unit},
 };
-use narthex_text::tokenizer::Specials;
 use serde::{Deserialize, Serialize};
 
-use self::comparison::ReferenceText;
 use super::{
     cache_key::{CacheKey, DeviceCache},
     request::LoadRequest,
     sessions::{self, Sessions},
+    verify::reference_text::{ReferenceText, TEXT},
 };
 use crate::{
     config::Config,
     error::Error,
-    library::package::Package,
     report::kv_cache::{CHECK_VERSION, PrecisionComparison, RECORD},
 };
-
-/// Prose, code, dialogue and several languages, written for this purpose.
-const TEXT: &str = include_str!("kv_precision/text.txt");
 
 /// Record of a package's comparison.
 #[derive(Debug, Serialize, Deserialize)]
@@ -67,7 +60,8 @@ fn compare(request: &LoadRequest<'_>, cache: &DeviceCache) -> Result<PrecisionCo
         |precision| open_with(request, cache, &config, precision)?.model.decoder(&request.manifest().name);
     let reference = {
         let mut single = decoder(KvPrecision::F32)?;
-        ReferenceText::new(&mut single, text_tokens(&request.package)?, &request.cancel)?
+        let tokens = ReferenceText::tokens(&request.package, TEXT)?;
+        ReferenceText::new(&mut single, tokens, &request.cancel)?
     };
 
     let i8 = reference.compare(&mut decoder(KvPrecision::I8)?, &request.cancel)?;
@@ -81,13 +75,6 @@ fn compare(request: &LoadRequest<'_>, cache: &DeviceCache) -> Result<PrecisionCo
     let record = CacheComparison { key: cache.key.clone(), result };
     cache.store(RECORD, &record, "the comparison of KV caches");
     Ok(record.result)
-}
-
-/// Returns the tokens of the text, after the token that begins a sequence.
-fn text_tokens(package: &Package) -> Result<Vec<TokenId>, Error> {
-    let mut tokens: Vec<TokenId> = package.manifest.bos().into_iter().collect();
-    tokens.extend(package.read_tokenizer()?.encode(TEXT, Specials::AsText)?);
-    Ok(tokens)
 }
 
 fn open_with(

@@ -6,6 +6,7 @@ mod support;
 
 mod answers;
 mod catalogue_page;
+mod certificate;
 mod check;
 mod comparison;
 mod control_tokens;

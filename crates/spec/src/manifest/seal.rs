@@ -1,7 +1,6 @@
 //! Digest of a manifest's own text, as its last field, so that a changed or lost field is noticed.
 
 use serde::{Deserialize, Serialize, de::IgnoredAny};
-use sha2::Digest;
 
 use super::{MANIFEST_FILE, Manifest};
 use crate::Sha256;
@@ -40,7 +39,7 @@ pub fn to_json(manifest: &Manifest) -> serde_json::Result<Vec<u8>> {
 fn seal(object: &impl Serialize) -> serde_json::Result<Vec<u8>> {
     let mut text = serde_json::to_vec_pretty(object)?;
     text.truncate(text.len() - END.len());
-    let digest = digest(&text);
+    let digest = Sha256::of(&text);
     text.extend(format!("{OPEN}{digest}{CLOSE}").bytes());
     Ok(text)
 }
@@ -54,7 +53,7 @@ pub fn check_digest(text: &[u8]) -> Result<(), ManifestChanged> {
     let states_digest =
         || serde_json::from_slice::<DigestField>(text).is_ok_and(|found| found.digest.is_some());
     match sealed(text) {
-        Some((fields, stated)) if digest(fields).to_string().as_bytes() == stated => Ok(()),
+        Some((fields, stated)) if Sha256::of(fields).to_string().as_bytes() == stated => Ok(()),
         Some(_) => Err(ManifestChanged),
         None if states_digest() => Err(ManifestChanged),
         None => Ok(()),
@@ -66,10 +65,6 @@ fn sealed(text: &[u8]) -> Option<(&[u8], &[u8])> {
     let text = text.trim_ascii_end().strip_suffix(CLOSE.as_bytes())?;
     let (rest, stated) = text.split_at_checked(text.len().checked_sub(2 * size_of::<Sha256>())?)?;
     Some((rest.strip_suffix(OPEN.as_bytes())?, stated))
-}
-
-fn digest(fields: &[u8]) -> Sha256 {
-    Sha256(sha2::Sha256::digest(fields).into())
 }
 
 #[cfg(test)]

@@ -105,7 +105,7 @@ pub struct Spread {
 
 impl Spread {
     /// Returns the distribution of at least one figure.
-    fn of(mut figures: Vec<f64>) -> Self {
+    pub(super) fn of(mut figures: Vec<f64>) -> Self {
         figures.sort_by(f64::total_cmp);
         let middle = figures.len() / 2;
         let median = match figures.len() {

@@ -2,6 +2,8 @@
 //! and the results must agree. The outcome is stored; a device that fails is quarantined for the package.
 
 pub(crate) mod compare;
+pub(crate) mod package_comparison;
+pub(crate) mod reference_text;
 
 use std::{cell::Cell, collections::BTreeSet};
 

@@ -1,13 +1,19 @@
-//! Divergence of a decoder whose KV cache has fewer bits from the same decoder with single precision, over one text.
+//! Divergence of a decoder from a reference over one text: of a KV cache with fewer bits from one in single precision, of
+//! a quantised model from its float model, and of a package from another.
 
 use narthex_engine::executor::{Executor, LogitRows, StepPlan};
 use narthex_spec::TokenId;
 
-use super::super::verify::{
+use narthex_text::tokenizer::Specials;
+
+use super::{
     SLOT,
     compare::{best, log_sum_exp},
 };
-use crate::{cancel::Cancel, error::Error, report::kv_cache::TextComparison};
+use crate::{cancel::Cancel, error::Error, library::package::Package, report::kv_cache::TextComparison};
+
+/// Prose, code, dialogue and several languages, written for this purpose.
+pub(crate) const TEXT: &str = include_str!("text.txt");
 
 /// Maximum length of the text in tokens.
 const MAX_TOKENS: usize = 2048;
@@ -22,7 +28,7 @@ const COMPARED: usize = 16;
 const TOP: usize = 256;
 
 /// Text with the distributions that a reference computed after some of its tokens.
-pub(super) struct ReferenceText {
+pub(crate) struct ReferenceText {
     tokens: Vec<TokenId>,
     positions: Vec<ReferencePosition>,
 }
@@ -37,7 +43,7 @@ struct ReferencePosition {
 
 impl ReferenceText {
     /// Runs the reference over the first tokens of a text.
-    pub(super) fn new(
+    pub(crate) fn new(
         reference: &mut dyn Executor,
         mut tokens: Vec<TokenId>,
         cancel: &Cancel,
@@ -48,8 +54,22 @@ impl ReferenceText {
         Ok(Self { tokens, positions })
     }
 
+    /// Returns the tokens of a text for a package, after the token that begins a sequence.
+    pub(crate) fn tokens(package: &Package, text: &str) -> Result<Vec<TokenId>, Error> {
+        let mut tokens: Vec<TokenId> = package.manifest.bos().into_iter().collect();
+        tokens.extend(package.read_tokenizer()?.encode(text, Specials::AsText)?);
+        Ok(tokens)
+    }
+
+    /// Returns the perplexity of the reference, or `None` if a logit was not finite or the text is too short.
+    pub(crate) fn perplexity(&self) -> Option<f64> {
+        let loss: f64 = self.positions.iter().map(|position| -position.next).sum();
+        let perplexity = (loss / self.positions.len() as f64).exp();
+        perplexity.is_finite().then_some(perplexity)
+    }
+
     /// Compares another executor with the reference.
-    pub(super) fn compare(&self, other: &mut dyn Executor, cancel: &Cancel) -> Result<TextComparison, Error> {
+    pub(crate) fn compare(&self, other: &mut dyn Executor, cancel: &Cancel) -> Result<TextComparison, Error> {
         let mut expected = self.positions.iter();
         let mut divergences = Vec::with_capacity(self.positions.len());
         let mut loss_change = 0.0;

@@ -1,0 +1,144 @@
+//! Certificate of a quantised package: its loss against the model in `f32`, and the bounds of that loss.
+
+use narthex_device::inventory;
+use narthex_files::environment;
+use narthex_spec::{
+    Calibration, Date, Recipe, Scheme, Sha256,
+    manifest::{Certificate, CertificateFigures, Manifest},
+};
+
+use super::request::Certification;
+use crate::{
+    error::Error,
+    library::{Library, package::Package},
+    load::verify::{
+        package_comparison::{self, ComparisonContext},
+        reference_text::TEXT,
+    },
+};
+
+/// Largest float model in bytes whose package is built for a certificate that nobody asked for.
+const AFFORDABLE: u64 = 4_000_000_000;
+
+/// Largest divergence of a decoder's distributions in nats, and smallest cosine of an encoder's outputs. A wrong layout
+/// or scale exceeds them many times over.
+struct Bounds {
+    divergence: f64,
+    cosine: f64,
+}
+
+impl Bounds {
+    /// Returns the bounds of a scheme. `w8` measures 0.0008 to 0.003 nats; `w4` of small models from checkpoints in half
+    /// precision measures 0.05 to 0.26 (`bench/runs/quality-2026-11-28.md`).
+    fn of(scheme: Scheme) -> Self {
+        match scheme {
+            Scheme::F32 | Scheme::F16 => Self { divergence: 0.005, cosine: 0.999 },
+            Scheme::W8 => Self { divergence: 0.05, cosine: 0.98 },
+            Scheme::W4 => Self { divergence: 0.5, cosine: 0.9 },
+        }
+    }
+}
+
+/// Returns the reason against a certificate that nobody asked for, or `None` if measuring it is cheap: the float model
+/// must fit in free memory and on the disk.
+pub(super) fn unaffordable(library: &Library, manifest: &Manifest) -> Option<String> {
+    let bytes = float_bytes(manifest);
+    if bytes > AFFORDABLE {
+        return Some(format!("the model takes {} MB in f32", bytes / 1_000_000));
+    }
+    if let Some(available) = inventory::available_memory().filter(|&available| available < bytes) {
+        let expected = bytes / 1_000_000;
+        return Some(format!("expected {expected} MB of free memory, found {} MB", available / 1_000_000));
+    }
+    environment::check_space(library.store.root(), bytes).err().map(|error| error.to_string())
+}
+
+/// Returns the approximate size in bytes of the package's model in `f32`.
+fn float_bytes(manifest: &Manifest) -> u64 {
+    let bytes: u64 = manifest.files.values().map(|file| file.bytes).sum();
+    bytes.saturating_mul(match manifest.recipe.scheme {
+        Scheme::F32 => 1,
+        Scheme::F16 => 2,
+        Scheme::W8 => 4,
+        Scheme::W4 => 7,
+    })
+}
+
+/// Measures the loss of a package against the model in `f32`.
+///
+/// # Errors
+/// [`Error::Invalid`] for a loss above the scheme's bound, unless it is accepted, and errors that prevented the
+/// measurement.
+pub(super) fn measure(
+    context: ComparisonContext<'_>,
+    float: Package,
+    quantised: Package,
+    certification: Certification,
+) -> Result<Certificate, Error> {
+    let name = quantised.manifest.name.clone();
+    let Recipe { scheme, calibration, .. } = quantised.manifest.recipe;
+    let figures = package_comparison::compare(context, float, quantised, TEXT)?;
+    let loss = excess(scheme, &figures);
+    if let Some(loss) = &loss
+        && certification != Certification::AcceptLoss
+    {
+        let wider = if scheme == Scheme::W4 { Scheme::W8 } else { Scheme::F16 };
+        let message = format!(
+            "the answers of {name} in {scheme} differ too much from those in f32: {loss}; compile it in {wider}, or \
+             accept the loss with --accept-loss"
+        );
+        return Err(Error::Invalid { param: "scheme", message });
+    }
+
+    Ok(Certificate {
+        figures,
+        text: Sha256::of(TEXT.as_bytes()),
+        calibration: (calibration == Calibration::Standard).then(narthex_compile::calibration::text_digest),
+        date: Date::today().to_string(),
+        accepted_loss: loss.is_some(),
+    })
+}
+
+/// Returns the figure that is beyond the bounds of a scheme.
+fn excess(scheme: Scheme, figures: &CertificateFigures) -> Option<String> {
+    let bounds = Bounds::of(scheme);
+    match *figures {
+        CertificateFigures::Decoder { divergence, .. } if divergence > bounds.divergence => {
+            Some(format!("a divergence of {divergence:.4} nats on average, above {}", bounds.divergence))
+        }
+        CertificateFigures::Encoder { lowest_cosine, .. } if lowest_cosine < bounds.cosine => {
+            Some(format!("a cosine of {lowest_cosine:.4}, below {}", bounds.cosine))
+        }
+        CertificateFigures::Decoder { .. } | CertificateFigures::Encoder { .. } => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn losses_beyond_the_bounds_are_named() {
+        let decoder = |divergence| CertificateFigures::Decoder {
+            positions: 600,
+            perplexity: 11.0,
+            reference_perplexity: 10.0,
+            divergence,
+            agreement: 0.9,
+        };
+        let check = |scheme, figures: CertificateFigures, expected: Option<&str>| {
+            let loss = excess(scheme, &figures);
+            assert_eq!(loss.is_some(), expected.is_some(), "{scheme}: {loss:?}");
+            assert!(loss.unwrap_or_default().contains(expected.unwrap_or_default()));
+        };
+        check(Scheme::W8, decoder(0.002), None);
+        check(Scheme::W8, decoder(0.2), Some("0.2000 nats on average, above 0.05"));
+        check(Scheme::W4, decoder(0.2), None);
+        check(Scheme::W4, decoder(0.7), Some("above 0.5"));
+        let encoder =
+            |lowest_cosine| CertificateFigures::Encoder { texts: 9, mean_cosine: 0.99, lowest_cosine };
+        check(Scheme::W8, encoder(0.99), None);
+        check(Scheme::W8, encoder(0.97), Some("a cosine of 0.9700, below 0.98"));
+        assert!((decoder(0.1).perplexity_change().unwrap() - 0.1).abs() < 1e-12);
+    }
+}
