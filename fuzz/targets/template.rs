@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use libfuzzer_sys::fuzz_target;
-use narthex_spec::Date;
-use narthex_text::template::{ChatTemplate, GenerationPrompt, Message, RenderOptions, Role};
+use narthex_spec::{Date, MediaKind};
+use narthex_text::template::{ChatTemplate, Content, GenerationPrompt, Media, Message, Part, RenderOptions, Role};
 
 /// Returns a conversation with every role.
 fn conversation() -> Vec<Message> {
@@ -17,7 +17,11 @@ fn conversation() -> Vec<Message> {
         (Role::Tool, "{\"a\": [1, 2.5, null]}"),
         (Role::User, ""),
     ];
-    turns.map(|(role, content)| Message::new(role, content.to_owned())).into()
+    let mut messages: Vec<Message> = turns.map(|(role, content)| Message::new(role, content)).into();
+    let picture = Media::new(MediaKind::Image, None, vec![0]);
+    let parts = [Part::text("What is "), Part::Media(picture), Part::text("?")];
+    messages.push(Message::new(Role::User, parts.into_iter().collect::<Content>()));
+    messages
 }
 
 fuzz_target!(init: narthex_fuzz::prepare(), |data: &[u8]| {

@@ -9,7 +9,7 @@ mod suggestions;
 use std::{collections::BTreeMap, fmt};
 
 use narthex_spec::{
-    ContextFactor, DType, Ep, ModelKind, ModelName, Scheme, Sha256,
+    ContextFactor, DType, Ep, MediaKind, ModelKind, ModelName, Scheme, Sha256,
     arch::{Family, Pooling},
     manifest::PublishedSampling,
 };
@@ -76,6 +76,9 @@ pub struct Entry {
     /// Names and languages of a voice's speakers; the first is the default.
     #[serde(default)]
     pub speakers: Vec<CatalogueSpeaker>,
+    /// Media in conversations that the model reads beside text, as this version compiles it.
+    #[serde(default)]
+    pub reads: Vec<MediaKind>,
     /// Pooling of an embedding model.
     pub pooling: Option<Pooling>,
     /// Prefixes of inputs by purpose, if the checkpoint does not state them.

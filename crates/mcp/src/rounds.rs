@@ -253,7 +253,7 @@ mod tests {
         assert_eq!(roles, [User, Assistant, Tool, Tool, Tool, Tool, Tool, Assistant, Tool, Assistant]);
         assert_eq!(messages[1].tool_calls[0].function.arguments, json!({"a": [1]}));
         assert_eq!(
-            (messages[3].content.as_str(), messages[3].tool_call_id.as_deref()),
+            (&*messages[3].content.text(), messages[3].tool_call_id.as_deref()),
             (REFUSED, Some("c1"))
         );
         assert_eq!(messages[9].content, "Done.");

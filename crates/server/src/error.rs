@@ -253,6 +253,7 @@ impl From<Error> for ApiError {
             }
             Error::ContextLength { .. } | Error::InputTooLong { .. } => Some("context_length_exceeded"),
             Error::ModelNotAllowed { .. } => Some("model_not_allowed"),
+            Error::MediaNotRead { .. } => Some("unsupported_parameter"),
             _ => None,
         };
 

@@ -6,6 +6,7 @@
 pub mod compile_thread;
 pub mod detokenize;
 pub mod grammar;
+pub mod media;
 pub mod prompt;
 pub mod stop;
 pub mod template;

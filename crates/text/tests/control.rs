@@ -13,7 +13,7 @@ use narthex_catalog::index::Catalog;
 use narthex_spec::{Date, ModelKind, ToolFormat};
 use narthex_text::{
     prompt,
-    template::{ChatTemplate, FunctionCall, Message, RenderOptions, Role, ToolCall},
+    template::{ChatTemplate, Content, FunctionCall, Message, RenderOptions, Role, ToolCall},
     tokenizer::{GgufVocab, Specials, Tokenizer},
     tools,
 };
@@ -21,7 +21,18 @@ use regex::Regex;
 use serde_json::{Value, json};
 
 /// Control tokens of templates that do not look like markers.
-const WORDS: &[&str] = &["<unk>", "<s>", "</s>", "<start_of_turn>", "<end_of_turn>", "[gMASK]", "sop"];
+const WORDS: &[&str] = &[
+    "<unk>",
+    "<s>",
+    "</s>",
+    "<start_of_turn>",
+    "<end_of_turn>",
+    "<start_of_image>",
+    "<image>",
+    "<end_of_utterance>",
+    "[gMASK]",
+    "sop",
+];
 
 /// Control tokens of the templates in `fixtures/templates`, and the markers of tool calls.
 static CONTROLS: LazyLock<Vec<&'static str>> = LazyLock::new(|| {
@@ -180,7 +191,7 @@ fn conversation(text: &str, roles: &[Role]) -> (Vec<Message>, RenderOptions) {
                 message.tool_call_id = Some("abcdefghi".to_owned());
             } else if message.role == Role::Assistant {
                 let function = FunctionCall { name: text.to_owned(), arguments: named.clone() };
-                message.content = String::new();
+                message.content = Content::default();
                 message.tool_calls = vec![ToolCall { id: Some("abcdefghi".to_owned()), function }];
             }
         }

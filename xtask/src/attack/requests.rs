@@ -62,11 +62,45 @@ fn form(file: &str) -> Vec<u8> {
     [part("model", "local/tiny"), part("file", file), "--b--\r\n".to_owned()].concat().into_bytes()
 }
 
+/// Returns costly bodies with pictures, each with its path: a huge one, and many.
+fn with_pictures() -> Vec<(&'static str, Vec<u8>)> {
+    vec![
+        (
+            "/v1/chat/completions",
+            filled(
+                BODY,
+                r#"{"model":"local/tiny","messages":[{"role":"user","content":[{"type":"image_url","image_url":"data:image/png;base64,"#,
+                "AAAA",
+                r#""}]}]}"#,
+            ),
+        ),
+        (
+            "/v1/chat/completions",
+            filled(
+                1_500_000,
+                r#"{"model":"local/tiny","messages":[{"role":"user","content":[{"type":"text","text":"a"}"#,
+                r#",{"type":"image_url","image_url":"data:image/png;base64,AAAA"}"#,
+                "]}]}",
+            ),
+        ),
+        (
+            "/api/chat",
+            filled(
+                BODY,
+                r#"{"model":"local/tiny","messages":[{"role":"user","images":["AAAA""#,
+                r#","AAAA""#,
+                "]}]}",
+            ),
+        ),
+    ]
+}
+
 /// Returns costly bodies, each with its path.
 fn costly() -> Vec<(&'static str, Vec<u8>)> {
     let fill = |head: &str, piece: &str, tail: &str| filled(BODY, head, piece, tail);
     let nested = format!("{}1{},", r#"{"a":"#.repeat(100), "}".repeat(100));
-    vec![
+    let mut bodies = with_pictures();
+    bodies.extend([
         ("/v1/completions", fill(r#"{"model":"local/tiny","prompt":[[0]"#, ",[0]", "]}")),
         ("/v1/completions", fill(r#"{"model":"local/tiny","prompt":[0"#, ",0", "]}")),
         ("/v1/embeddings", fill(r#"{"model":"local/tiny","input":["a""#, r#","a""#, "]}")),
@@ -129,7 +163,8 @@ fn costly() -> Vec<(&'static str, Vec<u8>)> {
                 "1]}}}]}",
             ),
         ),
-    ]
+    ]);
+    bodies
 }
 
 /// Sends a request and returns the time to the end of its answer.

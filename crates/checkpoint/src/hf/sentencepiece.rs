@@ -208,7 +208,7 @@ mod tests {
         let t = tokenizer(&checkpoint);
         let template = checkpoint.chat_template.as_deref().unwrap();
         let template = ChatTemplate::new(template, special.texts.clone()).unwrap();
-        let messages = [Message::new(Role::System, "hi".into()), Message::new(Role::User, "sop".into())];
+        let messages = [Message::new(Role::System, "hi"), Message::new(Role::User, "sop")];
         let options = RenderOptions::answer(Date { year: 2026, month: 11, day: 21 });
         let tokens = prompt::tokens(&t, &template, &messages, &options, special.bos).unwrap();
         // ChatGLM3's own code builds: [gMASK] sop, then for each message its role, "▁\n", and the content, tokenized

@@ -42,7 +42,7 @@ pub(super) fn load(path: &Path) -> anyhow::Result<Vec<Message>> {
 /// Returns the instructions at the beginning of a conversation.
 pub(super) fn instructions(messages: &[Message]) -> Option<String> {
     let first = messages.first().filter(|message| message.role == Role::System);
-    first.map(|message| message.content.clone())
+    first.map(|message| message.content.text().into_owned())
 }
 
 #[cfg(test)]

@@ -215,7 +215,7 @@ impl Conversation<'_> {
             output::note("There is no question yet.");
             return Ok(());
         };
-        let question = self.messages[last].content.clone();
+        let question = self.messages[last].content.text().into_owned();
         let later = self.messages.split_off(last);
         // The earlier answer stays if there is no new one.
         self.ask(question).inspect_err(|_| self.messages.extend(later))

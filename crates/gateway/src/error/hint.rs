@@ -2,7 +2,7 @@
 
 use narthex_catalog::source::hub;
 use narthex_files::environment;
-use narthex_spec::{ModelName, Scheme};
+use narthex_spec::{MediaKind, ModelName, Scheme};
 
 use crate::report::models::{DeviceRefusal, ModelKind};
 
@@ -23,6 +23,22 @@ pub(super) fn other_schemes(installed: &[Scheme]) -> String {
 /// Returns the hint to the models of a kind.
 pub(super) fn models_of_kind(kind: ModelKind) -> String {
     format!("`narthex list --available --kind {}` lists suitable models", kind.as_str())
+}
+
+/// Maximum number of models in a hint.
+const MAX_LISTED: usize = 8;
+
+/// Returns the hint to models that read a medium.
+pub(super) fn readers(kind: MediaKind, readers: &[ModelName]) -> String {
+    let names: Vec<&str> = readers.iter().take(MAX_LISTED).map(ModelName::as_str).collect();
+    let models = match names.as_slice() {
+        [] => format!("no model of the catalogue reads {} in conversations", kind.plural()),
+        names => format!("these models of the catalogue do: {}", names.join(", ")),
+    };
+    match kind {
+        MediaKind::Image => models,
+        MediaKind::Audio => format!("{models}; POST /v1/audio/transcriptions turns speech into text"),
+    }
 }
 
 /// Returns the commands that list the installed models and install a package.
@@ -96,6 +112,19 @@ pub(super) fn reasons(passed_over: &[DeviceRefusal]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn models_that_read_a_medium_are_named() {
+        let models: Vec<ModelName> = (0..9).map(|index| format!("m{index}").parse().unwrap()).collect();
+        assert_eq!(
+            readers(MediaKind::Image, &models),
+            "these models of the catalogue do: m0, m1, m2, m3, m4, m5, m6, m7"
+        );
+        assert_eq!(
+            readers(MediaKind::Audio, &[]),
+            "no model of the catalogue reads audio in conversations; POST /v1/audio/transcriptions turns speech into text"
+        );
+    }
 
     #[test]
     fn an_address_of_the_hub_is_answered_with_a_reference() {

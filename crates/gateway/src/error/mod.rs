@@ -11,7 +11,7 @@ use std::{
 
 use narthex_catalog::error::near_names;
 use narthex_device::DeviceError;
-use narthex_spec::{DeviceName, Ep, ModelName, NpuPolicy, Scheme};
+use narthex_spec::{DeviceName, Ep, MediaKind, ModelName, NpuPolicy, Scheme};
 use narthex_text::{template::TemplateError, tokenizer::TokenizerError};
 
 use crate::report::{
@@ -132,6 +132,16 @@ pub enum Error {
         is: ModelKind,
         /// The required kind.
         wanted: ModelKind,
+    },
+    /// The model does not read a medium of the conversation.
+    #[error("{name} does not read {}, but the conversation has some", kind.plural())]
+    MediaNotRead {
+        /// Model.
+        name: ModelName,
+        /// Kind of the medium.
+        kind: MediaKind,
+        /// Models of the catalogue that read the medium.
+        readers: Vec<ModelName>,
     },
     /// The queue is full.
     #[error("{queued} requests are already waiting; try again in a moment")]
@@ -303,6 +313,7 @@ impl Error {
             | Self::ContextLength { .. }
             | Self::InputTooLong { .. }
             | Self::WrongKind { .. }
+            | Self::MediaNotRead { .. }
             | Self::NameTaken { .. }
             | Self::Audio(_)
             | Self::Prompt(_) => ErrorKind::BadRequest,
@@ -335,7 +346,7 @@ impl Error {
     pub fn param(&self) -> Option<&'static str> {
         match self {
             Self::Invalid { param, .. } | Self::ContextLength { param, .. } => Some(param),
-            Self::Prompt(_) => Some("messages"),
+            Self::Prompt(_) | Self::MediaNotRead { .. } => Some("messages"),
             Self::Audio(_) => Some("file"),
             Self::InputTooLong { .. } => Some("input"),
             Self::UnknownModel { .. }
@@ -378,6 +389,7 @@ impl Error {
                 Some(hint::install(name, *scheme, *in_catalogue))
             }
             Self::WrongKind { wanted, .. } => Some(hint::models_of_kind(*wanted)),
+            Self::MediaNotRead { kind, readers, .. } => Some(hint::readers(*kind, readers)),
             Self::NameTaken { name, .. } => Some(format!(
                 "choose another name with --name, or remove that model with `narthex rm {name}`"
             )),

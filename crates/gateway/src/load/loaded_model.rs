@@ -24,6 +24,7 @@ use crate::{
     library::package::{self, Package},
     load::{
         draft_model::{self, OpenDraftModel},
+        media_towers::MediaTowers,
         open_model::OpenModel,
         prefix_cache,
         request::LoadRequest,
@@ -53,6 +54,8 @@ pub(crate) struct LoadedModel {
     tokenizer: Option<Tokenizer>,
     pub(crate) template: Option<ChatTemplate>,
     pub(crate) template_abilities: Abilities,
+    /// Readers of pictures and sounds.
+    towers: Option<Box<dyn MediaTowers>>,
     /// Format of tool calls.
     pub(crate) tool_format: ToolFormat,
     /// Maximum number of sequences that run or wait.
@@ -114,6 +117,7 @@ impl LoadedModel {
         Ok(Self {
             package: request.package.clone(),
             tokenizer: Some(tokenizer),
+            towers: None,
             template_abilities: if tools.is_foreign { Abilities::default() } else { abilities },
             tool_format: tools.format,
             template,
@@ -137,6 +141,7 @@ impl LoadedModel {
         Self {
             package: request.package.clone(),
             tokenizer: None,
+            towers: None,
             template_abilities: Abilities::default(),
             tool_format: ToolFormat::Hermes,
             template: None,
@@ -204,6 +209,11 @@ impl LoadedModel {
     /// Returns the tokenizer, or an error for a voice.
     pub(crate) fn tokenizer(&self) -> Result<&Tokenizer, Error> {
         self.tokenizer.as_ref().ok_or_else(|| self.wrong_kind(ModelKind::Chat))
+    }
+
+    /// Returns the readers of pictures and sounds, if the model has any.
+    pub(crate) fn towers(&self) -> Option<&dyn MediaTowers> {
+        self.towers.as_deref()
     }
 
     fn wrong_kind(&self, wanted: ModelKind) -> Error {

@@ -12,6 +12,7 @@ pub(crate) mod eligibility;
 pub(crate) mod fallback;
 pub(crate) mod kv_precision;
 pub(crate) mod loaded_model;
+pub(crate) mod media_towers;
 pub(crate) mod open_model;
 pub(crate) mod packed_weights;
 pub(crate) mod placement;

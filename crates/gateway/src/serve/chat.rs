@@ -1,10 +1,12 @@
 //! Chat answers and text completions: from a request to the tokens of its prompt.
 
+use narthex_engine::position::Position;
 use narthex_spec::{Date, TokenId};
 use narthex_text::{
     detokenize::Detokenizer,
+    media::{PlacementError, Placements},
     prompt::PromptError,
-    template::{Abilities, ChatTemplate, GenerationPrompt, RenderOptions, RenderedPrompt, Role},
+    template::{Abilities, ChatTemplate, GenerationPrompt, Media, RenderOptions, RenderedPrompt, Role},
     tokenizer::{BoundedTokens, Bounds, Specials, Tokenizer},
     tools::ReasoningParser,
 };
@@ -15,8 +17,9 @@ use crate::{
     load::{loaded_model::LoadedModel, residency::ReadyModel},
     serve::{
         answer_rules::AnswerRules,
-        generation::{self, Generation, PromptTokens},
+        generation::{self, Generation, PromptPositions},
         history,
+        media::{self, PromptMedia},
         options::{self, Length},
         permits::{self, RENDERINGS},
         request::{
@@ -59,10 +62,11 @@ impl ReadyModel {
 
         let mut rules = AnswerRules::new(model, &request.tools, &request.options, &cancel)?;
         let ChatRequest { mut messages, tools, reasoning, overflow, options } = request;
+        media::check(model, &mut messages)?;
         self.answers.add_system(&mut messages);
         let render = render_options(&reasoning);
         let limit = model.engine()?.limits().longest();
-        let (ChatPrompt { tokens, text }, omitted_messages) = match overflow {
+        let (prompt, omitted_messages) = match overflow {
             HistoryOverflow::Refuse => (prompt(model, messages, &tools, render, limit, &cancel)?, 0),
             HistoryOverflow::OmitOldest => {
                 let attempt = |messages: Vec<&Message>, limit| {
@@ -70,7 +74,7 @@ impl ReadyModel {
                     check_fewest(model, messages.iter().copied(), limit)?;
                     let messages = messages.into_iter().cloned().collect();
                     let prompt = prompt(model, messages, &tools, render.clone(), limit, &cancel)?;
-                    check_length(model, &prompt, limit).map(|()| prompt)
+                    check_length(model, &prompt.prompt, limit).map(|()| prompt)
                 };
                 let room = options.max_tokens.unwrap_or(limit).min(limit / 4);
                 match history::newest(&messages, |messages| attempt(messages, limit - room)) {
@@ -83,9 +87,11 @@ impl ReadyModel {
             }
         };
 
+        let ConversationPrompt { prompt: ChatPrompt { tokens, text }, media } = prompt;
         rules.reasoning = model.reasoning_format().map(|format| ReasoningParser::new(format, &text));
         rules.reasoning_limit = reasoning.limit();
-        let prompt = PromptTokens { tokens, param: "messages", echo: None };
+        let (positions, media) = media.positions(model, &tokens, &cancel)?;
+        let prompt = PromptPositions { positions, media, param: "messages", echo: None };
         let mut generation = generation::start(self, prompt, &options, rules, sink)?;
         generation.omitted_messages = omitted_messages;
         Ok(generation)
@@ -112,9 +118,10 @@ impl ReadyModel {
     ) -> Result<ChatPrompt, Error> {
         cancel.check()?;
         let ChatRequest { mut messages, tools, reasoning, .. } = request;
+        media::check(&self.loaded, &mut messages)?;
         self.answers.add_system(&mut messages);
         let options = render_options(&reasoning);
-        prompt(&self.loaded, messages, &tools, options, limit, cancel)
+        prompt(&self.loaded, messages, &tools, options, limit, cancel).map(|prompt| prompt.prompt)
     }
 
     /// Returns the tokens of a text of at most 256 KiB. Ends with [`Error::Cancelled`] if `cancel` is set before it begins.
@@ -201,7 +208,8 @@ impl ReadyModel {
             }
         };
 
-        let prompt = PromptTokens { tokens, param: "prompt", echo };
+        let positions = Position::of_tokens(&tokens);
+        let prompt = PromptPositions { positions, media: Vec::new(), param: "prompt", echo };
         let rules = AnswerRules::new(model, &ToolSettings::default(), &request.options, &cancel)?;
         generation::start(self, prompt, &request.options, rules, sink)
     }
@@ -223,7 +231,8 @@ fn check_fewest<'a>(
     limit: usize,
 ) -> Result<(), Error> {
     let tokenizer = model.tokenizer()?;
-    let fewest: usize = messages.into_iter().map(|message| tokenizer.min_tokens(&message.content)).sum();
+    let texts = messages.into_iter().map(|message| message.content.text());
+    let fewest: usize = texts.map(|text| tokenizer.min_tokens(&text)).sum();
     if fewest / MAX_CONTEXT_MULTIPLE < limit {
         return Ok(());
     }
@@ -239,6 +248,12 @@ fn check_length(model: &LoadedModel, prompt: &ChatPrompt, limit: usize) -> Resul
     Err(generation::prompt_too_long("messages", TokenCount::Exact(tokens), model.engine()?.limits()))
 }
 
+/// A prompt and the media in it.
+struct ConversationPrompt {
+    prompt: ChatPrompt,
+    media: PromptMedia,
+}
+
 /// Returns the prompt of a conversation. Fails if it is certain that it has `limit` or more tokens before it is tokenized
 /// completely.
 fn prompt(
@@ -248,7 +263,7 @@ fn prompt(
     mut options: RenderOptions,
     limit: usize,
     cancel: &Cancel,
-) -> Result<ChatPrompt, Error> {
+) -> Result<ConversationPrompt, Error> {
     let tokenizer = model.tokenizer()?;
     let Some(template) = &model.template else {
         return Err(Error::invalid(
@@ -262,8 +277,20 @@ fn prompt(
     let continued = take_continued(&mut messages, &mut options)?;
     let permit = RENDERINGS.take(1, cancel)?;
     let separator = continued.as_ref().and_then(|_| template.answer_separator(&options));
-    let mut rendered = render(model, template, messages, settings, options)?;
+    let media: Vec<Media> = messages.iter().flat_map(|message| message.content.media().cloned()).collect();
+    let rendered = render(model, template, messages, settings, options)?;
     drop(permit);
+
+    let towers = model.towers();
+    let spans = media.iter().filter_map(|media| towers.map(|towers| towers.spans(media)));
+    let spans = spans.collect::<Result<Vec<_>, Error>>()?;
+    let placeholders = towers.map_or(&[][..], |towers| towers.placeholders());
+    let placements = Placements::new(tokenizer, placeholders, &spans).map_err(unplaced)?;
+    if placements.rows() >= limit {
+        let rows = TokenCount::AtLeast(placements.rows());
+        return Err(generation::prompt_too_long("messages", rows, model.engine()?.limits()));
+    }
+    let mut rendered = placements.expand(rendered).map_err(unplaced)?;
 
     if let Some(text) = continued {
         // The continued text is an answer, so a block of reasoning before it must be closed.
@@ -280,7 +307,14 @@ fn prompt(
     let shielded = tokenizer.shield_outside(rendered.text(), rendered.written());
     let tokens = tokenize(model, "messages", &shielded, limit, cancel)?;
     let tokens = narthex_text::prompt::with_bos(tokens, model.package.manifest.bos());
-    Ok(ChatPrompt { text: rendered.into_text(), tokens })
+    let (tokens, runs) = placements.place(tokens).map_err(unplaced)?;
+    let prompt = ChatPrompt { text: rendered.into_text(), tokens };
+    Ok(ConversationPrompt { prompt, media: PromptMedia { media, runs } })
+}
+
+/// Returns the error of a conversation whose media have no place in the prompt.
+fn unplaced(error: PlacementError) -> Error {
+    Error::invalid("messages", error)
 }
 
 /// Removes the last message if the answer continues it, and returns its text.
@@ -290,9 +324,13 @@ fn take_continued(messages: &mut Vec<Message>, options: &mut RenderOptions) -> R
         return Ok(None);
     }
     match messages.as_slice() {
-        [.., _, last] if last.role == Role::Assistant && last.tool_calls.is_empty() => {
+        [.., _, last]
+            if last.role == Role::Assistant
+                && last.tool_calls.is_empty()
+                && last.content.media().next().is_none() =>
+        {
             options.generation_prompt = GenerationPrompt::Add;
-            Ok(messages.pop().map(|last| last.content))
+            Ok(messages.pop().map(|last| last.content.text().into_owned()))
         }
         _ => {
             let message = "expected a text of the assistant as the last message, after another message";

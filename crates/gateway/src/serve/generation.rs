@@ -10,11 +10,11 @@ use std::{
 
 use narthex_engine::{
     executor::Limits,
-    position::Position,
+    position::{MediaRows, Position},
     request::{Finish, LogProbs, Request, Sampling, TokenEvent, TokenSink, Usage},
     worker::{SequenceHandle, SubmitError},
 };
-use narthex_spec::{ModelName, TokenId};
+use narthex_spec::ModelName;
 use narthex_text::stop::StopStrings;
 use parking_lot::Mutex;
 
@@ -59,8 +59,10 @@ impl Generation {
     }
 }
 
-pub(super) struct PromptTokens {
-    pub(super) tokens: Vec<TokenId>,
+pub(super) struct PromptPositions {
+    pub(super) positions: Vec<Position>,
+    /// Media whose rows are among the positions.
+    pub(super) media: Vec<MediaRows>,
     /// Name of the field with the prompt in the API.
     pub(super) param: &'static str,
     /// Text to send before the completion.
@@ -70,18 +72,18 @@ pub(super) struct PromptTokens {
 /// Submits every choice of a request to the engine, which checks the prompt.
 pub(super) fn start(
     ready: &ReadyModel,
-    prompt: PromptTokens,
+    prompt: PromptPositions,
     options: &GenerateOptions,
     rules: AnswerRules,
     sink: Box<dyn GenerationSink>,
 ) -> Result<Generation, Error> {
-    let PromptTokens { tokens, param, echo } = prompt;
+    let PromptPositions { positions, media, param, echo } = prompt;
     let model = &*ready.loaded;
     let engine = model.engine()?;
     let limits = engine.limits();
     // More choices than the queue's capacity would always be refused.
     options::at_most("n", options.n, model.capacity)?;
-    let room = limits.longest().saturating_sub(tokens.len());
+    let room = limits.longest().saturating_sub(positions.len());
     let max_tokens = options.max_tokens.unwrap_or(room).min(room);
     let published = ready.answers.sampling_with(&model.package.manifest.sampling);
     let mut sampling = options::sampling(options, &published, limits)?;
@@ -100,7 +102,7 @@ pub(super) fn start(
     };
 
     let stop_strings = StopStrings::new(options.stop.clone());
-    let prompt_tokens = tokens.len();
+    let prompt_tokens = positions.len();
     let state = Arc::new(Mutex::new(GenerationState::new(sink, options.n, ready.clone())));
     state.lock().send(GenerationEvent::Started { prompt_tokens });
 
@@ -111,8 +113,8 @@ pub(super) fn start(
         }
         let text = ChoiceText::new(tokenizer, stop_strings.clone(), options, &rules);
         let request = Request {
-            prompt: Position::of_tokens(&tokens),
-            media: Vec::new(),
+            prompt: positions.clone(),
+            media: media.clone(),
             max_tokens,
             stop: stop.to_vec(),
             sampling: Sampling { seed: sampling.seed.wrapping_add(choice as u64), ..sampling.clone() },

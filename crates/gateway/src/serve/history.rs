@@ -68,7 +68,7 @@ mod tests {
                     of_model: limit,
                 });
             }
-            Ok(messages.into_iter().map(|message| message.content.clone()).collect())
+            Ok(messages.into_iter().map(|message| message.content.text().into_owned()).collect())
         })
     }
 

@@ -1,6 +1,6 @@
 //! Content blocks of messages, and their texts.
 
-use narthex_gateway::request::Role;
+use narthex_gateway::request::{Content, Media, Part, Role, omission_note};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
@@ -9,7 +9,8 @@ use crate::{
     error::ApiError,
     protocol::{
         body,
-        conversation::{join_parts, omission_note, stable_text},
+        conversation::stable_text,
+        media::{Base64File, FileUrl},
         text_or_list::{ListElement, TextOrList},
     },
 };
@@ -42,7 +43,10 @@ pub(super) enum Block {
         thinking: String,
     },
     RedactedThinking {},
-    Image {},
+    Image {
+        #[serde(default)]
+        source: ImageSource,
+    },
     Document {
         #[serde(default)]
         source: DocumentSource,
@@ -71,6 +75,40 @@ pub(super) enum Block {
     ToolSearchToolResult {},
     #[serde(other)]
     Unknown,
+}
+
+/// Source of a picture.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(super) enum ImageSource {
+    Base64 {
+        media_type: Option<String>,
+        #[schemars(with = "String")]
+        data: Base64File,
+    },
+    Url {
+        #[schemars(with = "String")]
+        url: FileUrl,
+    },
+    /// A stored file, which this server does not have.
+    #[default]
+    #[serde(other)]
+    File,
+}
+
+impl ImageSource {
+    /// Returns the picture. `path` is the path of the source for errors.
+    pub(super) fn into_media(self, path: &str) -> Result<Media, ApiError> {
+        match self {
+            Self::Base64 { media_type, data } => data.into_image(media_type, &format!("{path}.data")),
+            Self::Url { url } => url.into_image(&format!("{path}.url")),
+            Self::File => {
+                let message =
+                    format!("{path}: expected a source of type base64; stored files are not supported");
+                Err(ApiError::unsupported_as(path, message))
+            }
+        }
+    }
 }
 
 /// Settings of the citations of a document.
@@ -112,9 +150,19 @@ impl Block {
         matches!(self, Self::Document { citations: Some(Citations { enabled: Some(true) }), .. })
     }
 
-    /// Returns a block with the text of this one, or with a note if it has parts that the model cannot read.
-    fn into_text_or_note(self, what: &str) -> Self {
-        Self::Text { text: self.into_plain_text().unwrap_or_else(|| omission_note(what)) }
+    /// Returns the text of a block, or a note if it has parts that the model cannot read.
+    fn into_text_or_note(self, what: &str) -> Part {
+        Part::text(self.into_plain_text().unwrap_or_else(|| omission_note(what)))
+    }
+
+    /// Returns the block as a part of a message of this role; `None` for a text of which nothing is left. `path` is its
+    /// path for errors.
+    pub(super) fn into_part(self, role: Role, path: &str) -> Option<Result<Part, ApiError>> {
+        match self {
+            Self::Text { text } => stable_text(role, text).map(|text| Ok(Part::text(text))),
+            Self::Image { source } => Some(source.into_media(&format!("{path}.source")).map(Part::Media)),
+            other => Some(other.into_plain_text().map(Part::text).ok_or_else(|| not_text(path))),
+        }
     }
 
     /// Returns the text of a block; `None` if it has parts that the model cannot read.
@@ -142,23 +190,26 @@ fn titled(head: [Option<String>; 2], text: String) -> String {
 /// Returns the error of a block that the model cannot read.
 pub(super) fn not_text(path: &str) -> ApiError {
     let message = format!(
-        "{path}: expected text, documents with a text, or tools; this version of Narthex reads no other blocks"
+        "{path}: expected text, images, documents with a text, or tools; this version of Narthex reads no other blocks"
     );
     ApiError::unsupported_as(path, message)
 }
 
 impl Blocks {
-    /// Returns the text of a tool's result, with notes instead of images and documents. An agent that has read one sends
-    /// it with every later request.
-    pub(super) fn into_result_text(self, path: &str) -> Result<String, ApiError> {
-        let Self::List(blocks) = self else { return self.into_text(Role::Tool, path) };
-        let noted = blocks.into_iter().map(|block| match block {
-            Block::Image {} => Block::Text { text: omission_note("image") },
-            document @ Block::Document { .. } => document.into_text_or_note("document"),
-            result @ Block::SearchResult { .. } => result.into_text_or_note("search result"),
-            other => other,
+    /// Returns the content of a tool's result, with notes instead of documents and of images that cannot be read. An
+    /// agent that has received one sends it with every later request.
+    pub(super) fn into_result(self, path: &str) -> Result<Content, ApiError> {
+        let Self::List(blocks) = self else { return self.into_content(Role::Tool, path) };
+        let parts = blocks.into_iter().map(|block| match block {
+            Block::Image { source } => {
+                let image = source.into_media(path).map(Part::Media);
+                Ok(image.unwrap_or_else(|_| Part::text(omission_note("image"))))
+            }
+            document @ Block::Document { .. } => Ok(document.into_text_or_note("document")),
+            result @ Block::SearchResult { .. } => Ok(result.into_text_or_note("search result")),
+            other => other.into_plain_text().map(Part::text).ok_or_else(|| not_text(path)),
         });
-        Self::List(noted.collect()).into_text(Role::Tool, path)
+        parts.collect()
     }
 
     /// Returns the text of blocks; `None` if one of them has parts that the model cannot read.
@@ -166,22 +217,19 @@ impl Blocks {
         match self {
             Self::Text(text) => Some(text),
             Self::List(blocks) => {
-                let texts: Option<Vec<_>> = blocks.into_iter().map(Block::into_plain_text).collect();
-                Some(join_parts(texts?))
+                let parts = blocks.into_iter().map(|block| block.into_plain_text().map(Part::text));
+                Some(parts.collect::<Option<Content>>()?.text().into_owned())
             }
         }
     }
 
-    /// Returns the text of a message of this role, whose blocks are all text.
-    pub(super) fn into_text(self, role: Role, path: &str) -> Result<String, ApiError> {
+    /// Returns the content of a message of this role, whose blocks are texts and images.
+    pub(super) fn into_content(self, role: Role, path: &str) -> Result<Content, ApiError> {
         let blocks = match self {
-            Self::Text(text) => return Ok(text),
+            Self::Text(text) => return Ok(text.into()),
             Self::List(blocks) => blocks,
         };
-        let texts = blocks.into_iter().filter_map(|block| match block {
-            Block::Text { text } => stable_text(role, text).map(Ok),
-            other => Some(other.into_plain_text().ok_or_else(|| not_text(path))),
-        });
-        Ok(join_parts(texts.collect::<Result<Vec<_>, _>>()?))
+        let parts = blocks.into_iter().enumerate();
+        parts.filter_map(|(index, block)| block.into_part(role, &format!("{path}[{index}]"))).collect()
     }
 }

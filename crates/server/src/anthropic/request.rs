@@ -1,19 +1,18 @@
 //! The body of a request, and its translation to the gateway's.
 
 use narthex_gateway::request::{
-    CallLimit, ChatRequest, FunctionCall, GenerateOptions, Grammar, HistoryOverflow, Message,
+    CallLimit, ChatRequest, Content, FunctionCall, GenerateOptions, Grammar, HistoryOverflow, Message,
     ReasoningSettings, Role, Thinking, Tool, ToolCall, ToolChoice, ToolSettings,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::blocks::{Block, Blocks, not_text};
+use super::blocks::{Block, Blocks};
 use crate::{
     error::ApiError,
     protocol::{
         body,
-        conversation::{join_parts, stable_text},
         ignored::IgnoredParameters,
         reasoning::{Effort, ThinkingSettings},
         shared_fields::SharedFields,
@@ -118,27 +117,27 @@ impl WireTurn {
             TurnRole::System => Role::System,
         };
 
-        let mut texts = Vec::new();
+        let mut content = Content::default();
         let mut tool_calls = Vec::new();
         let mut reasoning = Vec::new();
         let mut has_results = false;
-        for block in blocks {
+        let mut has_parts = false;
+        for (number, block) in blocks.into_iter().enumerate() {
             if block.wants_citations() {
                 ignored.push("document.citations");
             }
             match block {
-                Block::Text { text } => texts.extend(stable_text(role, text)),
                 Block::ToolUse { id, name, input } => {
                     let function = FunctionCall { name, arguments: input };
                     tool_calls.push(ToolCall { id: Some(id), function });
                 }
                 Block::ToolResult { tool_use_id, content, is_error } => {
-                    let mut content =
-                        content.map_or(Ok(String::new()), |content| content.into_result_text(&path))?;
+                    let result = content.map(|content| content.into_result(&path)).transpose()?;
+                    let mut result = result.unwrap_or_default();
                     if is_error == Some(true) {
-                        content = error_text(content);
+                        result = error_content(result);
                     }
-                    let result = Message::new(Role::Tool, content);
+                    let result = Message::new(Role::Tool, result);
                     messages.push(Message { tool_call_id: Some(tool_use_id), ..result });
                     has_results = true;
                 }
@@ -152,22 +151,31 @@ impl WireTurn {
                 | Block::BashCodeExecutionToolResult {}
                 | Block::TextEditorCodeExecutionToolResult {} => ignored.push("code_execution_tool_result"),
                 Block::ToolSearchToolResult {} => ignored.push("tool_search_tool_result"),
-                other => texts.push(other.into_plain_text().ok_or_else(|| not_text(&path))?),
+                other => {
+                    let part = other.into_part(role, &format!("{path}[{number}]")).transpose()?;
+                    has_parts |= part.is_some();
+                    content.extend(part);
+                }
             }
         }
 
-        if !texts.is_empty() || !tool_calls.is_empty() || !has_results {
+        if has_parts || !tool_calls.is_empty() || !has_results {
             let reasoning_content = (!reasoning.is_empty()).then(|| reasoning.join("\n"));
-            messages.push(Message { tool_calls, reasoning_content, ..Message::new(role, join_parts(texts)) });
+            messages.push(Message { tool_calls, reasoning_content, ..Message::new(role, content) });
         }
         Ok(())
     }
 }
 
 /// Returns the result of a call that failed. Templates have no place for this fact other than the text.
-fn error_text(content: String) -> String {
-    let mentions_error = ["error", "Error", "ERROR"].iter().any(|word| content.contains(word));
-    if mentions_error { content } else { format!("Error: {content}") }
+fn error_content(content: Content) -> Content {
+    let text = content.text();
+    if ["error", "Error", "ERROR"].iter().any(|word| text.contains(word)) {
+        return content;
+    }
+    let mut error = Content::from("Error: ");
+    error.append("", content);
+    error
 }
 
 /// Types of tools that run on Anthropic's servers; versions have a date after them. They are ignored, as if the model
@@ -190,7 +198,7 @@ impl MessagesBody {
     ) -> Result<ChatRequest, ApiError> {
         let mut messages = Vec::new();
         if let Some(system) = self.system {
-            messages.push(Message::new(Role::System, system.into_text(Role::System, "system")?));
+            messages.push(Message::new(Role::System, system.into_content(Role::System, "system")?));
         }
         for (index, turn) in self.messages.into_iter().enumerate() {
             turn.add_to(&mut messages, index, ignored)?;
@@ -287,6 +295,7 @@ impl TurnChoice {
 
 #[cfg(test)]
 mod tests {
+    use narthex_gateway::request::Part;
     use serde_json::json;
 
     use super::*;
@@ -362,7 +371,7 @@ mod tests {
         assert_eq!(roles, [Role::System, Role::User, Role::Assistant, Role::Tool, Role::User]);
         assert_eq!(read.messages[2].tool_calls[0].function.arguments, json!({"city": "Rome"}));
         assert_eq!(
-            (read.messages[3].content.as_str(), read.messages[3].tool_call_id.as_deref()),
+            (&*read.messages[3].content.text(), read.messages[3].tool_call_id.as_deref()),
             ("12", Some("t1"))
         );
         assert_eq!((&read.tools.choice, read.tools.calls), (&ToolChoice::Required, CallLimit::One));
@@ -394,17 +403,43 @@ mod tests {
                 .into_request(SharedFields::default(), &mut IgnoredParameters::default())
         };
         let read = result(json!([text, image, document])).unwrap();
-        assert_eq!(
-            read.messages[0].content,
-            "A cat.\n[image omitted: this model reads text]\n[document omitted: this model reads text]"
-        );
+        assert_eq!(read.messages[0].content.text(), "A cat.\n[document omitted: this model reads text]");
+        assert!(matches!(read.messages[0].content.parts(), [_, Part::Media(_), _]));
+        let address = json!({"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}});
+        let read = result(json!([address, {"type": "image"}])).unwrap();
+        let note = "[image omitted: this model reads text]";
+        assert_eq!(read.messages[0].content, &*format!("{note}\n{note}"));
         assert!(result(json!([{"type": "video"}])).is_err());
         let found = json!({"type": "search_result", "title": "Cats", "source": "a.md", "content": [text]});
         let read = result(json!([found, {"type": "tool_reference", "tool_name": "f"}])).unwrap();
         assert_eq!(read.messages[0].content, "Cats\na.md\nA cat.\nf");
-        // The question itself cannot be answered without its image.
-        let question = body(json!({"messages": [{"role": "user", "content": [image]}]}));
-        assert!(question.into_request(SharedFields::default(), &mut IgnoredParameters::default()).is_err());
+    }
+
+    #[test]
+    fn images_keep_their_places_and_errors_name_theirs() {
+        let read = |source: Value| {
+            let text = json!({"type": "text", "text": "What is it?"});
+            let content = json!([text, {"type": "image", "source": source}, text]);
+            body(json!({"messages": [{"role": "user", "content": content}]}))
+                .into_request(SharedFields::default(), &mut IgnoredParameters::default())
+        };
+        let png = json!({"type": "base64", "media_type": "image/png", "data": "iVBORw=="});
+        let content = read(png).unwrap().messages.remove(0).content;
+        let [Part::Text { .. }, Part::Media(media), Part::Text { .. }] = content.parts() else {
+            panic!("{content:?}")
+        };
+        assert_eq!((media.media_type(), media.bytes().len()), (Some("image/png"), 4));
+        let url = json!({"type": "url", "url": "data:image/png;base64,iVBORw=="});
+        assert_eq!(read(url).unwrap().messages[0].content, content);
+
+        let check = |source: Value, param: &str| {
+            let error = read(source).unwrap_err().body();
+            assert_eq!(error["error"]["param"], format!("messages[0].content[1].source{param}"), "{error}");
+        };
+        check(json!({"type": "base64", "media_type": "image/png", "data": "?"}), ".data");
+        check(json!({"type": "base64", "media_type": "text/plain", "data": "AAAA"}), ".data");
+        check(json!({"type": "url", "url": "https://example.org/a.png"}), ".url");
+        check(json!({"type": "file", "file_id": "file_1"}), "");
     }
 
     #[test]
@@ -427,7 +462,7 @@ mod tests {
         }
         let refused =
             document(json!({"type": "base64", "media_type": "application/pdf", "data": "AA"}), None);
-        assert_eq!(refused.unwrap_err().body()["error"]["param"], "messages[0].content");
+        assert_eq!(refused.unwrap_err().body()["error"]["param"], "messages[0].content[0]");
         assert_eq!(ignored.names(), ["document.citations"]);
     }
 

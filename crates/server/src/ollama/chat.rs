@@ -2,7 +2,8 @@
 
 use axum::response::Response;
 use narthex_gateway::request::{
-    ChatRequest, FunctionCall, HistoryOverflow, Message, ReasoningSettings, Role, ToolCall,
+    ChatRequest, Content, FunctionCall, HistoryOverflow, Message, Part, ReasoningSettings, Role, ToolCall,
+    omission_note,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -23,6 +24,7 @@ use crate::{
         fields::BodyFields,
         hints,
         ignored::IgnoredParameters,
+        media::Base64File,
         shared_fields::SharedFields,
         tools::ToolOptions,
     },
@@ -47,7 +49,9 @@ struct OllamaMessage {
     /// Id of the call that this result answers.
     tool_call_id: Option<String>,
     tool_calls: Option<Vec<OllamaCall>>,
-    images: Option<Vec<String>>,
+    /// Pictures in base64, which stand before the text.
+    #[schemars(with = "Option<Vec<String>>")]
+    images: Option<Vec<Base64File>>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -96,13 +100,16 @@ impl FromBody for ParsedOllamaChat {
 
 impl OllamaMessage {
     fn into_message(self, index: usize) -> Result<Message, ApiError> {
-        let mut content = self.content.unwrap_or_default();
-        for _ in self.images.iter().flatten() {
-            if self.role != Role::Tool {
-                return Err(ApiError::unsupported(&format!("messages[{index}].images")));
-            }
-            content.push_str(&conversation::omission_note("image"));
+        let path = format!("messages[{index}].images");
+        let mut content = Content::default();
+        for (number, image) in self.images.into_iter().flatten().enumerate() {
+            content.push(match image.into_image(None, &format!("{path}[{number}]")) {
+                Ok(image) => Part::Media(image),
+                Err(_) if self.role == Role::Tool => Part::text(omission_note("image")),
+                Err(error) => return Err(error),
+            });
         }
+        content.extend(self.content.map(Part::text));
         let calls = self.tool_calls.unwrap_or_default().into_iter();
         let tool_calls = calls.map(|call| ToolCall { id: call.id, function: call.function }).collect();
         Ok(Message {
@@ -163,19 +170,28 @@ mod tests {
         }
     }
 
+    fn content(role: &str, text: Value, images: &[&str]) -> Result<Content, ApiError> {
+        let message = json!({"role": role, "content": text, "images": images});
+        let body = json!({"model": "m", "messages": [message]});
+        let read = read_checked::<ParsedOllamaChat>(body.to_string().as_bytes())?;
+        Ok(read.conversation.request.messages[0].content.clone())
+    }
+
     #[test]
-    fn images_in_the_results_of_tools_become_notes() {
-        let read = |role: &str, content: Value| {
-            let message = json!({"role": role, "content": content, "images": ["AA"]});
-            let body = json!({"model": "m", "messages": [message]});
-            read_checked::<ParsedOllamaChat>(body.to_string().as_bytes())
+    fn images_stand_before_the_text() {
+        let read = content("user", json!("What is it?"), &["iVBORw==", "R0lG"]).unwrap();
+        let [Part::Media(first), Part::Media(second), Part::Text { text, .. }] = read.parts() else {
+            panic!("{read:?}")
         };
-        let content = |content| {
-            let read = read("tool", content).ok().unwrap();
-            read.conversation.request.messages[0].content.clone()
-        };
-        assert_eq!(content(json!("A cat.")), "A cat.[image omitted: this model reads text]");
-        assert_eq!(content(Value::Null), "[image omitted: this model reads text]");
-        assert!(read("user", json!("What is it?")).is_err());
+        assert_eq!((first.bytes().len(), second.bytes(), text.as_str()), (4, &b"GIF"[..], "What is it?"));
+        let error = content("user", Value::Null, &["iVBORw==", "?"]).unwrap_err().body();
+        assert_eq!(error["error"]["param"], "messages[0].images[1]", "{error}");
+    }
+
+    #[test]
+    fn images_in_the_results_of_tools_may_be_broken() {
+        let read = content("tool", json!("A cat."), &["?"]).unwrap();
+        assert_eq!(read, "[image omitted: this model reads text]\nA cat.");
+        assert_eq!(content("tool", Value::Null, &["R0lG"]).unwrap().media().count(), 1);
     }
 }

@@ -2,8 +2,8 @@
 
 use axum::response::Response;
 use narthex_gateway::request::{
-    ChatRequest, CompletionRequest, Echo, HistoryOverflow, Message, Prompt, ReasoningSettings, Role,
-    ToolSettings,
+    ChatRequest, CompletionRequest, Content, Echo, HistoryOverflow, Message, Part, Prompt, ReasoningSettings,
+    Role, ToolSettings,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -24,6 +24,7 @@ use crate::{
         fields::BodyFields,
         hints,
         ignored::IgnoredParameters,
+        media::Base64File,
         shared_fields::SharedFields,
     },
 };
@@ -35,6 +36,9 @@ pub(crate) struct GenerateBody {
     prompt: Option<String>,
     system: Option<String>,
     raw: Option<bool>,
+    /// Pictures in base64, which stand before the prompt.
+    #[schemars(with = "Option<Vec<String>>")]
+    images: Option<Vec<Base64File>>,
 }
 
 /// A body that was read and checked.
@@ -76,15 +80,24 @@ impl FromBody for ParsedGenerate {
         }
 
         reasoning_parameters.extend(shared.reasoning.given());
-        let work = if prompt.is_empty() {
+        let images = body.images.unwrap_or_default();
+        let work = if prompt.is_empty() && images.is_empty() {
             GenerateWork::ChangeMemory
         } else if body.raw == Some(true) {
+            if !images.is_empty() {
+                let message = "images: a raw prompt has no place for images; remove raw or images";
+                return Err(ApiError::unsupported_as("images", message.to_owned()));
+            }
             let prompt = Prompt::Text(prompt);
             GenerateWork::Continue(Box::new(CompletionRequest { prompt, echo: Echo::Completion, options }))
         } else {
             let system = body.system.filter(|text| !text.is_empty());
             let system = system.map(|text| Message::new(Role::System, text));
-            let messages = system.into_iter().chain([Message::new(Role::User, prompt)]).collect();
+            let images = images.into_iter().enumerate();
+            let parts = images
+                .map(|(index, image)| image.into_image(None, &format!("images[{index}]")).map(Part::Media));
+            let content: Content = parts.chain([Ok(Part::text(prompt))]).collect::<Result<_, ApiError>>()?;
+            let messages = system.into_iter().chain([Message::new(Role::User, content)]).collect();
             let tools = ToolSettings::default();
             let reasoning = think.map_or_else(ReasoningSettings::default, Think::settings);
             let reasoning = shared.reasoning.settings_after(reasoning);
@@ -95,7 +108,7 @@ impl FromBody for ParsedGenerate {
     }
 }
 
-/// Handles a request. Without a prompt it loads or unloads the model.
+/// Handles a request. Without a prompt and images it loads or unloads the model.
 pub(crate) async fn create(app: App, body: Body<ParsedGenerate>) -> Result<Response, ApiError> {
     let Body { request, mut ignored, reservation } = body;
     let ParsedGenerate { model, is_streamed, work, retention, reasoning_parameters } = request;
@@ -124,4 +137,32 @@ pub(crate) async fn create(app: App, body: Body<ParsedGenerate>) -> Result<Respo
         unload(&app, &model).await?;
     }
     Ok(response)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::protocol::body::read_checked;
+
+    fn read(fields: Value) -> Result<ParsedGenerate, ApiError> {
+        let mut body = json!({"model": "m"});
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        read_checked(body.to_string().as_bytes())
+    }
+
+    #[test]
+    fn images_stand_before_the_prompt() {
+        for (prompt, parts) in [("What is it?", 2), ("", 1)] {
+            let parsed = read(json!({"prompt": prompt, "images": ["R0lG"]})).ok().unwrap();
+            let GenerateWork::Answer(request) = parsed.work else { panic!("{prompt:?} is answered") };
+            let content = &request.messages[0].content;
+            assert!(matches!(content.parts()[0], Part::Media(_)) && content.parts().len() == parts);
+        }
+        let param = |fields: Value| read(fields).err().unwrap().body()["error"]["param"].clone();
+        assert_eq!(param(json!({"prompt": "a", "images": ["R0lG", "?"]})), "images[1]");
+        assert_eq!(param(json!({"prompt": "a", "images": ["R0lG"], "raw": true})), "images");
+        assert!(matches!(read(json!({"images": []})).ok().unwrap().work, GenerateWork::ChangeMemory));
+    }
 }

@@ -1,6 +1,6 @@
 //! Messages of a conversation in OpenAI's JSON, including tool calls and their results.
 
-use narthex_gateway::request::{FunctionCall, Message, Role, ToolCall};
+use narthex_gateway::request::{Content, FunctionCall, Media, Message, Part, Role, ToolCall, omission_note};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
@@ -8,8 +8,10 @@ use serde_json::Value;
 use crate::{
     error::ApiError,
     protocol::{
-        conversation::{join_parts, omission_note, stable_text},
-        custom_tools, outline,
+        conversation::stable_text,
+        custom_tools,
+        media::{FileUrl, ImageUrl, InputAudio},
+        outline,
         text_or_list::{ListElement, TextOrList},
     },
 };
@@ -19,7 +21,7 @@ use crate::{
 pub(crate) struct WireMessage {
     role: WireRole,
     #[serde(default)]
-    content: Option<Content>,
+    content: Option<WireContent>,
     refusal: Option<String>,
     reasoning_content: Option<String>,
     /// The name of `reasoning_content` in other servers.
@@ -65,36 +67,50 @@ struct WireFunctionCall {
     arguments: Value,
 }
 
-pub(crate) type Content = TextOrList<Part>;
+pub(crate) type WireContent = TextOrList<WirePart>;
 
-/// Part of a text.
+/// Part of a message: a text, a picture or a sound.
 #[derive(Debug, Deserialize, JsonSchema)]
-pub(crate) struct Part {
+pub(crate) struct WirePart {
     r#type: String,
     text: Option<String>,
     refusal: Option<String>,
     /// Reasoning, as in Anthropic's API.
     thinking: Option<String>,
+    /// Picture as a data URL.
+    image_url: Option<ImageUrl>,
+    /// Sound in base64.
+    input_audio: Option<InputAudio>,
+    /// File, which must be a picture.
+    file: Option<WireFile>,
+    /// Data URL of a file in the Responses API, which must be a picture.
+    #[schemars(with = "Option<String>")]
+    file_data: Option<FileUrl>,
+}
+
+/// File of a part.
+#[derive(Debug, Deserialize, JsonSchema)]
+struct WireFile {
+    /// Data URL.
+    #[schemars(with = "Option<String>")]
+    file_data: Option<FileUrl>,
 }
 
 /// Types of the parts of an assistant's message that are reasoning.
 const REASONING: &[&str] = &["thinking", "redacted_thinking", "reasoning"];
 
-impl ListElement for Part {
+impl ListElement for WirePart {
     const EXPECTED: &'static str = r#"a string or a list of parts such as {"type": "text", "text": …}"#;
 }
 
-impl Content {
-    /// Returns the text of a message of this role. `path` is the path of the content for errors.
-    pub(crate) fn into_text(self, role: Role, path: &str) -> Result<String, ApiError> {
+impl WireContent {
+    /// Returns the content of a message of this role. `path` is the path of the content for errors.
+    pub(crate) fn into_content(self, role: Role, path: &str) -> Result<Content, ApiError> {
         match self {
-            Self::Text(text) => Ok(text),
+            Self::Text(text) => Ok(text.into()),
             Self::List(parts) => {
-                let texts = parts.into_iter().enumerate().filter_map(|(index, part)| {
-                    let text = part.into_text(role, &format!("{path}[{index}]"));
-                    text.map(|text| stable_text(role, text)).transpose()
-                });
-                Ok(join_parts(texts.collect::<Result<Vec<_>, _>>()?))
+                let parts = parts.into_iter().enumerate();
+                parts.filter_map(|(index, part)| part.into_part(role, &format!("{path}[{index}]"))).collect()
             }
         }
     }
@@ -119,23 +135,63 @@ impl Content {
     }
 }
 
-impl Part {
-    /// Returns the text, or a note in the result of a tool. `path` is the path of the part for errors.
-    fn into_text(self, role: Role, path: &str) -> Result<String, ApiError> {
+impl WirePart {
+    /// Returns the part; `None` for a text of which nothing is left. In the result of a tool, a note stands for what
+    /// cannot be read. `path` is the path of the part for errors.
+    fn into_part(self, role: Role, path: &str) -> Option<Result<Part, ApiError>> {
+        let (what, media) = match self.r#type.as_str() {
+            "image_url" | "input_image" | "image" => ("image", self.into_image(path)),
+            "input_audio" | "audio" => ("audio", self.into_audio(path)),
+            "file" | "input_file" => ("file", self.into_file(path)),
+            _ => return self.into_text(role, path).map(|text| text.map(Part::text)).transpose(),
+        };
+        Some(match media {
+            Err(_) if role == Role::Tool => Ok(Part::text(omission_note(what))),
+            media => media.map(Part::Media),
+        })
+    }
+
+    fn into_image(self, path: &str) -> Result<Media, ApiError> {
+        let path = format!("{path}.image_url");
+        self.image_url.ok_or_else(|| ApiError::required(&path))?.into_media(&path)
+    }
+
+    fn into_audio(self, path: &str) -> Result<Media, ApiError> {
+        let path = format!("{path}.input_audio");
+        self.input_audio.ok_or_else(|| ApiError::required(&path))?.into_media(&path)
+    }
+
+    /// Returns a file that is a picture.
+    fn into_file(self, path: &str) -> Result<Media, ApiError> {
+        let (file, path) = match self.file {
+            Some(file) => (file.file_data, format!("{path}.file.file_data")),
+            None => (self.file_data, format!("{path}.file_data")),
+        };
+        match file.filter(FileUrl::may_be_image) {
+            Some(file) => file.into_image(&path),
+            None => {
+                let message =
+                    format!("{path}: expected a picture as a data URL; other files are not supported");
+                Err(ApiError::unsupported_as(&path, message))
+            }
+        }
+    }
+
+    /// Returns the text; `None` if nothing of it is left.
+    fn into_text(self, role: Role, path: &str) -> Result<Option<String>, ApiError> {
         let text = match self.r#type.as_str() {
-            "image_url" | "input_image" | "image" if role == Role::Tool => Some(omission_note("image")),
-            "file" | "input_file" if role == Role::Tool => Some(omission_note("file")),
-            "input_audio" | "audio" if role == Role::Tool => Some(omission_note("audio")),
             "text" | "input_text" | "output_text" => self.text,
             "refusal" => self.refusal,
             other => {
                 let message = format!(
-                    "{path}: parts of type {other:?} are not supported by this version of Narthex; send text"
+                    "{path}: expected a text, an image or audio, found a part of type {other:?}, which this version of \
+                     Narthex does not read"
                 );
                 return Err(ApiError::unsupported_as(path, message));
             }
         };
-        text.ok_or_else(|| ApiError::bad_request(path, format!("{path}: text is missing")))
+        let text = text.ok_or_else(|| ApiError::bad_request(path, format!("{path}: text is missing")))?;
+        Ok(stable_text(role, text))
     }
 }
 
@@ -185,12 +241,12 @@ impl WireMessage {
     /// Converts the message for the gateway. `index` is its index for errors.
     fn into_message(mut self, index: usize) -> Result<Message, ApiError> {
         if self.role == WireRole::Assistant {
-            let of_content = self.content.as_mut().and_then(Content::take_reasoning);
+            let of_content = self.content.as_mut().and_then(WireContent::take_reasoning);
             self.reasoning_content = self.reasoning_content.or(self.reasoning.take()).or(of_content);
         }
         let content = match self.content {
-            None => self.refusal.unwrap_or_default(),
-            Some(content) => content.into_text(self.role.into(), &format!("messages[{index}].content"))?,
+            None => self.refusal.unwrap_or_default().into(),
+            Some(content) => content.into_content(self.role.into(), &format!("messages[{index}].content"))?,
         };
         let calls = self.tool_calls.unwrap_or_default().into_iter().enumerate();
         let calls = calls.map(|(at, call)| call.into_call(&format!("messages[{index}].tool_calls[{at}]")));
@@ -221,7 +277,7 @@ mod tests {
         let call =
             json!({"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}});
         let read = message(json!({"role": "assistant", "content": null, "tool_calls": [call]})).unwrap();
-        assert_eq!((read.content.as_str(), read.tool_calls[0].id.as_deref()), ("", Some("c1")));
+        assert_eq!((&*read.content.text(), read.tool_calls[0].id.as_deref()), ("", Some("c1")));
         assert_eq!(read.tool_calls[0].function.arguments, json!({"a": 1}));
         let read = message(json!({"role": "function", "name": "f", "content": "7"})).unwrap();
         assert_eq!((read.role, read.name.as_deref()), (Role::Tool, Some("f")));
@@ -236,11 +292,11 @@ mod tests {
             {"type": "text", "text": "a"},
         ]);
         let read = message(json!({"role": "assistant", "content": parts})).unwrap();
-        assert_eq!((read.content.as_str(), read.reasoning_content.as_deref()), ("a", Some("b")));
+        assert_eq!((&*read.content.text(), read.reasoning_content.as_deref()), ("a", Some("b")));
         assert!(message(json!({"role": "user", "content": parts})).is_err());
         let both = json!({"role": "assistant", "content": "a", "reasoning": "r", "reasoning_content": null});
         assert_eq!(message(both).unwrap().reasoning_content.as_deref(), Some("r"));
-        let error = message(json!({"role": "user", "content": [{"type": "image_url"}]})).unwrap_err().body();
+        let error = message(json!({"role": "user", "content": [{"type": "video_url"}]})).unwrap_err().body();
         assert_eq!(error["error"]["param"], "messages[3].content[0]");
     }
 
@@ -249,8 +305,66 @@ mod tests {
         let image = json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}});
         let parts = json!([{"type": "text", "text": "A cat."}, image, {"type": "input_file"}]);
         let read = message(json!({"role": "tool", "tool_call_id": "c1", "content": parts})).unwrap();
-        let note = |what: &str| format!("[{what} omitted: this model reads text]");
-        assert_eq!(read.content, format!("A cat.\n{}\n{}", note("image"), note("file")));
+        assert_eq!(read.content.text(), "A cat.\n[file omitted: this model reads text]");
+        assert_eq!(read.content.media().count(), 1);
+        // An agent sends what its tool returned, also if it is an address.
+        let address = json!({"type": "image_url", "image_url": {"url": "https://example.org/a.png"}});
+        let read = message(json!({"role": "tool", "content": [address, {"type": "image"}]})).unwrap();
+        let note = "[image omitted: this model reads text]";
+        assert_eq!(read.content, &*format!("{note}\n{note}"));
+    }
+
+    #[test]
+    fn pictures_and_sounds_keep_their_places() {
+        let url = "data:image/png;base64,iVBORw==";
+        let parts = json!([
+            {"type": "text", "text": "A"},
+            {"type": "image_url", "image_url": {"url": url, "detail": "low"}},
+            {"type": "input_image", "image_url": url, "detail": "auto"},
+            {"type": "text", "text": "B"},
+            {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}},
+            {"type": "file", "file": {"filename": "a.png", "file_data": url}},
+            {"type": "input_file", "filename": "a.png", "file_data": url},
+        ]);
+        let content = message(json!({"role": "user", "content": parts})).unwrap().content;
+        let kinds = content.parts().iter().map(|part| match part {
+            Part::Text { text, .. } => text.as_str(),
+            Part::Media(media) => media.kind().as_str(),
+        });
+        assert_eq!(kinds.collect::<Vec<_>>(), ["A", "image", "image", "B", "audio", "image", "image"]);
+    }
+
+    #[test]
+    fn errors_of_media_name_their_fields() {
+        let check = |part: Value, param: &str| {
+            let parts = json!([{"type": "text", "text": "A"}, part]);
+            let error = message(json!({"role": "user", "content": parts})).unwrap_err();
+            assert_eq!(error.status(), 400);
+            let body = error.body();
+            assert_eq!(body["error"]["param"], format!("messages[3].content[1].{param}"), "{body}");
+        };
+        check(json!({"type": "image_url"}), "image_url");
+        check(
+            json!({"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}),
+            "image_url.url",
+        );
+        check(json!({"type": "input_image", "image_url": "data:image/png;base64,?"}), "image_url");
+        check(json!({"type": "input_image", "file_id": "file-1"}), "image_url");
+        check(json!({"type": "input_audio", "input_audio": {"data": "?"}}), "input_audio.data");
+        check(json!({"type": "file", "file": {"file_id": "file-1"}}), "file.file_data");
+        check(json!({"type": "input_file", "file_data": "data:application/pdf;base64,AAAA"}), "file_data");
+    }
+
+    #[test]
+    fn thousands_of_parts_are_read_in_their_order() {
+        let part = |index: usize| match index % 2 {
+            0 => json!({"type": "text", "text": format!("{index} ")}),
+            _ => json!({"type": "input_image", "image_url": "data:image/png;base64,iVBORw=="}),
+        };
+        let parts: Vec<Value> = (0..10_000).map(part).collect();
+        let content = message(json!({"role": "user", "content": parts})).unwrap().content;
+        assert_eq!((content.parts().len(), content.media().count()), (10_000, 5_000));
+        assert!(content.text().starts_with("0 2 4 6 "));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::{mem, sync::Arc};
 
 use axum::{Json, http::HeaderName, response::Response};
-use narthex_gateway::request::{ChatRequest, ReasoningSettings, Role, UsedSampling};
+use narthex_gateway::request::{ChatRequest, Part, ReasoningSettings, Role, UsedSampling};
 use serde::Serialize;
 
 use super::{
@@ -27,8 +27,13 @@ const OMITTED: HeaderName = HeaderName::from_static("x-narthex-omitted-messages"
 /// this function.
 pub(crate) fn stable(mut request: ChatRequest) -> ChatRequest {
     for message in &mut request.messages {
-        let text = mem::take(&mut message.content);
-        message.content = stable_text(message.role, text).unwrap_or_default();
+        let parts = mem::take(&mut message.content).into_parts().into_iter();
+        message.content.extend(parts.filter_map(|part| match part {
+            Part::Text { text, origin } => {
+                stable_text(message.role, text).map(|text| Part::Text { text, origin })
+            }
+            media @ Part::Media(_) => Some(media),
+        }));
     }
     request
 }
@@ -43,36 +48,17 @@ pub(crate) fn stable_text(role: Role, text: String) -> Option<String> {
     Some(lines.collect()).filter(|text: &String| !text.is_empty())
 }
 
-/// Returns the text of a message with these parts, in every protocol: a part begins a new line, unless there is white
-/// space between it and the part before it.
-pub(crate) fn join_parts(parts: impl IntoIterator<Item = String>) -> String {
-    let mut text = String::new();
-    for part in parts {
-        let is_divided = text.ends_with(char::is_whitespace) || part.starts_with(char::is_whitespace);
-        if !text.is_empty() && !part.is_empty() && !is_divided {
-            text.push('\n');
-        }
-        text.push_str(&part);
-    }
-    text
-}
-
 /// Lets the answer continue the last message if it is a text of the assistant, as in the protocols of Anthropic and Ollama.
 pub(crate) fn continue_last(request: &mut ChatRequest) {
     if let [.., _, last] = request.messages.as_slice()
         && last.role == Role::Assistant
         && last.tool_calls.is_empty()
         && !last.content.is_empty()
+        && last.content.media().next().is_none()
     {
         let variables = &mut request.reasoning.variables;
         variables.entry(ReasoningSettings::CONTINUE).or_insert(true.into());
     }
-}
-
-/// Returns the text in place of a part that the model cannot read, in the result of a tool. An agent that has received
-/// one sends it with every later request.
-pub(crate) fn omission_note(what: &str) -> String {
-    format!("[{what} omitted: this model reads text]")
 }
 
 /// A request for the next answer of a conversation.
@@ -181,17 +167,6 @@ mod tests {
     use narthex_gateway::request::{GenerateOptions, HistoryOverflow, Message, ToolSettings};
 
     use super::*;
-
-    #[test]
-    fn parts_without_white_space_between_them_are_lines() {
-        let check = |parts: &[&str], expect: &str| {
-            assert_eq!(join_parts(parts.iter().map(|part| (*part).to_owned())), expect);
-        };
-        check(&["Be brief.", "Be kind."], "Be brief.\nBe kind.");
-        check(&["the ", "cat"], "the cat");
-        check(&["a", "", "\nb"], "a\nb");
-        check(&[], "");
-    }
 
     #[test]
     fn a_line_that_changes_with_each_request_is_left_out() {

@@ -17,6 +17,7 @@ pub(crate) mod id;
 pub(crate) mod ignored;
 pub(crate) mod lenient_json;
 pub(crate) mod loading;
+pub(crate) mod media;
 pub(crate) mod multipart;
 pub(crate) mod options;
 pub(crate) mod outline;

@@ -222,7 +222,7 @@ fn wrong_fields_are_named() {
         (json!({"messages": [{"role": "wizard", "content": "x"}]}), "messages[0].role"),
         (
             json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
-            "messages[0].content[0]",
+            "messages[0].content[0].image_url",
         ),
         (json!({"model": 3}), "model"),
     ];

@@ -487,6 +487,78 @@ fn strict_servers_refuse_hints_that_do_not_describe_the_caller() {
     refused(ollama, json!({"think": true}));
 }
 
+/// Returns bodies with a picture in an earlier turn, each with its path.
+fn with_pictures(model: &str, picture: &str) -> Vec<Endpoint> {
+    let url = format!("data:image/png;base64,{picture}");
+    let turns = |seen: Value| json!([{"role": "user", "content": seen}, {"role": "assistant", "content": "A cat."}, {"role": "user", "content": "Sure?"}]);
+    let chat = turns(json!([{"type": "image_url", "image_url": {"url": url}}]));
+    let responses = turns(json!([{"type": "input_image", "image_url": url}]));
+    let source = json!({"type": "base64", "media_type": "image/png", "data": picture});
+    let anthropic = turns(json!([{"type": "image", "source": source}]));
+    let mut ollama = turns(json!("What is it?"));
+    ollama[0]["images"] = json!([picture]);
+    vec![
+        Endpoint { path: "/v1/chat/completions", body: json!({"model": model, "messages": chat}) },
+        Endpoint { path: "/v1/responses", body: json!({"model": model, "input": responses}) },
+        Endpoint { path: "/v1/messages", body: json!({"model": model, "messages": anthropic}) },
+        Endpoint { path: "/v1/messages/count_tokens", body: json!({"model": model, "messages": anthropic}) },
+        Endpoint { path: "/api/chat", body: json!({"model": model, "messages": ollama}) },
+        Endpoint { path: "/api/generate", body: json!({"model": model, "prompt": "a", "images": [picture]}) },
+    ]
+}
+
+/// Returns the message of an error in any protocol.
+fn error_message(body: &Value) -> &str {
+    body["error"].as_str().or(body["error"]["message"].as_str()).unwrap()
+}
+
+#[test]
+fn a_model_that_does_not_see_refuses_pictures_by_name_in_every_protocol() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(tiny.config());
+    for Endpoint { path, body } in with_pictures(&model, "iVBORw==") {
+        let answer = live.post(path, &body);
+        let error = answer.json();
+        let message = error_message(&error);
+        assert_eq!(answer.status, 400, "{path}: {error}");
+        let expect =
+            format!("{model} does not read images, but the conversation has some (no model of the catalogue");
+        assert!(message.starts_with(&expect), "{path}: {message}");
+        match path {
+            "/v1/chat/completions" => assert_eq!(error["error"]["param"], "messages"),
+            "/v1/responses" => assert_eq!(error["error"]["param"], "input"),
+            "/v1/messages" => assert_eq!(error["error"]["type"], "invalid_request_error"),
+            _ => {}
+        }
+    }
+    let sound = json!([{"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}]);
+    let body = json!({"model": model, "messages": [{"role": "user", "content": sound}]});
+    let error = live.post("/v1/chat/completions", &body).error(400);
+    assert!(error["message"].as_str().unwrap().contains("/v1/audio/transcriptions"), "{error}");
+}
+
+#[test]
+fn a_broken_picture_is_named_in_every_protocol() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(tiny.config());
+    let places = [
+        "messages[0].content[0].image_url.url",
+        "input[0].content[0].image_url",
+        "messages[0].content[0].source.data",
+        "messages[0].content[0].source.data",
+        "messages[0].images[0]",
+        "images[0]",
+    ];
+    for (Endpoint { path, body }, place) in with_pictures(&model, "iVB?").into_iter().zip(places) {
+        let answer = live.post(path, &body);
+        let error = answer.json();
+        let expect = format!("{place}: expected base64, found '?' after 3 characters");
+        assert_eq!((answer.status, error_message(&error)), (400, expect.as_str()), "{path}");
+    }
+}
+
 #[test]
 fn an_overlong_prompt_is_refused_in_the_words_of_its_protocol() {
     let tiny = Tiny::new();

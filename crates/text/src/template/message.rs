@@ -1,12 +1,13 @@
 //! Messages with tool calls, and adaptations of a conversation to a template that refuses it.
 
-use std::ops::Range;
-
 use minijinja::{Error, ErrorKind};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::origin::{self, Escaper};
+use super::{
+    content::{Content, ContentItem, Origin, TextSpan},
+    origin::{self, Escaper},
+};
 
 /// The author of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -29,8 +30,8 @@ pub enum Role {
 pub struct Message {
     /// Author.
     pub role: Role,
-    /// Text.
-    pub content: String,
+    /// Texts and media.
+    pub content: Content,
     /// Name of the author or tool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
@@ -46,10 +47,6 @@ pub struct Message {
     /// Declarations of tools as JSON, for templates that read them from the system message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tools: Option<String>,
-    /// Byte ranges of [`Self::content`] that count as written by the template, in order. [`Self::push_marker`] adds
-    /// them; they never come from a client.
-    #[serde(skip)]
-    pub markers: Vec<Range<usize>>,
 }
 
 /// A tool call in the form that templates read.
@@ -73,70 +70,83 @@ pub struct FunctionCall {
 }
 
 impl Message {
-    /// Creates a message that has only a text.
-    pub fn new(role: Role, content: String) -> Self {
+    /// Creates a message that has only content.
+    pub fn new(role: Role, content: impl Into<Content>) -> Self {
         Self {
             role,
-            content,
+            content: content.into(),
             name: None,
             tool_call_id: None,
             reasoning_content: None,
             tool_calls: Vec::new(),
             tools: None,
-            markers: Vec::new(),
         }
     }
 
-    /// Appends a marker, such as that of a call, to the text. It counts as written by the template.
-    pub fn push_marker(&mut self, marker: &str) {
-        let start = self.content.len();
-        self.content.push_str(marker);
-        self.markers.push(start..self.content.len());
-    }
-
-    /// Appends the text of a message after an empty line.
-    pub fn append_text(&mut self, other: &Self) {
-        if !self.content.is_empty() && !other.content.is_empty() {
-            self.content.push_str("\n\n");
-        }
-        let start = self.content.len();
-        self.content.push_str(&other.content);
-        self.markers.extend(other.markers.iter().map(|marker| start + marker.start..start + marker.end));
-    }
-
-    /// Returns the text in which markers count as the template's and the rest as the conversation's.
-    fn marked_content(&self, escaper: &Escaper) -> Result<String, Error> {
-        let mut marked = String::new();
-        let mut end = 0;
-        for marker in &self.markers {
-            // Ranges that do not fit the text have no effect.
-            let parts = self.content.get(end..marker.start).zip(self.content.get(marker.clone()));
-            let Some((before, text)) = parts else { continue };
-            marked.push_str(&escaper.escape(before)?);
-            marked.push_str(&origin::mark(text));
-            end = marker.end;
-        }
-        marked.push_str(&escaper.escape(&self.content[end..])?);
-        Ok(marked)
+    /// Appends the content of a message after an empty line.
+    pub fn append_content(&mut self, other: &Self) {
+        self.content.append("\n\n", other.content.clone());
     }
 
     /// Returns the message in the form that a template reads. Its texts are marked as the conversation's; its role
     /// counts as the template's, since control tokens such as `<|user|>` are built from it.
-    pub(super) fn template_value(&self, escaper: &Escaper) -> Result<Value, Error> {
+    pub(super) fn template_value(&self, form: ContentForm, escaper: &Escaper) -> Result<Value, Error> {
         let mut value = serde_json::to_value(self)
             .map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
-        if !self.markers.is_empty() {
-            value["content"] = Value::Null;
-        }
+        value["content"] = Value::Null;
         let mut value = escaped_json(&value, escaper)?;
         if let Some(role) = value["role"].as_str().map(origin::mark) {
             value["role"] = Value::String(role);
         }
-        if !self.markers.is_empty() {
-            value["content"] = Value::String(self.marked_content(escaper)?);
-        }
+        let has_media = self.content.media().next().is_some();
+        value["content"] = match form {
+            ContentForm::Text if !has_media => escaped_text(self.content.texts(), escaper)?.into(),
+            ContentForm::Text | ContentForm::Parts => {
+                let mut items = self.content.items();
+                if items.is_empty() {
+                    // Templates read the type of the first part.
+                    items.push(ContentItem::Text(Vec::new()));
+                }
+                let items = items.into_iter().map(|item| template_item(item, escaper));
+                Value::Array(items.collect::<Result<_, _>>()?)
+            }
+        };
         Ok(value)
     }
+}
+
+/// Form in which a template reads content without media. It reads other content as parts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ContentForm {
+    /// A string.
+    Text,
+    /// A list of parts.
+    Parts,
+}
+
+/// Returns texts as one string, in which markers count as the template's and the rest as the conversation's.
+fn escaped_text<'a>(
+    texts: impl IntoIterator<Item = TextSpan<'a>>,
+    escaper: &Escaper,
+) -> Result<String, Error> {
+    let mut escaped = String::new();
+    for TextSpan { text, origin } in texts {
+        match origin {
+            Origin::Conversation => escaped.push_str(&escaper.escape(text)?),
+            Origin::Template => escaped.push_str(&origin::mark(text)),
+        }
+    }
+    Ok(escaped)
+}
+
+/// Returns a part as an object with the keys that transformers' processors pass to templates.
+fn template_item(item: ContentItem<'_>, escaper: &Escaper) -> Result<Value, Error> {
+    Ok(match item {
+        ContentItem::Text(texts) => {
+            json!({"type": origin::mark("text"), "text": escaped_text(texts, escaper)?})
+        }
+        ContentItem::Media(media) => json!({"type": origin::mark(media.kind().as_str())}),
+    })
 }
 
 /// Returns the value with each of its strings and keys escaped. The recursion is limited by the depth that `serde_json`
@@ -174,7 +184,7 @@ pub(super) fn join_runs(messages: &[Message]) -> Vec<Message> {
     for message in messages {
         match joined.last_mut() {
             Some(last) if last.role == message.role && message.role != Role::Tool => {
-                last.append_text(message);
+                last.append_content(message);
                 last.tool_calls.extend(message.tool_calls.iter().cloned());
             }
             _ => joined.push(message.clone()),
@@ -190,14 +200,14 @@ pub(super) fn fold_system(messages: &[Message]) -> Vec<Message> {
     let is_system = |message: &Message| matches!(message.role, Role::System | Role::Developer);
     let leading = messages.iter().take_while(|message| is_system(message)).count();
     let (leading, rest) = messages.split_at(leading);
-    let mut system = Message::new(Role::User, String::new());
-    leading.iter().for_each(|message| system.append_text(message));
+    let mut system = Message::new(Role::User, Content::default());
+    leading.iter().for_each(|message| system.append_content(message));
     let mut rest = rest.to_vec();
     if !system.content.is_empty() {
         match rest.iter_mut().find(|message| message.role == Role::User) {
             Some(first) => {
-                system.append_text(first);
-                (first.content, first.markers) = (system.content, system.markers);
+                system.append_content(first);
+                first.content = system.content;
             }
             None => rest.insert(0, system),
         }

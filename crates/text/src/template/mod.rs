@@ -4,6 +4,7 @@
 //! values (`limits`, which `instructions` and `functions` apply). It reads no clock: the date is an argument. The
 //! result states which of its characters the template wrote ([`RenderedPrompt`]).
 
+mod content;
 mod functions;
 #[cfg(test)]
 #[path = "../../tests/template/goldens.rs"]
@@ -20,7 +21,7 @@ mod python;
 mod size;
 mod system_tools;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, slice, sync::Arc};
 
 use minijinja::{
     AutoEscape, Environment, ErrorKind, Value, context,
@@ -31,6 +32,7 @@ use minijinja::{
 use narthex_spec::Date;
 use serde_json::{Map, json};
 
+pub use content::{Content, Media, Origin, Part};
 pub use message::{FunctionCall, Message, Role, ToolCall};
 pub use origin::RenderedPrompt;
 
@@ -38,7 +40,7 @@ use crate::{
     catch_panic::contain,
     compile_thread::{self, ThreadStartError},
 };
-use message::escaped_json;
+use message::{ContentForm, escaped_json};
 use origin::{Escaper, Read};
 
 /// Maximum number of steps of one rendering, checks included. A conversation takes a few hundred per message.
@@ -115,6 +117,7 @@ pub struct ChatTemplate {
     knows_developer: bool,
     /// Set if the template reads the tools from the system message.
     reads_system_tools: bool,
+    content_form: ContentForm,
 }
 
 /// Parts of a conversation with tools that a template renders.
@@ -146,7 +149,31 @@ impl ChatTemplate {
             .map_err(|error: minijinja::Error| TemplateError::Malformed { reason: format!("{error:#}") })?;
         let special_tokens =
             special_tokens.into_iter().map(|(name, text)| (name, origin::mark(&text))).collect();
-        Ok(Self { env: Arc::new(env), special_tokens, knows_developer, reads_system_tools })
+        let content_form = ContentForm::Text;
+        let template =
+            Self { env: Arc::new(env), special_tokens, knows_developer, reads_system_tools, content_form };
+        // Templates with parts compare their types.
+        Ok(if source.contains("type") { template.with_content_form() } else { template })
+    }
+
+    /// Returns the template with the form of content whose text it writes, a string if possible.
+    fn with_content_form(self) -> Self {
+        const TEXT: &str = "probetext";
+        let options = RenderOptions::answer(Date { year: 2026, month: 1, day: 1 });
+        let message = Message::new(Role::User, TEXT);
+        let writes = |template: &Self| {
+            let rendered = template.render_as_is(slice::from_ref(&message), &options);
+            // A list that is written as a whole has its keys.
+            rendered.is_ok_and(|rendered| {
+                let text = rendered.text();
+                text.contains(TEXT) && !text.contains("'text'") && !text.contains("\"text\"")
+            })
+        };
+        if writes(&self) {
+            return self;
+        }
+        let with_parts = Self { content_form: ContentForm::Parts, ..self.clone() };
+        if writes(&with_parts) { with_parts } else { self }
     }
 
     /// Returns the parts of a conversation with tools that the template renders, found by rendering a small
@@ -163,9 +190,9 @@ impl ChatTemplate {
         let function = FunctionCall { name: "probefunction".to_owned(), arguments };
         let tool_calls = vec![ToolCall { id: id.clone(), function }];
         let messages = [
-            Message::new(Role::User, "c".to_owned()),
-            Message { tool_calls, ..Message::new(Role::Assistant, String::new()) },
-            Message { tool_call_id: id, ..Message::new(Role::Tool, "proberesult".to_owned()) },
+            Message::new(Role::User, "c"),
+            Message { tool_calls, ..Message::new(Role::Assistant, "") },
+            Message { tool_call_id: id, ..Message::new(Role::Tool, "proberesult") },
         ];
         let writes = |count: usize, probe: &str| {
             self.render(&messages[..count], &options).is_ok_and(|rendered| rendered.text().contains(probe))
@@ -182,7 +209,7 @@ impl ChatTemplate {
     /// something else between them.
     pub fn answer_separator(&self, options: &RenderOptions) -> Option<String> {
         const TEXT: &str = "x";
-        let messages = [Role::User, Role::Assistant].map(|role| Message::new(role, TEXT.to_owned()));
+        let messages = [Role::User, Role::Assistant].map(|role| Message::new(role, TEXT));
         let render = |messages: &[Message], generation_prompt| {
             let options = RenderOptions { generation_prompt, ..options.clone() };
             self.render(messages, &options).ok().map(RenderedPrompt::into_text)
@@ -252,8 +279,11 @@ impl ChatTemplate {
         env.add_function("strftime_now", limits::measured("strftime_now", Read::Text, strftime));
         let (instructions, blocks) = checked(&env)?;
         let escaper = Escaper::default();
-        let messages: Vec<_> =
-            messages.iter().map(|message| message.template_value(&escaper)).collect::<Result<_, _>>()?;
+        let form = self.content_form;
+        let messages: Vec<_> = messages
+            .iter()
+            .map(|message| message.template_value(form, &escaper))
+            .collect::<Result<_, _>>()?;
         let tools: Vec<_> =
             options.tools.iter().map(|tool| escaped_json(tool, &escaper)).collect::<Result<_, _>>()?;
         let variables = options.variables.iter().map(|(name, value)| {

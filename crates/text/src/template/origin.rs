@@ -111,6 +111,21 @@ impl RenderedPrompt {
         }
     }
 
+    /// Appends a range of another prompt with its origins.
+    pub(crate) fn append_range(&mut self, other: &Self, range: Range<usize>) {
+        let mut end = range.start;
+        for written in &other.written {
+            let start = written.start.clamp(end, range.end);
+            let next = written.end.clamp(start, range.end);
+            self.append(&other.text[end..start]);
+            if start < next {
+                self.append_written(&other.text[start..next]);
+            }
+            end = next;
+        }
+        self.append(&other.text[end..range.end]);
+    }
+
     /// Returns the byte ranges that the template wrote, in order and not adjacent.
     pub fn written(&self) -> &[Range<usize>] {
         &self.written

@@ -42,11 +42,11 @@ pub(super) fn write_marked(
 ) {
     for (index, call) in calls.iter().enumerate() {
         if index > 0 {
-            message.content.push('\n');
+            message.content.push_str("\n");
         }
-        message.push_marker(open);
+        message.content.push_marker(open);
         message.content.push_str(&write(call));
-        message.push_marker(close);
+        message.content.push_marker(close);
     }
 }
 

@@ -58,6 +58,13 @@ TWO = said("assistant", "Both.", tool_calls=[
 RESULT = said("tool", '{"t": 21.5, "sky": "jasno"}', name="get_weather", tool_call_id="abc123XYZ")
 RESULTS = [said("tool", "18 °C", name="get_weather", tool_call_id="callAAAA1"),
            said("tool", "done", name="stop", tool_call_id="callBBBB2")]
+PICTURE = {"type": "image"}
+SEEN = [
+    said("system", [{"type": "text", "text": "Be brief."}]),
+    said("user", [{"type": "text", "text": "Compare "}, PICTURE, {"type": "text", "text": " with:\n"}, PICTURE]),
+    said("assistant", "A cat, a dog."),
+    said("user", [PICTURE, {"type": "text", "text": "And this?"}]),
+]
 THOUGHT = said("assistant", "<think>\nA river…\n</think>\n\nIt is long.")
 
 CONVERSATIONS = {
@@ -73,7 +80,13 @@ CONVERSATIONS = {
     "early": dict(messages=[TURNS[1], USER]),
     "twice": dict(messages=[USER, USER]),
     "late": dict(messages=[USER, SYSTEM]),
+    "picture": dict(messages=[SEEN[3]]),
+    "pictures": dict(messages=SEEN),
 }
+
+# Conversations for the templates that read parts.
+OF_PARTS = {"picture", "pictures"}
+READ_PARTS = {"gemma3", "smolvlm"}
 
 
 class Day(datetime):
@@ -105,7 +118,11 @@ def main():
     for path in sorted(Path(sys.argv[1]).glob("*.jinja")):
         print(path.name, file=sys.stderr)
         template = reference._compile_jinja_template(path.read_text())
-        found[path.stem] = {name: rendered(template, each) for name, each in CONVERSATIONS.items()}
+        found[path.stem] = {
+            name: rendered(template, each)
+            for name, each in CONVERSATIONS.items()
+            if name not in OF_PARTS or path.stem in READ_PARTS
+        }
     whole = {"conversations": CONVERSATIONS, "templates": found}
     Path(sys.argv[2]).write_text(json.dumps(whole, ensure_ascii=False, indent=0) + "\n")
 

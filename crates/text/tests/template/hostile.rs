@@ -327,7 +327,7 @@ fn characters_that_take_seven_times_their_bytes_are_bounded() {
     let message = |text: String| Message::new(Role::User, text);
     let marked = |text: String| {
         let mut message = message(text);
-        message.push_marker("<call>");
+        message.content.push_marker("<call>");
         message
     };
     let passes = |messages: &[Message], tool: &str| match template.render(messages, &options(tool)) {

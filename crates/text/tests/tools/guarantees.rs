@@ -113,7 +113,7 @@ fn call(name: &str, arguments: Value) -> FunctionCall {
 pub(super) fn write_calls(format: ToolFormat, calls: &[FunctionCall]) -> String {
     let mut message = Message::new(Role::Assistant, String::new());
     formats::write_calls(format, calls, &mut message);
-    message.content
+    message.content.text().into_owned()
 }
 
 /// Returns the calls that the parser finds, and true if it finds anything else.

@@ -20,7 +20,10 @@ use crate::{
 };
 
 /// Templates without a format of their own that write an answer in another way than the model, with the difference.
-const EXCEPTIONS: &[(&str, &str)] = &[("mistral-v0.2", "a space before the text of an answer")];
+const EXCEPTIONS: &[(&str, &str)] = &[
+    ("mistral-v0.2", "a space before the text of an answer"),
+    ("smolvlm", "a space before the text of an answer"),
+];
 
 /// Returns the names of all chat templates.
 fn templates() -> Vec<String> {

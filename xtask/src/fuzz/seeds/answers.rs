@@ -45,5 +45,5 @@ fn call(format: ToolFormat) -> String {
     let arguments = json!({"city": "S\u{e3}o \"P\"", "days": 2});
     let mut message = Message::new(Role::Assistant, String::new());
     write_calls(format, &[FunctionCall { name: "get_weather".to_owned(), arguments }], &mut message);
-    message.content
+    message.content.text().into_owned()
 }

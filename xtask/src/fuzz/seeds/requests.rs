@@ -10,6 +10,7 @@ pub(super) fn seeds() -> Vec<Input> {
         .into_iter()
         .chain(agents())
         .chain(without_generation())
+        .chain(with_media())
         .map(|(name, body)| Input::valid(name, body.to_string()))
         .chain(forms())
         .collect();
@@ -41,6 +42,40 @@ pub(super) fn seeds() -> Vec<Input> {
         ),
     ]);
     inputs
+}
+
+/// Returns conversations with pictures and sounds.
+fn with_media() -> Vec<(&'static str, Value)> {
+    vec![
+        (
+            "chat-completions-media",
+            json!({"model": "m", "messages": [{"role": "user", "content": [
+                {"type": "text", "text": "What?"},
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw==", "detail": "low"}},
+                {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}},
+                {"type": "file", "file": {"filename": "a.gif", "file_data": "data:image/gif;base64,R0lG"}},
+            ]}]}),
+        ),
+        (
+            "responses-media",
+            json!({"model": "m", "input": [{"role": "user", "content": [
+                {"type": "input_image", "image_url": "data:;base64,iVBO\r\nRw", "detail": "auto"},
+                {"type": "input_file", "file_data": "data:image/gif;base64,R0lG"},
+            ]}]}),
+        ),
+        (
+            "messages-media",
+            json!({"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": [
+                {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw=="}},
+                {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}},
+            ]}]}),
+        ),
+        (
+            "ollama-chat-media",
+            json!({"model": "m", "messages": [{"role": "user", "content": "What?", "images": ["iVBORw==", "R0lG"]}]}),
+        ),
+        ("ollama-generate-media", json!({"model": "m", "prompt": "What?", "images": ["iVBORw=="]})),
+    ]
 }
 
 fn valid() -> Vec<(&'static str, Value)> {

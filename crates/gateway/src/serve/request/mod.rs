@@ -9,10 +9,11 @@ mod transcription;
 
 use std::{collections::BTreeMap, ops::ControlFlow, sync::mpsc, time::Duration};
 
+pub use narthex_spec::MediaKind;
 use narthex_spec::Speculation;
 pub use narthex_text::{
     grammar::{Grammar, best_effort},
-    template::{FunctionCall, Message, Role, ToolCall},
+    template::{Content, FunctionCall, Media, Message, Part, Role, ToolCall},
 };
 
 pub use encoder::{
@@ -25,6 +26,7 @@ pub use reasoning::{ReasoningSettings, Thinking};
 pub use speech::{MAX_SPOKEN_TEXT, SpeechEvent, SpeechRequest, SpeechSummary};
 pub use transcription::{Segment, Task, Transcript, TranscriptionEvent, TranscriptionRequest, Word};
 
+pub use crate::serve::media::omission_note;
 use crate::{cancel::Cancel, error::ErrorKind};
 
 pub use tools::{

@@ -80,7 +80,7 @@ pub(in crate::serve) fn conversation(
     }
     let instructions = instructions(&mem::take(declarations), choice, format);
     match messages.first_mut().filter(|first| matches!(first.role, Role::System | Role::Developer)) {
-        Some(first) => first.append_text(&instructions),
+        Some(first) => first.append_content(&instructions),
         None => messages.insert(0, instructions),
     }
     messages
@@ -100,7 +100,7 @@ fn instructions(tools: &[Value], choice: &ToolChoice, format: ToolFormat) -> Mes
     match choice {
         ToolChoice::Required => message.content.push_str("\n\nYou must call a function now."),
         ToolChoice::Function(name) => {
-            let _ = write!(message.content, "\n\nYou must call the function {name} now.");
+            message.content.push_str(&format!("\n\nYou must call the function {name} now."));
         }
         ToolChoice::None | ToolChoice::Auto => {}
     }
@@ -144,8 +144,9 @@ mod tests {
         let told = written(ToolFormat::Hermes, Abilities::default());
         let roles: Vec<Role> = told.iter().map(|message| message.role).collect();
         assert_eq!(roles, [Role::System, Role::User, Role::Assistant, Role::User]);
-        assert!(told[0].content.contains(r#""name": "get_weather""#), "{}", told[0].content);
-        assert!(told[0].content.ends_with("\"arguments\": {\"ARGUMENT\": \"VALUE\"}}\n</tool_call>"));
+        let declared = told[0].content.text();
+        assert!(declared.contains(r#""name": "get_weather""#), "{declared}");
+        assert!(declared.ends_with("\"arguments\": {\"ARGUMENT\": \"VALUE\"}}\n</tool_call>"));
         let call =
             "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\"}}\n</tool_call>";
         assert_eq!(told[2].content, call);
@@ -153,7 +154,8 @@ mod tests {
         let told = written(ToolFormat::Granite, Abilities { tools: true, calls: false, results: true });
         let roles: Vec<Role> = told.iter().map(|message| message.role).collect();
         assert_eq!(roles, [Role::User, Role::Assistant, Role::Tool]);
-        assert!(told[1].content.starts_with("<|tool_call|>[{"), "{}", told[1].content);
+        let call = told[1].content.text();
+        assert!(call.starts_with("<|tool_call|>[{"), "{call}");
         let all = Abilities { tools: true, calls: true, results: true };
         assert_eq!(written(ToolFormat::Hermes, all), history());
     }

@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use narthex_gateway::request::{FunctionCall, Message, Role, ToolCall};
+use narthex_gateway::request::{Content, FunctionCall, Message, Role, ToolCall};
 use serde_json::Value;
 
 use crate::error::ApiError;
@@ -33,13 +33,13 @@ impl HistoryItem {
     }
 
     /// Creates the result of a call.
-    pub(super) fn result(id: Option<String>, text: String) -> Self {
-        Self::Message(Message { tool_call_id: id, ..Message::new(Role::Tool, text) })
+    pub(super) fn result(id: Option<String>, content: Content) -> Self {
+        Self::Message(Message { tool_call_id: id, ..Message::new(Role::Tool, content) })
     }
 
     /// Returns the item as a message; `None` for reasoning without text.
     fn into_message(self) -> Option<Message> {
-        let answer = Message::new(Role::Assistant, String::new());
+        let answer = Message::new(Role::Assistant, Content::default());
         match self {
             Self::Message(message) => Some(message),
             Self::Reasoning(text) if text.is_empty() => None,
@@ -62,7 +62,7 @@ pub(super) fn to_messages(items: impl IntoIterator<Item = HistoryItem>) -> Vec<M
 }
 
 fn join(message: &mut Message, next: Message) {
-    append(&mut message.content, &next.content);
+    message.content.append("\n", next.content);
     if let Some(text) = next.reasoning_content {
         append(message.reasoning_content.get_or_insert_default(), &text);
     }
@@ -154,10 +154,10 @@ mod tests {
         let answer = &messages[1];
         let ids: Vec<&str> = answer.tool_calls.iter().filter_map(|call| call.id.as_deref()).collect();
         assert_eq!(
-            (answer.content.as_str(), answer.reasoning_content.as_deref(), ids.as_slice()),
+            (&*answer.content.text(), answer.reasoning_content.as_deref(), ids.as_slice()),
             ("I look.", Some("Two cities."), ["a", "b"].as_slice())
         );
-        assert_eq!((messages[4].content.as_str(), &messages[4].reasoning_content), ("Warm.", &None));
+        assert_eq!((&*messages[4].content.text(), &messages[4].reasoning_content), ("Warm.", &None));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use axum::{
     },
     http::StatusCode,
 };
-use narthex_gateway::request::{Message, Role};
+use narthex_gateway::request::{MediaKind, Message, Part, Role};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -18,7 +18,11 @@ use super::{
     no_response, path,
     store::ResponseStore,
 };
-use crate::{app::App, error::ApiError};
+use crate::{
+    app::App,
+    error::ApiError,
+    protocol::media::{base64, data_url},
+};
 
 /// Number of items in an answer, unless the request states another.
 const DEFAULT_LIMIT: usize = 20;
@@ -68,24 +72,68 @@ struct ListedItem {
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum ItemContent {
-    Message { role: &'static str, status: ResponseStatus, content: [MessagePart; 1] },
+    Message { role: &'static str, status: ResponseStatus, content: Vec<MessagePart> },
     Reasoning { summary: [Value; 0], content: [ReasoningPart; 1] },
     FunctionCall { call_id: String, name: String, arguments: String, status: ResponseStatus },
-    FunctionCallOutput { call_id: String, output: String, status: ResponseStatus },
+    FunctionCallOutput { call_id: String, output: CallOutput, status: ResponseStatus },
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum MessagePart {
     InputText { text: String },
+    InputImage { image_url: String, detail: &'static str },
+    InputAudio { input_audio: AudioPart },
     OutputText { text: String, annotations: [Value; 0] },
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct AudioPart {
+    data: String,
+    format: Option<String>,
+}
+
+/// Result of a call: a text, or a list of parts if it has media.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(untagged)]
+enum CallOutput {
+    Text(String),
+    Parts(Vec<MessagePart>),
+}
+
+impl MessagePart {
+    /// Returns the part of a message of this role.
+    fn new(role: Role, part: &Part) -> Self {
+        match part {
+            Part::Text { text, .. } if role == Role::Assistant => {
+                Self::OutputText { text: text.clone(), annotations: [] }
+            }
+            Part::Text { text, .. } => Self::InputText { text: text.clone() },
+            Part::Media(media) => match media.kind() {
+                MediaKind::Image => Self::InputImage { image_url: data_url(media), detail: "auto" },
+                MediaKind::Audio => {
+                    let format =
+                        media.media_type().map(|found| found.trim_start_matches("audio/").to_owned());
+                    Self::InputAudio { input_audio: AudioPart { data: base64(media), format } }
+                }
+            },
+        }
+    }
+
+    /// Returns the parts of a message, of which there is at least one.
+    fn all(message: &Message) -> Vec<Self> {
+        let mut parts = message.content.parts().to_vec();
+        if parts.is_empty() {
+            parts.push(Part::text(""));
+        }
+        parts.iter().map(|part| Self::new(message.role, part)).collect()
+    }
 }
 
 impl ItemContent {
     /// Returns the content of the items that make up a message.
     fn of(message: &Message) -> Vec<Self> {
         let status = ResponseStatus::Completed;
-        let text = message.content.clone();
         let role = match message.role {
             Role::System => "system",
             Role::Developer => "developer",
@@ -93,7 +141,11 @@ impl ItemContent {
             Role::Assistant => "assistant",
             Role::Tool => {
                 let call_id = message.tool_call_id.clone().unwrap_or_default();
-                return vec![Self::FunctionCallOutput { call_id, output: text, status }];
+                let output = match message.content.media().next() {
+                    None => CallOutput::Text(message.content.text().into_owned()),
+                    Some(_) => CallOutput::Parts(MessagePart::all(message)),
+                };
+                return vec![Self::FunctionCallOutput { call_id, output, status }];
             }
         };
 
@@ -101,12 +153,8 @@ impl ItemContent {
         if let Some(text) = message.reasoning_content.clone() {
             items.push(Self::Reasoning { summary: [], content: [ReasoningPart::ReasoningText { text }] });
         }
-        if !text.is_empty() || (message.tool_calls.is_empty() && items.is_empty()) {
-            let part = match message.role {
-                Role::Assistant => MessagePart::OutputText { text, annotations: [] },
-                _ => MessagePart::InputText { text },
-            };
-            items.push(Self::Message { role, status, content: [part] });
+        if !message.content.is_empty() || (message.tool_calls.is_empty() && items.is_empty()) {
+            items.push(Self::Message { role, status, content: MessagePart::all(message) });
         }
         items.extend(message.tool_calls.iter().map(|call| Self::FunctionCall {
             call_id: call.id.clone().unwrap_or_default(),
@@ -181,7 +229,7 @@ pub(crate) async fn list(
 
 #[cfg(test)]
 mod tests {
-    use narthex_gateway::request::{FunctionCall, ToolCall};
+    use narthex_gateway::request::{Content, FunctionCall, Media, ToolCall};
     use serde_json::json;
 
     use super::*;
@@ -212,6 +260,21 @@ mod tests {
                     "status": "completed"},
             ])
         );
+    }
+
+    #[test]
+    fn media_are_listed_with_their_bytes() {
+        let image = Part::Media(Media::new(MediaKind::Image, Some("image/png".to_owned()), vec![137; 3]));
+        let sound = Part::Media(Media::new(MediaKind::Audio, Some("audio/wav".to_owned()), vec![1; 3]));
+        let content: Content = [Part::text("a"), image, sound].into_iter().collect();
+        let messages = [Message::new(Role::User, content.clone()), Message::new(Role::Tool, content)];
+        let parts = json!([
+            {"type": "input_text", "text": "a"},
+            {"type": "input_image", "image_url": "data:image/png;base64,iYmJ", "detail": "auto"},
+            {"type": "input_audio", "input_audio": {"data": "AQEB", "format": "wav"}},
+        ]);
+        let listed = json!(items("resp_1", &messages));
+        assert_eq!((&listed[0]["content"], &listed[1]["output"]), (&parts, &parts));
     }
 
     #[test]

@@ -140,7 +140,7 @@ impl OutputItem {
             }
             Self::Message { content, .. } => {
                 let texts = content.iter().map(|OutputPart::OutputText { text, .. }| text.as_str());
-                HistoryItem::Message(Message::new(Role::Assistant, texts.collect()))
+                HistoryItem::Message(Message::new(Role::Assistant, texts.collect::<String>()))
             }
             Self::FunctionCall { call_id, name, namespace, arguments, .. } => {
                 let name = full_name(namespace.as_deref(), name.clone());

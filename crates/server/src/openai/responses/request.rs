@@ -1,7 +1,7 @@
 //! The body of a request, and its translation to the gateway's.
 
 use narthex_gateway::request::{
-    GenerateOptions, Grammar, Message, ReasoningSettings, Role, Tool, ToolChoice, ToolSettings,
+    Content, GenerateOptions, Grammar, Message, ReasoningSettings, Role, Tool, ToolChoice, ToolSettings,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::history::{HistoryItem, InputItem, full_name};
 use crate::{
     error::ApiError,
-    openai::messages::{Content, Part},
+    openai::messages::{WireContent, WirePart},
     protocol::{
         body,
         custom_tools::{self, CUSTOM, CustomFormat, CustomTool},
@@ -58,9 +58,9 @@ struct Item {
     id: Option<String>,
     #[schemars(with = "Option<String>")]
     role: Option<Role>,
-    content: Option<Content>,
+    content: Option<WireContent>,
     /// Summary of reasoning.
-    summary: Option<Vec<Part>>,
+    summary: Option<Vec<WirePart>>,
     call_id: Option<String>,
     name: Option<String>,
     /// Namespace of the called tool.
@@ -70,7 +70,7 @@ struct Item {
     input: Option<String>,
     /// Command of a call of Codex's shell.
     action: Option<Value>,
-    output: Option<Content>,
+    output: Option<WireContent>,
 }
 
 impl ListElement for Item {
@@ -157,13 +157,16 @@ impl Item {
             return Ok(Some(InputItem::Reference(id)));
         }
 
-        let text = |role, content: Option<Content>| {
-            content.map_or(Ok(String::new()), |content| content.into_text(role, &path))
-        };
+        let output = self.output.map_or_else(
+            || Ok(Content::default()),
+            |output| output.into_content(Role::Tool, &format!("{path}.output")),
+        );
         let item = match self.r#type.as_str() {
             "message" => {
                 let role = self.role.ok_or_else(|| missing("role"))?;
-                HistoryItem::Message(Message::new(role, text(role, self.content)?))
+                let content =
+                    self.content.map(|content| content.into_content(role, &format!("{path}.content")));
+                HistoryItem::Message(Message::new(role, content.transpose()?.unwrap_or_default()))
             }
             "function_call" => {
                 let arguments = outline::arguments(self.arguments.into());
@@ -179,16 +182,12 @@ impl Item {
                 let action = self.action.unwrap_or_default();
                 HistoryItem::call(self.call_id.or(self.id), LOCAL_SHELL.to_owned(), action)
             }
-            "function_call_output" | "custom_tool_call_output" => {
-                HistoryItem::result(self.call_id, text(Role::Tool, self.output)?)
-            }
-            "local_shell_call_output" => {
-                HistoryItem::result(self.call_id.or(self.id), text(Role::Tool, self.output)?)
-            }
+            "function_call_output" | "custom_tool_call_output" => HistoryItem::result(self.call_id, output?),
+            "local_shell_call_output" => HistoryItem::result(self.call_id.or(self.id), output?),
             // The model's template keeps or drops earlier reasoning. Some clients return only the summary.
             "reasoning" => {
-                let content = self.content.map(Content::into_reasoning).filter(|text| !text.is_empty());
-                let summary = self.summary.map(|parts| Content::List(parts).into_reasoning());
+                let content = self.content.map(WireContent::into_reasoning).filter(|text| !text.is_empty());
+                let summary = self.summary.map(|parts| WireContent::List(parts).into_reasoning());
                 HistoryItem::Reasoning(content.or(summary).unwrap_or_default())
             }
             other => {

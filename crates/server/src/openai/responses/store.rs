@@ -238,11 +238,13 @@ impl PendingStore {
     }
 }
 
-/// Returns an upper bound on the memory of messages in bytes.
+/// Returns an upper bound on the memory of messages in bytes. Media count as base64, in which a client may read them.
 fn memory(messages: &[Message]) -> usize {
     let calls = messages.iter().flat_map(|message| &message.tool_calls);
     let values: usize = calls.map(|call| values_in(&call.function.arguments)).sum();
-    json_length(&messages) + (messages.len() + values) * VALUE_BYTES
+    let media = messages.iter().flat_map(|message| message.content.media());
+    let media: usize = media.map(|media| media.bytes().len().div_ceil(3) * 4).sum();
+    json_length(&messages) + (messages.len() + values) * VALUE_BYTES + media
 }
 
 /// Returns the memory of turns in bytes.

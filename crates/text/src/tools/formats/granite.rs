@@ -22,7 +22,7 @@ pub(super) const FORMAT: FormatDefinition = FormatDefinition {
         SYNTAX.rules(&format!("calls: {open} body\nbody: {list}\n"), allowed.functions, allowed.limit)
     },
     write: |calls, message| {
-        message.push_marker(OPEN);
+        message.content.push_marker(OPEN);
         message.content.push_str(&list(calls));
     },
     options: FormatOptions::BASE,

@@ -27,7 +27,7 @@ pub(super) const FORMAT: FormatDefinition = FormatDefinition {
     parser: |context| SYNTAX.parser(context),
     rules,
     write: |calls, message| {
-        message.push_marker(OPEN);
+        message.content.push_marker(OPEN);
         message.content.push_str(&list(calls));
     },
     options: FormatOptions { adapt_ids, ..FormatOptions::BASE },

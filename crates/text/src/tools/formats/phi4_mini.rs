@@ -22,9 +22,9 @@ pub(super) const FORMAT: FormatDefinition = FormatDefinition {
         SYNTAX.rules(&format!("calls: {open} body\nbody: {list} {close}\n"), allowed.functions, allowed.limit)
     },
     write: |calls, message| {
-        message.push_marker(OPEN);
+        message.content.push_marker(OPEN);
         message.content.push_str(&list(calls));
-        message.push_marker(CLOSE);
+        message.content.push_marker(CLOSE);
     },
     options: FormatOptions::BASE,
     #[cfg(test)]

@@ -1,0 +1,376 @@
+//! Pictures and sounds in bodies: base64 and data URLs, decoded once, while the body is parsed.
+//!
+//! A value that is not the expected one becomes an error with its path when its message is converted. Addresses are
+//! refused, because this server opens no connections for its clients.
+
+use std::{borrow::Cow, fmt};
+
+use base64::{
+    DecodeError, Engine,
+    alphabet::STANDARD,
+    engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
+};
+use narthex_gateway::request::{Media, MediaKind};
+use schemars::JsonSchema;
+use serde::{
+    Deserialize, Deserializer,
+    de::{self, MapAccess, Visitor, value::MapAccessDeserializer},
+};
+
+use crate::error::ApiError;
+
+/// Maximum bytes of one picture or sound.
+pub(crate) const MAX_MEDIA_BYTES: usize = 20 << 20;
+
+/// Maximum bytes of a media type or a value in a message.
+const MAX_SHOWN: usize = 80;
+
+/// Base64 with or without padding.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
+/// Bytes of a file, or the reason why they cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct FileBytes(Result<Vec<u8>, String>);
+
+impl FileBytes {
+    /// Decodes base64, in which white space is ignored.
+    fn of_base64(text: &str) -> Self {
+        let text = match text.contains(|char: char| char.is_ascii_whitespace()) {
+            true => Cow::Owned(text.split_ascii_whitespace().collect()),
+            false => Cow::Borrowed(text),
+        };
+        if text.len() > MAX_MEDIA_BYTES.div_ceil(3) * 4 {
+            let bytes = text.len() / 4 * 3;
+            return Self(Err(format!("expected at most {MAX_MEDIA_BYTES} bytes, found about {bytes} bytes")));
+        }
+        Self(match BASE64.decode(&*text) {
+            Ok(bytes) if bytes.is_empty() => Err("expected a file in base64, found an empty text".to_owned()),
+            Ok(bytes) => Ok(bytes),
+            Err(error) => Err(format!("expected base64, {}", problem(&text, error))),
+        })
+    }
+}
+
+/// Returns what is wrong with base64.
+fn problem(text: &str, error: DecodeError) -> String {
+    match error {
+        DecodeError::InvalidByte(index, _) => {
+            let char = text.get(index..).and_then(|rest| rest.chars().next());
+            let char = char.map_or_else(|| "a part of a character".to_owned(), |char| format!("{char:?}"));
+            format!("found {char} after {index} characters")
+        }
+        DecodeError::InvalidLength(length) => format!("found {length} characters, which are not whole bytes"),
+        DecodeError::InvalidLastSymbol(..) | DecodeError::InvalidPadding => {
+            "found an end that is not whole bytes".to_owned()
+        }
+    }
+}
+
+/// A file as base64.
+#[derive(Debug)]
+pub(crate) struct Base64File(FileBytes);
+
+impl<'de> Deserialize<'de> for Base64File {
+    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
+        value
+            .deserialize_str(TextVisitor { expected: "a file in base64", read: FileBytes::of_base64 })
+            .map(Self)
+    }
+}
+
+/// A file as a data URL.
+#[derive(Debug)]
+pub(crate) struct FileUrl {
+    media_type: Option<String>,
+    bytes: FileBytes,
+}
+
+impl FileUrl {
+    /// Reads a data URL.
+    fn read(url: &str) -> Self {
+        let refused = |problem: String| Self { media_type: None, bytes: FileBytes(Err(problem)) };
+        let Some(rest) = strip_prefix(url, "data:") else {
+            let is_address = ["http:", "https:"].iter().any(|scheme| strip_prefix(url, scheme).is_some());
+            return refused(match is_address {
+                true => "expected a data URL, such as \"data:image/png;base64,…\", found an address, which this server \
+                         does not open; send the file itself"
+                    .to_owned(),
+                false => format!("expected a data URL, such as \"data:image/png;base64,…\", found {:?}", shown(url)),
+            });
+        };
+        let Some((head, data)) = rest.split_once(',') else {
+            return refused(format!(
+                "expected a comma before the data of a data URL, found none in {:?}",
+                shown(url)
+            ));
+        };
+        let mut fields = head.split(';').map(str::trim);
+        let media_type =
+            fields.next().filter(|text| !text.is_empty()).map(|text| shown(text).to_ascii_lowercase());
+        if !fields.any(|field| field.eq_ignore_ascii_case("base64")) {
+            return refused(format!("expected a data URL in base64, found {:?}", shown(url)));
+        }
+        Self { media_type, bytes: FileBytes::of_base64(data) }
+    }
+}
+
+impl<'de> Deserialize<'de> for FileUrl {
+    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
+        value.deserialize_str(TextVisitor { expected: "a data URL", read: Self::read })
+    }
+}
+
+/// Returns the text after a prefix, without regard to case.
+fn strip_prefix<'a>(text: &'a str, prefix: &str) -> Option<&'a str> {
+    let (start, rest) = text.split_at_checked(prefix.len())?;
+    start.eq_ignore_ascii_case(prefix).then_some(rest)
+}
+
+/// Returns the beginning of a text.
+fn shown(text: &str) -> &str {
+    &text[..text.floor_char_boundary(MAX_SHOWN)]
+}
+
+/// Reads a string without a copy of it.
+struct TextVisitor<T> {
+    expected: &'static str,
+    read: fn(&str) -> T,
+}
+
+impl<T> Visitor<'_> for TextVisitor<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.expected)
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
+        Ok((self.read)(text))
+    }
+}
+
+/// A picture in OpenAI's protocols: a data URL, or an object that has one.
+#[derive(Debug)]
+pub(crate) struct ImageUrl {
+    url: FileUrl,
+    /// Path of the URL in the field.
+    path: &'static str,
+}
+
+/// Fields of a picture. `detail` has no effect, because the model determines the size at which it reads a picture.
+#[derive(Deserialize, JsonSchema)]
+struct ImageUrlObject {
+    #[schemars(with = "String")]
+    url: FileUrl,
+}
+
+impl JsonSchema for ImageUrl {
+    fn schema_name() -> Cow<'static, str> {
+        "ImageUrl".into()
+    }
+
+    fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        let object = generator.subschema_for::<ImageUrlObject>();
+        schemars::json_schema!({ "anyOf": [{ "type": "string" }, object] })
+    }
+}
+
+impl<'de> Deserialize<'de> for ImageUrl {
+    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
+        value.deserialize_any(ImageUrlVisitor)
+    }
+}
+
+struct ImageUrlVisitor;
+
+impl<'de> Visitor<'de> for ImageUrlVisitor {
+    type Value = ImageUrl;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a data URL or an object with one")
+    }
+
+    fn visit_str<E: de::Error>(self, url: &str) -> Result<ImageUrl, E> {
+        Ok(ImageUrl { url: FileUrl::read(url), path: "" })
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ImageUrl, A::Error> {
+        let ImageUrlObject { url } = ImageUrlObject::deserialize(MapAccessDeserializer::new(map))?;
+        Ok(ImageUrl { url, path: ".url" })
+    }
+}
+
+/// A sound in OpenAI's protocols.
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(crate) struct InputAudio {
+    #[schemars(with = "String")]
+    data: Base64File,
+    /// Format of the file, such as `wav` or `mp3`.
+    format: Option<String>,
+}
+
+/// Returns the medium with these bytes, or the error of the field `path`.
+fn media(
+    kind: MediaKind,
+    media_type: Option<String>,
+    bytes: FileBytes,
+    path: &str,
+) -> Result<Media, ApiError> {
+    let FileBytes(bytes) = bytes;
+    bytes
+        .map(|bytes| Media::new(kind, media_type, bytes))
+        .map_err(|problem| ApiError::bad_request(path, format!("{path}: {problem}")))
+}
+
+/// Checks that a stated media type is of a kind.
+fn check_type(kind: MediaKind, media_type: Option<&str>, path: &str) -> Result<(), ApiError> {
+    let Some(media_type) = media_type.filter(|media_type| !media_type.starts_with(&format!("{kind}/")))
+    else {
+        return Ok(());
+    };
+    let message =
+        format!("{path}: expected the type of a file to be {kind}/…, found {:?}", shown(media_type));
+    Err(ApiError::bad_request(path, message))
+}
+
+impl FileUrl {
+    /// Returns false if another type is stated than that of a picture.
+    pub(crate) fn may_be_image(&self) -> bool {
+        self.media_type.as_deref().is_none_or(|found| found.starts_with("image/"))
+    }
+
+    /// Returns the picture. `path` is the path of the URL for errors.
+    pub(crate) fn into_image(self, path: &str) -> Result<Media, ApiError> {
+        check_type(MediaKind::Image, self.media_type.as_deref(), path)?;
+        media(MediaKind::Image, self.media_type, self.bytes, path)
+    }
+}
+
+impl ImageUrl {
+    /// Returns the picture. `path` is the path of the field for errors.
+    pub(crate) fn into_media(self, path: &str) -> Result<Media, ApiError> {
+        self.url.into_image(&format!("{path}{}", self.path))
+    }
+}
+
+impl InputAudio {
+    /// Returns the sound. `path` is the path of the field for errors.
+    pub(crate) fn into_media(self, path: &str) -> Result<Media, ApiError> {
+        let media_type = self.format.map(|format| format!("audio/{}", shown(&format).to_ascii_lowercase()));
+        media(MediaKind::Audio, media_type, self.data.0, &format!("{path}.data"))
+    }
+}
+
+impl Base64File {
+    /// Returns the picture with this stated type. `path` is the path of the file for errors.
+    pub(crate) fn into_image(self, media_type: Option<String>, path: &str) -> Result<Media, ApiError> {
+        check_type(MediaKind::Image, media_type.as_deref(), path)?;
+        media(MediaKind::Image, media_type, self.0, path)
+    }
+}
+
+/// Returns a medium as a data URL.
+pub(crate) fn data_url(media: &Media) -> String {
+    let fallback = match media.kind() {
+        MediaKind::Image => "image/*",
+        MediaKind::Audio => "audio/*",
+    };
+    let mut url = format!("data:{};base64,", media.media_type().unwrap_or(fallback));
+    BASE64.encode_string(media.bytes(), &mut url);
+    url
+}
+
+/// Returns the bytes of a medium in base64.
+pub(crate) fn base64(media: &Media) -> String {
+    BASE64.encode(media.bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn image(value: Value) -> Result<Media, String> {
+        let param = if value.is_object() { "a.url" } else { "a" };
+        let url: ImageUrl = serde_json::from_value(value).map_err(|error| error.to_string())?;
+        url.into_media("a").map_err(|error| {
+            let body = error.body();
+            assert_eq!((error.status().as_u16(), &body["error"]["param"]), (400, &json!(param)));
+            body["error"]["message"].as_str().unwrap().to_owned()
+        })
+    }
+
+    #[test]
+    fn data_urls_are_decoded() {
+        for url in [
+            "data:image/png;base64,iVBORw==",
+            "data:image/png;base64,iVBORw",
+            "DATA:Image/PNG;charset=utf-8;BASE64,iVBO\r\n Rw==",
+        ] {
+            for value in [json!(url), json!({"url": url, "detail": "high"})] {
+                let media = image(value).unwrap();
+                assert_eq!(
+                    (media.kind(), media.bytes()),
+                    (MediaKind::Image, [137, b'P', b'N', b'G'].as_slice())
+                );
+                assert_eq!(media.media_type(), Some("image/png"), "{url}");
+                assert_eq!(data_url(&media), "data:image/png;base64,iVBORw==");
+            }
+        }
+        assert_eq!(image(json!("data:;base64,iVBORw==")).unwrap().media_type(), None);
+    }
+
+    #[test]
+    fn what_is_no_data_url_is_refused_with_the_reason() {
+        let check = |url: &str, expect: &str| {
+            let error = image(json!(url)).unwrap_err();
+            assert!(error.starts_with("a: expected ") && error.contains(expect), "{url}: {error}");
+            assert!(error.len() < 400, "{error}");
+        };
+        check("https://example.org/cat.png", "found an address, which this server does not open");
+        check("HTTP://169.254.169.254/latest", "found an address");
+        check("file:///etc/passwd", "found \"file:///etc/passwd\"");
+        check("/etc/passwd", "a data URL");
+        check("", "a data URL");
+        check("data:image/png;base64", "a comma");
+        check("data:image/png,iVBORw==", "in base64");
+        check("data:image/png;base64,", "found an empty text");
+        check("data:image/png;base64,iVB!Rw==", "found '!' after 3 characters");
+        check("data:image/png;base64,iVBORé==", "found 'é' after 5 characters");
+        check("data:image/png;base64,iVBOR", "not whole bytes");
+        check("data:application/pdf;base64,iVBORw==", "to be image/…, found \"application/pdf\"");
+        check(&format!("ftp:{}", "x".repeat(10_000)), "a data URL");
+        check(&format!("data:{};base64,iVBORw==", "x".repeat(10_000)), "image/…");
+        assert!(image(json!({"detail": "low"})).unwrap_err().contains("missing field `url`"));
+        assert!(image(json!(5)).unwrap_err().contains("expected a data URL"));
+    }
+
+    #[test]
+    fn files_have_a_maximum_size() {
+        let read = |bytes: usize| FileBytes::of_base64(&"A".repeat(bytes / 3 * 4)).0.map(|bytes| bytes.len());
+        let most = MAX_MEDIA_BYTES / 3 * 3;
+        assert_eq!(read(most), Ok(most));
+        assert!(read(MAX_MEDIA_BYTES + 6).unwrap_err().contains("expected at most 20971520 bytes"));
+        // The text is not decoded before its length is checked.
+        let huge = format!("data:image/png;base64,{}", "!".repeat(MAX_MEDIA_BYTES * 3 / 2));
+        assert!(image(json!(huge)).unwrap_err().contains("expected at most 20971520 bytes"));
+    }
+
+    #[test]
+    fn sounds_have_their_format() {
+        let read = |value: Value| {
+            serde_json::from_value::<InputAudio>(value).unwrap().into_media("a").map_err(|error| error.body())
+        };
+        let media = read(json!({"data": "UklGRg==", "format": "WAV"})).unwrap();
+        assert_eq!(
+            (media.kind(), media.media_type(), media.bytes()),
+            (MediaKind::Audio, Some("audio/wav"), &b"RIFF"[..])
+        );
+        let error = read(json!({"data": "?", "format": "wav"})).unwrap_err();
+        assert_eq!(error["error"]["param"], "a.data", "{error}");
+    }
+}

@@ -1,0 +1,54 @@
+//! Kinds of media in conversations.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use strum::VariantArray;
+
+/// Kind of a medium in a message.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    strum::IntoStaticStr,
+    VariantArray,
+)]
+#[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
+pub enum MediaKind {
+    /// A picture.
+    Image,
+    /// A sound.
+    Audio,
+}
+
+impl MediaKind {
+    /// Every kind.
+    pub const ALL: &'static [Self] = Self::VARIANTS;
+
+    /// Returns the name of the kind in chat templates and manifests.
+    pub fn as_str(self) -> &'static str {
+        self.into()
+    }
+
+    /// Returns the plural for sentences.
+    pub fn plural(self) -> &'static str {
+        match self {
+            Self::Image => "images",
+            Self::Audio => "audio",
+        }
+    }
+}
+
+impl fmt::Display for MediaKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
