@@ -67,7 +67,7 @@ fn with_media() -> Vec<(&'static str, Value)> {
             "messages-media",
             json!({"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": [
                 {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw=="}},
-                {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}},
+                {"type": "image", "source": {"type": "url", "url": "data:image/gif;base64,R0lG"}},
             ]}]}),
         ),
         (
