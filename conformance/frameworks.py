@@ -250,6 +250,40 @@ def openai_agents_call_tools_over_both_apis():
 
 
 @check
+def agents_with_the_defaults_of_their_frameworks_end():
+    """The frameworks send strict tools and let the model choose. Small models may answer without a call."""
+    import agents
+    import openai
+    from pydantic_ai import Agent
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    agents.set_tracing_disabled(True)
+    called = []
+
+    def weather(city: str) -> str:
+        """Returns the weather of a city."""
+        called.append(city)
+        return "12 degrees"
+
+    client = openai.AsyncOpenAI()
+    settings = agents.ModelSettings(temperature=0, max_tokens=200)
+    for model in (agents.OpenAIResponsesModel(CHAT, client), agents.OpenAIChatCompletionsModel(CHAT, client)):
+        tools = [agents.function_tool(weather)]
+        agent = agents.Agent(name="a", instructions="Be brief.", model=model, tools=tools, model_settings=settings)
+        try:
+            answer = agents.Runner.run_sync(agent, QUESTION, max_turns=3).final_output
+        except agents.MaxTurnsExceeded:
+            answer = "the model called the tool in every turn"
+        assert answer, called
+    model = OpenAIChatModel(CHAT, provider=OpenAIProvider(base_url=BASE, api_key="unused"))
+    agent = Agent(model, model_settings={"temperature": 0, "max_tokens": 200})
+    agent.tool_plain(weather)
+    assert agent.run_sync(QUESTION).output, called
+    assert all(isinstance(city, str) for city in called), called
+
+
+@check
 def qwen_agent_s_assistant_calls_a_tool():
     from qwen_agent.agents import Assistant
     from qwen_agent.tools.base import BaseTool, register_tool
