@@ -14,7 +14,7 @@ use narthex_spec::{Ep, ModelName, Scheme, Sha256, id::BadModelName};
 
 use self::pip::{no_pip_hint, pip_hint};
 pub use self::{connection::ConnectionError, hub::HubError, package_index::PackageIndexError};
-use crate::platform::Platform;
+use crate::{known_models::unsupported_architecture, platform::Platform};
 
 /// A failure of this crate.
 #[derive(Debug, thiserror::Error)]
@@ -60,7 +60,7 @@ pub enum Error {
         found: String,
     },
     /// The catalogue has no such model.
-    #[error("no model is named \"{name}\"{}", near_names(near))]
+    #[error("no model is named \"{name}\"{}", near_names(name.as_str(), near))]
     UnknownModel {
         /// The requested name.
         name: ModelName,
@@ -303,16 +303,18 @@ pub enum ErrorKind {
     Internal,
 }
 
-/// Returns the question that follows an unknown name.
-pub fn near_names(near: &[ModelName]) -> String {
-    if near.is_empty() {
-        return String::new();
-    }
+/// Returns the part of a sentence that follows an unknown name: a question, or the reason why there is no such model.
+pub fn near_names(name: &str, near: &[ModelName]) -> String {
     let names: Vec<&str> = near.iter().map(ModelName::as_str).collect();
-    let choice = match names.split_last() {
-        Some((last, others)) if !others.is_empty() => format!("{} or {last}", others.join(", ")),
-        _ => names.concat(),
+    let (last, others) = match names.split_last() {
+        Some((last, others)) => (last, others.join(", ")),
+        None => return String::new(),
     };
+    if let Some(architecture) = unsupported_architecture(name) {
+        let listed = if others.is_empty() { (*last).to_owned() } else { format!("{others} and {last}") };
+        return format!("; its architecture {architecture} is not supported, and nearest to it are {listed}");
+    }
+    let choice = if others.is_empty() { (*last).to_owned() } else { format!("{others} or {last}") };
     format!("; did you mean {choice}?")
 }
 
@@ -493,5 +495,10 @@ mod tests {
             text(&["smollm2:135m", "smollm2:360m", "smollm3:3b"]),
             "no model is named \"smolm2\"; did you mean smollm2:135m, smollm2:360m or smollm3:3b?"
         );
+        let near = ["bge-base-en-v1.5", "all-minilm-l6-v2"].map(|name| name.parse().unwrap());
+        let name = "nomic-embed-text:v1.5".parse().unwrap();
+        let expect = "no model is named \"nomic-embed-text:v1.5\"; its architecture nomic_bert is not supported, and \
+                      nearest to it are bge-base-en-v1.5 and all-minilm-l6-v2";
+        assert_eq!(Error::UnknownModel { name, near: near.to_vec() }.to_string(), expect);
     }
 }

@@ -16,7 +16,7 @@ use narthex_spec::{
 use serde::{Deserialize, Deserializer, Serialize, de};
 
 pub use self::figures::Figures;
-use crate::error::Error;
+use crate::{error::Error, known_models};
 
 /// Every file of `entries/`, by name.
 const FILES: &[(&str, &str)] = &[
@@ -398,7 +398,7 @@ impl Catalog {
     /// Returns models of the catalogue in place of a known one that it lacks, or else up to five similar names, the nearest
     /// first.
     pub fn suggest(&self, text: &str) -> Vec<ModelName> {
-        let instead = suggestions::in_place_of(text);
+        let instead = known_models::in_place_of(text);
         if !instead.is_empty() {
             let names = instead.iter().filter_map(|name| name.parse().ok());
             return names.filter(|name| self.by_name.contains_key(name)).collect();

@@ -13,6 +13,7 @@ mod files;
 pub mod fuzzing;
 pub mod index;
 pub mod keys;
+mod known_models;
 pub mod network;
 mod platform;
 mod redact;

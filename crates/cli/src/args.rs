@@ -52,6 +52,7 @@ pub(crate) const EXIT_CODES: &str = "Exit codes:
   8    check: the model is refused
   9    a file is malformed, damaged or not a regular file
   10   this version does not support the model or format
+  127  launch: the agent is not installed
   130  interrupted";
 
 /// Heading of the global options in `--help`.

@@ -34,6 +34,27 @@ impl std::fmt::Display for NegativeResult {
 
 impl std::error::Error for NegativeResult {}
 
+/// A program that `launch` would run is not installed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ProgramMissing {
+    pub(crate) program: &'static str,
+    /// Command that installs it.
+    pub(crate) install: &'static str,
+}
+
+impl ProgramMissing {
+    /// Exit code, which shells use for a command that is not found.
+    const CODE: u8 = 127;
+}
+
+impl std::fmt::Display for ProgramMissing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} is not installed; install it with `{}`", self.program, self.install)
+    }
+}
+
+impl std::error::Error for ProgramMissing {}
+
 /// Failure of a program that `launch` ran.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ProgramFailed {
@@ -91,6 +112,10 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
         Some(NegativeResult::Refused) => return ExitCode::from(8),
         Some(NegativeResult::Damaged) => return ExitCode::from(MALFORMED),
         None => {}
+    }
+    if let Some(missing) = error.downcast_ref::<ProgramMissing>() {
+        output::note(format_args!("error: {missing}"));
+        return ExitCode::from(ProgramMissing::CODE);
     }
     if let Some(failed) = error.downcast_ref::<ProgramFailed>() {
         output::note(format_args!("error: {failed}"));

@@ -503,6 +503,24 @@ fn a_conversation_takes_several_lines_and_keeps_its_history() {
 }
 
 #[test]
+fn a_conversation_uses_the_models_of_a_running_server() {
+    let home = Home::new();
+    let mut server = support::serve(&mut home.command(&["serve", "--port", "0"]));
+    home.run(&mut home.command(&["load", "genai-dml"]));
+    let mut terminal = Terminal::start(&home.command(&["run", "genai-dml", "--max-tokens", "2"]), 80);
+    for keys in ["/model genai-dml@w4\r", "w1\r", CTRL_D] {
+        terminal.wait_for(PROMPT);
+        terminal.press(keys);
+    }
+    assert_eq!(terminal.end(), 0);
+    let screen = terminal.screen();
+    let uses = screen.matches("genai-dml is ready, in the memory of a running").count();
+    assert!(uses == 2 && screen.contains("tokens/s"), "{screen}");
+    server.process.kill().unwrap();
+    server.process.wait().unwrap();
+}
+
+#[test]
 fn a_removal_is_confirmed() {
     let home = Home::new();
     let is_installed = |name: &str| home.path("store/packages").join(name).exists();

@@ -11,38 +11,6 @@ const LIMIT: usize = 5;
 /// Maximum length in bytes of a text that counts as a mistyped name.
 const MAX_NAME_BYTES: usize = 80;
 
-/// Known models that the catalogue lacks, by the beginning of their names, and models for the same purpose.
-const WISHES: &[(&str, &[&str])] = &[
-    ("codegemma", &["qwen2.5-coder:1.5b", "qwen2.5-coder:7b"]),
-    ("codellama", &["qwen2.5-coder:7b", "qwen2.5-coder:14b"]),
-    ("codestral", &["qwen2.5-coder:14b", "qwen2.5-coder:32b"]),
-    ("command-r", &["qwen2.5:14b", "qwen2.5:32b"]),
-    ("deepseek-coder", &["qwen2.5-coder:7b", "qwen2.5-coder:14b"]),
-    ("deepseek", &["qwen3:8b", "qwen3:4b", "qwen3:14b"]),
-    ("devstral", &["qwen2.5-coder:14b", "qwen2.5-coder:32b"]),
-    ("gpt-oss", &["qwen3:14b", "qwen3:8b"]),
-    ("llama2", &["llama3.2:3b", "qwen2.5:7b"]),
-    ("llama3.1", &["qwen3:8b", "qwen2.5:7b", "llama3.2:3b"]),
-    ("llama3:", &["qwen3:8b", "qwen2.5:7b", "llama3.2:3b"]),
-    ("mixtral", &["mistral:7b", "qwen2.5:14b"]),
-    ("mistral-nemo", &["mistral:7b", "qwen2.5:14b"]),
-    ("mistral-small", &["qwen2.5:14b", "qwen2.5:32b"]),
-    ("mxbai-embed", &["bge-large-en-v1.5", "bge-base-en-v1.5"]),
-    ("nomic-embed", &["bge-base-en-v1.5", "all-minilm-l6-v2", "multilingual-e5-base"]),
-    ("phi4:", &["phi4-mini:3.8b", "qwen3:14b"]),
-    ("qwen3-coder", &["qwen2.5-coder:7b", "qwen2.5-coder:14b"]),
-    ("qwq", &["qwen3:14b", "qwen3:32b"]),
-    ("snowflake-arctic-embed", &["bge-base-en-v1.5", "multilingual-e5-base"]),
-    ("starcoder", &["qwen2.5-coder:3b", "qwen2.5-coder:7b"]),
-    ("yi:", &["qwen2.5:7b", "qwen3:8b"]),
-];
-
-/// Returns models in place of a known one that the catalogue lacks.
-pub(super) fn in_place_of(text: &str) -> &'static [&'static str] {
-    let typed = format!("{}:", text.trim().to_ascii_lowercase());
-    WISHES.iter().find(|(beginning, _)| typed.starts_with(beginning)).map_or(&[], |(_, names)| names)
-}
-
 /// Returns the names nearest to `text`, each once. `known` has pairs of a spelling and the name that it stands for.
 /// Equally near names, and the sizes of a family, keep the order of `known`.
 pub(super) fn nearest<'a>(
@@ -131,18 +99,19 @@ fn alphanumeric(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::known_models::{KNOWN_MODELS, KnownModel};
 
     #[test]
     fn every_model_in_place_of_another_exists() {
         let catalog = crate::index::Catalog::builtin().unwrap();
-        for (beginning, names) in WISHES {
-            for name in *names {
+        for KnownModel { beginning, instead, .. } in KNOWN_MODELS {
+            for name in *instead {
                 assert!(catalog.get(&name.parse().unwrap()).is_some(), "{beginning}: {name}");
             }
             // The catalogue itself has no model of this name.
             let wished = beginning.trim_end_matches(':');
             assert!(catalog.get(&wished.parse().unwrap()).is_none() && catalog.sizes(wished).is_empty());
-            assert_eq!(catalog.suggest(wished).len(), names.len(), "{wished}");
+            assert_eq!(catalog.suggest(wished).len(), instead.len(), "{wished}");
         }
         let first = |text: &str| catalog.suggest(text).first().map(ToString::to_string);
         assert_eq!(first("deepseek-r1:7b").as_deref(), Some("qwen3:8b"));

@@ -25,6 +25,8 @@ use crate::{CancelFlag, check_cancel, error::Error, files};
 /// Result of the audit of one file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct AuditedFile {
+    /// Model, or runtime: `smollm2:135m`, `runtime cpu`.
+    pub subject: String,
     /// Package, checkpoint or runtime with the file: `smollm2:135m@w8`, `runtime cpu`; `smollm2:135m@w8 on this machine`
     /// for a file that a load made from the package.
     pub owner: String,
@@ -93,6 +95,7 @@ impl ManifestFiles {
 }
 
 struct AuditFolder {
+    subject: String,
     owner: String,
     folder: PathBuf,
     origin: FileOrigin,
@@ -132,11 +135,7 @@ impl Store {
                     listed.extend(self.made_from(&found));
                     listed.push(found);
                 }
-                Err((owner, reason)) => results.push(AuditedFile {
-                    owner,
-                    path: folder.join(MANIFEST_FILE),
-                    state: FileCondition::Unreadable { reason },
-                }),
+                Err(unreadable) => results.push(*unreadable),
             }
         }
 
@@ -145,7 +144,7 @@ impl Store {
                 for folder in subfolders(&self.root().join(kind)) {
                     match receipt(kind, &folder) {
                         Ok(found) => listed.push(found),
-                        Err(unreadable) => results.push(unreadable),
+                        Err(unreadable) => results.push(*unreadable),
                     }
                 }
             }
@@ -169,8 +168,13 @@ impl Store {
             .iter()
             .flat_map(|device| subfolders(device))
             .filter_map(|folder| {
-                let owner = format!("{} on this machine", package.owner);
-                Some(AuditFolder { owner, origin: FileOrigin::Made, files: made_files(&folder)?, folder })
+                Some(AuditFolder {
+                    subject: package.subject.clone(),
+                    owner: format!("{} on this machine", package.owner),
+                    origin: FileOrigin::Made,
+                    files: made_files(&folder)?,
+                    folder,
+                })
             })
             .collect()
     }
@@ -196,7 +200,12 @@ impl Store {
             intact &= state.is_intact();
             done += entry.bytes;
             let path = listed.folder.join(name);
-            results.push(AuditedFile { owner: listed.owner.clone(), path, state });
+            results.push(AuditedFile {
+                subject: listed.subject.clone(),
+                owner: listed.owner.clone(),
+                path,
+                state,
+            });
         }
 
         if !intact {
@@ -228,39 +237,57 @@ impl Store {
     }
 }
 
-/// Returns the files in a package's manifest, or else the package's name and the reason.
-fn package(folder: &Path, scheme: Scheme) -> Result<AuditFolder, (String, String)> {
+/// Returns the files in a package's manifest, or its manifest with the reason why it cannot be read.
+fn package(folder: &Path, scheme: Scheme) -> Result<AuditFolder, Box<AuditedFile>> {
     let stem = folder.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy().into_owned();
-    let package = format!("{stem}@{scheme}");
-    let bytes = match read_manifest(&folder.join(MANIFEST_FILE)) {
-        Ok(bytes) => bytes,
-        Err(error) => return Err((package, format!("cannot be read: {error}"))),
+    let path = folder.join(MANIFEST_FILE);
+    let unreadable = |subject: String, reason| {
+        Box::new(AuditedFile {
+            owner: format!("{subject}@{scheme}"),
+            subject,
+            path: path.clone(),
+            state: FileCondition::Unreadable { reason },
+        })
     };
-    let manifest = ManifestFiles::read(&bytes, &stem).map_err(|reason| (package, reason))?;
-    let owner = format!("{}@{scheme}", manifest.name);
-    check_digest(&bytes).map_err(|error| (owner.clone(), error.to_string()))?;
+    let bytes = match read_manifest(&path) {
+        Ok(bytes) => bytes,
+        Err(error) => return Err(unreadable(stem, format!("cannot be read: {error}"))),
+    };
+
+    let manifest = match ManifestFiles::read(&bytes, &stem) {
+        Ok(manifest) => manifest,
+        Err(reason) => return Err(unreadable(stem, reason)),
+    };
+    let subject = manifest.name.to_string();
+    if let Err(error) = check_digest(&bytes) {
+        return Err(unreadable(subject, error.to_string()));
+    }
     let origin = FileOrigin::Stored(files::digest(&bytes));
-    Ok(AuditFolder { owner, folder: folder.to_owned(), origin, files: manifest.files })
+    let owner = format!("{subject}@{scheme}");
+    Ok(AuditFolder { subject, owner, folder: folder.to_owned(), origin, files: manifest.files })
 }
 
-fn receipt(kind: &str, folder: &Path) -> Result<AuditFolder, AuditedFile> {
+fn receipt(kind: &str, folder: &Path) -> Result<AuditFolder, Box<AuditedFile>> {
     let path = folder.join(RECEIPT_FILE);
     let kind = kind.trim_end_matches('s');
-    let named = folder.file_name().unwrap_or_default().to_string_lossy();
-    match Receipt::read(&path) {
-        Some(receipt) if receipt.files.keys().all(|path| check_path(path).is_ok()) => Ok(AuditFolder {
-            owner: format!("{kind} {}", receipt.made_for),
+    let receipt = Receipt::read(&path);
+    let made_for = match &receipt {
+        Some(receipt) => receipt.made_for.clone(),
+        None => folder.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+    };
+    let owner = format!("{kind} {made_for}");
+    let subject = if kind == "runtime" { owner.clone() } else { made_for };
+    match receipt.filter(|receipt| receipt.files.keys().all(|path| check_path(path).is_ok())) {
+        Some(receipt) => Ok(AuditFolder {
+            subject,
+            owner,
             folder: folder.to_owned(),
             origin: FileOrigin::Stored(receipt.archive),
             files: receipt.files,
         }),
-        _ => {
+        None => {
             let reason = "is missing or malformed".to_owned();
-            Err(AuditedFile {
-                owner: format!("{kind} {named}"),
-                path,
-                state: FileCondition::Unreadable { reason },
-            })
+            Err(Box::new(AuditedFile { subject, owner, path, state: FileCondition::Unreadable { reason } }))
         }
     }
 }

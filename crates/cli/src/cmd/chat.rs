@@ -11,15 +11,13 @@ use narthex_gateway::{
 use super::{
     converse::{self, OpenModel, first_messages},
     generation::{RunningAnswer, finish, options, print},
-    load, stated_scheme,
+    load,
     tools::{self, ChatTools},
 };
 use crate::{
     args::{ChatArgs, CompleteArgs},
     bars::Bars,
-    output,
-    running_server::ServedModel,
-    standard_input,
+    output, standard_input,
 };
 
 /// Model of `complete` if none is named and no suitable one is installed.
@@ -30,12 +28,6 @@ const DEFAULT_COMPLETION_TOKENS: usize = 128;
 
 /// Maximum number of models that are named in place of the demonstration.
 const MAX_CHOICES: usize = 4;
-
-fn no_template(model: &str) -> Error {
-    let message =
-        format!("{model} has no chat template; `narthex complete -m {model} TEXT` continues a text");
-    Error::invalid("model", message)
-}
 
 /// Answers one question, or starts a conversation without one.
 pub(crate) fn run(gateway: &Gateway, args: &ChatArgs) -> anyhow::Result<()> {
@@ -49,36 +41,18 @@ pub(crate) fn run(gateway: &Gateway, args: &ChatArgs) -> anyhow::Result<()> {
         return Err(Error::invalid("json", "expected a question with --json, found none").into());
     }
     let mut tools = ChatTools::open(&args.tools)?;
-    if let Err(Error::WrongKind { is: ModelKind::Text, .. }) =
-        gateway.check_kind(args.model(), &[ModelKind::Chat])
-    {
-        return Err(no_template(args.model()).into());
-    }
-
-    let scheme = stated_scheme(args.model(), args.load.load.scheme)?;
-    // A running server may not know the names of the settings file yet.
-    let may_be_served = tools.is_none() && args.load.is_standard() && !gateway.is_alias(args.model());
-    let served = if may_be_served { ServedModel::find(gateway, args.model(), scheme) } else { None };
-    let status = match &served {
-        Some(served) => served.status.clone(),
-        None => load(gateway, args.model(), &[ModelKind::Chat], &Bars::unless(args.generate.quiet))?,
-    };
-    // A model from the hub or a path is known to have a template after it was compiled.
-    if status.kind == Some(ModelKind::Text) {
-        return Err(no_template(args.model()).into());
-    }
+    let model = OpenModel::open(gateway, args, args.model(), tools.as_ref())?;
     if args.is_demonstration() && !args.generate.quiet {
         advise(gateway)?;
     }
 
     let Some(prompt) = prompt else {
-        return converse::run(gateway, args, OpenModel::new(gateway, args.model(), status, served), tools);
+        return converse::run(gateway, args, model, tools);
     };
     let mut messages = first_messages(args.system.as_deref());
     messages.push(Message::new(Role::User, prompt));
-    let open = OpenModel::new(gateway, args.model(), status, served);
-    let model = open.to_answer(gateway, &args.generate);
-    finish(&args.generate, &open.status, &tools::answer(&model, tools.as_mut(), &mut messages)?)
+    let to_answer = model.to_answer(gateway, &args.generate);
+    finish(&args.generate, &model.status, &tools::answer(&to_answer, tools.as_mut(), &mut messages)?)
 }
 
 /// Names better models than the demonstration, at its first answer.

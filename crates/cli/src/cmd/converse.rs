@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use narthex_gateway::{
-    Gateway,
+    Error, Gateway,
     models::{ModelKind, ModelStatus},
     request::{Message, Role},
 };
@@ -12,7 +12,7 @@ use rustyline::error::ReadlineError;
 use super::{
     conversation_file,
     generation::{ChatModel, options, print_speed},
-    load,
+    load, stated_scheme,
     tools::{self, ChatTools},
 };
 use crate::{
@@ -57,6 +57,12 @@ enum ChatInput<'a> {
     Message(&'a str),
 }
 
+fn no_template(model: &str) -> Error {
+    let message =
+        format!("{model} has no chat template; `narthex complete -m {model} TEXT` continues a text");
+    Error::invalid("model", message)
+}
+
 fn parse(line: &str) -> ChatInput<'_> {
     let line = line.trim();
     let (word, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
@@ -93,6 +99,7 @@ pub(crate) fn run(
     let system = args.system.clone();
     let mut conversation = Conversation {
         gateway,
+        args,
         options: args.generate.clone(),
         model,
         tools,
@@ -100,10 +107,7 @@ pub(crate) fn run(
         system,
     };
     let mut editor = ChatEditor::new(gateway.chat_history(), COMMANDS);
-    let OpenModel { name, status, served } = &conversation.model;
-    let by = if served.is_some() { ", in the memory of a running server" } else { "" };
-    let shown = if gateway.is_alias(name) { name } else { status.name.as_str() };
-    output::note(format!("{shown} is ready{by}; /help lists the commands."));
+    output::note(format!("{}; /help lists the commands.", conversation.model.readiness(gateway)));
 
     loop {
         let line = match editor.read() {
@@ -142,15 +146,41 @@ pub(super) struct OpenModel {
 }
 
 impl OpenModel {
-    /// Returns a model that the user named. An additional name stays the model's name, because it has its own settings.
-    pub(super) fn new(
+    /// Opens a chat model that the user named: in a running server that has it in memory, or else in this process.
+    pub(super) fn open(
         gateway: &Gateway,
+        args: &ChatArgs,
         named: &str,
-        status: ModelStatus,
-        served: Option<ServedModel>,
-    ) -> Self {
+        tools: Option<&ChatTools>,
+    ) -> anyhow::Result<Self> {
+        if let Err(Error::WrongKind { is: ModelKind::Text, .. }) =
+            gateway.check_kind(named, &[ModelKind::Chat])
+        {
+            return Err(no_template(named).into());
+        }
+
+        let scheme = stated_scheme(named, args.load.load.scheme)?;
+        // A running server may not know the names of the settings file yet.
+        let may_be_served = tools.is_none() && args.load.is_standard() && !gateway.is_alias(named);
+        let served = if may_be_served { ServedModel::find(gateway, named, scheme) } else { None };
+        let status = match &served {
+            Some(served) => served.status.clone(),
+            None => load(gateway, named, &[ModelKind::Chat], &Bars::unless(args.generate.quiet))?,
+        };
+        // A model from the hub or a path is known to have a template after it was compiled.
+        if status.kind == Some(ModelKind::Text) {
+            return Err(no_template(named).into());
+        }
+        // An additional name stays the model's name, because it has its own settings.
         let name = if gateway.is_alias(named) { named.to_owned() } else { status.id() };
-        Self { name, status, served }
+        Ok(Self { name, status, served })
+    }
+
+    /// Returns a sentence about the model, without its full stop.
+    fn readiness(&self, gateway: &Gateway) -> String {
+        let shown = if gateway.is_alias(&self.name) { &self.name } else { self.status.name.as_str() };
+        let by = if self.served.is_some() { ", in the memory of a running server" } else { "" };
+        format!("{shown} is ready{by}")
     }
 
     /// Returns the model for an answer with these options.
@@ -163,6 +193,7 @@ impl OpenModel {
 /// A conversation and the settings of its answers.
 struct Conversation<'a> {
     gateway: &'a Gateway,
+    args: &'a ChatArgs,
     options: GenerateArgs,
     model: OpenModel,
     tools: Option<ChatTools>,
@@ -221,11 +252,10 @@ impl Conversation<'_> {
         self.ask(question).inspect_err(|_| self.messages.extend(later))
     }
 
-    /// Loads another model, which continues the conversation.
+    /// Opens another model, which continues the conversation.
     fn change_model(&mut self, name: &str) -> anyhow::Result<()> {
-        let status = load(self.gateway, name, &[ModelKind::Chat], &Bars::unless(self.options.quiet))?;
-        self.model = OpenModel::new(self.gateway, name, status, None);
-        output::note(format!("{} is ready", self.model.status.id()));
+        self.model = OpenModel::open(self.gateway, self.args, name, self.tools.as_ref())?;
+        output::note(self.model.readiness(self.gateway));
         Ok(())
     }
 

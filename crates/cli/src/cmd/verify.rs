@@ -1,6 +1,6 @@
 //! `narthex verify`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use narthex_gateway::{AuditedFile, FileCondition, Gateway};
 
@@ -26,29 +26,30 @@ pub(crate) fn run(gateway: &Gateway, args: &VerifyArgs) -> anyhow::Result<()> {
     Err(NegativeResult::Damaged.into())
 }
 
-/// Returns a line for each owner of intact files, and one for each damaged file.
+/// Returns a line for each model and runtime whose files are intact, and one for each damaged file.
 fn lines(files: &[AuditedFile]) -> Vec<String> {
-    let mut intact: BTreeMap<&str, usize> = BTreeMap::new();
-    let mut damaged = Vec::new();
-    for AuditedFile { owner, path, state } in files {
-        let path = path.display();
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut damaged = BTreeSet::new();
+    let mut damages = Vec::new();
+    for AuditedFile { subject, owner, path, state } in files {
+        *counts.entry(subject.as_str()).or_default() += 1;
         let reason = match state {
-            FileCondition::Intact { .. } => {
-                *intact.entry(owner.as_str()).or_default() += 1;
-                continue;
-            }
+            FileCondition::Intact { .. } => continue,
             FileCondition::Damaged { expected, found } => {
                 format!("expected SHA-256 {expected}, found {found}")
             }
             FileCondition::Unreadable { reason } => reason.clone(),
         };
-        damaged.push(format!("damaged  {owner}  {path}: {reason}"));
+        damaged.insert(subject.as_str());
+        damages.push(format!("damaged  {owner}  {}: {reason}", path.display()));
     }
-    let intact = intact.into_iter().map(|(owner, count)| {
-        let unit = if count == 1 { "file" } else { "files" };
-        format!("intact   {owner}  {count} {unit}")
-    });
-    intact.chain(damaged).collect()
+
+    let intact =
+        counts.into_iter().filter(|(subject, _)| !damaged.contains(subject)).map(|(subject, count)| {
+            let unit = if count == 1 { "file" } else { "files" };
+            format!("intact   {subject}  {count} {unit}")
+        });
+    intact.chain(damages).collect()
 }
 
 #[cfg(test)]
@@ -58,26 +59,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn intact_files_are_counted_and_damaged_ones_named() {
-        let file = |owner: &str, path: &str, state| AuditedFile {
+    fn models_have_one_line_and_damaged_files_are_named() {
+        let digest = Sha256([0; 32]);
+        let intact = |subject: &str, owner: &str, path: &str| AuditedFile {
+            subject: subject.to_owned(),
             owner: owner.to_owned(),
             path: path.into(),
-            state,
+            state: FileCondition::Intact { sha256: digest },
         };
-        let digest = Sha256([0; 32]);
-        let intact = || FileCondition::Intact { sha256: digest };
         let damaged = FileCondition::Unreadable { reason: "it is missing".to_owned() };
         let files = [
-            file("tiny@w8", "a", intact()),
-            file("tiny@w8", "b", intact()),
-            file("tiny@w8", "c", damaged),
-            file("runtime cpu", "d", intact()),
+            intact("tiny", "tiny@w8", "a"),
+            intact("tiny", "tiny@w8 on this machine", "b"),
+            intact("tiny", "tiny@f32", "a"),
+            intact("tiny", "checkpoint tiny", "c"),
+            intact("small", "small@w8", "a"),
+            AuditedFile { state: damaged, ..intact("small", "small@w8", "c") },
+            intact("runtime cpu", "runtime cpu", "d"),
         ];
-        let expect = [
-            "intact   runtime cpu  1 file",
-            "intact   tiny@w8  2 files",
-            "damaged  tiny@w8  c: it is missing",
-        ];
+        let expect =
+            ["intact   runtime cpu  1 file", "intact   tiny  4 files", "damaged  small@w8  c: it is missing"];
         assert_eq!(lines(&files), expect);
     }
 }

@@ -214,7 +214,8 @@ fn a_missing_program_gets_its_install_command_before_a_server_starts() {
     ] {
         let output = machine.launch(&[agent, "--model", "smollm2:135m"], false);
         let error = error(&output);
-        assert!(!output.status.success() && error.contains(install), "{agent}: {error}");
+        assert_eq!(output.status.code(), Some(127), "{agent}: {error}");
+        assert!(error.contains(install), "{agent}: {error}");
         assert!(!error.contains("Starting a server"), "{agent}: {error}");
     }
 }

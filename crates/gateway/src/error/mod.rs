@@ -93,7 +93,7 @@ pub enum Error {
         limit: usize,
     },
     /// No model has this name.
-    #[error("no model is named {name:?}{}", near_names(near))]
+    #[error("no model is named {name:?}{}", near_names(name, near))]
     UnknownModel {
         /// Requested name.
         name: String,

@@ -358,7 +358,8 @@ impl Gateway {
                 && let Err(error) = package::check(&dir, &key)
             {
                 let state = FileCondition::Unreadable { reason: error.to_string() };
-                files.push(AuditedFile { owner, path: dir.join(MANIFEST_FILE), state });
+                let path = dir.join(MANIFEST_FILE);
+                files.push(AuditedFile { subject: key.name.to_string(), owner, path, state });
             }
         }
         Ok(files)

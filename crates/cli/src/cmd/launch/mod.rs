@@ -22,7 +22,7 @@ use self::{
 use crate::{
     args::{LaunchArgs, StoreArgs},
     cmd::program,
-    exit::ProgramFailed,
+    exit::{ProgramFailed, ProgramMissing},
     output,
     running_server::origin,
 };
@@ -75,7 +75,7 @@ pub(crate) fn run(gateway: &Gateway, store: &StoreArgs, args: LaunchArgs) -> any
     let program = args.agent.program();
     // A missing program is reported before a model is loaded for it.
     let Some(path) = program::find(program) else {
-        bail!("{program} is not installed; install it with `{}`", args.agent.install())
+        return Err(ProgramMissing { program, install: args.agent.install() }.into());
     };
     let server = AgentServer::find_or_start(gateway, store, running.as_ref(), &model)?;
     let key = key.unwrap_or_else(|| ANY_KEY.to_owned());
