@@ -17,6 +17,7 @@ mod seal;
 mod source_weights;
 mod speech;
 mod unlisted;
+mod vision;
 mod voice;
 
 use std::collections::BTreeMap;
@@ -41,6 +42,7 @@ pub use sampling::PublishedSampling;
 pub use seal::{ManifestChanged, check_digest, to_json};
 pub use source_weights::SourceWeights;
 pub use speech::SpeechEntry;
+pub use vision::{PictureFit, PicturePreprocessing, ResizeFilter};
 pub use voice::{EnglishPronunciation, PhonemeSource, Pronunciation, Speaker, VoiceEntry};
 
 /// Version that this build writes, and the only one that it reads.

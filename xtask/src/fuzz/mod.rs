@@ -68,6 +68,8 @@ pub(crate) enum Target {
     Kernels,
     /// Files of sound.
     Audio,
+    /// Files of pictures.
+    Image,
 }
 
 impl Target {
@@ -87,7 +89,7 @@ impl Target {
             | Self::PrefixBlock => 16 << 10,
             // Elements repeat, so a few bytes fill large operands.
             Self::Kernels => 4 << 10,
-            Self::Onnx | Self::Request | Self::Wheel | Self::Settings | Self::Audio => 32 << 10,
+            Self::Onnx | Self::Request | Self::Wheel | Self::Settings | Self::Audio | Self::Image => 32 << 10,
             Self::Gguf | Self::Safetensors | Self::HfConfig | Self::Manifest | Self::Import => 64 << 10,
         }
     }

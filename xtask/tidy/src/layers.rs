@@ -31,6 +31,7 @@ const LAYERS: &[(&str, Layer)] = &[
     ("narthex-catalog", Layer::Product(1)),
     ("narthex-kernels", Layer::Product(1)),
     ("narthex-audio", Layer::Product(1)),
+    ("narthex-image", Layer::Product(1)),
     ("narthex-speech", Layer::Product(1)),
     ("narthex-spec", Layer::Product(0)),
     ("narthex-files", Layer::Product(0)),
@@ -66,6 +67,7 @@ const CAPABILITIES: &[(&[&str], &[&str], &str)] = &[
         &["narthex-audio"],
         "only audio decodes and encodes sound",
     ),
+    (&["image", "png", "zune-jpeg", "image-webp", "gif"], &["narthex-image"], "only image decodes pictures"),
     (
         &["realfft"],
         &["narthex-audio", "narthex-speech"],

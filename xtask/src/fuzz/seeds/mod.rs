@@ -1,6 +1,7 @@
 //! Seeds of the targets: valid files of every kind, and bombs with extreme lengths, counts or depths.
 //!
-//! All are generated deterministically, except for the exports in `crates/compile` and the files of sound in `crates/audio`.
+//! All are generated deterministically, except for the exports in `crates/compile` and the files of sound and pictures
+//! in `crates/audio` and `crates/image`.
 //! Start at [`of`]. If a parser reads several files, one input contains them all, each after its name (see
 //! [`Input::files`]).
 
@@ -11,6 +12,7 @@ mod checkpoints;
 mod exports;
 mod grammars;
 mod graphs;
+mod images;
 mod kernels;
 mod keys;
 mod pieces;
@@ -87,6 +89,7 @@ pub(crate) fn of(target: Target) -> anyhow::Result<Vec<Input>> {
         Target::PrefixBlock => Ok(prefixes::seeds()),
         Target::Kernels => Ok(kernels::seeds()),
         Target::Audio => audio::seeds(),
+        Target::Image => images::seeds(),
     }
 }
 

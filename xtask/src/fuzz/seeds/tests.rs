@@ -243,6 +243,14 @@ fn audio() {
 }
 
 #[test]
+fn images() {
+    check(Target::Image, |bytes| {
+        let decoder = narthex_image::Decoder::open(bytes).map_err(|error| error.to_string())?;
+        decoder.decode().map(drop).map_err(|error| error.to_string())
+    });
+}
+
+#[test]
 fn kernels() {
     check(Target::Kernels, narthex_kernels::fuzzing::compare_with_portable);
 }

@@ -334,6 +334,27 @@ const SETTINGS: &[&str] = &[
     "-----BEGIN CERTIFICATE-----",
 ];
 
+/// Marks of the formats of pictures.
+const IMAGE: &[&str] = &[
+    "IHDR",
+    "PLTE",
+    "tRNS",
+    "eXIf",
+    "IDAT",
+    "IEND",
+    "Exif\0\0",
+    "Adobe",
+    "RIFF",
+    "WEBP",
+    "VP8 ",
+    "VP8L",
+    "VP8X",
+    "ALPH",
+    "ANMF",
+    "GIF89a",
+    "NETSCAPE2.0",
+];
+
 /// Words of answers besides the markers of calls.
 const ANSWERS: &[&str] = &[
     "<function=",
@@ -380,6 +401,7 @@ pub(crate) fn of(target: Target) -> String {
         Target::Settings => &[JSON, SETTINGS],
         Target::Answers => &[JSON, ANSWERS, &markers],
         Target::Audio => &[AUDIO],
+        Target::Image => &[IMAGE],
         Target::PrefixBlock => &[&["\u{40}\0\0\0", "NTHXKVPB"]],
         Target::Kernels => &[&["NARXPAK\u{1}"]],
         Target::Wheel => &[&["PK\x01\x02", "PK\x03\x04", "PK\x05\x06", "PK\x06\x06", "PK\x06\x07", "../"]],

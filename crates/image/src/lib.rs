@@ -1,0 +1,15 @@
+//! Pictures: PNG, JPEG, WebP, GIF and BMP files, and the values that vision models read.
+//!
+//! [`Decoder`] reads files, and [`preprocess`] computes the values of a [`Picture`] as the image processors of the
+//! `transformers` library do. Nothing here opens a file, uses the network or starts a thread.
+
+mod decode;
+mod error;
+mod picture;
+mod preprocess;
+mod resize;
+
+pub use decode::{Decoder, MAX_DECODED_BYTES, MAX_PIXELS, MAX_SIDE};
+pub use error::PictureError;
+pub use picture::Picture;
+pub use preprocess::{PictureInputs, preprocess};

@@ -1,0 +1,106 @@
+//! Values that a vision tower reads, as the image processors of the `transformers` library compute them.
+
+use narthex_spec::manifest::{PictureFit, PicturePreprocessing, ResizeFilter};
+
+use crate::{picture::Picture, resize::resize};
+
+/// Maximum side of a picture that is divided into tiles, as in `transformers`.
+const MAX_TILED_SIDE: usize = 4096;
+
+/// Inputs of a vision tower for a picture.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PictureInputs {
+    /// Rows of tiles; 0 if the picture is not divided.
+    pub rows: usize,
+    /// Tiles of a row; 0 if the picture is not divided.
+    pub columns: usize,
+    /// Values of each input, `[3, side, side]`: the tiles row by row, and then the whole picture.
+    pub inputs: Vec<Vec<f32>>,
+}
+
+/// Returns the inputs of a vision tower for a picture.
+pub fn preprocess(picture: &Picture, spec: &PicturePreprocessing) -> PictureInputs {
+    let side = spec.side.max(1);
+    let whole = |picture: &Picture| normalized(&resize(picture, side, side, spec.filter), spec);
+    match spec.fit {
+        PictureFit::Stretch => PictureInputs { rows: 0, columns: 0, inputs: vec![whole(picture)] },
+        PictureFit::Tiles { longest_edge } => {
+            let picture = tiled_size(picture, longest_edge.max(1), side, spec.filter);
+            let rows = picture.height() / side;
+            let columns = picture.width() / side;
+            if rows * columns == 1 {
+                return PictureInputs { rows: 0, columns: 0, inputs: vec![normalized(&picture, spec)] };
+            }
+            let tiles = (0..rows).flat_map(|row| (0..columns).map(move |column| [column, row]));
+            let mut inputs: Vec<Vec<f32>> = tiles
+                .map(|[column, row]| normalized_part(&picture, [column * side, row * side], side, spec))
+                .collect();
+            inputs.push(whole(&picture));
+            PictureInputs { rows, columns, inputs }
+        }
+    }
+}
+
+/// Returns a picture whose longest edge is about `longest` and whose sides are multiples of `side`.
+fn tiled_size(picture: &Picture, longest: usize, side: usize, filter: ResizeFilter) -> Picture {
+    let [width, height] = with_longest_edge([picture.width(), picture.height()], longest);
+    let [width, height] = below([width, height], MAX_TILED_SIDE);
+    let first = resize(picture, width, height, filter);
+
+    let ratio = width as f64 / height as f64;
+    let multiple = |edge: usize| edge.div_ceil(side) * side;
+    let [width, height] = if width >= height {
+        let width = multiple(width);
+        [width, multiple((width as f64 / ratio) as usize)]
+    } else {
+        let height = multiple(height);
+        [multiple((height as f64 * ratio) as usize), height]
+    };
+    resize(&first, width.max(side), height.max(side), filter)
+}
+
+/// Returns a size with this longest edge. The other edge is even.
+fn with_longest_edge([width, height]: [usize; 2], longest: usize) -> [usize; 2] {
+    let ratio = width as f64 / height as f64;
+    let even = |edge: usize| (edge + edge % 2).max(1);
+    if width >= height {
+        [longest, even((longest as f64 / ratio) as usize)]
+    } else {
+        [even((longest as f64 * ratio) as usize), longest]
+    }
+}
+
+/// Returns a size with edges of at most `longest`.
+fn below([width, height]: [usize; 2], longest: usize) -> [usize; 2] {
+    let ratio = width as f64 / height as f64;
+    if width >= height && width > longest {
+        [longest, ((longest as f64 / ratio) as usize).max(1)]
+    } else if height > width && height > longest {
+        [((longest as f64 * ratio) as usize).max(1), longest]
+    } else {
+        [width, height]
+    }
+}
+
+fn normalized(picture: &Picture, spec: &PicturePreprocessing) -> Vec<f32> {
+    normalized_part(picture, [0, 0], picture.width(), spec)
+}
+
+/// Returns the values of a square part of a picture, channel by channel.
+fn normalized_part(
+    picture: &Picture,
+    [left, top]: [usize; 2],
+    side: usize,
+    spec: &PicturePreprocessing,
+) -> Vec<f32> {
+    let mut values = Vec::with_capacity(3 * side * side);
+    for (channel, (mean, std)) in spec.mean.iter().zip(spec.std).enumerate() {
+        let of_byte: Vec<f32> =
+            (0..=255).map(|byte| ((f64::from(byte) * spec.rescale) as f32 - mean) / std).collect();
+        for y in top..top + side {
+            let row = &picture.row(y)[left * 3..][..side * 3];
+            values.extend(row.iter().skip(channel).step_by(3).map(|&byte| of_byte[usize::from(byte)]));
+        }
+    }
+    values
+}
