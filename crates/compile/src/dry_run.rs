@@ -10,7 +10,7 @@ use std::{path::PathBuf, sync::atomic::AtomicBool};
 use narthex_checkpoint::{CheckpointError, Weight, WeightSource};
 use narthex_graph::{Graph, onnx::external::ExternalWriter};
 use narthex_spec::{
-    DType, Recipe, Scheme, Variant,
+    DType, Recipe, Scheme, Target, Variant,
     arch::Architecture,
     manifest::{GraphEntry, HostTable, Part},
     progress::{Quiet, Stage, Unit},
@@ -63,16 +63,17 @@ impl DryRun {
         Ok(Self { graphs: lowered.graphs, tables: lowered.tables, data_bytes })
     }
 
-    /// Compiles an architecture without weights, with the default static shapes for NPUs.
+    /// Compiles an architecture without weights, with the default static shapes for a target.
     ///
     /// # Errors
     /// As [`Self::new`].
-    pub fn with_static_shapes(architecture: &Architecture, scheme: Scheme) -> Result<Self> {
+    pub fn with_static_shapes(architecture: &Architecture, scheme: Scheme, target: &Target) -> Result<Self> {
         if let Architecture::Speech(_) = architecture {
             return Err(lower::no_static_speech());
         }
         let shapes = FixedShapes::new(FixedShapes::USUAL_CONTEXT);
         let recipe = Recipe { fixed: Some(shapes), ..Recipe::new(scheme) };
+        let recipe = recipe.for_targets(vec![target.clone()], None);
         let fixed = parts::shapes(architecture, &recipe, architecture.longest());
         Self::new("model", architecture, &Recipe { fixed, ..recipe })
     }

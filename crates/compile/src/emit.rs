@@ -15,7 +15,7 @@ use narthex_graph::{
     onnx::external::{ByteRange, ExternalWriter},
     typed::{Scope, Tensor, TypedBuilder},
 };
-use narthex_spec::{DType, Recipe, manifest::FileRange, progress::Stage};
+use narthex_spec::{BlockSize, DType, Recipe, manifest::FileRange, progress::Stage};
 
 pub(crate) use self::stream::{WeightSink, pieces};
 use crate::{
@@ -23,8 +23,11 @@ use crate::{
     quant::{Plan, Scaling, Storage},
 };
 
-/// Operator sets of every graph.
+/// Operator sets of every graph whose weights need no later ones.
 const OPSETS: [(&str, i64); 2] = [("", 20), ("com.microsoft", 1)];
+
+/// Operator sets of graphs with `DequantizeLinear`, which supports 4 bits since opset 21.
+const ROW_SCALE_OPSETS: [(&str, i64); 2] = [("", 21), ("com.microsoft", 1)];
 
 /// A lowering in progress.
 pub(crate) struct Emitter<'a> {
@@ -68,6 +71,15 @@ pub(crate) struct QuantizedWeight {
     pub(crate) zeros: Option<ByteRange>,
     /// Offsets in half precision, `[blocks, rows]`.
     pub(crate) offsets: Option<ByteRange>,
+    /// Scales and zero points of whole rows, for graphs with fixed shapes.
+    pub(crate) row_scales: Option<RowScales>,
+}
+
+/// Scales and zero points of a weight's rows in the weights file.
+#[derive(Clone, Copy)]
+pub(crate) struct RowScales {
+    pub(crate) scales: ByteRange,
+    pub(crate) zeros: ByteRange,
 }
 
 /// Returns the size of a tensor in bytes.
@@ -91,7 +103,8 @@ pub(crate) fn new_graph(name: &str) -> TypedBuilder {
 impl<'a> Emitter<'a> {
     /// Begins another graph with the same weights.
     pub(crate) fn begin_graph(&mut self, name: &str) {
-        self.graph = new_graph(name);
+        let opsets = if self.recipe.block == BlockSize::Channel { &ROW_SCALE_OPSETS } else { &OPSETS };
+        self.graph = TypedBuilder::new(name, opsets);
     }
 
     /// Checks the graph under construction and returns it; the next graph is empty.

@@ -38,7 +38,7 @@ use narthex_engine::{
     encoder::{Encoder, Text},
     executor::{Executor, KvCopy, KvLayer, LogitRows, StepPlan},
 };
-use narthex_spec::{Recipe, Scheme, SlotId, TokenId, progress::Quiet};
+use narthex_spec::{BlockSize, Recipe, Scheme, SlotId, TokenId, progress::Quiet};
 use narthex_testkit::checkpoint::tiny_llama_gguf;
 use support::{
     OPTIONS, Package,
@@ -239,7 +239,7 @@ fn every_decoder_family_on_the_gpu_computes_what_the_cpu_does() {
     let mut most = 0.0f32;
     for family in families::FAMILIES {
         for scheme in [Scheme::F32, Scheme::F16, Scheme::W8, Scheme::W4] {
-            let recipe = Recipe { accuracy_level: 0, block: 16, ..Recipe::new(scheme) };
+            let recipe = Recipe { accuracy_level: 0, block: BlockSize::Elements(16), ..Recipe::new(scheme) };
             let package = families::package(family, Format::Safetensors, recipe, None);
             let run = |device: &Device| {
                 let opened = DynamicExecutor::open(

@@ -11,7 +11,7 @@ use narthex_device::{
     precompile::FallbackPolicy,
     static_shapes::{Form, GraphLoad, StaticExecutor, StaticOptions},
 };
-use narthex_spec::{Ep, OpenVinoDevice, Recipe, Scheme, recipe::FixedShapes};
+use narthex_spec::{BlockSize, Ep, OpenVinoDevice, Recipe, Scheme, recipe::FixedShapes};
 use support::{OPTIONS, Package, families, library, runtime};
 
 fn open(package: &Package, device: &Device) -> DeviceError {
@@ -59,7 +59,7 @@ fn variant_a_is_loaded_where_it_runs_and_nowhere_else() {
 
 #[test]
 fn a_model_is_refused_by_a_device_that_would_compute_it_wrongly() {
-    let recipe = Recipe { accuracy_level: 0, block: 16, ..Recipe::new(Scheme::W8) };
+    let recipe = Recipe { accuracy_level: 0, block: BlockSize::Elements(16), ..Recipe::new(Scheme::W8) };
     let package = families::package("gemma2", families::Format::Safetensors, recipe, None);
     let open = |device: &Device| {
         DynamicExecutor::open(runtime(), package.folder.path(), &package.manifest, device, &OPTIONS)

@@ -114,12 +114,18 @@ impl Builder {
     }
 
     /// Adds a constant whose elements are in a file.
-    pub fn external(&mut self, name: &str, dtype: DType, shape: &[usize], at: External<'_>) -> String {
+    pub fn external(
+        &mut self,
+        name: &str,
+        element: impl Into<Element>,
+        shape: &[usize],
+        at: External<'_>,
+    ) -> String {
         let data =
             InitializerData::External { file: at.file.to_owned(), offset: at.offset, length: at.length };
         self.graph.initializers.push(Initializer {
             name: name.to_owned(),
-            dtype: dtype.into(),
+            dtype: element.into(),
             shape: shape.to_vec(),
             data,
         });

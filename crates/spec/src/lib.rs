@@ -5,6 +5,7 @@
 //! of devices.
 
 pub mod arch;
+pub mod block_size;
 pub mod context_factor;
 pub mod date;
 pub mod device;
@@ -31,6 +32,7 @@ pub mod target;
 pub mod tools;
 pub mod variant;
 
+pub use block_size::BlockSize;
 pub use context_factor::ContextFactor;
 pub use date::Date;
 pub use device::{DeviceKind, DeviceName, Ep, OpenVinoDevice, ProviderLibrary};
@@ -49,7 +51,7 @@ pub use pass::Pass;
 pub use placement::{DevicePlacement, DevicePlacements, HeadSplit, PhaseSplit, PlacementChoice};
 pub use power::Power;
 pub use progress::{Progress, Sink as ProgressSink};
-pub use recipe::{Calibration, Recipe};
+pub use recipe::{Calibration, HeadOrder, Recipe};
 pub use scheme::Scheme;
 pub use speculation::Speculation;
 pub use target::{QnnChip, Target};

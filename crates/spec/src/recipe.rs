@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 use strum::{Display, IntoStaticStr};
 
-use crate::{ContextFactor, LayerList, MatFormer, Pass, Scheme, Sha256, Target, name::named_set};
+use crate::{BlockSize, ContextFactor, LayerList, MatFormer, Pass, Scheme, Sha256, Target, name::named_set};
 
 /// Text on which a compile measures activations, to scale channels before weights are quantised.
 #[derive(
@@ -28,13 +28,38 @@ impl Calibration {
 
 named_set!(Calibration, "calibration");
 
+/// Form of attention in graphs with fixed shapes. Compilers of NPUs accept different forms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HeadOrder {
+    /// Projections are divided into heads, and heads are in front of tokens before they are rotated. Qualcomm's compiler
+    /// then stores the weights of all graphs once.
+    #[default]
+    HeadsFirst,
+    /// Queries and keys are rotated while tokens are in front of heads. Intel's compiler needs this.
+    TokensFirst,
+}
+
+impl HeadOrder {
+    /// Returns `true` for the default order.
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 /// All settings of a compile; part of the identity of the package.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Recipe {
     /// Weight scheme.
     pub scheme: Scheme,
     /// Number of elements along the input dimension that share one scale.
-    pub block: usize,
+    pub block: BlockSize,
+    /// Blocks of integers have no zero points. Weights with one scale per row never have any.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub symmetric: bool,
+    /// Form of attention in graphs with fixed shapes.
+    #[serde(default, skip_serializing_if = "HeadOrder::is_default")]
+    pub head_order: HeadOrder,
     /// `accuracy_level` of `MatMulNBits`: 0 computes in the activations' type, 4 with int8 activations.
     pub accuracy_level: u8,
     /// Calibration of channel scales; `none` in manifests without the field.
@@ -166,6 +191,32 @@ impl Recipe {
         self.drop_layers.is_some() || self.vocabulary.is_some()
     }
 
+    /// Returns the recipe for these targets: in the form that their compilers accept, and with the blocks that stay packed
+    /// there. A `block` that the user has set remains.
+    #[must_use]
+    pub fn for_targets(self, targets: Vec<Target>, block: Option<BlockSize>) -> Self {
+        let for_intel = targets.iter().any(Target::is_intel_npu);
+        let default = match self.scheme {
+            // Intel's compiler expands blocks of 8 bits, zero points, and rows that blocks do not divide.
+            Scheme::W8 if for_intel => BlockSize::Channel,
+            Scheme::W4 if for_intel => BlockSize::Elements(64),
+            _ => self.block,
+        };
+        let head_order = if for_intel { HeadOrder::TokensFirst } else { self.head_order };
+        Self {
+            block: block.unwrap_or(default),
+            symmetric: self.symmetric || for_intel,
+            head_order,
+            targets,
+            ..self
+        }
+    }
+
+    /// Returns `true` if blocks of integers have no zero points.
+    pub fn is_symmetric(&self) -> bool {
+        self.symmetric || self.block == BlockSize::Channel
+    }
+
     /// Returns the recipe for a scheme with the default block (32) and accuracy level (4, or 0 for schemes without
     /// blocks), without calibration.
     pub fn new(scheme: Scheme) -> Self {
@@ -173,7 +224,9 @@ impl Recipe {
         let calibration = Calibration::None;
         Self {
             scheme,
-            block: 32,
+            block: BlockSize::Elements(32),
+            symmetric: false,
+            head_order: HeadOrder::default(),
             accuracy_level,
             calibration,
             matformer: None,
@@ -199,6 +252,31 @@ mod tests {
         assert_eq!(json["calibration"], "standard");
         json.as_object_mut().unwrap().remove("calibration");
         assert_eq!(serde_json::from_value::<Recipe>(json).unwrap(), Recipe::new(Scheme::W8));
+    }
+
+    #[test]
+    fn a_target_sets_the_form_that_its_compiler_accepts() {
+        let check = |scheme, target: &str, block, expected: (BlockSize, bool, HeadOrder)| {
+            let recipe = Recipe::new(scheme).for_targets(vec![target.parse().unwrap()], block);
+            assert_eq!(
+                (recipe.block, recipe.is_symmetric(), recipe.head_order),
+                expected,
+                "{scheme} {target}"
+            );
+            let json = serde_json::to_value(&recipe).unwrap();
+            assert_eq!(serde_json::from_value::<Recipe>(json).unwrap(), recipe);
+        };
+        let (channel, blocks) = (BlockSize::Channel, BlockSize::Elements);
+        check(Scheme::W8, "openvino:npu", None, (channel, true, HeadOrder::TokensFirst));
+        check(Scheme::W4, "openvino:npu", None, (blocks(64), true, HeadOrder::TokensFirst));
+        check(Scheme::W4, "openvino:npu", Some(channel), (channel, true, HeadOrder::TokensFirst));
+        check(Scheme::F16, "openvino:npu", None, (blocks(32), true, HeadOrder::TokensFirst));
+        for target in ["qnn:x-elite", "openvino:gpu"] {
+            check(Scheme::W8, target, None, (blocks(32), false, HeadOrder::HeadsFirst));
+            check(Scheme::W8, target, Some(channel), (channel, true, HeadOrder::HeadsFirst));
+        }
+        let json = serde_json::to_value(Recipe::new(Scheme::W8)).unwrap();
+        assert_eq!((&json["block"], json.get("symmetric"), json.get("head_order")), (&32.into(), None, None));
     }
 
     #[test]

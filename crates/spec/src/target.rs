@@ -91,6 +91,11 @@ impl Target {
         }
     }
 
+    /// Returns `true` for Intel's NPU.
+    pub fn is_intel_npu(&self) -> bool {
+        matches!(self, Self::OpenVino(OpenVinoDevice::Npu))
+    }
+
     /// Returns the maximum size of the weights of one compiled context in bytes: the minimum over its chips.
     pub fn part_bytes(&self) -> u64 {
         match self {
@@ -117,15 +122,19 @@ impl fmt::Display for Target {
 
 /// A string that is not a [`Target`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{}, or {}", self.ahead_of_time(), of_openvino())]
+#[error("{}, or {}", self.of_qualcomm(), of_openvino())]
 pub struct UnknownTarget {
     /// The string, shortened.
     pub found: String,
 }
 
 impl UnknownTarget {
-    /// Returns the message for ahead-of-time compilation, which OpenVINO's graphs do not have.
-    pub fn ahead_of_time(&self) -> String {
+    /// Returns the message for compiles. OpenVINO's other devices load the same graphs as without a target.
+    pub fn of_compiles(&self) -> String {
+        format!("{}, or {}", self.of_qualcomm(), Target::OpenVino(OpenVinoDevice::Npu))
+    }
+
+    fn of_qualcomm(&self) -> String {
         let chips = alternatives(QnnChip::ALL.map(|chip| chip.spec().name.to_owned()));
         format!("unknown target {:?}: expected {}:CHIP[,CHIP…] with {chips}", self.found, Ep::Qnn)
     }

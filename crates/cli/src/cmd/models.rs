@@ -156,6 +156,7 @@ pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<(
     let request = CompileRequest {
         name: args.name.clone(),
         scheme: stated_scheme(&args.model, args.scheme)?.unwrap_or(DEFAULT_SCHEME),
+        block: args.block,
         calibration: args.calibrate,
         matformer: args.matformer.clone(),
         yarn: args.yarn,

@@ -47,7 +47,7 @@ fn exit_codes_are_those_of_the_help() {
     check(&launch("gpt2"), 2, "", "not a chat model");
     // Impossible requests fail before anything is fetched.
     let compile = ["compile", "smollm2:135m", "--target"];
-    check(&[&compile[..], &["openvino:npu"]].concat(), 2, "", "not ahead of time");
+    check(&[&compile[..], &["openvino:gpu"]].concat(), 2, "", "not ahead of time");
     let single = [&compile[..], &["qnn:x-elite", "--scheme", "f32"]].concat();
     check(&single, 2, "", "scheme: --target builds graphs for NPUs");
     check(

@@ -12,17 +12,18 @@ use std::{
 use half::f16;
 use narthex_checkpoint::{CheckpointError, Encoding, IntegerBlocks, Weight, WeightSource};
 use narthex_graph::onnx::external::ByteRange;
-use narthex_spec::DType;
+use narthex_spec::{BlockSize, DType};
 use rayon::prelude::*;
 
-use super::{Emitter, QuantizedWeight, encoded, size};
+use super::{Emitter, QuantizedWeight, RowScales, encoded, size};
 use crate::{
     error::{CompileError, Result, unwritable},
     package::HashedFile,
     quant::{
         Plan, Scaling, Storage,
         block::{
-            CopiedForm, Factors, QuantRow, Shift, copy_blocks, quantize_w4, quantize_w8, quantize_w8_zeros,
+            CopiedForm, Factors, QuantRow, Shift, copy_blocks, quantize_w4, quantize_w4_symmetric,
+            quantize_w8, quantize_w8_zeros,
         },
     },
 };
@@ -182,11 +183,17 @@ impl Emitter<'_> {
         cols: usize,
         storage: Storage,
     ) -> Result<QuantizedWeight> {
-        let block = self.recipe.block;
+        let block = self.recipe.block.elements(cols);
         let rows = self.stacked_rows(names) as u64;
         let blocks = cols.div_ceil(block) as u64;
         let bits = storage.bits() as u64;
         let quants_length = blocks * block as u64 * bits / 8;
+        // One for each block of the operator.
+        let repetitions = if self.recipe.block == BlockSize::Channel {
+            cols / self.recipe.block.operator_block(cols)
+        } else {
+            1
+        };
         let quantizer =
             Quantizer { weights: self.weights, plan: self.plan, scaling: self.scaling, block, cols, storage };
         let mut scales = Vec::new();
@@ -203,8 +210,28 @@ impl Emitter<'_> {
             })
         })?;
 
-        let scales = self.stream(rows * blocks * 2, |append| append(bytemuck::cast_slice(&scales)))?;
-        let mut weight = QuantizedWeight { storage, quants, scales, zeros: None, offsets: None };
+        let scales_range = self.stream(rows * blocks * repetitions as u64 * 2, |append| {
+            scales.chunks(PIECE / repetitions).try_for_each(|scales| {
+                let repeated = scales.iter().flat_map(|scale| std::iter::repeat_n(*scale, repetitions));
+                append(bytemuck::cast_slice(&repeated.collect::<Vec<f16>>()))
+            })
+        })?;
+        let mut weight = QuantizedWeight {
+            storage,
+            quants,
+            scales: scales_range,
+            zeros: None,
+            offsets: None,
+            row_scales: None,
+        };
+        if self.recipe.block == BlockSize::Channel && self.recipe.fixed.is_some() {
+            let scales = self.stream(rows * 2, |append| append(bytemuck::cast_slice(&scales)))?;
+            let length = (rows * bits).div_ceil(8);
+            // The middle of the integers' range.
+            let zeros = if bits == 4 { 0x88 } else { 0x80 };
+            let zeros = self.stream(length, |append| append(&vec![zeros; length as usize]))?;
+            weight.row_scales = Some(RowScales { scales, zeros });
+        }
         match storage.shift() {
             Shift::Middle => {}
             Shift::Zeros => {
@@ -277,6 +304,7 @@ impl Quantizer<'_> {
         }
         Ok(match self.storage {
             Storage::W4 => quantize_w4(buffer, self.block),
+            Storage::W4Symmetric => quantize_w4_symmetric(buffer, self.block),
             Storage::W8Zeros => quantize_w8_zeros(buffer, self.block, steps(weight.encoding), factors),
             _ => quantize_w8(buffer, self.block),
         })

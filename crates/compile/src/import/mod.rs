@@ -39,7 +39,7 @@ use narthex_graph::{
     onnx::files::{OnnxFile, OnnxFileError, open_files},
 };
 use narthex_spec::{
-    Recipe, Scheme,
+    BlockSize, Recipe, Scheme,
     arch::{EncoderHead, Pooling, Structure},
     manifest::{self, BoundDevice, GraphEntry, Prompts},
 };
@@ -349,7 +349,8 @@ fn recipe<'a>(graphs: impl IntoIterator<Item = &'a Graph>) -> Recipe {
         });
     }
     if let Some((block, level)) = found {
-        recipe.block = block.and_then(|block| usize::try_from(block).ok()).unwrap_or(recipe.block);
+        let block = block.and_then(|block| usize::try_from(block).ok());
+        recipe.block = block.map_or(recipe.block, BlockSize::Elements);
         recipe.accuracy_level = level.and_then(|level| u8::try_from(level).ok()).unwrap_or(0);
     }
     recipe

@@ -50,9 +50,11 @@ impl TableSource<'_> {
     pub(crate) fn write_planned(self, e: &mut Emitter<'_>) -> Result<HostTable> {
         let [rows, cols] = self.shape;
         match e.plan.storage(self.weight) {
-            Some(storage) if cols.is_multiple_of(e.recipe.block) => {
+            Some(storage)
+                if storage.plain().is_none() && cols.is_multiple_of(e.recipe.block.operator_block(cols)) =>
+            {
                 let weight = e.quantize(&[self.weight.to_owned()], cols, storage)?;
-                Ok(HostTable { role: self.role, rows, cols, encoding: blocks(e, &weight) })
+                Ok(HostTable { role: self.role, rows, cols, encoding: blocks(e, &weight, cols) })
             }
             _ => self.write(e, table_dtype(e.recipe.scheme)),
         }
@@ -64,9 +66,9 @@ pub(crate) fn table_dtype(scheme: Scheme) -> DType {
     if scheme == Scheme::F32 { DType::F32 } else { DType::F16 }
 }
 
-pub(crate) fn blocks(e: &Emitter<'_>, weight: &QuantizedWeight) -> TableEncoding {
+fn blocks(e: &Emitter<'_>, weight: &QuantizedWeight, cols: usize) -> TableEncoding {
     TableEncoding::W8 {
-        block: e.recipe.block,
+        block: e.recipe.block.operator_block(cols),
         quants: e.file_range(weight.quants),
         scales: e.file_range(weight.scales),
     }

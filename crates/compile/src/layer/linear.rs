@@ -1,13 +1,14 @@
 //! Linear layers, with weights in the storage of the plan.
 
 use narthex_graph::{
+    build::External,
     onnx::external::ByteRange,
-    typed::{MatMulNBits, Reduction, Scope, Tensor},
+    typed::{IntegerBits, MatMulNBits, Reduction, RowWeight, Scope, Tensor},
 };
 use narthex_spec::DType;
 
 use crate::{
-    emit::{Emitter, QuantizedWeight},
+    emit::{Emitter, QuantizedWeight, RowScales},
     error::Result,
     quant::Storage,
 };
@@ -57,6 +58,7 @@ pub(crate) fn linear(
 /// with offsets:    x ─┬─ MatMulNBits(quants, Cast(scales), bias) ─────────────────────────────────┐
 ///                     └─ Reshape [.., blocks, block] ── ReduceSum ── MatMul(Cast(offsets)) ── Add
 /// quantised, f16:  x ── MatMulNBits(quants, scales, zeros) ── Add(bias)
+/// f16, row scales: x ── MatMul(Transpose(DequantizeLinear(quants, scales, zeros))) ── Add(bias)
 /// plain:           x ── MatMul(weight, or Cast(weight)) ── Add(bias)
 /// ```
 /// Parts with different storage are separate products whose outputs are concatenated.
@@ -128,10 +130,36 @@ fn plain_linear(
         e.transposed(names, layer.cols, dtype)
     })?;
     let product = e.graph.mat_mul(layer.scope, x, weight)?;
+    with_bias(e, layer.scope, product, bias)
+}
+
+fn with_bias(e: &mut Emitter<'_>, scope: &Scope, product: Tensor, bias: Option<Tensor>) -> Result<Tensor> {
     Ok(match bias {
-        Some(bias) => e.graph.add(layer.scope, product, bias)?,
+        Some(bias) => e.graph.add(scope, product, bias)?,
         None => product,
     })
+}
+
+/// Adds a weight with one scale per row: `[cols, rows]`.
+fn row_weight(
+    e: &mut Emitter<'_>,
+    scope: &Scope,
+    [rows, cols]: [usize; 2],
+    weight: &QuantizedWeight,
+    row_scales: RowScales,
+) -> Tensor {
+    let bits = if weight.storage.bits() == 4 { IntegerBits::Four } else { IntegerBits::Eight };
+    let external =
+        |range: ByteRange| External { file: e.data_file, offset: range.offset, length: range.length };
+    let weight = RowWeight {
+        rows,
+        cols,
+        bits,
+        quants: external(weight.quants),
+        scales: external(row_scales.scales),
+        zeros: external(row_scales.zeros),
+    };
+    e.graph.transposed_row_weight(&scope.child("weight"), &weight)
 }
 
 /// Adds a linear layer whose weight `[rows, cols]` has been quantised and written.
@@ -144,7 +172,12 @@ pub(crate) fn quantized_linear(
     bias: Option<Tensor>,
 ) -> Result<Tensor> {
     let bits = weight.storage.bits();
-    let block = e.recipe.block;
+    if let (DType::F16, Some(row_scales)) = (e.compute, weight.row_scales) {
+        let weight = row_weight(e, scope, [rows, cols], weight, row_scales);
+        let product = e.graph.mat_mul(scope, x, weight)?;
+        return with_bias(e, scope, product, bias);
+    }
+    let block = e.recipe.block.operator_block(cols);
     let blocks = cols.div_ceil(block);
     let quants_shape = [rows, blocks, block * bits / 8];
     let quants = e.external(&scope.node("quants"), DType::U8, &quants_shape, weight.quants);
@@ -156,10 +189,7 @@ pub(crate) fn quantized_linear(
     if e.compute == DType::F16 {
         // NPUs support no bias here, and compute in the type of the activations.
         let product = e.graph.mat_mul_n_bits(scope, &product)?;
-        return Ok(match bias {
-            Some(bias) => e.graph.add(scope, product, bias)?,
-            None => product,
-        });
+        return with_bias(e, scope, product, bias);
     }
 
     // Both variants share the f16 scales of the file; ONNX Runtime folds the cast when it loads the graph.
@@ -167,7 +197,9 @@ pub(crate) fn quantized_linear(
     let accuracy_level = Some(i64::from(e.recipe.accuracy_level));
     let product = e.graph.mat_mul_n_bits(scope, &MatMulNBits { scales, bias, accuracy_level, ..product })?;
     match weight.offsets {
-        Some(range) => with_offsets(e, scope, x, product, OffsetTensor { range, shape: [blocks, rows] }),
+        Some(range) => {
+            with_offsets(e, scope, x, product, OffsetTensor { range, shape: [blocks, rows], block })
+        }
         None => Ok(product),
     }
 }
@@ -177,6 +209,8 @@ struct OffsetTensor {
     range: ByteRange,
     /// `[blocks, rows]`.
     shape: [usize; 2],
+    /// Number of columns of a block.
+    block: usize,
 }
 
 /// Adds the sums of the blocks of `x`, multiplied by the offsets of the weight's blocks, to its product.
@@ -191,7 +225,8 @@ fn with_offsets(
     offsets: OffsetTensor,
 ) -> Result<Tensor> {
     let part = scope.child("offsets");
-    let blocks = e.graph.blocks(&part, x, e.recipe.block)?;
+    let block = offsets.block;
+    let blocks = e.graph.blocks(&part, x, block)?;
     let sums = e.graph.reduce_away(&part, Reduction::Sum, blocks, -1)?;
     let offsets = e.external(&scope.node("offsets"), DType::F16, &offsets.shape, offsets.range);
     let offsets = e.graph.cast(&part, offsets, DType::F32)?;

@@ -1,7 +1,7 @@
 //! Attention of the static variant: plain operators with fixed shapes of rank 4 at most.
 
 use narthex_graph::typed::{KeyValue, Scope, Tensor};
-use narthex_spec::arch::QkNorm;
+use narthex_spec::{HeadOrder, arch::QkNorm};
 
 use super::{
     attention::{AttentionLayer, Projection, join_heads, masked_softmax, soft_cap},
@@ -16,7 +16,8 @@ pub(crate) struct StaticStep {
     pub(crate) tokens: usize,
     /// Number of columns of the past.
     pub(crate) past: usize,
-    /// Cosines and sines of the new tokens' positions, if the layer uses RoPE.
+    /// Cosines and sines of the new tokens' positions, if the layer uses RoPE: `[1, 1, tokens, size / 2]`, or
+    /// `[1, tokens, 1, size / 2]` in [`HeadOrder::TokensFirst`].
     pub(crate) rotary: Option<[Tensor; 2]>,
     /// Mask that is added to scores, `[1, 1, tokens, past + tokens]`.
     pub(crate) mask: Tensor,
@@ -55,7 +56,8 @@ pub(crate) struct StaticAttentionOutput {
 ///                └─ v ────────────────────┬─ Concat(past) ─────────────────────────────┘
 ///                                         └─ new value
 /// ```
-/// A layer that shares its keys and values with an earlier one projects only `q`.
+/// In [`HeadOrder::TokensFirst`], a projection is not divided into heads, and `rope` comes before heads and tokens are
+/// transposed. A layer that shares its keys and values with an earlier one projects only `q`.
 pub(crate) fn scaled_dot_product_attention(
     e: &mut Emitter<'_>,
     layer: &AttentionLayer<'_>,
@@ -138,7 +140,8 @@ fn project<const PARTS: usize>(
     let all = stacked_linear(e, x, &all)?;
     let sizes = parts.map(|part| {
         let heads = layer.heads(part);
-        if tokens > 1 || layer.has_norm(part) { vec![heads * size] } else { vec![size; heads] }
+        let is_whole = tokens > 1 || layer.has_norm(part) || e.recipe.head_order == HeadOrder::TokensFirst;
+        if is_whole { vec![heads * size] } else { vec![size; heads] }
     });
 
     let mut pieces = e.graph.split(&scope, all, 2, &sizes.concat())?.into_iter();
@@ -183,6 +186,9 @@ fn rotated(
     x: Tensor,
     step: &StaticStep,
 ) -> Result<Tensor> {
+    if e.recipe.head_order == HeadOrder::TokensFirst {
+        return rotated_tokens_first(e, layer, projection, x, step);
+    }
     let scope = layer.scope.child(projection.letter());
     let heads = layer.heads(projection);
     let kv = layer.spec.kv_heads;
@@ -203,4 +209,30 @@ fn rotated(
         Some(rotary) => apply_rope(e, &scope.child("rotate"), x, size, rotary),
         None => Ok(x),
     }
+}
+
+/// As [`rotated`], but tokens stay in front of heads until the heads are rotated.
+fn rotated_tokens_first(
+    e: &mut Emitter<'_>,
+    layer: &AttentionLayer<'_>,
+    projection: Projection,
+    x: Tensor,
+    step: &StaticStep,
+) -> Result<Tensor> {
+    let scope = layer.scope.child(projection.letter());
+    let heads = layer.heads(projection);
+    let kv = layer.spec.kv_heads;
+    let size = layer.spec.head_size;
+    let rows = [1, step.tokens, heads, size].map(|extent| extent as i64);
+    let x = e.graph.reshape(&scope.child("heads"), x, &rows)?;
+    let mut x = layer.normed(e, projection, x)?;
+    if let Some(rotary) = step.rotary {
+        x = apply_rope(e, &scope.child("rotate"), x, size, rotary)?;
+    }
+
+    if step.tokens == 1 {
+        let groups = [1, kv, heads / kv, size].map(|extent| extent as i64);
+        return Ok(e.graph.reshape(&scope.child("groups"), x, &groups)?);
+    }
+    Ok(e.graph.transpose(&scope.child("heads"), x, &[0, 2, 1, 3])?)
 }

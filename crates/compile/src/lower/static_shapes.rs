@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, iter};
 
 use narthex_graph::typed::{KeyValue, Scope, Tensor};
 use narthex_spec::{
-    DType, Scheme, Variant,
+    DType, HeadOrder, Scheme, Variant,
     arch::{Architecture, Attention, DecoderArch, DecoderLayer, NormKind, Residual, Rotation},
     dtype::Dim,
     manifest::{GraphEntry, KeyOrder, KvLayout, LayerRange, Part, Slot},
@@ -124,7 +124,7 @@ impl LayersGraph<'_> {
             io.input(e, Slot::Hidden, "states", f16([1, tokens, states]))
         };
 
-        let angles = self.angles(e, &mut io, &arch.layers[first..end]);
+        let angles = self.angles(e, &mut io, &arch.layers[first..end])?;
         let mut attention = StaticAttention {
             arch,
             norm: norms.branch,
@@ -146,7 +146,7 @@ impl LayersGraph<'_> {
     }
 
     /// Declares the angles of the new tokens for the rotations that some layers use.
-    fn angles(&self, e: &mut Emitter<'_>, io: &mut GraphIo, layers: &[DecoderLayer]) -> Angles {
+    fn angles(&self, e: &mut Emitter<'_>, io: &mut GraphIo, layers: &[DecoderLayer]) -> Result<Angles> {
         let mut angles = Angles::default();
         for (rotation, [cos, sin], prefix) in ANGLES {
             let is_used = layers.iter().any(|layer| layer.attention.rotation == rotation);
@@ -154,9 +154,17 @@ impl LayersGraph<'_> {
             let kind = f16([1, 1, self.tokens, pairs]);
             let cos = io.input(e, cos, &format!("{prefix}cos"), kind.clone());
             let sin = io.input(e, sin, &format!("{prefix}sin"), kind);
-            angles.insert(rotation, [cos, sin]);
+            let mut tables = [cos, sin];
+            if e.recipe.head_order == HeadOrder::TokensFirst && self.tokens > 1 {
+                let rows = [1, self.tokens, 1, pairs].map(|extent| extent as i64);
+                for (table, name) in tables.iter_mut().zip(["cos", "sin"]) {
+                    let scope = Scope::root().child(format_args!("{prefix}{name}"));
+                    *table = e.graph.reshape(&scope, *table, &rows)?;
+                }
+            }
+            angles.insert(rotation, tables);
         }
-        angles
+        Ok(angles)
     }
 }
 

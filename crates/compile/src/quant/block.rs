@@ -34,6 +34,14 @@ const TOP_8: f32 = 255.0;
 /// Maximum 4-bit value.
 const TOP_4: f32 = 15.0;
 
+/// 4-bit zero point that `MatMulNBits` assumes by default.
+const ZERO_4: f32 = 8.0;
+
+/// Smallest fraction of a block's range that is tried as the 4-bit range without zero points, and the distance of two
+/// tried fractions. A long block, such as a whole row, has larger outliers than a short one.
+const LEAST_SHARE_4: f32 = 0.45;
+const SHARE_STEP_4: f32 = 0.05;
+
 /// Fractions of a block's range that are tried as the 4-bit range. A narrower range clips outliers and increases the
 /// resolution.
 const RANGES_4: [f32; 5] = [1.0, 1.05, 0.93, 0.86, 0.79];
@@ -247,6 +255,35 @@ pub fn quantize_w4(row: &[f32], block: usize) -> QuantRow {
     out
 }
 
+/// Quantises a row to 4 bits without zero points. Each block gets the scale of least squared error among several
+/// candidates, fitted by least squares.
+pub fn quantize_w4_symmetric(row: &[f32], block: usize) -> QuantRow {
+    let mut out = QuantRow::default();
+    for values in row.chunks(block) {
+        let grid = best_4_symmetric(values);
+        let mut quants: Vec<u8> = values.iter().map(|x| grid.quant(*x) as u8).collect();
+        quants.resize(block, ZERO_4 as u8);
+        out.quants.extend(quants.chunks(2).map(pack_pair));
+        out.scales.push(f16::from_f32(grid.scale));
+    }
+    out
+}
+
+fn best_4_symmetric(values: &[f32]) -> Grid {
+    let (low, high) = range(values);
+    // The integers reach from -8 to 7.
+    let peak = (-low / ZERO_4).max(high / (TOP_4 - ZERO_4));
+    let mut best = (Grid::new(0.0, ZERO_4, TOP_4), f32::INFINITY);
+    let mut share = 1.0;
+    while share >= LEAST_SHARE_4 {
+        let grid = Grid::new(peak * share, ZERO_4, TOP_4);
+        best = better(best, grid, values);
+        best = better(best, grid.refitted(values), values);
+        share -= SHARE_STEP_4;
+    }
+    best.0
+}
+
 /// Form of blocks that are copied from a checkpoint.
 #[derive(Debug, Clone, Copy)]
 pub struct CopiedForm {
@@ -311,7 +348,7 @@ fn pack_pair(pair: &[u8]) -> u8 {
 
 fn best_4(values: &[f32]) -> Grid {
     let (low, high) = range(values);
-    let mut best = (Grid::new(0.0, 8.0, TOP_4), f32::INFINITY);
+    let mut best = (Grid::new(0.0, ZERO_4, TOP_4), f32::INFINITY);
     for share in RANGES_4 {
         let ideal = Grid::from_low((high - low) * share / TOP_4, low * share, TOP_4);
         for shift in [-1.0, 0.0, 1.0] {
@@ -355,6 +392,28 @@ mod tests {
                 (f32::from(q) - f32::from(zero)) * row.scales[i / block].to_f32() + offset
             })
             .collect()
+    }
+
+    #[test]
+    fn four_bits_without_zero_points_are_near_the_values() {
+        for block in [64, 256] {
+            let row = noise(256);
+            let found = quantize_w4_symmetric(&row, block);
+            assert_eq!((found.scales.len(), found.zeros.len(), found.quants.len()), (256 / block, 0, 128));
+            let error: f32 = row.iter().zip(decode(&found, block, 256)).map(|(x, y)| (x - y).powi(2)).sum();
+            // A sixteenth of the range is the distance of two values; errors are up to half of it.
+            assert!(error / 256.0 < (2.2f32 / 15.0).powi(2) / 10.0, "{error}");
+        }
+        // The sum of squared errors decides whether an outlier is clipped.
+        let mut row = noise(64);
+        row[9] = 3.0;
+        let found = quantize_w4_symmetric(&row, 64);
+        assert!(found.scales[0].to_f32() < 3.0 / 7.0, "{}", found.scales[0]);
+        let empty = quantize_w4_symmetric(&[0.0; 16], 16);
+        assert_eq!((decode(&empty, 16, 16), empty.scales[0].to_f32()), (vec![0.0; 16], 0.0));
+        // Values on the grid are kept.
+        let grid: Vec<f32> = (0..16).map(|i| (i as f32 - 8.0) * 0.25).collect();
+        assert_eq!(decode(&quantize_w4_symmetric(&grid, 16), 16, 16), grid);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use narthex_checkpoint::{CheckpointError, Encoding, IntegerBlocks, WeightSource};
 use narthex_spec::{
-    DType, Recipe, Scheme,
+    BlockSize, DType, Recipe, Scheme,
     arch::{
         Architecture, BottleneckAttention, DecoderArch, EncoderArch, EncoderHead, KvSource, PerLayer,
         SpeechArch,
@@ -16,7 +16,7 @@ use serde::Serialize;
 use super::block::Shift;
 use crate::rotary::RotarySet;
 
-/// Storage of a linear weight. Blocks with offsets, and 4-bit blocks without zero points, are copied from the checkpoint.
+/// Storage of a linear weight. Blocks with offsets are copied from the checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Storage {
@@ -36,8 +36,10 @@ pub enum Storage {
     W4,
     /// 4-bit blocks with zero points and the integers of the checkpoint.
     W4Copied,
-    /// 4-bit blocks, symmetric around 8, with the integers of the checkpoint.
+    /// 4-bit blocks, symmetric around 8.
     W4Symmetric,
+    /// 4-bit blocks, symmetric around 8, with the integers of the checkpoint.
+    W4SymmetricCopied,
     /// 4-bit blocks with offsets and the integers of the checkpoint.
     W4Offsets,
 }
@@ -79,7 +81,7 @@ impl Storage {
     /// Returns the width of an integer; 8 for weights that are not in blocks.
     pub(crate) fn bits(self) -> usize {
         match self {
-            Self::W4 | Self::W4Copied | Self::W4Symmetric | Self::W4Offsets => 4,
+            Self::W4 | Self::W4Copied | Self::W4Symmetric | Self::W4SymmetricCopied | Self::W4Offsets => 4,
             _ => 8,
         }
     }
@@ -93,10 +95,19 @@ impl Storage {
         }
     }
 
+    /// Returns the 8-bit storage of weights that keep 8 bits in a package of 4 bits.
+    fn with_eight_bits(self) -> Self {
+        match self {
+            Self::W4 => Self::W8Zeros,
+            Self::W4Symmetric => Self::W8,
+            other => other,
+        }
+    }
+
     /// Returns true if blocks have the integers of the checkpoint.
     pub(crate) fn is_copied(self) -> bool {
-        use Storage::{W4Copied, W4Offsets, W4Symmetric, W8Copied, W8Offsets};
-        matches!(self, W8Copied | W8Offsets | W4Copied | W4Symmetric | W4Offsets)
+        use Storage::{W4Copied, W4Offsets, W4SymmetricCopied, W8Copied, W8Offsets};
+        matches!(self, W8Copied | W8Offsets | W4Copied | W4SymmetricCopied | W4Offsets)
     }
 
     /// Returns the storage of a weight in a package with 4 bits, made from a checkpoint with 4 bits. `planned` is the
@@ -104,7 +115,7 @@ impl Storage {
     /// checkpoint, up to 8.
     fn of_source(planned: Self, source: Encoding) -> Self {
         match (planned, source) {
-            (Self::W4 | Self::W8Zeros, Encoding::Q4_0) => Self::W4Symmetric,
+            (Self::W4 | Self::W8Zeros, Encoding::Q4_0) => Self::W4SymmetricCopied,
             (Self::W4 | Self::W8Zeros, Encoding::Q4_1 | Encoding::Q4K) => Self::W4Offsets,
             (Self::W4 | Self::W8Zeros, Encoding::Uint4) => Self::W4Copied,
             (Self::W4 | Self::W8Zeros, Encoding::Q5_0 | Encoding::Q8_0) => Self::W8Copied,
@@ -119,11 +130,11 @@ impl Storage {
 }
 
 impl WeightPlan {
-    /// Returns the size in bytes of the weight with its scales and zero points, in blocks of `block` columns.
-    pub fn bytes(&self, block: usize) -> u64 {
+    /// Returns the size in bytes of the weight with its scales and zero points, in blocks of this size.
+    pub fn bytes(&self, block: BlockSize) -> u64 {
         let rows = self.rows as u64;
         let cols = self.cols as u64;
-        let blocks = cols.div_ceil(block.max(1) as u64);
+        let blocks = cols.div_ceil(block.operator_block(self.cols).max(1) as u64);
         rows * match self.storage {
             Storage::F32 => cols * 4,
             Storage::F16 => cols * 2,
@@ -131,7 +142,7 @@ impl WeightPlan {
             Storage::W8Zeros => cols + blocks * 3,
             Storage::W8Offsets => cols + blocks * 4,
             Storage::W4 | Storage::W4Copied => cols.div_ceil(2) + blocks * 2 + blocks.div_ceil(2),
-            Storage::W4Symmetric => cols.div_ceil(2) + blocks * 2,
+            Storage::W4Symmetric | Storage::W4SymmetricCopied => cols.div_ceil(2) + blocks * 2,
             Storage::W4Offsets => cols.div_ceil(2) + blocks * 4,
         }
     }
@@ -142,11 +153,13 @@ impl Plan {
     /// logits directly. A head that shares its weight with the token table has no zero points, so that the host can
     /// read its rows.
     pub fn new(architecture: &Architecture, recipe: &Recipe) -> Self {
-        let inner = match recipe.scheme {
-            Scheme::F32 => Storage::F32,
-            Scheme::F16 => Storage::F16,
-            Scheme::W8 => Storage::W8Zeros,
-            Scheme::W4 => Storage::W4,
+        let inner = match (recipe.scheme, recipe.is_symmetric()) {
+            (Scheme::F32, _) => Storage::F32,
+            (Scheme::F16, _) => Storage::F16,
+            (Scheme::W8, false) => Storage::W8Zeros,
+            (Scheme::W8, true) => Storage::W8,
+            (Scheme::W4, false) => Storage::W4,
+            (Scheme::W4, true) => Storage::W4Symmetric,
         };
         let mut plan = Self { weights: Vec::new() };
         match architecture {
@@ -156,6 +169,11 @@ impl Plan {
             }
             Architecture::Encoder(arch) => plan.encoder(arch, inner),
             Architecture::Speech(arch) => plan.speech(arch, inner),
+        }
+        for planned in &mut plan.weights {
+            if planned.storage.plain().is_none() && !recipe.block.divides(planned.cols) {
+                planned.storage = Storage::F16;
+            }
         }
         plan
     }
@@ -171,7 +189,8 @@ impl Plan {
     ) -> Result<Self, CheckpointError> {
         let mut plan = Self::new(architecture, recipe);
         let for_npus = recipe.fixed.is_some() || !recipe.targets.is_empty();
-        if recipe.scheme != Scheme::W4 || recipe.block != IntegerBlocks::ELEMENTS || for_npus {
+        let block = BlockSize::Elements(IntegerBlocks::ELEMENTS);
+        if recipe.scheme != Scheme::W4 || recipe.block != block || recipe.symmetric || for_npus {
             return Ok(plan);
         }
 
@@ -276,7 +295,7 @@ impl Plan {
         self.streams(arch, inner);
         let head = match (arch.tied_head, inner) {
             (_, Storage::F32 | Storage::F16) => inner,
-            (false, _) => Storage::W8Zeros,
+            (false, _) => inner.with_eight_bits(),
             (true, _) => Storage::W8,
         };
         self.push(arch.head_weight().to_owned(), arch.head_rows(), arch.hidden, head);
@@ -291,7 +310,8 @@ impl Plan {
     fn per_layer_table(&mut self, arch: &DecoderArch, recipe: &Recipe) {
         let Some(PerLayer { vocab, width }) = arch.per_layer else { return };
         let cols = arch.layers.len() * width;
-        if !matches!(recipe.scheme, Scheme::F32 | Scheme::F16) && cols.is_multiple_of(recipe.block) {
+        let has_blocks = !matches!(recipe.scheme, Scheme::F32 | Scheme::F16);
+        if has_blocks && cols.is_multiple_of(recipe.block.operator_block(cols)) {
             self.push("per_layer.embed.weight".to_owned(), vocab, cols, Storage::W8);
         }
     }
@@ -301,7 +321,7 @@ impl Plan {
     fn streams(&mut self, arch: &DecoderArch, inner: Storage) {
         let layers = arch.layers.len();
         let hidden = arch.hidden;
-        let storage = if inner == Storage::W4 { Storage::W8Zeros } else { inner };
+        let storage = inner.with_eight_bits();
         if let Some(altup) = &arch.altup {
             for other in 0..altup.streams.saturating_sub(1) {
                 self.push(format!("altup.proj.{other}.weight"), hidden, hidden, storage);
@@ -489,6 +509,24 @@ mod tests {
             let head = [with(("head.weight", 30, 64, tied)), table.into_iter().collect()].concat();
             check(&pruned, scheme, &head);
         }
+    }
+
+    #[test]
+    fn weights_with_one_scale_per_row_have_no_zero_points() {
+        let Architecture::Decoder(arch) = decoder(false) else { panic!("no decoder") };
+        let mut narrow = arch.clone();
+        narrow.layers[0].mlp.inner = 40;
+        let channel = |scheme| Recipe { block: BlockSize::Channel, ..Recipe::new(scheme) };
+        let storages = |arch: &DecoderArch, scheme| {
+            let plan = Plan::new(&Architecture::Decoder(arch.clone()), &channel(scheme));
+            plan.weights.iter().map(|weight| weight.storage).collect::<Vec<_>>()
+        };
+        assert_eq!(storages(&arch, Scheme::W8), [Storage::W8; 8]);
+        let four = [vec![Storage::W4Symmetric; 7], vec![Storage::W8]].concat();
+        assert_eq!(storages(&arch, Scheme::W4), four);
+        // Rows of 40 elements would need padding.
+        assert_eq!(storages(&narrow, Scheme::W8)[6], Storage::F16);
+        assert_eq!(storages(&arch, Scheme::F32), [Storage::F32; 8]);
     }
 
     #[test]

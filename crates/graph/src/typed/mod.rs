@@ -2,12 +2,13 @@
 //!
 //! A wrong tensor causes an error where it is used, which names the node and the types. Symbolic dimensions compare by
 //! name. The operators are methods of [`TypedBuilder`]: those that compute are in `onnx`, those that move elements in
-//! `layout`, those of ONNX Runtime in `contrib`. To add nodes to a foreign graph, whose types are not known, use
+//! `layout`, those on integers in `quantized`, those of ONNX Runtime in `contrib`. To add nodes to a foreign graph, whose types are not known, use
 //! [`Builder`].
 
 mod contrib;
 mod layout;
 mod onnx;
+mod quantized;
 mod scope;
 mod shape;
 #[cfg(test)]
@@ -24,6 +25,7 @@ use narthex_spec::{DType, dtype::Dim};
 pub use self::{
     contrib::{GroupQueryAttention, KeyValue, MatMulNBits, SkipNorm},
     onnx::{Conv1d, Reduction},
+    quantized::{IntegerBits, RowWeight},
     scope::Scope,
 };
 use crate::{

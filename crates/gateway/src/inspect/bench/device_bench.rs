@@ -55,11 +55,9 @@ impl Gateway {
         choice.verify(library, progress, cancel)?;
         choice.load_early(library)?;
         let all = places.as_slice().iter().copied();
-        let graphs =
-            match eligibility::any_runs_static_graphs(&library.config, key.scheme, all, &choice.facts) {
-                true => RequiredGraphs::Static,
-                false => RequiredGraphs::Any,
-            };
+        let needs_static =
+            eligibility::any_runs_static_graphs(&library.config, key.scheme, all, &choice.facts);
+        let graphs = RequiredGraphs::of(needs_static, &choice.facts);
         let reference = library.reference(split_scheme(model).0)?;
         let source = ModelSource::operator(&reference);
         let steps = JobSteps::new(progress);

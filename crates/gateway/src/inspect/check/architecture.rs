@@ -15,7 +15,7 @@ pub(crate) fn check_architecture(
     scheme: Scheme,
     options: &CheckOptions,
 ) -> Report {
-    let dry_run = match DryRun::with_static_shapes(architecture, scheme) {
+    let dry_run = match DryRun::with_static_shapes(architecture, scheme, &options.target) {
         Ok(dry_run) => dry_run,
         Err(error) => return refused(subject, error.to_string(), options),
     };
@@ -33,7 +33,7 @@ pub(crate) fn check_architecture(
 
     if scheme == Scheme::W8
         && matches!(report.verdict, Verdict::Refused { .. })
-        && let Ok(small) = DryRun::with_static_shapes(architecture, Scheme::W4)
+        && let Ok(small) = DryRun::with_static_shapes(architecture, Scheme::W4, &options.target)
         && !matches!(check_dry_run(subject, &small, options).verdict, Verdict::Refused { .. })
     {
         let message = "in w4 it fits the target";

@@ -116,25 +116,24 @@ impl ModelEstimate {
             if let Some((_, entry)) = dry_run.graphs.into_iter().next() {
                 layers = entry.kv;
             }
-            let fixed = DryRun::with_static_shapes(architecture, scheme);
-            if let Ok(fixed) = &fixed {
-                npu_token_bytes = npu_token_bytes.max(fixed.token_bytes());
-            }
+            let mut fixed_bytes = None;
             let mut seen: Vec<TargetEstimate> = Vec::new();
             for target in targets {
                 let known = seen.iter().find(|known| same_facts(&known.target, target));
                 let estimate = match known {
                     Some(known) => TargetEstimate { target: target.clone(), ..known.clone() },
-                    None => TargetEstimate::new(&fixed, target),
+                    None => {
+                        let fixed = DryRun::with_static_shapes(architecture, scheme, target);
+                        if let Ok(fixed) = &fixed {
+                            npu_token_bytes = npu_token_bytes.max(fixed.token_bytes());
+                            fixed_bytes = fixed_bytes.max(Some(fixed.data_bytes));
+                        }
+                        TargetEstimate::new(&fixed, target)
+                    }
                 };
                 seen.push(estimate);
             }
-            schemes.push(SchemeEstimate {
-                scheme,
-                bytes: dry_run.data_bytes,
-                targets: seen,
-                fixed_bytes: fixed.ok().map(|fixed| fixed.data_bytes),
-            });
+            schemes.push(SchemeEstimate { scheme, bytes: dry_run.data_bytes, targets: seen, fixed_bytes });
         }
 
         Ok(Self {
