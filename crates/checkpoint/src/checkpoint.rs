@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use narthex_spec::{
     TokenId,
     arch::{Architecture, EncoderHead, Pooling},
-    manifest::{Prompts, PublishedSampling, SpeechEntry},
+    manifest::{PicturePlaceholder, PicturePreprocessing, Prompts, PublishedSampling, SpeechEntry},
 };
 use narthex_text::tokenizer::{GgufVocab, Tokenizer, TokenizerError, gguf_json, package_json};
 
@@ -33,6 +33,8 @@ pub struct Checkpoint {
     pub chat_template: Option<String>,
     /// Control tokens, for models that transcribe speech.
     pub speech: Option<SpeechEntry>,
+    /// Values and tokens of pictures, for decoders with a vision tower.
+    pub vision: Option<(PicturePreprocessing, PicturePlaceholder)>,
     /// Prefixes of inputs, for embedding models.
     pub prompts: Prompts,
     /// Sampling that the publisher recommends, for decoders.

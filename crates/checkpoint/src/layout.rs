@@ -14,6 +14,9 @@ use crate::{
     weight::Weight,
 };
 
+/// Prefix of the weights of a vision tower, whose norms have their gains themselves.
+const TOWER: &str = "vision.";
+
 /// Layout of weights in a file; the canonical layout by default.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Layout {
@@ -21,6 +24,8 @@ pub(super) struct Layout {
     pub(super) pairs: RopePairs,
     /// Orientation of linear weights inside layers.
     pub(super) orientation: Orientation,
+    /// Canonical modules whose linear weight is `[in, out]` in any orientation of the layers.
+    pub(super) transposed: &'static [&'static str],
     /// Storage of the gains of norms.
     pub(super) gains: NormGains,
     /// Factors of individual weights.
@@ -76,6 +81,12 @@ impl Layout {
         Self { layers: arch.layers.clone(), dims, ..Self::default() }
     }
 
+    /// Returns whether a file has the columns of a weight as rows.
+    fn is_transposed(&self, canonical: &str) -> bool {
+        let in_layer = self.orientation == Orientation::Columns && canonical.ends_with("_proj.weight");
+        in_layer || canonical.strip_suffix(".weight").is_some_and(|module| self.transposed.contains(&module))
+    }
+
     fn layer(&self, canonical: &str) -> Option<&DecoderLayer> {
         let (number, _) = canonical.strip_prefix("layers.")?.split_once('.')?;
         self.layers.get(number.parse::<usize>().ok()?)
@@ -93,7 +104,7 @@ impl Layout {
         mut weight: Weight<'a>,
         part: Option<TensorPart>,
     ) -> Result<Weight<'a>> {
-        if self.orientation == Orientation::Columns && weight.name.ends_with("_proj.weight") {
+        if self.is_transposed(&weight.name) {
             weight = transposed(weight)?;
         }
         if let Some(TensorPart::Matrix(number)) = part {
@@ -107,7 +118,8 @@ impl Layout {
             };
         }
 
-        if self.gains == NormGains::MinusOne && weight.name.ends_with("norm.weight") {
+        let is_gain = weight.name.ends_with("norm.weight") && !weight.name.starts_with(TOWER);
+        if self.gains == NormGains::MinusOne && is_gain {
             let gains: Vec<f32> = weight.to_f32().iter().map(|gain| gain + 1.0).collect();
             weight = whole(weight, &gains)?;
         }
@@ -153,7 +165,7 @@ impl Layout {
             }
             _ => {}
         }
-        if self.orientation == Orientation::Columns && canonical.ends_with("_proj.weight") {
+        if self.is_transposed(canonical) {
             stored.reverse();
         }
         stored

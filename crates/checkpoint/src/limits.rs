@@ -8,8 +8,8 @@ use std::{fmt::Display, io, ops::RangeInclusive, path::Path};
 use narthex_files::MappedFile;
 use narthex_spec::{
     arch::{
-        Architecture, Attention, DecoderArch, EncoderArch, EncoderHead, KvSource, NormKind, QkNorm, Residual,
-        RopeScaling, Rotation, SpeechArch,
+        Architecture, Attention, Connector, DecoderArch, EncoderArch, EncoderHead, KvSource, NormKind,
+        QkNorm, Residual, RopeScaling, Rotation, SpeechArch, VisionArch,
     },
     manifest::max_json_values,
 };
@@ -122,7 +122,34 @@ fn check_decoder(path: &Path, decoder: &DecoderArch) -> Result<()> {
             return Err(malformed(path, "a finite cutoff of activations", cutoff));
         }
     }
+    if let Some(vision) = &decoder.vision {
+        check_vision(path, vision)?;
+    }
     check_streams(path, decoder)
+}
+
+fn check_vision(path: &Path, vision: &VisionArch) -> Result<()> {
+    let &VisionArch { side, patch, hidden, heads, inner, norm_epsilon, .. } = vision;
+    bounded(path, "a side of pictures", side, &WIDTH)?;
+    bounded(path, "a hidden size of the vision tower", hidden, &WIDTH)?;
+    bounded(path, "a number of layers of the vision tower", vision.layers, &LAYERS)?;
+    bounded(path, "a number of heads of the vision tower", heads, &HEADS)?;
+    bounded(path, "an inner width of the vision tower", inner, &WIDTH)?;
+    check_epsilon(path, norm_epsilon)?;
+    if !hidden.is_multiple_of(heads) {
+        return Err(malformed(path, format!("heads that divide the hidden size {hidden}"), heads));
+    }
+    if patch == 0 || !side.is_multiple_of(patch) {
+        return Err(malformed(path, format!("patches that divide the side {side}"), patch));
+    }
+    let Connector::Pooled { pool, norm_epsilon } = vision.connector;
+    check_epsilon(path, norm_epsilon)?;
+    let patches = vision.patches();
+    if pool == 0 || !patches.is_multiple_of(pool) {
+        let expected = format!("rows of a picture whose side divides {patches} patches");
+        return Err(malformed(path, expected, format!("squares of {pool} patches")));
+    }
+    Ok(())
 }
 
 /// Fails unless the layer `source` is earlier than `index` and has its own keys and values of the same shape.
@@ -360,6 +387,31 @@ mod tests {
         };
         check(|a| a.rope.as_mut().unwrap().scaling = llama3(1.0, 4.0), "fits");
         check(|a| a.rope.as_mut().unwrap().scaling = llama3(4.0, 4.0), "above the low_freq_factor 4");
+    }
+
+    #[test]
+    fn vision_towers_whose_numbers_disagree_are_refused() {
+        let vision = VisionArch {
+            side: 28,
+            patch: 7,
+            hidden: 32,
+            layers: 1,
+            heads: 4,
+            inner: 8,
+            activation: Activation::GeluTanh,
+            norm_epsilon: 1e-6,
+            connector: Connector::Pooled { pool: 2, norm_epsilon: 1e-6 },
+        };
+        let with =
+            |vision: VisionArch, expect: &str| check(|arch| arch.vision = Some(Box::new(vision)), expect);
+        with(vision.clone(), "fits");
+        with(VisionArch { heads: 3, ..vision.clone() }, "heads that divide the hidden size 32");
+        with(VisionArch { heads: 0, ..vision.clone() }, "a number of heads of the vision tower");
+        with(VisionArch { patch: 5, ..vision.clone() }, "patches that divide the side 28");
+        with(VisionArch { patch: 0, ..vision.clone() }, "patches that divide the side 28");
+        let connector = |pool| Connector::Pooled { pool, norm_epsilon: 1e-6 };
+        with(VisionArch { connector: connector(3), ..vision.clone() }, "whose side divides 4 patches");
+        with(VisionArch { connector: connector(0), ..vision }, "found squares of 0 patches");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 
 use narthex_spec::arch::{
     AltUp, Architecture, Attention, BottleneckAttention, DecoderArch, EncoderArch, EncoderHead, KvSource,
-    NormKind, PerLayer, QkNorm, Residual, SpeechArch,
+    NormKind, PerLayer, QkNorm, Residual, SpeechArch, VisionArch,
 };
 
 use crate::{error::Result, limits::unsupported, tensors::Tensors};
@@ -140,7 +140,31 @@ fn decoder_weights(decoder: &DecoderArch) -> RequiredTensors {
     }
 
     streams(&mut needed, decoder);
+    if let Some(vision) = &decoder.vision {
+        vision_weights(&mut needed, vision, hidden);
+    }
     needed
+}
+
+/// Pushes the weights of a vision tower whose rows have `width` elements.
+fn vision_weights(needed: &mut RequiredTensors, vision: &VisionArch, width: usize) {
+    let &VisionArch { patch, hidden, layers, inner, .. } = vision;
+    needed.push(("vision.patch.weight".to_owned(), vec![hidden, VisionArch::CHANNELS, patch, patch]));
+    needed.push(("vision.patch.bias".to_owned(), vec![hidden]));
+    needed.push(("vision.position.weight".to_owned(), vec![vision.patches().pow(2), hidden]));
+    for i in 0..layers {
+        let name = |module: &str| format!("vision.layers.{i}.{module}");
+        norm(needed, name("attn_norm"), hidden);
+        for part in ["q", "k", "v", "o"] {
+            linear(needed, name(&format!("attn.{part}_proj")), [hidden; 2], Bias::Present);
+        }
+        norm(needed, name("mlp_norm"), hidden);
+        linear(needed, name("mlp.up_proj"), [inner, hidden], Bias::Present);
+        linear(needed, name("mlp.down_proj"), [hidden, inner], Bias::Present);
+    }
+    norm(needed, "vision.norm".to_owned(), hidden);
+    needed.push(("connector.norm.weight".to_owned(), vec![hidden]));
+    linear(needed, "connector.linear".to_owned(), [width, hidden], Bias::Absent);
 }
 
 /// Pushes the weights of several residual streams and of per-layer embeddings.

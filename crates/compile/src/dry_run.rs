@@ -20,7 +20,7 @@ use narthex_spec::{
 use crate::{
     emit::{Emitter, WeightSink, WrittenTensors, new_graph},
     error::Result,
-    lower::{self, parts},
+    lower::{self, LoweredModel, parts},
     package::DATA_FILE,
     quant::{Plan, Scaling},
 };
@@ -29,6 +29,8 @@ use crate::{
 pub struct DryRun {
     /// Each graph with its inputs, outputs and cache. The file with their weights does not exist.
     pub graphs: Vec<(Graph, GraphEntry)>,
+    /// Graphs of the vision tower, likewise.
+    pub vision: Vec<(Graph, GraphEntry)>,
     /// Host tables, in the same file.
     pub tables: Vec<HostTable>,
     /// Size of the weights file in bytes.
@@ -60,7 +62,8 @@ impl DryRun {
         };
         let lowered = lower::lower(&mut emitter, architecture)?;
         let data_bytes = emitter.close()?;
-        Ok(Self { graphs: lowered.graphs, tables: lowered.tables, data_bytes })
+        let LoweredModel { graphs, tables, vision } = lowered;
+        Ok(Self { graphs, vision, tables, data_bytes })
     }
 
     /// Compiles an architecture without weights, with the default static shapes for a target.
@@ -78,9 +81,9 @@ impl DryRun {
         Self::new("model", architecture, &Recipe { fixed, ..recipe })
     }
 
-    /// Returns the graphs with static shapes.
+    /// Returns the graphs with static shapes, those of the vision tower last.
     pub fn static_graphs(&self) -> impl Iterator<Item = &(Graph, GraphEntry)> {
-        self.graphs.iter().filter(|(_, entry)| entry.variant == Variant::Static)
+        self.graphs.iter().chain(&self.vision).filter(|(_, entry)| entry.variant == Variant::Static)
     }
 
     /// Returns the number of bytes that one token takes in the KV cache of the static graphs, over all parts of the

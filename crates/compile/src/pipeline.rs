@@ -12,7 +12,7 @@ use narthex_graph::onnx::external::ExternalWriter;
 use narthex_spec::{
     Calibration, DType, ModelName, Pass, ProgressSink, Recipe, Scheme, Sha256, Variant,
     arch::{Architecture, Pooling},
-    manifest::{FORMAT, Manifest, Provenance, SourceWeights, TokenizerEntry},
+    manifest::{FORMAT, Manifest, Provenance, SourceWeights, TokenizerEntry, VisionEntry},
     progress::{Progress, Stage, Unit},
     recipe::KeptTokens,
 };
@@ -115,7 +115,7 @@ pub fn compile(
     if !changes.is_empty() {
         keep(job.keep_stages, "passes.txt", || changes.into_bytes())?;
     }
-    for (graph, entry) in &lowered.graphs {
+    for (graph, entry) in lowered.graphs.iter().chain(&lowered.vision) {
         let text = if entry.file == GRAPH_FILE { "graph.txt".into() } else { format!("{}.txt", entry.file) };
         keep(job.keep_stages, &text, || graph.dump().into_bytes())?;
         package.write(&entry.file, &graph.encode())?;
@@ -235,8 +235,8 @@ fn change(lowered: &mut LoweredModel, recipe: &Recipe, progress: &dyn ProgressSi
     let mut changes = String::new();
     for &pass in &recipe.passes {
         let mut count = 0;
-        for (graph, entry) in lowered.graphs.iter_mut().filter(|(_, entry)| entry.variant == Variant::Static)
-        {
+        let graphs = lowered.graphs.iter_mut().chain(&mut lowered.vision);
+        for (graph, entry) in graphs.filter(|(_, entry)| entry.variant == Variant::Static) {
             let labels = pass::apply(graph, pass)?;
             graph.check()?;
             count += labels.len();
@@ -280,6 +280,11 @@ fn manifest(
             mask: special.texts.get("mask_token").cloned(),
         }),
         speech: checkpoint.speech.clone(),
+        vision: checkpoint.vision.map(|(preprocessing, placeholder)| VisionEntry {
+            graphs: lowered.vision.into_iter().map(|(_, entry)| entry).collect(),
+            preprocessing,
+            placeholder,
+        }),
         voice: None,
         chat: checkpoint.chat_template.as_ref().map(|template| chat_entry(template, special.texts.clone())),
         prompts: checkpoint.prompts.clone(),

@@ -145,6 +145,7 @@ pub fn import(job: VoiceJob<'_>, cancel: &AtomicBool) -> Result<Manifest> {
         tokenizer: None,
         chat: None,
         speech: None,
+        vision: None,
         voice: Some(voice),
         sampling: PublishedSampling::default(),
         prompts: Prompts::default(),

@@ -1,6 +1,6 @@
 //! ONNX Runtime. This is the only crate with `ort`, dynamic libraries and FFI. It implements the engine's ports.
 //!
-//! Start at [`runtime::Runtime`], which loads the library once per process; [`dynamic`], [`encoder`] and [`speech`] run variant A,
+//! Start at [`runtime::Runtime`], which loads the library once per process; [`dynamic`], [`encoder`], [`speech`] and [`vision`] run variant A,
 //! [`static_shapes`] runs variant B, [`cpu_graph`] runs voices, [`split`] joins two executors, and [`ep`] holds each
 //! provider's options.
 
@@ -29,6 +29,7 @@ pub mod split;
 pub mod static_shapes;
 mod table;
 mod trace;
+pub mod vision;
 mod vocab_subset;
 
 pub use error::{DeviceError, RefusedNode};

@@ -12,7 +12,7 @@ use narthex_device::{
     placement::GraphPlacement,
     precompile::{FallbackPolicy, Job, Weights, precompile},
     split::{SplitExecutor, SplitOptions},
-    static_shapes::Form,
+    static_shapes::{Form, GraphLoad, StaticVisionTower},
 };
 use narthex_engine::{
     encoder::Encoder,
@@ -90,6 +90,40 @@ fn a_decoder_runs_whole_under_htp_emulation_and_agrees_with_the_cpu() {
             let places: Vec<Ep> = placement.ops_per_ep().into_keys().collect();
             assert_eq!((places, placement.subgraphs[&Ep::Qnn]), (vec![Ep::Qnn], 1), "{scheme} {graph}");
         }
+    }
+}
+
+/// A tiny Gemma 3 with a vision tower (`crates/checkpoint/tests/goldens/vision.py`).
+fn tower_package(scheme: Scheme) -> Package {
+    let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/goldens");
+    let folder = tempfile::tempdir().unwrap();
+    for file in ["config.json", "preprocessor_config.json", "model.safetensors"] {
+        fs::copy(goldens.join("vision").join(file), folder.path().join(file)).unwrap();
+    }
+    fs::copy(goldens.join("families/tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
+    let recipe = Recipe { accuracy_level: 0, fixed: Some(shapes()), ..Recipe::new(scheme) };
+    Package::make(folder.path().to_owned(), recipe)
+}
+
+#[test]
+fn a_vision_tower_runs_whole_under_htp_emulation_and_agrees_with_the_cpu() {
+    let emulated = emulation(&[QnnChip::XElite]);
+    let pixels: Vec<f32> = (0..3 * 32 * 32).map(|i| ((i * 37) % 101) as f32 / 50.0 - 1.0).collect();
+    for scheme in [Scheme::W8, Scheme::F16] {
+        let package = tower_package(scheme);
+        let open = |device: &Device| {
+            let place =
+                GraphLoad { device, threads: 1, form: Form::Graph, fallback: FallbackPolicy::Refused };
+            StaticVisionTower::open(runtime(), package.folder.path(), &package.manifest, place).unwrap()
+        };
+        let expected = open(&Device::Cpu).encode(&pixels).unwrap();
+        let mut tower = open(&emulated);
+        let GraphPlacement { graph, placement } = tower.placement();
+        let places: Vec<Ep> = placement.ops_per_ep().into_keys().collect();
+        assert_eq!((places, placement.subgraphs[&Ep::Qnn]), (vec![Ep::Qnn], 1), "{scheme} {graph}");
+        let found = tower.encode(&pixels).unwrap();
+        let rows = |values: &[f32]| values.chunks_exact(32).map(<[f32]>::to_vec).collect::<Vec<_>>();
+        agree(&rows(&found), &rows(&expected), EMULATED);
     }
 }
 

@@ -26,6 +26,7 @@ use crate::{
     request::{Finish, Request, SubmitError},
     sample::Scratch,
     schedule::{
+        media,
         pace::PromptPace,
         plan,
         policy::{self, Bounds, Grant},
@@ -262,6 +263,7 @@ impl EngineLoop {
             _ => bounds,
         };
         policy::share(demands, &bounds, self.stats.steps, &mut self.grants);
+        media::keep_whole(&mut self.grants, &self.running, self.device.limits().chunk);
         plan::fill(&mut self.plan, &self.running, &self.grants);
         self.speculate();
     }

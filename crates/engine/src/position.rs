@@ -91,6 +91,17 @@ impl Position {
     }
 }
 
+/// Returns the number of positions at the start of `positions` that are all tokens, or consecutive rows of one medium.
+pub fn same_kind(positions: &[Position]) -> usize {
+    match positions.first().and_then(|first| first.as_row()) {
+        None => positions.iter().take_while(|position| position.media.is_none()).count(),
+        Some((id, first)) => {
+            let rows = positions.iter().zip(first..);
+            rows.take_while(|(position, row)| position.as_row() == Some((id, *row))).count()
+        }
+    }
+}
+
 /// Embedding rows of a medium. Clones share the rows.
 #[derive(Debug, Clone)]
 pub struct MediaRows {
@@ -179,6 +190,14 @@ mod tests {
         assert_ne!(positions[1], Position::token(1));
         assert_eq!((Position::token(7).as_token(), positions[0].as_token()), (Some(7), None));
         assert_eq!((first.row(1).unwrap().len(), first.row(2)), (3, None));
+        let mixed: Vec<Position> = [Position::token(1), Position::token(2)]
+            .into_iter()
+            .chain(first.positions())
+            .chain(first.positions())
+            .chain(second.positions().skip(1))
+            .collect();
+        let kinds = [0, 1, 2, 3, 4, 6, 7].map(|start| same_kind(&mixed[start..]));
+        assert_eq!(kinds, [2, 1, 2, 1, 2, 1, 0]);
         assert_eq!(first.id().digest(), Some([1; 32]));
     }
 }

@@ -124,6 +124,7 @@ impl Case {
             Mask::Full => true,
             Mask::Causal => key <= own,
             Mask::Window(width) => key <= own && key + width > own,
+            Mask::WindowAndLater(width) => key + width > own,
         };
         let score = |key: usize| {
             let product: f64 = (0..size).map(|i| f64::from(query[i]) * self.keys.at(key, i, size)).sum();
@@ -165,8 +166,17 @@ fn random_case(random: &mut Random) -> (Case, usize) {
     let group = random.pick(&[1, 2, 3, 4, 8]);
     let tokens = random.pick(&[0, 1, 1, 1, 2, 5, 17, 40]);
     let past = random.pick(&[0, 1, 15, 63, 64, 65, 130, 250, 256, 700]);
-    let mask = random.pick(&[Mask::Full, Mask::Causal, Mask::Causal, Mask::Window(1), Mask::Window(70)]);
-    let keys = past + tokens + if mask == Mask::Full { random.below(9) } else { 0 };
+    let mask = random.pick(&[
+        Mask::Full,
+        Mask::Causal,
+        Mask::Causal,
+        Mask::Window(1),
+        Mask::Window(70),
+        Mask::WindowAndLater(1),
+        Mask::WindowAndLater(70),
+    ]);
+    let sees_later = matches!(mask, Mask::Full | Mask::WindowAndLater(_));
+    let keys = past + tokens + if sees_later { random.below(9) } else { 0 };
     let attention = Attention {
         head_size,
         scale: 1.0 / (head_size as f32).sqrt(),
@@ -288,6 +298,7 @@ fn what_a_query_does_not_see_does_not_matter() {
         let spoilt = random.below(keys);
         let sees = |token: usize| match case.attention.mask {
             Mask::Window(width) => spoilt <= own(token) && spoilt + width > own(token),
+            Mask::WindowAndLater(width) => spoilt + width > own(token),
             Mask::Full | Mask::Causal => spoilt <= own(token),
         };
         let seen: Vec<bool> = (0..tokens).map(sees).collect();

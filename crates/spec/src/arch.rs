@@ -9,6 +9,7 @@ mod head;
 mod rope;
 mod speech;
 mod structure;
+mod vision;
 
 use serde::{Deserialize, Serialize};
 
@@ -20,6 +21,7 @@ pub use encoder::{
 pub use rope::{Rope, RopeScaling};
 pub use speech::{SpeechArch, SpeechLayers};
 pub use structure::{ImportedDecoder, ImportedEncoder, ImportedVoice, Steps, Structure, VoiceOutput};
+pub use vision::{Connector, VisionArch};
 
 /// A model's structure.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -117,7 +119,8 @@ pub enum Family {
 /// `layers.{i}.attn_norm`, `layers.{i}.attn.{q,k,v,o}_proj.{weight,bias}`, `layers.{i}.attn.{q,k}_norm.weight`,
 /// `layers.{i}.attn_post_norm`, `layers.{i}.mlp_norm`, `layers.{i}.mlp.{gate,up,down}_proj.{weight,bias}`,
 /// `layers.{i}.mlp_post_norm`, `norm`, `head.weight [vocab, hidden]` (absent when tied). A norm has a `weight`, a layer
-/// norm over the residual stream a `bias` too. Those that go with [`AltUp`] and [`PerLayer`] are named there.
+/// norm over the residual stream a `bias` too. Those that go with [`AltUp`], [`PerLayer`] and [`VisionArch`] are
+/// named there.
 ///
 /// Rows of q and k are in the rotate-half order: element `e` of a head is rotated against element `e + head_size / 2`.
 /// If [`Rope::dims`] is smaller than the head, only the first `dims / 2` of those pairs are rotated.
@@ -158,6 +161,9 @@ pub struct DecoderArch {
     /// `head.weight [tokens, hidden]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept_tokens: Option<usize>,
+    /// Tower that reads pictures.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vision: Option<Box<VisionArch>>,
 }
 
 /// Kind of norm.

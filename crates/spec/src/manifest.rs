@@ -42,7 +42,7 @@ pub use sampling::PublishedSampling;
 pub use seal::{ManifestChanged, check_digest, to_json};
 pub use source_weights::SourceWeights;
 pub use speech::SpeechEntry;
-pub use vision::{PictureFit, PicturePreprocessing, ResizeFilter};
+pub use vision::{PictureFit, PicturePlaceholder, PicturePreprocessing, ResizeFilter, VisionEntry};
 pub use voice::{EnglishPronunciation, PhonemeSource, Pronunciation, Speaker, VoiceEntry};
 
 /// Version that this build writes, and the only one that it reads.
@@ -86,6 +86,9 @@ pub struct Manifest {
     /// Control tokens, for models that transcribe speech.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub speech: Option<SpeechEntry>,
+    /// Reading of pictures, for decoders with a vision tower.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vision: Option<VisionEntry>,
     /// Speakers and pronunciations, for voices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub voice: Option<VoiceEntry>,
@@ -293,6 +296,10 @@ pub enum Slot {
         /// The decoder's layer.
         layer: usize,
     },
+    /// Input `[1, 3, height, width]`: values of a picture.
+    Pixels,
+    /// Output `[1, rows, hidden]`: embedding rows of a picture, in place of embedded tokens.
+    PictureRows,
     /// Input `[1, phonemes]` i64: ids of phonemes, between two zeros.
     Phonemes,
     /// Input `[1]` f32: factor of the speed of speech.

@@ -1,4 +1,4 @@
-//! Gemma 2 and the text part of Gemma 3: scaled embeddings, norm gains stored minus one, norms before and after each
+//! Gemma 2 and Gemma 3, with its vision tower: scaled embeddings, norm gains stored minus one, norms before and after each
 //! part, sliding windows in most layers; soft caps on scores and logits (Gemma 2), norms of queries and keys and a
 //! local RoPE base (Gemma 3).
 
@@ -13,6 +13,7 @@ use crate::{
     hf::{
         config::Config,
         decoder::{DecoderKeys, Defaults, LayerType, ROPE_TWICE, RopeKeys, WeightTying, activation, present},
+        vision,
     },
     layout::NormGains,
     limits::{malformed, unsupported},
@@ -28,11 +29,11 @@ pub(super) const HF2: HfFamily = HfFamily {
     read: HfReader::Decoder(hf2),
 };
 
-/// `Gemma3ForCausalLM`, and the text part of `Gemma3ForConditionalGeneration` (`Gemma3TextConfig`).
+/// `Gemma3ForCausalLM` (`Gemma3TextConfig`), and `Gemma3ForConditionalGeneration` with its vision tower.
 pub(super) const HF3: HfFamily = HfFamily {
     classes: &["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"],
     model_type: "gemma3_text",
-    names: &HF_NAMES,
+    names: &HF3_NAMES,
     read: HfReader::Decoder(hf3),
 };
 
@@ -54,6 +55,41 @@ pub(super) const HF_NAMES: NameTable = NameTable {
     ],
     ..llama::HF_NAMES
 };
+
+/// Names of the decoder and of the vision tower, whose prefix depends on the version of `transformers`.
+const HF3_NAMES: NameTable = NameTable {
+    base: Some(&HF_NAMES),
+    prefixes: &[
+        "model.",
+        "language_model.model.",
+        "model.language_model.",
+        "",
+        "vision_tower.vision_model.",
+        "vision_tower.",
+        "model.vision_tower.vision_model.",
+        "model.vision_tower.",
+    ],
+    outer: &[
+        ("vision.patch", "embeddings.patch_embedding"),
+        ("vision.position", "embeddings.position_embedding"),
+        ("vision.layers.#.attn_norm", "encoder.layers.#.layer_norm1"),
+        ("vision.layers.#.attn.q_proj", "encoder.layers.#.self_attn.q_proj"),
+        ("vision.layers.#.attn.k_proj", "encoder.layers.#.self_attn.k_proj"),
+        ("vision.layers.#.attn.v_proj", "encoder.layers.#.self_attn.v_proj"),
+        ("vision.layers.#.attn.o_proj", "encoder.layers.#.self_attn.out_proj"),
+        ("vision.layers.#.mlp_norm", "encoder.layers.#.layer_norm2"),
+        ("vision.layers.#.mlp.up_proj", "encoder.layers.#.mlp.fc1"),
+        ("vision.layers.#.mlp.down_proj", "encoder.layers.#.mlp.fc2"),
+        ("vision.norm", "post_layernorm"),
+        ("connector.norm", "multi_modal_projector.mm_soft_emb_norm"),
+        (CONNECTOR, "multi_modal_projector.mm_input_projection_weight"),
+    ],
+    without_suffix: &["mm_input_projection_weight"],
+    ..HF_NAMES
+};
+
+/// The linear layer of the connector, which files store as `[in, out]`.
+const CONNECTOR: &str = "connector.linear";
 
 pub(super) const GGUF_NAMES: NameTable = NameTable {
     base: Some(&llama::GGUF_NAMES),
@@ -188,6 +224,7 @@ fn hf3(config: &Config) -> Result<Decoder> {
         "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
         "num_attention_heads": 8,
     });
+    let vision = vision::gemma3(config)?;
     let config = &config.part("text_config", published)?;
     let defaults = Defaults { context: 131_072, theta: 1e6, ..GEMMA };
     let (mut own, mut arch) = shared(config, defaults, PATTERN[1])?;
@@ -196,7 +233,10 @@ fn hf3(config: &Config) -> Result<Decoder> {
     if caps != (None, None) {
         return Err(unsupported("softcapping of Gemma 3", "null", format!("{caps:?}")));
     }
-    Ok(with_gains_minus_one(as_gemma3(arch, local)))
+    arch.vision = vision.map(Box::new);
+    let mut decoder = with_gains_minus_one(as_gemma3(arch, local));
+    decoder.layout.transposed = &[CONNECTOR];
+    Ok(decoder)
 }
 
 /// Returns RoPE for the layers with a sliding window and writes RoPE for the other layers into `arch`. `theta` is the

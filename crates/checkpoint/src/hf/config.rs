@@ -124,6 +124,12 @@ impl Config {
         })
     }
 
+    /// Returns the configuration of a part of the file, or `None` if the file has no such part.
+    pub(crate) fn section(&self, name: &str) -> Result<Option<Self>> {
+        let Some(keys) = self.keys.get(name).filter(|keys| keys.is_object()) else { return Ok(None) };
+        Self::new(self.path.clone(), keys.clone()).map(Some)
+    }
+
     /// Returns the configuration of a part of the file, such as a multimodal model's text part. If the file has no such
     /// part, the whole file is used. `defaults` has values for keys that published files leave out.
     pub fn part(&self, name: &str, defaults: Value) -> Result<Self> {

@@ -2,7 +2,7 @@
 //!
 //! `config` has the keys of `config.json`; `decoder` and `encoder` interpret those that most families share. `pooling`
 //! and `prompts` read the files of sentence-transformers, `tokenizer` reads the tokenizer and its special tokens, and
-//! `generation` the sampling that the publisher recommends, and `speech` the control tokens of models for speech.
+//! `generation` the sampling that the publisher recommends, `speech` the control tokens of models for speech, and `vision` the settings of vision towers.
 
 pub mod config;
 pub(crate) mod decoder;
@@ -14,6 +14,7 @@ pub mod prompts;
 mod sentencepiece;
 pub(crate) mod speech;
 pub mod tokenizer;
+pub(crate) mod vision;
 
 /// Configuration file; a folder with it is a checkpoint of this layout.
 pub const CONFIG: &str = "config.json";

@@ -43,6 +43,7 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint> {
         special: text.special,
         chat_template: None,
         speech: Some(speech),
+        vision: None,
         prompts: Prompts::default(),
         pooling: PoolingSource::Unknown,
         sampling: PublishedSampling::default(),

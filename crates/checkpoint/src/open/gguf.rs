@@ -57,6 +57,7 @@ fn opened(path: &Path) -> Result<Checkpoint> {
         special,
         chat_template: metadata.text("tokenizer.chat_template")?.map(str::to_owned),
         speech: None,
+        vision: None,
         prompts: Prompts::default(),
         pooling,
         sampling,

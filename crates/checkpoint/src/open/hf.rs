@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use narthex_spec::{
-    arch::{Architecture, EncoderHead, Pooling},
+    arch::{Architecture, DecoderArch, EncoderHead, Pooling},
     manifest::Prompts,
 };
 use serde_json::Value;
@@ -18,7 +18,7 @@ use crate::{
         config::Config,
         folder::Folder,
         pooling::{self, SentenceEmbedding},
-        prompts, speech, tokenizer,
+        prompts, speech, tokenizer, vision,
     },
     layout::Layout,
     limits::check_architecture,
@@ -94,15 +94,17 @@ pub(super) fn architecture_from_headers(path: &Path) -> Result<Architecture> {
     let mut folder = Folder::new(path);
     let config = Config::read(&mut folder)?;
     let settings = settings(&mut folder, &config)?;
-    weights(path, settings.family, &settings.architecture, settings.layout)?;
-    Ok(settings.architecture)
+    let mut architecture = settings.architecture;
+    weights(path, settings.family, &mut architecture, settings.layout)?;
+    Ok(architecture)
 }
 
-/// Returns the weights of a folder, and their files, after a check that every weight of the architecture is present.
+/// Returns the weights of a folder, and their files, after a check that every weight of the architecture is present. If the
+/// folder has no weights of the vision tower that its settings state, the tower is removed from the architecture.
 fn weights(
     path: &Path,
     family: &HfFamily,
-    architecture: &Architecture,
+    architecture: &mut Architecture,
     layout: Layout,
 ) -> Result<(Tensors, Vec<PathBuf>)> {
     let mut shards = safetensors::open(path)?;
@@ -115,6 +117,11 @@ fn weights(
         names: family.names,
         layout,
     };
+    if let Architecture::Decoder(arch) = architecture
+        && tensors.find("vision.patch.weight").is_none()
+    {
+        arch.vision = None;
+    }
     required_tensors::check(&tensors, architecture)?;
     Ok((tensors, shards.files))
 }
@@ -134,11 +141,17 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint> {
     };
 
     let prompts = if embeds { prompts::read(&mut folder)? } else { Prompts::default() };
-    let (tensors, files) = weights(path, family, &architecture, layout)?;
+    let (tensors, files) = weights(path, family, &mut architecture, layout)?;
     let text = tokenizer::read(&mut folder, config.ids(), vocab)?;
     let speech = match &mut architecture {
         Architecture::Speech(arch) => Some(speech::read(&mut folder, &text.tokenizer, arch)?),
         Architecture::Decoder(_) | Architecture::Encoder(_) => None,
+    };
+    let vision = match &architecture {
+        Architecture::Decoder(DecoderArch { vision: Some(arch), .. }) => {
+            Some(vision::read(&mut folder, &config, arch)?)
+        }
+        _ => None,
     };
     let license = folder.license()?;
     folder.files.extend(files);
@@ -151,6 +164,7 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint> {
         special: text.special,
         chat_template: text.chat_template,
         speech,
+        vision,
         prompts,
         pooling,
         sampling: text.sampling,

@@ -145,6 +145,7 @@ impl Import {
             }),
             chat,
             speech: None,
+            vision: None,
             voice: None,
             prompts: self.prompts,
             sampling: self.text.sampling,

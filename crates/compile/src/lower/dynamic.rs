@@ -230,5 +230,5 @@ fn encoder_output(
 }
 
 fn close(e: &mut Emitter<'_>, entry: GraphEntry, tables: Vec<HostTable>) -> Result<LoweredModel> {
-    Ok(LoweredModel { graphs: vec![(e.finish_graph()?, entry)], tables })
+    Ok(LoweredModel { graphs: vec![(e.finish_graph()?, entry)], tables, vision: Vec::new() })
 }

@@ -1,5 +1,5 @@
 //! Lowering of architectures to graphs: `dynamic` writes variant A, `static_shapes` variant B. Both share the layers.
-//! `speech` writes the graphs of models that transcribe speech.
+//! `speech` writes the graphs of models that transcribe speech, `vision` those of vision towers.
 
 mod decoder;
 pub(crate) mod dynamic;
@@ -9,6 +9,7 @@ pub(crate) mod parts;
 mod speech;
 mod static_encoder;
 mod static_shapes;
+mod vision;
 
 use narthex_graph::Graph;
 use narthex_spec::{
@@ -25,6 +26,8 @@ pub(crate) struct LoweredModel {
     /// Each graph with its inputs, outputs and cache.
     pub(crate) graphs: Vec<(Graph, GraphEntry)>,
     pub(crate) tables: Vec<HostTable>,
+    /// Graphs of the vision tower.
+    pub(crate) vision: Vec<(Graph, GraphEntry)>,
 }
 
 /// Returns the error for fixed shapes of a model that transcribes speech.
@@ -46,6 +49,11 @@ pub(crate) fn lower(e: &mut Emitter<'_>, architecture: &Architecture) -> Result<
         let fixed = static_shapes::lower(e, architecture, shapes)?;
         lowered.graphs.extend(fixed.graphs);
         lowered.tables.extend(fixed.tables);
+    }
+    if let Architecture::Decoder(arch) = architecture
+        && let Some(tower) = &arch.vision
+    {
+        lowered.vision = vision::graphs(e, arch, tower)?;
     }
     Ok(lowered)
 }

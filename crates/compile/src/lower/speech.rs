@@ -38,7 +38,7 @@ pub(super) fn dynamic(e: &mut Emitter<'_>, arch: &SpeechArch) -> Result<LoweredM
     e.begin_graph("decoder");
     let (decoder, tables) = decoder(e, arch)?;
     let decoder = (e.finish_graph()?, decoder);
-    Ok(LoweredModel { graphs: vec![encoder, decoder], tables })
+    Ok(LoweredModel { graphs: vec![encoder, decoder], tables, vision: Vec::new() })
 }
 
 /// One side of the model.

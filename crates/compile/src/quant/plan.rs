@@ -7,7 +7,7 @@ use narthex_spec::{
     BlockSize, DType, Recipe, Scheme,
     arch::{
         Architecture, BottleneckAttention, DecoderArch, EncoderArch, EncoderHead, KvSource, PerLayer,
-        SpeechArch,
+        SpeechArch, VisionArch,
     },
     manifest::SourceWeights,
 };
@@ -166,6 +166,9 @@ impl Plan {
             Architecture::Decoder(arch) => {
                 plan.decoder(arch, inner);
                 plan.per_layer_table(arch, recipe);
+                if let Some(vision) = &arch.vision {
+                    plan.vision(vision, arch.hidden, inner);
+                }
             }
             Architecture::Encoder(arch) => plan.encoder(arch, inner),
             Architecture::Speech(arch) => plan.speech(arch, inner),
@@ -252,6 +255,7 @@ impl Plan {
                     });
                     let tokens = table("embed.weight", arch.vocab, arch.hidden, element);
                     tokens
+                        + arch.vision.as_deref().map_or(0, patch_bytes)
                         + table("position.weight", positions, arch.hidden, 4)
                         + per_layer
                         + angle_bytes(arch)
@@ -339,6 +343,22 @@ impl Plan {
                 self.push(format!("layers.{index}.per_layer.proj.weight"), hidden, width, storage);
             }
         }
+    }
+
+    /// Plans a vision tower whose rows have `width` elements. It has 8 bits in `w4`, because its errors reach every answer
+    /// about a picture, and it is small compared with the decoder. The embedding of patches is not quantised.
+    fn vision(&mut self, arch: &VisionArch, width: usize, inner: Storage) {
+        let hidden = arch.hidden;
+        let storage = if inner == Storage::W4 { Storage::W8Zeros } else { inner };
+        for index in 0..arch.layers {
+            let scope = format!("vision.layers.{index}");
+            for part in ["q", "k", "v", "o"] {
+                self.push(format!("{scope}.attn.{part}_proj.weight"), hidden, hidden, storage);
+            }
+            self.push(format!("{scope}.mlp.up_proj.weight"), arch.inner, hidden, storage);
+            self.push(format!("{scope}.mlp.down_proj.weight"), hidden, arch.inner, storage);
+        }
+        self.push("connector.linear.weight".to_owned(), width, hidden, storage);
     }
 
     /// Plans both sides and the head, which shares its weight with the token table. Convolutions are not quantised.
@@ -432,6 +452,12 @@ impl Plan {
 /// Returns the storage of a weight that no scheme quantises.
 fn unquantised(inner: Storage) -> Storage {
     if inner == Storage::F16 { Storage::F16 } else { Storage::F32 }
+}
+
+/// Returns the size in bytes of the embedding of patches and their positions.
+fn patch_bytes(arch: &VisionArch) -> u64 {
+    let patch = VisionArch::CHANNELS * arch.patch * arch.patch;
+    (arch.hidden * (patch + arch.patches().pow(2)) * 4) as u64
 }
 
 /// Returns the size in bytes of a decoder's cosines and sines.

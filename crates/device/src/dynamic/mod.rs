@@ -22,11 +22,11 @@ use narthex_engine::{
         Executor, KvBlock, KvCopy, Limits, LogitRows, Logits, Span, StepError, StepPlan, check_read,
         check_truncate,
     },
-    position::Position,
+    position::{Position, same_kind},
 };
 use narthex_spec::{
     DType, Ep, KvPrecision, SlotId,
-    arch::Steps,
+    arch::{Steps, Structure},
     manifest::{KvLayout, Manifest},
 };
 
@@ -34,6 +34,7 @@ use crate::{
     ep::Device,
     error::DeviceError,
     inventory,
+    operators::AttentionSwitch,
     ort::{DeviceMemory, DevicePadding, SessionOptions},
     package,
     packed_weights::PackedWeights,
@@ -83,6 +84,17 @@ pub struct DynamicExecutor {
     graph: LoadedGraph,
     /// Graph for several tokens, if it differs from `graph`.
     prompt: Option<LoadedGraph>,
+    media: MediaAttention,
+}
+
+/// Attention among the rows of a medium.
+enum MediaAttention {
+    /// As among tokens.
+    Causal,
+    /// In both directions. The switch is on while the rows of one medium run.
+    Bidirectional(AttentionSwitch),
+    /// In both directions, which this device does not compute, so that it takes no media.
+    Unsupported,
 }
 
 impl DynamicExecutor {
@@ -142,6 +154,7 @@ impl DynamicExecutor {
             }
         };
 
+        let media = media_attention(manifest, &limits, &graph, prompt.as_ref());
         let width = kept.width();
         let decode = BoundGraph::new(session, limits.batch, width).map_err(DeviceError::binding)?;
         let prompt_session = prompt.as_ref().map_or(session, |prompt| &prompt.session);
@@ -164,6 +177,7 @@ impl DynamicExecutor {
             switch,
             graph,
             prompt,
+            media,
         })
     }
 
@@ -273,7 +287,13 @@ impl DynamicExecutor {
         if (self.steps == Steps::Any || span.at == 0) && fits {
             let count = span.logits.rows(tokens.len());
             let run = SlotRun { plan, slot: span.slot, at: span.at, tokens, factors };
-            return self.run_tokens(run, row..row + count);
+            return match &self.media {
+                MediaAttention::Bidirectional(switch) if !plan.media.is_empty() => {
+                    let switch = switch.clone();
+                    self.run_with_media(run, row..row + count, &switch)
+                }
+                _ => self.run_tokens(run, row..row + count),
+            };
         }
         let first = tokens.len() - span.logits.rows(tokens.len());
         for (index, token) in tokens.iter().enumerate() {
@@ -281,6 +301,32 @@ impl DynamicExecutor {
             let tokens = std::slice::from_ref(token);
             let run = SlotRun { plan, slot: span.slot, at: span.at + index, tokens, factors };
             self.run_tokens(run, rows)?;
+        }
+        Ok(())
+    }
+
+    /// Runs tokens of one slot as [`Self::run_tokens`], with a run of its own for the rows of each medium, which attend to
+    /// each other in both directions.
+    fn run_with_media(
+        &mut self,
+        run: SlotRun<'_>,
+        rows: Range<usize>,
+        switch: &AttentionSwitch,
+    ) -> Result<(), StepError> {
+        // Index of the first token with logits.
+        let first = run.tokens.len() - rows.len();
+        let mut start = 0;
+        while start < run.tokens.len() {
+            let end = start + same_kind(&run.tokens[start..]).max(1);
+            let tokens = &run.tokens[start..end];
+            let is_medium = tokens[0].as_row().is_some();
+            let row = |index: usize| rows.start + index.saturating_sub(first);
+            let part = SlotRun { at: run.at + start, tokens, ..run };
+            switch.set(is_medium);
+            let outcome = self.run_tokens(part, row(start)..row(end));
+            switch.set(false);
+            outcome?;
+            start = end;
         }
         Ok(())
     }
@@ -325,7 +371,29 @@ fn factors_of(factors: &[RopeFactors], span: usize) -> RopeFactors {
     factors.get(span).copied().unwrap_or(RopeFactors::Short)
 }
 
+/// Returns the attention among the rows of a medium in a package's model.
+fn media_attention(
+    manifest: &Manifest,
+    limits: &Limits,
+    graph: &LoadedGraph,
+    prompt: Option<&LoadedGraph>,
+) -> MediaAttention {
+    let vision = match &manifest.architecture {
+        Structure::Decoder(arch) => arch.vision.as_deref(),
+        _ => None,
+    };
+    match (vision.filter(|vision| vision.connector.is_bidirectional()), graph.session.bidirectional()) {
+        (None, _) => MediaAttention::Causal,
+        // All rows of a medium run in one step.
+        (Some(vision), Some(switch)) if prompt.is_none() && vision.rows() <= limits.chunk => {
+            MediaAttention::Bidirectional(switch.clone())
+        }
+        _ => MediaAttention::Unsupported,
+    }
+}
+
 /// Tokens of one slot that run together.
+#[derive(Clone, Copy)]
 struct SlotRun<'a> {
     /// Plan with the rows of media.
     plan: &'a StepPlan,
@@ -349,6 +417,9 @@ impl Executor for DynamicExecutor {
     fn execute(&mut self, plan: &StepPlan) -> Result<(), StepError> {
         plan.check(&self.limits, |slot| self.cache.length(slot))?;
         plan.check_media(self.media_width())?;
+        if matches!(self.media, MediaAttention::Bidirectional(_)) {
+            plan.check_whole_media()?;
+        }
         self.cache.reserve(plan.spans.iter().map(|span| (span.slot, span.at + span.tokens.len())))?;
         self.logits_rows = plan.logits_rows();
         let wanted = self.logits_rows * self.limits.vocab;
@@ -378,7 +449,10 @@ impl Executor for DynamicExecutor {
     }
 
     fn media_width(&self) -> Option<usize> {
-        self.feed.width()
+        match self.media {
+            MediaAttention::Causal | MediaAttention::Bidirectional(_) => self.feed.width(),
+            MediaAttention::Unsupported => None,
+        }
     }
 
     fn verify_limit(&self, at: usize) -> usize {

@@ -139,7 +139,12 @@ impl<T: CacheElement> AttentionKernel<T> {
         };
         let (pasts, total) = pasts(call, shape, angles.as_ref())?;
         let scale = self.scale.unwrap_or_else(|| 1.0 / (shape.size as f32).sqrt());
-        let attention = Attention { head_size: shape.size, scale, soft_cap: self.soft_cap, mask: self.mask };
+        let mask = match self.mask {
+            mask if !self.shared.bidirectional.is_on() => mask,
+            Mask::Window(width) => Mask::WindowAndLater(width),
+            _ => Mask::Full,
+        };
+        let attention = Attention { head_size: shape.size, scale, soft_cap: self.soft_cap, mask };
         let step = AttentionStep {
             shared: &self.shared,
             attention,

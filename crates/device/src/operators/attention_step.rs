@@ -245,7 +245,9 @@ impl AttentionStep<'_> {
     fn key_parts(&self, index: usize) -> impl Iterator<Item = Range<usize>> + Clone + use<> {
         let end = self.pasts.of(index / self.heads.kv) + 1;
         let start = match self.attention.mask {
-            Mask::Window(width) => end.saturating_sub(width) / PART_KEYS * PART_KEYS,
+            Mask::Window(width) | Mask::WindowAndLater(width) => {
+                end.saturating_sub(width) / PART_KEYS * PART_KEYS
+            }
             Mask::Causal | Mask::Full => 0,
         };
         (start..end).step_by(PART_KEYS).map(move |start| start..end.min(start + PART_KEYS))
@@ -349,7 +351,12 @@ impl AttentionStep<'_> {
             let task = tasks.get(tasks.len() - 1 - at).and_then(Part::take);
             let Some((index, first, out)) = task else { return };
             self.with_queries(index, first..first + out.rows(), |queries, scratch| {
-                let known = queries.first_position + out.rows();
+                let known = match self.attention.mask {
+                    Mask::Causal | Mask::Window(_) => queries.first_position + out.rows(),
+                    Mask::Full | Mask::WindowAndLater(_) => {
+                        self.pasts.of(index / self.heads.kv) + self.sequence
+                    }
+                };
                 let cache = cache.head(index, known, self);
                 self.shared.kernels.attend(&self.attention, queries, cache, scratch, out);
             });

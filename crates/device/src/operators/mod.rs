@@ -32,7 +32,7 @@ use std::{
     path::Path,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
@@ -76,6 +76,23 @@ pub(crate) struct OwnOperators {
     pub(crate) chains: Vec<ChainNode>,
     /// The texts of a batch are packed: the graph has the input [`ROW_OFFSETS`].
     pub(crate) packs_rows: bool,
+    /// Switch of the attention over a cache, if operators of Narthex compute all of it.
+    pub(crate) bidirectional: Option<AttentionSwitch>,
+}
+
+/// Switch of the attention of a graph's new tokens. While it is on, they attend to each other in both directions.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct AttentionSwitch(Arc<AtomicBool>);
+
+impl AttentionSwitch {
+    /// Turns the switch on or off for the next runs.
+    pub(crate) fn set(&self, bidirectional: bool) {
+        self.0.store(bidirectional, Ordering::Relaxed);
+    }
+
+    fn is_on(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 /// Options of a graph's rewriting.
@@ -107,10 +124,20 @@ impl OwnOperators {
         let sources = sources.unwrap_or_default();
         graph.opsets.push((DOMAIN.to_owned(), VERSION));
         let LinearLayers { linears, packed } = weights::load(&sources, model, stored, threads)?;
+        let is_own = rewrite::has_own_attention(&graph);
         let chains = fuse::fuse(&mut graph);
         let placed = chains.iter().map(placed_chain).collect();
         let buffers = BufferPool::new(threads);
-        let shared = Arc::new(OperatorContext { kernels: kernels(), linears, chains, threads, buffers });
+        let bidirectional = AttentionSwitch::default();
+        let switch = bidirectional.clone();
+        let shared = Arc::new(OperatorContext {
+            kernels: kernels(),
+            linears,
+            chains,
+            threads,
+            buffers,
+            bidirectional,
+        });
         let domain = OperatorDomain::new(DOMAIN)
             .and_then(|domain| domain.add(NodeOperator::<LinearKernel>::new(&shared)))
             .and_then(|domain| domain.add(NodeOperator::<GatedMlpKernel>::new(&shared)))
@@ -124,7 +151,15 @@ impl OwnOperators {
             .and_then(|domain| domain.add(ChainOperator::<f32>::new(Arc::clone(&shared))))
             .and_then(|domain| domain.add(ChainOperator::<f16>::new(Arc::clone(&shared))))
             .and_then(|domain| domain.add(ChainOperator::<i8>::new(shared)));
-        Some(Self { graph: graph.encode(), domain: domain.ok()?, packed, chains: placed, packs_rows })
+        let bidirectional = is_own.then_some(switch);
+        Some(Self {
+            graph: graph.encode(),
+            domain: domain.ok()?,
+            packed,
+            chains: placed,
+            packs_rows,
+            bidirectional,
+        })
     }
 }
 
@@ -162,6 +197,7 @@ struct OperatorContext {
     chains: Vec<Chain>,
     threads: usize,
     buffers: BufferPool,
+    bidirectional: AttentionSwitch,
 }
 
 /// Buffers that no task uses at present, in slots that threads prefer. A thread usually finds the buffers that it used

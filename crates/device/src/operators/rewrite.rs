@@ -123,6 +123,14 @@ fn push_product(replacement: &mut Replacement<'_>, mut product: Node, norm: Opti
     replacement.push(product);
 }
 
+/// Returns whether operators of Narthex compute all attention over the cache of a rewritten graph, and there is some.
+pub(super) fn has_own_attention(graph: &Graph) -> bool {
+    let own = [KvPrecision::I8, KvPrecision::F16, KvPrecision::F32].map(attention_of);
+    let is_any_left =
+        graph.nodes.iter().any(|node| node.op == "GroupQueryAttention" && node.domain == MICROSOFT);
+    !is_any_left && graph.nodes.iter().any(|node| node.domain == DOMAIN && own.contains(&node.op.as_str()))
+}
+
 /// Returns whether a node is grouped-query attention that `narthex.Attention` can replace.
 fn is_attention(graph: &Graph, node: &Node) -> bool {
     if node.op != "GroupQueryAttention" || node.domain != MICROSOFT || node.outputs.len() != 3 {

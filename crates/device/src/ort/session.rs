@@ -19,7 +19,7 @@ use super::{context::Context, process_exit, redirect_stdout::StdoutRedirect};
 use crate::{
     ep::Device,
     error::DeviceError,
-    operators::{OwnOperators, PaddedInputs, RewriteOptions, read_graph},
+    operators::{AttentionSwitch, OwnOperators, PaddedInputs, RewriteOptions, read_graph},
     packed_weights::PackedWeights,
     placement::{self, Placement},
     runtime::Runtime,
@@ -32,6 +32,8 @@ pub(crate) struct Session {
     copies_inputs: bool,
     packed_weights: Option<PackedWeights>,
     packs_rows: bool,
+    /// Switch of attention that operators of Narthex compute.
+    bidirectional: Option<AttentionSwitch>,
 }
 
 /// An output of a run.
@@ -275,6 +277,7 @@ impl Session {
         let mut own = own.flatten();
         let packed_weights = own.as_ref().and_then(|own| own.packed.clone());
         let packs_rows = own.as_ref().is_some_and(|own| own.packs_rows);
+        let bidirectional = own.as_ref().and_then(|own| own.bidirectional.clone());
         let chains = own.as_mut().map(|own| std::mem::take(&mut own.chains)).unwrap_or_default();
         let loaded = match own {
             Some(own) => rewritten(builder, own, model)?,
@@ -293,7 +296,7 @@ impl Session {
         let inner = loaded.map_err(|error| load_error(options.device, error.message()))?;
         let mut session = Self::of(inner, options.device)?;
         session.placement.replace_chains(&chains);
-        Ok(Self { packed_weights, packs_rows, ..session })
+        Ok(Self { packed_weights, packs_rows, bidirectional, ..session })
     }
 
     /// Loads a graph from the bytes of an ONNX file without data files.
@@ -318,7 +321,14 @@ impl Session {
         // ONNX Runtime does not report whether a provider reads inputs from the host's memory. An extra copy does no
         // harm.
         let copies_inputs = own != Ep::Cpu;
-        Ok(Self { inner, placement, copies_inputs, packed_weights: None, packs_rows: false })
+        Ok(Self {
+            inner,
+            placement,
+            copies_inputs,
+            packed_weights: None,
+            packs_rows: false,
+            bidirectional: None,
+        })
     }
 
     /// Returns the placement of the graph's nodes.
@@ -335,6 +345,11 @@ impl Session {
     /// [`SessionOptions::padded`], and has the input [`ROW_OFFSETS`](crate::operators::ROW_OFFSETS).
     pub(crate) fn packs_rows(&self) -> bool {
         self.packs_rows
+    }
+
+    /// Returns the switch of the attention over the cache, if operators of Narthex compute all of it.
+    pub(crate) fn bidirectional(&self) -> Option<&AttentionSwitch> {
+        self.bidirectional.as_ref()
     }
 
     /// Returns true if inputs are copied to the device when they are bound, so that the session does not see later

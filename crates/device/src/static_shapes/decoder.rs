@@ -12,7 +12,7 @@ use narthex_engine::{
 };
 use narthex_spec::{
     SlotId,
-    arch::{DecoderArch, Structure},
+    arch::{DecoderArch, Structure, VisionArch},
     manifest::{KvLayout, Manifest, Part, Slot, TableRole},
 };
 
@@ -56,6 +56,8 @@ pub struct StaticExecutor {
     logits: Vec<f32>,
     /// Number of rows of logits of the last step.
     logits_rows: usize,
+    /// Rows of a picture, if they attend to each other in both directions.
+    picture_rows: Option<usize>,
     // Declared after the graphs that are bound to it, so that it is dropped after them.
     cache: StaticKvCache,
 }
@@ -98,7 +100,12 @@ impl StaticExecutor {
                     let session = open(runtime, folder, manifest, entry, places.head)?;
                     head = Some(StaticGraph::new(entry, session)?);
                 }
-                Part::Whole | Part::Chunk { .. } | Part::Bucket { .. } | Part::Encoder | Part::Decoder => {}
+                Part::Whole
+                | Part::Chunk { .. }
+                | Part::Bucket { .. }
+                | Part::Encoder
+                | Part::Decoder
+                | Part::Vision => {}
             }
         }
 
@@ -137,7 +144,20 @@ impl StaticExecutor {
         let cache = StaticKvCache::new(&kv, past, options.slots);
         let switch = RopeSwitch::of(arch, &limits);
         let logits = Vec::new();
-        Ok(Self { limits, tables, switch, layers, head, kept, kv, logits, logits_rows: 0, cache })
+        let vision = arch.vision.as_deref().filter(|vision| vision.connector.is_bidirectional());
+        Ok(Self {
+            limits,
+            tables,
+            switch,
+            layers,
+            head,
+            kept,
+            kv,
+            logits,
+            logits_rows: 0,
+            cache,
+            picture_rows: vision.map(VisionArch::rows),
+        })
     }
 
     /// Returns the placement of the nodes of each graph.
@@ -189,7 +209,8 @@ impl StaticExecutor {
         };
 
         self.cache.fit(span.slot, past, held)?;
-        let run = TokenRun { plan, at: span.at, past, rows, tokens, factors };
+        let bidirectional = self.picture_rows.is_some();
+        let run = TokenRun { plan, at: span.at, past, rows, tokens, factors, bidirectional };
         let states = run_parts(parts, &self.tables, run, &mut self.cache, span.slot)?;
         let hidden = self.tables.embedding.width();
         let vocab = self.limits.vocab;
@@ -324,6 +345,9 @@ impl Executor for StaticExecutor {
     fn execute(&mut self, plan: &StepPlan) -> Result<(), StepError> {
         plan.check(&self.limits, |slot| self.cache.length(slot))?;
         plan.check_media(self.media_width())?;
+        if self.picture_rows.is_some() {
+            plan.check_whole_media()?;
+        }
         self.logits_rows = plan.logits_rows();
         let wanted = self.logits_rows * self.limits.vocab;
         if self.logits.len() < wanted {
@@ -344,7 +368,9 @@ impl Executor for StaticExecutor {
     }
 
     fn media_width(&self) -> Option<usize> {
-        Some(self.tables.embedding.width())
+        // Rows that attend to each other in both directions run in one step.
+        let fits = self.picture_rows.is_none_or(|rows| rows <= self.limits.chunk);
+        fits.then(|| self.tables.embedding.width())
     }
 
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {

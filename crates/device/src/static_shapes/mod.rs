@@ -1,6 +1,7 @@
 //! Variant B: graphs of fixed shapes, on an NPU, on an emulation of one, or on the CPU as their reference.
 //!
-//! [`StaticExecutor`] implements the engine's port for decoders, [`StaticEncoder`] for encoders. The graphs depend
+//! [`StaticExecutor`] implements the engine's port for decoders, [`StaticEncoder`] for encoders; [`StaticVisionTower`] runs
+//! vision towers. The graphs depend
 //! neither on positions nor on lengths: the host writes rotary angles and masks, and maintains the cache.
 
 mod cache;
@@ -8,6 +9,7 @@ mod decoder;
 mod encoder;
 mod graph;
 mod step;
+mod vision;
 
 use std::path::{Path, PathBuf};
 
@@ -19,6 +21,7 @@ use narthex_spec::{
 
 pub use decoder::{StaticExecutor, StaticOptions};
 pub use encoder::StaticEncoder;
+pub use vision::StaticVisionTower;
 
 use crate::{
     ep::Device,

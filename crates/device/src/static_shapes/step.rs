@@ -8,7 +8,7 @@ use std::ops::Range;
 use half::f16;
 use narthex_engine::{
     executor::{StepError, StepPlan},
-    position::Position,
+    position::{Position, same_kind},
 };
 use narthex_spec::manifest::Slot;
 
@@ -67,6 +67,8 @@ pub(super) struct TokenRun<'a> {
     pub(super) tokens: &'a [Position],
     /// Set of rotary factors.
     pub(super) factors: RopeFactors,
+    /// Rows of a medium attend to each other in both directions.
+    pub(super) bidirectional: bool,
 }
 
 /// Writes the embeddings of the tokens.
@@ -126,12 +128,15 @@ pub(super) fn write(graph: &mut StaticGraph, tables: &Tables, run: TokenRun<'_>)
 
 /// Returns the columns that a row attends to: those of the past, and those of the new tokens.
 fn visible(run: TokenRun<'_>, row: usize, window: Option<usize>) -> [Range<usize>; 2] {
-    let TokenRun { at, past, rows, tokens, .. } = run;
+    let TokenRun { at, past, rows, tokens, bidirectional, .. } = run;
     let first = rows - tokens.len();
     let position = at + row - first;
+    let here = &tokens[row - first..];
+    let is_row = here.first().is_some_and(|position| position.as_row().is_some());
+    let end = row + if bidirectional && is_row { same_kind(here) } else { 1 };
     let oldest = window.map_or(0, |window| (position + 1).saturating_sub(window));
     let new = first + oldest.saturating_sub(at);
-    [oldest.min(at)..at, past + new..past + row + 1]
+    [oldest.min(at)..at, past + new..past + end]
 }
 
 fn narrow(values: &[f32], out: &mut [f16]) {
@@ -142,6 +147,8 @@ fn narrow(values: &[f32], out: &mut [f16]) {
 
 #[cfg(test)]
 mod tests {
+    use narthex_engine::position::MediaRows;
+
     use super::*;
 
     #[test]
@@ -150,7 +157,15 @@ mod tests {
             let tokens = [Position::token(0); 6];
             let plan = StepPlan::default();
             let factors = RopeFactors::Short;
-            let run = TokenRun { plan: &plan, at, past: 10, rows: 6, tokens: &tokens[first..], factors };
+            let run = TokenRun {
+                plan: &plan,
+                at,
+                past: 10,
+                rows: 6,
+                tokens: &tokens[first..],
+                factors,
+                bidirectional: true,
+            };
             assert_eq!(visible(run, row, window), expected, "at {at}, row {row}, from {first}");
         };
         // An empty past, no padding.
@@ -163,5 +178,28 @@ mod tests {
         check(5, 2, 2, Some(3), [3..5, 12..13]);
         check(5, 5, 2, Some(3), [5..5, 13..16]);
         check(1, 2, 2, Some(8), [0..1, 12..13]);
+    }
+
+    #[test]
+    fn rows_of_a_medium_see_each_other() {
+        let medium = MediaRows::new([211; 32], 1, vec![0.0; 3].into()).unwrap();
+        let token = Position::token(0);
+        let tokens: Vec<Position> =
+            [token].into_iter().chain(medium.positions()).chain(medium.positions()).chain([token]).collect();
+        let plan = StepPlan::default();
+        let check = |row, window, bidirectional, expected: [Range<usize>; 2]| {
+            let factors = RopeFactors::Short;
+            let run =
+                TokenRun { plan: &plan, at: 5, past: 10, rows: 9, tokens: &tokens, factors, bidirectional };
+            assert_eq!(visible(run, row, window), expected, "row {row}");
+        };
+        // One row of padding.
+        check(1, None, true, [0..5, 11..12]);
+        check(2, None, true, [0..5, 11..15]);
+        check(4, None, true, [0..5, 11..15]);
+        check(5, None, true, [0..5, 11..18]);
+        check(8, None, true, [0..5, 11..19]);
+        check(3, Some(2), true, [5..5, 12..15]);
+        check(2, None, false, [0..5, 11..13]);
     }
 }

@@ -20,3 +20,4 @@ mod packed_weights;
 mod speech;
 mod split;
 mod static_shapes;
+mod vision;

@@ -5,6 +5,7 @@ use std::ops::Range;
 use narthex_spec::SlotId;
 
 use super::{Limits, Span, StepError, StepPlan};
+use crate::position::MediaRows;
 
 impl Limits {
     /// Checks that the executor has a slot.
@@ -60,6 +61,24 @@ impl StepPlan {
                     return Err(StepError::bad_plan("a row of a medium is not in the plan"));
                 }
                 Some(_) | None => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that no span ends between two rows of a medium.
+    ///
+    /// # Errors
+    /// [`StepError::BadPlan`] with the row.
+    pub fn check_whole_media(&self) -> Result<(), StepError> {
+        for span in &self.spans {
+            let last = self.tokens_of(span).last().and_then(|position| position.as_row());
+            let Some((id, row)) = last else { continue };
+            let rows = self.media.iter().find(|media| media.id() == id).map_or(0, MediaRows::rows);
+            if row + 1 < rows {
+                return Err(StepError::bad_plan(format!(
+                    "expected all {rows} rows of a medium in one step, found a span that ends with row {row}"
+                )));
             }
         }
         Ok(())

@@ -1,7 +1,9 @@
-//! The plan of the next step: [`policy`] divides tokens among the sequences, [`plan`] fills the executor's plan.
+//! The plan of the next step: [`policy`] divides tokens among the sequences, [`media`] keeps media whole, [`plan`] fills the
+//! executor's plan.
 //!
 //! Only sequences with slots take part; [`engine_loop`](crate::engine_loop) assigns the slots.
 
+pub(crate) mod media;
 pub(crate) mod pace;
 pub(crate) mod plan;
 pub(crate) mod policy;

@@ -117,8 +117,10 @@ fn weights_for(manifest: &Manifest, target: &Target) -> UnsharedWeights {
         let binary = context.file.strip_suffix(".onnx").map(|stem| format!("{stem}{BINARY_SUFFIX}"));
         let files = [Some(&context.file), binary.as_ref()].into_iter().flatten();
         let size = files.filter_map(|file| Some(manifest.files.get(file)?.bytes)).sum::<u64>();
-        let entry = manifest.graphs.iter().find(|graph| graph.file == context.graph);
-        let shared = largest.entry(entry.and_then(first_layer)).or_insert(0);
+        let towers = manifest.vision.iter().flat_map(|vision| &vision.graphs);
+        let entry = manifest.graphs.iter().chain(towers).find(|graph| graph.file == context.graph);
+        let shared =
+            largest.entry(entry.map(|entry| (entry.part == Part::Vision, first_layer(entry)))).or_insert(0);
         bytes += size;
         *shared = size.max(*shared);
     }
@@ -130,7 +132,12 @@ fn first_layer(entry: &GraphEntry) -> Option<usize> {
     match entry.part {
         Part::Head { .. } => None,
         Part::Layers { range, .. } => Some(range.map_or(0, |range| range.first)),
-        Part::Whole | Part::Chunk { .. } | Part::Bucket { .. } | Part::Encoder | Part::Decoder => Some(0),
+        Part::Whole
+        | Part::Chunk { .. }
+        | Part::Bucket { .. }
+        | Part::Encoder
+        | Part::Decoder
+        | Part::Vision => Some(0),
     }
 }
 
@@ -191,7 +198,7 @@ pub(crate) fn compile_for(
 }
 
 /// Groups the graphs that share weights: those of one part of the layers, or an encoder's. A head joins the only part
-/// if there is room for it.
+/// if there is room for it. A vision tower is a group of its own.
 fn groups(folder: &Path, manifest: &Manifest) -> Result<Vec<Vec<String>>, Error> {
     let mut parts = BTreeMap::<usize, Vec<String>>::new();
     let mut head = None;
@@ -216,6 +223,10 @@ fn groups(folder: &Path, manifest: &Manifest) -> Result<Vec<Vec<String>>, Error>
             None => groups.push(vec![head]),
         }
     }
+    let towers = manifest.vision.iter().flat_map(|vision| &vision.graphs);
+    groups.extend(
+        towers.filter(|graph| graph.variant == Variant::Static).map(|graph| vec![graph.file.clone()]),
+    );
     Ok(groups)
 }
 

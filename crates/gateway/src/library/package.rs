@@ -109,7 +109,8 @@ pub(crate) fn check(folder: &Path, key: &PackageKey) -> Result<(), Error> {
 
 /// Checks that each graph refers only to files of the manifest's list. ONNX Runtime opens them without any check.
 fn check_graphs(folder: &Path, key: &PackageKey, manifest: &Manifest) -> Result<(), Error> {
-    let graphs = manifest.graphs.iter().map(|graph| &graph.file);
+    let towers = manifest.vision.iter().flat_map(|vision| &vision.graphs);
+    let graphs = manifest.graphs.iter().chain(towers).map(|graph| &graph.file);
     let graphs = graphs.chain(manifest.voice.iter().flat_map(VoiceEntry::graphs));
     let files: BTreeSet<&String> =
         graphs.chain(manifest.contexts.iter().map(|context| &context.file)).collect();

@@ -117,7 +117,7 @@ fn phase_shares(done: &[(Part, Compute)]) -> Option<PhaseShares> {
                 let sum = layers.entry((*tokens, *past)).or_default();
                 *sum = sum.and(*compute);
             }
-            Part::Whole | Part::Bucket { .. } | Part::Encoder | Part::Decoder => {}
+            Part::Whole | Part::Bucket { .. } | Part::Encoder | Part::Decoder | Part::Vision => {}
         }
     }
 

@@ -21,6 +21,17 @@ pub struct Conv1d {
     pub stride: usize,
 }
 
+/// A convolution over two axes whose windows neither overlap nor are padded: one window for each patch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PatchConv {
+    /// Input `[batch, channels, height, width]`, whose extents are multiples of the kernel's.
+    pub x: Tensor,
+    /// Weight `[outputs, channels, kernel height, kernel width]`.
+    pub weight: Tensor,
+    /// Bias `[outputs]`.
+    pub bias: Tensor,
+}
+
 /// An operator that reduces one axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reduction {
@@ -189,6 +200,33 @@ impl TypedBuilder {
         let out = [batch.clone(), outputs.clone(), Dim::Fixed(length.div_ceil(stride as u64))];
         let kind = TensorType::new(kind.dtype, &out);
         Ok(self.onnx(scope, OP, &[x, weight, bias], &attributes, kind))
+    }
+
+    /// Adds a convolution over patches, `[batch, outputs, rows, columns]`.
+    pub fn patch_conv(&mut self, scope: &Scope, conv: &PatchConv) -> Result<Tensor> {
+        const OP: &str = "Conv";
+        let &PatchConv { x, weight, bias } = conv;
+        let [kind, weight_kind, bias_kind] = self.types(scope, OP, [x, weight, bias])?;
+        let (
+            [batch, channels, Dim::Fixed(height), Dim::Fixed(width)],
+            [outputs, inner, Dim::Fixed(rows), Dim::Fixed(columns)],
+        ) = (&kind.shape[..], &weight_kind.shape[..])
+        else {
+            let expected = "[batch, channels, height, width] and [outputs, channels, height, width]";
+            return Err(mismatch(scope, OP, expected, &[&kind, &weight_kind]));
+        };
+        let biases = TensorType::new(kind.dtype, std::slice::from_ref(outputs));
+        let fits = channels == inner && kind.dtype == weight_kind.dtype && bias_kind == biases;
+        let divides = *rows > 0 && *columns > 0 && height % rows == 0 && width % columns == 0;
+        if !fits || !divides {
+            let expected = "channels and biases that fit, and patches that divide the input";
+            return Err(mismatch(scope, OP, expected, &[&kind, &weight_kind, &bias_kind]));
+        }
+
+        let strides = Attribute::Ints(vec![*rows as i64, *columns as i64]);
+        let out = [batch.clone(), outputs.clone(), Dim::Fixed(height / rows), Dim::Fixed(width / columns)];
+        let kind = TensorType::new(kind.dtype, &out);
+        Ok(self.onnx(scope, OP, &[x, weight, bias], &[("strides", strides)], kind))
     }
 
     /// Adds a reduction of one axis, which keeps the axis with extent 1.

@@ -49,6 +49,9 @@ pub enum Mask {
     Causal,
     /// The last keys up to the query's own position. The number is the width of the window.
     Window(usize),
+    /// The last keys up to the query's own position, and all later keys. The number is the width of the window without the
+    /// later keys.
+    WindowAndLater(usize),
 }
 
 /// Settings of an attention layer.
@@ -114,6 +117,7 @@ impl Attend<'_> {
             Mask::Full => (start, end),
             Mask::Causal => (start, end.min(next)),
             Mask::Window(width) => (start.max(next.saturating_sub(width)), end.min(next)),
+            Mask::WindowAndLater(width) => (start.max(next.saturating_sub(width)), end),
         };
         first.min(last)..last
     }

@@ -62,12 +62,17 @@ impl Layer {
         let (tokens, first_position) = (input.number(0, 20)?, input.number(0, 600)?);
         let more = input.number(0, 9)?;
         let tokens = tokens.min(MAX_PRODUCTS / (group * head_size * (first_position + more + 1)));
-        let window = Mask::Window(input.number(1, 300)?);
+        let width = input.number(1, 300)?;
         let attention = Attention {
             head_size,
             scale: input.pick(&[1.0 / (head_size as f32).sqrt(), 1.0, 30.0, 1e-3])?,
             soft_cap: input.pick(&[None, Some(50.0), Some(2.0), Some(1e-3)])?,
-            mask: input.pick(&[Mask::Causal, Mask::Full, window])?,
+            mask: input.pick(&[
+                Mask::Causal,
+                Mask::Full,
+                Mask::Window(width),
+                Mask::WindowAndLater(width),
+            ])?,
         };
         let count = first_position + tokens + more;
         Ok(Self {

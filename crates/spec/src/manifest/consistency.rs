@@ -2,8 +2,8 @@
 
 use super::{Contradiction, GraphEntry, KvLayout, Manifest, Part, Slot, sampling, voice};
 use crate::arch::{
-    DecoderArch, EncoderArch, ImportedDecoder, ImportedEncoder, KvSource, Rope, SpeechArch, SpeechLayers,
-    Structure,
+    Connector, DecoderArch, EncoderArch, ImportedDecoder, ImportedEncoder, KvSource, Rope, SpeechArch,
+    SpeechLayers, Structure, VisionArch,
 };
 
 /// Fails if a condition does not hold.
@@ -33,7 +33,10 @@ pub fn check_consistency(manifest: &Manifest) -> Result<(), Contradiction> {
     }
     sampling::check(&manifest.sampling)?;
     match &manifest.architecture {
-        Structure::Decoder(arch) => check_decoder(arch)?,
+        Structure::Decoder(arch) => {
+            check_decoder(arch)?;
+            check_vision(arch, manifest)?;
+        }
         Structure::Speech(arch) => check_speech(arch, manifest)?,
         _ => {}
     }
@@ -56,6 +59,37 @@ fn check_decoder(arch: &DecoderArch) -> Result<(), Contradiction> {
         ensure(theta.is_finite() && *theta > 0.0, "a rotary base above zero", theta)?;
     }
     Ok(())
+}
+
+/// Largest extent of a vision tower. SigLIP has a side of 896.
+const MAX_VISION_EXTENT: usize = 1 << 16;
+
+/// Largest number of values of a picture, or of its rows.
+const MAX_PICTURE_VALUES: usize = 1 << 26;
+
+fn check_vision(arch: &DecoderArch, manifest: &Manifest) -> Result<(), Contradiction> {
+    let Some(vision) = arch.vision.as_deref() else {
+        return ensure(manifest.vision.is_none(), "a vision tower for pictures", "none");
+    };
+    let VisionArch { side, patch, hidden, layers, heads, inner, connector, .. } = vision;
+    let Connector::Pooled { pool, .. } = connector;
+    for number in [side, patch, hidden, layers, heads, inner, pool] {
+        let expected = format!("numbers of a vision tower from 1 to {MAX_VISION_EXTENT}");
+        ensure((1..=MAX_VISION_EXTENT).contains(number), expected, number)?;
+    }
+    ensure(hidden.is_multiple_of(*heads), format!("heads that divide the width {hidden}"), heads)?;
+    ensure(side.is_multiple_of(*patch), format!("patches that divide the side {side}"), patch)?;
+    let patches = vision.patches();
+    ensure(patches.is_multiple_of(*pool), format!("squares that divide {patches} patches"), pool)?;
+
+    let values = side.saturating_mul(*side).saturating_mul(VisionArch::CHANNELS);
+    let rows = vision.rows().saturating_mul(arch.hidden);
+    let expected = format!("a vision tower with at most {MAX_PICTURE_VALUES} values");
+    ensure(values.max(rows) <= MAX_PICTURE_VALUES, expected, values.max(rows))?;
+    match &manifest.vision {
+        Some(entry) => entry.check(vision, arch.vocab),
+        None => Err(Contradiction::new("the tokens of pictures", "none")),
+    }
 }
 
 /// Largest extent of a model that transcribes speech. Whisper has a vocabulary of 52,000.

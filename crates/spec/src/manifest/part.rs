@@ -35,6 +35,8 @@ pub enum Part {
     Encoder,
     /// The decoder of an encoder-decoder model, with any number of tokens.
     Decoder,
+    /// A tower that turns a picture into embedding rows of the decoder.
+    Vision,
     /// An encoder for one text in a bucket of fixed length.
     Bucket {
         /// Number of tokens, including padding.

@@ -1,6 +1,35 @@
-//! Values that a vision tower reads from pictures.
+//! Reading of pictures: the values that a vision tower reads, and the tokens that stand for a picture.
 
 use serde::{Deserialize, Serialize};
+
+use super::{Contradiction, GraphEntry, Part, Slot};
+use crate::{TokenId, arch::VisionArch};
+
+/// Longest edge of a picture that is divided into tiles.
+const MAX_LONGEST_EDGE: usize = 4096;
+
+/// Reading of pictures by a decoder with a vision tower.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct VisionEntry {
+    /// Graphs of the tower, one for each variant.
+    pub graphs: Vec<GraphEntry>,
+    /// Values that the tower reads.
+    pub preprocessing: PicturePreprocessing,
+    /// Tokens that stand for an input of the tower.
+    pub placeholder: PicturePlaceholder,
+}
+
+/// Tokens that stand for an input of a vision tower in a prompt: one before its rows, one for each row, and one after
+/// them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PicturePlaceholder {
+    /// Token before the rows. A chat template writes it alone for a picture.
+    pub start: TokenId,
+    /// Token in place of a row.
+    pub row: TokenId,
+    /// Token after the rows.
+    pub end: TokenId,
+}
 
 /// Conversion of a picture into the values that a vision tower reads.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -43,4 +72,46 @@ pub enum ResizeFilter {
     Bicubic,
     /// A sinc function with three lobes.
     Lanczos,
+}
+
+impl VisionEntry {
+    /// Fails if the entry contradicts the tower, or a token is not in a vocabulary of `vocab` tokens.
+    pub(super) fn check(&self, arch: &VisionArch, vocab: usize) -> Result<(), Contradiction> {
+        for graph in &self.graphs {
+            let has_slots = graph.input(Slot::Pixels).is_some() && graph.output(Slot::PictureRows).is_some();
+            if graph.part != Part::Vision || !has_slots {
+                let expected = format!("a graph from pixels to rows in {}", graph.file);
+                return Err(Contradiction::new(expected, format!("{:?}", graph.part)));
+            }
+        }
+
+        let PicturePreprocessing { side, fit, rescale, mean, std, .. } = self.preprocessing;
+        if side != arch.side {
+            return Err(Contradiction::new(
+                format!("pictures with a side of {}", arch.side),
+                side.to_string(),
+            ));
+        }
+        if let PictureFit::Tiles { longest_edge } = fit
+            && !(1..=MAX_LONGEST_EDGE).contains(&longest_edge)
+        {
+            let expected = format!("a longest edge of at most {MAX_LONGEST_EDGE} pixels");
+            return Err(Contradiction::new(expected, longest_edge.to_string()));
+        }
+        let values = mean.into_iter().chain(std).chain([rescale as f32]);
+        if !values.clone().all(f32::is_finite) || std.contains(&0.0) {
+            return Err(Contradiction::new(
+                "finite means and divisors other than 0",
+                format!("{mean:?} and {std:?}"),
+            ));
+        }
+        let PicturePlaceholder { start, row, end } = self.placeholder;
+        match [start, row, end].into_iter().find(|&token| token as usize >= vocab) {
+            Some(token) => {
+                let expected = format!("tokens of pictures below the vocabulary size {vocab}");
+                Err(Contradiction::new(expected, token.to_string()))
+            }
+            None => Ok(()),
+        }
+    }
 }

@@ -109,4 +109,31 @@ mod tests {
         let unknown = refused("m", "not yet".to_owned(), &options);
         assert!(matches!(unknown.verdict, Verdict::Refused { .. }));
     }
+
+    #[test]
+    fn the_vision_tower_of_gemma_3_is_checked_too() {
+        use narthex_spec::arch::*;
+        let vision = VisionArch {
+            side: 896,
+            patch: 14,
+            hidden: 1152,
+            layers: 27,
+            heads: 16,
+            inner: 4304,
+            activation: Activation::GeluTanh,
+            norm_epsilon: 1e-6,
+            connector: Connector::Pooled { pool: 4, norm_epsilon: 1e-6 },
+        };
+        assert_eq!(vision.rows(), 256);
+        let arch = DecoderArch { vision: Some(Box::new(vision)), ..example::llama() };
+        let options = CheckOptions { target: "qnn:x-elite".parse().unwrap(), extents: BTreeMap::new() };
+        let dry_run = DryRun::with_static_shapes(&Architecture::Decoder(arch), Scheme::W8).unwrap();
+        let report = check_dry_run("gemma3", &dry_run, &options);
+        let tower = report.parts.last().unwrap();
+        assert_eq!(tower.name, "vision-fixed.onnx");
+        assert!(!matches!(report.verdict, Verdict::Refused { .. }), "{:?}", report.verdict);
+        let blocking: Vec<_> =
+            report.findings.iter().filter(|finding| finding.severity == Severity::Blocking).collect();
+        assert!(blocking.is_empty(), "{blocking:?}");
+    }
 }

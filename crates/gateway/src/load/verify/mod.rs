@@ -172,7 +172,12 @@ pub(crate) fn reference_texts(package: &Package) -> Result<Vec<Vec<TokenId>>, Er
         match graph.part {
             Part::Bucket { length } => drop(buckets.insert(length)),
             Part::Layers { past, .. } => drop(contexts.insert(past)),
-            Part::Whole | Part::Chunk { .. } | Part::Head { .. } | Part::Encoder | Part::Decoder => {}
+            Part::Whole
+            | Part::Chunk { .. }
+            | Part::Head { .. }
+            | Part::Encoder
+            | Part::Decoder
+            | Part::Vision => {}
         }
     }
     let mut texts = fill_buckets(texts, longest, &buckets);

@@ -1,0 +1,148 @@
+//! The vision tower of a decoder, in variant A: turns the values of a picture into embedding rows.
+
+use std::path::Path;
+
+use narthex_engine::executor::StepError;
+use narthex_spec::{
+    DType, Elements, Feed, Variant,
+    arch::{DecoderArch, Structure, VisionArch},
+    manifest::{Binding, GraphEntry, Manifest, Slot},
+};
+
+use crate::{
+    ep::Device,
+    error::DeviceError,
+    inventory,
+    ort::{Session, SessionOptions},
+    package,
+    placement::Placement,
+    runtime::Runtime,
+};
+
+/// Options of a vision tower.
+#[derive(Debug, Clone, Copy)]
+pub struct VisionOptions<'a> {
+    /// Number of threads. 0 means one per physical core that this process may use.
+    pub threads: usize,
+    /// Folder with the packed weights that an earlier load of the package has stored.
+    pub packed_weights: Option<&'a Path>,
+}
+
+/// A loaded vision tower, in variant A.
+pub struct VisionTower {
+    session: Session,
+    pixels: String,
+    rows: String,
+    shape: [usize; 4],
+    /// Number of rows and their width.
+    output: [usize; 2],
+}
+
+impl VisionTower {
+    /// Loads the tower of a package on a device.
+    ///
+    /// # Errors
+    /// [`DeviceError::Package`] for a package without a tower for this device, [`DeviceError::Ort`] for a graph that ONNX
+    /// Runtime refuses.
+    pub fn open(
+        runtime: &Runtime,
+        package: &Path,
+        manifest: &Manifest,
+        device: &Device,
+        options: &VisionOptions<'_>,
+    ) -> Result<Self, DeviceError> {
+        package::takes_dynamic(device, manifest)?;
+        let TowerParts { arch, vision, entry } = tower(manifest, Variant::Dynamic)?;
+        let output = [vision.rows(), arch.hidden];
+        let pixels = binding(entry.input(Slot::Pixels), "pixels", &vision.pixels())?;
+        let rows = binding(entry.output(Slot::PictureRows), "rows", &[1, output[0], output[1]])?;
+
+        let settings = SessionOptions::on(device, inventory::threads(options.threads));
+        let settings = SessionOptions { packed_weights: options.packed_weights, ..settings };
+        let session = Session::open(runtime, &package::path(package, &entry.file)?, settings)?;
+        session.check_names(entry)?;
+        Ok(Self {
+            session,
+            pixels: pixels.name.clone(),
+            rows: rows.name.clone(),
+            shape: vision.pixels(),
+            output,
+        })
+    }
+
+    /// Returns the number of rows of a picture.
+    pub fn rows(&self) -> usize {
+        self.output[0]
+    }
+
+    /// Returns the number of elements of a row.
+    pub fn width(&self) -> usize {
+        self.output[1]
+    }
+
+    /// Returns the placement of the graph's nodes.
+    pub fn placement(&self) -> &Placement {
+        self.session.placement()
+    }
+
+    /// Returns the rows `[rows, width]` for the values `[3, side, side]` of a picture.
+    ///
+    /// # Errors
+    /// [`StepError::BadPlan`] for another number of values, [`StepError::Device`] if the run fails.
+    pub fn encode(&mut self, pixels: Vec<f32>) -> Result<Vec<f32>, StepError> {
+        check_pixels(&pixels, self.shape.iter().product())?;
+        let feed =
+            Feed { name: self.pixels.clone(), shape: self.shape.to_vec(), elements: Elements::F32(pixels) };
+        let failed = |message: String| StepError::Device { message: format!("read a picture: {message}") };
+        let outputs = self.session.run(vec![feed], &[&self.rows]).map_err(failed)?;
+        match outputs.into_iter().next().map(|output| output.elements) {
+            Some(Elements::F32(rows)) if rows.len() == self.rows() * self.width() => Ok(rows),
+            _ => Err(failed(format!("expected {} rows of {} elements", self.rows(), self.width()))),
+        }
+    }
+}
+
+/// Fails unless a picture has the expected number of values.
+pub(crate) fn check_pixels(pixels: &[f32], expected: usize) -> Result<(), StepError> {
+    match pixels.len() {
+        found if found == expected => Ok(()),
+        found => Err(StepError::bad_plan(format!("expected {expected} values of a picture, found {found}"))),
+    }
+}
+
+/// Parts of a manifest with a vision tower.
+pub(crate) struct TowerParts<'a> {
+    arch: &'a DecoderArch,
+    vision: &'a VisionArch,
+    /// Graph of the tower.
+    pub(crate) entry: &'a GraphEntry,
+}
+
+/// Returns the vision tower of a package, with its graph of this variant.
+pub(crate) fn tower(manifest: &Manifest, variant: Variant) -> Result<TowerParts<'_>, DeviceError> {
+    let (Structure::Decoder(arch), Some(entry)) = (&manifest.architecture, &manifest.vision) else {
+        return Err(DeviceError::package("a decoder with a vision tower", "none"));
+    };
+    let graph = entry.graphs.iter().find(|graph| graph.variant == variant);
+    match (&arch.vision, graph) {
+        (Some(vision), Some(entry)) => Ok(TowerParts { arch, vision, entry }),
+        _ => Err(DeviceError::package(format!("a graph of the vision tower in {variant:?} shapes"), "none")),
+    }
+}
+
+/// Returns a tensor of the tower after a check of its type and shape.
+fn binding<'a>(
+    binding: Option<&'a Binding>,
+    what: &str,
+    shape: &[usize],
+) -> Result<&'a Binding, DeviceError> {
+    let expected: Vec<_> = shape.iter().map(|&extent| extent.into()).collect();
+    match binding {
+        Some(binding) if binding.dtype == DType::F32 && binding.shape == expected => Ok(binding),
+        Some(other) => Err(DeviceError::package(
+            format!("{what} of the vision tower in f32 {shape:?}"),
+            format!("{:?} {:?}", other.dtype, other.shape),
+        )),
+        None => Err(DeviceError::package(format!("{what} of the vision tower"), "none")),
+    }
+}

@@ -1,0 +1,276 @@
+//! A tiny Gemma 3 with a vision tower, alone and in chats with pictures, compared with the reference implementation
+//! (`crates/checkpoint/tests/goldens/vision.py`).
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::{fs, path::PathBuf};
+
+use narthex_device::{
+    ep::Device,
+    precompile::FallbackPolicy,
+    static_shapes::{Form, GraphLoad, StaticVisionTower},
+    vision::{VisionOptions, VisionTower},
+};
+use narthex_engine::{
+    executor::{Executor, LogitRows, StepError, StepPlan},
+    position::{MediaRows, Position},
+};
+use narthex_spec::{
+    Recipe, Scheme, SlotId, TokenId, Variant,
+    manifest::{PictureFit, PicturePlaceholder, ResizeFilter},
+    recipe::FixedShapes,
+};
+
+use crate::support::{OPTIONS, Package, distance, farthest, fixed, relative, runtime};
+
+/// Tokens of the reference. [`PICTURE`] stands for a picture between its tokens.
+const ONE: [TokenId; 10] = [2, 7, 11, PICTURE, 40, 41, 9, 33, 12, 70];
+const TWO: [TokenId; 9] = [2, 7, PICTURE, 40, 5, PICTURE, 41, 9, 33];
+const PICTURE: TokenId = 1000;
+
+/// Number of values of a picture.
+const PIXELS: usize = 3 * 32 * 32;
+
+fn golden(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/goldens").join(name)
+}
+
+fn numbers(name: &str) -> Vec<f32> {
+    let bytes = fs::read(golden("vision").join(name)).unwrap();
+    bytes.chunks_exact(4).map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]])).collect()
+}
+
+fn package(recipe: Recipe) -> Package {
+    let folder = tempfile::tempdir().unwrap();
+    for file in ["config.json", "preprocessor_config.json", "model.safetensors"] {
+        fs::copy(golden("vision").join(file), folder.path().join(file)).unwrap();
+    }
+    fs::copy(golden("families/tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
+    Package::make(folder.path().to_owned(), Recipe { accuracy_level: 0, ..recipe })
+}
+
+fn tower(package: &Package) -> VisionTower {
+    let options = VisionOptions { threads: 1, packed_weights: None };
+    let folder = package.folder.path();
+    VisionTower::open(runtime(), folder, &package.manifest, &Device::Cpu, &options)
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+#[test]
+fn rows_are_the_reference_s() {
+    let pixels = numbers("pixels.f32");
+    let expected = numbers("rows.f32");
+    // The decoder's graph multiplies rows by the embedding scale.
+    let scale = 32f32.sqrt();
+    for (scheme, bound) in [(Scheme::F32, 1e-3), (Scheme::F16, 2e-3), (Scheme::W8, 0.03), (Scheme::W4, 0.03)]
+    {
+        let package = package(Recipe::new(scheme));
+        let mut tower = tower(&package);
+        assert_eq!((tower.rows(), tower.width()), (16, 32));
+        for (pixels, expected) in pixels.chunks_exact(PIXELS).zip(expected.chunks_exact(16 * 32)) {
+            let rows = tower.encode(pixels.to_vec()).unwrap();
+            let rows: Vec<f32> = rows.into_iter().map(|x| x * scale).collect();
+            let farthest = rows.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(scheme != Scheme::F32 || farthest < 1e-3, "{farthest}");
+            let distance = relative(&rows, expected);
+            assert!(distance <= bound, "{scheme}: {distance}");
+        }
+        let error = tower.encode(vec![0.0; 3]).unwrap_err().to_string();
+        assert!(error.contains("expected 3072 values of a picture, found 3"), "{error}");
+    }
+}
+
+#[test]
+fn rows_of_the_graph_of_fixed_shape_are_the_reference_s() {
+    let pixels = numbers("pixels.f32");
+    let expected = numbers("rows.f32");
+    for (scheme, bound) in [(Scheme::F16, 5e-3), (Scheme::W8, 0.03)] {
+        let package = package(Recipe { fixed: Some(shapes(12)), ..Recipe::new(scheme) });
+        let place = GraphLoad {
+            device: &Device::Cpu,
+            threads: 1,
+            form: Form::Graph,
+            fallback: FallbackPolicy::Refused,
+        };
+        let folder = package.folder.path();
+        let mut tower = StaticVisionTower::open(runtime(), folder, &package.manifest, place).unwrap();
+        let rows = tower.encode(&pixels[PIXELS..]).unwrap();
+        let rows: Vec<f32> = rows.into_iter().map(|x| x * 32f32.sqrt()).collect();
+        let distance = relative(&rows, &expected[16 * 32..]);
+        assert!(distance <= bound, "{scheme}: {distance}");
+        assert!(tower.encode(&[0.0]).is_err());
+    }
+}
+
+#[test]
+fn the_manifest_states_the_tower() {
+    let package = package(Recipe { fixed: Some(shapes(12)), ..Recipe::new(Scheme::W8) });
+    let vision = package.manifest.vision.as_ref().unwrap();
+    let variants: Vec<Variant> = vision.graphs.iter().map(|graph| graph.variant).collect();
+    assert_eq!(variants, [Variant::Dynamic, Variant::Static]);
+    assert_eq!(vision.placeholder, PicturePlaceholder { start: 80, row: 81, end: 82 });
+    let preprocessing = vision.preprocessing;
+    assert_eq!((preprocessing.side, preprocessing.fit), (32, PictureFit::Stretch));
+    assert_eq!((preprocessing.filter, preprocessing.mean), (ResizeFilter::Bilinear, [0.5; 3]));
+    assert!(package.manifest.unlisted().is_empty());
+}
+
+#[test]
+fn a_checkpoint_without_the_tower_s_weights_is_a_text_model() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::copy(golden("vision/config.json"), folder.path().join("config.json")).unwrap();
+    fs::copy(golden("families/tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
+    let bytes = fs::read(golden("vision/model.safetensors")).unwrap();
+    let text = String::from_utf8_lossy(&bytes).contains("vision_tower.embeddings");
+    assert!(text);
+    // Other names of equal length, which no family reads.
+    let mut renamed = bytes;
+    for at in 0..renamed.len() - 13 {
+        if renamed[at..].starts_with(b"\"vision_tower") || renamed[at..].starts_with(b"\"multi_modal_") {
+            renamed[at + 1] = b'x';
+        }
+    }
+    fs::write(folder.path().join("model.safetensors"), renamed).unwrap();
+    let package = Package::make(folder.path().to_owned(), Recipe::new(Scheme::F32));
+    assert_eq!(package.manifest.vision, None);
+    let options = VisionOptions { threads: 1, packed_weights: None };
+    let opened =
+        VisionTower::open(runtime(), package.folder.path(), &package.manifest, &Device::Cpu, &options);
+    let error = opened.err().unwrap().to_string();
+    assert!(error.contains("expected a decoder with a vision tower, found none"), "{error}");
+}
+
+fn shapes(prefill: usize) -> FixedShapes {
+    FixedShapes { context: 96, shorter: vec![], prefill: vec![prefill], buckets: vec![16] }
+}
+
+/// Returns the rows of both pictures.
+fn pictures(package: &Package) -> Vec<MediaRows> {
+    let mut tower = tower(package);
+    let pixels = numbers("pixels.f32");
+    let digests = [[221; 32], [222; 32]];
+    let rows = pixels.chunks_exact(PIXELS).map(|pixels| tower.encode(pixels.to_vec()).unwrap());
+    rows.zip(digests).map(|(rows, digest)| MediaRows::new(digest, 32, rows.into()).unwrap()).collect()
+}
+
+/// Returns the positions of a chat.
+fn positions(tokens: &[TokenId], pictures: &[MediaRows]) -> Vec<Position> {
+    let mut pictures = pictures.iter();
+    let mut positions = Vec::new();
+    for &token in tokens {
+        if token == PICTURE {
+            positions.push(Position::token(80));
+            positions.extend(pictures.next().unwrap().positions());
+            positions.push(Position::token(82));
+        } else {
+            positions.push(Position::token(token));
+        }
+    }
+    positions
+}
+
+/// Runs positions in spans of these lengths. Returns the logits after each of them.
+fn run(
+    executor: &mut dyn Executor,
+    positions: &[Position],
+    media: &[MediaRows],
+    lengths: &[usize],
+) -> Result<Vec<Vec<f32>>, StepError> {
+    let mut rows = Vec::new();
+    let mut at = 0;
+    for &length in lengths {
+        let mut plan = StepPlan { media: media.to_vec(), ..StepPlan::default() };
+        let part = &positions[at..at + length];
+        plan.push_span(SlotId(0), at, part.iter().copied(), LogitRows::All);
+        let logits = executor.step(&plan)?;
+        rows.extend((0..logits.rows()).map(|row| logits.row(row).to_vec()));
+        at += length;
+    }
+    assert_eq!(at, positions.len());
+    executor.truncate(SlotId(0), 0)?;
+    Ok(rows)
+}
+
+/// Returns the logits of the reference.
+fn reference(name: &str) -> Vec<Vec<f32>> {
+    numbers(name).chunks_exact(84).map(<[f32]>::to_vec).collect()
+}
+
+#[test]
+fn a_chat_with_pictures_has_the_reference_s_logits() {
+    for (scheme, bound) in [(Scheme::F32, 1e-4), (Scheme::F16, 2e-3), (Scheme::W8, 0.06)] {
+        let package = package(Recipe::new(scheme));
+        let pictures = pictures(&package);
+        let mut executor = package.executor();
+        assert_eq!(executor.media_width(), Some(32));
+        let chats = [("logits.f32", &ONE[..], vec![27]), ("two.f32", &TWO[..], vec![43])];
+        for (name, tokens, lengths) in chats {
+            let expected = reference(name);
+            let positions = positions(tokens, &pictures);
+            let found = run(&mut executor, &positions, &pictures, &lengths).unwrap();
+            let farthest = farthest(&found, &expected);
+            assert!(farthest <= bound, "{name} in {scheme}: {farthest}");
+            let most = found.iter().zip(&expected).map(|(a, b)| distance(a, b)).fold(0.0, f32::max);
+            assert!(scheme != Scheme::F32 || most < 1e-3, "{name}: {most}");
+        }
+        // Steps that end before, after or between the pictures.
+        let expected = run(&mut executor, &positions(&TWO, &pictures), &pictures, &[43]).unwrap();
+        for lengths in [&[3, 16, 24][..], &[2, 19, 1, 1, 18, 2], &[20, 19, 4]] {
+            let found = run(&mut executor, &positions(&TWO, &pictures), &pictures, lengths).unwrap();
+            let farthest = farthest(&found, &expected);
+            assert!(farthest < 1e-5, "{lengths:?} in {scheme}: {farthest}");
+        }
+        let within = run(&mut executor, &positions(&TWO, &pictures), &pictures, &[9, 34]);
+        let error = within.unwrap_err().to_string();
+        assert!(error.contains("expected all 16 rows of a medium in one step"), "{error}");
+    }
+}
+
+#[test]
+fn the_other_picture_gives_other_logits() {
+    let package = package(Recipe::new(Scheme::F32));
+    let pictures = pictures(&package);
+    let mut executor = package.executor();
+    let [first, second] = [0, 1].map(|index: usize| {
+        let media = &pictures[index..=index];
+        run(&mut executor, &positions(&ONE, media), media, &[27]).unwrap()
+    });
+    assert_eq!(first[..4], second[..4]);
+    assert!(first[4..].iter().zip(&second[4..]).all(|(a, b)| relative(a, b) > 0.01));
+}
+
+#[test]
+fn text_without_pictures_is_the_same_in_a_package_with_a_tower() {
+    let package = package(Recipe::new(Scheme::W8));
+    let pictures = pictures(&package);
+    let mut executor = package.executor();
+    let text: Vec<Position> = (0..20).map(|i| Position::token(i * 3 + 5)).collect();
+    let expected = run(&mut executor, &text, &[], &[20]).unwrap();
+    // Pictures of other sequences are in the plan.
+    let found = run(&mut executor, &text, &pictures, &[7, 13]).unwrap();
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn graphs_of_fixed_shape_see_pictures_as_the_reference() {
+    let package = package(Recipe { fixed: Some(shapes(48)), ..Recipe::new(Scheme::F16) });
+    let pictures = pictures(&package);
+    let mut executor = fixed::open(&package, &Device::Cpu, Form::Graph).unwrap();
+    for (name, tokens, lengths) in [
+        ("logits.f32", &ONE[..], &[27][..]),
+        ("two.f32", &TWO[..], &[43]),
+        ("two.f32", &TWO[..], &[2, 19, 22]),
+    ] {
+        let found = run(&mut executor, &positions(tokens, &pictures), &pictures, lengths).unwrap();
+        let farthest = farthest(&found, &reference(name));
+        assert!(farthest <= 0.02, "{name}: {farthest}");
+    }
+}
+
+#[test]
+fn devices_that_cannot_run_a_picture_in_one_step_take_none() {
+    let package = package(Recipe { fixed: Some(shapes(12)), ..Recipe::new(Scheme::F16) });
+    assert_eq!(fixed::open(&package, &Device::Cpu, Form::Graph).unwrap().media_width(), None);
+    let options = narthex_device::dynamic::ExecutorOptions { chunk: 8, ..OPTIONS };
+    assert_eq!(package.executor_with(&options).media_width(), None);
+}

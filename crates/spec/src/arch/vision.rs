@@ -1,0 +1,80 @@
+//! Vision towers.
+
+use serde::{Deserialize, Serialize};
+
+use super::Activation;
+
+/// A tower that turns a picture into embedding rows: a transformer over patches (SigLIP, Zhai et al. 2023,
+/// arXiv:2303.15343) and a connector to the decoder.
+///
+/// Canonical weight names, linear weights as `[out, in]`: `vision.patch.weight [hidden, 3, patch, patch]`,
+/// `vision.patch.bias`, `vision.position.weight [patches, hidden]`, `vision.layers.{i}.attn_norm`,
+/// `vision.layers.{i}.attn.{q,k,v,o}_proj`, `vision.layers.{i}.mlp_norm`, `vision.layers.{i}.mlp.{up,down}_proj`,
+/// `vision.norm`; norms and linear layers have a `weight` and a `bias`. The connector has
+/// `connector.norm.weight [hidden]` and `connector.linear.weight [decoder's hidden, hidden]`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct VisionArch {
+    /// Height and width of the input.
+    pub side: usize,
+    /// Height and width of a patch; divides the side.
+    pub patch: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Number of layers.
+    pub layers: usize,
+    /// Number of attention heads; divides the width.
+    pub heads: usize,
+    /// Inner width of the feed-forward parts.
+    pub inner: usize,
+    /// Activation of the feed-forward parts.
+    pub activation: Activation,
+    /// Epsilon of every layer norm.
+    pub norm_epsilon: f32,
+    /// Connector to the decoder.
+    pub connector: Connector,
+}
+
+/// Connector of a vision tower to the decoder.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Connector {
+    /// Means of squares of patches, an RMS norm and a linear layer, as in Gemma 3. In the decoder, the rows of a picture
+    /// attend to each other in both directions.
+    Pooled {
+        /// Height and width of a square in patches; divides the patches of a side.
+        pool: usize,
+        /// Epsilon of the norm.
+        norm_epsilon: f32,
+    },
+}
+
+impl Connector {
+    /// Returns whether the rows of a picture attend to each other in both directions.
+    pub fn is_bidirectional(self) -> bool {
+        match self {
+            Self::Pooled { .. } => true,
+        }
+    }
+}
+
+impl VisionArch {
+    /// Number of channels of the input.
+    pub const CHANNELS: usize = 3;
+
+    /// Returns the number of patches of a side.
+    pub fn patches(&self) -> usize {
+        self.side / self.patch.max(1)
+    }
+
+    /// Returns the number of rows for an input.
+    pub fn rows(&self) -> usize {
+        let Connector::Pooled { pool, .. } = self.connector;
+        let side = self.patches() / pool.max(1);
+        side.saturating_mul(side)
+    }
+
+    /// Returns the shape of the input, `[1, channels, height, width]`.
+    pub fn pixels(&self) -> [usize; 4] {
+        [1, Self::CHANNELS, self.side, self.side]
+    }
+}
