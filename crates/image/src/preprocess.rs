@@ -21,9 +21,8 @@ pub struct PictureInputs {
 /// Returns the inputs of a vision tower for a picture.
 pub fn preprocess(picture: &Picture, spec: &PicturePreprocessing) -> PictureInputs {
     let side = spec.side.max(1);
-    let whole = |picture: &Picture| normalized(&resize(picture, side, side, spec.filter), spec);
     match spec.fit {
-        PictureFit::Stretch => PictureInputs { rows: 0, columns: 0, inputs: vec![whole(picture)] },
+        PictureFit::Stretch => PictureInputs { rows: 0, columns: 0, inputs: vec![whole(picture, side, spec)] },
         PictureFit::Tiles { longest_edge } => {
             let picture = tiled_size(picture, longest_edge.max(1), side, spec.filter);
             let rows = picture.height() / side;
@@ -35,10 +34,15 @@ pub fn preprocess(picture: &Picture, spec: &PicturePreprocessing) -> PictureInpu
             let mut inputs: Vec<Vec<f32>> = tiles
                 .map(|[column, row]| normalized_part(&picture, [column * side, row * side], side, spec))
                 .collect();
-            inputs.push(whole(&picture));
+            inputs.push(whole(&picture, side, spec));
             PictureInputs { rows, columns, inputs }
         }
     }
+}
+
+/// Returns the values of a whole picture as one input.
+fn whole(picture: &Picture, side: usize, spec: &PicturePreprocessing) -> Vec<f32> {
+    normalized(&resize(picture, side, side, spec.filter), spec)
 }
 
 /// Returns a picture whose longest edge is about `longest` and whose sides are multiples of `side`.
@@ -48,13 +52,12 @@ fn tiled_size(picture: &Picture, longest: usize, side: usize, filter: ResizeFilt
     let first = resize(picture, width, height, filter);
 
     let ratio = width as f64 / height as f64;
-    let multiple = |edge: usize| edge.div_ceil(side) * side;
     let [width, height] = if width >= height {
-        let width = multiple(width);
-        [width, multiple((width as f64 / ratio) as usize)]
+        let width = width.next_multiple_of(side);
+        [width, ((width as f64 / ratio) as usize).next_multiple_of(side)]
     } else {
-        let height = multiple(height);
-        [multiple((height as f64 * ratio) as usize), height]
+        let height = height.next_multiple_of(side);
+        [((height as f64 * ratio) as usize).next_multiple_of(side), height]
     };
     resize(&first, width.max(side), height.max(side), filter)
 }

@@ -42,6 +42,12 @@ pub(crate) fn resize(picture: &Picture, width: usize, height: usize, filter: Res
     Picture::new(width, height, resized).unwrap_or_else(|| picture.clone())
 }
 
+/// Returns a weight as a fixed-point number.
+fn fixed(weight: f64) -> i32 {
+    let half = if weight < 0.0 { -0.5 } else { 0.5 };
+    (half + weight * f64::from(1 << PRECISION)) as i32
+}
+
 /// Returns the byte of a sum of weighted bytes that starts with [`HALF`].
 fn byte(sum: i32) -> u8 {
     (sum >> PRECISION).clamp(0, 255) as u8
@@ -63,8 +69,8 @@ struct Target {
 impl Weights {
     fn new(from: usize, to: usize, filter: ResizeFilter) -> Self {
         if from == to {
-            let same = |at: usize| Target { source: at..at + 1, weights: vec![1 << PRECISION] };
-            return Self { targets: (0..to).map(same).collect() };
+            let targets = (0..to).map(|at| Target { source: at..at + 1, weights: vec![1 << PRECISION] });
+            return Self { targets: targets.collect() };
         }
         let scale = from as f64 / to as f64;
         let stretch = scale.max(1.0);
@@ -77,12 +83,9 @@ impl Weights {
                 .map(|pixel| kernel(filter, (pixel as f64 - center + 0.5) * stretch.recip()))
                 .collect();
             let sum: f64 = weights.iter().sum();
-            let fixed = |weight: f64| {
-                let weight = if sum == 0.0 { weight } else { weight / sum };
-                let half = if weight < 0.0 { -0.5 } else { 0.5 };
-                (half + weight * f64::from(1 << PRECISION)) as i32
-            };
-            Target { source: start..end, weights: weights.into_iter().map(fixed).collect() }
+            let weights =
+                weights.into_iter().map(|weight| fixed(if sum == 0.0 { weight } else { weight / sum }));
+            Target { source: start..end, weights: weights.collect() }
         });
         Self { targets: targets.collect() }
     }

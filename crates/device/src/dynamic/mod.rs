@@ -10,6 +10,7 @@ mod host_cache;
 mod input;
 mod kv_cache;
 mod long_rope;
+mod media;
 mod names;
 mod options;
 mod parts;
@@ -51,6 +52,7 @@ use growth::Growth;
 use host_cache::HostKvCache;
 use kv_cache::KvCache;
 use long_rope::LongRope;
+use media::{MediaAttention, media_attention};
 use names::{CacheOutput, DecoderNames};
 
 pub use options::ExecutorOptions;
@@ -85,16 +87,6 @@ pub struct DynamicExecutor {
     /// Graph for several tokens, if it differs from `graph`.
     prompt: Option<LoadedGraph>,
     media: MediaAttention,
-}
-
-/// Attention among the rows of a medium.
-enum MediaAttention {
-    /// As among tokens.
-    Causal,
-    /// In both directions. The switch is on while the rows of one medium run.
-    Bidirectional(AttentionSwitch),
-    /// In both directions, which this device does not compute, so that it takes no media.
-    Unsupported,
 }
 
 impl DynamicExecutor {
@@ -369,27 +361,6 @@ impl DynamicExecutor {
 /// Returns the rotary factors of a span.
 fn factors_of(factors: &[RopeFactors], span: usize) -> RopeFactors {
     factors.get(span).copied().unwrap_or(RopeFactors::Short)
-}
-
-/// Returns the attention among the rows of a medium in a package's model.
-fn media_attention(
-    manifest: &Manifest,
-    limits: &Limits,
-    graph: &LoadedGraph,
-    prompt: Option<&LoadedGraph>,
-) -> MediaAttention {
-    let vision = match &manifest.architecture {
-        Structure::Decoder(arch) => arch.vision.as_deref(),
-        _ => None,
-    };
-    match (vision.filter(|vision| vision.connector.is_bidirectional()), graph.session.bidirectional()) {
-        (None, _) => MediaAttention::Causal,
-        // All rows of a medium run in one step.
-        (Some(vision), Some(switch)) if prompt.is_none() && vision.rows() <= limits.chunk => {
-            MediaAttention::Bidirectional(switch.clone())
-        }
-        _ => MediaAttention::Unsupported,
-    }
 }
 
 /// Tokens of one slot that run together.

@@ -1,19 +1,30 @@
 //! Certificate of a quantised package: its loss against the model in `f32`, and the bounds of that loss.
 
+use std::{collections::BTreeSet, path::Path};
+
+use narthex_catalog::fetch::CheckpointFiles;
 use narthex_device::inventory;
 use narthex_files::environment;
 use narthex_spec::{
     Calibration, Date, Recipe, Scheme, Sha256,
+    arch::Structure,
     manifest::{Certificate, CertificateFigures, Manifest},
+    progress::Progress,
 };
 
-use super::request::Certification;
+use super::{
+    package_build::{CompileOutput, PackageBuild},
+    request::Certification,
+};
 use crate::{
     error::Error,
-    library::{Library, package::Package},
-    load::verify::{
-        package_comparison::{self, ComparisonContext},
-        reference_text::TEXT,
+    library::{Library, package::Package, package_key::PackageKey},
+    load::{
+        runtime_choice::cpu_runtime,
+        verify::{
+            package_comparison::{self, ComparisonContext},
+            reference_text::TEXT,
+        },
     },
 };
 
@@ -39,9 +50,65 @@ impl Bounds {
     }
 }
 
+impl PackageBuild<'_> {
+    /// Returns whether the loss of a package is measured against the model in `f32`. Notes the reason if it is not
+    /// affordable.
+    pub(super) fn is_certified(&self, manifest: &Manifest) -> bool {
+        let is_quantised = manifest.recipe.scheme != Scheme::F32;
+        let has_text = !matches!(manifest.architecture, Structure::Speech(_));
+        match self.request.certification {
+            Certification::Never => false,
+            Certification::Always | Certification::AcceptLoss => is_quantised && has_text,
+            Certification::IfAffordable if is_quantised && has_text => {
+                let reason = unaffordable(self.library, manifest);
+                if let Some(reason) = &reason {
+                    let name = &self.key.name;
+                    let note = format!(
+                        "The loss of {name} was not measured: {reason}. `narthex compile {name} --certify` measures it \
+                         anyway."
+                    );
+                    self.steps.sink().event(Progress::Note(note));
+                }
+                reason.is_none()
+            }
+            Certification::IfAffordable => false,
+        }
+    }
+
+    /// Compiles the model in `f32` and measures the loss of the package in `folder` against it.
+    pub(super) fn certificate(
+        &self,
+        checkpoint: &CheckpointFiles,
+        recipe: &Recipe,
+        folder: &Path,
+    ) -> Result<Certificate, Error> {
+        let Self { library, key, request, cancel, .. } = *self;
+        let progress = self.steps.sink();
+        let float = library.store.stage_package(&key.name, Scheme::F32)?;
+        let float_recipe = Recipe {
+            scheme: Scheme::F32,
+            fixed: None,
+            passes: BTreeSet::new(),
+            targets: Vec::new(),
+            ..recipe.clone()
+        };
+        let output = CompileOutput { folder: float.path(), keep_stages: None };
+        self.compile_into(output, checkpoint, &float_recipe, request.vocabulary.as_ref())?;
+
+        let runtime = cpu_runtime(library, progress, cancel)?;
+        let context = ComparisonContext { library, runtime, progress, cancel };
+        measure(
+            context,
+            Package::open(&PackageKey { scheme: Scheme::F32, ..key.clone() }, float.path())?,
+            Package::open(key, folder)?,
+            request.certification,
+        )
+    }
+}
+
 /// Returns the reason against a certificate that nobody asked for, or `None` if measuring it is cheap: the float model
 /// must fit in free memory and on the disk.
-pub(super) fn unaffordable(library: &Library, manifest: &Manifest) -> Option<String> {
+fn unaffordable(library: &Library, manifest: &Manifest) -> Option<String> {
     let bytes = float_bytes(manifest);
     if bytes > AFFORDABLE {
         return Some(format!("the model takes {} MB in f32", bytes / 1_000_000));
@@ -69,7 +136,7 @@ fn float_bytes(manifest: &Manifest) -> u64 {
 /// # Errors
 /// [`Error::Invalid`] for a loss above the scheme's bound, unless it is accepted, and errors that prevented the
 /// measurement.
-pub(super) fn measure(
+fn measure(
     context: ComparisonContext<'_>,
     float: Package,
     quantised: Package,

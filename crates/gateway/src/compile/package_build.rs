@@ -21,7 +21,7 @@ use narthex_files::environment;
 use narthex_spec::{
     Calibration, DeviceName, ModelKind, OpenVinoDevice, Recipe, Scheme, Target,
     arch::{EncoderHead, Pooling, Structure},
-    manifest::{Certificate, Manifest, Provenance},
+    manifest::{Manifest, Provenance},
     progress::{JobSteps, Progress},
     recipe::FixedShapes,
 };
@@ -38,10 +38,9 @@ use crate::{
     error::Error,
     library::{
         DEFAULT_SCHEME, Library,
-        package::{self, Package},
+        package,
         package_key::PackageKey,
     },
-    load::{runtime_choice::cpu_runtime, verify::package_comparison::ComparisonContext},
     threads::{self, ComputingThreads},
 };
 
@@ -389,7 +388,7 @@ impl PackageBuild<'_> {
     }
 
     /// Compiles the checkpoint into a folder.
-    fn compile_into(
+    pub(super) fn compile_into(
         &self,
         output: CompileOutput<'_>,
         checkpoint: &CheckpointFiles,
@@ -420,60 +419,6 @@ impl PackageBuild<'_> {
     fn pooling(&self) -> Option<Pooling> {
         let entry = self.library.catalog.get(&self.key.name);
         self.request.pooling.or_else(|| entry.filter(|entry| entry.kind == ModelKind::Embedding)?.pooling)
-    }
-
-    /// Returns whether the loss of a package is measured against the model in `f32`. Notes the reason if it is not
-    /// affordable.
-    fn is_certified(&self, manifest: &Manifest) -> bool {
-        let is_quantised = manifest.recipe.scheme != Scheme::F32;
-        let has_text = !matches!(manifest.architecture, Structure::Speech(_));
-        match self.request.certification {
-            Certification::Never => false,
-            Certification::Always | Certification::AcceptLoss => is_quantised && has_text,
-            Certification::IfAffordable if is_quantised && has_text => {
-                let reason = certificate::unaffordable(self.library, manifest);
-                if let Some(reason) = &reason {
-                    let name = &self.key.name;
-                    let note = format!(
-                        "The loss of {name} was not measured: {reason}. `narthex compile {name} --certify` measures it \
-                         anyway."
-                    );
-                    self.steps.sink().event(Progress::Note(note));
-                }
-                reason.is_none()
-            }
-            Certification::IfAffordable => false,
-        }
-    }
-
-    /// Compiles the model in `f32` and measures the loss of the package in `folder` against it.
-    fn certificate(
-        &self,
-        checkpoint: &CheckpointFiles,
-        recipe: &Recipe,
-        folder: &Path,
-    ) -> Result<Certificate, Error> {
-        let Self { library, key, request, cancel, .. } = *self;
-        let progress = self.steps.sink();
-        let float = library.store.stage_package(&key.name, Scheme::F32)?;
-        let float_recipe = Recipe {
-            scheme: Scheme::F32,
-            fixed: None,
-            passes: BTreeSet::new(),
-            targets: Vec::new(),
-            ..recipe.clone()
-        };
-        let output = CompileOutput { folder: float.path(), keep_stages: None };
-        self.compile_into(output, checkpoint, &float_recipe, request.vocabulary.as_ref())?;
-
-        let runtime = cpu_runtime(library, progress, cancel)?;
-        let context = ComparisonContext { library, runtime, progress, cancel };
-        certificate::measure(
-            context,
-            Package::open(&PackageKey { scheme: Scheme::F32, ..key.clone() }, float.path())?,
-            Package::open(key, folder)?,
-            request.certification,
-        )
     }
 
     /// Measures the loss of quality from the package's passes and from its reduction, and records both in the manifest.
@@ -526,8 +471,8 @@ fn provenance(checkpoint: CheckpointFiles) -> Provenance {
 }
 
 /// Folders that a compile writes.
-struct CompileOutput<'a> {
-    folder: &'a Path,
+pub(super) struct CompileOutput<'a> {
+    pub(super) folder: &'a Path,
     /// Folder for the intermediate stages.
-    keep_stages: Option<&'a Path>,
+    pub(super) keep_stages: Option<&'a Path>,
 }

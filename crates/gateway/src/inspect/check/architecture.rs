@@ -127,7 +127,8 @@ mod tests {
         assert_eq!(vision.rows(), 256);
         let arch = DecoderArch { vision: Some(Box::new(vision)), ..example::llama() };
         let options = CheckOptions { target: "qnn:x-elite".parse().unwrap(), extents: BTreeMap::new() };
-        let dry_run = DryRun::with_static_shapes(&Architecture::Decoder(arch), Scheme::W8).unwrap();
+        let dry_run =
+            DryRun::with_static_shapes(&Architecture::Decoder(arch), Scheme::W8, &options.target).unwrap();
         let report = check_dry_run("gemma3", &dry_run, &options);
         let tower = report.parts.last().unwrap();
         assert_eq!(tower.name, "vision-fixed.onnx");
