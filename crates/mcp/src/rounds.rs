@@ -2,7 +2,7 @@
 
 use narthex_gateway::{
     Cancel,
-    request::{FunctionCall, Message, Role, ToolCall, ToolChoice},
+    request::{ExactJson, FunctionCall, Message, Role, ToolCall, ToolChoice},
 };
 use serde_json::{Map, Value};
 
@@ -157,8 +157,11 @@ fn message(answer: &ModelAnswer, calls: &[WrittenCall]) -> Message {
         id: Some(call.id.clone()),
         function: FunctionCall {
             name: call.name.clone(),
-            arguments: arguments(&call.arguments)
-                .map_or_else(|_| Value::from(&*call.arguments), Value::Object),
+            arguments: match arguments(&call.arguments) {
+                Ok(fields) if fields.is_empty() => Value::Object(fields).into(),
+                Ok(_) => ExactJson::parse(&call.arguments).unwrap_or_default(),
+                Err(_) => Value::from(&*call.arguments).into(),
+            },
         },
     });
     let tool_calls: Vec<ToolCall> = calls.collect();

@@ -5,6 +5,7 @@
 
 pub mod compile_thread;
 pub mod detokenize;
+pub mod exact_json;
 pub mod grammar;
 pub mod media;
 pub mod prompt;

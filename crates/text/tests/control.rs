@@ -183,14 +183,17 @@ fn conversation(text: &str, roles: &[Role]) -> (Vec<Message>, RenderOptions) {
     let mut options = RenderOptions::answer(Date { year: 2026, month: 11, day: 21 });
     if roles.contains(&Role::Tool) {
         let named = json!({text: [text, {text: text}]});
-        options.tools = vec![json!({"type": "function", "function": {"name": text, "description": text,
-            "parameters": {"type": "object", "properties": {text: {"type": text, "description": text}}}}})];
+        options.tools = vec![
+            json!({"type": "function", "function": {"name": text, "description": text,
+            "parameters": {"type": "object", "properties": {text: {"type": text, "description": text}}}}})
+            .into(),
+        ];
         for message in &mut messages {
             if message.role == Role::Tool {
                 message.name = Some(text.to_owned());
                 message.tool_call_id = Some("abcdefghi".to_owned());
             } else if message.role == Role::Assistant {
-                let function = FunctionCall { name: text.to_owned(), arguments: named.clone() };
+                let function = FunctionCall { name: text.to_owned(), arguments: named.clone().into() };
                 message.content = Content::default();
                 message.tool_calls = vec![ToolCall { id: Some("abcdefghi".to_owned()), function }];
             }

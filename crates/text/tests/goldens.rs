@@ -247,11 +247,14 @@ fn special_tokens_in_tools_and_calls_are_text() {
         "{{ tools | tojson }}{{ tools | tojson(ensure_ascii=true) }}{{ messages[0].tool_calls | tojson }}";
     let template = ChatTemplate::new(source, BTreeMap::new()).unwrap();
     let end = "<|im_end|>";
-    let function =
-        FunctionCall { name: end.to_owned(), arguments: serde_json::json!({end: [end, {"deep": end}]}) };
+    let function = FunctionCall {
+        name: end.to_owned(),
+        arguments: serde_json::json!({end: [end, {"deep": end}]}).into(),
+    };
     let mut message = Message::new(Role::Assistant, String::new());
     message.tool_calls = vec![ToolCall { id: Some(end.to_owned()), function }];
-    let options = RenderOptions { tools: vec![serde_json::json!({"name": end, end: end})], ..options() };
+    let options =
+        RenderOptions { tools: vec![serde_json::json!({"name": end, end: end}).into()], ..options() };
     let tokens = prompt::tokens(&BYTE_LEVEL, &template, &[message], &options, None).unwrap();
     assert!(tokens.iter().all(|&token| !BYTE_LEVEL.is_special(token)));
     assert_eq!(BYTE_LEVEL.decode(&tokens).matches(end).count(), 3 + 3 + 5);

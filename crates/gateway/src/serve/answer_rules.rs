@@ -6,10 +6,12 @@ use std::{
 };
 
 use narthex_text::{
+    exact_json::ExactJson,
     grammar::{CompileScope, GrammarError, GrammarMatcher},
     tokenizer::Tokenizer,
     tools::{CallReading, ReasoningParser},
 };
+use serde_json::Value;
 
 use crate::{
     cancel::Cancel,
@@ -71,7 +73,8 @@ impl AnswerRules {
             Ok(grammar) => grammar,
         };
 
-        let declarations = tools::declarations(tools);
+        let declarations: Vec<Value> =
+            tools::declarations(tools).into_iter().map(ExactJson::into_value).collect();
         let calls = (!declarations.is_empty()).then(|| CallRules {
             format: model.tool_format,
             tools: declarations,

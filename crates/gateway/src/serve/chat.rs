@@ -475,7 +475,8 @@ mod tests {
         assert_eq!(take(&mut both, false), (Ok(None), GenerationPrompt::Leave));
         assert_eq!(take(&mut both, true), (Ok(Some("a".to_owned())), GenerationPrompt::Add));
         assert_eq!(both, [message(Role::User)]);
-        let function = narthex_text::template::FunctionCall { name: "f".to_owned(), arguments: json!({}) };
+        let function =
+            narthex_text::template::FunctionCall { name: "f".to_owned(), arguments: json!({}).into() };
         let tool_calls = vec![ToolCall { id: None, function }];
         let calls = Message { tool_calls, ..message(Role::Assistant) };
         for last in [message(Role::User), calls] {

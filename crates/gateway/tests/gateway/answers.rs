@@ -369,7 +369,13 @@ fn tool() -> ToolSettings {
         "additionalProperties": false,
     });
     let strictness = Strictness::BestEffort;
-    let tool = Tool { name: "set".to_owned(), description: None, parameters, strictness, text: None };
+    let tool = Tool {
+        name: "set".to_owned(),
+        description: None,
+        parameters: parameters.into(),
+        strictness,
+        text: None,
+    };
     ToolSettings { tools: vec![tool], choice: ToolChoice::Required, calls: CallLimit::One }
 }
 

@@ -47,13 +47,14 @@ fn requests(text: &str) -> Vec<(&'static str, ChatRequest)> {
     let tool = Tool {
         name: "find".to_owned(),
         description: Some(text.to_owned()),
-        parameters: json!({"type": "object", "properties": {text: {"type": "string", "description": text}}}),
+        parameters: json!({"type": "object", "properties": {text: {"type": "string", "description": text}}})
+            .into(),
         strictness: Strictness::BestEffort,
         text: None,
     };
     let settings = ToolSettings { tools: vec![tool], choice: ToolChoice::Auto, calls: CallLimit::One };
     let with_tools = |messages| ChatRequest { tools: settings.clone(), ..request(messages) };
-    let function = FunctionCall { name: text.to_owned(), arguments: json!({text: [text]}) };
+    let function = FunctionCall { name: text.to_owned(), arguments: json!({text: [text]}).into() };
     let call = ToolCall { id: Some(text.to_owned()), function };
     let call = Message { tool_calls: vec![call], ..Message::new(Role::Assistant, String::new()) };
     let result =

@@ -239,7 +239,7 @@ impl McpClient {
                 let end = text.floor_char_boundary(MAX_DESCRIPTION);
                 text[..end].to_owned()
             });
-            (definition(name.clone(), description, tool.schema_as_json_value()), name)
+            (definition(name.clone(), description, tool.schema_as_json_value().into()), name)
         });
         tools.collect()
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use narthex_gateway::request::{Strictness, Tool};
+use narthex_gateway::request::{ExactJson, Strictness, Tool};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -50,7 +50,7 @@ enum EntryType {
 struct FileFunction {
     name: String,
     description: Option<String>,
-    parameters: Option<Value>,
+    parameters: Option<ExactJson>,
     #[serde(default)]
     strict: bool,
 }
@@ -100,7 +100,7 @@ impl FileEntry {
         if !(1..=MAX_TIMEOUT).contains(&seconds) {
             return Err(format!("expected a timeout of 1 to {MAX_TIMEOUT} seconds, found {seconds}"));
         }
-        let parameters = parameters.unwrap_or_else(|| json!({"type": "object", "properties": {}}));
+        let parameters = parameters.unwrap_or_else(|| json!({"type": "object", "properties": {}}).into());
         let strictness = if strict { Strictness::Strict } else { Strictness::BestEffort };
         let tool = Tool { strictness, ..definition(name, description, parameters) };
         let limit = Duration::from_secs(seconds);

@@ -13,7 +13,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use narthex_gateway::{
     Cancel, check_threads,
-    request::{Strictness, Tool},
+    request::{ExactJson, Strictness, Tool},
 };
 use serde_json::{Map, Value};
 use tokio::{runtime::Runtime, sync::oneshot};
@@ -239,7 +239,7 @@ fn cut(text: &str) -> String {
 }
 
 /// Returns a definition for requests.
-fn definition(name: String, description: Option<String>, parameters: Value) -> Tool {
+fn definition(name: String, description: Option<String>, parameters: ExactJson) -> Tool {
     Tool { name, description, parameters, strictness: Strictness::BestEffort, text: None }
 }
 

@@ -1,8 +1,8 @@
 //! Content blocks of messages, and their texts.
 
-use narthex_gateway::request::{Content, Media, Part, Role, omission_note};
+use narthex_gateway::request::{Content, ExactJson, Media, Part, Role, omission_note};
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use crate::{
@@ -18,6 +18,34 @@ use crate::{
 /// A text or a list of content blocks.
 pub(super) type Blocks = TextOrList<Block>;
 
+/// Reads an input. Integers beyond 64 bits lose their digits, until [`ExactBlocks`] restores them.
+fn inexact<'de, D: Deserializer<'de>>(from: D) -> Result<ExactJson, D::Error> {
+    Value::deserialize(from).map(ExactJson::from)
+}
+
+/// The inputs of calls in a list of content blocks. A block is read as one of several types, from a copy of its values that
+/// has no digits of large integers.
+#[derive(Debug, Deserialize)]
+#[serde(transparent)]
+pub(super) struct ExactBlocks(Vec<ExactBlock>);
+
+#[derive(Debug, Deserialize)]
+struct ExactBlock {
+    #[serde(default)]
+    input: Option<ExactJson>,
+}
+
+impl ExactBlocks {
+    /// Replaces the inputs of the calls in the blocks.
+    pub(super) fn restore(self, blocks: &mut [Block]) {
+        for (block, exact) in blocks.iter_mut().zip(self.0) {
+            if let (Block::ToolUse { input, .. }, Some(exact)) = (block, exact.input) {
+                *input = exact;
+            }
+        }
+    }
+}
+
 impl ListElement for Block {
     const EXPECTED: &'static str = "a string or a list of content blocks";
 }
@@ -31,8 +59,9 @@ pub(super) enum Block {
     ToolUse {
         id: String,
         name: String,
-        #[serde(default)]
-        input: Value,
+        #[serde(default, deserialize_with = "inexact")]
+        #[schemars(with = "Value")]
+        input: ExactJson,
     },
     ToolResult {
         tool_use_id: String,

@@ -34,7 +34,10 @@ pub(crate) struct ParsedMessages(Conversation);
 
 impl FromBody for ParsedMessages {
     fn read(fields: &BodyFields<'_>, ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
-        let body: MessagesBody = fields.read()?;
+        let mut body: MessagesBody = fields.read()?;
+        if let Some(messages) = fields.all().find(|field| field.name == "messages") {
+            body.restore_digits(messages.json());
+        }
         let shared = SharedFields::read(fields)?;
         hints::ignore(fields, hints::OF_MESSAGES, ignored)?;
 

@@ -1,14 +1,14 @@
 //! The body of a request, and its translation to the gateway's.
 
 use narthex_gateway::request::{
-    CallLimit, ChatRequest, Content, FunctionCall, GenerateOptions, Grammar, HistoryOverflow, Message,
-    ReasoningSettings, Role, Thinking, Tool, ToolCall, ToolChoice, ToolSettings,
+    CallLimit, ChatRequest, Content, ExactJson, FunctionCall, GenerateOptions, Grammar, HistoryOverflow,
+    Message, ReasoningSettings, Role, Thinking, Tool, ToolCall, ToolChoice, ToolSettings,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, value::RawValue};
 
-use super::blocks::{Block, Blocks};
+use super::blocks::{Block, Blocks, ExactBlocks};
 use crate::{
     error::ApiError,
     protocol::{
@@ -61,6 +61,13 @@ struct WireTurn {
     content: Blocks,
 }
 
+/// The JSON of a turn's content.
+#[derive(Debug, Deserialize)]
+struct ExactTurn<'a> {
+    #[serde(borrow)]
+    content: &'a RawValue,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum TurnRole {
@@ -75,7 +82,8 @@ struct ToolDefinition {
     r#type: Option<String>,
     name: String,
     description: Option<String>,
-    input_schema: Option<Value>,
+    #[schemars(with = "Option<Value>")]
+    input_schema: Option<ExactJson>,
     strict: Option<bool>,
 }
 
@@ -188,6 +196,22 @@ impl MessagesBody {
         let effort = self.output_config.as_ref().and_then(|config| config.effort);
         let given = [("thinking", self.thinking.is_some()), ("output_config.effort", effort.is_some())];
         given.into_iter().filter(|(_, is_given)| *is_given).map(|(name, _)| name).collect()
+    }
+
+    /// Restores the digits of integers beyond 64 bits in the inputs of calls. `messages` is the JSON of the messages.
+    pub(super) fn restore_digits(&mut self, messages: &str) {
+        if !ExactJson::may_be_inexact(messages) {
+            return;
+        }
+        let turns: Vec<ExactTurn<'_>> = serde_json::from_str(messages).unwrap_or_default();
+        for (turn, exact) in self.messages.iter_mut().zip(turns) {
+            // A text in place of the blocks has no calls.
+            if let (Blocks::List(blocks), Ok(exact)) =
+                (&mut turn.content, serde_json::from_str::<ExactBlocks>(exact.content.get()))
+            {
+                exact.restore(blocks);
+            }
+        }
     }
 
     /// Returns the gateway's request, and adds the parts that it omits to `ignored`.
@@ -328,6 +352,20 @@ mod tests {
             .unwrap_err()
             .body();
         assert_eq!(refused["error"]["param"], "tools[1]", "{refused}");
+    }
+
+    #[test]
+    fn schemas_and_inputs_keep_the_digits_of_large_integers() {
+        let messages = r#"[{"role":"user","content":"12345678901234567890123"},{"role":"assistant","content":
+            [{"type":"text","text":"a"},{"type":"tool_use","id":"c","name":"w","input":{"a":18446744073709551617}}]}]"#;
+        let tools = r#"[{"name":"w","input_schema":{"maximum":18446744073709551617}}]"#;
+        let text = format!(r#"{{"model":"m","messages":{messages},"tools":{tools}}}"#);
+        let mut body: MessagesBody = serde_json::from_str(&text).unwrap();
+        body.restore_digits(messages);
+        let read = body.into_request(SharedFields::default(), &mut IgnoredParameters::default()).unwrap();
+        let input = read.messages[1].tool_calls[0].function.arguments.to_string();
+        assert_eq!(input, r#"{"a":18446744073709551617}"#);
+        assert_eq!(read.tools.tools[0].parameters.to_string(), r#"{"maximum":18446744073709551617}"#);
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Messages of a conversation in OpenAI's JSON, including tool calls and their results.
 
-use narthex_gateway::request::{Content, FunctionCall, Media, Message, Part, Role, ToolCall, omission_note};
+use narthex_gateway::request::{
+    Content, ExactJson, FunctionCall, Media, Message, Part, Role, ToolCall, omission_note,
+};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
@@ -64,7 +66,8 @@ struct WireFunctionCall {
     name: String,
     /// JSON text, or an object as some clients send it.
     #[serde(default)]
-    arguments: Value,
+    #[schemars(with = "Value")]
+    arguments: ExactJson,
 }
 
 pub(crate) type WireContent = TextOrList<WirePart>;
@@ -298,6 +301,19 @@ mod tests {
         assert_eq!(message(both).unwrap().reasoning_content.as_deref(), Some("r"));
         let error = message(json!({"role": "user", "content": [{"type": "video_url"}]})).unwrap_err().body();
         assert_eq!(error["error"]["param"], "messages[3].content[0]");
+    }
+
+    #[test]
+    fn arguments_keep_the_digits_of_large_integers() {
+        for arguments in [r#"{"a":18446744073709551617}"#, r#""{\"a\":18446744073709551617}""#] {
+            let call = format!(
+                r#"{{"id":"c1","type":"function","function":{{"name":"f","arguments":{arguments}}}}}"#
+            );
+            let text = format!(r#"{{"role":"assistant","tool_calls":[{call}]}}"#);
+            let read = serde_json::from_str::<WireMessage>(&text).unwrap().into_message(0).unwrap();
+            let found = read.tool_calls[0].function.arguments.to_string();
+            assert_eq!(found, r#"{"a":18446744073709551617}"#);
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Custom tools, whose input is a text: as functions for the gateway, and their calls.
 
-use narthex_gateway::request::{Grammar, Strictness, TextArgument, Tool};
+use narthex_gateway::request::{ExactJson, Grammar, Strictness, TextArgument, Tool};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -68,7 +68,7 @@ impl CustomTool {
         Ok(Tool {
             name: self.name,
             description: self.description,
-            parameters,
+            parameters: parameters.into(),
             strictness: Strictness::Strict,
             text,
         })
@@ -101,8 +101,8 @@ fn parameters() -> Value {
 }
 
 /// Returns the arguments of a custom tool's call with this input.
-pub(crate) fn arguments(input: &str) -> Value {
-    json!({INPUT: input})
+pub(crate) fn arguments(input: &str) -> ExactJson {
+    json!({INPUT: input}).into()
 }
 
 /// Returns the input of a custom tool's call. If the arguments were cut off, returns the input up to the cut; if they have
@@ -176,7 +176,7 @@ mod tests {
         }
         for format in [Value::Null, json!({"type": "text"})] {
             let tool = tool(format).unwrap();
-            assert_eq!((tool.text, tool.parameters), (None, parameters()));
+            assert_eq!((tool.text, tool.parameters), (None, parameters().into()));
         }
         let refused = tool(json!({"type": "grammar", "syntax": "lark"})).unwrap_err().body();
         assert_eq!(refused["error"]["param"], "tools[0].format", "{refused}");

@@ -6,6 +6,7 @@
 use std::fmt;
 
 use axum::http::StatusCode;
+use narthex_gateway::request::ExactJson;
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
@@ -67,23 +68,25 @@ pub(crate) fn count_values(body: &[u8], tokens: Option<&str>) -> Result<BodyValu
 }
 
 /// Reads JSON in a string. Returns the string itself if it is not JSON, or has more than [`MAX_VALUES`] values.
-fn json_or_text(text: String) -> Value {
+fn json_or_text(text: &str) -> ExactJson {
     let mut count = Count::new(MAX_VALUES);
-    match count.add_json(&text) {
-        Ok(()) => serde_json::from_str(&text).unwrap_or(Value::String(text)),
-        Err(TooMany) => Value::String(text),
-    }
+    let parsed = count.add_json(text).ok().and_then(|()| ExactJson::parse(text).ok());
+    parsed.unwrap_or_else(|| Value::from(text).into())
 }
 
 /// Reads the arguments of a call, which clients send as JSON in a string. Absent and empty ones are those of a function
 /// without parameters.
-pub(crate) fn arguments(arguments: Value) -> Value {
-    match arguments {
-        Value::Null => Value::Object(Map::new()),
-        Value::String(text) if text.trim().is_empty() => Value::Object(Map::new()),
-        Value::String(text) => json_or_text(text),
-        other => other,
+pub(crate) fn arguments(arguments: ExactJson) -> ExactJson {
+    match &*arguments {
+        Value::Null => Value::Object(Map::new()).into(),
+        Value::String(text) => text_arguments(text.as_str()),
+        _ => arguments,
     }
+}
+
+/// Reads the arguments of a call from JSON in a string. An empty one is that of a function without parameters.
+pub(crate) fn text_arguments(text: &str) -> ExactJson {
+    if text.trim().is_empty() { Value::Object(Map::new()).into() } else { json_or_text(text) }
 }
 
 /// Returns the number of values in a parsed value, nested ones included.
@@ -323,13 +326,13 @@ mod tests {
         let hostile = format!("[{}0]", "0,".repeat(MAX_VALUES - 1));
         let (param, message) = refusal(&body("arguments", &hostile));
         assert_eq!(param.as_deref(), Some("messages"), "{message}");
-        assert_eq!(json_or_text("[1]".to_owned()), json!([1]));
+        assert_eq!(json_or_text("[1]"), json!([1]));
         for absent in [json!(null), json!(""), json!(" \n")] {
-            assert_eq!(arguments(absent), json!({}));
+            assert_eq!(arguments(absent.into()), json!({}));
         }
-        assert_eq!(arguments(json!("{\"a\": 1}")), json!({"a": 1}));
-        assert_eq!(json_or_text(hostile.clone()), json!(hostile));
-        assert_eq!(json_or_text("[1".to_owned()), json!("[1"));
+        assert_eq!(arguments(json!("{\"a\": 1}").into()), json!({"a": 1}));
+        assert_eq!(json_or_text(&hostile), json!(hostile));
+        assert_eq!(json_or_text("[1"), json!("[1"));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use narthex_gateway::request::{CallLimit, Strictness, Tool, ToolChoice, ToolSettings};
+use narthex_gateway::request::{CallLimit, ExactJson, Strictness, Tool, ToolChoice, ToolSettings};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -82,7 +82,8 @@ fn function_type() -> String {
 pub(crate) struct WireFunction {
     pub(crate) name: String,
     pub(crate) description: Option<String>,
-    pub(crate) parameters: Option<Value>,
+    #[schemars(with = "Option<Value>")]
+    pub(crate) parameters: Option<ExactJson>,
     pub(crate) strict: Option<bool>,
 }
 
@@ -180,9 +181,9 @@ impl WireFunction {
         Tool {
             name: self.name,
             description: self.description,
-            parameters: self.parameters.unwrap_or_else(
-                || json!({"type": "object", "properties": {}, "additionalProperties": false}),
-            ),
+            parameters: self.parameters.unwrap_or_else(|| {
+                json!({"type": "object", "properties": {}, "additionalProperties": false}).into()
+            }),
             strictness: if self.strict == Some(true) { Strictness::Strict } else { Strictness::BestEffort },
             text: None,
         }

@@ -6,8 +6,10 @@ use serde_json::{Value, json};
 
 use super::{
     content::{Content, ContentItem, Origin, TextSpan},
+    large_integer,
     origin::{self, Escaper},
 };
+use crate::exact_json::{ExactContent, ExactJson, ExactPart};
 
 /// The author of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -66,7 +68,7 @@ pub struct FunctionCall {
     /// Name.
     pub name: String,
     /// Arguments by name, as an object. OpenAI's API has them as a JSON string.
-    pub arguments: Value,
+    pub arguments: ExactJson,
 }
 
 impl Message {
@@ -94,7 +96,11 @@ impl Message {
         let mut value = serde_json::to_value(self)
             .map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
         value["content"] = Value::Null;
-        let mut value = escaped_json(&value, escaper)?;
+        let mut value = escaped_json(ExactPart::plain(&value), escaper)?;
+        for (index, call) in self.tool_calls.iter().enumerate() {
+            value["tool_calls"][index]["function"]["arguments"] =
+                escaped_json(call.function.arguments.tree().root(), escaper)?;
+        }
         if let Some(role) = value["role"].as_str().map(origin::mark) {
             value["role"] = Value::String(role);
         }
@@ -151,19 +157,20 @@ fn template_item(item: ContentItem<'_>, escaper: &Escaper) -> Result<Value, Erro
 
 /// Returns the value with each of its strings and keys escaped. The recursion is limited by the depth that `serde_json`
 /// reads.
-pub(super) fn escaped_json(value: &Value, escaper: &Escaper) -> Result<Value, Error> {
-    Ok(match value {
-        Value::String(text) => Value::String(escaper.escape(text)?.into_owned()),
-        Value::Array(items) => {
-            items.iter().map(|item| escaped_json(item, escaper)).collect::<Result<_, _>>()?
+pub(super) fn escaped_json(value: ExactPart<'_>, escaper: &Escaper) -> Result<Value, Error> {
+    Ok(match value.content() {
+        ExactContent::Integer(digits) => large_integer::marked(digits),
+        ExactContent::Text(text) => Value::String(escaper.escape(text)?.into_owned()),
+        ExactContent::List(items) => {
+            items.into_iter().map(|item| escaped_json(item, escaper)).collect::<Result<_, _>>()?
         }
-        Value::Object(fields) => {
-            let escaped = fields.iter().map(|(name, value)| {
+        ExactContent::Object(fields) => {
+            let escaped = fields.into_iter().map(|(name, value)| {
                 Ok::<_, Error>((escaper.escape(name)?.into_owned(), escaped_json(value, escaper)?))
             });
             Value::Object(escaped.collect::<Result<_, _>>()?)
         }
-        other => other.clone(),
+        ExactContent::Other(other) => other.clone(),
     })
 }
 

@@ -14,6 +14,7 @@ mod growth;
 #[path = "../../tests/template/hostile.rs"]
 mod hostile;
 mod instructions;
+mod large_integer;
 mod limits;
 mod message;
 mod origin;
@@ -27,7 +28,6 @@ use minijinja::{
     AutoEscape, Environment, ErrorKind, Value, context,
     machinery::{self, Instructions},
     syntax::SyntaxConfig,
-    value::Serde,
 };
 use narthex_spec::Date;
 use serde_json::{Map, json};
@@ -39,7 +39,9 @@ pub use origin::RenderedPrompt;
 use crate::{
     catch_panic::contain,
     compile_thread::{self, ThreadStartError},
+    exact_json::{ExactJson, ExactPart},
 };
+use large_integer::template_value;
 use message::{ContentForm, escaped_json};
 use origin::{Escaper, Read};
 
@@ -95,7 +97,7 @@ pub struct RenderOptions {
     /// Date for `strftime_now`.
     pub date: Date,
     /// Tools that the assistant may call, each an object of OpenAI's `tools`.
-    pub tools: Vec<serde_json::Value>,
+    pub tools: Vec<ExactJson>,
     /// Further variables, such as `enable_thinking`. They do not replace the standard ones.
     pub variables: serde_json::Map<String, serde_json::Value>,
 }
@@ -183,11 +185,11 @@ impl ChatTemplate {
         let parameters =
             json!({"type": "object", "properties": {"a": {"type": "string", "description": "a"}}});
         let function = json!({"name": "probefunction", "description": "b", "parameters": parameters});
-        options.tools.push(json!({"type": "function", "function": function}));
+        options.tools.push(json!({"type": "function", "function": function}).into());
         // Mistral's templates require ids of nine letters and digits.
         let id = Some("probe0001".to_owned());
         let arguments = json!({"a": "probeargument"});
-        let function = FunctionCall { name: "probefunction".to_owned(), arguments };
+        let function = FunctionCall { name: "probefunction".to_owned(), arguments: arguments.into() };
         let tool_calls = vec![ToolCall { id: id.clone(), function }];
         let messages = [
             Message::new(Role::User, "c"),
@@ -280,22 +282,26 @@ impl ChatTemplate {
         let (instructions, blocks) = checked(&env)?;
         let escaper = Escaper::default();
         let form = self.content_form;
-        let messages: Vec<_> = messages
+        let messages: serde_json::Value = messages
             .iter()
             .map(|message| message.template_value(form, &escaper))
             .collect::<Result<_, _>>()?;
-        let tools: Vec<_> =
-            options.tools.iter().map(|tool| escaped_json(tool, &escaper)).collect::<Result<_, _>>()?;
+        let tools: Vec<_> = options
+            .tools
+            .iter()
+            .map(|tool| escaped_json(tool.tree().root(), &escaper))
+            .collect::<Result<_, _>>()?;
         let variables = options.variables.iter().map(|(name, value)| {
-            Ok::<_, minijinja::Error>((name.clone(), Value::from(Serde(escaped_json(value, &escaper)?))))
+            let value = escaped_json(ExactPart::plain(value), &escaper)?;
+            Ok::<_, minijinja::Error>((name.clone(), template_value(&value)))
         });
         let mut variables: BTreeMap<String, Value> = variables.collect::<Result<_, _>>()?;
         variables.extend(self.special_tokens.iter().map(|(name, text)| (name.clone(), text.clone().into())));
         let values = context! {
-            messages => Value::from(Serde(messages)),
+            messages => template_value(&messages),
             add_generation_prompt => options.generation_prompt == GenerationPrompt::Add,
             // Templates test these variables for `none`, which differs from undefined.
-            tools => (!tools.is_empty()).then(|| Value::from(Serde(tools))),
+            tools => (!tools.is_empty()).then(|| template_value(&tools.into())),
             documents => Value::from(()),
             ..Value::from_pairs(variables),
         };
@@ -377,6 +383,35 @@ mod tests {
         assert_eq!(rendered.text(), "<s><s>1True");
         // The result of a function does not count as the template's text.
         assert_eq!(rendered.written(), std::slice::from_ref(&(0..3)));
+    }
+
+    #[test]
+    fn integers_beyond_64_bits_keep_their_digits() {
+        let large = "115792089237316195423570985008687907853269984665640564039457584007913129639935";
+        let arguments = format!(r#"{{"n": {large}, "s": "\ufdd15", "list": [-9223372036854775809]}}"#);
+        let arguments = ExactJson::parse(&arguments).unwrap();
+        let call = ToolCall { id: None, function: FunctionCall { name: "f".to_owned(), arguments } };
+        let message = Message { tool_calls: vec![call], ..Message::new(Role::Assistant, String::new()) };
+        let tool = format!(r#"{{"type": "function", "function": {{"maximum": {large}}}}}"#);
+        let options = RenderOptions { tools: vec![ExactJson::parse(&tool).unwrap()], ..options() };
+        let rendered = |source: &str| {
+            let source =
+                format!("{{% set a = messages[0].tool_calls[0].function.arguments %}}{{{{ {source} }}}}");
+            let template = ChatTemplate::new(&source, BTreeMap::new()).unwrap();
+            template.render(std::slice::from_ref(&message), &options).unwrap().into_text()
+        };
+        let list = r#""list": [-9223372036854775809]"#;
+        let check = |source: &str, expect: &str| assert_eq!(rendered(source), expect, "{source}");
+        check("tools | tojson", &format!("[{tool}]"));
+        check("a | tojson", &format!("{{\"n\": {large}, \"s\": \"\u{fdd1}5\", {list}}}"));
+        check(
+            "a | tojson | fromjson | tojson(sort_keys=true)",
+            &format!("{{{list}, \"n\": {large}, \"s\": \"\u{fdd1}5\"}}"),
+        );
+        check("a.n", large);
+        check("'n: ' + a.n | string", &format!("n: {large}"));
+        check("a.list", "[-9223372036854775809]");
+        check("a.n is string", "False");
     }
 
     fn render(source: &str, messages: &[(Role, &str)]) -> Result<String, TemplateError> {

@@ -14,6 +14,8 @@ use minijinja::{
     value::{DynObject, Kwargs, Tuple, ValueKind},
 };
 
+use super::large_integer;
+
 /// Distance between a character and its mark. Only planes 0 and 1 have marks.
 const SHIFT: u32 = 0xF_0000;
 
@@ -79,7 +81,7 @@ impl RenderedPrompt {
                 };
                 rendered.text.push(own);
                 chars.nth(DIGITS - 1);
-            } else if digit(char).is_none() {
+            } else if digit(char).is_none() && char != large_integer::MARK {
                 rendered.text.push(char);
             }
         }

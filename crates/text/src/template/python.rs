@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use minijinja::{
     Error, ErrorKind, State, Value,
-    value::{Kwargs, Serde, ValueKind},
+    value::{Kwargs, ValueKind},
 };
 use narthex_spec::Date;
 use serde::Serialize;
@@ -13,10 +13,12 @@ use serde_json::ser::{Formatter, Serializer};
 use super::{
     REFUSAL,
     growth::MAX_INDENT,
+    large_integer::{self, template_value},
     limits,
     message::escaped_json,
     origin::{self, Escaper, Read, RenderedPrompt},
 };
+use crate::exact_json::ExactJson;
 
 /// Prefix of errors that a template raises with `raise_exception`.
 const RAISED: &str = "raised: ";
@@ -94,9 +96,9 @@ pub(super) fn is_iterable(value: &Value) -> bool {
 
 /// `text | fromjson`.
 pub(super) fn from_json(text: String) -> Result<Value, Error> {
-    let value: serde_json::Value = serde_json::from_str(RenderedPrompt::new(&text).text())
+    let value = ExactJson::parse(RenderedPrompt::new(&text).text())
         .map_err(|error| Error::new(ErrorKind::BadSerialization, format!("fromjson: {error}")))?;
-    Ok(Value::from(Serde(escaped_json(&value, &Escaper::default())?)))
+    Ok(template_value(&escaped_json(value.tree().root(), &Escaper::default())?))
 }
 
 /// `value | tojson(indent, ensure_ascii, separators, sort_keys)` as Python's `json.dumps` writes it.
@@ -117,11 +119,29 @@ pub(super) fn to_json(value: Value, options: Kwargs) -> Result<Value, Error> {
     }
     let indent = indent.map(|width| " ".repeat(width.min(MAX_INDENT)));
     let python = Python { item, key, indent, ascii, depth: 0, filled: false };
-    let mut bytes = Vec::new();
-    json.serialize(&mut Serializer::with_formatter(&mut bytes, python))
-        .map_err(|error| not_serialised(&error))?;
-    let text = String::from_utf8_lossy(&bytes).into_owned();
+    let text = formatted(&large_integer::written(&json), python)?;
     Ok(Value::from_safe_string(text))
+}
+
+/// Returns JSON as Python's `json.dumps` writes it by default.
+pub(super) fn json_text(value: &impl Serialize) -> Result<String, Error> {
+    let python = Python {
+        item: ", ".to_owned(),
+        key: ": ".to_owned(),
+        indent: None,
+        ascii: false,
+        depth: 0,
+        filled: false,
+    };
+    formatted(value, python)
+}
+
+fn formatted(value: &impl Serialize, python: Python) -> Result<String, Error> {
+    let mut bytes = Vec::new();
+    value
+        .serialize(&mut Serializer::with_formatter(&mut bytes, python))
+        .map_err(|error| not_serialised(&error))?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 fn not_serialised(error: &serde_json::Error) -> Error {
@@ -308,6 +328,8 @@ fn weekday(year: i64, month: u8, day: u8) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use minijinja::value::Serde;
+
     use super::*;
 
     #[test]
@@ -339,6 +361,9 @@ mod tests {
             vec![("separators", Value::from(vec![",", ":"]))],
             r#"{"b":[1,{}],"a":{"c":[],"d":null}}"#,
         );
+        let large = r#"[18446744073709551616, {"a": -9223372036854775809}]"#;
+        let value = from_json(large.to_owned()).unwrap();
+        assert_eq!(to_json(value, Kwargs::from_iter([] as [(&str, Value); 0])).unwrap().to_string(), large);
         let floats = "[1e+16, 1000000000000000.0, 0.0001, 1e-05, 1.5, -0.0, 1.25e-100, 9.5e+300]";
         check("[1e16,1e15,1e-4,1e-5,1.5,-0.0,1.25e-100,9.5e300]", vec![], floats);
         check("\"<é🙂\u{7f}\\n\"", vec![], "\"<é🙂\u{7f}\\n\"");

@@ -1,14 +1,12 @@
 //! Tools in the system message, where templates such as that of Phi-4 mini read them.
 
-use minijinja::{
-    Error, Value,
-    value::{Kwargs, Serde},
-};
+use minijinja::Error;
 
 use super::{
     message::{Message, Role},
     python,
 };
+use crate::exact_json::{ExactContent, ExactJson, ExactPart, ExactTree};
 
 /// Returns true if a template reads the tools from a message.
 pub(super) fn are_read_by(source: &str) -> bool {
@@ -19,10 +17,10 @@ pub(super) fn are_read_by(source: &str) -> bool {
 
 /// Returns the messages with the tools' functions, as a JSON list, in the first system message, which is created if
 /// missing.
-pub(super) fn added(messages: &[Message], tools: &[serde_json::Value]) -> Result<Vec<Message>, Error> {
-    let functions: Vec<_> = tools.iter().map(|tool| tool.get("function").unwrap_or(tool)).collect();
-    let options = Kwargs::from_iter([] as [(&str, Value); 0]);
-    let json = python::to_json(Value::from(Serde(functions)), options)?.to_string();
+pub(super) fn added(messages: &[Message], tools: &[ExactJson]) -> Result<Vec<Message>, Error> {
+    let trees: Vec<ExactTree<'_>> = tools.iter().map(ExactJson::tree).collect();
+    let functions: Vec<ExactPart<'_>> = trees.iter().map(|tree| function(tree.root())).collect();
+    let json = python::json_text(&functions)?;
     let mut messages = messages.to_vec();
     let found = messages.iter().position(|message| message.role == Role::System);
     let at = found.unwrap_or_else(|| {
@@ -31,4 +29,14 @@ pub(super) fn added(messages: &[Message], tools: &[serde_json::Value]) -> Result
     });
     messages[at].tools = Some(json);
     Ok(messages)
+}
+
+/// Returns the function of a declared tool.
+fn function(tool: ExactPart<'_>) -> ExactPart<'_> {
+    match tool.content() {
+        ExactContent::Object(fields) => {
+            fields.into_iter().find(|(name, _)| *name == "function").map_or(tool, |(_, function)| function)
+        }
+        _ => tool,
+    }
 }

@@ -3,7 +3,10 @@
 use serde_json::Value;
 
 use super::{ToolEvent, lark::quoted, literal, push_arguments, schema::parameters, write::python_text};
-use crate::grammar::{GrammarError, json_rule};
+use crate::{
+    exact_json::{ExactContent, ExactJson},
+    grammar::{GrammarError, json_rule},
+};
 
 /// Result of parsing the arguments of a call, after its opening parenthesis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -126,12 +129,13 @@ fn is_identifier(name: &str) -> bool {
 }
 
 /// Returns keyword arguments, or one dictionary if a name is not an identifier of Python.
-pub(super) fn keyword_text(arguments: &Value) -> String {
-    match arguments.as_object() {
-        Some(fields) if fields.keys().all(|name| is_identifier(name)) => {
-            let fields = fields.iter().map(|(name, value)| format!("{name}={}", python_text(value)));
+pub(super) fn keyword_text(arguments: &ExactJson) -> String {
+    let tree = arguments.tree();
+    match tree.root().content() {
+        ExactContent::Object(fields) if fields.iter().all(|(name, _)| is_identifier(name)) => {
+            let fields = fields.into_iter().map(|(name, value)| format!("{name}={}", python_text(value)));
             fields.collect::<Vec<_>>().join(", ")
         }
-        _ => format!("**{}", python_text(arguments)),
+        _ => format!("**{}", python_text(tree.root())),
     }
 }

@@ -4,7 +4,10 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use crate::template::{FunctionCall, Message};
+use crate::{
+    exact_json::{ExactContent, ExactJson, ExactPart},
+    template::{FunctionCall, Message},
+};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Notation {
@@ -51,45 +54,54 @@ pub(super) fn write_marked(
 }
 
 /// Returns a value as JSON with a space after `:` and `,`.
-pub fn json_text(value: &Value) -> String {
+pub fn json_text(value: &ExactJson) -> String {
+    part_text(value.tree().root())
+}
+
+/// Returns a part of a value as JSON with a space after `:` and `,`.
+pub(super) fn part_text(part: ExactPart<'_>) -> String {
     let mut text = String::new();
-    write(value, Notation::Json, &mut text);
+    write(part, Notation::Json, &mut text);
     text
 }
 
-/// Returns a value as a literal of Python.
-pub(super) fn python_text(value: &Value) -> String {
+/// Returns a part of a value as a literal of Python.
+pub(super) fn python_text(part: ExactPart<'_>) -> String {
     let mut text = String::new();
-    write(value, Notation::Python, &mut text);
+    write(part, Notation::Python, &mut text);
     text
 }
 
 /// Writes a value. The recursion is limited by the depth that `serde_json` reads.
-fn write(value: &Value, notation: Notation, text: &mut String) {
+fn write(part: ExactPart<'_>, notation: Notation, text: &mut String) {
     let is_python = notation == Notation::Python;
-    match value {
-        Value::Null if is_python => text.push_str("None"),
-        Value::Bool(true) if is_python => text.push_str("True"),
-        Value::Bool(false) if is_python => text.push_str("False"),
-        Value::Array(items) => {
+    match part.content() {
+        ExactContent::Other(Value::Null) if is_python => text.push_str("None"),
+        ExactContent::Other(Value::Bool(true)) if is_python => text.push_str("True"),
+        ExactContent::Other(Value::Bool(false)) if is_python => text.push_str("False"),
+        ExactContent::List(items) => {
             text.push('[');
-            for (index, item) in items.iter().enumerate() {
+            for (index, item) in items.into_iter().enumerate() {
                 text.push_str(if index > 0 { ", " } else { "" });
                 write(item, notation, text);
             }
             text.push(']');
         }
 
-        Value::Object(fields) => {
+        ExactContent::Object(fields) => {
             text.push('{');
-            for (index, (key, value)) in fields.iter().enumerate() {
+            for (index, (key, value)) in fields.into_iter().enumerate() {
                 let separator = if index > 0 { ", " } else { "" };
-                let _ = write!(text, "{separator}{}: ", Value::from(&**key));
+                let _ = write!(text, "{separator}{}: ", Value::from(key));
                 write(value, notation, text);
             }
             text.push('}');
         }
-        other => {
+        ExactContent::Integer(digits) => text.push_str(digits),
+        ExactContent::Text(string) => {
+            let _ = write!(text, "{}", Value::from(string));
+        }
+        ExactContent::Other(other) => {
             let _ = write!(text, "{other}");
         }
     }

@@ -6,8 +6,8 @@ use narthex_spec::Date;
 use serde_json::{Value, json};
 
 use super::{
-    ChatTemplate, GenerationPrompt, Media, Message, Part, RenderOptions, RenderedPrompt, Role, TemplateError,
-    message::ContentForm,
+    ChatTemplate, ExactJson, GenerationPrompt, Media, Message, Part, RenderOptions, RenderedPrompt, Role,
+    TemplateError, message::ContentForm,
 };
 
 /// Returns the special tokens that the recorder passed to the templates.
@@ -35,7 +35,8 @@ fn message(golden: &Value) -> Message {
 fn inputs(conversation: &Value) -> (Vec<Message>, RenderOptions) {
     let messages = conversation["messages"].as_array().unwrap().iter().map(message).collect();
     let mut options = RenderOptions::answer(Date { year: 2026, month: 11, day: 21 });
-    options.tools = conversation["tools"].as_array().cloned().unwrap_or_default();
+    options.tools =
+        conversation["tools"].as_array().into_iter().flatten().cloned().map(ExactJson::from).collect();
     if conversation["add_generation_prompt"] == false {
         options.generation_prompt = GenerationPrompt::Leave;
     }
@@ -105,7 +106,7 @@ fn phi4_mini_declares_tools_in_its_own_tags() {
         let mut options = RenderOptions::answer(Date { year: 2026, month: 11, day: 21 });
         let parameters = json!({"type": "object", "properties": {"a": {"type": "string"}}});
         let function = json!({"name": "f", "description": "<|end|>é", "parameters": parameters});
-        options.tools = vec![json!({"type": "function", "function": function})];
+        options.tools = vec![json!({"type": "function", "function": function}).into()];
         let rendered = template.render(&messages, &options).unwrap();
         assert_eq!(rendered.text(), expect);
         // The tags are the template's; the declarations are text.

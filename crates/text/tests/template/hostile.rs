@@ -321,7 +321,7 @@ fn characters_that_take_seven_times_their_bytes_are_bounded() {
     const MOST: usize = 256 << 10;
     let template = ChatTemplate::new("{{ messages | length }}", BTreeMap::new()).unwrap();
     let options = |tool: &str| RenderOptions {
-        tools: vec![json!({tool: ""})],
+        tools: vec![json!({tool: ""}).into()],
         ..RenderOptions::answer(Date { year: 2026, month: 3, day: 7 })
     };
     let message = |text: String| Message::new(Role::User, text);

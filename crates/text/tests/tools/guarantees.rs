@@ -12,6 +12,7 @@ use super::{
     markers,
 };
 use crate::{
+    exact_json::ExactJson,
     grammar::{Grammar, GrammarCompiler, GrammarError, GrammarMatcher},
     template::{FunctionCall, Message, Role},
     tokenizer::{GgufVocab, Specials, Tokenizer},
@@ -106,7 +107,7 @@ fn tokens(format: ToolFormat) -> &'static [&'static str] {
 }
 
 fn call(name: &str, arguments: Value) -> FunctionCall {
-    FunctionCall { name: name.to_owned(), arguments }
+    FunctionCall { name: name.to_owned(), arguments: arguments.into() }
 }
 
 /// Returns calls in a format.
@@ -442,6 +443,17 @@ fn only_the_token_of_a_marker_begins_a_call() {
         events.extend(parser.finish(TextEnd::Complete));
         let (text, has_call) = text_and_call(&events);
         assert!(text.trim_end() == "Look." && has_call, "{format:?}: {events:?}");
+    }
+}
+
+#[test]
+fn written_calls_have_the_digits_of_large_integers() {
+    let large = "18446744073709551617";
+    let arguments = ExactJson::parse(&format!(r#"{{"n": {large}, "s": "a"}}"#)).unwrap();
+    for &format in ToolFormat::ALL {
+        let call = FunctionCall { name: "f".to_owned(), arguments: arguments.clone() };
+        let text = write_calls(format, &[call]);
+        assert!(text.contains(large) && !text.contains(&format!("\"{large}\"")), "{format:?}: {text}");
     }
 }
 

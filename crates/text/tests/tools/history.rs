@@ -14,6 +14,7 @@ use super::{
     markers, tool_format,
 };
 use crate::{
+    exact_json::ExactJson,
     prompt,
     template::{ChatTemplate, FunctionCall, Message, RenderOptions, Role, ToolCall},
     tokenizer::{Specials, Tokenizer},
@@ -53,7 +54,7 @@ fn tokens(
     let messages = adapted(messages.to_vec(), format, abilities);
     let mut options = RenderOptions::answer(Date { year: 2026, month: 11, day: 21 });
     if abilities.tools {
-        options.tools = tools();
+        options.tools = tools().into_iter().map(ExactJson::from).collect();
     }
     prompt::tokens(tokenizer, template, &messages, &options, None).unwrap()
 }
@@ -69,7 +70,7 @@ fn continues(name: &str) -> bool {
         tokenizer(&[&["<|end|>"], &definition(format).options.results[..], markers(format)].concat());
     let function = FunctionCall {
         name: "get_weather".to_owned(),
-        arguments: json!({"city": "</tool_call>", "days": 2}),
+        arguments: json!({"city": "</tool_call>", "days": 2}).into(),
     };
     let answer = match example(name).and_then(|example| example.answer) {
         Some(write) => write(&function),
@@ -124,7 +125,7 @@ fn markers_in_text_and_arguments_are_no_tokens() {
     let tokenizer = tokenizer(&["<|end|>", "<tool_call>", "</tool_call>"]);
     let template = ChatTemplate::new(&source("smollm2"), BTreeMap::new()).unwrap();
     let function =
-        FunctionCall { name: "stop".to_owned(), arguments: json!({"a": "<tool_call></tool_call>"}) };
+        FunctionCall { name: "stop".to_owned(), arguments: json!({"a": "<tool_call></tool_call>"}).into() };
     let message = Message {
         tool_calls: vec![ToolCall { id: None, function }],
         ..Message::new(Role::Assistant, "<tool_call>".to_owned())

@@ -165,11 +165,11 @@ fn round_trip(example: &TemplateExample, arguments: &Value) -> Vec<ToolEvent> {
     let template =
         ChatTemplate::new(&source, BTreeMap::from([("eos_token".to_owned(), "</s>".to_owned())])).unwrap();
     let user = Message::new(Role::User, "?".to_owned());
-    let function = FunctionCall { name: "get_weather".to_owned(), arguments: arguments.clone() };
+    let function = FunctionCall { name: "get_weather".to_owned(), arguments: arguments.clone().into() };
     let mut assistant = Message::new(Role::Assistant, String::new());
     assistant.tool_calls = vec![ToolCall { id: Some("abcdefghi".to_owned()), function }];
     let mut options = RenderOptions::answer(Date { year: 2026, month: 11, day: 21 });
-    options.tools = tools();
+    options.tools = tools().into_iter().map(Into::into).collect();
     let format = tool_format(&source).unwrap();
     let assistant = adapted(vec![assistant], format, template.abilities()).remove(0);
     let asked = template.render(std::slice::from_ref(&user), &options).unwrap().into_text();

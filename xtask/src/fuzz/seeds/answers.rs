@@ -44,6 +44,10 @@ fn input(format: ToolFormat, options: &str, answer: &str) -> Vec<u8> {
 fn call(format: ToolFormat) -> String {
     let arguments = json!({"city": "S\u{e3}o \"P\"", "days": 2});
     let mut message = Message::new(Role::Assistant, String::new());
-    write_calls(format, &[FunctionCall { name: "get_weather".to_owned(), arguments }], &mut message);
+    write_calls(
+        format,
+        &[FunctionCall { name: "get_weather".to_owned(), arguments: arguments.into() }],
+        &mut message,
+    );
     message.content.text().into_owned()
 }

@@ -12,6 +12,7 @@ use std::{collections::BTreeMap, ops::ControlFlow, sync::mpsc, time::Duration};
 pub use narthex_spec::MediaKind;
 use narthex_spec::Speculation;
 pub use narthex_text::{
+    exact_json::ExactJson,
     grammar::{Grammar, best_effort},
     template::{Content, FunctionCall, Media, Message, Part, Role, ToolCall},
 };

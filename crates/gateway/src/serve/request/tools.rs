@@ -1,8 +1,7 @@
 //! Tools that a model may call, and the calls in its answer.
 
-use narthex_text::grammar::Grammar;
 pub use narthex_text::tools::CallLimit;
-use serde_json::Value;
+use narthex_text::{exact_json::ExactJson, grammar::Grammar};
 
 /// Tools of a request.
 ///
@@ -13,7 +12,7 @@ use serde_json::Value;
 /// let tool = Tool {
 ///     name: "get_weather".to_owned(),
 ///     description: Some("Weather of a city".to_owned()),
-///     parameters: json!({"type": "object", "properties": {"city": {"type": "string"}}}),
+///     parameters: json!({"type": "object", "properties": {"city": {"type": "string"}}}).into(),
 ///     strictness: Strictness::Strict,
 ///     text: None,
 /// };
@@ -38,7 +37,7 @@ pub struct Tool {
     /// Description for the model.
     pub description: Option<String>,
     /// JSON schema of the arguments, an object.
-    pub parameters: Value,
+    pub parameters: ExactJson,
     /// Guarantee for the arguments.
     pub strictness: Strictness,
     /// Form of an argument that is a text; `None` if the schema describes all arguments.

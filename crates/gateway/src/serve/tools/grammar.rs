@@ -129,7 +129,8 @@ pub(in crate::serve) fn with_open_schemas(settings: &ToolSettings) -> Option<Too
         let properties = tool.parameters.get("properties").and_then(Value::as_object);
         let names = properties.into_iter().flat_map(Map::keys);
         let properties: Map<String, Value> = names.map(|name| (name.clone(), json!({}))).collect();
-        tool.parameters = json!({"type": "object", "properties": properties, "additionalProperties": true});
+        let open = json!({"type": "object", "properties": properties, "additionalProperties": true});
+        tool.parameters = open.into();
         found = true;
     }
     (found && settings.choice == ToolChoice::Auto).then_some(settings)
@@ -169,7 +170,7 @@ mod tests {
 
     fn tool_of(parameters: Value) -> Tool {
         let (name, strictness) = ("f".to_owned(), Strictness::BestEffort);
-        Tool { name, description: None, parameters, strictness, text: None }
+        Tool { name, description: None, parameters: parameters.into(), strictness, text: None }
     }
 
     #[test]
@@ -178,7 +179,13 @@ mod tests {
         let object = Grammar::json_object();
         let check = |choice, strictness, content: Option<&Grammar>, expect: &str| {
             let parameters = json!({"type": "object"});
-            let tool = Tool { name: "f".to_owned(), description: None, parameters, strictness, text: None };
+            let tool = Tool {
+                name: "f".to_owned(),
+                description: None,
+                parameters: parameters.into(),
+                strictness,
+                text: None,
+            };
             let settings = ToolSettings { tools: vec![tool], choice, calls: CallLimit::Any };
             let found = answer_grammar(&settings, ToolFormat::Hermes, &tokenizer, content).unwrap();
             let start = match &found {
@@ -220,7 +227,7 @@ mod tests {
         });
         let tool = |strictness| {
             let (name, parameters) = ("f".to_owned(), parameters.clone());
-            Tool { name, description: None, parameters, strictness, text: None }
+            Tool { name, description: None, parameters: parameters.into(), strictness, text: None }
         };
         let open = |strictnesses: &[Strictness], choice| {
             let tools = strictnesses.iter().map(|&strictness| tool(strictness)).collect();
@@ -240,7 +247,13 @@ mod tests {
         let parameters = json!({"type": "object", "properties": {"input": {"type": "string"}}});
         let tool = |text| {
             let (name, parameters) = ("f".to_owned(), parameters.clone());
-            Tool { name, description: None, parameters, strictness: Strictness::Strict, text }
+            Tool {
+                name,
+                description: None,
+                parameters: parameters.into(),
+                strictness: Strictness::Strict,
+                text,
+            }
         };
         assert_eq!(*enforced_schema(&tool(None)).unwrap(), parameters);
         let lark = tool(text(Grammar::Lark("start: \"a\"+".to_owned())));

@@ -5,6 +5,7 @@ use std::{fmt::Write as _, mem};
 use narthex_catalog::resolve::excerpt;
 use narthex_spec::ToolFormat;
 use narthex_text::{
+    exact_json::ExactJson,
     template::{Abilities, FunctionCall, Message, Role},
     tools::{self, json_text, write_calls},
 };
@@ -46,7 +47,7 @@ pub(in crate::serve) fn check(settings: &ToolSettings) -> Result<(), Error> {
 }
 
 /// Returns the tools that the model sees, as objects of OpenAI's `tools`.
-pub(in crate::serve) fn declarations(settings: &ToolSettings) -> Vec<Value> {
+pub(in crate::serve) fn declarations(settings: &ToolSettings) -> Vec<ExactJson> {
     if settings.choice == ToolChoice::None {
         return Vec::new();
     }
@@ -55,21 +56,19 @@ pub(in crate::serve) fn declarations(settings: &ToolSettings) -> Vec<Value> {
 
 /// Returns the declaration of a tool, with its fields in the order of OpenAI's and transformers' examples, which templates
 /// were trained on.
-fn declaration(tool: &Tool) -> Value {
-    let function = match &tool.description {
-        Some(description) => {
-            json!({"name": tool.name, "description": description, "parameters": tool.parameters})
-        }
-        None => json!({"name": tool.name, "parameters": tool.parameters}),
-    };
-    json!({"type": "function", "function": function})
+fn declaration(tool: &Tool) -> ExactJson {
+    let text = |text: &str| ExactJson::from(Value::from(text));
+    let description = tool.description.as_ref().map(|description| ("description", text(description)));
+    let fields = [("name", text(&tool.name))].into_iter().chain(description);
+    let function = ExactJson::object(fields.chain([("parameters", tool.parameters.clone())]));
+    ExactJson::object([("type", text("function")), ("function", function)])
 }
 
 /// Converts the parts of a conversation that its template does not support to text: the tools to a system message,
 /// calls and results to the content of messages. The declarations remain only if the template writes them.
 pub(in crate::serve) fn conversation(
     messages: Vec<Message>,
-    declarations: &mut Vec<Value>,
+    declarations: &mut Vec<ExactJson>,
     choice: &ToolChoice,
     format: ToolFormat,
     abilities: Abilities,
@@ -87,13 +86,14 @@ pub(in crate::serve) fn conversation(
 }
 
 /// Returns a system message that declares the tools and describes the format of calls.
-fn instructions(tools: &[Value], choice: &ToolChoice, format: ToolFormat) -> Message {
+fn instructions(tools: &[ExactJson], choice: &ToolChoice, format: ToolFormat) -> Message {
     let mut text =
         "# Tools\n\nYou may call one or more functions. These are their signatures:\n<tools>\n".to_owned();
     for tool in tools {
         let _ = writeln!(text, "{}", json_text(tool));
     }
-    let example = FunctionCall { name: "FUNCTION".to_owned(), arguments: json!({"ARGUMENT": "VALUE"}) };
+    let arguments = json!({"ARGUMENT": "VALUE"}).into();
+    let example = FunctionCall { name: "FUNCTION".to_owned(), arguments };
     text.push_str("</tools>\n\nTo call a function, write its name and arguments in this form:\n");
     let mut message = Message::new(Role::System, text);
     write_calls(format, &[example], &mut message);
@@ -118,7 +118,7 @@ mod tests {
         let tool = Tool {
             name: "get_weather".to_owned(),
             description: Some("Weather".to_owned()),
-            parameters: json!({"type": "object"}),
+            parameters: json!({"type": "object"}).into(),
             strictness: Strictness::BestEffort,
             text: None,
         };
@@ -126,7 +126,8 @@ mod tests {
     }
 
     fn history() -> Vec<Message> {
-        let function = FunctionCall { name: "get_weather".to_owned(), arguments: json!({"city": "Paris"}) };
+        let function =
+            FunctionCall { name: "get_weather".to_owned(), arguments: json!({"city": "Paris"}).into() };
         let call = ToolCall { id: Some("c1".to_owned()), function };
         vec![
             Message::new(Role::User, "Weather?".to_owned()),
@@ -169,6 +170,10 @@ mod tests {
             r#"{{"type":"function","function":{{"name":"get_weather","description":"Weather","parameters":{source}}}}}"#
         );
         assert_eq!(declarations(&settings)[0].to_string(), expect);
+        let large = source.replace(r#""integer""#, r#""integer","maximum":18446744073709551616"#);
+        settings.tools[0].parameters = ExactJson::parse(&large).unwrap();
+        assert_eq!(declarations(&settings)[0].to_string(), expect.replace(source, &large));
+        settings.tools[0].parameters = ExactJson::parse(source).unwrap();
         settings.tools[0].description = None;
         let expect = expect.replace(r#""description":"Weather","#, "");
         assert_eq!(declarations(&settings)[0].to_string(), expect);

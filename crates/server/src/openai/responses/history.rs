@@ -3,8 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use narthex_gateway::request::{Content, FunctionCall, Message, Role, ToolCall};
-use serde_json::Value;
+use narthex_gateway::request::{Content, ExactJson, FunctionCall, Message, Role, ToolCall};
 
 use crate::error::ApiError;
 
@@ -28,7 +27,7 @@ pub(super) enum InputItem {
 
 impl HistoryItem {
     /// Creates a call with these arguments.
-    pub(super) fn call(id: Option<String>, name: String, arguments: Value) -> Self {
+    pub(super) fn call(id: Option<String>, name: String, arguments: ExactJson) -> Self {
         Self::Call(ToolCall { id, function: FunctionCall { name, arguments } })
     }
 
@@ -120,7 +119,7 @@ mod tests {
     use super::*;
 
     fn call(id: &str) -> HistoryItem {
-        HistoryItem::call(Some(id.to_owned()), "f".to_owned(), json!({}))
+        HistoryItem::call(Some(id.to_owned()), "f".to_owned(), json!({}).into())
     }
 
     fn message(role: Role, text: &str) -> HistoryItem {

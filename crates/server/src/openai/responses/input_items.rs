@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     fn messages_become_the_items_that_they_were() {
-        let function = FunctionCall { name: "f".to_owned(), arguments: json!({"a": 1}) };
+        let function = FunctionCall { name: "f".to_owned(), arguments: json!({"a": 1}).into() };
         let answer = Message {
             reasoning_content: Some("r".to_owned()),
             tool_calls: vec![ToolCall { id: Some("c1".to_owned()), function }],

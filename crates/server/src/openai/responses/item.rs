@@ -144,7 +144,7 @@ impl OutputItem {
             }
             Self::FunctionCall { call_id, name, namespace, arguments, .. } => {
                 let name = full_name(namespace.as_deref(), name.clone());
-                HistoryItem::call(Some(call_id.clone()), name, outline::arguments(arguments.clone().into()))
+                HistoryItem::call(Some(call_id.clone()), name, outline::text_arguments(arguments))
             }
             Self::CustomToolCall { call_id, name, namespace, input, .. } => {
                 let name = full_name(namespace.as_deref(), name.clone());

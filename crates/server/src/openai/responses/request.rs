@@ -1,7 +1,8 @@
 //! The body of a request, and its translation to the gateway's.
 
 use narthex_gateway::request::{
-    Content, GenerateOptions, Grammar, Message, ReasoningSettings, Role, Tool, ToolChoice, ToolSettings,
+    Content, ExactJson, GenerateOptions, Grammar, Message, ReasoningSettings, Role, Tool, ToolChoice,
+    ToolSettings,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -86,7 +87,8 @@ struct ResponseTool {
     r#type: String,
     name: Option<String>,
     description: Option<String>,
-    parameters: Option<Value>,
+    #[schemars(with = "Option<Value>")]
+    parameters: Option<ExactJson>,
     strict: Option<bool>,
     /// Form of a custom tool's input.
     format: Option<CustomFormat>,
@@ -169,7 +171,7 @@ impl Item {
                 HistoryItem::Message(Message::new(role, content.transpose()?.unwrap_or_default()))
             }
             "function_call" => {
-                let arguments = outline::arguments(self.arguments.into());
+                let arguments = outline::text_arguments(self.arguments.as_deref().unwrap_or_default());
                 let name = self.name.ok_or_else(|| missing("name"))?;
                 HistoryItem::call(self.call_id, full_name(self.namespace.as_deref(), name), arguments)
             }
@@ -180,7 +182,7 @@ impl Item {
             }
             "local_shell_call" => {
                 let action = self.action.unwrap_or_default();
-                HistoryItem::call(self.call_id.or(self.id), LOCAL_SHELL.to_owned(), action)
+                HistoryItem::call(self.call_id.or(self.id), LOCAL_SHELL.to_owned(), action.into())
             }
             "function_call_output" | "custom_tool_call_output" => HistoryItem::result(self.call_id, output?),
             "local_shell_call_output" => HistoryItem::result(self.call_id.or(self.id), output?),

@@ -241,10 +241,13 @@ impl PendingStore {
 /// Returns an upper bound on the memory of messages in bytes. Media count as base64, in which a client may read them.
 fn memory(messages: &[Message]) -> usize {
     let calls = messages.iter().flat_map(|message| &message.tool_calls);
-    let values: usize = calls.map(|call| values_in(&call.function.arguments)).sum();
+    let arguments = calls.map(|call| &call.function.arguments);
+    let (values, sources) = arguments.fold((0, 0), |(values, sources), arguments| {
+        (values + values_in(arguments), sources + arguments.source_bytes())
+    });
     let media = messages.iter().flat_map(|message| message.content.media());
     let media: usize = media.map(|media| media.bytes().len().div_ceil(3) * 4).sum();
-    json_length(&messages) + (messages.len() + values) * VALUE_BYTES + media
+    json_length(&messages) + sources + (messages.len() + values) * VALUE_BYTES + media
 }
 
 /// Returns the memory of turns in bytes.
@@ -360,7 +363,7 @@ mod tests {
     #[test]
     fn messages_are_charged_with_their_memory_while_their_request_runs() {
         let nested = |values: usize| {
-            let arguments = vec![serde_json::json!({}); values - 1].into();
+            let arguments = serde_json::json!(vec![serde_json::json!({}); values - 1]).into();
             let function = FunctionCall { name: "f".to_owned(), arguments };
             let message = Message::new(Role::Assistant, String::new());
             vec![Message { tool_calls: vec![ToolCall { id: None, function }], ..message }]

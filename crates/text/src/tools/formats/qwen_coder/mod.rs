@@ -9,6 +9,7 @@ use serde_json::Value;
 use self::values::{ValueError, value_rule};
 use super::{FormatDefinition, FormatOptions};
 use crate::{
+    exact_json::ExactContent,
     grammar::GrammarError,
     template::FunctionCall,
     tools::{
@@ -21,7 +22,7 @@ use crate::{
         literal, overlap, push_arguments, push_text,
         schema::{ValueKinds, parameters},
         tool_names,
-        write::{json_text, write_marked},
+        write::{part_text, write_marked},
     },
 };
 
@@ -78,8 +79,16 @@ enum TagState {
 /// Returns a call with a tag for each parameter.
 fn function_text(call: &FunctionCall) -> String {
     let mut text = format!("\n{FUNCTION}{}>\n", call.name);
-    for (name, value) in call.arguments.as_object().into_iter().flatten() {
-        let value = value.as_str().map_or_else(|| json_text(value), str::to_owned);
+    let tree = call.arguments.tree();
+    let fields = match tree.root().content() {
+        ExactContent::Object(fields) => fields,
+        _ => Vec::new(),
+    };
+    for (name, value) in fields {
+        let value = match value.content() {
+            ExactContent::Text(value) => value.to_owned(),
+            _ => part_text(value),
+        };
         text.push_str(&format!("{PARAMETER}{name}>\n{value}{END_PARAMETER}\n"));
     }
     text + END_FUNCTION + "\n"

@@ -6,12 +6,13 @@ use serde_json::{Map, Value, json};
 
 use super::END_PARAMETER;
 use crate::{
+    exact_json::ExactPart,
     grammar::{GrammarError, json_rule, text_pattern},
     tools::{
         arguments::allows,
         lark::quoted,
         schema::{ValueKinds, flattened},
-        write::json_text,
+        write::part_text,
     },
 };
 
@@ -92,8 +93,9 @@ fn alternatives(schema: &Value, root: &Value) -> Result<Vec<ValueForm>, String> 
     let listed = fields.get("enum").and_then(Value::as_array).cloned();
     if let Some(values) = listed.or(fields.get("const").map(|value| vec![value.clone()])) {
         let values = values.iter().filter(|value| allows(schema, value));
-        let texts: Vec<String> =
-            values.map(|value| value.as_str().map_or_else(|| json_text(value), str::to_owned)).collect();
+        let texts: Vec<String> = values
+            .map(|value| value.as_str().map_or_else(|| part_text(ExactPart::plain(value)), str::to_owned))
+            .collect();
         return if texts.is_empty() { Err("enum".to_owned()) } else { Ok(vec![ValueForm::Listed(texts)]) };
     }
     for keyword in ["anyOf", "oneOf"] {
