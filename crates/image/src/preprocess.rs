@@ -22,7 +22,9 @@ pub struct PictureInputs {
 pub fn preprocess(picture: &Picture, spec: &PicturePreprocessing) -> PictureInputs {
     let side = spec.side.max(1);
     match spec.fit {
-        PictureFit::Stretch => PictureInputs { rows: 0, columns: 0, inputs: vec![whole(picture, side, spec)] },
+        PictureFit::Stretch => {
+            PictureInputs { rows: 0, columns: 0, inputs: vec![whole(picture, side, spec)] }
+        }
         PictureFit::Tiles { longest_edge } => {
             let picture = tiled_size(picture, longest_edge.max(1), side, spec.filter);
             let rows = picture.height() / side;

@@ -3,7 +3,7 @@
 use narthex_engine::executor::Limits;
 use narthex_spec::{arch::Structure, manifest::Manifest};
 
-use super::graph::LoadedGraph;
+use super::parts::LoadedGraph;
 use crate::operators::AttentionSwitch;
 
 /// Attention among the rows of a medium.

@@ -27,7 +27,7 @@ use narthex_engine::{
 };
 use narthex_spec::{
     DType, Ep, KvPrecision, SlotId,
-    arch::{Steps, Structure},
+    arch::Steps,
     manifest::{KvLayout, Manifest},
 };
 

@@ -29,18 +29,14 @@ use narthex_spec::{
 use super::{
     build_permits::BuildRight,
     calibration::CpuRunner,
-    certificate, precompile,
+    precompile,
     quality::{self, ComparedPackage},
     request::{Certification, CompileRequest, Rebuild},
 };
 use crate::{
     cancel::Cancel,
     error::Error,
-    library::{
-        DEFAULT_SCHEME, Library,
-        package,
-        package_key::PackageKey,
-    },
+    library::{DEFAULT_SCHEME, Library, package, package_key::PackageKey},
     threads::{self, ComputingThreads},
 };
 
