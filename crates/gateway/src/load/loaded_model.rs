@@ -26,6 +26,7 @@ use crate::{
         draft_model::{self, OpenDraftModel},
         media_towers::MediaTowers,
         open_model::OpenModel,
+        picture_tower::PictureTower,
         prefix_cache,
         request::LoadRequest,
         sessions::Model,
@@ -106,8 +107,13 @@ impl LoadedModel {
             other @ (Model::Encoder(_) | Model::Speech(_)) => other,
         };
         let config = &request.config;
+        let mut towers: Option<Box<dyn MediaTowers>> = None;
         if let Model::Decoder(executor) = &model {
             check_context(config, &request.package.key.name, executor.limits())?;
+            if let Some(width) = executor.media_width() {
+                let tower = PictureTower::open(request, &tokenizer, width)?;
+                towers = tower.map(|tower| Box::new(tower) as Box<dyn MediaTowers>);
+            }
         }
         let is_on_cpu = report.place().devices().contains(&DeviceName::Cpu);
         let is_decoder = matches!(model, Model::Decoder(_));
@@ -117,7 +123,7 @@ impl LoadedModel {
         Ok(Self {
             package: request.package.clone(),
             tokenizer: Some(tokenizer),
-            towers: None,
+            towers,
             template_abilities: if tools.is_foreign { Abilities::default() } else { abilities },
             tool_format: tools.format,
             template,

@@ -15,6 +15,7 @@ pub(crate) mod loaded_model;
 pub(crate) mod media_towers;
 pub(crate) mod open_model;
 pub(crate) mod packed_weights;
+pub(crate) mod picture_tower;
 pub(crate) mod placement;
 pub(crate) mod prefix_cache;
 pub(crate) mod request;

@@ -19,6 +19,7 @@ mod kv_cache;
 mod model_estimate;
 mod models;
 mod packed_weights;
+mod pictures;
 mod prefix_cache;
 mod reductions;
 mod speech;

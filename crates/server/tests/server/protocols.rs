@@ -522,8 +522,9 @@ fn a_model_that_does_not_see_refuses_pictures_by_name_in_every_protocol() {
         let error = answer.json();
         let message = error_message(&error);
         assert_eq!(answer.status, 400, "{path}: {error}");
-        let expect =
-            format!("{model} does not read images, but the conversation has some (no model of the catalogue");
+        let expect = format!(
+            "{model} does not read images, but the conversation has some (these models of the catalogue do: gemma3:"
+        );
         assert!(message.starts_with(&expect), "{path}: {message}");
         match path {
             "/v1/chat/completions" => assert_eq!(error["error"]["param"], "messages"),

@@ -1,0 +1,209 @@
+//! The vision tower of a loaded decoder: decodes pictures, runs the tower on the CPU, and keeps the rows of recent pictures.
+
+use std::{collections::VecDeque, num::NonZeroUsize};
+
+use narthex_device::{
+    ep::Device,
+    vision::{VisionOptions, VisionTower},
+};
+use narthex_engine::position::{MediaDigest, MediaRows};
+use narthex_image::{Decoder, PictureError, PictureInputs, preprocess};
+use narthex_spec::{
+    MediaKind, Sha256, TokenId,
+    manifest::{Manifest, PictureFit, PicturePreprocessing, VisionEntry},
+};
+use narthex_text::{
+    media::{MediaPlaceholder, MediaSpan, MediaSpans},
+    template::Media,
+    tokenizer::Tokenizer,
+};
+use parking_lot::Mutex;
+
+use super::{media_towers::MediaTowers, request::LoadRequest};
+use crate::{cancel::Cancel, error::Error, library::package::bad_package};
+
+/// Maximum bytes of the rows that are kept.
+const RECENT_BYTES: usize = 64 << 20;
+
+/// Lines around the rows of a picture, as in transformers' `Gemma3Processor`.
+const AROUND: &str = "\n\n";
+
+/// The vision tower of a decoder.
+pub(crate) struct PictureTower {
+    /// One picture is read at a time, which bounds the memory of decoded pictures.
+    tower: Mutex<VisionTower>,
+    preprocessing: PicturePreprocessing,
+    placeholders: [MediaPlaceholder; 1],
+    spans: MediaSpans,
+    /// Digest of the tower and of the preprocessing.
+    identity: Sha256,
+    recent: Mutex<RecentRows>,
+}
+
+/// Rows of the pictures that were read last, the latest one at the end.
+#[derive(Default)]
+struct RecentRows {
+    rows: VecDeque<(MediaDigest, MediaRows)>,
+    bytes: usize,
+}
+
+impl PictureTower {
+    /// Opens the tower of a package, or returns `None` if the package has no tower, or one that divides pictures into
+    /// tiles. `width` is the number of elements of a row that the decoder takes.
+    pub(crate) fn open(
+        request: &LoadRequest<'_>,
+        tokenizer: &Tokenizer,
+        width: usize,
+    ) -> Result<Option<Self>, Error> {
+        let manifest = request.manifest();
+        let Some(entry) = &manifest.vision else { return Ok(None) };
+        if entry.preprocessing.fit != PictureFit::Stretch {
+            return Ok(None);
+        }
+        let options = VisionOptions { threads: request.config.threads, packed_weights: None };
+        let folder = &request.package.folder;
+        let tower = VisionTower::open(request.runtime, folder, manifest, &Device::Cpu, &options)?;
+        let key = &request.package.key;
+        let rows = NonZeroUsize::new(tower.rows()).filter(|_| tower.width() == width);
+        let Some(rows) = rows else {
+            let message = format!(
+                "expected rows of {width} elements from its vision tower, found {} of {}",
+                tower.rows(),
+                tower.width()
+            );
+            return Err(bad_package(key, message));
+        };
+
+        let text = |token: TokenId| {
+            tokenizer.id_text(token).ok_or_else(|| {
+                bad_package(key, format!("its vocabulary has no token {token}, which stands for pictures"))
+            })
+        };
+        let start = text(entry.placeholder.start)?;
+        let end = text(entry.placeholder.end)?;
+        let token = entry.placeholder.row;
+        let spans = vec![
+            MediaSpan::Text(format!("{AROUND}{start}")),
+            MediaSpan::Rows(rows),
+            MediaSpan::Text(format!("{end}{AROUND}")),
+        ];
+        Ok(Some(Self {
+            tower: Mutex::new(tower),
+            preprocessing: entry.preprocessing,
+            placeholders: [MediaPlaceholder { kind: MediaKind::Image, text: start, token }],
+            spans: MediaSpans { kind: MediaKind::Image, spans },
+            identity: identity(manifest, entry),
+            recent: Mutex::default(),
+        }))
+    }
+
+    fn compute(&self, media: &Media, digest: MediaDigest, cancel: &Cancel) -> Result<MediaRows, Error> {
+        let mut tower = self.tower.lock();
+        cancel.check()?;
+        let picture = Decoder::open(media.bytes()).and_then(Decoder::decode).map_err(unreadable)?;
+        let PictureInputs { inputs, .. } = preprocess(&picture, &self.preprocessing);
+        drop(picture);
+        let mut values = Vec::with_capacity(inputs.len() * tower.rows() * tower.width());
+        for pixels in inputs {
+            cancel.check()?;
+            values.extend(tower.encode(pixels)?);
+        }
+        MediaRows::new(digest, tower.width(), values.into()).ok_or_else(|| {
+            let message = "expected whole rows of a picture from the vision tower".to_owned();
+            Error::Invalid { param: "messages", message }
+        })
+    }
+}
+
+impl MediaTowers for PictureTower {
+    fn placeholders(&self) -> &[MediaPlaceholder] {
+        &self.placeholders
+    }
+
+    fn spans(&self, media: &Media) -> Result<MediaSpans, Error> {
+        Decoder::open(media.bytes()).map_err(unreadable)?;
+        Ok(self.spans.clone())
+    }
+
+    fn rows(&self, media: &Media, cancel: &Cancel) -> Result<MediaRows, Error> {
+        let digest = Sha256::of(&[self.identity.0, media.digest().0].concat()).0;
+        if let Some(rows) = self.recent.lock().get(digest) {
+            return Ok(rows);
+        }
+        let rows = self.compute(media, digest, cancel)?;
+        self.recent.lock().insert(digest, &rows);
+        Ok(rows)
+    }
+}
+
+impl RecentRows {
+    /// Returns the rows of a picture, which becomes the latest one.
+    fn get(&mut self, digest: MediaDigest) -> Option<MediaRows> {
+        let index = self.rows.iter().position(|(other, _)| *other == digest)?;
+        let entry = self.rows.remove(index)?;
+        let rows = entry.1.clone();
+        self.rows.push_back(entry);
+        Some(rows)
+    }
+
+    /// Adds the rows of a picture, and removes the oldest ones beyond [`RECENT_BYTES`].
+    fn insert(&mut self, digest: MediaDigest, rows: &MediaRows) {
+        if self.get(digest).is_some() {
+            return;
+        }
+        self.bytes += bytes(rows);
+        self.rows.push_back((digest, rows.clone()));
+        while self.bytes > RECENT_BYTES
+            && let Some((_, oldest)) = self.rows.pop_front()
+        {
+            self.bytes -= bytes(&oldest);
+        }
+    }
+}
+
+fn bytes(rows: &MediaRows) -> usize {
+    rows.rows() * rows.width() * size_of::<f32>()
+}
+
+/// Returns the digest of all that the rows of a picture depend on, apart from the picture.
+fn identity(manifest: &Manifest, entry: &VisionEntry) -> Sha256 {
+    let files = entry.graphs.iter().filter_map(|graph| manifest.files.get(&graph.file));
+    let digests: Vec<u8> = files.flat_map(|file| file.sha256.0).collect();
+    // Plain numbers and names always serialise.
+    let settings = serde_json::to_vec(&entry.preprocessing).unwrap_or_default();
+    Sha256::of(&[digests, settings].concat())
+}
+
+fn unreadable(error: PictureError) -> Error {
+    Error::invalid("messages", error)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn the_oldest_rows_leave_first() {
+        let rows = |byte: u8, count: usize| {
+            let values: Arc<[f32]> = vec![0.0; count].into();
+            MediaRows::new([byte; 32], count, values).unwrap()
+        };
+        let quarter = RECENT_BYTES / size_of::<f32>() / 4;
+        let mut recent = RecentRows::default();
+        for byte in 1..=4 {
+            recent.insert([byte; 32], &rows(byte, quarter));
+        }
+        assert!(recent.get([1; 32]).is_some(), "the budget holds all four");
+        recent.insert([5; 32], &rows(5, quarter));
+        assert!(recent.get([2; 32]).is_none(), "the second was used least recently");
+        for byte in [1, 3, 4, 5] {
+            assert!(recent.get([byte; 32]).is_some(), "{byte}");
+        }
+        assert_eq!(recent.bytes, RECENT_BYTES);
+        // Rows that alone exceed the budget are not kept.
+        recent.insert([6; 32], &rows(6, RECENT_BYTES / size_of::<f32>() + 1));
+        assert_eq!((recent.bytes, recent.rows.len()), (0, 0));
+    }
+}
