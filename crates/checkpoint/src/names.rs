@@ -110,7 +110,7 @@ impl NameTable {
         let mut names: Vec<String> = self.prefixes.iter().map(|prefix| format!("{prefix}{name}")).collect();
         if module == "head" {
             // The head is usually outside the model, so its name without a prefix comes first.
-            names.reverse();
+            names.sort_by_key(String::len);
         }
 
         if self.gamma_and_beta.is_some_and(|end| path.ends_with(end)) {

@@ -1,6 +1,9 @@
 //! Rules on files and sizes: external data, layout, address space.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
 
 use narthex_graph::{
     InitializerData,
@@ -131,16 +134,25 @@ pub(crate) fn npu_weight_bytes(view: &PlacedGraph<'_>) -> u64 {
 }
 
 /// Returns the number of bytes that each constant of the NPU's nodes takes there. Single-precision floats are stored in
-/// half precision.
+/// half precision. Weights that a node dequantizes stay packed, so its output takes no memory of its own.
 fn npu_weights<'a>(view: &PlacedGraph<'a>) -> BTreeMap<&'a str, u64> {
     let mut weights = BTreeMap::new();
+    let mut dequantized: BTreeSet<&str> = BTreeSet::new();
     for (_, node, outcome) in view.placed() {
+        let keeps_packed = matches!(node.op.as_str(), "Reshape" | "Transpose" | "Cast")
+            && node.input(0).is_some_and(|input| dequantized.contains(input));
+        if node.op == "DequantizeLinear" || keeps_packed {
+            dequantized.extend(node.outputs.iter().map(String::as_str));
+        }
         // Nodes that are not on the NPU only because of an unknown extent will have weights there once the extent is
         // fixed.
         if !matches!(outcome, NodePlacement::Npu | NodePlacement::Dynamic) {
             continue;
         }
         for name in &node.inputs {
+            if dequantized.contains(name.as_str()) {
+                continue;
+            }
             let tensor = view.known.get(name);
             if tensor.constant && !weights.contains_key(name.as_str()) {
                 let stored = view.constants.get(name.as_str()).map(|constant| constant.bytes());

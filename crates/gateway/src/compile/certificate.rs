@@ -52,15 +52,25 @@ impl Bounds {
 
 impl PackageBuild<'_> {
     /// Returns whether the loss of a package is measured against the model in `f32`. Notes the reason if it is not
-    /// affordable.
-    pub(super) fn is_certified(&self, manifest: &Manifest) -> bool {
+    /// affordable, or if ONNX Runtime is neither installed nor can be installed.
+    ///
+    /// # Errors
+    /// [`Error::Cancelled`].
+    pub(super) fn is_certified(&self, manifest: &Manifest) -> Result<bool, Error> {
         let is_quantised = manifest.recipe.scheme != Scheme::F32;
         let has_text = !matches!(manifest.architecture, Structure::Speech(_));
+        if !is_quantised || !has_text {
+            return Ok(false);
+        }
         match self.request.certification {
-            Certification::Never => false,
-            Certification::Always | Certification::AcceptLoss => is_quantised && has_text,
-            Certification::IfAffordable if is_quantised && has_text => {
-                let reason = unaffordable(self.library, manifest);
+            Certification::Never => Ok(false),
+            Certification::Always | Certification::AcceptLoss => Ok(true),
+            Certification::IfAffordable => {
+                let reason = unaffordable(self.library, manifest).or_else(|| {
+                    let error = cpu_runtime(self.library, self.steps.sink(), self.cancel).err()?;
+                    Some(error.to_string())
+                });
+                self.cancel.check()?;
                 if let Some(reason) = &reason {
                     let name = &self.key.name;
                     let note = format!(
@@ -69,9 +79,8 @@ impl PackageBuild<'_> {
                     );
                     self.steps.sink().event(Progress::Note(note));
                 }
-                reason.is_none()
+                Ok(reason.is_none())
             }
-            Certification::IfAffordable => false,
         }
     }
 

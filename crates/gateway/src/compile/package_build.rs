@@ -370,7 +370,7 @@ impl PackageBuild<'_> {
             add_files(folder, &mut manifest, &[])?;
         }
 
-        if self.is_certified(&manifest) {
+        if self.is_certified(&manifest)? {
             steps.begin(format!("Measuring the loss of {} in {}", key.name, key.scheme));
             manifest.certificate = Some(self.certificate(&checkpoint, &recipe, folder)?);
             add_files(folder, &mut manifest, &[])?;
