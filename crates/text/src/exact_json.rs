@@ -157,17 +157,21 @@ impl<'a> ExactPart<'a> {
         Self { value, is_marked: false }
     }
 
+    /// Returns an element or a field's value of this value.
+    fn part(&self, value: &'a Value) -> Self {
+        Self { value, is_marked: self.is_marked }
+    }
+
     pub(crate) fn content(self) -> ExactContent<'a> {
-        let part = |value: &'a Value| Self { value, is_marked: self.is_marked };
         match self.value {
             Value::String(text) if !self.is_marked => ExactContent::Text(text),
             Value::String(text) => match text.strip_prefix(INTEGER) {
                 Some(digits) => ExactContent::Integer(digits),
                 None => ExactContent::Text(text.strip_prefix(TEXT).unwrap_or(text)),
             },
-            Value::Array(items) => ExactContent::List(items.iter().map(part).collect()),
+            Value::Array(items) => ExactContent::List(items.iter().map(|item| self.part(item)).collect()),
             Value::Object(fields) => {
-                let fields = fields.iter().map(|(name, value)| (name.as_str(), part(value)));
+                let fields = fields.iter().map(|(name, value)| (name.as_str(), self.part(value)));
                 ExactContent::Object(fields.collect())
             }
             other => ExactContent::Other(other),

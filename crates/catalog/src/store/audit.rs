@@ -241,30 +241,32 @@ impl Store {
 fn package(folder: &Path, scheme: Scheme) -> Result<AuditFolder, Box<AuditedFile>> {
     let stem = folder.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy().into_owned();
     let path = folder.join(MANIFEST_FILE);
-    let unreadable = |subject: String, reason| {
-        Box::new(AuditedFile {
-            owner: format!("{subject}@{scheme}"),
-            subject,
-            path: path.clone(),
-            state: FileCondition::Unreadable { reason },
-        })
-    };
     let bytes = match read_manifest(&path) {
         Ok(bytes) => bytes,
-        Err(error) => return Err(unreadable(stem, format!("cannot be read: {error}"))),
+        Err(error) => return Err(unreadable(scheme, path, stem, format!("cannot be read: {error}"))),
     };
 
     let manifest = match ManifestFiles::read(&bytes, &stem) {
         Ok(manifest) => manifest,
-        Err(reason) => return Err(unreadable(stem, reason)),
+        Err(reason) => return Err(unreadable(scheme, path, stem, reason)),
     };
     let subject = manifest.name.to_string();
     if let Err(error) = check_digest(&bytes) {
-        return Err(unreadable(subject, error.to_string()));
+        return Err(unreadable(scheme, path, subject, error.to_string()));
     }
     let origin = FileOrigin::Stored(files::digest(&bytes));
     let owner = format!("{subject}@{scheme}");
     Ok(AuditFolder { subject, owner, folder: folder.to_owned(), origin, files: manifest.files })
+}
+
+/// Returns the entry of a manifest that cannot be read.
+fn unreadable(scheme: Scheme, path: PathBuf, subject: String, reason: String) -> Box<AuditedFile> {
+    Box::new(AuditedFile {
+        owner: format!("{subject}@{scheme}"),
+        subject,
+        path,
+        state: FileCondition::Unreadable { reason },
+    })
 }
 
 fn receipt(kind: &str, folder: &Path) -> Result<AuditFolder, Box<AuditedFile>> {
