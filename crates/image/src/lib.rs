@@ -1,6 +1,6 @@
 //! Pictures: PNG, JPEG, WebP, GIF and BMP files, and the values that vision models read.
 //!
-//! [`Decoder`] reads files, and [`preprocess`] computes the values of a [`Picture`] as the image processors of the
+//! [`Decoder`] reads files, and [`preprocess()`] computes the values of a [`Picture`] as the image processors of the
 //! `transformers` library do. Nothing here opens a file, uses the network or starts a thread.
 
 mod decode;
