@@ -290,8 +290,8 @@ impl LoadedModel {
         }
     }
 
-    /// Returns whether the model cannot answer: a device computed values that are not finite, or the model's thread has
-    /// ended.
+    /// Returns whether the model cannot answer: a device computed values that are not finite, the model's thread has ended,
+    /// or a tower has panicked.
     pub(crate) fn is_broken(&self) -> bool {
         let has_ended = match &self.worker {
             Worker::Engine(engine) => engine.has_ended(),
@@ -299,7 +299,9 @@ impl LoadedModel {
             Worker::Speech(queue) => queue.has_ended(),
             Worker::Voice(queue) => queue.has_ended(),
         };
-        has_ended || self.monitors.iter().any(NumericsMonitor::has_failed)
+        has_ended
+            || self.towers.as_ref().is_some_and(|towers| towers.has_ended())
+            || self.monitors.iter().any(NumericsMonitor::has_failed)
     }
 
     /// Returns whether the packages in the store are still the ones in memory.

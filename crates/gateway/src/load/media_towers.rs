@@ -16,6 +16,9 @@ pub(crate) trait MediaTowers: Send + Sync {
     /// Returns the parts of a prompt that stand for a medium. Reads no more of it than its size.
     fn spans(&self, media: &Media) -> Result<MediaSpans, Error>;
 
+    /// Returns whether a tower has panicked, so that the model must be loaded again.
+    fn has_ended(&self) -> bool;
+
     /// Returns the rows of a medium, as many as its spans have. Ends with [`Error::Cancelled`] once `cancel` is set.
     fn rows(&self, media: &Media, cancel: &Cancel) -> Result<MediaRows, Error>;
 }

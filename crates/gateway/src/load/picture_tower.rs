@@ -1,6 +1,6 @@
 //! The vision tower of a loaded decoder: decodes pictures, runs the tower on the CPU, and keeps the rows of recent pictures.
 
-use std::{collections::VecDeque, num::NonZeroUsize};
+use std::{collections::VecDeque, num::NonZeroUsize, time::Duration};
 
 use narthex_device::{
     ep::Device,
@@ -20,7 +20,15 @@ use narthex_text::{
 use parking_lot::Mutex;
 
 use super::{media_towers::MediaTowers, request::LoadRequest};
-use crate::{cancel::Cancel, error::Error, library::package::bad_package};
+use crate::{
+    cancel::Cancel,
+    error::Error,
+    library::package::bad_package,
+    turn_queue::{QueueLimits, TurnQueue},
+};
+
+/// Delay before a client should retry when too many pictures wait for the tower.
+const RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// Maximum bytes of the rows that are kept.
 const RECENT_BYTES: usize = 64 << 20;
@@ -31,7 +39,7 @@ const AROUND: &str = "\n\n";
 /// The vision tower of a decoder.
 pub(crate) struct PictureTower {
     /// One picture is read at a time, which bounds the memory of decoded pictures.
-    tower: Mutex<VisionTower>,
+    queue: TurnQueue<VisionTower>,
     preprocessing: PicturePreprocessing,
     placeholders: [MediaPlaceholder; 1],
     spans: MediaSpans,
@@ -87,8 +95,9 @@ impl PictureTower {
             MediaSpan::Rows(rows),
             MediaSpan::Text(format!("{end}{AROUND}")),
         ];
+        let limits = QueueLimits { waiting: request.config.max_queue, retry_after: RETRY_AFTER };
         Ok(Some(Self {
-            tower: Mutex::new(tower),
+            queue: TurnQueue::new(tower, limits),
             preprocessing: entry.preprocessing,
             placeholders: [MediaPlaceholder { kind: MediaKind::Image, text: start, token }],
             spans: MediaSpans { kind: MediaKind::Image, spans },
@@ -97,15 +106,18 @@ impl PictureTower {
         }))
     }
 
-    fn compute(&self, media: &Media, digest: MediaDigest, cancel: &Cancel) -> Result<MediaRows, Error> {
-        let mut tower = self.tower.lock();
-        cancel.check()?;
+    /// Decodes a picture and runs the tower.
+    fn compute(
+        &self,
+        tower: &mut VisionTower,
+        media: &Media,
+        digest: MediaDigest,
+    ) -> Result<MediaRows, Error> {
         let picture = Decoder::open(media.bytes()).and_then(Decoder::decode).map_err(unreadable)?;
         let PictureInputs { inputs, .. } = preprocess(&picture, &self.preprocessing);
         drop(picture);
         let mut values = Vec::with_capacity(inputs.len() * tower.rows() * tower.width());
         for pixels in inputs {
-            cancel.check()?;
             values.extend(tower.encode(pixels)?);
         }
         MediaRows::new(digest, tower.width(), values.into()).ok_or_else(|| {
@@ -125,14 +137,24 @@ impl MediaTowers for PictureTower {
         Ok(self.spans.clone())
     }
 
+    fn has_ended(&self) -> bool {
+        self.queue.has_ended()
+    }
+
     fn rows(&self, media: &Media, cancel: &Cancel) -> Result<MediaRows, Error> {
         let digest = Sha256::of(&[self.identity.0, media.digest().0].concat()).0;
         if let Some(rows) = self.recent.lock().get(digest) {
             return Ok(rows);
         }
-        let rows = self.compute(media, digest, cancel)?;
-        self.recent.lock().insert(digest, &rows);
-        Ok(rows)
+        self.queue.enter(cancel)?.turn(|tower| {
+            // Another request may have read the same picture meanwhile.
+            if let Some(rows) = self.recent.lock().get(digest) {
+                return Ok(rows);
+            }
+            let rows = self.compute(tower, media, digest)?;
+            self.recent.lock().insert(digest, &rows);
+            Ok(rows)
+        })
     }
 }
 
