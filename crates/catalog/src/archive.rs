@@ -185,7 +185,6 @@ pub(crate) mod tests {
     use zip::{ZipWriter, write::SimpleFileOptions};
 
     use super::*;
-    use crate::files;
 
     /// Writes a wheel with the given members.
     pub(crate) fn write_wheel(path: &Path, members: &[(&str, &[u8])]) {
@@ -220,7 +219,7 @@ pub(crate) mod tests {
         let choose = |name: &str| name.strip_prefix("p/").map(str::to_owned);
         let files = unpack("w", &wheel, &out, &choose, &Quiet, &CancelFlag::new(false)).unwrap();
         assert_eq!(files.keys().collect::<Vec<_>>(), ["a.bin", "sub/b.bin"]);
-        assert_eq!(files["a.bin"], FileEntry { bytes: 3, sha256: files::digest(b"abc") });
+        assert_eq!(files["a.bin"], FileEntry { bytes: 3, sha256: Sha256::of(b"abc") });
         assert_eq!(fs::read(out.join("a.bin")).unwrap(), b"abc");
         assert!(!out.join("c").exists());
     }
@@ -255,7 +254,7 @@ pub(crate) mod tests {
         let folder = tempfile::tempdir().unwrap();
         let wheel = folder.path().join("w.whl");
         // Digests cannot be compressed, so the flipped byte is in the data.
-        let noise: Vec<u8> = (0u32..100).flat_map(|i| files::digest(&i.to_le_bytes()).0).collect();
+        let noise: Vec<u8> = (0u32..100).flat_map(|i| Sha256::of(&i.to_le_bytes()).0).collect();
         write_wheel(&wheel, &[("a", &noise), ("b", b"b")]);
         let whole = fs::read(&wheel).unwrap();
         let check = |bytes: &[u8], case: &str| {

@@ -84,11 +84,6 @@ pub(crate) fn replace_by(
     replaced
 }
 
-/// Returns the digest of some bytes.
-pub(crate) fn digest(bytes: &[u8]) -> Sha256 {
-    Sha256(sha2::Sha256::digest(bytes).into())
-}
-
 /// Returns the digest of a file. `seen` is called with the number of bytes read so far.
 pub(crate) fn digest_file(path: &Path, cancel: &CancelFlag, seen: impl FnMut(u64)) -> Result<Sha256, Error> {
     let file = open_regular(path).map_err(Error::io("open", path))?;
@@ -245,7 +240,7 @@ mod tests {
     #[test]
     fn digests_match_the_standards_example() {
         let expect = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
-        assert_eq!(digest(b"abc").to_string(), expect);
+        assert_eq!(Sha256::of(b"abc").to_string(), expect);
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("abc");
         write_durably(&path, b"abc").unwrap();

@@ -14,7 +14,7 @@ use crate::{
     weight::Weight,
 };
 
-/// Prefix of the weights of a vision tower, whose norms have their gains themselves.
+/// Prefix of a vision tower's weights. Its norms store the gain itself, and not the gain minus one.
 const TOWER: &str = "vision.";
 
 /// Layout of weights in a file; the canonical layout by default.

@@ -17,7 +17,6 @@ use narthex_spec::{
     recipe::KeptTokens,
 };
 use narthex_text::tokenizer::Tokenizer;
-use sha2::Digest;
 
 use crate::{
     calibration::{CalibrationGraph, CalibrationModel, GraphRunner, calibrate},
@@ -77,7 +76,7 @@ pub fn compile(
         checkpoint = checkpoint.pruned(&kept);
         let list = serde_json::to_vec(&kept).unwrap_or_default();
         package.write(KEPT_TOKENS_FILE, &list)?;
-        let sha256 = Sha256(sha2::Sha256::digest(&list).into());
+        let sha256 = Sha256::of(&list);
         job.recipe.vocabulary = Some(KeptTokens { tokens: kept.len(), sha256 });
     }
     if let Architecture::Speech(_) = checkpoint.architecture

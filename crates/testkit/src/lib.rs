@@ -5,6 +5,7 @@
 pub mod allocator;
 pub mod architecture;
 pub mod checkpoint;
+pub mod damage;
 pub mod encoder;
 pub mod executor;
 pub mod hub;

@@ -157,7 +157,7 @@ impl<'a> ExactPart<'a> {
         Self { value, is_marked: false }
     }
 
-    /// Returns an element or a field's value of this value.
+    /// Returns an element of this list, or a value of this object.
     fn part(&self, value: &'a Value) -> Self {
         Self { value, is_marked: self.is_marked }
     }

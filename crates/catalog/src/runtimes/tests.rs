@@ -2,10 +2,10 @@
 
 use std::{collections::BTreeSet, fs};
 
-use narthex_spec::{ProviderLibrary, progress::Quiet};
+use narthex_spec::{ProviderLibrary, Sha256, progress::Quiet};
 
 use super::*;
-use crate::{archive::tests::write_wheel, files};
+use crate::archive::tests::write_wheel;
 
 #[test]
 fn every_pin_is_sound() {
@@ -101,7 +101,7 @@ fn tiny(folder: &Path, members: &[(&str, &[u8])]) -> (PathBuf, Pin) {
     write_wheel(&wheel, members);
     let bytes = fs::read(&wheel).unwrap();
     let mut pin = pinned_for(Ep::Cpu, Platform::LinuxX64).unwrap();
-    (pin.wheel.sha256, pin.wheel.bytes) = (files::digest(&bytes), bytes.len() as u64);
+    (pin.wheel.sha256, pin.wheel.bytes) = (Sha256::of(&bytes), bytes.len() as u64);
     (wheel, pin)
 }
 

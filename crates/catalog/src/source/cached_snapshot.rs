@@ -160,7 +160,7 @@ mod tests {
         }
 
         fn blob(&self, text: &str) -> PathBuf {
-            self.repository().join("blobs").join(files::digest(text.as_bytes()).to_string())
+            self.repository().join("blobs").join(Sha256::of(text.as_bytes()).to_string())
         }
 
         fn link(&self, name: &str, text: &str, blobs: &str) {
@@ -208,10 +208,10 @@ mod tests {
         let cache = Cache::new();
         fs::write(cache.blob("graph"), "grapf").unwrap();
         let error = cache.of().check_digests(&CancelFlag::new(false)).unwrap_err().to_string();
-        let digests = ["graph", "grapf"].map(|text| files::digest(text.as_bytes()).to_string());
+        let digests = ["graph", "grapf"].map(|text| Sha256::of(text.as_bytes()).to_string());
         assert!(error.contains("onnx/model.onnx is damaged"), "{error}");
         assert!(digests.iter().all(|digest| error.contains(digest)), "{error}");
-        let found = files::digest(b"grapf");
+        let found = Sha256::of(b"grapf");
         assert!(CachedSnapshot::check_digest(&cache.snapshot().join("onnx/model.onnx"), found).is_err());
     }
 }

@@ -71,7 +71,7 @@ pub(crate) fn name(path: &Path) -> Result<LocalName, Error> {
         let modified = meta.modified().map_or(0, files::nanos);
         identity.push_str(&format!("\n{name} {} {modified}", meta.len()));
     }
-    let Sha256(digest) = files::digest(identity.as_bytes());
+    let Sha256(digest) = Sha256::of(identity.as_bytes());
     let version: String = digest.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
     let file_name = absolute.file_name().unwrap_or_default().to_string_lossy();
     let repository = CachedSnapshot::of(&absolute);
@@ -284,6 +284,6 @@ mod tests {
             found.keys().collect::<Vec<_>>(),
             ["1_Pooling/config.json", "config.json", "model.safetensors"]
         );
-        assert_eq!(found["config.json"], files::digest(b"config.json"));
+        assert_eq!(found["config.json"], Sha256::of(b"config.json"));
     }
 }

@@ -20,7 +20,7 @@ use super::{
     receipt::{RECEIPT_FILE, Receipt},
     verification::{digest, forget, forget_state, made_files},
 };
-use crate::{CancelFlag, check_cancel, error::Error, files};
+use crate::{CancelFlag, check_cancel, error::Error};
 
 /// Result of the audit of one file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -254,7 +254,7 @@ fn package(folder: &Path, scheme: Scheme) -> Result<AuditFolder, Box<AuditedFile
     if let Err(error) = check_digest(&bytes) {
         return Err(unreadable(scheme, path, subject, error.to_string()));
     }
-    let origin = FileOrigin::Stored(files::digest(&bytes));
+    let origin = FileOrigin::Stored(Sha256::of(&bytes));
     let owner = format!("{subject}@{scheme}");
     Ok(AuditFolder { subject, owner, folder: folder.to_owned(), origin, files: manifest.files })
 }
@@ -310,7 +310,7 @@ mod tests {
     /// Creates a store with the package `a:b` of one file and a runtime of one file.
     fn store(home: &Path) -> Store {
         let store = Store::open(Some(home.to_owned())).unwrap();
-        let entry = FileEntry { bytes: 3, sha256: files::digest(b"abc") };
+        let entry = FileEntry { bytes: 3, sha256: Sha256::of(b"abc") };
         let package = home.join("packages/a--b/w8");
         fs::create_dir_all(&package).unwrap();
         fs::write(package.join("model.bin"), "abc").unwrap();
@@ -321,7 +321,7 @@ mod tests {
         fs::write(runtime.join("lib.so"), "abc").unwrap();
         let (made_for, source) = ("cpu".to_owned(), "wheel".to_owned());
         let files = BTreeMap::from([("lib.so".to_owned(), entry)]);
-        Receipt { made_for, source, archive: files::digest(b"w"), files }.write(&runtime).unwrap();
+        Receipt { made_for, source, archive: Sha256::of(b"w"), files }.write(&runtime).unwrap();
         store
     }
 
@@ -384,7 +384,7 @@ mod tests {
         check(r#"{"format": 1, "name": "other", "files": {}}"#, "belongs to other");
         check(&format!(r#"{{"values": [{}0]}}"#, "0,".repeat(300_000)), "at most 262144 values");
         check(&" ".repeat(5_000_000), "at most 4194304 bytes");
-        let escape = files::digest(b"").to_string();
+        let escape = Sha256::of(b"").to_string();
         let entry = |index| format!(r#""{index}": {{"bytes": 0, "sha256": "{escape}"}}"#);
         let files = (0..5000).map(entry).collect::<Vec<_>>().join(",");
         check(&format!(r#"{{"format": 1, "name": "a:b", "files": {{{files}}}}}"#), "at most 4096 files");

@@ -101,7 +101,7 @@ pub(super) fn file_stem(key: &str) -> String {
     {
         return key.to_owned();
     }
-    let Sha256(bytes) = files::digest(key.as_bytes());
+    let Sha256(bytes) = Sha256::of(key.as_bytes());
     bytes.iter().take(16).fold(String::from("key-"), |name, byte| format!("{name}{byte:02x}"))
 }
 

@@ -125,13 +125,13 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
-    use narthex_spec::progress::Quiet;
+    use narthex_spec::{Sha256, progress::Quiet};
 
     use super::*;
-    use crate::{archive::tests::write_wheel, files};
+    use crate::archive::tests::write_wheel;
 
     fn entry(bytes: &[u8]) -> FileEntry {
-        FileEntry { bytes: bytes.len() as u64, sha256: files::digest(bytes) }
+        FileEntry { bytes: bytes.len() as u64, sha256: Sha256::of(bytes) }
     }
 
     #[test]

@@ -294,7 +294,7 @@ mod tests {
             let mut files = BTreeMap::new();
             for (name, bytes) in [("weights.bin", vec![7; 3 << 20]), ("graphs/g.onnx", vec![1, 2])] {
                 fs::write(home.path().join("package").join(name), &bytes).unwrap();
-                let entry = FileEntry { bytes: bytes.len() as u64, sha256: files::digest(&bytes) };
+                let entry = FileEntry { bytes: bytes.len() as u64, sha256: Sha256::of(&bytes) };
                 files.insert(name.to_owned(), entry);
             }
             Self { home, store, files }
@@ -309,7 +309,7 @@ mod tests {
             let folder = self.home.path().join("package");
             let stored = StoredFiles {
                 folder: &folder,
-                identity: files::digest(b"manifest"),
+                identity: Sha256::of(b"manifest"),
                 files: &self.files,
                 title: "m@w8",
                 repair: "`narthex rm m@w8` and `narthex pull m@w8`",
@@ -346,7 +346,7 @@ mod tests {
         fs::write(&path, &bytes).unwrap();
         for _ in 0..2 {
             let error = fixture.verify().unwrap_err();
-            let (expected, found) = (fixture.files["weights.bin"].sha256, files::digest(&bytes));
+            let (expected, found) = (fixture.files["weights.bin"].sha256, Sha256::of(&bytes));
             let text = error.to_string();
             assert!(text.contains("weights.bin") && text.contains(&expected.to_string()), "{text}");
             assert!(text.contains(&found.to_string()), "{text}");
@@ -358,7 +358,7 @@ mod tests {
     fn a_missing_file_and_a_cancelled_verification_are_errors() {
         let fixture = Fixture::new();
         let folder = fixture.home.path().join("package");
-        let identity = files::digest(b"other");
+        let identity = Sha256::of(b"other");
         let stored = StoredFiles { folder: &folder, identity, files: &fixture.files, title: "m", repair: "" };
         let cancelled = fixture.store.verify_changed(&stored, &Quiet, &CancelFlag::new(true));
         assert!(matches!(cancelled, Err(Error::Cancelled)), "{cancelled:?}");
@@ -370,7 +370,7 @@ mod tests {
     #[test]
     fn a_folder_without_digests_is_used_only_while_it_is_unchanged() {
         let fixture = Fixture::new();
-        let machine = fixture.store.machine_of(files::digest(b"manifest"));
+        let machine = fixture.store.machine_of(Sha256::of(b"manifest"));
         assert_eq!(machine.unchanged_folder("packed").unwrap(), None);
         let store = || {
             let staging = machine.stage("packed").unwrap();
@@ -400,7 +400,7 @@ mod tests {
     #[test]
     fn a_folder_that_two_processes_store_is_never_changed() {
         let fixture = Fixture::new();
-        let machine = fixture.store.machine_of(files::digest(b"manifest"));
+        let machine = fixture.store.machine_of(Sha256::of(b"manifest"));
         let stage = || {
             let staging = machine.stage("packed").unwrap();
             fs::write(staging.path().join("a"), [7; 100]).unwrap();

@@ -106,10 +106,9 @@ pub(crate) fn read(
     let expected = "the settings of an image processor";
     let keys: ProcessorKeys = folder.json(PROCESSOR, expected)?.unwrap_or_default();
     let path = folder.file(PROCESSOR);
-    for (key, value) in [("do_resize", keys.do_resize), ("do_rescale", keys.do_rescale)]
-        .into_iter()
-        .chain([("do_normalize", keys.do_normalize)])
-    {
+    let steps =
+        [("do_resize", keys.do_resize), ("do_rescale", keys.do_rescale), ("do_normalize", keys.do_normalize)];
+    for (key, value) in steps {
         if value == Some(false) {
             return Err(unsupported(key, "true", false).in_file(&path));
         }

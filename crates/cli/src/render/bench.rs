@@ -7,7 +7,7 @@ use narthex_gateway::{
 };
 use narthex_spec::manifest::CertificateFigures;
 
-use super::{bytes, right, table};
+use super::{bytes, package::perplexity_change, right, table};
 
 /// Renders a benchmark.
 pub(crate) fn bench(report: &BenchReport) -> String {
@@ -70,11 +70,8 @@ pub(crate) fn packages(comparison: &PackageComparison) -> String {
             divergence,
             agreement,
         } => {
-            let change = (perplexity / reference_perplexity - 1.0) * 1e2;
-            add(
-                "perplexity",
-                [format!("{reference_perplexity:.3}"), format!("{perplexity:.3} ({change:+.2} %)")],
-            );
+            let change = perplexity_change(&comparison.agreement);
+            add("perplexity", [format!("{reference_perplexity:.3}"), format!("{perplexity:.3} ({change})")]);
             add("divergence, nats", [String::new(), format!("{divergence:.4}")]);
             add(
                 &format!("same best token ({positions} positions)"),

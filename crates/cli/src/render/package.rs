@@ -186,9 +186,9 @@ pub(crate) fn certificate(manifest: &Manifest) -> Option<String> {
             agreement,
         } => {
             format!(
-                "perplexity {perplexity:.3} instead of {reference_perplexity:.3} ({:+.2} %), same best token at {:.1} % \
-                 of {positions} positions, {divergence:.4} nats",
-                (perplexity / reference_perplexity - 1.0) * 100.0,
+                "perplexity {perplexity:.3} instead of {reference_perplexity:.3} ({}), same best token at {:.1} % of \
+                 {positions} positions, {divergence:.4} nats",
+                perplexity_change(figures),
                 agreement * 100.0
             )
         }
@@ -197,6 +197,11 @@ pub(crate) fn certificate(manifest: &Manifest) -> Option<String> {
         }
     };
     Some(format!("certificate  compared with f32: {figures}, on the CPU, {date}{accepted}"))
+}
+
+/// Renders the relative change of a decoder's perplexity.
+pub(super) fn perplexity_change(figures: &CertificateFigures) -> String {
+    figures.perplexity_change().map_or_else(String::new, |change| format!("{:+.2} %", change * 100.0))
 }
 
 fn layers(structure: &Structure) -> Option<usize> {

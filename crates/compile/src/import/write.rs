@@ -21,7 +21,6 @@ use narthex_spec::{
     progress::{Stage, Unit},
 };
 use narthex_text::tokenizer::{Tokenizer, package_json};
-use sha2::Digest;
 
 use super::{Import, refused};
 use crate::{
@@ -121,7 +120,7 @@ impl Import {
         let mut checkpoint = BTreeMap::new();
         for path in &self.files {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            checkpoint.insert(name, Sha256(sha2::Sha256::digest(&*map(path)?).into()));
+            checkpoint.insert(name, Sha256::of(&map(path)?));
         }
 
         let special = self.text.special;

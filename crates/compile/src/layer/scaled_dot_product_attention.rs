@@ -186,53 +186,33 @@ fn rotated(
     x: Tensor,
     step: &StaticStep,
 ) -> Result<Tensor> {
-    if e.recipe.head_order == HeadOrder::TokensFirst {
-        return rotated_tokens_first(e, layer, projection, x, step);
-    }
     let scope = layer.scope.child(projection.letter());
     let heads = layer.heads(projection);
     let kv = layer.spec.kv_heads;
     let size = layer.spec.head_size;
     let groups = [1, kv, heads / kv, size].map(|extent| extent as i64);
+    let order = e.recipe.head_order;
     // A norm with a separate gain for each head needs all heads in one dimension.
-    let direct = step.tokens == 1 && layer.spec.qk_norm != QkNorm::LayerPerHead;
+    let direct =
+        order == HeadOrder::HeadsFirst && step.tokens == 1 && layer.spec.qk_norm != QkNorm::LayerPerHead;
     let rows = if direct { groups } else { [1, step.tokens, heads, size].map(|extent| extent as i64) };
     let x = e.graph.reshape(&scope.child("heads"), x, &rows)?;
-    let x = layer.normed(e, projection, x)?;
-    let x = match (step.tokens, direct) {
+    let mut x = layer.normed(e, projection, x)?;
+
+    let rotate = |e: &mut Emitter<'_>, x: Tensor| match step.rotary {
+        Some(rotary) => apply_rope(e, &scope.child("rotate"), x, size, rotary),
+        None => Ok(x),
+    };
+    if order == HeadOrder::TokensFirst {
+        x = rotate(e, x)?;
+    }
+    x = match (step.tokens, direct) {
         (1, true) => x,
         (1, false) => e.graph.reshape(&scope.child("groups"), x, &groups)?,
         _ => e.graph.transpose(&scope.child("heads"), x, &[0, 2, 1, 3])?,
     };
-
-    match step.rotary {
-        Some(rotary) => apply_rope(e, &scope.child("rotate"), x, size, rotary),
-        None => Ok(x),
+    if order == HeadOrder::HeadsFirst {
+        x = rotate(e, x)?;
     }
-}
-
-/// As [`rotated`], but tokens stay in front of heads until the heads are rotated.
-fn rotated_tokens_first(
-    e: &mut Emitter<'_>,
-    layer: &AttentionLayer<'_>,
-    projection: Projection,
-    x: Tensor,
-    step: &StaticStep,
-) -> Result<Tensor> {
-    let scope = layer.scope.child(projection.letter());
-    let heads = layer.heads(projection);
-    let kv = layer.spec.kv_heads;
-    let size = layer.spec.head_size;
-    let rows = [1, step.tokens, heads, size].map(|extent| extent as i64);
-    let x = e.graph.reshape(&scope.child("heads"), x, &rows)?;
-    let mut x = layer.normed(e, projection, x)?;
-    if let Some(rotary) = step.rotary {
-        x = apply_rope(e, &scope.child("rotate"), x, size, rotary)?;
-    }
-
-    if step.tokens == 1 {
-        let groups = [1, kv, heads / kv, size].map(|extent| extent as i64);
-        return Ok(e.graph.reshape(&scope.child("groups"), x, &groups)?);
-    }
-    Ok(e.graph.transpose(&scope.child("heads"), x, &[0, 2, 1, 3])?)
+    Ok(x)
 }

@@ -22,7 +22,6 @@ use narthex_spec::{
     recipe::FixedShapes,
 };
 use narthex_testkit::checkpoint::{self, GgufType};
-use sha2::Digest;
 
 use crate::support;
 
@@ -75,7 +74,7 @@ impl Package {
         for (name, entry) in &manifest.files {
             let bytes = self.read(name);
             assert_eq!(entry.bytes, bytes.len() as u64, "{name}");
-            assert_eq!(entry.sha256, Sha256(sha2::Sha256::digest(&bytes).into()), "{name}");
+            assert_eq!(entry.sha256, Sha256::of(&bytes), "{name}");
         }
         let graph = self.graph();
         graph.check().unwrap();

@@ -39,8 +39,8 @@ struct Bounds {
 }
 
 impl Bounds {
-    /// Returns the bounds of a scheme. `w8` measures 0.0008 to 0.003 nats; `w4` of small models from checkpoints in half
-    /// precision measures 0.05 to 0.26 (`bench/runs/quality-2026-11-28.md`).
+    /// Returns the bounds of a scheme. `w8` of small models measures about 0.001 nats, and `w4` that was rounded from
+    /// floats 0.05 to 0.26 (`bench/runs/quality-2026-11-28.md`).
     fn of(scheme: Scheme) -> Self {
         match scheme {
             Scheme::F32 | Scheme::F16 => Self { divergence: 0.005, cosine: 0.999 },
@@ -160,8 +160,8 @@ fn measure(
     {
         let wider = if scheme == Scheme::W4 { Scheme::W8 } else { Scheme::F16 };
         let message = format!(
-            "the answers of {name} in {scheme} differ too much from those in f32: {loss}; compile it in {wider}, or \
-             accept the loss with --accept-loss"
+            "the answers of {name} in {scheme} differ too much from those in f32: {loss}; use {name}@{wider}, or accept the \
+             loss with `narthex compile {name} --scheme {scheme} --accept-loss`"
         );
         return Err(Error::Invalid { param: "scheme", message });
     }

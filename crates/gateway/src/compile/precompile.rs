@@ -117,8 +117,7 @@ fn weights_for(manifest: &Manifest, target: &Target) -> UnsharedWeights {
         let binary = context.file.strip_suffix(".onnx").map(|stem| format!("{stem}{BINARY_SUFFIX}"));
         let files = [Some(&context.file), binary.as_ref()].into_iter().flatten();
         let size = files.filter_map(|file| Some(manifest.files.get(file)?.bytes)).sum::<u64>();
-        let towers = manifest.vision.iter().flat_map(|vision| &vision.graphs);
-        let entry = manifest.graphs.iter().chain(towers).find(|graph| graph.file == context.graph);
+        let entry = manifest.every_graph().find(|graph| graph.file == context.graph);
         let shared =
             largest.entry(entry.map(|entry| (entry.part == Part::Vision, first_layer(entry)))).or_insert(0);
         bytes += size;
@@ -223,10 +222,8 @@ fn groups(folder: &Path, manifest: &Manifest) -> Result<Vec<Vec<String>>, Error>
             None => groups.push(vec![head]),
         }
     }
-    let towers = manifest.vision.iter().flat_map(|vision| &vision.graphs);
-    groups.extend(
-        towers.filter(|graph| graph.variant == Variant::Static).map(|graph| vec![graph.file.clone()]),
-    );
+    let towers = manifest.tower_graphs().filter(|graph| graph.variant == Variant::Static);
+    groups.extend(towers.map(|graph| vec![graph.file.clone()]));
     Ok(groups)
 }
 

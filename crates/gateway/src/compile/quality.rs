@@ -1,31 +1,30 @@
 //! Cost of a package's passes or of its reduction: the package and its counterpart without them read the reference
 //! texts. Both run on the CPU, so that nothing else differs.
 
-use std::{path::Path, sync::Arc};
+use std::path::Path;
 
-use narthex_device::{ep::Facts, static_shapes::Form};
 use narthex_engine::executor::{Executor, LogitRows, StepPlan};
 use narthex_spec::{
-    KvCacheDtype, ProgressSink, TokenId, Variant,
+    ProgressSink, TokenId, Variant,
     manifest::Quality,
     progress::{Stage, Unit},
 };
 
 use crate::{
     cancel::Cancel,
-    config::Config,
     error::Error,
     library::{Library, package::Package, package_key::PackageKey},
     load::{
-        request::{DeviceAssignment, LoadRequest},
         runtime_choice::cpu_runtime,
-        sessions::{self, Model},
+        sessions::Model,
         verify::{
             SLOT,
             compare::{
                 KeptVocabulary, Position, ReductionLoss, TextSimilarity, decoder_verdict, encoder_verdict,
             },
-            compare_decoders, compare_encoders, reference_texts,
+            compare_decoders, compare_encoders,
+            package_comparison::ComparisonContext,
+            reference_texts,
         },
     },
 };
@@ -95,26 +94,11 @@ impl ComparedPackage<'_> {
     fn open(&self, variant: Variant) -> Result<ModelPair, Error> {
         let Self { library, key, changed, plain, progress, cancel } = *self;
         let runtime = cpu_runtime(library, progress, cancel)?;
-        let kv_cache_dtype = KvCacheDtype::F32;
-        let config = Arc::new(Config { slots: 1, kv_cache_dtype, ..(*library.config).clone() });
-        let plain = Arc::new(Package::open(key, plain)?);
+        let context = ComparisonContext { library, runtime, progress, cancel };
+        let plain = Package::open(key, plain)?;
         let texts = reference_texts(&plain)?;
-        let mut request = LoadRequest {
-            package: Arc::new(Package::open(key, changed)?),
-            runtime,
-            facts: Arc::new(Facts::default()),
-            config,
-            store: library.store.clone(),
-            reservation: None,
-            progress,
-            cancel: cancel.clone(),
-        };
-
-        let cpu = DeviceAssignment::cpu();
-        let changed = sessions::open(&request, &cpu, variant, Form::Graph)?.model;
-        request.package = plain;
-        let plain = sessions::open(&request, &cpu, variant, Form::Graph)?.model;
-        Ok(ModelPair { changed, plain, texts })
+        let changed = context.open(Package::open(key, changed)?, variant)?;
+        Ok(ModelPair { changed, plain: context.open(plain, variant)?, texts })
     }
 }
 

@@ -86,7 +86,8 @@ impl Gateway {
     ) -> Result<PackageComparison, Error> {
         let library = self.library();
         let text = options.text.as_deref().unwrap_or(TEXT);
-        let [reference, other] = [self.installed_package(reference)?, self.installed_package(other)?];
+        let open = |model: &str| self.installed_package(model, progress, cancel);
+        let [reference, other] = [open(reference)?, open(other)?];
         let mut packages = [&reference, &other].map(|package| PackageFigures {
             model: package.manifest.name.to_string(),
             scheme: package.manifest.recipe.scheme,
@@ -95,7 +96,8 @@ impl Gateway {
         });
         let is_timed = !options.skip_speed && reference.manifest.architecture.is_decoder();
 
-        let choice = RuntimeChoice::of(library);
+        let mut choice = RuntimeChoice::of(library);
+        choice.verify(library, progress, cancel)?;
         choice.load_early(library)?;
         let runtime = choice.load(library, progress, cancel)?;
         let steps = JobSteps::new(progress);
@@ -118,12 +120,18 @@ impl Gateway {
         })
     }
 
-    fn installed_package(&self, model: &str) -> Result<Package, Error> {
+    /// Opens an installed package, whose changed files are verified as before a load.
+    fn installed_package(
+        &self,
+        model: &str,
+        progress: &dyn ProgressSink,
+        cancel: &Cancel,
+    ) -> Result<Package, Error> {
         let library = self.library();
         let key = library.installed_key(model)?;
         let folder =
             library.store.package(&key.name, key.scheme).ok_or_else(|| library.not_installed(&key))?;
-        Package::open(&key, &folder)
+        Package::open_verified(&library.store, &key, &folder, progress, cancel)
     }
 
     /// Measures both packages in turn.

@@ -109,8 +109,7 @@ pub(crate) fn check(folder: &Path, key: &PackageKey) -> Result<(), Error> {
 
 /// Checks that each graph refers only to files of the manifest's list. ONNX Runtime opens them without any check.
 fn check_graphs(folder: &Path, key: &PackageKey, manifest: &Manifest) -> Result<(), Error> {
-    let towers = manifest.vision.iter().flat_map(|vision| &vision.graphs);
-    let graphs = manifest.graphs.iter().chain(towers).map(|graph| &graph.file);
+    let graphs = manifest.every_graph().map(|graph| &graph.file);
     let graphs = graphs.chain(manifest.voice.iter().flat_map(VoiceEntry::graphs));
     let files: BTreeSet<&String> =
         graphs.chain(manifest.contexts.iter().map(|context| &context.file)).collect();

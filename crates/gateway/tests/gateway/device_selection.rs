@@ -25,7 +25,6 @@ use narthex_spec::{
     Speculation, manifest::Quality, progress::Quiet, recipe::FixedShapes,
 };
 use serde_json::{Value, json};
-use sha2::Digest;
 
 use crate::support::{Tiny, ask, greedy, question};
 
@@ -591,7 +590,7 @@ fn rewrite(folder: &Path, file: &str, change: impl FnOnce(&mut Graph)) {
     let path = folder.join("manifest.json");
     let mut manifest: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     manifest["files"][file]["bytes"] = bytes.len().into();
-    manifest["files"][file]["sha256"] = Sha256(sha2::Sha256::digest(&bytes).into()).to_string().into();
+    manifest["files"][file]["sha256"] = Sha256::of(&bytes).to_string().into();
     // The digest is that of the manifest before.
     manifest["digest"] = serde_json::Value::Null;
     fs::write(folder.join(file), bytes).unwrap();

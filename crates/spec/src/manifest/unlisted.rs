@@ -7,8 +7,7 @@ use super::{FileRange, Manifest, TableEncoding, VoiceEntry};
 impl Manifest {
     /// Returns the files that the manifest uses but does not list with their digests.
     pub fn unlisted(&self) -> BTreeSet<&str> {
-        let towers = self.vision.iter().flat_map(|vision| &vision.graphs);
-        let graphs = self.graphs.iter().chain(towers).map(|graph| &graph.file);
+        let graphs = self.every_graph().map(|graph| &graph.file);
         let contexts = self.contexts.iter().map(|context| &context.file);
         let tables = self.tables.iter().flat_map(|table| ranges(&table.encoding)).map(|range| &range.file);
         let tokenizer = self.tokenizer.as_ref().map(|tokenizer| &tokenizer.file);

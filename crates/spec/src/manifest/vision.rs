@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Contradiction, GraphEntry, Part, Slot};
+use super::{Contradiction, GraphEntry, Manifest, Part, Slot};
 use crate::{TokenId, arch::VisionArch};
 
 /// Longest edge of a picture that is divided into tiles.
@@ -72,6 +72,18 @@ pub enum ResizeFilter {
     Bicubic,
     /// A sinc function with three lobes.
     Lanczos,
+}
+
+impl Manifest {
+    /// Returns the graphs of towers.
+    pub fn tower_graphs(&self) -> impl Iterator<Item = &GraphEntry> {
+        self.vision.iter().flat_map(|vision| &vision.graphs)
+    }
+
+    /// Returns every graph: those of the core, and those of towers.
+    pub fn every_graph(&self) -> impl Iterator<Item = &GraphEntry> {
+        self.graphs.iter().chain(self.tower_graphs())
+    }
 }
 
 impl VisionEntry {

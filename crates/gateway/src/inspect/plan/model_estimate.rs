@@ -116,23 +116,25 @@ impl ModelEstimate {
             if let Some((_, entry)) = dry_run.graphs.into_iter().next() {
                 layers = entry.kv;
             }
-            let mut fixed_bytes = None;
+            // Graphs have one form for Intel's NPU, and one for all other targets.
+            let mut forms: BTreeMap<bool, Result<DryRun, CompileError>> = BTreeMap::new();
             let mut seen: Vec<TargetEstimate> = Vec::new();
             for target in targets {
                 let known = seen.iter().find(|known| same_facts(&known.target, target));
                 let estimate = match known {
                     Some(known) => TargetEstimate { target: target.clone(), ..known.clone() },
                     None => {
-                        let fixed = DryRun::with_static_shapes(architecture, scheme, target);
-                        if let Ok(fixed) = &fixed {
-                            npu_token_bytes = npu_token_bytes.max(fixed.token_bytes());
-                            fixed_bytes = fixed_bytes.max(Some(fixed.data_bytes));
-                        }
-                        TargetEstimate::new(&fixed, target)
+                        let fixed = forms
+                            .entry(target.is_intel_npu())
+                            .or_insert_with(|| DryRun::with_static_shapes(architecture, scheme, target));
+                        TargetEstimate::new(fixed, target)
                     }
                 };
                 seen.push(estimate);
             }
+            let fixed = forms.values().flatten();
+            npu_token_bytes = fixed.clone().map(DryRun::token_bytes).fold(npu_token_bytes, u64::max);
+            let fixed_bytes = fixed.map(|fixed| fixed.data_bytes).max();
             schemes.push(SchemeEstimate { scheme, bytes: dry_run.data_bytes, targets: seen, fixed_bytes });
         }
 

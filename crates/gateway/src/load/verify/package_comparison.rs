@@ -53,7 +53,7 @@ pub(crate) fn compare(
         return Err(incomparable(&reference, &other, "their tokenizers differ"));
     }
     let names = [&reference, &other].map(|package| package.manifest.name.clone());
-    let models = [context.open(reference)?, context.open(other)?];
+    let models = [context.open(reference, Variant::Dynamic)?, context.open(other, Variant::Dynamic)?];
     let [Model::Encoder(mut reference), Model::Encoder(mut other)] = models else {
         let message = format!(
             "{} and {} neither generate nor encode text; expected two chat or two embedding models",
@@ -86,10 +86,11 @@ fn compare_decoders(
     let other_name = other.manifest.name.clone();
 
     let reference = {
-        let mut executor = context.open(reference)?.decoder(&reference_name)?;
+        let mut executor = context.open(reference, Variant::Dynamic)?.decoder(&reference_name)?;
         ReferenceText::new(&mut executor, tokens, context.cancel)?
     };
-    let comparison = reference.compare(&mut context.open(other)?.decoder(&other_name)?, context.cancel)?;
+    let mut other = context.open(other, Variant::Dynamic)?.decoder(&other_name)?;
+    let comparison = reference.compare(&mut other, context.cancel)?;
     if comparison.positions == 0 {
         let message = "the text is too short: expected more than 32 tokens".to_owned();
         return Err(Error::Invalid { param: "text", message });
@@ -107,7 +108,8 @@ fn compare_decoders(
 }
 
 impl ComparisonContext<'_> {
-    fn open(&self, package: Package) -> Result<Model, Error> {
+    /// Opens a package alone, with room for its longest sequence.
+    pub(crate) fn open(&self, package: Package, variant: Variant) -> Result<Model, Error> {
         let kv_cache_dtype = KvCacheDtype::F32;
         let kv_budget = Some(usize::MAX);
         let config = Config { slots: 1, kv_budget, kv_cache_dtype, ..(*self.library.config).clone() };
@@ -121,7 +123,7 @@ impl ComparisonContext<'_> {
             progress: self.progress,
             cancel: self.cancel.clone(),
         };
-        Ok(sessions::open(&request, &DeviceAssignment::cpu(), Variant::Dynamic, Form::Graph)?.model)
+        Ok(sessions::open(&request, &DeviceAssignment::cpu(), variant, Form::Graph)?.model)
     }
 }
 
