@@ -372,11 +372,17 @@ pub(super) fn finish(
     Ok(())
 }
 
-/// Prints the device and the speed of an answer.
+/// Prints the device and the speed of an answer, and whether it was stopped. A server does not tell the speed of an answer
+/// that was stopped.
 pub(super) fn print_speed(args: &GenerateArgs, status: &ModelStatus, answer: &PrintedAnswer) {
-    if let Some(summary) = answer.summary.filter(|_| !args.quiet && !args.json) {
-        let stopped = if answer.is_interrupted() { " · stopped" } else { "" };
-        output::note(format!("{}{stopped}", render::answer_line(status, &summary)));
+    if args.quiet || args.json {
+        return;
+    }
+    let speed = answer.summary.map(|summary| render::answer_line(status, &summary));
+    let stopped = answer.is_interrupted().then(|| "stopped".to_owned());
+    let parts: Vec<String> = speed.into_iter().chain(stopped).collect();
+    if !parts.is_empty() {
+        output::note(parts.join(" · "));
     }
 }
 
