@@ -51,18 +51,26 @@ function messageOf(text: string): string {
   return text.slice(0, 400);
 }
 
-/** Sends a request and returns the successful response. */
+/** Maximum bytes of a body. The server closes the connection of a larger one before the browser reads the reason. */
+const MAX_BODY = 32 << 20;
+
+/** Sends a request and returns the successful response. A form is sent as it is, other bodies as JSON. */
 export async function request(path: string, body?: unknown, signal?: AbortSignal): Promise<Response> {
   const sent = key.value;
   const headers: Record<string, string> = {};
   if (sent) headers["Authorization"] = `Bearer ${sent}`;
-  if (body !== undefined) headers["Content-Type"] = "application/json";
+  const isJson = body !== undefined && !(body instanceof FormData);
+  if (isJson) headers["Content-Type"] = "application/json";
+  const content = isJson ? JSON.stringify(body) : (body as FormData | undefined);
+  if (typeof content === "string" && content.length > MAX_BODY) {
+    throw new ApiError(413, "The texts and pictures of this conversation exceed 32 MiB. Begin a new conversation.");
+  }
   let response: Response;
   try {
     response = await fetch(path, {
       method: body === undefined ? "GET" : "POST",
       headers,
-      body: body === undefined ? undefined : JSON.stringify(body),
+      body: content,
       signal,
       cache: "no-store",
     });
@@ -140,6 +148,14 @@ export interface Model {
   context_length: number | null;
   root?: string;
   sampling?: Sampling;
+}
+
+export interface Voice {
+  id: string;
+  model: string;
+  language: string;
+  default: boolean;
+  installed: boolean;
 }
 
 export interface InstalledModel {

@@ -37,6 +37,8 @@ export const Menu = icon("M3.5 6h13", "M3.5 10h13", "M3.5 14h13");
 export const Close = icon("M5 5l10 10", "M15 5 5 15");
 export const KeyIcon = icon("M12.5 11.5a4 4 0 1 0-3.6-2.3L3.5 14.6V17h3v-2h2v-2l1.3-1.3", "M13.5 7.2v.1");
 export const Speaker = icon("M4 8v4h2.5L10 15V5L6.5 8z", "M12.8 7.5a3.5 3.5 0 0 1 0 5", "M14.8 5.5a6.4 6.4 0 0 1 0 9");
+export const Paperclip = icon("M14.8 9.2 9.3 14.7a3.2 3.2 0 0 1-4.5-4.5l6.2-6.2a2.1 2.1 0 0 1 3 3l-6.1 6.1a1.05 1.05 0 0 1-1.5-1.5l5.4-5.4");
+export const Microphone = icon("M10 3a2.3 2.3 0 0 0-2.3 2.3v4.2a2.3 2.3 0 0 0 4.6 0V5.3A2.3 2.3 0 0 0 10 3z", "M5 9.5a5 5 0 0 0 10 0", "M10 14.5V17");
 export const Download = icon("M10 3.5V13", "M5.5 9 10 13.5 14.5 9", "M4 16.5h12");
 export const Upload = icon("M10 13.5V4", "M5.5 8.5 10 4l4.5 4.5", "M4 16.5h12");
 

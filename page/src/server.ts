@@ -1,7 +1,18 @@
 // What the server reports, for all views. One poll serves them all, and stops while nobody looks.
 
 import { computed, signal } from "@preact/signals";
-import { ApiError, type Health, type InstalledModel, json, key, keyDemand, messageFor, type Model, request } from "./api";
+import {
+  ApiError,
+  type Health,
+  type InstalledModel,
+  json,
+  key,
+  keyDemand,
+  messageFor,
+  type Model,
+  request,
+  type Voice,
+} from "./api";
 
 /** Milliseconds between two polls. */
 const INTERVAL = 2000;
@@ -12,6 +23,8 @@ const HISTORY = 1800;
 export const health = signal<Health | null>(null);
 export const models = signal<Model[] | null>(null);
 export const installed = signal<InstalledModel[]>([]);
+/** Voices of the installed models that speak. */
+export const voices = signal<Voice[]>([]);
 /** Reason why the server could not be asked. */
 export const outage = signal<string | null>(null);
 /** Metrics; null without the rights to read them. */
@@ -44,6 +57,9 @@ export async function refreshModels(): Promise<void> {
   const list = await json<{ data: Model[] }>("/v1/models?available=true");
   models.value = list.data;
   installed.value = (await json<{ models: InstalledModel[] }>("/api/tags")).models;
+  const speaks = list.data.some((model) => model.kind === "speech" && model.installed);
+  const known = speaks ? (await json<{ voices: Voice[] }>("/v1/audio/voices")).voices : [];
+  voices.value = known.filter((voice) => voice.installed);
 }
 
 /** Reads the state of the server again. */

@@ -11,7 +11,7 @@ import { createRequire } from "node:module";
 import { join } from "node:path";
 import { chromium } from "playwright-core";
 import { browserPath } from "./browser.mjs";
-import { answerChunks, conversation } from "./samples.mjs";
+import { answerChunks, conversation, picture, sound } from "./samples.mjs";
 
 const [base, keyedBase, key, screenshots] = process.argv.slice(2);
 assert(key, "usage: node test/run.mjs URL KEYED_URL KEY [SCREENSHOTS]");
@@ -22,7 +22,11 @@ const npu = JSON.parse(readFileSync(new URL("npu.json", import.meta.url), "utf8"
 
 assert(browserPath, "there is no Chromium; on Debian: apt-get install chromium");
 // Without its own sandbox, Chromium also runs as root. It visits only the servers of the test.
-const browser = await chromium.launch({ executablePath: browserPath, args: ["--no-sandbox"] });
+const browser = await chromium.launch({
+  executablePath: browserPath,
+  // A microphone that beeps, and its permission without a question.
+  args: ["--no-sandbox", "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"],
+});
 
 /** What the browser reported besides the answers that a test expects. */
 const faults = [];
@@ -95,6 +99,44 @@ async function answerWith(page, streams) {
   });
   return bodies;
 }
+
+/** Opens the page, which learns of other models than the server has: `change` gets the list of `/v1/models`. */
+async function openWith(change, path = base, options = {}) {
+  const page = await open("about:blank", options);
+  await page.route("**/v1/models?*", async (route) => {
+    const report = await (await route.fetch()).json();
+    await route.fulfill({ json: { ...report, data: change(report.data) } });
+  });
+  await page.goto(path);
+  return page;
+}
+
+/** Lets the model of the tests see. */
+const seeing = (list) =>
+  list.map((model) => (model.id === MODEL ? { ...model, capabilities: [...model.capabilities, "vision"] } : model));
+
+/** Adds a model. */
+const adding = (id, kind) => (list) => [
+  ...list.filter((model) => model.kind !== kind),
+  { id, kind, capabilities: [], installed: true, context_length: 448 },
+];
+
+/** Gives files to an element by a paste or a drop. */
+const give = (page, selector, event, file) =>
+  page.locator(selector).evaluate(
+    async (element, { event, file }) => {
+      const data = new DataTransfer();
+      const bytes = Uint8Array.from(atob(file.base64), (char) => char.charCodeAt(0));
+      data.items.add(new File([bytes], file.name, { type: file.mimeType }));
+      const options = { bubbles: true, cancelable: true };
+      element.dispatchEvent(
+        event === "paste"
+          ? new ClipboardEvent(event, { ...options, clipboardData: data })
+          : new DragEvent(event, { ...options, dataTransfer: data }),
+      );
+    },
+    { event, file: { ...file, base64: file.buffer.toString("base64") } },
+  );
 
 const tests = {
   async "the first visit is small and loads nothing from other hosts"() {
@@ -174,9 +216,9 @@ const tests = {
     const [json] = await Promise.all([page.waitForEvent("download"), page.click("text=Export as JSON")]);
     const exported = await json.path();
     assert.equal(Object.values(JSON.parse(readFileSync(exported, "utf8")).messages).length, 7);
-    await page.setInputFiles("input[type=file]", exported);
+    await page.setInputFiles("[aria-label='File with a conversation']", exported);
     await page.waitForFunction(() => document.querySelectorAll(".conversations li").length === 2);
-    await page.setInputFiles("input[type=file]", { name: "x.json", mimeType: "application/json", buffer: Buffer.from("{}") });
+    await page.setInputFiles("[aria-label='File with a conversation']", { name: "x.json", mimeType: "application/json", buffer: Buffer.from("{}") });
     await page.waitForSelector("text=x.json: expected a conversation that this page exported");
     await accessible(page, "the settings");
     await page.context().close();
@@ -221,6 +263,170 @@ const tests = {
     const [, call, result] = bodies[1].messages;
     assert.equal(call.tool_calls[0].function.name, "weather");
     assert.deepEqual(result, { role: "tool", tool_call_id: "call_1", content: "18 degrees" });
+    await page.context().close();
+  },
+
+  async "pictures are added, sent, kept and exported"() {
+    const page = await openWith(seeing);
+    await page.waitForSelector(".prompts button:enabled");
+    const bodies = await answerWith(page, [answerChunks({ content: "A red square." })]);
+    const small = picture(40, 30);
+    const composed = page.locator(".composer .picture img");
+    await page.setInputFiles("[aria-label='Files for the message']", { ...small, name: "square.png" });
+    await composed.nth(0).waitFor();
+    await give(page, "#prompt", "paste", { ...small, name: "pasted.png" });
+    await composed.nth(1).waitFor();
+    await give(page, ".chat-main", "drop", { ...picture(3000, 1500), name: "large.png" });
+    await composed.nth(2).waitFor();
+    await accessible(page, "a message with pictures");
+    await page.click("[aria-label='Remove pasted.png']");
+    assert.equal(await composed.count(), 2);
+    await ask(page, "What is it?");
+    assert.equal(await composed.count(), 0);
+
+    // The small picture is sent as it is, and the large one within the longest side that models see.
+    const { content } = bodies[0].messages.at(-1);
+    const urls = content.filter((part) => part.type === "image_url").map((part) => part.image_url.url);
+    assert.equal(urls[0], `data:image/png;base64,${small.buffer.toString("base64")}`);
+    assert.match(urls[1], /^data:image\/jpeg;base64,/);
+    assert.deepEqual(content.at(-1), { type: "text", text: "What is it?" });
+    const sizes = await page.locator(".message.user .picture img").evaluateAll((all) => all.map((image) => image.naturalWidth));
+    assert.deepEqual(sizes, [40, 2048]);
+
+    // The pictures survive a reload, are shown in their whole size, and belong to every branch.
+    await page.reload();
+    await page.click(".message.user .picture >> nth=1");
+    const dialog = page.getByRole("dialog", { name: "large.png" });
+    await dialog.waitFor();
+    await page.keyboard.press("Escape");
+    await dialog.waitFor({ state: "hidden" });
+    await page.locator(".message.user").hover();
+    await page.click("[aria-label='Edit message']");
+    await page.click(".editing [aria-label='Remove large.png']");
+    await page.fill(".editing textarea", "");
+    await page.click("text=Send as a new branch");
+    await page.waitForSelector(".message.user >> text=2/2");
+    await page.waitForSelector(".answer .message-bar");
+    assert.deepEqual(bodies[1].messages.at(-1).content, content.slice(0, 1));
+
+    await page.click("[aria-label='Settings of the conversation']");
+    const [markdown] = await Promise.all([page.waitForEvent("download"), page.click("text=Export as Markdown")]);
+    assert(readFileSync(await markdown.path(), "utf8").includes(`![square.png](${urls[0]})`));
+    const [json] = await Promise.all([page.waitForEvent("download"), page.click("text=Export as JSON")]);
+    const exported = readFileSync(await json.path(), "utf8");
+    const file = (text) => ({ name: "x.json", mimeType: "application/json", buffer: Buffer.from(text) });
+    await page.setInputFiles("[aria-label='File with a conversation']", file(exported));
+    await page.waitForFunction(() => document.querySelectorAll(".conversations li").length === 2);
+    await page.waitForSelector(".message.user .picture img");
+    const hostile = exported.replaceAll("data:image/png", "data:text/html");
+    await page.setInputFiles("[aria-label='File with a conversation']", file(hostile));
+    await page.waitForSelector("text=expected pictures with a name and a data URL of type png");
+    await page.context().close();
+  },
+
+  async "a picture for a model that reads text is refused"() {
+    // The page knows of the model's abilities.
+    const page = await open(base);
+    await page.waitForSelector(".prompts button:enabled");
+    await give(page, "#prompt", "paste", { ...picture(4, 4), name: "pasted.png" });
+    await page.waitForSelector(`.refusal >> text=${MODEL} reads no pictures`);
+    await give(page, ".chat-main", "drop", { name: "a.pdf", mimeType: "application/pdf", buffer: Buffer.from("%PDF") });
+    await page.waitForSelector(".refusal >> text=a.pdf: expected a picture or a sound");
+    await page.fill("#prompt", "a");
+    assert.equal(await page.locator(".refusal").count(), 0);
+    await page.context().close();
+
+    // The server refuses what the page let through.
+    const deceived = await openWith(seeing);
+    await deceived.waitForSelector(".prompts button:enabled");
+    await give(deceived, "#prompt", "paste", { ...picture(4, 4), name: "pasted.png" });
+    await deceived.waitForSelector(".composer .picture");
+    await ask(deceived, "What is it?");
+    assert.match(await lastAnswer(deceived).locator(".error").innerText(), /image/);
+    await deceived.context().close();
+  },
+
+  async "speech and files of sound become text"() {
+    const page = await openWith(adding("whisper:base", "transcription"));
+    await page.waitForSelector(".prompts button:enabled");
+    const forms = [];
+    await page.route("**/v1/audio/transcriptions", async (route) => {
+      forms.push(route.request().postDataBuffer().toString("latin1"));
+      await new Promise((resolve) => setTimeout(resolve, 200));
+      if (forms.length < 4) await route.fulfill({ json: { text: ` Sentence ${forms.length}. ` } });
+      else await route.fulfill({ status: 400, json: { error: { message: "file: expected a sound" } } });
+    });
+    const value = () => page.inputValue("#prompt");
+    await page.fill("#prompt", "Dictated:");
+    await page.click("[aria-label='Record what you say']");
+    await page.getByRole("button", { name: "End the recording" }).waitFor();
+    await accessible(page, "a recording");
+    await page.waitForTimeout(1200);
+    assert.match(await page.locator(".recorder").innerText(), /0:01/);
+    await page.keyboard.press("Enter");
+    await page.getByText("Transcribing…").waitFor();
+    await page.getByRole("button", { name: "Record what you say" }).waitFor();
+    assert.equal(await value(), "Dictated: Sentence 1.");
+    assert.match(forms[0], /name="file"; filename="recording.webm"[\s\S]*name="model"\r\n\r\nwhisper:base/);
+    assert(forms[0].length > 2000, "the recording is empty");
+
+    // A discarded recording sends nothing.
+    await page.click("[aria-label='Record what you say']");
+    await page.getByRole("button", { name: "End the recording" }).waitFor();
+    await page.keyboard.press("Escape");
+    await page.getByRole("button", { name: "Record what you say" }).waitFor();
+
+    // Files, by the button and by a drop; and one that the server refuses.
+    const recording = { name: "talk.wav", mimeType: "audio/wav", buffer: sound() };
+    await page.setInputFiles("[aria-label='Files for the message']", recording);
+    await page.waitForFunction(() => document.querySelector("#prompt").value.endsWith("Sentence 2."));
+    await give(page, ".chat-main", "drop", recording);
+    await page.waitForFunction(() => document.querySelector("#prompt").value.endsWith("Sentence 3."));
+    await give(page, ".chat-main", "drop", recording);
+    await page.waitForSelector(".refusal >> text=file: expected a sound");
+    assert.equal(await value(), "Dictated: Sentence 1. Sentence 2. Sentence 3.");
+    assert.equal(forms.length, 4);
+    await page.context().close();
+  },
+
+  async "an answer is read by a voice of the server"() {
+    const page = await openWith(adding("hibari", "speech"), "about:blank");
+    const bodies = [];
+    let answer;
+    await page.route("**/v1/audio/voices", (route) =>
+      route.fulfill({ json: { voices: [{ id: "heart", model: "hibari", language: "en-US", default: true, installed: true }] } }),
+    );
+    await page.route("**/v1/audio/speech", async (route) => {
+      bodies.push(route.request().postDataJSON());
+      await route.fulfill(answer);
+    });
+    await page.goto(base);
+    await page.waitForSelector(".prompts button:enabled");
+    const long = `${"A sentence of some words. ".repeat(200)}\n\nThe end.`;
+    await answerWith(page, [answerChunks({ content: long })]);
+    await ask(page, "Speak.");
+    const pcm = (bytes) => ({ contentType: "audio/pcm", body: Buffer.alloc(bytes) });
+
+    // A text of two parts ends by itself. An odd number of bytes at the end of a part must not shift the samples.
+    answer = pcm(9_601);
+    await page.click("[aria-label='Read aloud']");
+    await page.waitForSelector("[aria-label='Stop reading']");
+    await page.waitForSelector("[aria-label='Read aloud']");
+    assert.equal(bodies.length, 2);
+    assert.equal(bodies.map((body) => body.input).join(" "), long.trim());
+    assert(bodies.every((body) => body.model === "hibari" && body.voice === "heart" && body.input.length <= 4000));
+
+    // A minute is stopped.
+    answer = pcm(24_000 * 2 * 60);
+    await page.click("[aria-label='Read aloud']");
+    await page.click("[aria-label='Stop reading']");
+    await page.waitForSelector("[aria-label='Read aloud']");
+    assert.equal(await page.locator(".answer .error").count(), 0);
+
+    answer = { status: 503, json: { error: { message: "the voice is not in memory" } } };
+    await page.click("[aria-label='Read aloud']");
+    await page.waitForSelector(".answer .error >> text=the voice is not in memory");
+    await page.waitForSelector("[aria-label='Read aloud']");
     await page.context().close();
   },
 

@@ -1,5 +1,7 @@
 // Answers that the tests of the page stand in for the server's.
 
+import { crc32, deflateSync } from "node:zlib";
+
 const event = (value) => `data: ${JSON.stringify(value)}\n\n`;
 const delta = (fields) => event({ choices: [{ index: 0, delta: fields, finish_reason: null }] });
 
@@ -17,6 +19,41 @@ export function answerChunks({ content, reasoning, call }) {
   parts.push(event({ choices: [{ index: 0, delta: {}, finish_reason: call ? "tool_calls" : "stop" }], timings }));
   parts.push("data: [DONE]\n\n");
   return parts.join("");
+}
+
+/** Returns a red picture as a PNG file. */
+export function picture(width, height) {
+  const chunk = (type, data) => {
+    const body = Buffer.concat([Buffer.from(type), data]);
+    const frame = Buffer.alloc(8);
+    frame.writeUInt32BE(data.length, 0);
+    frame.writeUInt32BE(crc32(body), 4);
+    return Buffer.concat([frame.subarray(0, 4), body, frame.subarray(4)]);
+  };
+  const header = Buffer.from([0, 0, 0, 0, 0, 0, 0, 0, 8, 2, 0, 0, 0]);
+  header.writeUInt32BE(width, 0);
+  header.writeUInt32BE(height, 4);
+  const row = Buffer.concat([Buffer.from([0]), Buffer.alloc(3 * width).map((_, index) => (index % 3 ? 40 : 220))]);
+  const rows = deflateSync(Buffer.concat(Array(height).fill(row)));
+  const signature = Buffer.from([0x89, 0x50, 0x4e, 0x47, 13, 10, 26, 10]);
+  const parts = [signature, chunk("IHDR", header), chunk("IDAT", rows), chunk("IEND", Buffer.alloc(0))];
+  return { mimeType: "image/png", buffer: Buffer.concat(parts) };
+}
+
+/** Returns a tenth of a second of silence as a WAV file. */
+export function sound() {
+  const samples = Buffer.alloc(3200);
+  const header = Buffer.from("RIFF____WAVEfmt ____________________data____");
+  header.writeUInt32LE(36 + samples.length, 4);
+  header.writeUInt32LE(16, 16);
+  header.writeUInt16LE(1, 20);
+  header.writeUInt16LE(1, 22);
+  header.writeUInt32LE(16_000, 24);
+  header.writeUInt32LE(32_000, 28);
+  header.writeUInt16LE(2, 32);
+  header.writeUInt16LE(16, 34);
+  header.writeUInt32LE(samples.length, 40);
+  return Buffer.concat([header, samples]);
 }
 
 /** Every kind of block, some of them wider than a telephone. */

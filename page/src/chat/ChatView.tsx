@@ -1,15 +1,23 @@
 import { signal } from "@preact/signals";
-import { useLayoutEffect, useRef, useState } from "preact/hooks";
-import { KeyIcon, Mark, Send, Settings as SettingsIcon, Stop } from "../icons";
+import { useLayoutEffect, useRef } from "preact/hooks";
+import { KeyIcon, Mark, Settings as SettingsIcon } from "../icons";
 import { key } from "../api";
 import { deviceName, kindOf } from "../format";
 import { chatModels, health, models } from "../server";
-import { announcement, current, preferredModel, running, send, stop, unsaved, update } from "./chats";
+import { announcement, current, preferredModel, running, send, unsaved, update } from "./chats";
+import { Composer } from "./Composer";
 import { branch } from "./conversation";
+import { attach, filesOf } from "./draft";
 import { MessageView } from "./MessageView";
+import { PictureDialog } from "./PictureList";
 import { SettingsPanel } from "./SettingsPanel";
 
 const settingsOpen = signal(false);
+
+/** Whether files are dragged over the conversation. */
+const isDropTarget = signal(false);
+
+const hasFiles = (event: DragEvent) => event.dataTransfer?.types.includes("Files") ?? false;
 
 const PROMPTS = [
   "Explain what a neural processing unit does, in three sentences.",
@@ -23,7 +31,24 @@ export function ChatView() {
   const isRunning = Boolean(conversation && running.value[conversation.id]);
   return (
     <div class="chat" data-settings={settingsOpen.value}>
-      <div class="chat-main">
+      <div
+        class="chat-main"
+        data-drop={isDropTarget.value}
+        onDragOver={(event) => {
+          if (!hasFiles(event)) return;
+          event.preventDefault();
+          isDropTarget.value = true;
+        }}
+        onDragLeave={(event) => {
+          if (!event.currentTarget.contains(event.relatedTarget as Node | null)) isDropTarget.value = false;
+        }}
+        onDrop={(event) => {
+          isDropTarget.value = false;
+          if (!hasFiles(event)) return;
+          event.preventDefault();
+          void attach(filesOf(event.dataTransfer));
+        }}
+      >
         <ChatHeader />
         {messages.length === 0 ? (
           <Welcome />
@@ -47,6 +72,7 @@ export function ChatView() {
         </div>
       </div>
       {settingsOpen.value && <SettingsPanel close={() => (settingsOpen.value = false)} />}
+      <PictureDialog />
     </div>
   );
 }
@@ -151,66 +177,5 @@ function Messages({ children, count }: { children: preact.ComponentChildren; cou
     >
       <div class="column">{children}</div>
     </div>
-  );
-}
-
-function Composer({ isRunning }: { isRunning: boolean }) {
-  const [text, setText] = useState("");
-  const area = useRef<HTMLTextAreaElement>(null);
-  const id = current.value?.id;
-  const hasModel = Boolean(current.value?.model || preferredModel.value);
-  useLayoutEffect(() => {
-    // On a touch screen, the focus would open the keyboard.
-    if (matchMedia("(hover: hover)").matches) area.current?.focus();
-  }, [id]);
-  useLayoutEffect(() => {
-    const element = area.current!;
-    element.style.height = "auto";
-    element.style.height = `${Math.min(element.scrollHeight, 240)}px`;
-  }, [text]);
-  const submit = () => {
-    const prompt = text.trim();
-    if (!prompt || isRunning || !hasModel) return;
-    setText("");
-    void send(prompt);
-  };
-  return (
-    <form
-      class="composer"
-      onSubmit={(event) => {
-        event.preventDefault();
-        submit();
-      }}
-    >
-      <div class="composer-box">
-        <label class="sr-only" for="prompt">
-          Message
-        </label>
-        <textarea
-          id="prompt"
-          ref={area}
-          rows={1}
-          value={text}
-          placeholder="Ask the model"
-          onInput={(event) => setText(event.currentTarget.value)}
-          onKeyDown={(event) => {
-            if (event.key === "Escape" && isRunning) stop();
-            if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-              event.preventDefault();
-              submit();
-            }
-          }}
-        />
-        {isRunning ? (
-          <button type="button" class="round stop" aria-label="Stop" title="Stop (Esc)" onClick={stop}>
-            <Stop />
-          </button>
-        ) : (
-          <button type="submit" class="round" aria-label="Send" title="Send (Enter)" disabled={!text.trim() || !hasModel}>
-            <Send />
-          </button>
-        )}
-      </div>
-    </form>
   );
 }

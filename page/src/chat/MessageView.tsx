@@ -6,6 +6,8 @@ import { CopyButton, Markdown } from "../markdown";
 import { SpeakButton } from "../speech";
 import { retry, send, sendResults, update } from "./chats";
 import { children, choose, type Conversation, type Message } from "./conversation";
+import { Pictures } from "./PictureList";
+import type { Picture } from "./pictures";
 
 interface Props {
   message: Message;
@@ -70,20 +72,24 @@ function Branches({ message, conversation, isRunning }: Props) {
 function UserMessage(props: Props) {
   const { message, isRunning } = props;
   const [draft, setDraft] = useState<string | null>(null);
+  const [kept, setKept] = useState<Picture[]>([]);
   const area = useRef<HTMLTextAreaElement>(null);
   const isEditing = draft !== null;
   useLayoutEffect(() => {
     if (isEditing) area.current?.focus();
   }, [isEditing]);
   const submit = () => {
-    const text = draft?.trim();
-    if (!text || isRunning) return;
+    const text = draft?.trim() ?? "";
+    if ((!text && kept.length === 0) || isRunning) return;
     setDraft(null);
-    void send(text, message.parent);
+    void send(text, kept, message.parent);
   };
   if (isEditing) {
     return (
       <article class="message user editing" aria-label="Your message">
+        {kept.length > 0 && (
+          <Pictures pictures={kept} remove={(index) => setKept(kept.filter((_, other) => other !== index))} />
+        )}
         <label class="sr-only" for={`edit-${message.id}`}>
           Edit the message
         </label>
@@ -111,17 +117,21 @@ function UserMessage(props: Props) {
   }
   return (
     <article class="message user" aria-label="Your message">
-      <div class="bubble">{message.content}</div>
+      {message.pictures && <Pictures pictures={message.pictures} />}
+      {message.content && <div class="bubble">{message.content}</div>}
       <div class="message-bar">
         <Branches {...props} />
-        <CopyButton text={message.content} label="Copy message" />
+        {message.content && <CopyButton text={message.content} label="Copy message" />}
         <button
           type="button"
           class="icon-button"
           aria-label="Edit message"
           title="Edit"
           disabled={isRunning}
-          onClick={() => setDraft(message.content)}
+          onClick={() => {
+            setKept(message.pictures ?? []);
+            setDraft(message.content);
+          }}
         >
           <Edit />
         </button>

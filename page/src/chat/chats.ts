@@ -16,6 +16,7 @@ import {
   type Settings,
   type ToolCall,
 } from "./conversation";
+import type { Picture } from "./pictures";
 import * as storage from "./storage";
 
 export const conversations = signal<Conversation[]>([]);
@@ -120,8 +121,8 @@ export function stop(): void {
   running.value[currentId.value]?.abort();
 }
 
-/** Sends a text after a message, or at the end. With the parent of another message, it is a new branch. */
-export async function send(text: string, parent?: string | null): Promise<void> {
+/** Sends a text with pictures after a message, or at the end. With the parent of another message, it is a new branch. */
+export async function send(text: string, pictures: Picture[] = [], parent?: string | null): Promise<void> {
   const conversation = ensure();
   const last = branch(conversation).at(-1)?.id ?? null;
   const message: Message = {
@@ -129,6 +130,7 @@ export async function send(text: string, parent?: string | null): Promise<void> 
     parent: parent === undefined ? last : parent,
     role: "user",
     content: text,
+    pictures: pictures.length > 0 ? pictures : undefined,
     time: Date.now(),
   };
   const next = add(conversation, message);

@@ -1,6 +1,7 @@
 // Conversations: trees of messages, of which one branch is shown.
 
 import type { Timings } from "../api";
+import { isPictureUrl, type Picture } from "./pictures";
 
 export interface ToolCall {
   id: string;
@@ -13,6 +14,8 @@ export interface Message {
   parent: string | null;
   role: "user" | "assistant" | "tool";
   content: string;
+  /** Pictures of a user's message. */
+  pictures?: Picture[];
   time: number;
   reasoning?: string;
   calls?: ToolCall[];
@@ -114,7 +117,7 @@ export function choose(conversation: Conversation, message: Message): Conversati
 }
 
 function titleOf(message: Message): string {
-  const line = message.content.trim().split("\n")[0] ?? "";
+  const line = message.content.trim().split("\n")[0] || message.pictures?.[0]?.name || "";
   return line.length > 60 ? `${line.slice(0, 57).trimEnd()}…` : line;
 }
 
@@ -145,6 +148,13 @@ function tools(text: string): unknown[] | undefined {
   return list.map((tool) => (tool && typeof tool === "object" && "name" in tool ? { type: "function", function: tool } : tool));
 }
 
+/** Returns the content of a message: its text, or a list with its pictures before the text. */
+function contentOf({ content, pictures }: Message): unknown {
+  if (!pictures?.length) return content;
+  const images = pictures.map(({ url }) => ({ type: "image_url", image_url: { url } }));
+  return content ? [...images, { type: "text", text: content }] : images;
+}
+
 /** Returns the body of the request for the answer after a message. */
 export function requestBody(conversation: Conversation, path: Message[]): Record<string, unknown> {
   const { settings } = conversation;
@@ -163,7 +173,7 @@ export function requestBody(conversation: Conversation, path: Message[]): Record
       }));
       messages.push({ role: "assistant", content: message.content || null, tool_calls: calls });
     } else {
-      messages.push({ role: message.role, content: message.content });
+      messages.push({ role: message.role, content: contentOf(message) });
     }
   }
   return {
@@ -192,9 +202,20 @@ export function asMarkdown(conversation: Conversation): string {
   for (const message of branch(conversation)) {
     const name = { user: "User", assistant: message.model ?? "Assistant", tool: "Tool" }[message.role];
     const calls = (message.calls ?? []).map((call) => `\`\`\`json\n${call.name}(${call.arguments})\n\`\`\``);
-    parts.push(`## ${name}\n\n${[message.content.trim(), ...calls].filter(Boolean).join("\n\n")}\n`);
+    const pictures = (message.pictures ?? []).map((picture) => `![${picture.name.replace(/[[\]\\]/g, "")}](${picture.url})`);
+    parts.push(`## ${name}\n\n${[...pictures, message.content.trim(), ...calls].filter(Boolean).join("\n\n")}\n`);
   }
   return parts.join("\n");
+}
+
+/** Reads the pictures of an exported message. */
+function picturesOf(id: string, value: unknown): Picture[] | undefined {
+  if (value === undefined) return undefined;
+  const isPicture = (one: Partial<Picture> | null) => isText(one?.name) && isText(one.url) && isPictureUrl(one.url);
+  if (!Array.isArray(value) || !value.every(isPicture)) {
+    throw new Error(`message ${id}: expected pictures with a name and a data URL of type png, jpeg, webp or gif`);
+  }
+  return value.map(({ name, url }: Picture) => ({ name, url }));
 }
 
 const isText = (value: unknown): value is string => typeof value === "string";
@@ -222,7 +243,7 @@ function conversationOf(value: Partial<Conversation> | null): Conversation {
     if (!isMessage || !isText(content) || !(parent === null || (isText(parent) && parent in messages))) {
       throw new Error(`message ${id}: expected a role, a text and a parent among the messages`);
     }
-    known[id] = { ...message, id, time: Number(message.time) || 0 };
+    known[id] = { ...message, id, time: Number(message.time) || 0, pictures: picturesOf(id, message.pictures) };
   }
   const settings = { ...PLAIN };
   for (const name of Object.keys(PLAIN) as (keyof Settings)[]) {
