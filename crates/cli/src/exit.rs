@@ -141,17 +141,35 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
         return ExitCode::from(code(kind));
     }
 
-    let hint = gateway.and_then(Error::hint).or_else(|| serve.and_then(ServeError::hint));
-    let hint = hint.or_else(|| system.and_then(environment::hint).map(str::to_owned));
-    match gateway.is_some() || serve.is_some() {
-        // These errors include their causes in their messages.
-        true => output::note(format_args!("error: {error}")),
-        false => output::note(format_args!("error: {error:#}")),
-    }
-    if let Some(hint) = hint {
+    note(error);
+    ExitCode::from(code(kind))
+}
+
+/// Prints an error and its hint.
+pub(crate) fn note(error: &anyhow::Error) {
+    output::note(format_args!("error: {}", message(error)));
+    if let Some(hint) = hint(error) {
         output::note(format_args!("hint: {hint}"));
     }
-    ExitCode::from(code(kind))
+}
+
+/// Returns the message of an error, with what was being done and the causes.
+fn message(error: &anyhow::Error) -> String {
+    let gateway = error.downcast_ref::<Error>().map(Error::to_string);
+    match gateway.or_else(|| error.downcast_ref::<ServeError>().map(ServeError::to_string)) {
+        // These errors include their causes in their messages.
+        Some(message) if message == error.to_string() => message,
+        Some(message) => format!("{error}: {message}"),
+        None => format!("{error:#}"),
+    }
+}
+
+/// Returns the next step after an error.
+fn hint(error: &anyhow::Error) -> Option<String> {
+    let gateway = error.downcast_ref::<Error>().and_then(Error::hint);
+    let stated = gateway.or_else(|| error.downcast_ref::<ServeError>().and_then(ServeError::hint));
+    let system = error.chain().find_map(|cause| cause.downcast_ref::<io::Error>());
+    stated.or_else(|| system.and_then(environment::hint).map(str::to_owned))
 }
 
 /// Prints clap's message: help and version to standard output, the rest to standard error.
@@ -165,4 +183,28 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
     let text = if console::colors_enabled_stderr() { text.ansi().to_string() } else { text.to_string() };
     output::styled_note(text.trim_end());
     ExitCode::from(2)
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Context;
+
+    use super::*;
+
+    #[test]
+    fn messages_have_their_context_and_their_causes_once() {
+        let check = |error: anyhow::Error, expect: &str| assert_eq!(message(&error), expect);
+        let invalid = || Error::invalid("image", "found text");
+        check(invalid().into(), "image: found text");
+        check(
+            Err::<(), _>(invalid()).context("cannot read cat.txt").unwrap_err(),
+            "cannot read cat.txt: image: found text",
+        );
+        let source = io::Error::other("gone");
+        check(
+            Error::Io { what: "cannot read cat.png".to_owned(), source }.into(),
+            "cannot read cat.png: gone",
+        );
+        check(anyhow::anyhow!("gone").context("cannot read cat.png"), "cannot read cat.png: gone");
+    }
 }

@@ -14,12 +14,13 @@ use std::{
 };
 
 use anyhow::{Context, bail};
+use base64::{Engine, prelude::BASE64_STANDARD};
 use narthex_gateway::{
     Encryption, ErrorKind, Gateway, RunningServer,
     models::{ModelState, ModelStatus},
     request::{
-        ChatRequest, FinishReason, GenerateOptions, GenerationEvent, GenerationSink, Grammar, Repetition,
-        Summary, Times,
+        ChatRequest, FinishReason, GenerateOptions, GenerationEvent, GenerationSink, Grammar, Media, Message,
+        Repetition, Summary, Times,
     },
 };
 use narthex_spec::Scheme;
@@ -214,11 +215,22 @@ impl ServedModel {
 /// Returns the body of a request in Ollama's protocol, whose servers omit the oldest turns of a long conversation.
 fn body(model: &str, request: &ChatRequest) -> Value {
     let ChatRequest { messages, options, .. } = request;
-    let messages: Vec<Value> =
-        messages.iter().map(|message| json!({"role": message.role, "content": message.content})).collect();
+    let messages: Vec<Value> = messages.iter().map(message_body).collect();
     let mut body = json!({"model": model, "messages": messages, "options": sampling(options)});
     if let Some(Grammar::JsonSchema(schema)) = &options.grammar {
         body["format"] = schema.clone();
+    }
+    body
+}
+
+/// Returns a message in Ollama's protocol, in which images stand before the text.
+fn message_body(message: &Message) -> Value {
+    let Message { role, content, .. } = message;
+    let images: Vec<String> =
+        content.media().map(Media::bytes).map(|bytes| BASE64_STANDARD.encode(bytes)).collect();
+    let mut body = json!({"role": role, "content": content.text()});
+    if !images.is_empty() {
+        body["images"] = images.into();
     }
     body
 }
@@ -348,6 +360,8 @@ fn failed(reason: &str) -> Vec<GenerationEvent> {
 mod tests {
     use std::{io::Write, net::TcpListener, sync::mpsc};
 
+    use narthex_gateway::request::{Content, MediaKind, Part, Role};
+
     use super::*;
 
     #[test]
@@ -423,6 +437,14 @@ mod tests {
         });
         assert_eq!((&body["options"], &body["format"]), (&options, &json!({"type": "object"})));
         assert_eq!(body["messages"], json!([{"role": "user", "content": "hello"}]));
+    }
+
+    #[test]
+    fn images_are_sent_with_their_message() {
+        let image = Media::new(MediaKind::Image, None, b"\x89PNG".to_vec());
+        let content: Content = [Part::Media(image), Part::text("What is it?")].into_iter().collect();
+        let found = message_body(&Message::new(Role::User, content));
+        assert_eq!(found, json!({"role": "user", "content": "What is it?", "images": ["iVBORw=="]}));
     }
 
     #[test]

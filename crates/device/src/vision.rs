@@ -31,6 +31,8 @@ pub struct VisionOptions<'a> {
 /// A loaded vision tower, in variant A.
 pub struct VisionTower {
     session: Session,
+    /// File of the graph in the package.
+    graph: String,
     pixels: String,
     rows: String,
     shape: [usize; 4],
@@ -63,6 +65,7 @@ impl VisionTower {
         session.check_names(entry)?;
         Ok(Self {
             session,
+            graph: entry.file.clone(),
             pixels: pixels.name.clone(),
             rows: rows.name.clone(),
             shape: vision.pixels(),
@@ -78,6 +81,11 @@ impl VisionTower {
     /// Returns the number of elements of a row.
     pub fn width(&self) -> usize {
         self.output[1]
+    }
+
+    /// Returns the file of the graph in the package.
+    pub fn graph(&self) -> &str {
+        &self.graph
     }
 
     /// Returns the placement of the graph's nodes.

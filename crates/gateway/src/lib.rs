@@ -72,7 +72,7 @@ pub use report::{
     fallback::{FallbackNode, FallbackNodes},
     memory::MemoryReport,
     models,
-    placement::{AnsweringDevice, PhaseShares, PlacementLine, PlacementReport},
+    placement::{AnsweringDevice, PhaseShares, PlacementLine, PlacementReport, TowerReport},
 };
 pub use rights::{AutoPull, Rights};
 pub use serve::{answer_stream::AnswerStream, generation::Generation, options::unique_number, request};

@@ -77,6 +77,11 @@ impl<'a> Decoder<'a> {
         [width, height]
     }
 
+    /// Returns the media type, such as `image/png`.
+    pub fn media_type(&self) -> &'static str {
+        self.format.to_mime_type()
+    }
+
     /// Returns an upper bound of the bytes that [`Self::decode`] allocates: the file, its samples, coefficients of a
     /// progressive file, and two pictures if one is rotated.
     pub fn memory(&self) -> u64 {
@@ -236,7 +241,8 @@ mod tests {
         refused(&bmp(32_768, 32_768, 40_000), expect);
         refused(&gif(65_535, 65_535), "found 65535 × 65535");
         let small = bmp(32, 2, 2000);
-        assert_eq!(Decoder::open(&small).unwrap().size(), [32, 2]);
+        let decoder = Decoder::open(&small).unwrap();
+        assert_eq!((decoder.size(), decoder.media_type()), ([32, 2], "image/bmp"));
     }
 
     #[test]

@@ -38,6 +38,14 @@ impl MediaKind {
         self.into()
     }
 
+    /// Returns the name of the capability to read media of this kind, as in Ollama's API.
+    pub fn capability(self) -> &'static str {
+        match self {
+            Self::Image => "vision",
+            Self::Audio => "audio",
+        }
+    }
+
     /// Returns the plural for sentences.
     pub fn plural(self) -> &'static str {
         match self {

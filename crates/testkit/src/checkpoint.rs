@@ -5,6 +5,7 @@
 //! written, use [`tiny_llama`] or [`tiny_bert`] and the parts that they return.
 
 mod gguf;
+mod vision;
 mod whisper;
 mod words;
 
@@ -14,6 +15,7 @@ use narthex_engine::sample::SplitMix64;
 use serde_json::{Value, json};
 
 pub use gguf::{Gguf, GgufTensor, GgufType, Meta};
+pub use vision::{PICTURE_POSITIONS, tiny_gemma_with_vision};
 pub use whisper::tiny_whisper_safetensors;
 use words::CHAT_TEMPLATE;
 

@@ -1,6 +1,6 @@
 //! Arguments of `run`, `chat` and `complete`.
 
-use std::str::FromStr;
+use std::{path::PathBuf, str::FromStr};
 
 use clap::Args as ClapArgs;
 use narthex_gateway::Error;
@@ -22,6 +22,9 @@ pub(crate) struct ChatArgs {
     pub(crate) system: Option<String>,
 
     #[command(flatten)]
+    pub(crate) media: MediaArgs,
+
+    #[command(flatten)]
     pub(crate) tools: ToolArgs,
 
     #[command(flatten)]
@@ -29,6 +32,15 @@ pub(crate) struct ChatArgs {
 
     #[command(flatten)]
     pub(crate) load: DecoderLoadArgs,
+}
+
+/// Media of a question.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct MediaArgs {
+    /// An image that the question is about, or the first question of a conversation: PNG, JPEG, WebP, GIF or BMP;
+    /// repeatable
+    #[arg(long = "image", value_name = "FILE")]
+    pub(crate) images: Vec<PathBuf>,
 }
 
 /// `narthex run`: the arguments of `chat`, with the model first.
@@ -45,6 +57,9 @@ pub(crate) struct RunArgs {
     pub(crate) system: Option<String>,
 
     #[command(flatten)]
+    pub(crate) media: MediaArgs,
+
+    #[command(flatten)]
     pub(crate) tools: ToolArgs,
 
     #[command(flatten)]
@@ -55,8 +70,8 @@ pub(crate) struct RunArgs {
 }
 
 impl From<RunArgs> for ChatArgs {
-    fn from(RunArgs { model, prompt, system, tools, generate, load }: RunArgs) -> Self {
-        Self { prompt, model: Some(model), system, tools, generate, load }
+    fn from(RunArgs { model, prompt, system, media, tools, generate, load }: RunArgs) -> Self {
+        Self { prompt, model: Some(model), system, media, tools, generate, load }
     }
 }
 

@@ -5,26 +5,27 @@ use std::path::Path;
 use narthex_gateway::{
     Error, Gateway,
     models::{ModelKind, ModelStatus},
-    request::{Message, Role},
+    request::{Content, Media, MediaKind, Message, Role},
 };
 use rustyline::error::ReadlineError;
 
 use super::{
     conversation_file,
     generation::{ChatModel, options, print_speed},
-    load, stated_scheme,
+    images, load, stated_scheme,
     tools::{self, ChatTools},
 };
 use crate::{
     args::{ChatArgs, GenerateArgs},
     bars::Bars,
     chat_editor::ChatEditor,
-    interrupt, output,
+    exit, interrupt, output,
     running_server::ServedModel,
 };
 
 const HELP: &str = r#"/system [TEXT]    show the instructions, or start a new conversation with these
 /clear            start a new conversation
+/image FILE       attach an image to the next message
 /regenerate       answer the last question again
 /model [NAME]     show the model, or continue with this one
 /set [NAME VALUE] show the options of generating text, or change one
@@ -36,8 +37,19 @@ const HELP: &str = r#"/system [TEXT]    show the instructions, or start a new co
 Ctrl-C stops an answer."#;
 
 /// Names of the commands, for completion.
-const COMMANDS: &[&str] =
-    &["/clear", "/exit", "/help", "/load", "/model", "/regenerate", "/save", "/set", "/show", "/system"];
+const COMMANDS: &[&str] = &[
+    "/clear",
+    "/exit",
+    "/help",
+    "/image",
+    "/load",
+    "/model",
+    "/regenerate",
+    "/save",
+    "/set",
+    "/show",
+    "/system",
+];
 
 /// Meaning of a typed line.
 #[derive(Debug, PartialEq, Eq)]
@@ -46,6 +58,7 @@ enum ChatInput<'a> {
     Help,
     Clear,
     System(&'a str),
+    Image(&'a str),
     Regenerate,
     Model(&'a str),
     Set(&'a str),
@@ -72,6 +85,7 @@ fn parse(line: &str) -> ChatInput<'_> {
         "/help" | "/?" => ChatInput::Help,
         "/clear" => ChatInput::Clear,
         "/system" => ChatInput::System(rest),
+        "/image" => ChatInput::Image(unquoted(rest)),
         "/regenerate" => ChatInput::Regenerate,
         "/model" => ChatInput::Model(rest),
         "/set" => ChatInput::Set(rest),
@@ -84,17 +98,25 @@ fn parse(line: &str) -> ChatInput<'_> {
     }
 }
 
+/// Returns a path without quotes around it, which terminals add to a file that is dropped on them.
+fn unquoted(path: &str) -> &str {
+    let quotes = ['"', '\''].into_iter();
+    let mut inner = quotes.filter_map(|quote| path.strip_prefix(quote)?.strip_suffix(quote));
+    inner.next().unwrap_or(path)
+}
+
 /// Messages that precede the first question.
 pub(super) fn first_messages(system: Option<&str>) -> Vec<Message> {
     system.into_iter().map(|text| Message::new(Role::System, text.to_owned())).collect()
 }
 
-/// Runs a conversation until the user leaves.
+/// Runs a conversation until the user leaves. Its first question is about these images.
 pub(crate) fn run(
     gateway: &Gateway,
     args: &ChatArgs,
     model: OpenModel,
     tools: Option<ChatTools>,
+    images: Vec<Media>,
 ) -> anyhow::Result<()> {
     let system = args.system.clone();
     let mut conversation = Conversation {
@@ -105,6 +127,7 @@ pub(crate) fn run(
         tools,
         messages: first_messages(system.as_deref()),
         system,
+        images,
     };
     let mut editor = ChatEditor::new(gateway.chat_history(), COMMANDS);
     output::note(format!("{}; /help lists the commands.", conversation.model.readiness(gateway)));
@@ -124,7 +147,7 @@ pub(crate) fn run(
         // The conversation continues, because the user can correct the command or the message.
         match conversation.take(input) {
             Err(error) if is_fatal(&error) => return Err(error),
-            Err(error) => output::note(format!("error: {error:#}")),
+            Err(error) => exit::note(&error),
             Ok(()) => {}
         }
         interrupt::take();
@@ -199,6 +222,8 @@ struct Conversation<'a> {
     tools: Option<ChatTools>,
     system: Option<String>,
     messages: Vec<Message>,
+    /// Images that go with the next message.
+    images: Vec<Media>,
 }
 
 impl Conversation<'_> {
@@ -212,6 +237,8 @@ impl Conversation<'_> {
                 output::note(self.system.as_deref().unwrap_or("There are no instructions."));
             }
             ChatInput::System(text) => self.restart(Some(text.to_owned())),
+            ChatInput::Image("") => output::note("expected the file of an image"),
+            ChatInput::Image(file) => self.attach(Path::new(file))?,
             ChatInput::Regenerate => self.regenerate()?,
             ChatInput::Model("") => output::note(self.model.status.id()),
             ChatInput::Model(name) => self.change_model(name)?,
@@ -229,7 +256,10 @@ impl Conversation<'_> {
                 output::note(format!("{} messages from {file}", self.messages.len()));
             }
             ChatInput::Unknown(word) => output::note(format!("unknown command {word}\n{HELP}")),
-            ChatInput::Message(text) => self.ask(text.to_owned())?,
+            ChatInput::Message(text) => {
+                let images = std::mem::take(&mut self.images);
+                self.ask(images::question(images, text.to_owned()))?;
+            }
         }
 
         Ok(())
@@ -238,6 +268,15 @@ impl Conversation<'_> {
     fn restart(&mut self, system: Option<String>) {
         self.messages = first_messages(system.as_deref());
         self.system = system;
+        self.images.clear();
+    }
+
+    /// Attaches an image to the next message.
+    fn attach(&mut self, file: &Path) -> anyhow::Result<()> {
+        self.gateway.check_reads(&self.model.name, MediaKind::Image)?;
+        self.images.push(images::read(file)?);
+        output::note(format!("{} goes with the next message", file.display()));
+        Ok(())
     }
 
     /// Asks the last question again.
@@ -246,7 +285,7 @@ impl Conversation<'_> {
             output::note("There is no question yet.");
             return Ok(());
         };
-        let question = self.messages[last].content.text().into_owned();
+        let question = self.messages[last].content.clone();
         let later = self.messages.split_off(last);
         // The earlier answer stays if there is no new one.
         self.ask(question).inspect_err(|_| self.messages.extend(later))
@@ -288,8 +327,8 @@ impl Conversation<'_> {
         )
     }
 
-    /// Prints the answer to a question. Without one, the question is forgotten.
-    fn ask(&mut self, question: String) -> anyhow::Result<()> {
+    /// Prints the answer to a question. Without one, the question is forgotten with its images.
+    fn ask(&mut self, question: Content) -> anyhow::Result<()> {
         let before = self.messages.len();
         self.messages.push(Message::new(Role::User, question));
         let model = self.model.to_answer(self.gateway, &self.options);
@@ -319,6 +358,10 @@ mod tests {
         check("/system", ChatInput::System(""));
         check("/set temperature 0.5", ChatInput::Set("temperature 0.5"));
         check("/load  a file.json ", ChatInput::Load("a file.json"));
+        check("/image  my cat.png ", ChatInput::Image("my cat.png"));
+        check("/image 'my cat.png'", ChatInput::Image("my cat.png"));
+        check("/image \"a's cat.png\"", ChatInput::Image("a's cat.png"));
+        check("/image '", ChatInput::Image("'"));
         check("/regenerate", ChatInput::Regenerate);
         check("/exit", ChatInput::Exit);
         check("/nope x", ChatInput::Unknown("/nope"));

@@ -15,6 +15,7 @@ mod embed;
 mod exports;
 mod fill;
 mod generation;
+mod images;
 mod key;
 mod launch;
 mod man;

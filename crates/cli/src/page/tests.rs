@@ -47,6 +47,7 @@ fn placement(device: DeviceName, decode: Option<DeviceName>, npu_share: f64) -> 
         npu_share,
         phases: None,
         lines: vec![line(device.ep(), 0.9999), line(Ep::Cpu, 0.0001)],
+        towers: Vec::new(),
         fallback: FallbackNodes::default(),
         why: None,
         notes: vec!["the kept contexts were refused & made anew".to_owned()],

@@ -5,10 +5,10 @@ use std::iter;
 use comfy_table::{Cell, ContentArrangement};
 use console::Term;
 use narthex_gateway::{
-    models::{Access, DiskUsage, ModelListing, Purpose, Removal},
+    models::{Access, DiskUsage, ModelKind, ModelListing, Purpose, Removal},
     plan::{RankedModel, SpeedClass, Suitability},
 };
-use narthex_spec::Scheme;
+use narthex_spec::{MediaKind, Scheme};
 
 use super::{PIPED_COLUMNS, bytes, right, table};
 
@@ -32,7 +32,7 @@ pub(crate) fn installed(models: &[ModelListing]) -> String {
             let bound = package.bound.as_ref().map_or("", |bound| bound.device.as_str());
             let cells = [
                 Cell::new(&model.name),
-                Cell::new(model.kind.as_str()),
+                Cell::new(kind(model.kind, &package.reads)),
                 Cell::new(package.scheme),
                 right(bytes(package.bytes)),
                 right(bytes(package.bytes + machine_bytes(package.machine_bytes))),
@@ -42,6 +42,12 @@ pub(crate) fn installed(models: &[ModelListing]) -> String {
         }
     }
     table.trim_fmt()
+}
+
+/// Renders the kind of a model with the media that it reads in conversations: `chat, vision`.
+pub(super) fn kind(kind: ModelKind, reads: &[MediaKind]) -> String {
+    let media = reads.iter().map(|kind| kind.capability());
+    iter::once(kind.as_str()).chain(media).collect::<Vec<_>>().join(", ")
 }
 
 /// Renders the space that a store takes.
@@ -103,12 +109,14 @@ fn catalogue_within(models: &[RankedModel], columns: Option<usize>) -> String {
     others.sort_by_key(|ranked| ranked.model.access == Access::Gated);
     let mut tables = Vec::new();
     if !choices.is_empty() {
-        let table = models_within(&choices, columns, "FOR", |model| model.pick.map_or("", Purpose::as_str));
+        let table = models_within(&choices, columns, "FOR", |model| {
+            model.pick.map_or("", Purpose::as_str).to_owned()
+        });
         tables.push(format!("First choices\n{table}"));
     }
     if !others.is_empty() || choices.is_empty() {
         let title = if choices.is_empty() { "" } else { "Other models\n" };
-        let table = models_within(&others, columns, "KIND", |model| model.kind.as_str());
+        let table = models_within(&others, columns, "KIND", |model| kind(model.kind, &model.reads));
         tables.push(format!("{title}{table}"));
     }
     tables.join("\n\n")
@@ -120,7 +128,7 @@ fn models_within(
     models: &[&RankedModel],
     columns: Option<usize>,
     label: &str,
-    value: fn(&ModelListing) -> &'static str,
+    value: fn(&ModelListing) -> String,
 ) -> String {
     let figures = catalogue_figures(models, label, value);
     let names = iter::once("MODEL").chain(models.iter().map(|ranked| ranked.model.name.as_str()));
@@ -135,11 +143,7 @@ fn models_within(
 }
 
 /// Renders the columns after the names, in one line for each model.
-fn catalogue_figures(
-    models: &[&RankedModel],
-    label: &str,
-    value: fn(&ModelListing) -> &'static str,
-) -> String {
+fn catalogue_figures(models: &[&RankedModel], label: &str, value: fn(&ModelListing) -> String) -> String {
     let mut table = table(&[label, "SIZE", "HERE", "SPEED", "QUALITY", "STATE"]);
     table.set_content_arrangement(ContentArrangement::Disabled);
     for RankedModel { model, here } in models {
@@ -197,7 +201,7 @@ pub(super) fn access(access: Access) -> Option<&'static str> {
 mod tests {
     use std::time::SystemTime;
 
-    use narthex_gateway::models::{Figures, InstalledPackage, ModelKind};
+    use narthex_gateway::models::{Figures, InstalledPackage};
     use narthex_spec::Sha256;
 
     use super::*;
@@ -212,6 +216,7 @@ mod tests {
         let model = ModelListing {
             name: name.parse().unwrap(),
             kind: ModelKind::Chat,
+            reads: Vec::new(),
             title: String::new(),
             parameters: None,
             download_bytes: None,
@@ -226,6 +231,14 @@ mod tests {
             auto_pull: false,
         };
         RankedModel { model, here }
+    }
+
+    #[test]
+    fn models_that_see_are_marked() {
+        let mut model = ranked("gemma3:4b", Some(here(2_500_000_000, true, true)), Access::Open);
+        model.model.reads = vec![MediaKind::Image];
+        let text = catalogue_within(&[model], None);
+        assert_eq!(rows(&text)[1][..3], ["gemma3:4b", "chat,", "vision"], "{text}");
     }
 
     fn models() -> [RankedModel; 3] {
@@ -296,6 +309,8 @@ mod tests {
                 context_length: 0,
                 kv_cache: None,
                 bound: None,
+                reads: Vec::new(),
+                reasons: false,
                 sampling: Default::default(),
                 created: SystemTime::UNIX_EPOCH,
                 digest: Sha256([0; 32]),

@@ -85,6 +85,9 @@ pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing) -> String {
         let here = here.map(|kv_cache| format!("; on this CPU in {kv_cache}")).unwrap_or_default();
         lines.insert(5, format!("KV cache     {} per 1000 tokens in f32{here}", bytes(kv as u64 * 1000)));
     }
+    if let Some(text) = vision(&manifest.architecture) {
+        lines.insert(2, format!("vision       {text}"));
+    }
     if let Some(text) = pooling(&manifest.architecture) {
         lines.insert(2, format!("pooling      {text}"));
     }
@@ -123,6 +126,12 @@ fn source_weights(weights: &[SourceWeights]) -> String {
         format!("{tensors} tensors {encoding} in {bits} bits{rounded}")
     });
     format!(", as in its checkpoint: {}", parts.collect::<Vec<_>>().join("; "))
+}
+
+/// Renders the vision tower of a model.
+fn vision(structure: &Structure) -> Option<String> {
+    let Structure::Decoder(arch) = structure else { return None };
+    Some(format!("{}, on the CPU", arch.vision.as_ref()?.describe()))
 }
 
 /// Renders how an embedding model makes one vector of a text's rows.

@@ -2,12 +2,12 @@
 
 use comfy_table::Cell;
 use narthex_gateway::{
-    PlacementReport, RunningServer,
+    PlacementReport, RunningServer, TowerReport,
     models::{ModelState, ModelStatus},
     request::Summary,
 };
 
-use super::{right, table};
+use super::{bytes, right, table};
 
 /// Renders the line after an answer: device and speed.
 pub(crate) fn answer_line(status: &ModelStatus, summary: &Summary) -> String {
@@ -63,11 +63,26 @@ fn remarks(model: &ModelStatus) -> Vec<String> {
     let fallback = report.filter(|report| !report.fallback.is_empty());
     let fallback = fallback.map(|report| format!("on other devices: {}", report.fallback));
     let notes = report.into_iter().flat_map(|report| report.notes.iter().cloned());
+    let towers = report.into_iter().flat_map(|report| &report.towers).map(tower);
     let loss = model.kv_cache.filter(|kv_cache| kv_cache.loss.is_some());
     let kv_cache = loss.map(|kv_cache| format!("KV cache in {kv_cache}"));
     let draft = model.draft_model.as_ref();
     let draft = draft.map(|draft| format!("draft model: {} ({})", draft.name, draft.scheme));
-    why.into_iter().chain(fallback).chain(notes).chain(refusals(model)).chain(kv_cache).chain(draft).collect()
+    why.into_iter()
+        .chain(fallback)
+        .chain(notes)
+        .chain(refusals(model))
+        .chain(towers)
+        .chain(kv_cache)
+        .chain(draft)
+        .collect()
+}
+
+/// Renders the place of a tower: `reads images on cpu: 412 nodes, 840 MB of weights`.
+fn tower(tower: &TowerReport) -> String {
+    let TowerReport { reads, device, weight_bytes, .. } = tower;
+    let size = bytes(*weight_bytes);
+    format!("reads {} on {device}: {} nodes, {size} of weights", reads.plural(), tower.nodes())
 }
 
 /// Renders running servers, followed by remarks on their models.
@@ -107,7 +122,7 @@ mod tests {
         models::{DeviceRefusal, ModelKind},
         request::Times,
     };
-    use narthex_spec::{DeviceName, OpenVinoDevice, Scheme};
+    use narthex_spec::{DeviceName, MediaKind, OpenVinoDevice, Scheme};
 
     use super::*;
     use crate::page::tests::comparison as made_up;
@@ -179,7 +194,14 @@ mod tests {
         let note = "tiny (w8) the kept contexts were refused & made anew".to_owned();
         assert_eq!(lines(&status), [row(&ready), note.clone()]);
         let why = Some("measured on this machine, 5 ms".to_owned());
-        status.placement = Some(PlacementReport { why, ..placement.clone() });
+        let towers = vec![TowerReport {
+            reads: MediaKind::Image,
+            device: DeviceName::Cpu,
+            weight_bytes: 840_000_000,
+            multiply_accumulates: 1,
+            lines: placement.lines.clone(),
+        }];
+        status.placement = Some(PlacementReport { why, towers, ..placement.clone() });
         status.passed_over = vec![DeviceRefusal {
             device: DeviceName::WebGpu,
             reason: "it is in quarantine".to_owned(),
@@ -192,6 +214,7 @@ mod tests {
             "tiny (w8) measured on this machine, 5 ms".to_owned(),
             note,
             "tiny (w8) not webgpu: it is in quarantine".to_owned(),
+            "tiny (w8) reads images on cpu: 24 nodes, 840 MB of weights".to_owned(),
         ];
         assert_eq!(lines(&status), expected);
         let (reason, hint) = ("tiny runs on no device".to_owned(), Some("narthex doctor".to_owned()));

@@ -10,6 +10,7 @@ mod exports;
 mod first_hour;
 mod full_disk;
 mod hardening;
+mod images;
 mod launch;
 mod mcp;
 mod plan;

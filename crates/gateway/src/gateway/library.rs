@@ -11,7 +11,7 @@ use narthex_catalog::{
     store::{AuditedFile, CheckpointPruning, FileCondition, PackageInfo},
 };
 use narthex_spec::{
-    ModelName, ProgressSink,
+    MediaKind, ModelName, ProgressSink,
     manifest::{MANIFEST_FILE, Manifest},
     progress::JobSteps,
 };
@@ -40,6 +40,7 @@ use crate::{
         DiskUsage, InstalledPackage, ModelKind, ModelListing, ModelStatus, PulledModel, Removal, VoiceInfo,
     },
     rights::AutoPull,
+    serve::media,
 };
 
 /// A pull that a request may run.
@@ -157,6 +158,20 @@ impl Gateway {
             (Some(is), Some(&first)) if !wanted.contains(&is) => {
                 Err(Error::WrongKind { name: key.name, is, wanted: first })
             }
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses a model that is known not to read media of this kind in conversations, before it is fetched and loaded.
+    ///
+    /// # Errors
+    /// [`Error::MediaNotRead`], and [`Error::UnknownModel`] for a name that no model has.
+    pub fn check_reads(&self, model: &str, kind: MediaKind) -> Result<(), Error> {
+        let key = self.library.key(model)?;
+        let installed = self.library.manifest(&key).ok().map(|manifest| manifest.reads());
+        let listed = self.library.catalog.get(&key.name).map(|entry| entry.reads.clone());
+        match installed.or(listed) {
+            Some(kinds) if !kinds.contains(&kind) => Err(media::not_read(&key.name, kind)),
             _ => Ok(()),
         }
     }

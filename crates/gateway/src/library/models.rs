@@ -358,6 +358,11 @@ impl Library {
             let listing = listings.entry(info.name.clone()).or_insert_with(|| manifest_listing(&manifest));
             listing.installed.push(self.installed_package(&info, manifest)?);
         }
+        for listing in listings.values_mut() {
+            if let Some(reads) = listing.usual_package().map(|package| package.reads.clone()) {
+                listing.reads = reads;
+            }
+        }
         Ok(listings.into_values().collect())
     }
 
@@ -399,6 +404,8 @@ impl Library {
             max_length: manifest.max_length,
             context_length: context_length(&self.config, &manifest, kv_cache),
             kv_cache,
+            reads: manifest.reads(),
+            reasons: manifest.chat.as_ref().is_some_and(|chat| chat.reasoning.is_some()),
             bound: manifest.bound,
             sampling: manifest.sampling,
             created: info.created,
@@ -410,6 +417,7 @@ impl Library {
         ModelListing {
             name: entry.name.clone(),
             kind: entry.kind,
+            reads: entry.reads.clone(),
             title: entry.title.clone(),
             parameters: Some(entry.parameters),
             download_bytes: entry.checkpoint_bytes(),
@@ -474,6 +482,7 @@ fn manifest_listing(manifest: &Manifest) -> ModelListing {
     ModelListing {
         name: manifest.name.clone(),
         kind: ModelKind::of(manifest),
+        reads: manifest.reads(),
         title: manifest.name.to_string(),
         parameters: None,
         download_bytes: None,

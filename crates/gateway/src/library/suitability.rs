@@ -235,6 +235,7 @@ mod tests {
         ModelListing {
             name: name.parse().unwrap(),
             kind: ModelKind::Chat,
+            reads: Vec::new(),
             title: String::new(),
             parameters: Some(bytes),
             download_bytes: None,

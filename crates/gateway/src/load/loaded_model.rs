@@ -100,7 +100,7 @@ impl LoadedModel {
         let template = read_template(&request.package)?;
         let tools = ToolFormatChoice::new(request.package.manifest.chat.as_ref(), tool_format);
         let abilities = template.as_ref().map_or_else(Abilities::default, ChatTemplate::abilities);
-        let OpenModel { model, report, passed_over, monitors } = open(request)?;
+        let OpenModel { model, mut report, passed_over, monitors } = open(request)?;
         let tokenizer = tokenizer.finish()?;
         let model = match model {
             Model::Decoder(executor) => Model::Decoder(executor.with_vocabulary(tokenizer.vocab_size())),
@@ -112,6 +112,7 @@ impl LoadedModel {
             check_context(config, &request.package.key.name, executor.limits())?;
             if let Some(width) = executor.media_width() {
                 let tower = PictureTower::open(request, &tokenizer, width)?;
+                report.towers.extend(tower.as_ref().map(|tower| tower.report().clone()));
                 towers = tower.map(|tower| Box::new(tower) as Box<dyn MediaTowers>);
             }
         }

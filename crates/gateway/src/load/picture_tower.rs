@@ -19,11 +19,12 @@ use narthex_text::{
 };
 use parking_lot::Mutex;
 
-use super::{media_towers::MediaTowers, request::LoadRequest};
+use super::{media_towers::MediaTowers, placement, request::LoadRequest};
 use crate::{
     cancel::Cancel,
     error::Error,
     library::package::bad_package,
+    report::placement::TowerReport,
     turn_queue::{QueueLimits, TurnQueue},
 };
 
@@ -45,6 +46,7 @@ pub(crate) struct PictureTower {
     spans: MediaSpans,
     /// Digest of the tower and of the preprocessing.
     identity: Sha256,
+    report: TowerReport,
     recent: Mutex<RecentRows>,
 }
 
@@ -71,6 +73,7 @@ impl PictureTower {
         let options = VisionOptions { threads: request.config.threads, packed_weights: None };
         let folder = &request.package.folder;
         let tower = VisionTower::open(request.runtime, folder, manifest, &Device::Cpu, &options)?;
+        let report = placement::tower_report(folder, tower.graph(), tower.placement(), MediaKind::Image)?;
         let key = &request.package.key;
         let rows = NonZeroUsize::new(tower.rows()).filter(|_| tower.width() == width);
         let Some(rows) = rows else {
@@ -102,8 +105,14 @@ impl PictureTower {
             placeholders: [MediaPlaceholder { kind: MediaKind::Image, text: start, token }],
             spans: MediaSpans { kind: MediaKind::Image, spans },
             identity: identity(manifest, entry),
+            report,
             recent: Mutex::default(),
         }))
+    }
+
+    /// Returns where the tower runs.
+    pub(crate) fn report(&self) -> &TowerReport {
+        &self.report
     }
 
     /// Decodes a picture and runs the tower.

@@ -11,7 +11,7 @@ use narthex_device::{
 };
 use narthex_graph::{Graph, context::CONTEXT_OP, work::multiply_accumulates};
 use narthex_spec::{
-    DeviceKind, Ep,
+    DeviceKind, DeviceName, Ep, MediaKind,
     manifest::{GraphEntry, Part},
 };
 
@@ -24,7 +24,7 @@ use crate::{
     },
     report::{
         fallback::FallbackNodes,
-        placement::{PhaseShares, PlacementLine, PlacementReport},
+        placement::{PhaseShares, PlacementLine, PlacementReport, TowerReport},
     },
 };
 
@@ -83,9 +83,28 @@ pub(crate) fn report(
         npu_share: phases.map_or_else(|| total.npu_share(), PhaseShares::min),
         phases,
         lines,
+        towers: Vec::new(),
         fallback,
         why: None,
         notes,
+    })
+}
+
+/// Reports the placement of a tower of a package.
+pub(crate) fn tower_report(
+    folder: &Path,
+    graph: &str,
+    placement: &Placement,
+    reads: MediaKind,
+) -> Result<TowerReport, Error> {
+    let costs = node_costs(folder, graph)?;
+    let lines = graph_lines(graph, placement, &costs);
+    Ok(TowerReport {
+        reads,
+        device: DeviceName::Cpu,
+        weight_bytes: lines.iter().map(|line| line.weight_bytes).sum(),
+        multiply_accumulates: costs.values().map(|node| node.multiply_accumulates).sum(),
+        lines,
     })
 }
 
@@ -244,7 +263,7 @@ fn node_providers<'a>(placement: &Placement, costs: &'a BTreeMap<String, NodeCos
 #[cfg(test)]
 mod tests {
     use narthex_device::{ep::Device, placement::PlacedNode};
-    use narthex_spec::{DType, DeviceName, Variant};
+    use narthex_spec::{DType, Variant};
 
     use super::*;
 

@@ -8,7 +8,7 @@ pub use narthex_catalog::{
 };
 pub use narthex_spec::ModelKind;
 use narthex_spec::{
-    DeviceName, ModelName, Scheme, Sha256,
+    DeviceName, MediaKind, ModelName, Scheme, Sha256,
     manifest::{BoundDevice, PublishedSampling},
 };
 use schemars::JsonSchema;
@@ -39,6 +39,9 @@ pub struct ModelListing {
     pub name: ModelName,
     /// Task.
     pub kind: ModelKind,
+    /// Media that the model reads in conversations: as its usual package does, or else as the catalogue states.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub reads: Vec<MediaKind>,
     /// Name for people.
     pub title: String,
     /// Number of parameters, if known.
@@ -105,6 +108,12 @@ pub struct InstalledPackage {
     /// The only kind of device that runs the package, if it is bound to one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bound: Option<BoundDevice>,
+    /// Media that the package reads in conversations.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub reads: Vec<MediaKind>,
+    /// Set if answers may begin with reasoning.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub reasons: bool,
     /// Sampling that the publisher recommends, for requests that state none.
     #[serde(skip_serializing_if = "PublishedSampling::is_empty")]
     pub sampling: PublishedSampling,

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use narthex_spec::{DeviceKind, DeviceName, DevicePlacement, Ep, HeadSplit, PhaseSplit};
+use narthex_spec::{DeviceKind, DeviceName, DevicePlacement, Ep, HeadSplit, MediaKind, PhaseSplit};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -43,8 +43,11 @@ pub struct PlacementReport {
     /// That share in each phase, for a decoder with static shapes or on two devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phases: Option<PhaseShares>,
-    /// One line for each graph and provider.
+    /// One line for each graph and provider, apart from those of towers.
     pub lines: Vec<PlacementLine>,
+    /// Towers, whose work is not part of the other figures.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub towers: Vec<TowerReport>,
     /// Nodes that fell back to another device.
     #[serde(rename = "fallen", default, skip_serializing_if = "FallbackNodes::is_empty")]
     pub fallback: FallbackNodes,
@@ -89,6 +92,30 @@ pub struct PlacementLine {
     pub weight_bytes: u64,
     /// Their share of the graph's multiply-accumulates, 0 to 1.
     pub compute_share: f64,
+}
+
+/// A tower that turns media of a conversation into rows of the decoder's input.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct TowerReport {
+    /// Media that it reads: `image` or `audio`.
+    #[schemars(with = "String")]
+    pub reads: MediaKind,
+    /// Device.
+    #[schemars(with = "String")]
+    pub device: DeviceName,
+    /// Bytes of its weights.
+    pub weight_bytes: u64,
+    /// Multiply-accumulates of one run.
+    pub multiply_accumulates: u64,
+    /// One line for each graph and provider.
+    pub lines: Vec<PlacementLine>,
+}
+
+impl TowerReport {
+    /// Returns the number of nodes.
+    pub fn nodes(&self) -> usize {
+        self.lines.iter().map(|line| line.nodes).sum()
+    }
 }
 
 impl PlacementReport {
@@ -161,6 +188,7 @@ impl PlacementReport {
             npu_share: phases.min(),
             phases: Some(phases),
             lines: [prefill.lines, decode.lines].concat(),
+            towers: [prefill.towers, decode.towers].concat(),
             fallback: prefill.fallback.and(decode.fallback),
             why: None,
             notes: [prefill.notes, decode.notes].concat(),
@@ -193,6 +221,7 @@ mod tests {
             npu_share,
             phases: None,
             lines: Vec::new(),
+            towers: Vec::new(),
             fallback: FallbackNodes::default(),
             why: None,
             notes: vec![format!("{device}")],

@@ -110,7 +110,7 @@ static READERS: LazyLock<Vec<(ModelName, Vec<MediaKind>)>> = LazyLock::new(|| {
 });
 
 /// Returns the error of a medium that a model does not read, which names models that do.
-fn not_read(name: &ModelName, kind: MediaKind) -> Error {
+pub(crate) fn not_read(name: &ModelName, kind: MediaKind) -> Error {
     let readers = READERS.iter().filter(|(_, kinds)| kinds.contains(&kind)).map(|(name, _)| name.clone());
     Error::MediaNotRead { name: name.clone(), kind, readers: readers.collect() }
 }

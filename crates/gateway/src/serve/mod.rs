@@ -10,7 +10,7 @@ mod fill;
 pub(crate) mod generation;
 mod history;
 mod mask_predict;
-mod media;
+pub(crate) mod media;
 pub(crate) mod options;
 mod permits;
 mod repetition;

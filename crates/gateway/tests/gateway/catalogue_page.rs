@@ -39,7 +39,8 @@ fn page(catalog: &Catalog) -> String {
          The rules were measured with Qualcomm's compiler; [nothing has run on a real NPU](devices/snapdragon.md).\n\
          - **Status**: *tested* means that the published weights have answered in our tests or recorded runs. *Family tested*\n  \
          means that a small model of the same structure agrees with the reference implementation, and that we have not run\n  \
-         these weights. *Gated* means that the publisher asks you to accept a licence before the download.\n",
+         these weights. *Gated* means that the publisher asks you to accept a licence before the download. *Reads images* means\n  \
+         that [conversations](vision.md) may have images.\n",
     );
     for (kind, title) in KINDS {
         let mut entries: Vec<&Entry> = catalog.entries().iter().filter(|entry| entry.kind == kind).collect();
@@ -77,9 +78,10 @@ fn row(catalog: &Catalog, entry: &Entry) -> String {
     });
     let quality = quality.unwrap_or_else(|| "–".to_owned());
     let status = if entry.tested { "tested" } else { "family tested" };
+    let reads: String = entry.reads.iter().map(|kind| format!(", reads {}", kind.plural())).collect();
     let gated = if entry.access == Access::Gated { ", gated" } else { "" };
     format!(
-        "| `{}` | {} | {} | {} | {} | {quality} | {memory} | {npu} | {status}{gated} |\n",
+        "| `{}` | {} | {} | {} | {} | {quality} | {memory} | {npu} | {status}{gated}{reads} |\n",
         entry.name,
         parameters(entry.parameters),
         size(entry.checkpoint_bytes().unwrap()),

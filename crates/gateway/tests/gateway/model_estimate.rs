@@ -2,8 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a step that fails fails its test")]
 
+use narthex_catalog::index::Catalog;
 use narthex_check::Verdict;
-use narthex_gateway::plan::ModelEstimate;
+use narthex_gateway::plan::{ModelEstimate, TowerEstimate};
 use narthex_spec::{Scheme, Target};
 use serde_json::{Value, json};
 
@@ -91,4 +92,27 @@ fn what_an_npu_takes_is_scored_whole() {
     assert!(best.score.total > 99.9, "{best:?}");
     let refused = &found.scheme(Scheme::F32).unwrap().targets[0];
     assert!(matches!(&refused.verdict, Verdict::Refused { reason } if reason.contains("half precision")));
+}
+
+#[test]
+fn the_vision_tower_is_part_of_a_plan() {
+    let catalog = Catalog::builtin().unwrap();
+    let check = |name: &str, expect: TowerEstimate| {
+        let config = catalog.get(&name.parse().unwrap()).unwrap().config.clone();
+        let estimate = |config| {
+            let architecture = narthex_checkpoint::architecture_from_config(config, None).unwrap();
+            ModelEstimate::new(&architecture, &[]).unwrap()
+        };
+        let whole = estimate(config.clone());
+        let mut blind = config;
+        blind.as_object_mut().unwrap().remove("vision_config");
+        let blind = estimate(blind);
+        assert_eq!(whole.parameters - blind.parameters, expect.parameters, "{name}");
+        let bytes = |estimate: &ModelEstimate| estimate.scheme(Scheme::F32).unwrap().bytes;
+        let tower = (bytes(&whole) - bytes(&blind)) as f64 / 4.0 / expect.parameters as f64;
+        assert!((1.0..1.01).contains(&tower), "{name}: {tower}");
+        assert_eq!((whole.vision, blind.vision), (Some(expect), None), "{name}");
+    };
+    let tower = |structure: &str, parameters| TowerEstimate { structure: structure.to_owned(), parameters };
+    check("gemma3:4b", tower("27 layers, width 1152, 896 × 896 pixels, 256 rows", 419_816_304));
 }

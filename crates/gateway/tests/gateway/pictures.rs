@@ -9,48 +9,17 @@ use narthex_gateway::{
     Error, ErrorKind, Gateway,
     request::{ChatRequest, GenerateOptions},
 };
-use narthex_spec::MediaKind;
+use narthex_spec::{DeviceName, MediaKind};
+use narthex_testkit::checkpoint::PICTURE_POSITIONS;
 use narthex_text::template::{Content, Media, Message, Part, Role};
-use serde_json::{Value, json};
 
 use crate::support::{Answer, Tiny, ask, events, greedy, question};
 
 /// Rows of a picture.
 const ROWS: usize = 16;
 
-/// Positions of a picture: its rows, a control token on either side, and two line breaks around these.
-const PICTURE: usize = ROWS + 2 + 4;
-
-const TEMPLATE: &str = "{% for m in messages %}{{ m.role[0] }}:{% if m.content is string %}{{ m.content }}{% else %}\
-    {% for part in m.content %}{% if part.type == 'image' %}<start_of_image>{% else %}{{ part.text }}{% endif %}\
-    {% endfor %}{% endif %};{% endfor %}{% if add_generation_prompt %}a:{% endif %}";
-
 fn repository(path: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
-}
-
-/// Compiles the tiny Gemma 3 in `f32`. Returns its name.
-fn gemma(tiny: &Tiny) -> String {
-    let folder = tiny.home().with_file_name("gemma");
-    fs::create_dir(&folder).unwrap();
-    let goldens = repository("crates/checkpoint/tests/goldens");
-    for file in ["config.json", "preprocessor_config.json", "model.safetensors"] {
-        fs::copy(goldens.join("vision").join(file), folder.join(file)).unwrap();
-    }
-
-    let text = fs::read(goldens.join("families/tokenizer.json")).unwrap();
-    let mut tokenizer: Value = serde_json::from_slice(&text).unwrap();
-    let added = tokenizer["added_tokens"].as_array_mut().unwrap();
-    for (id, content) in [(80, "<start_of_image>"), (81, "<image_soft_token>"), (82, "<end_of_image>")] {
-        added.push(json!({
-            "id": id, "content": content, "special": true, "single_word": false, "lstrip": false, "rstrip": false,
-            "normalized": false
-        }));
-    }
-    fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
-    let settings = json!({"chat_template": TEMPLATE, "bos_token": "<2>", "eos_token": "<1>"});
-    fs::write(folder.join("tokenizer_config.json"), settings.to_string()).unwrap();
-    tiny.compile(folder)
 }
 
 fn picture(file: &str) -> Part {
@@ -77,31 +46,31 @@ fn refusal(gateway: &Gateway, model: &str, request: ChatRequest) -> Error {
 #[test]
 fn a_picture_is_part_of_the_prompt() {
     let tiny = Tiny::new();
-    let model = gemma(&tiny);
+    let model = tiny.vision_chat();
     let gateway = tiny.gateway();
     let plain = ask(&gateway, &model, about([]));
     let first = ask(&gateway, &model, about([picture("rgb.png")]));
-    assert_eq!(first.summary.prompt_tokens, plain.summary.prompt_tokens + PICTURE);
+    assert_eq!(first.summary.prompt_tokens, plain.summary.prompt_tokens + PICTURE_POSITIONS);
     assert_ne!(scores(&first), scores(&plain));
 
     // A picture of the same size is another prompt, and does not begin with the rows of the first one.
     let other = ask(&gateway, &model, about([picture("turned.png")]));
     assert_eq!(other.summary.prompt_tokens, first.summary.prompt_tokens);
     assert_ne!(scores(&other), scores(&first));
-    assert!(other.summary.cached_tokens <= PICTURE - ROWS, "{}", other.summary.cached_tokens);
+    assert!(other.summary.cached_tokens <= PICTURE_POSITIONS - ROWS, "{}", other.summary.cached_tokens);
 
     let again = ask(&gateway, &model, about([picture("rgb.png")]));
     assert_eq!(scores(&again), scores(&first));
     assert!(again.summary.cached_tokens > ROWS, "{}", again.summary.cached_tokens);
     let both = ask(&gateway, &model, about([picture("rgb.png"), picture("turned.png")]));
-    assert_eq!(both.summary.prompt_tokens, plain.summary.prompt_tokens + 2 * PICTURE);
+    assert_eq!(both.summary.prompt_tokens, plain.summary.prompt_tokens + 2 * PICTURE_POSITIONS);
     assert_eq!(scores(&ask(&gateway, &model, about([]))), scores(&plain));
 }
 
 #[test]
 fn pictures_that_cannot_be_read_are_refused() {
     let tiny = Tiny::new();
-    let model = gemma(&tiny);
+    let model = tiny.vision_chat();
     let gateway = tiny.gateway();
     let media = |kind, bytes: &[u8]| Part::Media(Media::new(kind, None, bytes.to_vec()));
     let error = refusal(&gateway, &model, about([media(MediaKind::Image, b"GIF89a")]));
@@ -110,7 +79,30 @@ fn pictures_that_cannot_be_read_are_refused() {
     assert!(error.contains("expected a picture") && error.contains("no picture"), "{error}");
     let error = refusal(&gateway, &model, about([media(MediaKind::Audio, b"RIFF")])).to_string();
     assert!(error.contains("does not read audio"), "{error}");
+    gateway.check_reads(&model, MediaKind::Image).unwrap();
+    let refused = |model: &str, kind| gateway.check_reads(model, kind).unwrap_err().to_string();
+    assert!(refused(&model, MediaKind::Audio).contains("does not read audio"));
+    assert!(refused("smollm2:135m", MediaKind::Image).starts_with("smollm2:135m does not read images"));
+    gateway.check_reads("gemma3:4b", MediaKind::Image).unwrap();
     // A text that spells the control tokens is a text.
     let spelled = Part::text("<start_of_image><image_soft_token><end_of_image>");
     assert!(ask(&gateway, &model, about([spelled])).summary.prompt_tokens > 0);
+}
+
+#[test]
+fn the_place_of_the_tower_is_reported() {
+    let tiny = Tiny::new();
+    let model = tiny.vision_chat();
+    let gateway = tiny.gateway();
+    ask(&gateway, &model, about([]));
+    let status = gateway.status().into_iter().next().unwrap();
+    let placement = status.placement.unwrap();
+    assert!(placement.lines.iter().all(|line| line.graph != "vision.onnx"));
+    let [tower] = placement.towers.as_slice() else { panic!("{:?}", placement.towers) };
+    assert_eq!((tower.reads, tower.device), (MediaKind::Image, DeviceName::Cpu));
+    assert_eq!((tower.lines.len(), tower.lines[0].graph.as_str()), (1, "vision.onnx"));
+    assert!(
+        tower.nodes() > 10 && tower.weight_bytes > 10_000 && tower.multiply_accumulates > 10_000,
+        "{tower:?}"
+    );
 }

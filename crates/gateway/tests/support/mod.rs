@@ -96,6 +96,13 @@ impl Tiny {
         self.llama("long", LONG_CONTEXT)
     }
 
+    /// Compiles the tiny Gemma 3 with a vision tower in `f32`. Returns its name.
+    pub(crate) fn vision_chat(&self) -> String {
+        let folder = self.folder.path().join("tiny-gemma");
+        checkpoint::tiny_gemma_with_vision(&folder).unwrap();
+        self.compile(folder)
+    }
+
     /// Compiles the tiny BERT. Returns its name.
     pub(crate) fn embedding(&self) -> String {
         let folder = self.folder.path().join("tiny-bert");

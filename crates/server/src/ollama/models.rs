@@ -78,6 +78,8 @@ struct InstalledModel {
     size: u64,
     digest: String,
     details: ModelDetails,
+    /// As in `/api/show`.
+    capabilities: Vec<&'static str>,
 }
 
 impl InstalledModel {
@@ -96,6 +98,7 @@ impl InstalledModel {
             size: package.bytes,
             digest: package.digest.to_string(),
             details: ModelDetails::new(Some(model), None, package.scheme),
+            capabilities: capabilities(model.kind, Some(package)),
         }
     }
 }
@@ -228,7 +231,7 @@ pub(crate) struct ShownModel {
     details: ModelDetails,
     /// Facts about the model, with GGUF's names.
     model_info: BTreeMap<String, Value>,
-    /// `completion`, `tools`, `thinking`, `embedding`.
+    /// `completion`, `tools`, `thinking`, `vision`, `audio`, `embedding`, `transcription`, `speech`.
     capabilities: Vec<&'static str>,
     modified_at: String,
 }
@@ -258,7 +261,6 @@ fn shown(gateway: &Gateway, model: &str) -> Result<ShownModel, narthex_gateway::
     if let Some(package) = package {
         info.insert(format!("{architecture}.context_length"), json!(package.context_length));
     }
-    let chat = manifest.as_ref().and_then(|manifest| manifest.chat.as_ref());
     let scheme = package.map_or(Scheme::W8, |package| package.scheme);
     Ok(ShownModel {
         license: listing.license.clone().unwrap_or_default(),
@@ -267,7 +269,7 @@ fn shown(gateway: &Gateway, model: &str) -> Result<ShownModel, narthex_gateway::
         template: template.unwrap_or_default(),
         details: ModelDetails::new(Some(&listing), family, scheme),
         model_info: info,
-        capabilities: capabilities(listing.kind, chat.is_some_and(|chat| chat.reasoning.is_some())),
+        capabilities: capabilities(listing.kind, package),
         modified_at: package.map_or_else(timestamp::now, |package| rfc_3339(unix_seconds(package.created))),
     })
 }
@@ -294,10 +296,16 @@ fn family(architecture: &Structure) -> Option<String> {
     serde_json::to_value(family).ok()?.as_str().map(str::to_owned)
 }
 
-fn capabilities(kind: ModelKind, reasons: bool) -> Vec<&'static str> {
+/// Returns the capabilities of a model of this kind, with those that only its package states.
+fn capabilities(kind: ModelKind, package: Option<&InstalledPackage>) -> Vec<&'static str> {
     match kind {
-        ModelKind::Chat if reasons => vec!["completion", "tools", "thinking"],
-        ModelKind::Chat => vec!["completion", "tools"],
+        ModelKind::Chat => {
+            let mut capabilities = vec!["completion", "tools"];
+            capabilities.extend(package.is_some_and(|package| package.reasons).then_some("thinking"));
+            let media = package.into_iter().flat_map(|package| &package.reads);
+            capabilities.extend(media.map(|kind| kind.capability()));
+            capabilities
+        }
         ModelKind::Text => vec!["completion"],
         ModelKind::Embedding => vec!["embedding"],
         ModelKind::Transcription => vec!["transcription"],

@@ -9,7 +9,7 @@ use axum::{
     http::{HeaderMap, StatusCode},
 };
 use narthex_gateway::models::{ModelKind, ModelListing};
-use narthex_spec::{date::unix_seconds, manifest::PublishedSampling};
+use narthex_spec::{MediaKind, date::unix_seconds, manifest::PublishedSampling};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -51,10 +51,10 @@ pub(crate) struct ModelObject {
     /// Model that an alias stands for.
     #[serde(skip_serializing_if = "Option::is_none")]
     root: Option<String>,
-    /// Task: `chat`, `text`, `embedding`, `rerank`, `answer`, `masked` or `other`.
+    /// Task: `chat`, `text`, `embedding`, `rerank`, `answer`, `masked`, `transcription`, `speech` or `other`.
     kind: &'static str,
-    /// Endpoints of `/v1` that the model supports, and `tools`. Null in answers to clients of Anthropic's API, which
-    /// expect another type.
+    /// Endpoints of `/v1` that the model supports; `tools`; `vision` and `audio` for a model that reads images or audio in
+    /// conversations. Null in answers to clients of Anthropic's API, which expect another type.
     capabilities: Option<Vec<&'static str>>,
     installed: bool,
     /// Maximum number of tokens, for an installed model.
@@ -110,7 +110,7 @@ impl ModelObject {
             owned_by: "narthex",
             root: None,
             kind: model.kind.as_str(),
-            capabilities: (protocol != Protocol::Anthropic).then(|| capabilities(model.kind)),
+            capabilities: (protocol != Protocol::Anthropic).then(|| capabilities(model.kind, &model.reads)),
             installed: newest.is_some(),
             context_length,
             max_input_tokens: context_length,
@@ -128,9 +128,13 @@ impl ModelObject {
     }
 }
 
-fn capabilities(kind: ModelKind) -> Vec<&'static str> {
+fn capabilities(kind: ModelKind, reads: &[MediaKind]) -> Vec<&'static str> {
     match kind {
-        ModelKind::Chat => vec!["chat", "responses", "messages", "completions", "tools"],
+        ModelKind::Chat => {
+            let mut capabilities = vec!["chat", "responses", "messages", "completions", "tools"];
+            capabilities.extend(reads.iter().map(|kind| kind.capability()));
+            capabilities
+        }
         ModelKind::Text => vec!["completions"],
         ModelKind::Embedding => vec!["embeddings"],
         ModelKind::Rerank => vec!["rerank"],

@@ -107,6 +107,18 @@ fn models_are_listed_and_described() {
 }
 
 #[test]
+fn a_model_that_sees_says_so() {
+    let tiny = Tiny::new();
+    let model = tiny.vision_chat();
+    let live = Live::start(tiny.config());
+    let ollama = json!(["completion", "tools", "vision"]);
+    assert_eq!(live.post("/api/show", &json!({"model": model})).json()["capabilities"], ollama);
+    assert_eq!(live.get("/api/tags").json()["models"][0]["capabilities"], ollama);
+    let openai = json!(["chat", "responses", "messages", "completions", "tools", "vision"]);
+    assert_eq!(live.get("/v1/models").json()["data"][0]["capabilities"], openai);
+}
+
+#[test]
 fn a_model_is_unloaded_by_a_request_without_a_prompt() {
     let tiny = Tiny::new();
     let model = tiny.chat();

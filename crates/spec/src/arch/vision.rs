@@ -73,6 +73,12 @@ impl VisionArch {
         side.saturating_mul(side)
     }
 
+    /// Returns the tower in words.
+    pub fn describe(&self) -> String {
+        let Self { side, hidden, layers, .. } = self;
+        format!("{layers} layers, width {hidden}, {side} × {side} pixels, {} rows", self.rows())
+    }
+
     /// Returns the shape of the input, `[1, channels, height, width]`.
     pub fn pixels(&self) -> [usize; 4] {
         [1, Self::CHANNELS, self.side, self.side]

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Contradiction, GraphEntry, Manifest, Part, Slot};
-use crate::{TokenId, arch::VisionArch};
+use crate::{MediaKind, TokenId, arch::VisionArch};
 
 /// Longest edge of a picture that is divided into tiles.
 const MAX_LONGEST_EDGE: usize = 4096;
@@ -75,6 +75,11 @@ pub enum ResizeFilter {
 }
 
 impl Manifest {
+    /// Returns the kinds of media that the model reads in conversations.
+    pub fn reads(&self) -> Vec<MediaKind> {
+        self.vision.iter().map(|_| MediaKind::Image).collect()
+    }
+
     /// Returns the graphs of towers.
     pub fn tower_graphs(&self) -> impl Iterator<Item = &GraphEntry> {
         self.vision.iter().flat_map(|vision| &vision.graphs)

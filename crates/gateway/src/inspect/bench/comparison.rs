@@ -173,6 +173,7 @@ mod tests {
             npu_share: 1.0,
             phases: None,
             lines: Vec::new(),
+            towers: Vec::new(),
             fallback: FallbackNodes::default(),
             why: None,
             notes: Vec::new(),

@@ -246,6 +246,7 @@ mod tests {
         };
         ModelEstimate {
             structure: "a model".to_owned(),
+            vision: None,
             parameters: 8_000_000_000,
             longest,
             schemes: vec![scheme(Scheme::W8, 8_000_000_000), scheme(Scheme::W4, 4_000_000_000)],

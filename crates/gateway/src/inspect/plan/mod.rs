@@ -19,7 +19,9 @@ use serde::Serialize;
 use self::model_estimate::NpuMachine;
 pub use self::{
     fit::{DeviceFit, MinimumMemory, SchemeFit},
-    model_estimate::{CacheEstimate, ModelEstimate, RequiredMemory, SchemeEstimate, TargetEstimate},
+    model_estimate::{
+        CacheEstimate, ModelEstimate, RequiredMemory, SchemeEstimate, TargetEstimate, TowerEstimate,
+    },
 };
 pub use crate::library::suitability::{
     MachineSpeed, RankedModel, SpeedClass, Suitability, has_room, kept_quality,

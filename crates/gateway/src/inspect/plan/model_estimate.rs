@@ -5,7 +5,11 @@ use std::collections::BTreeMap;
 use narthex_catalog::index::KnownDivergence;
 use narthex_check::{CheckOptions, Factor, Report, Score, Verdict, graph_limit, program_limit, same_facts};
 use narthex_compile::{CompileError, dry_run::DryRun};
-use narthex_spec::{DType, Recipe, Scheme, Target, arch::Architecture, manifest::KvLayout};
+use narthex_spec::{
+    DType, Recipe, Scheme, Target,
+    arch::{Architecture, DecoderArch},
+    manifest::KvLayout,
+};
 use serde::Serialize;
 
 use crate::{
@@ -18,6 +22,9 @@ use crate::{
 pub struct ModelEstimate {
     /// Structure in words.
     pub structure: String,
+    /// Vision tower, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vision: Option<TowerEstimate>,
     /// Number of parameters: the elements of every compiled weight.
     pub parameters: u64,
     /// Maximum sequence length of the weights in tokens.
@@ -28,6 +35,26 @@ pub struct ModelEstimate {
     pub cache: Vec<CacheEstimate>,
     /// Bytes of a token in the KV cache of an NPU's graphs.
     pub npu_token_bytes: u64,
+}
+
+/// A tower that reads images. The other figures include it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct TowerEstimate {
+    /// Structure in words.
+    pub structure: String,
+    /// Number of parameters.
+    pub parameters: u64,
+}
+
+impl TowerEstimate {
+    fn new(architecture: &Architecture) -> Option<Self> {
+        let Architecture::Decoder(decoder) = architecture else { return None };
+        let structure = decoder.vision.as_ref()?.describe();
+        let blind = Architecture::Decoder(DecoderArch { vision: None, ..decoder.clone() });
+        let parameters =
+            narthex_checkpoint::parameters(architecture) - narthex_checkpoint::parameters(&blind);
+        Some(Self { structure, parameters })
+    }
 }
 
 /// Figures of a model in one scheme.
@@ -140,6 +167,7 @@ impl ModelEstimate {
 
         Ok(Self {
             structure: architecture.describe(),
+            vision: TowerEstimate::new(architecture),
             parameters: narthex_checkpoint::parameters(architecture),
             longest: architecture.longest(),
             schemes,
@@ -319,6 +347,7 @@ mod tests {
         };
         ModelEstimate {
             structure: String::new(),
+            vision: None,
             parameters: 0,
             longest: 0,
             schemes: found.iter().map(scheme).collect(),

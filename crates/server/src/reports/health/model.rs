@@ -1,7 +1,7 @@
 //! State, devices and counters of a model in the report at `/health`.
 
 use narthex_gateway::{
-    FallbackNode, FallbackNodes, PhaseShares, PlacementLine, PlacementReport,
+    FallbackNode, FallbackNodes, PhaseShares, PlacementLine, PlacementReport, TowerReport,
     models::{DeviceRefusal, DraftModelStatus, EngineCounters, KvCacheStatus, ModelState, ModelStatus},
 };
 use schemars::JsonSchema;
@@ -27,6 +27,8 @@ pub(super) struct ModelHealth {
     npu_phases: Option<PhaseShares>,
     /// An entry for each graph and provider.
     placement: Option<Vec<PlacementLine>>,
+    /// Towers that read images or audio in conversations. They are not part of the other figures.
+    towers: Option<Vec<TowerReport>>,
     /// Nodes on another device than intended.
     #[serde(rename = "fallen")]
     fallback: Option<FallbackNodes>,
@@ -57,6 +59,7 @@ impl From<&ModelStatus> for ModelHealth {
             npu_share: placement.map(|report| report.npu_share),
             npu_phases: placement.and_then(|report| report.phases),
             placement: placement.map(|report| report.lines.clone()),
+            towers: placement.map(|report| report.towers.clone()),
             fallback: placement.map(|report| public_nodes(&report.fallback)),
             notes: placement.map(|report| report.notes.iter().map(|note| public_text(note)).collect()),
             passed_over: model.passed_over.iter().map(public_refusal).collect(),
@@ -130,7 +133,7 @@ pub(super) mod samples {
 mod tests {
     use std::collections::BTreeMap;
 
-    use narthex_spec::{DeviceName, Ep};
+    use narthex_spec::{DeviceName, Ep, MediaKind};
     use serde_json::{Value, json};
 
     use super::*;
@@ -170,7 +173,14 @@ mod tests {
             multiply_accumulates: 8,
             npu_share: 0.5,
             phases: Some(PhaseShares { prefill: 1.0, decode: 0.5 }),
-            lines: vec![line],
+            lines: vec![line.clone()],
+            towers: vec![TowerReport {
+                reads: MediaKind::Image,
+                device: DeviceName::Cpu,
+                weight_bytes: 7,
+                multiply_accumulates: 8,
+                lines: vec![PlacementLine { ep: Ep::Cpu, ..line }],
+            }],
             fallback: fallback.clone(),
             why: Some("measured on this machine".to_owned()),
             notes: vec!["the kept contexts were refused".to_owned()],
@@ -201,6 +211,8 @@ mod tests {
         assert_eq!(found["passed_over"][0]["fallen"], found["fallen"]);
         assert_eq!(found["passed_over"][1].get("fallen"), None);
         assert_eq!(found["placement"][0]["ep"], "qnn");
+        let tower = &found["towers"][0];
+        assert_eq!((&tower["reads"], &tower["lines"][0]["ep"]), (&json!("image"), &json!("cpu")));
         assert_eq!(found["engine"]["cached_tokens"], 5);
         assert_eq!(found["draft_model"], json!({"name": "small", "scheme": "w8", "bytes": 9}));
 
