@@ -36,6 +36,7 @@ const FILES: &[(&str, &str)] = &[
     ("phi.toml", include_str!("../entries/phi.toml")),
     ("qwen.toml", include_str!("../entries/qwen.toml")),
     ("smollm.toml", include_str!("../entries/smollm.toml")),
+    ("smolvlm.toml", include_str!("../entries/smolvlm.toml")),
     ("stablelm.toml", include_str!("../entries/stablelm.toml")),
     ("whisper.toml", include_str!("../entries/whisper.toml")),
 ];

@@ -142,12 +142,14 @@ fn check_vision(path: &Path, vision: &VisionArch) -> Result<()> {
     if patch == 0 || !side.is_multiple_of(patch) {
         return Err(malformed(path, format!("patches that divide the side {side}"), patch));
     }
-    let Connector::Pooled { pool, norm_epsilon } = vision.connector;
-    check_epsilon(path, norm_epsilon)?;
+    if let Connector::Pooled { norm_epsilon, .. } = vision.connector {
+        check_epsilon(path, norm_epsilon)?;
+    }
     let patches = vision.patches();
-    if pool == 0 || !patches.is_multiple_of(pool) {
+    let square = vision.connector.square();
+    if square == 0 || !patches.is_multiple_of(square) {
         let expected = format!("rows of a picture whose side divides {patches} patches");
-        return Err(malformed(path, expected, format!("squares of {pool} patches")));
+        return Err(malformed(path, expected, format!("squares of {square} patches")));
     }
     Ok(())
 }
@@ -411,6 +413,8 @@ mod tests {
         with(VisionArch { patch: 0, ..vision.clone() }, "patches that divide the side 28");
         let connector = |pool| Connector::Pooled { pool, norm_epsilon: 1e-6 };
         with(VisionArch { connector: connector(3), ..vision.clone() }, "whose side divides 4 patches");
+        let shuffle = Connector::PixelShuffle { factor: 3 };
+        with(VisionArch { connector: shuffle, ..vision.clone() }, "found squares of 3 patches");
         with(VisionArch { connector: connector(0), ..vision }, "found squares of 0 patches");
     }
 

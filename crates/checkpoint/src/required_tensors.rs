@@ -5,8 +5,8 @@
 use std::collections::HashSet;
 
 use narthex_spec::arch::{
-    AltUp, Architecture, Attention, BottleneckAttention, DecoderArch, EncoderArch, EncoderHead, KvSource,
-    NormKind, PerLayer, QkNorm, Residual, SpeechArch, VisionArch,
+    AltUp, Architecture, Attention, BottleneckAttention, Connector, DecoderArch, EncoderArch, EncoderHead,
+    KvSource, NormKind, PerLayer, QkNorm, Residual, SpeechArch, VisionArch,
 };
 
 use crate::{error::Result, limits::unsupported, tensors::Tensors};
@@ -163,8 +163,10 @@ fn vision_weights(needed: &mut RequiredTensors, vision: &VisionArch, width: usiz
         linear(needed, name("mlp.down_proj"), [hidden, inner], Bias::Present);
     }
     norm(needed, "vision.norm".to_owned(), hidden);
-    needed.push(("connector.norm.weight".to_owned(), vec![hidden]));
-    linear(needed, "connector.linear".to_owned(), [width, hidden], Bias::Absent);
+    if let Connector::Pooled { .. } = vision.connector {
+        needed.push(("connector.norm.weight".to_owned(), vec![hidden]));
+    }
+    linear(needed, "connector.linear".to_owned(), [width, vision.connector_width()], Bias::Absent);
 }
 
 /// Pushes the weights of several residual streams and of per-layer embeddings.

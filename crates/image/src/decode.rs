@@ -77,6 +77,19 @@ impl<'a> Decoder<'a> {
         [width, height]
     }
 
+    /// Returns the width and the height of the decoded picture, turned as the file's EXIF orientation states.
+    pub fn turned_size(&mut self) -> [u32; 2] {
+        let orientation = contained(self.format, || self.decoder.orientation());
+        let [width, height] = self.size();
+        match orientation.unwrap_or(Orientation::NoTransforms) {
+            Orientation::Rotate90
+            | Orientation::Rotate270
+            | Orientation::Rotate90FlipH
+            | Orientation::Rotate270FlipH => [height, width],
+            _ => [width, height],
+        }
+    }
+
     /// Returns the media type, such as `image/png`.
     pub fn media_type(&self) -> &'static str {
         self.format.to_mime_type()
@@ -268,6 +281,19 @@ mod tests {
         preview.extend(&file[2..]);
         assert!(Decoder::open(&preview).is_ok());
         refused(&preview[..file.len()], "expected a complete jpeg file");
+    }
+
+    #[test]
+    fn the_size_of_a_turned_picture_is_known_before_it_is_decoded() {
+        for file in
+            [&include_bytes!("../tests/fixtures/turned.jpg")[..], include_bytes!("../tests/fixtures/rgb.png")]
+        {
+            let mut decoder = Decoder::open(file).unwrap();
+            let [width, height] = decoder.turned_size().map(|side| side as usize);
+            let picture = decoder.decode().unwrap();
+            assert_eq!([width, height], [picture.width(), picture.height()]);
+            assert_ne!(width, height, "the test needs a picture whose sides differ");
+        }
     }
 
     #[test]

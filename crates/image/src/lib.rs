@@ -12,4 +12,4 @@ mod resize;
 pub use decode::{Decoder, MAX_DECODED_BYTES, MAX_PIXELS, MAX_SIDE};
 pub use error::PictureError;
 pub use picture::Picture;
-pub use preprocess::{PictureInputs, preprocess};
+pub use preprocess::{PictureInputs, preprocess, tiles};

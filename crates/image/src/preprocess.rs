@@ -1,6 +1,6 @@
 //! Values that a vision tower reads, as the image processors of the `transformers` library compute them.
 
-use narthex_spec::manifest::{PictureFit, PicturePreprocessing, ResizeFilter};
+use narthex_spec::manifest::{PictureFit, PicturePreprocessing};
 
 use crate::{picture::Picture, resize::resize};
 
@@ -18,6 +18,18 @@ pub struct PictureInputs {
     pub inputs: Vec<Vec<f32>>,
 }
 
+/// Returns the rows and the columns of the tiles of a picture with this width and height, as in [`PictureInputs`].
+pub fn tiles(size: [usize; 2], spec: &PicturePreprocessing) -> [usize; 2] {
+    let side = spec.side.max(1);
+    match spec.fit {
+        PictureFit::Stretch => [0, 0],
+        PictureFit::Tiles { longest_edge } => {
+            let [_, [width, height]] = tiled_sizes(size, longest_edge.max(1), side);
+            if [width, height] == [side; 2] { [0, 0] } else { [height / side, width / side] }
+        }
+    }
+}
+
 /// Returns the inputs of a vision tower for a picture.
 pub fn preprocess(picture: &Picture, spec: &PicturePreprocessing) -> PictureInputs {
     let side = spec.side.max(1);
@@ -26,9 +38,12 @@ pub fn preprocess(picture: &Picture, spec: &PicturePreprocessing) -> PictureInpu
             PictureInputs { rows: 0, columns: 0, inputs: vec![whole(picture, side, spec)] }
         }
         PictureFit::Tiles { longest_edge } => {
-            let picture = tiled_size(picture, longest_edge.max(1), side, spec.filter);
-            let rows = picture.height() / side;
-            let columns = picture.width() / side;
+            let sizes = tiled_sizes([picture.width(), picture.height()], longest_edge.max(1), side);
+            let [[width, height], [tiled_width, tiled_height]] = sizes;
+            let picture = resize(picture, width, height, spec.filter);
+            let picture = resize(&picture, tiled_width, tiled_height, spec.filter);
+            let rows = tiled_height / side;
+            let columns = tiled_width / side;
             if rows * columns == 1 {
                 return PictureInputs { rows: 0, columns: 0, inputs: vec![normalized(&picture, spec)] };
             }
@@ -47,21 +62,19 @@ fn whole(picture: &Picture, side: usize, spec: &PicturePreprocessing) -> Vec<f32
     normalized(&resize(picture, side, side, spec.filter), spec)
 }
 
-/// Returns a picture whose longest edge is about `longest` and whose sides are multiples of `side`.
-fn tiled_size(picture: &Picture, longest: usize, side: usize, filter: ResizeFilter) -> Picture {
-    let [width, height] = with_longest_edge([picture.width(), picture.height()], longest);
-    let [width, height] = below([width, height], MAX_TILED_SIDE);
-    let first = resize(picture, width, height, filter);
-
+/// Returns the two sizes to which a picture is resized: one whose longest edge is about `longest`, and then one whose
+/// edges are multiples of `side`.
+fn tiled_sizes(size: [usize; 2], longest: usize, side: usize) -> [[usize; 2]; 2] {
+    let [width, height] = below(with_longest_edge(size, longest), MAX_TILED_SIDE);
     let ratio = width as f64 / height as f64;
-    let [width, height] = if width >= height {
+    let [tiled_width, tiled_height] = if width >= height {
         let width = width.next_multiple_of(side);
         [width, ((width as f64 / ratio) as usize).next_multiple_of(side)]
     } else {
         let height = height.next_multiple_of(side);
         [((height as f64 * ratio) as usize).next_multiple_of(side), height]
     };
-    resize(&first, width.max(side), height.max(side), filter)
+    [[width, height], [tiled_width.max(side), tiled_height.max(side)]]
 }
 
 /// Returns a size with this longest edge. The other edge is even.

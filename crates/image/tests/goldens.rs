@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeMap, fs, path::PathBuf};
 
-use narthex_image::{Decoder, Picture, preprocess};
+use narthex_image::{Decoder, Picture, preprocess, tiles};
 use narthex_spec::manifest::{PictureFit, PicturePreprocessing, ResizeFilter};
 use serde_json::Value;
 
@@ -97,6 +97,7 @@ fn values_are_those_of_transformers() {
         let name = format!("{} {width} x {height}", case["fit"]);
         let found = preprocess(&pixels(width, height), &spec);
         assert_eq!([found.rows, found.columns], ["rows", "columns"].map(|key| number(&case[key])), "{name}");
+        assert_eq!(tiles([width, height], &spec), [found.rows, found.columns], "{name}");
         assert_eq!(found.inputs.len(), number(&case["inputs"]), "{name}");
         let flat = found.inputs.concat();
         let sampled: Vec<f32> = flat.iter().copied().step_by(number(&case["step"])).collect();

@@ -56,9 +56,26 @@ pub(super) const HF_NAMES: NameTable = NameTable {
     ..llama::HF_NAMES
 };
 
+/// Names of SigLIP's weights, which several families have as their vision tower.
+pub(super) const SIGLIP_NAMES: &[(&str, &str)] = &[
+    ("vision.patch", "embeddings.patch_embedding"),
+    ("vision.position", "embeddings.position_embedding"),
+    ("vision.layers.#.attn_norm", "encoder.layers.#.layer_norm1"),
+    ("vision.layers.#.attn.q_proj", "encoder.layers.#.self_attn.q_proj"),
+    ("vision.layers.#.attn.k_proj", "encoder.layers.#.self_attn.k_proj"),
+    ("vision.layers.#.attn.v_proj", "encoder.layers.#.self_attn.v_proj"),
+    ("vision.layers.#.attn.o_proj", "encoder.layers.#.self_attn.out_proj"),
+    ("vision.layers.#.mlp_norm", "encoder.layers.#.layer_norm2"),
+    ("vision.layers.#.mlp.up_proj", "encoder.layers.#.mlp.fc1"),
+    ("vision.layers.#.mlp.down_proj", "encoder.layers.#.mlp.fc2"),
+    ("vision.norm", "post_layernorm"),
+];
+
+const HF3_SIGLIP: NameTable = NameTable { base: Some(&HF_NAMES), outer: SIGLIP_NAMES, ..NameTable::NONE };
+
 /// Names of the decoder and of the vision tower, whose prefix depends on the version of `transformers`.
 const HF3_NAMES: NameTable = NameTable {
-    base: Some(&HF_NAMES),
+    base: Some(&HF3_SIGLIP),
     prefixes: &[
         "model.",
         "language_model.model.",
@@ -70,17 +87,6 @@ const HF3_NAMES: NameTable = NameTable {
         "model.vision_tower.",
     ],
     outer: &[
-        ("vision.patch", "embeddings.patch_embedding"),
-        ("vision.position", "embeddings.position_embedding"),
-        ("vision.layers.#.attn_norm", "encoder.layers.#.layer_norm1"),
-        ("vision.layers.#.attn.q_proj", "encoder.layers.#.self_attn.q_proj"),
-        ("vision.layers.#.attn.k_proj", "encoder.layers.#.self_attn.k_proj"),
-        ("vision.layers.#.attn.v_proj", "encoder.layers.#.self_attn.v_proj"),
-        ("vision.layers.#.attn.o_proj", "encoder.layers.#.self_attn.out_proj"),
-        ("vision.layers.#.mlp_norm", "encoder.layers.#.layer_norm2"),
-        ("vision.layers.#.mlp.up_proj", "encoder.layers.#.mlp.fc1"),
-        ("vision.layers.#.mlp.down_proj", "encoder.layers.#.mlp.fc2"),
-        ("vision.norm", "post_layernorm"),
         ("connector.norm", "multi_modal_projector.mm_soft_emb_norm"),
         (CONNECTOR, "multi_modal_projector.mm_input_projection_weight"),
     ],

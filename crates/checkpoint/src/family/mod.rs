@@ -13,6 +13,7 @@ mod gemma;
 mod gemma3n;
 mod gpt2;
 mod granite;
+mod idefics3;
 mod llama;
 mod mistral;
 mod mobilebert;
@@ -56,6 +57,7 @@ pub(super) const HF: &[&HfFamily] = &[
     &gemma::HF2,
     &gemma::HF3,
     &gemma3n::HF,
+    &idefics3::HF,
     &gpt2::HF,
     &openelm::HF,
     &chatglm::HF,

@@ -277,11 +277,20 @@ fn token_texts(value: &Value) -> Vec<&str> {
     several.chain(token_text(value)).collect()
 }
 
-/// Returns the chat template. The template file has precedence over the tokenizer's configuration; of several
-/// templates, the one called `default` is used, else the first.
+/// File with the chat template of a model that reads media, as older versions of `transformers` write it.
+#[derive(Deserialize)]
+struct TemplateFile {
+    chat_template: String,
+}
+
+/// Returns the chat template. A template file has precedence over the tokenizer's configuration; of several templates, the
+/// one called `default` is used, else the first.
 fn chat_template(folder: &mut Folder, stated: TokenizerConfig) -> Result<Option<String>> {
     if let Some(text) = folder.text("chat_template.jinja")? {
         return Ok(Some(text));
+    }
+    if let Some(file) = folder.json::<TemplateFile>("chat_template.json", "a chat template")? {
+        return Ok(Some(file.chat_template));
     }
     Ok(match stated.chat_template {
         None => None,
@@ -470,9 +479,14 @@ mod tests {
         check(json!([named("tool_use"), named("rag")]), Some("the tool_use"));
         let folder = tempfile::tempdir().unwrap();
         tiny_llama_safetensors(folder.path(), 1).unwrap();
-        std::fs::write(folder.path().join("chat_template.jinja"), "from the file").unwrap();
-        let found = crate::open(folder.path()).map(|checkpoint| checkpoint.chat_template).unwrap();
-        assert_eq!(found.as_deref(), Some("from the file"));
+        for (file, text, expect) in [
+            ("chat_template.json", r#"{"chat_template": "of the processor"}"#, "of the processor"),
+            ("chat_template.jinja", "from the file", "from the file"),
+        ] {
+            std::fs::write(folder.path().join(file), text).unwrap();
+            let found = crate::open(folder.path()).map(|checkpoint| checkpoint.chat_template).unwrap();
+            assert_eq!(found.as_deref(), Some(expect));
+        }
     }
 
     #[test]

@@ -159,23 +159,50 @@ impl VisionGraph<'_> {
     /// which does not apply to pictures.
     ///
     /// ```text
-    /// x ── Reshape ── ReduceMean ── Reshape ── ReduceMean ── norm ── linear ── Mul(1 / embedding scale)
+    /// x ── squares ── linear ── Mul(1 / embedding scale)
     /// ```
     fn connector(&self, e: &mut Emitter<'_>, x: Tensor) -> Result<Tensor> {
-        let Connector::Pooled { pool, norm_epsilon } = self.vision.connector;
+        let scope = Scope::root().child("connector");
+        let x = match self.vision.connector {
+            Connector::Pooled { pool, norm_epsilon } => self.pooled(e, &scope, x, pool, norm_epsilon)?,
+            Connector::PixelShuffle { factor } => self.shuffled(e, &scope, x, factor)?,
+        };
+        let x = linear(e, &scope.child("linear"), x, self.vision.connector_width(), Bias::Without)?;
+        let factor = self.arch.embed_scale.map_or(1.0, |scale| f64::from(scale).recip());
+        e.scale(&scope.child("scale"), x, factor)
+    }
+
+    /// Adds the means of squares of patches, `[1, rows, hidden]`.
+    ///
+    /// ```text
+    /// x ── Reshape ── ReduceMean ── Reshape ── ReduceMean ── norm
+    /// ```
+    fn pooled(
+        &self,
+        e: &mut Emitter<'_>,
+        scope: &Scope,
+        x: Tensor,
+        pool: usize,
+        norm_epsilon: f32,
+    ) -> Result<Tensor> {
         let hidden = self.vision.hidden;
         let patches = self.vision.patches();
-        let scope = Scope::root().child("connector");
         let side = patches / pool;
         let x = self.means(e, &scope.child("columns"), x, [side, pool, patches * hidden])?;
         let x = self.means(e, &scope.child("rows"), x, [self.vision.rows(), pool, hidden])?;
-        let x = e.graph.unsqueeze(&scope, x, &[0])?;
-
+        let x = e.graph.unsqueeze(scope, x, &[0])?;
         let norm = Norm { kind: NormKind::Rms, width: hidden, epsilon: norm_epsilon };
-        let x = norm.apply(e, &scope.child("norm"), x)?;
-        let x = linear(e, &scope.child("linear"), x, hidden, Bias::Without)?;
-        let factor = self.arch.embed_scale.map_or(1.0, |scale| f64::from(scale).recip());
-        e.scale(&scope.child("scale"), x, factor)
+        norm.apply(e, &scope.child("norm"), x)
+    }
+
+    /// Adds the elements of squares of patches, `[1, rows, factor² · hidden]`: those of the upper row of a square first.
+    fn shuffled(&self, e: &mut Emitter<'_>, scope: &Scope, x: Tensor, factor: usize) -> Result<Tensor> {
+        let side = self.vision.patches() / factor;
+        let squares = [side, factor, side, factor * self.vision.hidden].map(|extent| extent as i64);
+        let x = e.graph.reshape(&scope.child("squares"), x, &squares)?;
+        let x = e.graph.transpose(scope, x, &[0, 2, 1, 3])?;
+        let rows = [1, self.vision.rows(), self.vision.connector_width()].map(|extent| extent as i64);
+        Ok(e.graph.reshape(&scope.child("rows"), x, &rows)?)
     }
 
     /// Adds the means over the middle axis of `x`, which gets this shape.

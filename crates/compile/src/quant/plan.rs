@@ -361,7 +361,7 @@ impl Plan {
             self.push(format!("{scope}.mlp.up_proj.weight"), arch.inner, hidden, storage);
             self.push(format!("{scope}.mlp.down_proj.weight"), hidden, arch.inner, storage);
         }
-        self.push("connector.linear.weight".to_owned(), width, hidden, storage);
+        self.push("connector.linear.weight".to_owned(), width, arch.connector_width(), storage);
     }
 
     /// Plans both sides and the head, which shares its weight with the token table. Convolutions are not quantised.

@@ -1,5 +1,5 @@
-//! A tiny Gemma 3 with a vision tower, alone and in chats with pictures, compared with the reference implementation
-//! (`crates/checkpoint/tests/goldens/vision.py`).
+//! A tiny Gemma 3 and a tiny Idefics3 with their vision towers, alone and in chats with pictures, compared with the
+//! reference implementations (`vision.py` and `idefics3.py` in `crates/checkpoint/tests/goldens`).
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -36,14 +36,22 @@ fn golden(name: &str) -> PathBuf {
 }
 
 fn numbers(name: &str) -> Vec<f32> {
-    let bytes = fs::read(golden("vision").join(name)).unwrap();
+    numbers_of("vision", name)
+}
+
+fn numbers_of(model: &str, name: &str) -> Vec<f32> {
+    let bytes = fs::read(golden(model).join(name)).unwrap();
     bytes.chunks_exact(4).map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]])).collect()
 }
 
 fn package(recipe: Recipe) -> Package {
+    package_of("vision", recipe)
+}
+
+fn package_of(model: &str, recipe: Recipe) -> Package {
     let folder = tempfile::tempdir().unwrap();
     for file in ["config.json", "preprocessor_config.json", "model.safetensors"] {
-        fs::copy(golden("vision").join(file), folder.path().join(file)).unwrap();
+        fs::copy(golden(model).join(file), folder.path().join(file)).unwrap();
     }
     fs::copy(golden("families/tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
     Package::make(folder.path().to_owned(), Recipe { accuracy_level: 0, ..recipe })
@@ -108,7 +116,7 @@ fn the_manifest_states_the_tower() {
     let vision = package.manifest.vision.as_ref().unwrap();
     let variants: Vec<Variant> = vision.graphs.iter().map(|graph| graph.variant).collect();
     assert_eq!(variants, [Variant::Dynamic, Variant::Static]);
-    assert_eq!(vision.placeholder, PicturePlaceholder { start: 80, row: 81, end: 82 });
+    assert_eq!(vision.placeholder, PicturePlaceholder::Framed { start: 80, row: 81, end: 82 });
     let preprocessing = vision.preprocessing;
     assert_eq!((preprocessing.side, preprocessing.fit), (32, PictureFit::Stretch));
     assert_eq!((preprocessing.filter, preprocessing.mean), (ResizeFilter::Bilinear, [0.5; 3]));
@@ -273,4 +281,92 @@ fn devices_that_cannot_run_a_picture_in_one_step_take_none() {
     assert_eq!(fixed::open(&package, &Device::Cpu, Form::Graph).unwrap().media_width(), None);
     let options = narthex_device::dynamic::ExecutorOptions { chunk: 8, ..OPTIONS };
     assert_eq!(package.executor_with(&options).media_width(), None);
+}
+
+/// Number of positions of the chat with a picture in tiles.
+const TILED: usize = 66;
+
+/// Returns the rows of a picture of two tiles, as one medium.
+fn tiled_picture(package: &Package) -> MediaRows {
+    let mut tower = tower(package);
+    let pixels = numbers_of("idefics3", "pixels.f32");
+    let rows = pixels.chunks_exact(PIXELS).flat_map(|pixels| tower.encode(pixels.to_vec()).unwrap());
+    MediaRows::new([223; 32], 32, rows.collect::<Vec<f32>>().into()).unwrap()
+}
+
+/// Returns the positions of the chat, whose tiles are between the tokens that `idefics3.py` states.
+fn tiled_positions(picture: &MediaRows) -> Vec<Position> {
+    let mut rows = picture.positions();
+    let parts: [&[TokenId]; 4] =
+        [&[2, 7, 11, 81, 83], &[81, 84], &[13, 13, 81, 82], &[81, 40, 41, 9, 33, 12, 70]];
+    let mut positions = Vec::new();
+    for (index, tokens) in parts.into_iter().enumerate() {
+        if index > 0 {
+            positions.extend(rows.by_ref().take(16));
+        }
+        positions.extend(Position::of_tokens(tokens));
+    }
+    assert_eq!((positions.len(), rows.count()), (TILED, 0));
+    positions
+}
+
+#[test]
+fn rows_of_tiles_are_the_reference_s() {
+    let expected = numbers_of("idefics3", "rows.f32");
+    for (scheme, bound) in [(Scheme::F32, 1e-5), (Scheme::F16, 2e-3), (Scheme::W8, 0.03), (Scheme::W4, 0.03)]
+    {
+        let package = package_of("idefics3", Recipe::new(scheme));
+        let mut tower = tower(&package);
+        assert_eq!((tower.rows(), tower.width()), (16, 32));
+        let pixels = numbers_of("idefics3", "pixels.f32");
+        for (pixels, expected) in pixels.chunks_exact(PIXELS).zip(expected.chunks_exact(16 * 32)) {
+            let distance = relative(&tower.encode(pixels.to_vec()).unwrap(), expected);
+            assert!(distance <= bound, "{scheme}: {distance}");
+        }
+    }
+
+    let package = package_of("idefics3", Recipe { fixed: Some(shapes(12)), ..Recipe::new(Scheme::F16) });
+    let place =
+        GraphLoad { device: &Device::Cpu, threads: 1, form: Form::Graph, fallback: FallbackPolicy::Refused };
+    let folder = package.folder.path();
+    let mut tower = StaticVisionTower::open(runtime(), folder, &package.manifest, place).unwrap();
+    let rows = tower.encode(&numbers_of("idefics3", "pixels.f32")[..PIXELS]).unwrap();
+    let distance = relative(&rows, &expected[..16 * 32]);
+    assert!(distance <= 5e-3, "{distance}");
+}
+
+#[test]
+fn a_chat_with_tiles_has_the_reference_s_logits() {
+    let expected: Vec<Vec<f32>> =
+        numbers_of("idefics3", "logits.f32").chunks_exact(96).map(<[f32]>::to_vec).collect();
+    for (scheme, bound) in [(Scheme::F32, 1e-4), (Scheme::F16, 2e-3), (Scheme::W8, 0.06)] {
+        let package = package_of("idefics3", Recipe::new(scheme));
+        let picture = tiled_picture(&package);
+        let positions = tiled_positions(&picture);
+        let mut executor = package.executor();
+        // The rows of a tile see only the positions before them, so that a step may end within a tile.
+        for lengths in [&[40, 26][..], &[9, 40, 17]] {
+            let found = run(&mut executor, &positions, std::slice::from_ref(&picture), lengths).unwrap();
+            let farthest = farthest(&found, &expected);
+            assert!(farthest <= bound, "{lengths:?} in {scheme}: {farthest}");
+        }
+    }
+
+    let package = package_of("idefics3", Recipe { fixed: Some(shapes(12)), ..Recipe::new(Scheme::F16) });
+    let picture = tiled_picture(&package);
+    let mut executor = fixed::open(&package, &Device::Cpu, Form::Graph).unwrap();
+    let lengths = [12, 12, 12, 12, 12, 6];
+    let found = run(&mut executor, &tiled_positions(&picture), &[picture], &lengths).unwrap();
+    let farthest = farthest(&found, &expected);
+    assert!(farthest <= 0.02, "{farthest}");
+}
+
+#[test]
+fn the_manifest_states_the_tiles() {
+    let package = package_of("idefics3", Recipe::new(Scheme::W8));
+    let vision = package.manifest.vision.as_ref().unwrap();
+    assert_eq!(vision.placeholder, PicturePlaceholder::Tiled { row: 80 });
+    let preprocessing = vision.preprocessing;
+    assert_eq!((preprocessing.side, preprocessing.fit), (32, PictureFit::Tiles { longest_edge: 64 }));
+    assert_eq!((preprocessing.filter, preprocessing.mean), (ResizeFilter::Lanczos, [0.5; 3]));
 }

@@ -7,10 +7,10 @@ use narthex_device::{
     vision::{VisionOptions, VisionTower},
 };
 use narthex_engine::position::{MediaDigest, MediaRows};
-use narthex_image::{Decoder, PictureError, PictureInputs, preprocess};
+use narthex_image::{Decoder, PictureError, PictureInputs, preprocess, tiles};
 use narthex_spec::{
     MediaKind, Sha256, TokenId,
-    manifest::{Manifest, PictureFit, PicturePreprocessing, VisionEntry},
+    manifest::{Manifest, PicturePlaceholder, PicturePreprocessing, VisionEntry},
 };
 use narthex_text::{
     media::{MediaPlaceholder, MediaSpan, MediaSpans},
@@ -37,17 +37,31 @@ const RECENT_BYTES: usize = 64 << 20;
 /// Lines around the rows of a picture, as in transformers' `Gemma3Processor`.
 const AROUND: &str = "\n\n";
 
+/// Texts around the rows of inputs, as in transformers' `Idefics3Processor`.
+const EDGE: &str = "<fake_token_around_image>";
+const WHOLE: &str = "<global-img>";
+
 /// The vision tower of a decoder.
 pub(crate) struct PictureTower {
     /// One picture is read at a time, which bounds the memory of decoded pictures.
     queue: TurnQueue<VisionTower>,
     preprocessing: PicturePreprocessing,
     placeholders: [MediaPlaceholder; 1],
-    spans: MediaSpans,
+    frame: PictureFrame,
+    /// Rows of an input of the tower.
+    rows: NonZeroUsize,
     /// Digest of the tower and of the preprocessing.
     identity: Sha256,
     report: TowerReport,
     recent: Mutex<RecentRows>,
+}
+
+/// Texts around the rows of a picture.
+enum PictureFrame {
+    /// Around the rows of the only input.
+    Single { before: String, after: String },
+    /// Before the rows of each input.
+    Tiles,
 }
 
 /// Rows of the pictures that were read last, the latest one at the end.
@@ -58,8 +72,8 @@ struct RecentRows {
 }
 
 impl PictureTower {
-    /// Opens the tower of a package, or returns `None` if the package has no tower, or one that divides pictures into
-    /// tiles. `width` is the number of elements of a row that the decoder takes.
+    /// Opens the tower of a package, or returns `None` if the package has no tower. `width` is the number of elements of a row
+    /// that the decoder takes.
     pub(crate) fn open(
         request: &LoadRequest<'_>,
         tokenizer: &Tokenizer,
@@ -67,9 +81,6 @@ impl PictureTower {
     ) -> Result<Option<Self>, Error> {
         let manifest = request.manifest();
         let Some(entry) = &manifest.vision else { return Ok(None) };
-        if entry.preprocessing.fit != PictureFit::Stretch {
-            return Ok(None);
-        }
         let options = VisionOptions { threads: request.config.threads, packed_weights: None };
         let folder = &request.package.folder;
         let tower = VisionTower::open(request.runtime, folder, manifest, &Device::Cpu, &options)?;
@@ -90,20 +101,22 @@ impl PictureTower {
                 bad_package(key, format!("its vocabulary has no token {token}, which stands for pictures"))
             })
         };
-        let start = text(entry.placeholder.start)?;
-        let end = text(entry.placeholder.end)?;
-        let token = entry.placeholder.row;
-        let spans = vec![
-            MediaSpan::Text(format!("{AROUND}{start}")),
-            MediaSpan::Rows(rows),
-            MediaSpan::Text(format!("{end}{AROUND}")),
-        ];
+        let (written, frame) = match entry.placeholder {
+            PicturePlaceholder::Framed { start, end, .. } => {
+                let start = text(start)?;
+                let before = format!("{AROUND}{start}");
+                (start, PictureFrame::Single { before, after: format!("{}{AROUND}", text(end)?) })
+            }
+            PicturePlaceholder::Tiled { row } => (text(row)?, PictureFrame::Tiles),
+        };
+        let token = entry.placeholder.row();
         let limits = QueueLimits { waiting: request.config.max_queue, retry_after: RETRY_AFTER };
         Ok(Some(Self {
             queue: TurnQueue::new(tower, limits),
             preprocessing: entry.preprocessing,
-            placeholders: [MediaPlaceholder { kind: MediaKind::Image, text: start, token }],
-            spans: MediaSpans { kind: MediaKind::Image, spans },
+            placeholders: [MediaPlaceholder { kind: MediaKind::Image, text: written, token }],
+            frame,
+            rows,
             identity: identity(manifest, entry),
             report,
             recent: Mutex::default(),
@@ -121,12 +134,14 @@ impl PictureTower {
         tower: &mut VisionTower,
         media: &Media,
         digest: MediaDigest,
+        cancel: &Cancel,
     ) -> Result<MediaRows, Error> {
         let picture = Decoder::open(media.bytes()).and_then(Decoder::decode).map_err(unreadable)?;
         let PictureInputs { inputs, .. } = preprocess(&picture, &self.preprocessing);
         drop(picture);
         let mut values = Vec::with_capacity(inputs.len() * tower.rows() * tower.width());
         for pixels in inputs {
+            cancel.check()?;
             values.extend(tower.encode(pixels)?);
         }
         MediaRows::new(digest, tower.width(), values.into()).ok_or_else(|| {
@@ -142,8 +157,19 @@ impl MediaTowers for PictureTower {
     }
 
     fn spans(&self, media: &Media) -> Result<MediaSpans, Error> {
-        Decoder::open(media.bytes()).map_err(unreadable)?;
-        Ok(self.spans.clone())
+        let mut decoder = Decoder::open(media.bytes()).map_err(unreadable)?;
+        let spans = match &self.frame {
+            PictureFrame::Single { before, after } => vec![
+                MediaSpan::Text(before.clone()),
+                MediaSpan::Rows(self.rows),
+                MediaSpan::Text(after.clone()),
+            ],
+            PictureFrame::Tiles => {
+                let size = decoder.turned_size().map(|side| side as usize);
+                tile_spans(tiles(size, &self.preprocessing), self.rows)
+            }
+        };
+        Ok(MediaSpans { kind: MediaKind::Image, spans })
     }
 
     fn has_ended(&self) -> bool {
@@ -160,11 +186,31 @@ impl MediaTowers for PictureTower {
             if let Some(rows) = self.recent.lock().get(digest) {
                 return Ok(rows);
             }
-            let rows = self.compute(tower, media, digest)?;
+            let rows = self.compute(tower, media, digest, cancel)?;
             self.recent.lock().insert(digest, &rows);
             Ok(rows)
         })
     }
+}
+
+/// Returns the parts of a prompt for a picture in tiles: the tiles row by row, and then the whole picture.
+fn tile_spans([rows, columns]: [usize; 2], count: NonZeroUsize) -> Vec<MediaSpan> {
+    let mut spans = Vec::with_capacity(2 * rows * columns + 3);
+    let mut text = String::new();
+    for row in 1..=rows {
+        for column in 1..=columns {
+            text.push_str(&format!("{EDGE}<row_{row}_col_{column}>"));
+            spans.extend([MediaSpan::Text(std::mem::take(&mut text)), MediaSpan::Rows(count)]);
+        }
+        text.push('\n');
+    }
+    if rows > 0 {
+        text.push('\n');
+    }
+    text.push_str(EDGE);
+    text.push_str(WHOLE);
+    spans.extend([MediaSpan::Text(text), MediaSpan::Rows(count), MediaSpan::Text(EDGE.to_owned())]);
+    spans
 }
 
 impl RecentRows {
@@ -214,6 +260,21 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+
+    #[test]
+    fn tiles_are_written_as_by_transformers() {
+        let written = |tiles| {
+            let spans = tile_spans(tiles, NonZeroUsize::new(2).unwrap());
+            let texts = spans.into_iter().map(|span| match span {
+                MediaSpan::Text(text) => text.replace(EDGE, "|").replace(WHOLE, "*"),
+                MediaSpan::Rows(count) => ".".repeat(count.get()),
+            });
+            texts.collect::<String>()
+        };
+        assert_eq!(written([0, 0]), "|*..|");
+        assert_eq!(written([1, 2]), "|<row_1_col_1>..|<row_1_col_2>..\n\n|*..|");
+        assert_eq!(written([2, 1]), "|<row_1_col_1>..\n|<row_2_col_1>..\n\n|*..|");
+    }
 
     #[test]
     fn the_oldest_rows_leave_first() {

@@ -115,4 +115,5 @@ fn the_vision_tower_is_part_of_a_plan() {
     };
     let tower = |structure: &str, parameters| TowerEstimate { structure: structure.to_owned(), parameters };
     check("gemma3:4b", tower("27 layers, width 1152, 896 × 896 pixels, 256 rows", 419_816_304));
+    check("smolvlm:256m", tower("12 layers, width 768, 512 × 512 pixels, 64 rows", 93_510_912));
 }

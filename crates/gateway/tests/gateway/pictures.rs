@@ -90,6 +90,24 @@ fn pictures_that_cannot_be_read_are_refused() {
 }
 
 #[test]
+fn a_picture_may_be_read_in_tiles() {
+    let tiny = Tiny::new();
+    let model = tiny.tiled_vision_chat();
+    let gateway = tiny.gateway();
+    let plain = ask(&gateway, &model, about([]));
+    let first = ask(&gateway, &model, about([picture("turned.jpg")]));
+    // Two tokens and the rows of each of 2 × 2 tiles, three line breaks, and the whole picture between three tokens.
+    let positions = 4 * (2 + ROWS) + 3 + 3 + ROWS;
+    assert_eq!(first.summary.prompt_tokens, plain.summary.prompt_tokens + positions);
+    assert_ne!(scores(&first), scores(&plain));
+    let again = ask(&gateway, &model, about([picture("turned.jpg")]));
+    assert_eq!(scores(&again), scores(&first));
+    assert!(again.summary.cached_tokens > ROWS, "{}", again.summary.cached_tokens);
+    let other = ask(&gateway, &model, about([picture("rgb.png")]));
+    assert_ne!(scores(&other), scores(&first));
+}
+
+#[test]
 fn the_place_of_the_tower_is_reported() {
     let tiny = Tiny::new();
     let model = tiny.vision_chat();

@@ -103,6 +103,13 @@ impl Tiny {
         self.compile(folder)
     }
 
+    /// Compiles the tiny Idefics3 in `f32`. Returns its name.
+    pub(crate) fn tiled_vision_chat(&self) -> String {
+        let folder = self.folder.path().join("tiny-idefics3");
+        checkpoint::tiny_idefics3(&folder).unwrap();
+        self.compile(folder)
+    }
+
     /// Compiles the tiny BERT. Returns its name.
     pub(crate) fn embedding(&self) -> String {
         let folder = self.folder.path().join("tiny-bert");

@@ -11,7 +11,7 @@ use super::Activation;
 /// `vision.patch.bias`, `vision.position.weight [patches, hidden]`, `vision.layers.{i}.attn_norm`,
 /// `vision.layers.{i}.attn.{q,k,v,o}_proj`, `vision.layers.{i}.mlp_norm`, `vision.layers.{i}.mlp.{up,down}_proj`,
 /// `vision.norm`; norms and linear layers have a `weight` and a `bias`. The connector has
-/// `connector.norm.weight [hidden]` and `connector.linear.weight [decoder's hidden, hidden]`.
+/// `connector.linear.weight [decoder's hidden, its input]`, and `connector.norm.weight [hidden]` if it is pooled.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct VisionArch {
     /// Height and width of the input.
@@ -46,6 +46,11 @@ pub enum Connector {
         /// Epsilon of the norm.
         norm_epsilon: f32,
     },
+    /// Squares of patches, whose elements become one row, and a linear layer, as in Idefics3.
+    PixelShuffle {
+        /// Height and width of a square in patches; divides the patches of a side.
+        factor: usize,
+    },
 }
 
 impl Connector {
@@ -53,6 +58,15 @@ impl Connector {
     pub fn is_bidirectional(self) -> bool {
         match self {
             Self::Pooled { .. } => true,
+            Self::PixelShuffle { .. } => false,
+        }
+    }
+
+    /// Returns the height and width in patches of the square that becomes a row.
+    pub fn square(self) -> usize {
+        match self {
+            Self::Pooled { pool, .. } => pool,
+            Self::PixelShuffle { factor } => factor,
         }
     }
 }
@@ -68,9 +82,16 @@ impl VisionArch {
 
     /// Returns the number of rows for an input.
     pub fn rows(&self) -> usize {
-        let Connector::Pooled { pool, .. } = self.connector;
-        let side = self.patches() / pool.max(1);
+        let side = self.patches() / self.connector.square().max(1);
         side.saturating_mul(side)
+    }
+
+    /// Returns the number of elements that the connector's linear layer reads for a row.
+    pub fn connector_width(&self) -> usize {
+        match self.connector {
+            Connector::Pooled { .. } => self.hidden,
+            Connector::PixelShuffle { factor } => self.hidden.saturating_mul(factor).saturating_mul(factor),
+        }
     }
 
     /// Returns the tower in words.

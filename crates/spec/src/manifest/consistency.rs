@@ -2,8 +2,8 @@
 
 use super::{Contradiction, GraphEntry, KvLayout, Manifest, Part, Slot, sampling, voice};
 use crate::arch::{
-    Connector, DecoderArch, EncoderArch, ImportedDecoder, ImportedEncoder, KvSource, Rope, SpeechArch,
-    SpeechLayers, Structure, VisionArch,
+    DecoderArch, EncoderArch, ImportedDecoder, ImportedEncoder, KvSource, Rope, SpeechArch, SpeechLayers,
+    Structure, VisionArch,
 };
 
 /// Fails if a condition does not hold.
@@ -72,20 +72,21 @@ fn check_vision(arch: &DecoderArch, manifest: &Manifest) -> Result<(), Contradic
         return ensure(manifest.vision.is_none(), "a vision tower for pictures", "none");
     };
     let VisionArch { side, patch, hidden, layers, heads, inner, connector, .. } = vision;
-    let Connector::Pooled { pool, .. } = connector;
-    for number in [side, patch, hidden, layers, heads, inner, pool] {
+    let square = &connector.square();
+    for number in [side, patch, hidden, layers, heads, inner, square] {
         let expected = format!("numbers of a vision tower from 1 to {MAX_VISION_EXTENT}");
         ensure((1..=MAX_VISION_EXTENT).contains(number), expected, number)?;
     }
     ensure(hidden.is_multiple_of(*heads), format!("heads that divide the width {hidden}"), heads)?;
     ensure(side.is_multiple_of(*patch), format!("patches that divide the side {side}"), patch)?;
     let patches = vision.patches();
-    ensure(patches.is_multiple_of(*pool), format!("squares that divide {patches} patches"), pool)?;
+    ensure(patches.is_multiple_of(*square), format!("squares that divide {patches} patches"), square)?;
 
     let values = side.saturating_mul(*side).saturating_mul(VisionArch::CHANNELS);
-    let rows = vision.rows().saturating_mul(arch.hidden);
+    let width = vision.connector_width().max(arch.hidden);
+    let largest = values.max(vision.rows().saturating_mul(width));
     let expected = format!("a vision tower with at most {MAX_PICTURE_VALUES} values");
-    ensure(values.max(rows) <= MAX_PICTURE_VALUES, expected, values.max(rows))?;
+    ensure(largest <= MAX_PICTURE_VALUES, expected, largest)?;
     match &manifest.vision {
         Some(entry) => entry.check(vision, arch.vocab),
         None => Err(Contradiction::new("the tokens of pictures", "none")),

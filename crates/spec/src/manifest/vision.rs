@@ -5,9 +5,6 @@ use serde::{Deserialize, Serialize};
 use super::{Contradiction, GraphEntry, Manifest, Part, Slot};
 use crate::{MediaKind, TokenId, arch::VisionArch};
 
-/// Longest edge of a picture that is divided into tiles.
-const MAX_LONGEST_EDGE: usize = 4096;
-
 /// Reading of pictures by a decoder with a vision tower.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct VisionEntry {
@@ -15,20 +12,44 @@ pub struct VisionEntry {
     pub graphs: Vec<GraphEntry>,
     /// Values that the tower reads.
     pub preprocessing: PicturePreprocessing,
-    /// Tokens that stand for an input of the tower.
+    /// Tokens that stand for a picture.
     pub placeholder: PicturePlaceholder,
 }
 
-/// Tokens that stand for an input of a vision tower in a prompt: one before its rows, one for each row, and one after
-/// them.
+/// Tokens that stand for a picture in a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PicturePlaceholder {
-    /// Token before the rows. A chat template writes it alone for a picture.
-    pub start: TokenId,
-    /// Token in place of a row.
-    pub row: TokenId,
-    /// Token after the rows.
-    pub end: TokenId,
+#[serde(untagged)]
+pub enum PicturePlaceholder {
+    /// Tokens around the rows of the only input, as in Gemma 3.
+    Framed {
+        /// Token before the rows. A chat template writes it alone for a picture.
+        start: TokenId,
+        /// Token in place of a row.
+        row: TokenId,
+        /// Token after the rows.
+        end: TokenId,
+    },
+    /// Texts before the rows of each input, which name its place in the picture, as in Idefics3.
+    Tiled {
+        /// Token in place of a row. A chat template writes it once for a picture.
+        row: TokenId,
+    },
+}
+
+impl PicturePlaceholder {
+    /// Returns the token in place of a row.
+    pub fn row(self) -> TokenId {
+        match self {
+            Self::Framed { row, .. } | Self::Tiled { row } => row,
+        }
+    }
+
+    fn tokens(self) -> Vec<TokenId> {
+        match self {
+            Self::Framed { start, row, end } => vec![start, row, end],
+            Self::Tiled { row } => vec![row],
+        }
+    }
 }
 
 /// Conversion of a picture into the values that a vision tower reads.
@@ -60,6 +81,11 @@ pub enum PictureFit {
         /// The longest edge in pixels.
         longest_edge: usize,
     },
+}
+
+impl PictureFit {
+    /// Maximum of the longest edge of a picture in tiles, as in `transformers`.
+    pub const MAX_LONGEST_EDGE: usize = 4096;
 }
 
 /// Filter of a change of the size. All filters cover more pixels if a picture is reduced, as in Pillow.
@@ -110,9 +136,9 @@ impl VisionEntry {
             ));
         }
         if let PictureFit::Tiles { longest_edge } = fit
-            && !(1..=MAX_LONGEST_EDGE).contains(&longest_edge)
+            && !(1..=PictureFit::MAX_LONGEST_EDGE).contains(&longest_edge)
         {
-            let expected = format!("a longest edge of at most {MAX_LONGEST_EDGE} pixels");
+            let expected = format!("a longest edge of at most {} pixels", PictureFit::MAX_LONGEST_EDGE);
             return Err(Contradiction::new(expected, longest_edge.to_string()));
         }
         let values = mean.into_iter().chain(std).chain([rescale as f32]);
@@ -122,8 +148,10 @@ impl VisionEntry {
                 format!("{mean:?} and {std:?}"),
             ));
         }
-        let PicturePlaceholder { start, row, end } = self.placeholder;
-        match [start, row, end].into_iter().find(|&token| token as usize >= vocab) {
+        if let (PictureFit::Tiles { .. }, PicturePlaceholder::Framed { .. }) = (fit, self.placeholder) {
+            return Err(Contradiction::new("a placeholder for pictures in tiles", "one for a single input"));
+        }
+        match self.placeholder.tokens().into_iter().find(|&token| token as usize >= vocab) {
             Some(token) => {
                 let expected = format!("tokens of pictures below the vocabulary size {vocab}");
                 Err(Contradiction::new(expected, token.to_string()))
