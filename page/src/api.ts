@@ -55,7 +55,12 @@ function messageOf(text: string): string {
 const MAX_BODY = 32 << 20;
 
 /** Sends a request and returns the successful response. A form is sent as it is, other bodies as JSON. */
-export async function request(path: string, body?: unknown, signal?: AbortSignal): Promise<Response> {
+export async function request(
+  path: string,
+  body?: unknown,
+  signal?: AbortSignal,
+  method = body === undefined ? "GET" : "POST",
+): Promise<Response> {
   const sent = key.value;
   const headers: Record<string, string> = {};
   if (sent) headers["Authorization"] = `Bearer ${sent}`;
@@ -68,7 +73,7 @@ export async function request(path: string, body?: unknown, signal?: AbortSignal
   let response: Response;
   try {
     response = await fetch(path, {
-      method: body === undefined ? "GET" : "POST",
+      method,
       headers,
       body: content,
       signal,
@@ -150,6 +155,46 @@ export interface Model {
   sampling?: Sampling;
 }
 
+/** A model of the catalogue, with its usefulness on the server's machine. */
+export interface CatalogueModel {
+  id: string;
+  title: string;
+  kind: string;
+  parameters: number | null;
+  license: string | null;
+  gated: boolean;
+  pick?: string;
+  notes: string | null;
+  download_bytes: number | null;
+  installed: boolean;
+  available: boolean;
+  here: {
+    scheme: string;
+    bytes: number;
+    fits: boolean;
+    speed: "fast" | "medium" | "slow";
+    quality: number | null;
+    score: number;
+  } | null;
+}
+
+/** The plan of a model before its download. */
+export interface Plan {
+  id: string;
+  structure: string;
+  context: number;
+  kv_token_bytes: number;
+  schemes: { scheme: string; bytes: number }[];
+  devices: {
+    device: string;
+    name: string;
+    memory: number | null;
+    schemes: { scheme: string; context: number | null; reason: string | null }[];
+  }[];
+  npus: { target: string; scheme: string; runs: boolean; verdict: string; score: number }[];
+  minimum_memory: number | null;
+}
+
 export interface Voice {
   id: string;
   model: string;
@@ -224,6 +269,22 @@ export interface LoadedModel {
   } | null;
   draft_model: { name: string; scheme: string; bytes: number } | null;
   engine: Engine | null;
+}
+
+/** The last hour of the server, oldest sample first. */
+export interface ServerHistory {
+  /** Seconds between two samples. */
+  interval: number;
+  samples: {
+    /** Seconds since 1970. */
+    time: number;
+    tokens_per_second: number;
+    running: number;
+    waiting: number;
+    weights_bytes: number;
+    kv_used_bytes: number;
+    free_bytes: number | null;
+  }[];
 }
 
 export interface Device {

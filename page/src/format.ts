@@ -30,7 +30,7 @@ export function duration(milliseconds: number): string {
 
 /** Returns a rate of tokens: `65 tokens/s`. */
 export function rate(perSecond: number): string {
-  return `${perSecond >= 10 ? Math.round(perSecond) : perSecond.toFixed(1)} tokens/s`;
+  return `${perSecond >= 10 ? count(Math.round(perSecond)) : perSecond.toFixed(1)} tokens/s`;
 }
 
 /** Kind of hardware behind a device. */

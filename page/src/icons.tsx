@@ -22,6 +22,7 @@ export const ChatIcon = icon("M3.5 5.5a2 2 0 0 1 2-2h9a2 2 0 0 1 2 2v6a2 2 0 0 1
 export const ModelsIcon = icon("M10 2.8 16.5 6.4v7.2L10 17.2l-6.5-3.6V6.4z", "M3.5 6.4 10 10l6.5-3.6", "M10 10v7.2");
 export const ProofIcon = icon("M3 5h9", "M15 5h2", "M3 10h5", "M11 10h6", "M3 15h12");
 export const SystemIcon = icon("M3 14.5 7 9l3 3.5 3.5-7 3.5 5");
+export const BenchmarksIcon = icon("M3.5 16.5h13", "M5.5 16.5v-5", "M10 16.5V4", "M14.5 16.5V8.5");
 export const Send = icon("M10 16V4.5", "M5 9l5-5 5 5");
 export const Stop = icon("M6 6h8v8H6z");
 export const Copy = icon("M7.5 7.5h8v8h-8z", "M5 12.5h-.5v-8h8V5");

@@ -5,10 +5,11 @@ import { key, setKey, keyDemand } from "./api";
 import { ChatView } from "./chat/ChatView";
 import { begin, conversations, currentId, running, select, start } from "./chat/chats";
 import { bytes } from "./format";
-import { ChatIcon, Mark, Menu, ModelsIcon, Plus, ProofIcon, SystemIcon } from "./icons";
+import { BenchmarksIcon, ChatIcon, Mark, Menu, ModelsIcon, Plus, ProofIcon, SystemIcon } from "./icons";
 import { KeyDialog } from "./KeyDialog";
 import { go, type View, view } from "./route";
-import { health, models, outage, refreshModels, watch } from "./server";
+import { catalogue, health, models, outage, refreshCatalogue, refreshModels, watch } from "./server";
+import { BenchmarksView } from "./views/BenchmarksView";
 import { ModelsView } from "./views/ModelsView";
 import { ProofView } from "./views/ProofView";
 import { SystemView } from "./views/SystemView";
@@ -18,6 +19,7 @@ const NAVIGATION: [View, string, () => preact.JSX.Element][] = [
   ["models", "Models", ModelsIcon],
   ["proof", "Proof", ProofIcon],
   ["system", "System", SystemIcon],
+  ["benchmarks", "Benchmarks", BenchmarksIcon],
 ];
 
 /** Whether the list of conversations is open, on a narrow screen. */
@@ -27,8 +29,9 @@ function App() {
   const shown = view.value;
   useEffect(() => {
     document.title = `${NAVIGATION.find(([name]) => name === shown)![1]} · Narthex`;
-    if (shown === "models") void refreshModels().catch(() => undefined);
-  }, [shown]);
+    // A failure is an outage, or the key is asked for; the polls report both.
+    if (shown === "models") void Promise.all([refreshModels(), refreshCatalogue()]).catch(() => undefined);
+  }, [shown, keyDemand.value === "none"]);
   return (
     <>
       <a class="skip" href="#main" onClick={(event) => (event.preventDefault(), document.getElementById("main")?.focus())}>
@@ -46,6 +49,7 @@ function App() {
           {shown === "models" && <ModelsView />}
           {shown === "proof" && <ProofView />}
           {shown === "system" && <SystemView />}
+          {shown === "benchmarks" && <BenchmarksView />}
         </main>
       </div>
       <KeyDialog />
@@ -138,6 +142,7 @@ function Status() {
             setKey("");
             health.value = null;
             models.value = null;
+            catalogue.value = null;
             keyDemand.value = "missing";
           }}
         >

@@ -2,7 +2,7 @@
 
 import { signal } from "@preact/signals";
 
-export const VIEWS = ["chat", "models", "proof", "system"] as const;
+export const VIEWS = ["chat", "models", "proof", "system", "benchmarks"] as const;
 export type View = (typeof VIEWS)[number];
 
 function read(): View {

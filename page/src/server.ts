@@ -3,6 +3,7 @@
 import { computed, signal } from "@preact/signals";
 import {
   ApiError,
+  type CatalogueModel,
   type Health,
   type InstalledModel,
   json,
@@ -11,24 +12,29 @@ import {
   messageFor,
   type Model,
   request,
+  type ServerHistory,
   type Voice,
 } from "./api";
 
 /** Milliseconds between two polls. */
 const INTERVAL = 2000;
 
-/** Samples that are kept: an hour. */
-const HISTORY = 1800;
+/** Samples that are kept: five minutes. The server keeps the last hour. */
+const HISTORY = 150;
 
 export const health = signal<Health | null>(null);
 export const models = signal<Model[] | null>(null);
 export const installed = signal<InstalledModel[]>([]);
+/** The models for the server's machine, the most useful of each kind first. */
+export const catalogue = signal<CatalogueModel[] | null>(null);
 /** Voices of the installed models that speak. */
 export const voices = signal<Voice[]>([]);
 /** Reason why the server could not be asked. */
 export const outage = signal<string | null>(null);
 /** Metrics; null without the rights to read them. */
 export const metrics = signal<Metric[] | null>(null);
+/** The last hour, as the server recorded it. */
+export const lastHour = signal<ServerHistory | null>(null);
 /** Samples since the page was opened, oldest first. */
 export const history = signal<Sample[]>([]);
 
@@ -60,6 +66,11 @@ export async function refreshModels(): Promise<void> {
   const speaks = list.data.some((model) => model.kind === "speech" && model.installed);
   const known = speaks ? (await json<{ voices: Voice[] }>("/v1/audio/voices")).voices : [];
   voices.value = known.filter((voice) => voice.installed);
+}
+
+/** Reads the catalogue again. */
+export async function refreshCatalogue(): Promise<void> {
+  catalogue.value = (await json<{ models: CatalogueModel[] }>("/v1/catalogue")).models;
 }
 
 /** Reads the state of the server again. */
@@ -122,12 +133,19 @@ export async function refreshMetrics(): Promise<void> {
   }
 }
 
-async function poll(withMetrics: () => boolean): Promise<void> {
+/** Reads the last hour again, if the server has a new sample. */
+async function refreshLastHour(): Promise<void> {
+  const newest = lastHour.value?.samples.at(-1)?.time ?? 0;
+  if (Date.now() / 1000 - newest < (lastHour.value?.interval ?? 0)) return;
+  lastHour.value = await json<ServerHistory>("/health/history");
+}
+
+async function poll(withDetails: () => boolean): Promise<void> {
   if (document.hidden || keyDemand.value !== "none") return;
   try {
     await refreshHealth();
     if (models.value === null && keyDemand.value === "none") await refreshModels();
-    if (withMetrics()) await refreshMetrics();
+    if (withDetails()) await Promise.all([refreshMetrics(), refreshLastHour()]);
     outage.value = null;
   } catch (error) {
     if (!(error instanceof ApiError && error.status === 401)) outage.value = messageFor(error);
@@ -135,9 +153,9 @@ async function poll(withMetrics: () => boolean): Promise<void> {
 }
 
 /** Polls until the page is closed. The first poll is at once. */
-export async function watch(withMetrics: () => boolean): Promise<never> {
+export async function watch(withDetails: () => boolean): Promise<never> {
   for (;;) {
-    await poll(withMetrics);
+    await poll(withDetails);
     await new Promise((resolve) => setTimeout(resolve, INTERVAL));
   }
 }

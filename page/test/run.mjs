@@ -197,8 +197,12 @@ const tests = {
     await page.fill("#prompt", "Count.");
     await page.keyboard.press("Enter");
     await page.waitForSelector(".answer:last-child .markdown");
+    // The next message may be written meanwhile; the click that stops does not send it.
+    await page.fill("#prompt", "Later.");
+    const count = await page.locator(".message.user").count();
     await page.click("[aria-label='Stop']");
     await page.waitForSelector(".answer .facts >> text=stopped");
+    assert.deepEqual([await page.locator(".message.user").count(), await page.inputValue("#prompt")], [count, "Later."]);
     await page.waitForFunction(async () => {
       const { models } = await (await fetch("/health")).json();
       return models.every((model) => !model.engine || model.engine.running === 0);
@@ -503,10 +507,93 @@ const tests = {
     await card.getByRole("button", { name: `Unload ${MODEL}` }).waitFor();
     await page.fill("#pull-name", "no-such-model");
     await page.keyboard.press("Enter");
-    await page.waitForSelector(".block .error");
-    assert.match(await page.locator(".block .error").innerText(), /no-such-model/);
+    assert.match(await page.getByRole("alert").innerText(), /no-such-model/);
     await accessible(page, "the models");
     await page.fill("#pull-name", "");
+    await page.context().close();
+  },
+
+  async "the catalogue is ranked for the machine and planned before a download"() {
+    const page = await open(`${base}/#/models`);
+    const { models } = await (await fetch(`${base}/v1/catalogue`)).json();
+    const offers = models.filter((model) => model.kind === "chat" && !model.installed);
+    const isFirst = (model) => Boolean(model.pick && model.here?.fits);
+    const chat = [...offers.filter(isFirst), ...offers.filter((model) => !isFirst(model))].map((model) => model.id);
+    assert(offers.some(isFirst));
+    const names = page.locator(".offer h3");
+    await page.getByRole("button", { name: `Show all ${chat.length}` }).waitFor();
+    assert.deepEqual(await names.allInnerTexts(), chat.slice(0, 6));
+    const first = page.locator(".offer").first();
+    assert.match(await first.innerText(), /(fast|medium|slow)[\s\S]*[GM]iB of memory in w[48]/);
+    assert.match(await first.innerText(), new RegExp(`narthex pull ${chat[0]}`));
+    await first.getByRole("button", { name: `Plan of ${chat[0]}` }).click();
+    await first.locator(".plan").waitFor();
+    assert.match(await first.locator(".plan").innerText(), /w8[\s\S]*tokens[\s\S]*Structure[\s\S]*layers/);
+    await accessible(page, "a plan");
+    await page.getByLabel("Name", { exact: true }).fill("smollm2 1.7b");
+    await page.waitForFunction(() => document.querySelectorAll(".offer").length === 1);
+    assert.deepEqual(await names.allInnerTexts(), ["smollm2:1.7b"]);
+    await page.getByLabel("Name", { exact: true }).fill("");
+    await page.getByLabel("Kind").selectOption("embedding");
+    await page.waitForFunction((count) => document.querySelectorAll(".offer").length === count, 6);
+    assert(models.find((model) => model.id === chat[0]).kind === "chat" && !(await names.allInnerTexts()).includes(chat[0]));
+    await page.context().close();
+  },
+
+  async "a model is installed with progress, and removed"() {
+    const here = { scheme: "w8", bytes: 380_000_000, fits: true, speed: "fast", quality: 0.998, score: 40 };
+    const model = (id, fields) => ({
+      ...{ id, title: id, kind: "chat", parameters: 361_821_120, license: "Apache-2.0", gated: false, notes: null },
+      ...{ download_bytes: 724_000_000, installed: false, available: true, here, ...fields },
+    });
+    const large = { ...here, bytes: 70_000_000_000_000, fits: false, score: 0 };
+    let isInstalled = false;
+    const page = await openWith(
+      (list) => (isInstalled ? [...list, { id: "new:1b", kind: "chat", capabilities: [], installed: true }] : list),
+      "about:blank",
+    );
+    await page.route("**/v1/catalogue", (route) =>
+      route.fulfill({ json: { models: [model("new:1b", { pick: "small", installed: isInstalled }), model("huge:70t", { here: large })] } }),
+    );
+    let finish;
+    await page.route("**/api/pull", async (route) => {
+      assert.deepEqual(route.request().postDataJSON(), { model: "new:1b" });
+      await new Promise((resolve) => (finish = resolve));
+      isInstalled = true;
+      const body = '{"status":"weights","total":10,"completed":5}\n{"status":"success"}\n';
+      await route.fulfill({ contentType: "application/x-ndjson", body });
+    });
+    const removed = [];
+    await page.route("**/api/delete", async (route) => {
+      removed.push([route.request().method(), route.request().postDataJSON()]);
+      isInstalled = removed.length === 1;
+      if (isInstalled) await route.fulfill({ status: 403, json: { error: "needs the key of an admin" } });
+      else await route.fulfill({ status: 200, body: "" });
+    });
+    await page.goto(`${base}/#/models`);
+    const offer = page.locator(".offer", { hasText: "new:1b" });
+    assert.match(await offer.innerText(), /first choice for small machines[\s\S]*362 M parameters[\s\S]*690 MiB[\s\S]*99\.8 %/);
+    await page.getByText(/Its weights take 63.7 TiB in w8, and this machine has/).waitFor();
+    await accessible(page, "the catalogue");
+    await offer.getByRole("button", { name: "Install new:1b" }).click();
+    await offer.getByRole("button", { name: "Cancel the installation of new:1b" }).waitFor();
+    await offer.getByRole("progressbar", { name: "Progress of new:1b" }).waitFor();
+    assert.equal(await page.getByRole("button", { name: "Install huge:70t" }).isDisabled(), true);
+    finish();
+    const card = page.locator(".card", { hasText: "new:1b" });
+    await card.waitFor();
+    assert.equal(await offer.count(), 0);
+
+    const questions = [];
+    page.on("dialog", (dialog) => (questions.push(dialog.message()), questions.length === 1 ? dialog.dismiss() : dialog.accept()));
+    const remove = card.getByRole("button", { name: "Remove new:1b" });
+    await remove.click();
+    await remove.click();
+    await card.getByText("needs the key of an admin").waitFor();
+    await remove.click();
+    await card.waitFor({ state: "detached" });
+    assert.deepEqual(removed, Array(2).fill(["DELETE", { model: "new:1b" }]));
+    assert.match(questions[0], /Remove new:1b from this machine/);
     await page.context().close();
   },
 
@@ -554,6 +641,65 @@ const tests = {
     await page.context().close();
   },
 
+  async "the last hour is that of the server"() {
+    const page = await open("about:blank");
+    const now = Math.floor(Date.now() / 1000);
+    const samples = Array.from({ length: 361 }, (_, index) => ({
+      time: now - 10 * (360 - index),
+      tokens_per_second: index === 180 ? 50 : 5,
+      running: index % 3,
+      waiting: index > 350 ? 4 : 0,
+      weights_bytes: 1 << 30,
+      kv_used_bytes: 1 << 20,
+      free_bytes: 4 * 2 ** 30,
+    }));
+    await page.route("**/health/history", (route) => route.fulfill({ json: { interval: 10, samples } }));
+    await page.goto(`${base}/#/system`);
+    await page.getByRole("img", { name: "Tokens per second over the last hour; generated: now 5.0, at most 50" }).waitFor();
+    await page.getByRole("img", { name: "Requests over the last hour; answers that run: now 0, at most 2; waiting: now 4, at most 4" }).waitFor();
+    await page.getByRole("img", { name: /^Memory over the last hour; weights and KV caches: now 1.0 GiB.*free: now 4.0 GiB/ }).waitFor();
+    // The pointer shows the values of half an hour ago.
+    const plot = page.locator(".plot").first();
+    const { x, y, width, height } = await plot.locator(".plot-area").boundingBox();
+    await page.mouse.move(x + width / 2, y + height / 2);
+    await plot.locator(".plot-legend >> text=50").waitFor();
+    await accessible(page, "the last hour");
+    await page.unroute("**/health/history");
+    const real = await (await fetch(`${base}/health/history`)).json();
+    assert(real.interval === 10 && real.samples.length > 0 && real.samples.at(-1).free_bytes > 0, JSON.stringify(real));
+    await page.context().close();
+  },
+
+  async "a benchmark is run, stored and compared"() {
+    const page = await open(`${base}/#/benchmarks`);
+    await page.getByLabel("Prompt tokens").selectOption("64");
+    await page.getByLabel("Answer tokens").selectOption("16");
+    for (const [index, parallel] of ["1", "2"].entries()) {
+      await page.getByLabel("Requests at once").selectOption(parallel);
+      await page.getByRole("button", { name: "Run", exact: true }).click();
+      await page.waitForFunction((count) => document.querySelectorAll("tbody tr").length === count, index + 1);
+    }
+    const rows = page.locator("tbody tr");
+    assert.match(await rows.first().innerText(), new RegExp(`${MODEL}[\\s\\S]*CPU[\\s\\S]*16\\s+2\\s+[\\d.]+ tokens/s`));
+    assert.equal(await page.locator(".bars").count(), 4);
+    assert.equal(await page.locator(".bars li").count(), 8);
+    await accessible(page, "the benchmarks");
+    await page.reload();
+    await rows.nth(1).waitFor();
+    const [file] = await Promise.all([page.waitForEvent("download"), page.click("text=Export as JSON")]);
+    const stored = JSON.parse(readFileSync(await file.path(), "utf8"));
+    assert(stored.every((run) => run.perSecond > 0 && run.promptPerSecond > 0 && run.firstToken > 0 && run.promptTokens > 32));
+    await page.getByRole("button", { name: /^Delete the run/ }).first().click();
+    await page.waitForFunction(() => document.querySelectorAll("tbody tr").length === 1);
+
+    // A cancelled run is not stored.
+    await page.getByRole("button", { name: "Run", exact: true }).click();
+    await page.getByRole("button", { name: "Cancel" }).click();
+    await page.getByRole("button", { name: "Run", exact: true }).waitFor();
+    assert.equal(await rows.count(), 1);
+    await page.context().close();
+  },
+
   async "a key is asked for, checked, and kept for the tab"() {
     const page = await open(keyedBase);
     const dialog = page.getByRole("dialog", { name: "This server needs a key" });
@@ -594,7 +740,7 @@ const tests = {
     await page.click(".list-toggle");
     await page.click("[aria-label='Settings of the conversation']");
     await fits(page, "the settings");
-    for (const view of ["models", "proof", "system"]) {
+    for (const view of ["models", "proof", "system", "benchmarks"]) {
       await show(page, view);
       await page.waitForSelector("h1");
       await page.waitForTimeout(300);
@@ -662,9 +808,17 @@ const tests = {
       await page.context().close();
     }
     const page = await open(`${base}/#/models`);
-    await page.waitForSelector(".card");
+    await page.waitForSelector(".offer");
     await page.waitForTimeout(500);
     await shot(page, "models");
+    await show(page, "benchmarks");
+    for (const parallel of ["1", "4"]) {
+      await page.getByLabel("Requests at once").selectOption(parallel);
+      await page.getByRole("button", { name: "Run", exact: true }).click();
+      await page.getByRole("button", { name: "Cancel" }).waitFor();
+      await page.getByRole("button", { name: "Run", exact: true }).waitFor();
+    }
+    await shot(page, "benchmarks");
     await page.context().close();
   },
 };

@@ -19,7 +19,7 @@ use crate::{
     http::budget::{AnswerMemory, BodyBudget},
     jobs::Jobs,
     keys::Caller,
-    reports::{devices::DeviceList, memory_reports::MemoryReports, metrics::Metrics},
+    reports::{devices::DeviceList, history::History, memory_reports::MemoryReports, metrics::Metrics},
 };
 
 /// The gateway with the rights of a caller, and the caller's meter. Access control adds it to each request.
@@ -55,6 +55,7 @@ pub(crate) struct ServerResources {
     pub(crate) bodies: BodyBudget,
     pub(crate) devices: DeviceList,
     pub(crate) memory: MemoryReports,
+    pub(crate) history: History,
     pub(crate) options: RequestOptions,
 }
 
@@ -63,7 +64,14 @@ impl ServerResources {
     pub(crate) fn new(gateway: &Gateway, options: RequestOptions, memory_wait: Duration) -> Self {
         let bodies = BodyBudget::new(memory_wait);
         let devices = DeviceList::new(gateway);
-        Self { jobs: Jobs::new(), bodies, devices, memory: MemoryReports::default(), options }
+        Self {
+            jobs: Jobs::new(),
+            bodies,
+            devices,
+            memory: MemoryReports::default(),
+            history: History::default(),
+            options,
+        }
     }
 }
 

@@ -101,6 +101,8 @@ mod tests {
         check("/api/embeddings", r#"{"model": "m", "prompt": "a"}"#, None);
         check("/api/embeddings", r#"{"prompt": "a"}"#, Some("model"));
         check("/api/show", r#"{"name": "m", "verbose": true}"#, None);
+        check("/api/delete", r#"{"model": "m"}"#, None);
+        check("/api/delete", r#"{"model": "m", "force": true}"#, Some("force"));
         check("/api/pull", r#"{"model": "m", "stream": false}"#, None);
         check("/api/pull", r#"{"stream": false}"#, Some("model"));
         check("/v1/messages/count_tokens", &format!(r#"{{"model": "m", {messages}}}"#), None);

@@ -265,6 +265,7 @@ async fn serve(
     let ServeOptions { access, limits, requests, .. } = options;
     let address = listener.address()?;
     let shared = ServerResources::new(&gateway, requests, limits.memory);
+    let history = shared.history.clone();
     let access = Access::new(gateway.clone(), access, &exposure, shared)?;
     let (stop, stopped) = watch::channel(false);
     let Routers { all, reports } = routes::routers(access);
@@ -272,6 +273,7 @@ async fn serve(
     ready(address);
     tokio::select! {
         () = connections.serve(&listener) => {}
+        () = history.watch(&gateway) => {}
         () = signal() => {}
     }
 

@@ -92,11 +92,13 @@ export function Composer({ isRunning }: { isRunning: boolean }) {
           />
           {transcriber.value && <MicrophoneButton />}
           {isRunning ? (
-            <button type="button" class="round stop" aria-label="Stop" title="Stop (Esc)" onClick={stop}>
+            // Without keys, the click that stops would end on the button that sends.
+            <button key="stop" type="button" class="round stop" aria-label="Stop" title="Stop (Esc)" onClick={stop}>
               <Stop />
             </button>
           ) : (
             <button
+              key="send"
               type="submit"
               class="round"
               aria-label="Send"

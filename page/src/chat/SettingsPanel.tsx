@@ -1,19 +1,10 @@
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { messageFor } from "../api";
+import { download } from "../download";
 import { Close, Download, Trash, Upload } from "../icons";
 import { chatModels } from "../server";
 import { adopt, current, discard, update, updateSettings } from "./chats";
 import { asMarkdown, fromJson, PLAIN, type Settings } from "./conversation";
-
-/** Offers a text as a file. */
-function download(name: string, type: string, text: string): void {
-  const url = URL.createObjectURL(new Blob([text], { type }));
-  const link = document.createElement("a");
-  link.href = url;
-  link.download = name;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(url), 10_000);
-}
 
 const fileName = (title: string) => title.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 40) || "conversation";
 

@@ -1,64 +1,34 @@
 import { signal } from "@preact/signals";
 import { useState } from "preact/hooks";
-import { json, jsonLines, type LoadedModel, messageFor, type Model } from "../api";
+import { json, type LoadedModel, messageFor, type Model, request } from "../api";
 import { begin, update } from "../chat/chats";
 import { bytes, count, deviceName, kindOf } from "../format";
 import { go } from "../route";
-import { health, installed, models, pollNow, refreshModels } from "../server";
+import { health, installed, models, pollNow, refreshCatalogue, refreshModels } from "../server";
+import { Catalogue, PullState } from "./Catalogue";
+import { pull, startPull } from "./pull";
 
-/** A running or failed download. */
-interface Pull {
-  model: string;
-  status: string;
-  share: number | null;
-  error: string;
-  control: AbortController | null;
-}
-
-const pull = signal<Pull | null>(null);
-/** Models whose load or unload runs, and errors of the last one. */
-const busy = signal<Record<string, "load" | "unload">>({});
+/** Models whose load, unload or removal runs, and errors of the last one. */
+const busy = signal<Record<string, Work>>({});
+type Work = "load" | "unload" | "remove";
 const failures = signal<Record<string, string>>({});
-
-interface PullLine {
-  status?: string;
-  total?: number;
-  completed?: number;
-}
-
-async function startPull(model: string): Promise<void> {
-  const control = new AbortController();
-  const set = (fields: Partial<Pull>) => {
-    if (pull.value?.control === control) pull.value = { ...pull.value, ...fields };
-  };
-  pull.value = { model, status: "Starting", share: null, error: "", control };
-  try {
-    for await (const line of jsonLines<PullLine>("/api/pull", { model }, control.signal)) {
-      const share = line.total ? (line.completed ?? 0) / line.total : null;
-      set({ status: line.status ?? "", share });
-    }
-    pull.value = null;
-    await refreshModels();
-  } catch (error) {
-    if (control.signal.aborted) pull.value = null;
-    else set({ error: messageFor(error), control: null });
-  }
-}
 
 const isGenerator = (model: Model) => model.kind === "chat" || model.kind === "text";
 
 /** Whether the server has a request that only loads a model of this kind. */
 const canLoad = (model: Model) => isGenerator(model) || model.kind === "embedding";
 
-/** Loads or unloads a model. Requests without a prompt do nothing else. */
-async function setLoaded(model: Model, work: "load" | "unload"): Promise<void> {
+/** Loads, unloads or removes a model. Requests without a prompt only load or unload. */
+async function run(model: Model, work: Work): Promise<void> {
   const { [model.id]: _, ...rest } = failures.value;
   failures.value = rest;
   busy.value = { ...busy.value, [model.id]: work };
   try {
-    if (work === "unload") await json("/api/generate", { model: model.id, stream: false, keep_alive: 0 });
+    if (work === "remove") await request("/api/delete", { model: model.id }, undefined, "DELETE");
+    else if (work === "unload") await json("/api/generate", { model: model.id, stream: false, keep_alive: 0 });
     else if (isGenerator(model)) await json("/api/generate", { model: model.id, stream: false });
     else await json("/api/embed", { model: model.id });
+    if (work === "remove") await Promise.all([refreshModels(), refreshCatalogue()]);
   } catch (error) {
     failures.value = { ...failures.value, [model.id]: messageFor(error) };
   }
@@ -69,28 +39,33 @@ async function setLoaded(model: Model, work: "load" | "unload"): Promise<void> {
 
 export function ModelsView() {
   const list = models.value;
-  const here = list?.filter((model) => model.installed) ?? [];
-  const elsewhere = list?.filter((model) => !model.installed) ?? [];
+  const here = list?.filter((model) => model.installed && !model.root) ?? [];
+  const names = list?.filter((model) => model.root) ?? [];
   return (
     <div class="page">
       <header class="view-header">
         <h1>Models</h1>
       </header>
       {list === null && <p class="quiet">Reading the models…</p>}
-      {list !== null && here.length === 0 && <p>No model is installed on this machine.</p>}
+      {list !== null && here.length === 0 && <p>No model is installed on this machine yet.</p>}
       <ul class="cards">
         {here.map((model) => (
-          <ModelCard key={model.id} model={model} />
+          <ModelCard
+            key={model.id}
+            model={model}
+            names={names.filter((alias) => alias.root === model.id).map((alias) => alias.id)}
+          />
         ))}
       </ul>
-      <PullForm suggestions={elsewhere} />
+      <Catalogue />
+      <PullForm />
     </div>
   );
 }
 
-function ModelCard({ model }: { model: Model }) {
+function ModelCard({ model, names }: { model: Model; names: string[] }) {
   const file = installed.value.find((one) => one.name === model.id);
-  const loaded = health.value?.models.filter((one) => one.id === (model.root ?? model.id)) ?? [];
+  const loaded = health.value?.models.filter((one) => one.id === model.id) ?? [];
   const ready = loaded.find((one) => one.state.state === "ready");
   const failed = loaded.find((one) => one.state.state === "failed");
   const size = ready?.package_bytes ?? file?.size;
@@ -110,7 +85,7 @@ function ModelCard({ model }: { model: Model }) {
         <State ready={ready} isLoading={work === "load" || loaded.some((one) => one.state.state === "loading")} />
       </div>
       <p class="quiet">{facts.filter(Boolean).join(" · ")}</p>
-      {model.root && <p class="quiet">Another name of {model.root}</p>}
+      {names.length > 0 && <p class="quiet">Also named {names.join(", ")}</p>}
       {ready?.engine && ready.engine.kv_budget_bytes > 0 && (
         <p class="quiet">
           {bytes(ready.engine.kv_used_bytes)} of KV cache, {count(ready.engine.running)} answers running
@@ -142,13 +117,13 @@ function ModelCard({ model }: { model: Model }) {
           </button>
         )}
         {!ready && canLoad(model) && (
-          <button type="button" class="button" disabled={Boolean(work)} onClick={() => void setLoaded(model, "load")}>
+          <button type="button" class="button" disabled={Boolean(work)} onClick={() => void run(model, "load")}>
             {work === "load" ? "Loading…" : "Load"}
             <span class="sr-only"> {model.id}</span>
           </button>
         )}
         {ready && (
-          <button type="button" class="button" disabled={Boolean(work)} onClick={() => void setLoaded(model, "unload")}>
+          <button type="button" class="button" disabled={Boolean(work)} onClick={() => void run(model, "unload")}>
             {work === "unload" ? "Unloading…" : "Unload"}
             <span class="sr-only"> {model.id}</span>
           </button>
@@ -158,6 +133,19 @@ function ModelCard({ model }: { model: Model }) {
             Proof<span class="sr-only"> of {model.id}</span>
           </a>
         )}
+        <span class="spring" />
+        <button
+          type="button"
+          class="button danger"
+          disabled={Boolean(work)}
+          onClick={() => {
+            const question = `Remove ${model.id} from this machine?${size === undefined ? "" : ` That frees ${bytes(size)}.`}`;
+            if (confirm(question)) void run(model, "remove");
+          }}
+        >
+          {work === "remove" ? "Removing…" : "Remove"}
+          <span class="sr-only"> {model.id}</span>
+        </button>
       </div>
     </li>
   );
@@ -173,21 +161,27 @@ function State({ ready, isLoading }: { ready?: LoadedModel; isLoading: boolean }
   );
 }
 
-function PullForm({ suggestions }: { suggestions: Model[] }) {
+/** Installs a model by any name that the server knows. */
+function PullForm() {
   const [name, setName] = useState("");
+  const [asked, setAsked] = useState("");
   const state = pull.value;
   const isRunning = Boolean(state?.control);
+  const isOwn = state?.model === asked;
   return (
     <section class="block" aria-labelledby="pull-title">
-      <h2 id="pull-title">Install a model</h2>
+      <h2 id="pull-title">Another model</h2>
       <p class="quiet">
-        A name of the catalogue, as in <code>qwen3:0.6b</code>. The server fetches and compiles it.
+        A name of the catalogue, or a repository as in <code>hf:owner/name</code>. The server fetches and compiles it.
       </p>
       <form
         class="row"
         onSubmit={(event) => {
           event.preventDefault();
-          if (name.trim()) void startPull(name.trim());
+          const model = name.trim();
+          if (!model || isRunning) return;
+          setAsked(model);
+          void startPull(model);
         }}
       >
         <label class="sr-only" for="pull-name">
@@ -200,42 +194,18 @@ function PullForm({ suggestions }: { suggestions: Model[] }) {
           autocomplete="off"
           onInput={(event) => setName(event.currentTarget.value)}
         />
-        {isRunning ? (
-          <button type="button" class="button" onClick={() => state!.control!.abort()}>
+        {isRunning && isOwn ? (
+          // Without keys, the click that cancels would end on the button that submits.
+          <button key="cancel" type="button" class="button" onClick={() => state!.control!.abort()}>
             Cancel
           </button>
         ) : (
-          <button type="submit" class="button primary" disabled={!name.trim()}>
+          <button key="install" type="submit" class="button primary" disabled={!name.trim() || isRunning}>
             Install
           </button>
         )}
       </form>
-      {suggestions.length > 0 && (
-        <ul class="offers" aria-label="Models that requests may install">
-          {suggestions.map((model) => (
-            <li key={model.id}>
-              <span>{model.id}</span>
-              <span class="quiet">{model.kind}</span>
-              <button type="button" class="button" disabled={isRunning} onClick={() => void startPull(model.id)}>
-                Install<span class="sr-only"> {model.id}</span>
-              </button>
-            </li>
-          ))}
-        </ul>
-      )}
-      {state && isRunning && (
-        <div class="progress">
-          <progress max={1} value={state.share ?? undefined} aria-label={`Progress of ${state.model}`} />
-          <p class="quiet" role="status">
-            {state.model}: {state.status}
-          </p>
-        </div>
-      )}
-      {state?.error && (
-        <p class="error" role="alert">
-          {state.error}
-        </p>
-      )}
+      {state && isOwn && <PullState state={state} />}
     </section>
   );
 }

@@ -1,6 +1,7 @@
 import type { Health, LoadedModel } from "../api";
 import { bytes, count, deviceName, duration, kindOf, percent } from "../format";
-import { health, history, metrics, type Sample } from "../server";
+import { Plot, Sparkline } from "../plot";
+import { health, history, lastHour, metrics, type Sample } from "../server";
 import { Table } from "../table";
 
 export function SystemView() {
@@ -24,6 +25,7 @@ export function SystemView() {
         </p>
       </header>
       <Numbers report={report} samples={history.value} />
+      <LastHour total={report.memory.total_bytes} />
       <Memory memory={report.memory} />
       <Engines models={report.models} />
       <Devices report={report} />
@@ -32,7 +34,7 @@ export function SystemView() {
   );
 }
 
-/** The numbers of this moment, each with its course since the page was opened. */
+/** The numbers of this moment, each with its course over the last minutes. */
 function Numbers({ report, samples }: { report: Health; samples: Sample[] }) {
   const last = samples.at(-1);
   const engines = report.models.flatMap((model) => (model.engine ? [model.engine] : []));
@@ -78,22 +80,51 @@ function Course(props: { name: string; value: string; detail?: string; values?: 
   );
 }
 
-/** The course of a value, from the opening of the page to now, without axes: its form is the message. */
-function Sparkline({ values }: { values: number[] }) {
-  const width = 240;
-  const height = 40;
-  // More points than pixels would only cost time.
-  const step = Math.max(1, Math.ceil(values.length / width));
-  const points = values.filter((_, index) => (values.length - 1 - index) % step === 0);
-  const top = Math.max(...points, Number.MIN_VALUE);
-  const x = (index: number) => (points.length < 2 ? width : (index / (points.length - 1)) * width);
-  const y = (value: number) => height - 1 - (value / top) * (height - 4);
-  const line = points.map((value, index) => `${index ? "L" : "M"}${x(index).toFixed(1)} ${y(value).toFixed(1)}`).join("");
+/** The last hour, which the server records. */
+function LastHour({ total }: { total: number | null }) {
+  const hour = lastHour.value;
+  if (!hour || hour.samples.length < 2) {
+    return (
+      <section class="block">
+        <h2>The last hour</h2>
+        <p class="quiet">The server has just started; it keeps a sample every ten seconds.</p>
+      </section>
+    );
+  }
+  const { samples } = hour;
+  const times = samples.map((sample) => sample.time);
   return (
-    <svg class="spark" viewBox={`0 0 ${width} ${height}`} preserveAspectRatio="none" aria-hidden="true">
-      {points.length > 1 && <path class="area" d={`${line}L${width} ${height}L0 ${height}Z`} />}
-      {points.length > 1 && <path class="line" d={line} />}
-    </svg>
+    <section class="block" aria-labelledby="hour-title">
+      <h2 id="hour-title">The last hour</h2>
+      <div class="plots">
+        <Plot
+          title="Tokens per second"
+          times={times}
+          lines={[{ name: "generated", values: samples.map((sample) => sample.tokens_per_second) }]}
+          format={(value) => (value < 10 ? value.toFixed(1) : count(Math.round(value)))}
+        />
+        <Plot
+          title="Requests"
+          times={times}
+          lines={[
+            { name: "answers that run", values: samples.map((sample) => sample.running) },
+            { name: "waiting", values: samples.map((sample) => sample.waiting) },
+          ]}
+          format={(value) => count(Math.round(value))}
+          least={1}
+        />
+        <Plot
+          title="Memory"
+          times={times}
+          lines={[
+            { name: "weights and KV caches", values: samples.map((sample) => sample.weights_bytes + sample.kv_used_bytes) },
+            { name: "free", values: samples.map((sample) => sample.free_bytes ?? 0) },
+          ].slice(0, samples.some((sample) => sample.free_bytes !== null) ? 2 : 1)}
+          format={bytes}
+          least={total ?? 1}
+        />
+      </div>
+    </section>
   );
 }
 

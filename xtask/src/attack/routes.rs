@@ -125,7 +125,9 @@ fn malformed(live: &Live, route: &Route, bodies: &[Input], random: &mut Random) 
         0 if !own.is_empty() => own[random.below(own.len())],
         _ => &bodies[random.below(bodies.len())],
     };
-    let named = String::from_utf8_lossy(&body.bytes).replace("\"m\"", "\"local/tiny\"").into_bytes();
+    // The model of the later requests must not be removed.
+    let model = if route.path == "/api/delete" { "\"m\"" } else { "\"local/tiny\"" };
+    let named = String::from_utf8_lossy(&body.bytes).replace("\"m\"", model).into_bytes();
     let body = if random.below(3) == 0 { named } else { mutate(&named, random) };
     let mut path = route.path.clone();
     if let (Some(start), Some(end)) = (path.find('{'), path.find('}')) {

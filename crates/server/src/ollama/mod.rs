@@ -1,5 +1,5 @@
 //! Ollama's protocol: `/api/chat`, `/api/generate`, `/api/embed`, `/api/embeddings`, `/api/show`, `/api/pull`,
-//! `/api/ps`, `/api/tags` and `/api/version`.
+//! `/api/delete`, `/api/ps`, `/api/tags` and `/api/version`.
 
 pub(crate) mod chat;
 pub(crate) mod embed;
@@ -52,6 +52,23 @@ async fn unload(app: &App, model: &str) -> Result<(), ApiError> {
     let gateway = app.gateway.clone();
     let model = model.to_owned();
     app.shared.jobs.run(move || gateway.unload(&model)).await
+}
+
+/// Returns the next step for the clients of an endpoint of Ollama that this server lacks.
+pub(crate) fn unsupported(path: &str) -> Option<&'static str> {
+    match path.trim_end_matches('/') {
+        "/api/create" => {
+            Some("`narthex create NAME --from MODEL --system TEXT` or `--file Modelfile` adds a name")
+        }
+        "/api/copy" => Some("`narthex create NAME --from MODEL` adds a name for a model"),
+        "/api/push" => {
+            Some("models are not uploaded anywhere; `narthex export MODEL` writes its files to a folder")
+        }
+        path if path.starts_with("/api/blobs/") => {
+            Some("`narthex pull` and `narthex import` take files of this machine")
+        }
+        _ => None,
+    }
 }
 
 fn nanoseconds(time: Duration) -> u64 {

@@ -1,11 +1,12 @@
-//! `GET /api/tags`, `GET /api/ps`, `POST /api/show` and `GET /api/version`.
+//! `GET /api/tags`, `GET /api/ps`, `POST /api/show`, `DELETE /api/delete` and `GET /api/version`.
 
 use std::collections::BTreeMap;
 
-use axum::Json;
+use axum::{Json, http::StatusCode};
 use narthex_gateway::{
     Gateway,
     models::{InstalledPackage, KvCacheStatus, ModelKind, ModelListing, ModelState, ModelStatus},
+    split_scheme,
 };
 use narthex_spec::{Scheme, arch::Structure, date::unix_seconds, manifest::PublishedSampling};
 use schemars::JsonSchema;
@@ -15,6 +16,7 @@ use serde_json::{Value, json};
 use crate::{
     app::App,
     error::ApiError,
+    keys::admins_only,
     protocol::{
         body::{Body, FromBody},
         fields::BodyFields,
@@ -243,6 +245,40 @@ pub(crate) async fn show(app: App, body: Body<ShowBody>) -> Result<Json<ShownMod
     let model = model.into_name();
     let shown = app.shared.jobs.run(move || shown(&gateway, &model)).await?;
     Ok(Json(shown))
+}
+
+/// Removes an installed model, or the one of its packages that `MODEL@SCHEME` names. Running answers finish.
+///
+/// # Errors
+/// 403 for a caller without admin rights. 404 for everything but the exact name of an installed model: a shorter name, or
+/// the default model in place of an unknown one, would remove what nobody named.
+pub(crate) async fn delete(app: App, body: Body<ShowBody>) -> Result<StatusCode, ApiError> {
+    let Body { request: ShowBody { model }, reservation: _reservation, .. } = body;
+    if !app.meter.caller.is_admin() {
+        return Err(admins_only("/api/delete"));
+    }
+    let gateway = app.gateway.clone();
+    let model = model.into_name();
+    if gateway.is_alias(&model) {
+        let message =
+            format!("{model} is an additional name of a model; `narthex rm {model}` removes the name");
+        return Err(ApiError::bad_request("model", message));
+    }
+
+    let name = model.clone();
+    let is_removed = app.shared.jobs.run(move || {
+        let (text, scheme) = split_scheme(&name);
+        let listed = gateway.models()?.into_iter().find(|listed| listed.name.as_str() == text);
+        let is_installed = listed.is_some_and(|listed| {
+            listed.installed.iter().any(|package| scheme.is_none_or(|scheme| scheme == package.scheme))
+        });
+        if is_installed { gateway.remove(&name).map(|_| true) } else { Ok(false) }
+    });
+    if is_removed.await? {
+        return Ok(StatusCode::OK);
+    }
+    let message = format!("the model {model} is not installed; /api/tags lists the installed ones");
+    Err(ApiError::plain(StatusCode::NOT_FOUND, message))
 }
 
 fn shown(gateway: &Gateway, model: &str) -> Result<ShownModel, narthex_gateway::Error> {

@@ -2,6 +2,7 @@
 
 pub(crate) mod answer;
 pub(crate) mod audio;
+pub(crate) mod catalogue;
 pub(crate) mod chat;
 pub(crate) mod chat_answer;
 pub(crate) mod completions;

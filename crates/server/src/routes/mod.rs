@@ -50,6 +50,7 @@ use crate::{
             transcription::{self, TranscriptObject, TranscriptionForm},
             voices::{self, VoiceList},
         },
+        catalogue::{self, Catalogue, ModelPlan},
         chat,
         chat_answer::{ChatCompletion, ChatDelta},
         completions::{self, TextChoice, TextCompletion},
@@ -75,7 +76,7 @@ use crate::{
         shared_fields::SharedFields,
         tools::ToolOptions,
     },
-    reports::{health::HealthReport, metrics::Metrics},
+    reports::{health::HealthReport, history::ServerHistory, metrics::Metrics},
 };
 
 /// Header with the id of a request, for the logs of clients and proxies.
@@ -269,6 +270,10 @@ fn of_others() -> Vec<Operation> {
             .body::<fill::FillBody>()
             .body::<Hints>()
             .answers::<FilledText>(),
+        Op::get("/v1/catalogue", catalogue::list, "List the models of the catalogue, the most useful first")
+            .answers::<Catalogue>(),
+        Op::get("/v1/catalogue/{*id}", catalogue::plan, "Plan a model on this machine")
+            .answers::<ModelPlan>(),
         Op::post("/tokenize", token_endpoints::tokenize, "Return the tokens of a text")
             .body::<TokenizeBody>()
             .body::<ReasoningOptions>()
@@ -285,6 +290,9 @@ fn of_others() -> Vec<Operation> {
             .unmetered()
             .report()
             .answers::<HealthReport>(),
+        Op::get("/health/history", history, "Report the last hour of the server")
+            .unmetered()
+            .answers::<ServerHistory>(),
         Op::get("/metrics", metrics_text, "Return metrics for Prometheus")
             .unmetered()
             .report()
@@ -325,6 +333,8 @@ fn of_ollama() -> Vec<Operation> {
             .body::<ollama::pull::PullBody>()
             .answers::<PullLine>()
             .or_lines::<PullLine>(),
+        Op::delete_named("/api/delete", ollama::models::delete, "Remove a model")
+            .body::<ollama::models::ShowBody>(),
         Op::get("/api/ps", ollama::models::ps, "List the models in memory").answers::<LoadedModels>(),
         Op::get("/api/tags", ollama::models::tags, "List the installed models").answers::<InstalledModels>(),
         Op::get("/api/version", ollama::models::version, "Return the version").answers::<Version>(),
@@ -339,6 +349,10 @@ async fn health(app: App) -> Json<HealthReport> {
     Json(HealthReport::new(&app.gateway.status(), &app.memory(), devices))
 }
 
+async fn history(app: App) -> Json<ServerHistory> {
+    Json(app.shared.history.report())
+}
+
 async fn metrics_text(app: App) -> Result<impl IntoResponse, ApiError> {
     if !app.meter.caller.is_admin() {
         return Err(keys::admins_only("/metrics"));
@@ -349,6 +363,10 @@ async fn metrics_text(app: App) -> Result<impl IntoResponse, ApiError> {
 
 async fn unknown_path(request: Request) -> ApiError {
     let path = request.uri().path();
+    if let Some(instead) = ollama::unsupported(path) {
+        let message = format!("{path} is not supported; {instead}");
+        return ApiError::plain(StatusCode::NOT_IMPLEMENTED, message);
+    }
     let message = format!("unknown path {path}; the API is at /v1, the health report at /health");
     ApiError::plain(StatusCode::NOT_FOUND, message)
 }

@@ -118,10 +118,23 @@ impl Operation {
         handler: impl Handler<T, ()>,
         summary: &'static str,
     ) -> Self {
-        let media_type = T::Body::MEDIA_TYPE;
-        let operation = Self { media_type, ..Self::new("post", path, routing::post(handler), summary) };
+        Self::new("post", path, routing::post(handler), summary).reads::<T::Body>()
+    }
+
+    /// Creates an operation for DELETE, whose handler reads a body.
+    pub(crate) fn delete_named<T: BodyArguments + 'static>(
+        path: &'static str,
+        handler: impl Handler<T, ()>,
+        summary: &'static str,
+    ) -> Self {
+        Self::new("delete", path, routing::delete(handler), summary).reads::<T::Body>()
+    }
+
+    /// Adds the reader of a body.
+    fn reads<B: RequestBody>(self) -> Self {
+        let operation = Self { media_type: B::MEDIA_TYPE, ..self };
         #[cfg(any(test, feature = "fuzzing"))]
-        let operation = Self { reader: Some(T::Body::check), ..operation };
+        let operation = Self { reader: Some(B::check), ..operation };
         operation
     }
 

@@ -111,7 +111,7 @@ fn a_key_uses_its_models_alone() {
 }
 
 #[test]
-fn a_model_is_unloaded_for_admins_alone() {
+fn a_model_is_unloaded_and_removed_for_admins_alone() {
     let tiny = Tiny::new();
     let model = tiny.chat();
     let gateway = Gateway::open(tiny.config()).unwrap();
@@ -122,6 +122,12 @@ fn a_model_is_unloaded_for_admins_alone() {
     let status =
         |key: &str| live.request("POST", "/api/generate", &[("x-api-key", key)], unload.as_bytes()).status;
     assert_eq!((status(&user), status(&admin)), (403, 200));
+
+    // So is its removal.
+    let named = json!({"model": model}).to_string();
+    let status =
+        |key: &str| live.request("DELETE", "/api/delete", &[("x-api-key", key)], named.as_bytes()).status;
+    assert_eq!((status(&user), status(&admin), status(&admin)), (403, 200, 404));
 }
 
 #[test]

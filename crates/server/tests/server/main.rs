@@ -7,6 +7,7 @@ mod access;
 mod agents;
 mod audio;
 mod bodies;
+mod catalogue;
 mod encoders;
 mod examples;
 mod http;

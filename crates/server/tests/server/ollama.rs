@@ -184,6 +184,58 @@ fn every_package_of_a_model_is_listed() {
 }
 
 #[test]
+fn a_model_is_removed_by_its_exact_name() {
+    let tiny = Tiny::new();
+    let (model, other) = (tiny.chat(), tiny.embedding());
+    let aliases = [("short".to_owned(), model.clone())].into();
+    let live = Live::start(Config { aliases, default_model: Some(model.clone()), ..tiny.config() });
+    let delete = |body: Value| live.request("DELETE", "/api/delete", &[], body.to_string().as_bytes());
+    live.post("/api/generate", &json!({"model": model}));
+
+    // Neither an alias, nor the default model in place of an unknown one, nor an absent package is removed.
+    let check = |name: &str, status: u16, expect: &str| {
+        let answer = delete(json!({"model": name}));
+        let error = answer.json()["error"].as_str().unwrap_or_default().to_owned();
+        assert_eq!(answer.status, status, "{name}: {error}");
+        assert!(error.contains(expect), "{name}: {error}");
+    };
+    check("short", 400, "narthex rm short");
+    check("unknown", 404, "the model unknown is not installed");
+    check(&format!("{model}@f16"), 404, "is not installed");
+    check("smollm2:135m", 404, "is not installed");
+    check("/etc/passwd", 404, "is not installed");
+    check("", 400, "model is required");
+    assert_eq!(live.get("/api/tags").json()["models"].as_array().unwrap().len(), 3);
+
+    let removed = delete(json!({"name": model}));
+    assert_eq!((removed.status, removed.text()), (200, String::new()));
+    let listed = live.get("/api/tags").json();
+    assert_eq!(
+        (listed["models"].as_array().unwrap().len(), &listed["models"][0]["name"]),
+        (1, &json!(other))
+    );
+    assert_eq!(live.get("/api/ps").json()["models"], json!([]));
+    check(&model, 404, "is not installed");
+}
+
+#[test]
+fn endpoints_that_do_not_exist_here_are_refused_with_what_does() {
+    let live = Live::start(Tiny::new().config());
+    for (path, expect) in [
+        ("/api/create", "narthex create NAME --from MODEL"),
+        ("/api/copy", "narthex create NAME --from MODEL"),
+        ("/api/push", "narthex export MODEL"),
+        ("/api/blobs/sha256:00", "narthex pull"),
+    ] {
+        let answer = live.post(path, &json!({"model": "m"}));
+        let error = answer.json()["error"].as_str().unwrap().to_owned();
+        assert_eq!(answer.status, 501, "{path}: {error}");
+        assert!(error.starts_with(path) && error.contains(expect), "{error}");
+    }
+    assert_eq!(live.post("/api/blob", &json!({})).status, 404);
+}
+
+#[test]
 fn a_pull_keeps_to_the_rights_of_its_caller_and_to_the_network() {
     let tiny = Tiny::new();
     let model = tiny.chat();

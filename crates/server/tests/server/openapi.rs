@@ -82,10 +82,21 @@ fn answers_are_those_of_the_document() {
         assert!(validator.is_valid(&body), "{path}: {body}: {:?}", validator.iter_errors(&body).next());
         assert!(!validator.is_valid(&json!({})), "{path}");
     }
-    for path in ["/v1/audio/voices", "/v1/models", "/api/tags", "/api/ps", "/api/version", "/health"] {
+    for path in [
+        "/v1/audio/voices",
+        "/v1/catalogue",
+        "/v1/models",
+        "/api/tags",
+        "/api/ps",
+        "/api/version",
+        "/health",
+        "/health/history",
+    ] {
         check(&document, "get", path, 200, &live.get(path).json());
     }
     check(&document, "get", "/v1/models/{id}", 200, &live.get(&format!("/v1/models/{model}")).json());
+    let plan = live.get("/v1/catalogue/smollm2:135m").json();
+    check(&document, "get", "/v1/catalogue/{id}", 200, &plan);
     check(&document, "get", "/v1/responses/{id}", 404, &live.get("/v1/responses/x").json());
 }
 

@@ -228,6 +228,7 @@ fn without_generation() -> Vec<(&'static str, Value)> {
             json!({"model": "m", "prompt": "a", "options": {"seed": 1}, "keep_alive": "5m"}),
         ),
         ("ollama-show", json!({"name": "m", "verbose": true})),
+        ("ollama-delete", json!({"model": "m@w8"})),
         ("ollama-pull", json!({"model": "m", "stream": true, "insecure": false})),
         ("responses-input-tokens", json!({"model": "m", "input": "a", "instructions": "Be brief."})),
         (

@@ -12,6 +12,8 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use self::model::ModelHealth;
+#[cfg(test)]
+pub(in crate::reports) use self::model::samples::status as sample_status;
 
 /// State of the server.
 #[derive(Debug, Serialize, JsonSchema)]

@@ -112,7 +112,7 @@ pub(super) mod samples {
     use super::*;
 
     /// Returns the status of a model in this state and with this placement.
-    pub(in super::super) fn status(state: ModelState, placement: Option<PlacementReport>) -> ModelStatus {
+    pub(in crate::reports) fn status(state: ModelState, placement: Option<PlacementReport>) -> ModelStatus {
         ModelStatus {
             name: "tiny".parse().unwrap(),
             kind: Some(ModelKind::Chat),
