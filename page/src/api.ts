@@ -195,6 +195,15 @@ export interface Plan {
   minimum_memory: number | null;
 }
 
+/** Settings of the server's models, for admins. */
+export interface ModelSettings {
+  editable: boolean;
+  default_model: string | null;
+  pinned: string[];
+  /** Additional names, each with its model. */
+  names: Record<string, string>;
+}
+
 export interface Voice {
   id: string;
   model: string;

@@ -8,7 +8,7 @@ import { bytes } from "./format";
 import { BenchmarksIcon, ChatIcon, Mark, Menu, ModelsIcon, Plus, ProofIcon, SystemIcon } from "./icons";
 import { KeyDialog } from "./KeyDialog";
 import { go, type View, view } from "./route";
-import { catalogue, health, models, outage, refreshCatalogue, refreshModels, watch } from "./server";
+import { catalogue, health, models, outage, refreshCatalogue, refreshModels, refreshSettings, settings, watch } from "./server";
 import { BenchmarksView } from "./views/BenchmarksView";
 import { ModelsView } from "./views/ModelsView";
 import { ProofView } from "./views/ProofView";
@@ -30,7 +30,9 @@ function App() {
   useEffect(() => {
     document.title = `${NAVIGATION.find(([name]) => name === shown)![1]} · Narthex`;
     // A failure is an outage, or the key is asked for; the polls report both.
-    if (shown === "models") void Promise.all([refreshModels(), refreshCatalogue()]).catch(() => undefined);
+    if (shown === "models") {
+      void Promise.all([refreshModels(), refreshSettings(), refreshCatalogue()]).catch(() => undefined);
+    }
   }, [shown, keyDemand.value === "none"]);
   return (
     <>
@@ -143,6 +145,7 @@ function Status() {
             health.value = null;
             models.value = null;
             catalogue.value = null;
+            settings.value = null;
             keyDemand.value = "missing";
           }}
         >

@@ -11,6 +11,7 @@ import {
   keyDemand,
   messageFor,
   type Model,
+  type ModelSettings,
   request,
   type ServerHistory,
   type Voice,
@@ -27,6 +28,8 @@ export const models = signal<Model[] | null>(null);
 export const installed = signal<InstalledModel[]>([]);
 /** The models for the server's machine, the most useful of each kind first. */
 export const catalogue = signal<CatalogueModel[] | null>(null);
+/** Settings of the models; null without the rights to change them. */
+export const settings = signal<ModelSettings | null>(null);
 /** Voices of the installed models that speak. */
 export const voices = signal<Voice[]>([]);
 /** Reason why the server could not be asked. */
@@ -66,6 +69,23 @@ export async function refreshModels(): Promise<void> {
   const speaks = list.data.some((model) => model.kind === "speech" && model.installed);
   const known = speaks ? (await json<{ voices: Voice[] }>("/v1/audio/voices")).voices : [];
   voices.value = known.filter((voice) => voice.installed);
+}
+
+/** Reads the settings of the models again, if the caller may. */
+export async function refreshSettings(): Promise<void> {
+  try {
+    const read = await json<ModelSettings>("/v1/settings");
+    settings.value = read.editable ? read : null;
+  } catch (error) {
+    if (error instanceof ApiError && error.status === 403) settings.value = null;
+    else throw error;
+  }
+}
+
+/** Changes the settings of a model. */
+export async function changeSettings(model: string, change: Record<string, unknown>): Promise<void> {
+  settings.value = await json<ModelSettings>("/v1/settings", { model, ...change });
+  await refreshModels();
 }
 
 /** Reads the catalogue again. */

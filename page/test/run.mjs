@@ -597,6 +597,59 @@ const tests = {
     await page.context().close();
   },
 
+  async "a model is pinned, made the default, and named"() {
+    const page = await open("about:blank");
+    let current = { editable: true, default_model: null, pinned: [], names: {} };
+    const changes = [];
+    await page.route("**/v1/settings", async (route) => {
+      if (route.request().method() === "POST") {
+        const { model, ...change } = route.request().postDataJSON();
+        changes.push(change);
+        if (change.add_name === MODEL) {
+          await route.fulfill({ status: 400, json: { error: { message: "add_name: expected a new name" } } });
+          return;
+        }
+        if ("pin" in change) current = { ...current, pinned: change.pin ? [model] : [] };
+        if ("default" in change) current = { ...current, default_model: change.default ? model : null };
+        if (change.add_name) current = { ...current, names: { [change.add_name]: model } };
+        if (change.remove_name) current = { ...current, names: {} };
+      }
+      await route.fulfill({ json: current });
+    });
+    await page.goto(`${base}/#/models`);
+    const card = page.locator(".card", { hasText: MODEL });
+    for (const label of ["Keep in memory", "Answers unknown names"]) {
+      await card.getByLabel(label).click();
+      await card.getByRole("checkbox", { name: label, checked: true }).waitFor();
+    }
+    const add = async (name) => {
+      await card.getByRole("button", { name: `Add a name for ${MODEL}` }).click();
+      await page.keyboard.type(name);
+      await page.keyboard.press("Enter");
+    };
+    await add(MODEL);
+    await card.getByText("add_name: expected a new name").waitFor();
+    await page.keyboard.press("Escape");
+    await add("gpt-4o");
+    await card.getByRole("button", { name: "Remove the name gpt-4o" }).waitFor();
+    await accessible(page, "the settings of a model");
+    await card.getByRole("button", { name: "Remove the name gpt-4o" }).click();
+    await card.getByLabel("Keep in memory").click();
+    await card.getByRole("checkbox", { name: "Keep in memory", checked: false }).waitFor();
+    await page.waitForFunction(() => !document.querySelector(".name"));
+    const expect = [{ pin: true }, { default: true }, { add_name: MODEL }, { add_name: "gpt-4o" }, { remove_name: "gpt-4o" }, { pin: false }];
+    assert.deepEqual(changes, expect);
+
+    // Without an admin's key, nothing can be set.
+    await page.unroute("**/v1/settings");
+    await page.route("**/v1/settings", (route) => route.fulfill({ status: 403, json: { error: { message: "admins only" } } }));
+    await page.reload();
+    await card.waitFor();
+    await page.waitForTimeout(300);
+    assert.equal(await page.locator(".card-settings").count(), 0);
+    await page.context().close();
+  },
+
   async "the proof shows every node"() {
     const page = await open(`${base}/#/proof`);
     await page.waitForSelector(".verdict");

@@ -1,8 +1,10 @@
-//! Ctrl-C, SIGTERM and SIGHUP: the first signal cancels the running job, the second ends the process at once. While a
+//! Ctrl-C, SIGTERM and, except in a server, SIGHUP: the first signal cancels the running job, the second ends the process at once. While a
 //! command waits for input, the first signal ends the process too. If a job does not stop within [`GRACE`], because ONNX
 //! Runtime or a vendor's compiler cannot be interrupted, the process ends; the store tolerates this. A SIGHUP that was
 //! ignored at the start, as under `nohup`, remains ignored.
 
+#[cfg(unix)]
+use std::fs::File;
 use std::{
     io::{self, stdin},
     sync::{
@@ -138,6 +140,41 @@ pub(crate) fn leave_to_server() -> impl Future<Output = ()> {
     cancelled(cancel())
 }
 
+/// Calls `reload` at each SIGHUP, in place of the usual treatment of this signal. Returns once the terminal of the process
+/// was closed, which sends a SIGHUP too.
+#[cfg(unix)]
+pub(crate) async fn hang_ups(mut reload: impl FnMut()) {
+    use tokio::signal::unix::{SignalKind, signal};
+    if ignores_hang_up() {
+        return std::future::pending().await;
+    }
+    let has_terminal = File::open(TERMINAL).is_ok();
+    // Otherwise, the handler of [`install`] would be called as well.
+    reset_hang_up();
+    let mut hang_ups = match signal(SignalKind::hangup()) {
+        Ok(hang_ups) => hang_ups,
+        Err(error) => {
+            tracing::warn!(%error, "SIGHUP will end the server");
+            return std::future::pending().await;
+        }
+    };
+    while hang_ups.recv().await.is_some() {
+        if has_terminal && File::open(TERMINAL).is_err() {
+            return;
+        }
+        reload();
+    }
+}
+
+#[cfg(not(unix))]
+pub(crate) async fn hang_ups(_: impl FnMut()) {
+    std::future::pending().await
+}
+
+/// The terminal of the process.
+#[cfg(unix)]
+const TERMINAL: &str = "/dev/tty";
+
 /// Waits until the signal is set.
 async fn cancelled(cancel: &Cancel) {
     let (sender, receiver) = oneshot::channel();
@@ -188,6 +225,14 @@ fn ignore_hang_up() {
 
 #[cfg(not(unix))]
 fn ignore_hang_up() {}
+
+/// Gives SIGHUP its default action.
+#[cfg(unix)]
+#[allow(unsafe_code, reason = "only the C library can change the action of a signal")]
+fn reset_hang_up() {
+    // SAFETY: SIGHUP is a valid signal, and its default action runs no code of this process.
+    unsafe { libc::signal(libc::SIGHUP, libc::SIG_DFL) };
+}
 
 /// Ends the process without running destructors, because a running operator must not have its library unloaded.
 #[allow(unsafe_code, reason = "only the C library can end a process without destructors")]

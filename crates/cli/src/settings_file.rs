@@ -15,7 +15,9 @@ use crate::{
     input_file,
 };
 
-pub(crate) use change::{CustomModel, add_custom_model, has_name, remove_name};
+pub(crate) use change::{
+    CustomModel, add_custom_model, add_name, has_name, pin, remove_name, set_default_model,
+};
 pub(crate) use document::{BadSettings, Settings, read};
 pub(crate) use tables::{ANSWERS, Setting, SettingValue, TABLES};
 
@@ -93,12 +95,11 @@ pub(crate) fn complete(line: &[OsString]) -> Result<CompletedLine, ParseError> {
     settings.options.extend(variables);
     forget_stated(&mut settings, stated);
     let root = Args::command();
-    let arguments: Vec<String> = match root.find_subcommand(name) {
-        Some(command) => {
-            tables::applicable(&settings.options, command, stated).flat_map(Setting::arguments).collect()
-        }
+    settings.options = match root.find_subcommand(name) {
+        Some(command) => tables::applicable(&settings.options, command, stated).cloned().collect(),
         None => Vec::new(),
     };
+    let arguments: Vec<String> = settings.options.iter().flat_map(Setting::arguments).collect();
     if arguments.is_empty() {
         return Ok(CompletedLine { args, settings });
     }
@@ -107,7 +108,7 @@ pub(crate) fn complete(line: &[OsString]) -> Result<CompletedLine, ParseError> {
     Ok(CompletedLine { args: completed.stated_by(&args), settings })
 }
 
-/// A command line with the settings of the environment and of the file.
+/// A command line with the settings of the environment and of the file. Their options are those that apply to it.
 pub(crate) struct CompletedLine {
     pub(crate) args: Args,
     pub(crate) settings: Settings,

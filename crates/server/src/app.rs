@@ -20,6 +20,7 @@ use crate::{
     jobs::Jobs,
     keys::Caller,
     reports::{devices::DeviceList, history::History, memory_reports::MemoryReports, metrics::Metrics},
+    settings_editor::SettingsEditor,
 };
 
 /// The gateway with the rights of a caller, and the caller's meter. Access control adds it to each request.
@@ -57,6 +58,7 @@ pub(crate) struct ServerResources {
     pub(crate) memory: MemoryReports,
     pub(crate) history: History,
     pub(crate) options: RequestOptions,
+    pub(crate) settings: Option<SettingsEditor>,
 }
 
 impl ServerResources {
@@ -71,6 +73,7 @@ impl ServerResources {
             memory: MemoryReports::default(),
             history: History::default(),
             options,
+            settings: None,
         }
     }
 }

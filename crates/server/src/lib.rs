@@ -8,6 +8,7 @@ mod access;
 mod access_rules;
 mod anthropic;
 mod app;
+mod current_gateway;
 mod error;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
@@ -21,10 +22,13 @@ mod protocol;
 mod reports;
 mod routes;
 mod serve;
+mod settings_editor;
 mod waits;
 
 pub use access::{AccessOptions, AllowedHost, AllowedOrigin, Authentication, BadHost, BadOrigin};
 pub use access_rules::AccessRules;
 pub use app::RequestOptions;
+pub use current_gateway::CurrentGateway;
 pub use http::{accept::ServerAddress, limits::Limits, tls::TlsFiles};
 pub use serve::{ServeError, ServeOptions, run_until};
+pub use settings_editor::{SettingsChange, SettingsEditor};

@@ -15,12 +15,14 @@ use crate::http::unix_socket::UnixSocket;
 use crate::{
     access::{Access, AccessOptions, Authentication, Exposure, is_loopback},
     app::{RequestOptions, ServerResources},
+    current_gateway::CurrentGateway,
     http::{
         accept::{Connections, Listener, ServerAddress},
         limits::Limits,
         tls::TlsFiles,
     },
     routes::{self, Routers},
+    settings_editor::SettingsEditor,
 };
 
 /// Number of threads that serve connections.
@@ -56,6 +58,8 @@ pub struct ServeOptions {
     pub limits: Limits,
     /// Treatment of requests.
     pub requests: RequestOptions,
+    /// Changes of the settings by requests; `None` to refuse them.
+    pub settings: Option<SettingsEditor>,
 }
 
 impl ServeOptions {
@@ -69,6 +73,7 @@ impl ServeOptions {
             access: AccessOptions::default(),
             limits: Limits::standard(),
             requests: RequestOptions::default(),
+            settings: None,
         }
     }
 
@@ -237,10 +242,10 @@ fn is_of_path(error: &io::Error) -> bool {
         )
 }
 
-/// Serves until a signal. `ready` receives the bound address. Each call of `signal` waits for the next signal. After
+/// Serves until a signal. A [`CurrentGateway`] may be replaced meanwhile. `ready` receives the bound address. Each call of `signal` waits for the next signal. After
 /// the first one, running answers are finished and other connections are closed. A second one ends the server at once.
 pub fn run_until(
-    gateway: Gateway,
+    gateway: impl Into<CurrentGateway>,
     options: ServeOptions,
     ready: impl FnOnce(ServerAddress),
     signal: impl AsyncFnMut(),
@@ -248,25 +253,26 @@ pub fn run_until(
     // Tokio panics if it cannot start its workers.
     check_threads(WORKERS)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(WORKERS).enable_all().build()?;
-    let outcome = runtime.block_on(serve(gateway, options, ready, signal));
+    let outcome = runtime.block_on(serve(gateway.into(), options, ready, signal));
     // Loads whose clients disconnected may still run. The server does not wait for them.
     runtime.shutdown_background();
     outcome
 }
 
 async fn serve(
-    gateway: Gateway,
+    current: CurrentGateway,
     options: ServeOptions,
     ready: impl FnOnce(ServerAddress),
     mut signal: impl AsyncFnMut(),
 ) -> Result<(), ServeError> {
+    let gateway = current.get();
     options.check(&gateway)?;
     let BoundListener { listener, exposure } = options.listen().await?;
-    let ServeOptions { access, limits, requests, .. } = options;
+    let ServeOptions { access, limits, requests, settings, .. } = options;
     let address = listener.address()?;
-    let shared = ServerResources::new(&gateway, requests, limits.memory);
+    let shared = ServerResources { settings, ..ServerResources::new(&gateway, requests, limits.memory) };
     let history = shared.history.clone();
-    let access = Access::new(gateway.clone(), access, &exposure, shared)?;
+    let access = Access::new(current, access, &exposure, shared)?;
     let (stop, stopped) = watch::channel(false);
     let Routers { all, reports } = routes::routers(access);
     let connections = Connections::new(all, reports, limits, stopped);

@@ -1,10 +1,20 @@
 import { signal } from "@preact/signals";
-import { useState } from "preact/hooks";
-import { json, type LoadedModel, messageFor, type Model, request } from "../api";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
+import { json, type LoadedModel, messageFor, type Model, type ModelSettings, request } from "../api";
 import { begin, update } from "../chat/chats";
 import { bytes, count, deviceName, kindOf } from "../format";
 import { go } from "../route";
-import { health, installed, models, pollNow, refreshCatalogue, refreshModels } from "../server";
+import { Close } from "../icons";
+import {
+  changeSettings,
+  health,
+  installed,
+  models,
+  pollNow,
+  refreshCatalogue,
+  refreshModels,
+  settings,
+} from "../server";
 import { Catalogue, PullState } from "./Catalogue";
 import { pull, startPull } from "./pull";
 
@@ -85,7 +95,7 @@ function ModelCard({ model, names }: { model: Model; names: string[] }) {
         <State ready={ready} isLoading={work === "load" || loaded.some((one) => one.state.state === "loading")} />
       </div>
       <p class="quiet">{facts.filter(Boolean).join(" · ")}</p>
-      {names.length > 0 && <p class="quiet">Also named {names.join(", ")}</p>}
+      {names.length > 0 && !settings.value && <p class="quiet">Also named {names.join(", ")}</p>}
       {ready?.engine && ready.engine.kv_budget_bytes > 0 && (
         <p class="quiet">
           {bytes(ready.engine.kv_used_bytes)} of KV cache, {count(ready.engine.running)} answers running
@@ -97,6 +107,7 @@ function ModelCard({ model, names }: { model: Model; names: string[] }) {
           {failed.state.hint && ` ${failed.state.hint}`}
         </p>
       )}
+      {settings.value && <SettingsOf model={model.id} isDefaultable={isGenerator(model)} settings={settings.value} />}
       {failure && (
         <p class="error" role="alert">
           {failure}
@@ -148,6 +159,102 @@ function ModelCard({ model, names }: { model: Model; names: string[] }) {
         </button>
       </div>
     </li>
+  );
+}
+
+/** What an admin may set about a model: a pin, the default model, and additional names. */
+function SettingsOf(props: { model: string; isDefaultable: boolean; settings: ModelSettings }) {
+  const { model, isDefaultable, settings } = props;
+  const [name, setName] = useState<string | null>(null);
+  const [failure, setFailure] = useState("");
+  const field = useRef<HTMLInputElement>(null);
+  const isNaming = name !== null;
+  useLayoutEffect(() => {
+    if (isNaming) field.current?.focus();
+  }, [isNaming]);
+  const change = async (fields: Record<string, unknown>) => {
+    setFailure("");
+    try {
+      await changeSettings(model, fields);
+      if ("add_name" in fields) setName(null);
+    } catch (error) {
+      setFailure(messageFor(error));
+    }
+  };
+  const names = Object.keys(settings.names).filter((alias) => settings.names[alias] === model);
+  const box = (label: string, title: string, isOn: boolean, key: string) => (
+    <label class="check" title={title}>
+      <input
+        type="checkbox"
+        checked={isOn}
+        onChange={(event) => {
+          const { checked } = event.currentTarget;
+          // The box shows what the server says.
+          event.currentTarget.checked = isOn;
+          void change({ [key]: checked });
+        }}
+      />
+      {label}
+      <span class="sr-only"> ({model})</span>
+    </label>
+  );
+  return (
+    <div class="card-settings">
+      {box("Keep in memory", "It is not unloaded to make room for another model.", settings.pinned.includes(model), "pin")}
+      {isDefaultable &&
+        box(
+          "Answers unknown names",
+          "It answers requests that name a model that the server does not have.",
+          settings.default_model === model,
+          "default",
+        )}
+      {names.map((alias) => (
+        <span key={alias} class="name">
+          {alias}
+          <button
+            type="button"
+            class="icon-button"
+            aria-label={`Remove the name ${alias}`}
+            title="Remove the name"
+            onClick={() => void change({ remove_name: alias })}
+          >
+            <Close />
+          </button>
+        </span>
+      ))}
+      {isNaming ? (
+        <form
+          class="row"
+          onSubmit={(event) => {
+            event.preventDefault();
+            if (name.trim()) void change({ add_name: name.trim() });
+          }}
+        >
+          <input
+            ref={field}
+            class="small"
+            aria-label={`Additional name of ${model}`}
+            value={name}
+            placeholder="gpt-4o"
+            autocomplete="off"
+            onInput={(event) => setName(event.currentTarget.value)}
+            onKeyDown={(event) => event.key === "Escape" && setName(null)}
+          />
+          <button key="add" type="submit" class="button" disabled={!name.trim()}>
+            Add
+          </button>
+        </form>
+      ) : (
+        <button type="button" class="link" onClick={() => setName("")}>
+          Add a name<span class="sr-only"> for {model}</span>
+        </button>
+      )}
+      {failure && (
+        <p class="error" role="alert">
+          {failure}
+        </p>
+      )}
+    </div>
   );
 }
 

@@ -41,7 +41,7 @@ pub(crate) fn run(gateway: &Gateway, store: &StoreArgs, args: &CreateArgs) -> an
         interrupt::cancel(),
     )?;
     output::note(format!(
-        "created {}, which answers with {}; `narthex chat -m {0}` tries it, running servers know it after a restart",
+        "created {}, which answers with {}; `narthex chat -m {0}` tries it, a running server knows it after SIGHUP or a restart",
         args.name, model.name
     ));
     Ok(())

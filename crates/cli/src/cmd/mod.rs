@@ -24,6 +24,7 @@ mod models;
 mod plan;
 mod program;
 mod ps;
+mod reload;
 mod rerank;
 mod runtime;
 mod say;
@@ -64,12 +65,17 @@ impl Drop for OpenGateway {
 
 /// Opens the gateway. The names and models of the settings file complete those of the command line.
 fn open(config: Config, settings: &Settings) -> anyhow::Result<OpenGateway> {
+    Ok(OpenGateway(Gateway::open(named_config(config, settings))?))
+}
+
+/// Adds the names and models of the settings file to those of the command line.
+fn named_config(config: Config, settings: &Settings) -> Config {
     let mut aliases = settings.aliases.clone();
     aliases.extend(config.aliases);
     let mut tool_formats = settings.tool_formats.clone();
     tool_formats.extend(config.tool_formats);
     let models = settings.models.clone();
-    Ok(OpenGateway(Gateway::open(Config { aliases, models, tool_formats, ..config })?))
+    Config { aliases, models, tool_formats, ..config }
 }
 
 /// Refuses a name that no model has.
@@ -175,7 +181,8 @@ pub(crate) fn run(args: Args, settings: Settings) -> anyhow::Result<()> {
         Command::Say(say) => say::run(&open(config(&store, Some(&say.load)))?.0, &say),
         Command::Serve(serve) => {
             check_serve(&serve)?;
-            serve::run(&open(serve_config(&store, &serve))?.0, serve, &settings.preloaded)
+            let gateway = open(serve_config(&store, &serve))?;
+            serve::run(&gateway.0, store.clone(), serve, settings.clone())
         }
         Command::Mcp(mcp) => mcp::run(&open(decoder_config(&store, &mcp.load))?.0, mcp),
         Command::Launch(launch) => launch::run(&plain()?.0, &store, launch),

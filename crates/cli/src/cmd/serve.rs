@@ -1,19 +1,29 @@
 //! `narthex serve`.
 
-use std::io;
+use std::{env, io, sync::Arc};
 
 use narthex_gateway::{Encryption, Error, Gateway, models::ModelKind};
 use narthex_server::{
-    AccessOptions, Authentication, Limits, RequestOptions, ServeError, ServeOptions, ServerAddress, TlsFiles,
+    AccessOptions, Authentication, CurrentGateway, Limits, RequestOptions, ServeError, ServeOptions,
+    ServerAddress, SettingsEditor, TlsFiles,
 };
+use parking_lot::Mutex;
 
+use super::reload::ServerSettings;
 use crate::{
-    args::ServeArgs, bars::Bars, browser, environment_keys, input_file, interrupt, output, render,
-    running_server,
+    args::{ServeArgs, StoreArgs},
+    bars::Bars,
+    browser, environment_keys, input_file, interrupt, output, render, running_server,
+    settings_file::Settings,
 };
 
-/// Serves until a signal. The preloaded models are those of the settings file.
-pub(crate) fn run(gateway: &Gateway, args: ServeArgs, preloaded: &[String]) -> anyhow::Result<()> {
+/// Serves until a signal. Reads the settings file again at SIGHUP.
+pub(crate) fn run(
+    gateway: &Gateway,
+    store: StoreArgs,
+    args: ServeArgs,
+    settings: Settings,
+) -> anyhow::Result<()> {
     if args.until_stdin_closes {
         interrupt::end_with_standard_input()?;
     }
@@ -23,37 +33,21 @@ pub(crate) fn run(gateway: &Gateway, args: ServeArgs, preloaded: &[String]) -> a
         return Err(Error::invalid("prefix_cache_dir", message).into());
     }
 
-    let authentication = if args.insecure_no_auth { Authentication::Off } else { Authentication::Standard };
-    let access = AccessOptions {
-        allowed_hosts: args.allowed_host,
-        cors_origins: args.cors_origin,
-        authentication,
-        keys: environment_keys::read(&|name| std::env::var_os(name))?,
-        auto_pull: args.auto_pull,
-    };
-    let tls = match (&args.tls_cert, &args.tls_key) {
-        (Some(certificate), Some(key)) => {
-            Some(TlsFiles { certificate: input_file::read(certificate)?, key: input_file::read(key)? })
-        }
-        _ => None,
-    };
-    let encryption = if tls.is_some() { Encryption::Tls } else { Encryption::None };
+    let current = CurrentGateway::from(gateway.clone());
+    let preloaded = settings.preloaded.clone();
+    let running = ServerSettings::new(current.clone(), store, env::args_os().collect(), settings);
+    let running = Arc::new(Mutex::new(running));
+    let edited = running.clone();
+    let editor =
+        SettingsEditor::new(move |change| edited.lock().change(change).map_err(|error| format!("{error:#}")));
+    let options = ServeOptions { settings: Some(editor), ..options(&args)? };
+    let encryption = if options.tls.is_some() { Encryption::Tls } else { Encryption::None };
     let scheme = if encryption == Encryption::Tls { "https" } else { "http" };
-    let port = args.port;
-    let options = ServeOptions {
-        host: args.host,
-        port: args.port,
-        unix_socket: args.unix_socket,
-        tls,
-        access,
-        limits: Limits::standard(),
-        requests: RequestOptions { strict_parameters: args.strict_parameters, truncate: args.truncate },
-    };
 
     options.check(gateway)?;
     let rules = options.access_rules(gateway)?;
     rules.warnings().iter().for_each(|warning| output::note(format!("warning: {warning}")));
-    for model in args.model.iter().chain(preloaded) {
+    for model in args.model.iter().chain(&preloaded) {
         super::load(gateway, model, ModelKind::ALL, &Bars::new())?;
     }
 
@@ -76,15 +70,47 @@ pub(crate) fn run(gateway: &Gateway, args: ServeArgs, preloaded: &[String]) -> a
     };
 
     let mut first_signal = Some(interrupt::leave_to_server());
-    let served = narthex_server::run_until(gateway.clone(), options, ready, async || {
+    let served = narthex_server::run_until(current, options, ready, async || {
         match first_signal.take() {
-            Some(signal) => signal.await,
+            Some(signal) => tokio::select! {
+                () = signal => {}
+                () = interrupt::hang_ups(|| running.lock().reload()) => {}
+            },
             // The process ends at the second signal.
             None => std::future::pending().await,
         }
     });
     drop(announced);
-    served.map_err(|error| taken_by_own_server(gateway, port, error))
+    served.map_err(|error| taken_by_own_server(gateway, args.port, error))
+}
+
+/// Returns the options of the server.
+fn options(args: &ServeArgs) -> anyhow::Result<ServeOptions> {
+    let authentication = if args.insecure_no_auth { Authentication::Off } else { Authentication::Standard };
+    let access = AccessOptions {
+        allowed_hosts: args.allowed_host.clone(),
+        cors_origins: args.cors_origin.clone(),
+        authentication,
+        keys: environment_keys::read(&|name| env::var_os(name))?,
+        auto_pull: args.auto_pull,
+    };
+    let tls = match (&args.tls_cert, &args.tls_key) {
+        (Some(certificate), Some(key)) => {
+            Some(TlsFiles { certificate: input_file::read(certificate)?, key: input_file::read(key)? })
+        }
+        _ => None,
+    };
+
+    Ok(ServeOptions {
+        host: args.host.clone(),
+        port: args.port,
+        unix_socket: args.unix_socket.clone(),
+        tls,
+        access,
+        limits: Limits::standard(),
+        requests: RequestOptions { strict_parameters: args.strict_parameters, truncate: args.truncate },
+        settings: None,
+    })
 }
 
 /// Adds to the error of a port that is in use whether a server of this store uses it.

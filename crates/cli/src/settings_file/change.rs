@@ -1,7 +1,7 @@
 //! Changes of the settings file that keep its comments and its order.
 
 use anyhow::{Context, bail};
-use toml_edit::{Array, DocumentMut, Item, Table, Value, value};
+use toml_edit::{Array, DocumentMut, Item, Table, TableLike, Value, value};
 
 use super::{Setting, SettingValue, document};
 
@@ -28,6 +28,51 @@ pub(crate) fn add_custom_model(text: &str, custom: &CustomModel<'_>) -> anyhow::
     }
     models.insert(custom.name, Item::Table(entry));
     finish(&document)
+}
+
+/// Returns the text of the settings file with an additional name of a model.
+pub(crate) fn add_name(text: &str, name: &str, model: &str) -> anyhow::Result<String> {
+    let mut document = parse(text)?;
+    table(&mut document, "aliases")?.insert(name, value(model));
+    finish(&document)
+}
+
+/// Returns the text of the settings file in which a model is pinned, or not any more.
+pub(crate) fn pin(text: &str, model: &str, pinned: bool) -> anyhow::Result<String> {
+    let mut document = parse(text)?;
+    let models = document.entry("models").or_insert_with(implicit_table).as_table_like_mut();
+    let models = models.context("models: expected a table, found another value")?;
+    if models.get(model).is_none() {
+        models.insert(model, Item::Table(Table::new()));
+    }
+    let entry = models.get_mut(model).and_then(Item::as_table_like_mut);
+    let entry = entry.with_context(|| format!("models.{model:?}: expected a table, found another value"))?;
+    if pinned {
+        entry.insert("pin", value(true));
+    } else {
+        entry.remove("pin");
+    }
+    if entry.is_empty() {
+        models.remove(model);
+    }
+    finish(&document)
+}
+
+/// Returns the text of the settings file with another default model, or without one.
+pub(crate) fn set_default_model(text: &str, model: Option<&str>) -> anyhow::Result<String> {
+    let mut document = parse(text)?;
+    let server = table(&mut document, "server")?;
+    match model {
+        Some(model) => server.insert("default_model", value(model)),
+        None => server.remove("default_model"),
+    };
+    finish(&document)
+}
+
+/// Returns a table of the settings file, which is added if it is missing.
+fn table<'a>(document: &'a mut DocumentMut, name: &str) -> anyhow::Result<&'a mut dyn TableLike> {
+    let table = document.entry(name).or_insert_with(|| Item::Table(Table::new())).as_table_like_mut();
+    table.with_context(|| format!("{name}: expected a table, found another value"))
 }
 
 /// Returns whether the settings define an alias or a custom model of this name.
@@ -101,6 +146,23 @@ mod tests {
         assert_eq!(added, format!("{text}\n{expect}"));
         assert!(has_name(&added, "pirate").unwrap() && !has_name(text, "pirate").unwrap());
         assert_eq!(remove_name(&added, "pirate").unwrap(), text);
+    }
+
+    #[test]
+    fn names_pins_and_the_default_model_are_changed_in_place() {
+        let text = "[server]\nport = 9 # mine\n";
+        let added = add_name(text, "gpt-4o", "smollm2:135m").unwrap();
+        assert_eq!(added, format!("{text}\n[aliases]\ngpt-4o = \"smollm2:135m\"\n"));
+        let pinned = pin(text, "smollm2:135m", true).unwrap();
+        assert_eq!(pinned, format!("{text}\n[models.\"smollm2:135m\"]\npin = true\n"));
+        assert_eq!(pin(&pinned, "smollm2:135m", false).unwrap(), text);
+        let with_context = format!("{text}\n[models.\"smollm2:135m\"]\ncontext = 99\n");
+        let pinned = pin(&with_context, "smollm2:135m", true).unwrap();
+        assert_eq!(pinned, format!("{with_context}pin = true\n"));
+        assert_eq!(pin(&pinned, "smollm2:135m", false).unwrap(), with_context);
+        let default = set_default_model(text, Some("smollm2:135m")).unwrap();
+        assert_eq!(default, format!("{text}default_model = \"smollm2:135m\"\n"));
+        assert_eq!(set_default_model(&default, None).unwrap(), text);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::settings::bytes;
 const OTHER_MODEL_KEYS: &[&str] = &["from", "system", "pin", "preload"];
 
 /// Content of the settings file.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Settings {
     /// Options of the command line.
     pub(crate) options: Vec<Setting>,

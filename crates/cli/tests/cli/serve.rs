@@ -134,6 +134,88 @@ fn a_chat_uses_the_model_of_a_running_server() {
 }
 
 #[test]
+fn a_running_server_reads_its_settings_again_at_sighup() {
+    let (sender, lines) = std::sync::mpsc::channel();
+    let server = Server::with_log(200, "--slots 2", move |line| drop(sender.send(line)));
+    let file = server._home.path().join("narthex.toml");
+    let reload = |text: &str| {
+        fs::write(&file, text).unwrap();
+        let id = server.process.id().to_string();
+        assert!(Command::new("kill").args(["-HUP", &id]).status().unwrap().success());
+    };
+    let next = || lines.recv_timeout(Duration::from_secs(60)).unwrap();
+    let model = |name: &str| {
+        server.send(
+            format!("GET /v1/models/{name} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                .as_bytes(),
+        )
+    };
+    assert_eq!(model("short"), "404");
+
+    // The option of the command line comes before `slots`, so nothing changes about it.
+    reload("[aliases]\nshort = \"smollm2:135m\"\n[limits]\nslots = 3\nmax_queue = 7\nmax_models = 2\n");
+    assert_eq!(next(), "these settings apply now: aliases");
+    assert_eq!(next(), "these settings apply to models that are loaded from now on: limits.max_queue");
+    assert_eq!(next(), "these settings need a restart of the server: limits.max_models");
+    assert_eq!(model("short"), "200");
+
+    // Wrong settings change nothing.
+    for (text, expect) in
+        [("[limits]\nmax_queue = -1\n", "limits.max_queue"), ("[aliases]\na = \"none\"\n", "none")]
+    {
+        reload(text);
+        let warning = next();
+        assert!(warning.starts_with("warning: the settings stay as they were: "), "{warning}");
+        assert!(warning.contains(expect) || next().contains(expect), "{warning}");
+    }
+    assert_eq!((model("short"), server.health()), ("200".to_owned(), "200".to_owned()));
+}
+
+#[test]
+fn requests_change_the_settings_file() {
+    let server = Server::with_log(200, "", drop);
+    let file = server._home.path().join("narthex.toml");
+    fs::write(&file, "# mine\n[limits]\nslots = 3\n").unwrap();
+    let send = |method: &str, path: &str, body: &Value| {
+        let body = body.to_string();
+        let length = body.len();
+        let head = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n");
+        server.send(
+            format!("{head}Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}")
+                .as_bytes(),
+        )
+    };
+    let change = |fields: Value| {
+        let mut body = json!({"model": "smollm2:135m"});
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        send("POST", "/v1/settings", &body)
+    };
+    assert_eq!(change(json!({"pin": true, "default": true})), "200");
+    let copy = json!({"source": "smollm2:135m", "destination": "gpt-4o"});
+    assert_eq!(send("POST", "/api/copy", &copy), "200");
+    let text = fs::read_to_string(&file).unwrap();
+    for part in [
+        "# mine\n[limits]\nslots = 3\n",
+        "[models.\"smollm2:135m\"]\npin = true",
+        "default_model = \"smollm2:135m\"",
+        "gpt-4o = \"smollm2:135m\"",
+    ] {
+        assert!(text.contains(part), "{part} is missing in {text}");
+    }
+    assert_eq!(
+        server.send(b"GET /v1/models/gpt-4o HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"),
+        "200"
+    );
+    assert_eq!(send("DELETE", "/api/delete", &json!({"model": "gpt-4o"})), "200");
+    assert!(!fs::read_to_string(&file).unwrap().contains("gpt-4o"));
+
+    // A file with faults stays as it is.
+    fs::write(&file, "[limits]\nslots = 0\n").unwrap();
+    assert_eq!(change(json!({"pin": false})), "409");
+    assert_eq!(fs::read_to_string(&file).unwrap(), "[limits]\nslots = 0\n");
+}
+
+#[test]
 fn the_log_has_a_line_for_each_request_with_v() {
     let (sender, lines) = std::sync::mpsc::channel();
     let server = Server::with_log(200, "-v", move |line| drop(sender.send(line)));

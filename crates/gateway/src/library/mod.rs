@@ -46,6 +46,18 @@ impl Library {
         })
     }
 
+    /// Returns the same library with other settings. The store, the network and the memory for KV caches stay, as far as
+    /// the new settings state none.
+    pub(crate) fn with_config(&self, config: Config) -> Self {
+        let kv_budget = config.kv_budget.or(self.config.kv_budget);
+        Self {
+            config: Arc::new(Config { kv_budget, kv_total: self.config.kv_total, ..config }),
+            store: self.store.clone(),
+            catalog: self.catalog.clone(),
+            machine_speed: self.machine_speed.clone(),
+        }
+    }
+
     /// Returns the settings for loading a model.
     pub(crate) fn config_of(&self, name: &ModelName) -> Arc<Config> {
         match self.settings(name) {

@@ -15,11 +15,15 @@ mod reservation;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, atomic::AtomicU64},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
 
+use narthex_spec::ModelName;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::{
@@ -27,7 +31,7 @@ use crate::{
     error::Error,
     library::package_key::PackageKey,
     load::loaded_model::LoadedModel,
-    model_settings::KeepAlive,
+    model_settings::{KeepAlive, ResidenceSettings},
     report::models::{ModelState, ModelStatus},
 };
 
@@ -51,6 +55,8 @@ enum Residence {
     Ready {
         model: Arc<LoadedModel>,
         used: Instant,
+        /// Time that it stays in memory.
+        residence: ResidenceSettings,
         /// Requests that waited for the load and have not claimed the model yet.
         awaiting: BTreeSet<u64>,
     },
@@ -89,6 +95,8 @@ pub(crate) struct ResidentModels {
     retry_failed_after: Duration,
     limits: ResidencyLimits,
     next_waiter: AtomicU64,
+    /// Set once a thread unloads models whose keep-alive time has passed.
+    unloads_expired: AtomicBool,
     on_change: Mutex<Option<Box<dyn Fn() + Send>>>,
 }
 
@@ -104,11 +112,11 @@ impl Residence {
     fn is_expired(&mut self, now: Instant) -> bool {
         let is_idle = self.idle_since().is_some();
         match self {
-            Self::Ready { model, used, .. } => {
+            Self::Ready { used, residence, .. } => {
                 if !is_idle {
                     *used = now;
                 }
-                match model.residence.keep_alive {
+                match residence.keep_alive {
                     Some(KeepAlive::For(time)) => is_idle && now.saturating_duration_since(*used) >= time,
                     Some(KeepAlive::Forever) | None => false,
                 }
@@ -118,7 +126,7 @@ impl Residence {
     }
 
     fn is_pinned(&self) -> bool {
-        matches!(self, Self::Ready { model, .. } if model.residence.pinned)
+        matches!(self, Self::Ready { residence, .. } if residence.pinned)
     }
 
     /// Returns the time of the last request of a model that no request uses or is about to use.
@@ -153,6 +161,7 @@ impl ResidentModels {
             retry_failed_after,
             limits,
             next_waiter: AtomicU64::new(0),
+            unloads_expired: AtomicBool::new(false),
             on_change: Mutex::new(None),
         }
     }
@@ -289,7 +298,8 @@ impl ResidentModels {
                     Some(Residence::Loading { waiters, .. }) => waiters.keys().copied().collect(),
                     _ => BTreeSet::new(),
                 };
-                Residence::Ready { model: Arc::new(model), used: Instant::now(), awaiting }
+                let residence = model.residence;
+                Residence::Ready { model: Arc::new(model), used: Instant::now(), residence, awaiting }
             }
             Err(error) => {
                 let failure = LoadFailure::new(error, self.retry_failed_after);
@@ -321,8 +331,20 @@ impl ResidentModels {
         }
     }
 
-    /// Unloads models whose keep-alive time has passed, on a thread that ends with the models.
+    /// Changes the times that the models in memory stay there.
+    pub(crate) fn set_residence(&self, of: impl Fn(&ModelName) -> ResidenceSettings) {
+        for (key, model) in &mut *self.models.lock() {
+            if let Residence::Ready { residence, .. } = model {
+                *residence = of(&key.name);
+            }
+        }
+    }
+
+    /// Unloads models whose keep-alive time has passed, on a thread that ends with the models. Later calls do nothing.
     pub(crate) fn unload_expired_in_background(self: &Arc<Self>) -> Result<(), Error> {
+        if self.unloads_expired.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
         let models = Arc::downgrade(self);
         let unload = move || {
             while let Some(models) = models.upgrade() {

@@ -127,6 +127,33 @@ fn a_model_leaves_after_its_keep_alive_time() {
 }
 
 #[test]
+fn new_settings_apply_to_new_requests_and_to_models_in_memory() {
+    let tiny = Tiny::new();
+    let (chat, encoder) = (tiny.chat(), tiny.embedding());
+    let gateway = Gateway::open(Config { max_models: 1, ..tiny.config() }).unwrap();
+    gateway.load(&chat, &Quiet, &Cancel::new()).unwrap();
+    let residence = ResidenceSettings { pinned: true, keep_alive: None };
+    let models = settings(&chat, ModelSettings { residence, ..ModelSettings::default() });
+    let aliases: BTreeMap<_, _> = [("pet".to_owned(), chat.clone())].into();
+    let renewed = gateway.with_settings(Config { models, aliases, max_models: 9, ..tiny.config() }).unwrap();
+    assert_eq!(renewed.config().max_models, 1, "only a restart changes it");
+    assert!(renewed.is_alias("pet") && !gateway.is_alias("pet"));
+    assert!(matches!(renewed.start_load("pet"), Ok(LoadStart::Ready(_))), "it is the model in memory");
+
+    // The model in memory is pinned now.
+    assert!(matches!(without_memory(&pending(&renewed, &encoder)), Error::ResidencyFull { .. }));
+
+    let wrong = [("pet".to_owned(), "no-such-model".to_owned())].into();
+    let refused = renewed.with_settings(Config { aliases: wrong, ..tiny.config() });
+    assert!(matches!(refused.err().unwrap(), Error::Invalid { .. }));
+
+    // Nor does a model stay longer than the new keep-alive time, although no thread watched it before.
+    let keep_alive = KeepAlive::For(Duration::ZERO);
+    let brief = renewed.with_settings(Config { keep_alive, ..tiny.config() }).unwrap();
+    eventually("the end of the model", || states(&brief).iter().all(|(name, _)| *name != chat));
+}
+
+#[test]
 fn a_name_of_its_own_has_its_system_prompt_and_sampling() {
     let tiny = Tiny::new();
     let chat = tiny.chat();

@@ -16,7 +16,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use narthex_gateway::{
-    AutoPull, Error, Gateway,
+    AutoPull, Error,
     keys::{ApiKey, KeyRole},
 };
 
@@ -30,6 +30,7 @@ pub use self::{
 };
 use crate::{
     app::{App, Meter, ServerResources},
+    current_gateway::CurrentGateway,
     error::ApiError,
     http::{budget::AnswerMemory, held_body::hold},
     keys::{self, Caller, KeyPolicy, KeyRing},
@@ -106,7 +107,7 @@ pub(crate) struct Access {
 impl Access {
     /// Reads the keys of the gateway's store.
     pub(crate) fn new(
-        gateway: Gateway,
+        gateway: CurrentGateway,
         options: AccessOptions,
         exposure: &Exposure,
         shared: ServerResources,

@@ -21,7 +21,7 @@ use narthex_gateway::{
 use parking_lot::Mutex;
 
 pub(crate) use self::rate::{KeyState, Permit};
-use crate::error::ApiError;
+use crate::{current_gateway::CurrentGateway, error::ApiError};
 
 /// The sender of a request.
 #[derive(Clone)]
@@ -89,7 +89,7 @@ pub(crate) enum KeyPolicy {
 
 /// The keys of a server.
 pub(crate) struct KeyRing {
-    gateway: Gateway,
+    gateway: CurrentGateway,
     policy: KeyPolicy,
     /// Role of callers without a key, if none is required.
     keyless: KeyRole,
@@ -110,15 +110,16 @@ struct FileKeys {
 impl KeyRing {
     /// Reads the key file.
     pub(crate) fn open(
-        gateway: Gateway,
+        gateway: CurrentGateway,
         fixed: Vec<ApiKey>,
         policy: KeyPolicy,
         keyless: KeyRole,
         auto_pull: AutoPull,
     ) -> Result<Self, Error> {
-        let stamp = gateway.key_file_stamp();
+        let opened = gateway.get();
+        let stamp = opened.key_file_stamp();
         let now = Instant::now();
-        let keys: Vec<_> = gateway.keys()?.into_iter().map(|key| new_state(key, auto_pull, now)).collect();
+        let keys: Vec<_> = opened.keys()?.into_iter().map(|key| new_state(key, auto_pull, now)).collect();
         let fixed: Vec<_> = fixed.into_iter().map(|key| new_state(key, auto_pull, now)).collect();
         let had_key = AtomicBool::new(!keys.is_empty() || !fixed.is_empty());
         let file = Mutex::new(FileKeys { stamp, keys });
@@ -165,16 +166,17 @@ impl KeyRing {
             Caller::Anonymous(_) => Arc::new(Rights { auto_pull: self.auto_pull, ..Rights::default() }),
             Caller::Unauthenticated => Arc::new(Rights { auto_pull: AutoPull::Never, ..Rights::default() }),
         };
-        self.gateway.with_rights(rights)
+        self.gateway.get().with_rights(rights)
     }
 
     /// Returns every key. Reads the key file again if it has changed; unchanged keys keep their counts. If the file
     /// cannot be read, the keys stay as they are.
     fn current(&self) -> Vec<Arc<KeyState>> {
         let mut file = self.file.lock();
-        let stamp = self.gateway.key_file_stamp();
+        let gateway = self.gateway.get();
+        let stamp = gateway.key_file_stamp();
         if stamp != file.stamp {
-            let is_final = match self.gateway.keys() {
+            let is_final = match gateway.keys() {
                 Ok(keys) => {
                     let is_last_gone = self.fixed.is_empty() && keys.is_empty() && !file.keys.is_empty();
                     if is_last_gone && self.policy != KeyPolicy::Never {
@@ -262,7 +264,8 @@ mod tests {
         let config = Config { home: Some(home.path().to_owned()), ..Config::standard() };
         let gateway = Gateway::open(config).unwrap();
         let open = |policy| {
-            KeyRing::open(gateway.clone(), Vec::new(), policy, KeyRole::Admin, AutoPull::Never).unwrap()
+            KeyRing::open(gateway.clone().into(), Vec::new(), policy, KeyRole::Admin, AutoPull::Never)
+                .unwrap()
         };
         let without_key = |ring: &KeyRing| ring.caller(&HeaderMap::new()).unwrap();
         let ring = open(KeyPolicy::IfConfigured);

@@ -1,5 +1,5 @@
 //! Ollama's protocol: `/api/chat`, `/api/generate`, `/api/embed`, `/api/embeddings`, `/api/show`, `/api/pull`,
-//! `/api/delete`, `/api/ps`, `/api/tags` and `/api/version`.
+//! `/api/copy`, `/api/delete`, `/api/ps`, `/api/tags` and `/api/version`.
 
 pub(crate) mod chat;
 pub(crate) mod embed;
@@ -60,7 +60,6 @@ pub(crate) fn unsupported(path: &str) -> Option<&'static str> {
         "/api/create" => {
             Some("`narthex create NAME --from MODEL --system TEXT` or `--file Modelfile` adds a name")
         }
-        "/api/copy" => Some("`narthex create NAME --from MODEL` adds a name for a model"),
         "/api/push" => {
             Some("models are not uploaded anywhere; `narthex export MODEL` writes its files to a folder")
         }

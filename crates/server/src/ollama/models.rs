@@ -1,4 +1,4 @@
-//! `GET /api/tags`, `GET /api/ps`, `POST /api/show`, `DELETE /api/delete` and `GET /api/version`.
+//! `GET /api/tags`, `GET /api/ps`, `POST /api/show`, `POST /api/copy`, `DELETE /api/delete` and `GET /api/version`.
 
 use std::collections::BTreeMap;
 
@@ -21,8 +21,10 @@ use crate::{
         body::{Body, FromBody},
         fields::BodyFields,
         ignored::IgnoredParameters,
+        settings,
         timestamp::{self, rfc_3339},
     },
+    settings_editor::SettingsChange,
 };
 
 /// Expiry time of a loaded model. Models do not expire.
@@ -247,7 +249,41 @@ pub(crate) async fn show(app: App, body: Body<ShowBody>) -> Result<Json<ShownMod
     Ok(Json(shown))
 }
 
-/// Removes an installed model, or the one of its packages that `MODEL@SCHEME` names. Running answers finish.
+/// Body of `/api/copy`.
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(crate) struct CopyBody {
+    /// The model.
+    source: String,
+    /// The additional name.
+    destination: String,
+}
+
+impl FromBody for CopyBody {
+    fn read(fields: &BodyFields<'_>, _: &mut IgnoredParameters) -> Result<Self, ApiError> {
+        let body: Self = fields.read()?;
+        fields.refuse_unread()?;
+        Ok(body)
+    }
+}
+
+/// Gives a model an additional name.
+pub(crate) async fn copy(app: App, body: Body<CopyBody>) -> Result<StatusCode, ApiError> {
+    let Body { request: CopyBody { source, destination }, reservation: _reservation, .. } = body;
+    if !app.meter.caller.is_admin() {
+        return Err(admins_only("/api/copy"));
+    }
+    let jobs = app.shared.jobs.clone();
+    let copied = jobs.run(move || {
+        let model = app.gateway.model(&source)?.name.to_string();
+        let change = settings::added_name("destination", &destination, &model, &app.gateway)?;
+        settings::apply(&app, &[change]).map(drop)
+    });
+    copied.await?;
+    Ok(StatusCode::OK)
+}
+
+/// Removes an installed model, the one of its packages that `MODEL@SCHEME` names, or an additional name. Running answers
+/// finish.
 ///
 /// # Errors
 /// 403 for a caller without admin rights. 404 for everything but the exact name of an installed model: a shorter name, or
@@ -260,9 +296,10 @@ pub(crate) async fn delete(app: App, body: Body<ShowBody>) -> Result<StatusCode,
     let gateway = app.gateway.clone();
     let model = model.into_name();
     if gateway.is_alias(&model) {
-        let message =
-            format!("{model} is an additional name of a model; `narthex rm {model}` removes the name");
-        return Err(ApiError::bad_request("model", message));
+        let change = SettingsChange::RemoveName { name: model };
+        let jobs = app.shared.jobs.clone();
+        jobs.run(move || settings::apply(&app, &[change]).map(drop)).await?;
+        return Ok(StatusCode::OK);
     }
 
     let name = model.clone();

@@ -13,6 +13,7 @@ pub(crate) mod messages;
 pub(crate) mod models;
 pub(crate) mod rerank;
 pub(crate) mod responses;
+pub(crate) mod settings;
 pub(crate) mod stream;
 pub(crate) mod token_endpoints;
 

@@ -26,6 +26,7 @@ pub(crate) mod prompts;
 pub(crate) mod reasoning;
 pub(crate) mod reply;
 pub(crate) mod response_format;
+pub(crate) mod settings;
 pub(crate) mod shared_fields;
 pub(crate) mod sse;
 pub(crate) mod text_or_list;

@@ -62,6 +62,7 @@ use crate::{
             self, DeletedResponse, NumberedEvent, ResponseInputTokens, ResponseObject, ResponseStore,
             input_items::InputItemList,
         },
+        settings::{self, SettingsBody, SettingsObject},
         stream::Chunk,
         token_endpoints::{self, DetokenizeBody, TemplateText, TokenList, TokenText, TokenizeBody},
     },
@@ -274,6 +275,11 @@ fn of_others() -> Vec<Operation> {
             .answers::<Catalogue>(),
         Op::get("/v1/catalogue/{*id}", catalogue::plan, "Plan a model on this machine")
             .answers::<ModelPlan>(),
+        Op::get("/v1/settings", settings::show, "Return the settings of the models")
+            .answers::<SettingsObject>(),
+        Op::post("/v1/settings", settings::change, "Change the settings of a model")
+            .body::<SettingsBody>()
+            .answers::<SettingsObject>(),
         Op::post("/tokenize", token_endpoints::tokenize, "Return the tokens of a text")
             .body::<TokenizeBody>()
             .body::<ReasoningOptions>()
@@ -333,6 +339,8 @@ fn of_ollama() -> Vec<Operation> {
             .body::<ollama::pull::PullBody>()
             .answers::<PullLine>()
             .or_lines::<PullLine>(),
+        Op::post("/api/copy", ollama::models::copy, "Give a model an additional name")
+            .body::<ollama::models::CopyBody>(),
         Op::delete_named("/api/delete", ollama::models::delete, "Remove a model")
             .body::<ollama::models::ShowBody>(),
         Op::get("/api/ps", ollama::models::ps, "List the models in memory").answers::<LoadedModels>(),

@@ -8,7 +8,7 @@ use narthex_gateway::{
     Cancel, Config, Gateway,
     keys::{ApiKey, KeyLimits, KeyRole},
 };
-use narthex_server::{AccessOptions, Authentication, ServeOptions};
+use narthex_server::{AccessOptions, Authentication, CurrentGateway, ServeOptions};
 use serde_json::{Value, json};
 
 use crate::support::{Answer, LONG_CONTEXT, Live, Tiny, chat, eventually, local, with};
@@ -92,6 +92,20 @@ fn a_key_of_the_options_protects_an_open_server() {
     assert_eq!((models.status, &models.json()["data"]), (200, &json!([])));
     let models = get("/v1/models?available=true", &[("api-key", "a-key-of-the-container")]);
     assert_eq!((models.status, &models.json()["data"]), (200, &json!([])));
+}
+
+#[test]
+fn a_replaced_gateway_answers_the_next_requests() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let gateway = Gateway::open(tiny.config()).unwrap();
+    let current = CurrentGateway::from(gateway.clone());
+    let live = Live::over(current.clone(), local());
+    assert_eq!(live.post(CHAT, &chat("short", 2)).status, 404);
+    let aliases = [("short".to_owned(), model.clone())].into();
+    current.replace(gateway.with_settings(Config { aliases, ..tiny.config() }).unwrap());
+    assert_eq!(live.post(CHAT, &chat("short", 2)).status, 200);
+    assert_eq!(live.get("/v1/models").json()["data"][1]["root"], json!(model));
 }
 
 #[test]

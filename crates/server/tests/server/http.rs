@@ -348,13 +348,16 @@ fn a_path_has_the_same_answer_whether_its_file_exists_or_not() {
         ("/api/generate", json!({"prompt": "x"})),
         ("/api/embed", json!({"input": "x"})),
         ("/api/embeddings", json!({"prompt": "x"})),
+        ("/v1/settings", json!({"pin": true})),
+        ("/api/copy", json!({"destination": "x"})),
         ("/api/show", json!({})),
         ("/api/pull", json!({"stream": false})),
     ];
     let document = live.get("/openapi.json").json();
     check_paths(&document, requests.iter().map(|(path, _)| *path));
     for (route, body) in requests {
-        let ask = |model: String| live.post(route, &with(body.clone(), json!({"model": model})));
+        let field = if route == "/api/copy" { "source" } else { "model" };
+        let ask = |model: String| live.post(route, &with(body.clone(), json!({field: model})));
         let paths = [
             there.clone(),
             there.replace("tiny", "none"),

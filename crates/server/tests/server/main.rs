@@ -18,4 +18,5 @@ mod openai;
 mod openapi;
 mod prefix_cache;
 mod protocols;
+mod settings;
 mod transport;

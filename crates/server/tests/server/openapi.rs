@@ -67,11 +67,13 @@ fn answers_are_those_of_the_document() {
         ("/api/generate", json!({"model": model, "prompt": "the cat", "stream": false, "logprobs": true})),
         ("/api/embed", json!({"model": embedding, "input": "the cat"})),
         ("/api/embeddings", json!({"model": embedding, "prompt": "the cat"})),
+        ("/v1/settings", json!({"model": model})),
         ("/api/show", json!({"model": model})),
         ("/api/pull", json!({"model": model, "stream": false})),
     ];
-    // Answers with speech are files.
-    check_paths(&document, requests.iter().map(|(path, _)| *path).chain(["/v1/audio/speech"]));
+    // Answers with speech are files, and that of `/api/copy` is empty.
+    let others = ["/v1/audio/speech", "/api/copy"];
+    check_paths(&document, requests.iter().map(|(path, _)| *path).chain(others));
     for (path, body) in requests {
         let answer = live.post(path, &body);
         assert_eq!(answer.status, 200, "{path}: {}", answer.text());
@@ -85,6 +87,7 @@ fn answers_are_those_of_the_document() {
     for path in [
         "/v1/audio/voices",
         "/v1/catalogue",
+        "/v1/settings",
         "/v1/models",
         "/api/tags",
         "/api/ps",

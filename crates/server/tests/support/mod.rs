@@ -12,7 +12,7 @@ use std::{
 };
 
 use narthex_gateway::{Config, Gateway};
-use narthex_server::{ServeError, ServeOptions, ServerAddress, run_until};
+use narthex_server::{CurrentGateway, ServeError, ServeOptions, ServerAddress, run_until};
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
@@ -54,7 +54,8 @@ impl Live {
     }
 
     /// Starts a server over a gateway that the test can also use.
-    pub(crate) fn over(gateway: Gateway, options: ServeOptions) -> Self {
+    pub(crate) fn over(gateway: impl Into<CurrentGateway>, options: ServeOptions) -> Self {
+        let gateway = gateway.into();
         let (signals, mut received) = unbounded_channel();
         let (ready, address) = mpsc::channel();
         let thread = std::thread::spawn(move || {

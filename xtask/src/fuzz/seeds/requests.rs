@@ -228,6 +228,11 @@ fn without_generation() -> Vec<(&'static str, Value)> {
             json!({"model": "m", "prompt": "a", "options": {"seed": 1}, "keep_alive": "5m"}),
         ),
         ("ollama-show", json!({"name": "m", "verbose": true})),
+        ("ollama-copy", json!({"source": "m", "destination": "n"})),
+        (
+            "settings",
+            json!({"model": "m", "pin": true, "default": true, "add_name": "n", "remove_name": "o"}),
+        ),
         ("ollama-delete", json!({"model": "m@w8"})),
         ("ollama-pull", json!({"model": "m", "stream": true, "insecure": false})),
         ("responses-input-tokens", json!({"model": "m", "input": "a", "instructions": "Be brief."})),

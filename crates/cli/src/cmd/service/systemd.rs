@@ -83,7 +83,7 @@ fn unit(settings: &ServiceSettings) -> String {
         unit.push_str("Wants=network-online.target\nAfter=network-online.target\n");
     }
     unit.push_str(&format!(
-        "\n[Service]\nType=exec\nExecStart={}\nEnvironmentFile=-%E/narthex/environment\nEnvironment=ORT_DISABLE_TELEMETRY=1\n\
+        "\n[Service]\nType=exec\nExecStart={}\nExecReload=/bin/kill -HUP $MAINPID\nEnvironmentFile=-%E/narthex/environment\nEnvironment=ORT_DISABLE_TELEMETRY=1\n\
          Restart=on-failure\nRestartSec=5\nTimeoutStopSec=60\n\n{RESTRICTIONS}",
         command.join(" ")
     ));

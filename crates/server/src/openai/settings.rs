@@ -1,0 +1,119 @@
+//! `GET` and `POST /v1/settings`: additional names of models, pins and the default model, for admins.
+
+use std::collections::BTreeMap;
+
+use axum::Json;
+use narthex_gateway::Gateway;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    app::App,
+    error::ApiError,
+    keys::admins_only,
+    protocol::{
+        body::{Body, FromBody},
+        fields::BodyFields,
+        ignored::IgnoredParameters,
+        settings::{added_name, apply},
+    },
+    settings_editor::SettingsChange,
+};
+
+/// Settings of the models of a server.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct SettingsObject {
+    /// True if requests may change the settings.
+    editable: bool,
+    /// Model of requests that name an unknown one.
+    default_model: Option<String>,
+    /// Models that are not unloaded to make room for another.
+    pinned: Vec<String>,
+    /// Additional names, each with its model.
+    names: BTreeMap<String, String>,
+}
+
+impl SettingsObject {
+    fn new(gateway: &Gateway, editable: bool) -> Self {
+        let config = gateway.config();
+        let listed = |name: &str| gateway.model(name).ok().map(|model| model.name.to_string());
+        let pinned = config.models.iter().filter(|(_, own)| own.from.is_none() && own.residence.pinned);
+        Self {
+            editable,
+            default_model: config.default_model.as_deref().and_then(listed),
+            pinned: pinned.filter_map(|(name, _)| listed(name)).collect(),
+            names: gateway.aliases().into_iter().map(|(name, model)| (name, model.to_string())).collect(),
+        }
+    }
+}
+
+/// Body of the request: a model, and what changes about it.
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(crate) struct SettingsBody {
+    model: String,
+    /// True if the model may not be unloaded to make room for another.
+    pin: Option<bool>,
+    /// True if the model is to answer requests that name an unknown one; false if it is not to do so any more.
+    default: Option<bool>,
+    /// An additional name for the model.
+    add_name: Option<String>,
+    /// An additional name that is removed.
+    remove_name: Option<String>,
+}
+
+impl FromBody for SettingsBody {
+    fn read(fields: &BodyFields<'_>, _: &mut IgnoredParameters) -> Result<Self, ApiError> {
+        let body: Self = fields.read()?;
+        fields.refuse_unread()?;
+        Ok(body)
+    }
+}
+
+/// Returns the settings.
+pub(crate) async fn show(app: App) -> Result<Json<SettingsObject>, ApiError> {
+    check_admin(&app)?;
+    let editable = app.shared.settings.is_some();
+    let jobs = app.shared.jobs.clone();
+    let read = jobs.run(move || Ok::<_, ApiError>(SettingsObject::new(&app.gateway, editable)));
+    Ok(Json(read.await?))
+}
+
+/// Changes the settings of a model, and returns all settings.
+pub(crate) async fn change(app: App, body: Body<SettingsBody>) -> Result<Json<SettingsObject>, ApiError> {
+    let Body { request, reservation: _reservation, .. } = body;
+    check_admin(&app)?;
+    let jobs = app.shared.jobs.clone();
+    let changed = jobs.run(move || {
+        let model = app.gateway.model(&request.model)?.name.to_string();
+        let changes = changes(&request, &model, &app.gateway)?;
+        let gateway = apply(&app, &changes)?;
+        Ok::<_, ApiError>(SettingsObject::new(&gateway, app.shared.settings.is_some()))
+    });
+    Ok(Json(changed.await?))
+}
+
+fn check_admin(app: &App) -> Result<(), ApiError> {
+    if app.meter.caller.is_admin() { Ok(()) } else { Err(admins_only("/v1/settings")) }
+}
+
+/// Returns the changes that a request asks for.
+fn changes(request: &SettingsBody, model: &str, gateway: &Gateway) -> Result<Vec<SettingsChange>, ApiError> {
+    let mut changes = Vec::new();
+    if let Some(pinned) = request.pin {
+        changes.push(SettingsChange::Pin { model: model.to_owned(), pinned });
+    }
+    if let Some(is_default) = request.default {
+        changes.push(SettingsChange::DefaultModel { model: is_default.then(|| model.to_owned()) });
+    }
+    if let Some(name) = &request.add_name {
+        changes.push(added_name("add_name", name, model, gateway)?);
+    }
+    if let Some(name) = request.remove_name.clone() {
+        if !gateway.is_alias(&name) {
+            let message = format!("remove_name: expected an additional name of a model, found {name:?}");
+            return Err(ApiError::bad_request("remove_name", message));
+        }
+        changes.push(SettingsChange::RemoveName { name });
+    }
+    Ok(changes)
+}

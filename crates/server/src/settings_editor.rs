@@ -1,0 +1,67 @@
+//! Changes of a server's settings by requests: additional names of models, pins and the default model. The program that
+//! runs the server stores them.
+
+use std::{fmt, sync::Arc};
+
+use narthex_gateway::Gateway;
+
+/// A change of the settings. Models have the names of their listings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SettingsChange {
+    /// A model gets an additional name.
+    AddName {
+        /// The new name.
+        name: String,
+        /// The model.
+        model: String,
+    },
+    /// An additional name is removed. Its model stays.
+    RemoveName {
+        /// The name.
+        name: String,
+    },
+    /// A model may or may not be unloaded to make room for another.
+    Pin {
+        /// The model.
+        model: String,
+        /// True if it may not be unloaded.
+        pinned: bool,
+    },
+    /// Another model, or none, answers requests that name an unknown one.
+    DefaultModel {
+        /// The model.
+        model: Option<String>,
+    },
+}
+
+type Apply = dyn Fn(&SettingsChange) -> Result<Gateway, String> + Send + Sync;
+
+/// Stores changes of the settings and applies them. Clones share the settings.
+///
+/// ```
+/// use narthex_server::{ServeOptions, SettingsEditor};
+///
+/// let settings = SettingsEditor::new(|_| Err("this program has no settings file".to_owned()));
+/// let options = ServeOptions { settings: Some(settings), ..ServeOptions::local(8000) };
+/// assert!(options.settings.is_some());
+/// ```
+#[derive(Clone)]
+pub struct SettingsEditor(Arc<Apply>);
+
+impl SettingsEditor {
+    /// Creates an editor from a function that stores a change and returns the gateway with it, or the reason why the
+    /// settings stay as they are.
+    pub fn new(apply: impl Fn(&SettingsChange) -> Result<Gateway, String> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(apply))
+    }
+
+    pub(crate) fn apply(&self, change: &SettingsChange) -> Result<Gateway, String> {
+        (self.0)(change)
+    }
+}
+
+impl fmt::Debug for SettingsEditor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SettingsEditor")
+    }
+}

@@ -1,0 +1,89 @@
+//! `/v1/settings`, `/api/copy` and `/api/delete` of a server whose settings requests may change.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::sync::Mutex;
+
+use narthex_gateway::{Cancel, Config, Gateway, ModelSettings, keys::KeyLimits};
+use narthex_server::{CurrentGateway, ServeOptions, SettingsChange, SettingsEditor};
+use serde_json::{Value, json};
+
+use crate::support::{Answer, Live, Tiny, chat, local, with};
+
+/// Starts a server that keeps its settings in memory.
+fn live(config: Config) -> (Live, Gateway) {
+    let gateway = Gateway::open(config.clone()).unwrap();
+    let current = CurrentGateway::from(gateway.clone());
+    let (edited, stored) = (current.clone(), Mutex::new(config));
+    let settings = SettingsEditor::new(move |change| {
+        let mut config = stored.lock().unwrap();
+        match change.clone() {
+            SettingsChange::AddName { name, .. } if name == "forbidden" => {
+                return Err("the disk is full".to_owned());
+            }
+            SettingsChange::AddName { name, model } => drop(config.aliases.insert(name, model)),
+            SettingsChange::RemoveName { name } => drop(config.aliases.remove(&name)),
+            SettingsChange::DefaultModel { model } => config.default_model = model,
+            SettingsChange::Pin { model, pinned } => {
+                let own: &mut ModelSettings = config.models.entry(model).or_default();
+                own.residence.pinned = pinned;
+            }
+        }
+        let gateway = edited.get().with_settings(config.clone()).map_err(|error| error.to_string())?;
+        edited.replace(gateway.clone());
+        Ok(gateway)
+    });
+    (Live::over(current, ServeOptions { settings: Some(settings), ..local() }), gateway)
+}
+
+fn message(answer: &Answer, status: u16) -> String {
+    assert_eq!(answer.status, status, "{}", answer.text());
+    answer.json()["error"]["message"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn names_pins_and_the_default_model_are_changed() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let (live, _) = live(tiny.config());
+    let change = |fields: Value| live.post("/v1/settings", &with(json!({"model": model}), fields));
+    let empty = json!({"editable": true, "default_model": null, "pinned": [], "names": {}});
+    assert_eq!(live.get("/v1/settings").json(), empty);
+    let changed = change(json!({"pin": true, "default": true, "add_name": "gpt-4o"})).json();
+    let expect =
+        json!({"editable": true, "default_model": model, "pinned": [model], "names": {"gpt-4o": model}});
+    assert_eq!((&changed, &live.get("/v1/settings").json()), (&expect, &expect));
+    for name in ["gpt-4o", "unknown"] {
+        assert_eq!(live.post("/v1/chat/completions", &chat(name, 2)).status, 200, "{name}");
+    }
+    let reset = change(json!({"pin": false, "default": false, "remove_name": "gpt-4o"}));
+    assert_eq!(reset.json(), empty);
+    assert_eq!(live.post("/v1/chat/completions", &chat("gpt-4o", 2)).status, 404);
+
+    assert!(message(&change(json!({"add_name": "two words"})), 400).contains("without spaces"));
+    assert!(message(&change(json!({"add_name": model})), 400).contains("expected a new name"));
+    assert!(message(&change(json!({"remove_name": "gpt-4o"})), 400).contains("expected an additional name"));
+    assert!(message(&change(json!({"add_name": "forbidden"})), 409).contains("the disk is full"));
+    assert!(message(&change(json!({"context": 5})), 400).contains("context"));
+}
+
+#[test]
+fn a_copy_is_a_name_and_its_removal_keeps_the_model() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let (live, gateway) = live(tiny.config());
+    let copy =
+        |source: &str| live.post("/api/copy", &json!({"source": source, "destination": "mine"})).status;
+    assert_eq!((copy("unknown"), copy(&model)), (404, 200));
+    assert_eq!(live.post("/api/show", &json!({"model": "mine"})).status, 200);
+    let name = json!({"model": "mine"}).to_string();
+    let delete = || live.request("DELETE", "/api/delete", &[], name.as_bytes()).status;
+    assert_eq!((delete(), delete()), (200, 404));
+    assert_eq!(live.get("/api/tags").json()["models"].as_array().unwrap().len(), 1);
+
+    let user = gateway.add_key("user", KeyLimits::default(), &Cancel::new()).unwrap();
+    let headers = [("x-api-key", user.expose())];
+    assert_eq!(live.request("GET", "/v1/settings", &headers, b"").status, 403);
+    let body = json!({"source": model, "destination": "mine"}).to_string();
+    assert_eq!(live.request("POST", "/api/copy", &headers, body.as_bytes()).status, 403);
+}
