@@ -1,9 +1,6 @@
-//! Methods for the store, the catalogue and the settings.
+//! Methods for the store and the catalogue.
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::path::{Path, PathBuf};
 
 use narthex_catalog::{
     fetch,
@@ -28,7 +25,6 @@ use crate::{
         precompile,
         request::{Certification, CompileRequest},
     },
-    config::Config,
     error::Error,
     library::{
         RequestedModel,
@@ -406,59 +402,8 @@ impl Gateway {
     }
 }
 
-/// The settings and their file.
+/// The settings file.
 impl Gateway {
-    /// Returns a gateway with other settings over the same models. This gateway keeps its own.
-    ///
-    /// The names of models and the settings of answers apply to each request to the new gateway, and the times that models
-    /// stay in memory apply to the models there too. A model in memory keeps its other settings until it is loaded again.
-    /// The store, the network, the runtime, the number of threads, the devices for all models, `max_models`, `kv_total`,
-    /// `load_wait`, `retry_failed_after` and the prefix cache stay those of this gateway.
-    ///
-    /// ```
-    /// use narthex_gateway::{Config, Gateway};
-    ///
-    /// # fn main() -> Result<(), narthex_gateway::Error> {
-    /// # let home = tempfile::tempdir().unwrap();
-    /// let config = Config { home: Some(home.path().to_owned()), ..Config::standard() };
-    /// let gateway = Gateway::open(config.clone())?;
-    /// let aliases = [("gpt-4o".to_owned(), "smollm2:135m".to_owned())].into();
-    /// let renamed = gateway.with_settings(Config { aliases, ..config })?;
-    /// assert!(renamed.is_alias("gpt-4o") && !gateway.is_alias("gpt-4o"));
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// Those of [`Self::open`] about the names of models.
-    pub fn with_settings(&self, config: Config) -> Result<Self, Error> {
-        let current = &*self.library.config;
-        let config = Config {
-            home: current.home.clone(),
-            network: current.network,
-            runtime: current.runtime.clone(),
-            threads: current.threads,
-            providers: current.providers.clone(),
-            place: current.place,
-            npu: current.npu,
-            npu_share: current.npu_share,
-            npu_options: current.npu_options,
-            max_models: current.max_models,
-            load_wait: current.load_wait,
-            retry_failed_after: current.retry_failed_after,
-            prefix_cache: current.prefix_cache.clone(),
-            ..config
-        };
-        let library = Arc::new(self.library.with_config(config));
-        library.check_names()?;
-
-        self.models.set_residence(|name| library.residence_of(name));
-        if library.config.has_keep_alive() {
-            self.models.unload_expired_in_background()?;
-        }
-        Ok(Self { library, ..self.clone() })
-    }
-
     /// Replaces a settings file, which may lie in any folder. `change` receives the text of the file, which is empty if
     /// the file does not exist, and returns the new text.
     pub fn change_settings<E: From<Error>>(
