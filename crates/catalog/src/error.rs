@@ -495,10 +495,10 @@ mod tests {
             text(&["smollm2:135m", "smollm2:360m", "smollm3:3b"]),
             "no model is named \"smolm2\"; did you mean smollm2:135m, smollm2:360m or smollm3:3b?"
         );
-        let near = ["bge-base-en-v1.5", "all-minilm-l6-v2"].map(|name| name.parse().unwrap());
-        let name = "nomic-embed-text:v1.5".parse().unwrap();
-        let expect = "no model is named \"nomic-embed-text:v1.5\"; its architecture nomic_bert is not supported, and \
-                      nearest to it are bge-base-en-v1.5 and all-minilm-l6-v2";
+        let near = ["mistral:7b", "qwen2.5:14b"].map(|name| name.parse().unwrap());
+        let name = "mixtral:8x7b".parse().unwrap();
+        let expect = "no model is named \"mixtral:8x7b\"; its architecture mixtral is not supported, and nearest to it \
+                      are mistral:7b and qwen2.5:14b";
         assert_eq!(Error::UnknownModel { name, near: near.to_vec() }.to_string(), expect);
     }
 }

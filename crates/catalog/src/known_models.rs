@@ -44,9 +44,9 @@ pub(crate) const KNOWN_MODELS: &[KnownModel] = &[
     KnownModel::new("mistral-small", &["qwen2.5:14b", "qwen2.5:32b"]),
     KnownModel::new("mxbai-embed", &["bge-large-en-v1.5", "bge-base-en-v1.5"]),
     KnownModel::unsupported(
-        "nomic-embed",
-        "nomic_bert",
-        &["bge-base-en-v1.5", "all-minilm-l6-v2", "multilingual-e5-base"],
+        "nomic-embed-text-v2",
+        "nomic_bert with experts",
+        &["nomic-embed-text-v1.5", "multilingual-e5-base"],
     ),
     KnownModel::new("phi4:", &["phi4-mini:3.8b", "qwen3:14b"]),
     KnownModel::unsupported("qwen3-coder", "qwen3_moe", &["qwen2.5-coder:7b", "qwen2.5-coder:14b"]),

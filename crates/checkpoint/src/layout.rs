@@ -111,6 +111,11 @@ impl Layout {
             weight = matrix(weight, number)?;
         }
 
+        if let Some(TensorPart::Third(number)) = part {
+            let rows = weight.shape.first().map_or(0, |rows| rows / 3);
+            weight = cut(weight, &[rows; 3], number)?;
+        }
+
         if let (Some(layer), Some(part)) = (self.layer(&weight.name), part) {
             weight = match sizes(layer, part) {
                 Some((sizes, index)) => cut(weight, &sizes, index)?,
@@ -158,6 +163,7 @@ impl Layout {
             (Some(TensorPart::Matrix(number)), _) => {
                 stored.insert(0, found.first().map_or(0, |&matrices| matrices).max(number + 1));
             }
+            (Some(TensorPart::Third(_)), _) => stored.iter_mut().take(1).for_each(|rows| *rows *= 3),
             (Some(part), Some(layer)) => {
                 if let (Some(rows), Some((sizes, _))) = (stored.first_mut(), sizes(layer, part)) {
                     *rows = sizes.iter().sum();
@@ -230,7 +236,7 @@ fn sizes(layer: &DecoderLayer, part: TensorPart) -> Option<(Vec<usize>, usize)> 
         TensorPart::Value => Some((vec![q, kv, kv], 2)),
         TensorPart::Gate => Some((vec![layer.mlp.inner; 2], 0)),
         TensorPart::Up => Some((vec![layer.mlp.inner; 2], 1)),
-        TensorPart::PerHead | TensorPart::Matrix(_) => None,
+        TensorPart::PerHead | TensorPart::Matrix(_) | TensorPart::Third(_) => None,
     }
 }
 

@@ -284,6 +284,9 @@ fn check_factors(path: &Path, factors: &[f32], dims: usize) -> Result<()> {
     factors.iter().try_for_each(|&factor| check_positive(path, "a rope factor", Some(factor)))
 }
 
+/// Positions of an encoder whose cosines and sines are computed.
+const ROTARY_POSITIONS: RangeInclusive<usize> = 1..=1 << 17;
+
 fn check_encoder(path: &Path, encoder: &EncoderArch) -> Result<()> {
     bounded(path, "a vocabulary", encoder.vocab, &VOCAB)?;
     bounded(path, "a hidden size", encoder.hidden, &WIDTH)?;
@@ -298,6 +301,15 @@ fn check_encoder(path: &Path, encoder: &EncoderArch) -> Result<()> {
     if !encoder.inside().is_multiple_of(encoder.heads) {
         let expected = format!("heads that divide the hidden size {}", encoder.inside());
         return Err(malformed(path, expected, encoder.heads));
+    }
+    if let Some(rope) = &encoder.rope {
+        bounded(path, "a number of rotary positions", encoder.positions, &ROTARY_POSITIONS)?;
+        check_positive(path, "a rope theta", Some(rope.theta as f32))?;
+        let size = encoder.head_size();
+        if rope.dims != size || !size.is_multiple_of(2) || rope.scaling != RopeScaling::None {
+            let expected = format!("heads of an even size {size}, rotated as a whole without scaling");
+            return Err(malformed(path, expected, format!("{} rotated elements", rope.dims)));
+        }
     }
     if let Some(factored) = &encoder.factored {
         bounded(path, "a width of tokens", factored.width, &(1..=encoder.hidden))?;
@@ -431,6 +443,9 @@ mod tests {
             heads: 4,
             inner: 128,
             activation: Activation::Gelu,
+            gated: false,
+            biases: true,
+            rope: None,
             norm: EncoderNorm::Layer,
             norm_epsilon: 1e-12,
             factored: None,

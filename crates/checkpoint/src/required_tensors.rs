@@ -238,10 +238,11 @@ fn attention_weights(needed: &mut RequiredTensors, module: &str, hidden: usize, 
 
 fn encoder_weights(encoder: &EncoderArch) -> RequiredTensors {
     let hidden = encoder.hidden;
-    let mut needed = vec![
-        ("embed.word.weight".to_owned(), vec![encoder.vocab, encoder.token_width()]),
-        ("embed.position.weight".to_owned(), vec![encoder.first_position + encoder.positions, hidden]),
-    ];
+    let mut needed = vec![("embed.word.weight".to_owned(), vec![encoder.vocab, encoder.token_width()])];
+    if encoder.rope.is_none() {
+        let shape = vec![encoder.first_position + encoder.positions, hidden];
+        needed.push(("embed.position.weight".to_owned(), shape));
+    }
     norm(&mut needed, "embed.norm".to_owned(), hidden);
     if let Some(factored) = &encoder.factored {
         linear(&mut needed, "embed.project".to_owned(), [hidden, factored.input()], Bias::Present);
@@ -280,14 +281,18 @@ fn layer_weights(needed: &mut RequiredTensors, layer: &str, encoder: &EncoderArc
         );
     }
 
+    let bias = Bias::from(encoder.biases);
     for (part, width) in [("q", read[0]), ("k", read[0]), ("v", read[1]), ("o", inside)] {
-        linear(needed, format!("{layer}.attn.{part}_proj"), [inside, width], Bias::Present);
+        linear(needed, format!("{layer}.attn.{part}_proj"), [inside, width], bias);
     }
     norm(needed, format!("{layer}.attn_norm"), inside);
 
     for (part, behind) in parts {
-        linear(needed, format!("{part}.up_proj"), [inner, inside], Bias::Present);
-        linear(needed, format!("{part}.down_proj"), [inside, inner], Bias::Present);
+        if encoder.gated {
+            linear(needed, format!("{part}.gate_proj"), [inner, inside], bias);
+        }
+        linear(needed, format!("{part}.up_proj"), [inner, inside], bias);
+        linear(needed, format!("{part}.down_proj"), [inside, inner], bias);
         norm(needed, behind, inside);
     }
 }

@@ -65,7 +65,7 @@ pub(crate) fn pairs(arch: &DecoderArch, rotation: Rotation) -> Option<usize> {
 }
 
 /// Returns cosines or sines `[positions, pairs]`.
-fn table(
+pub(crate) fn table(
     rope: &Rope,
     reach: LengthRange,
     wave: Trigonometric,

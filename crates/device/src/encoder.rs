@@ -64,7 +64,7 @@ pub struct DynamicEncoder {
 struct EncoderNames {
     /// Input for embedded tokens, or for token numbers.
     first: CString,
-    /// Input for position rows, or for segments.
+    /// Input for position rows, for positions, or for segments.
     second: Option<CString>,
     mask: CString,
     requested: Option<CString>,
@@ -214,9 +214,7 @@ impl<'a> EncoderParts<'a> {
 
         let entry = package::graph(manifest)?;
         let (first, second) = match &feed {
-            EncoderInput::Rows { tables, .. } => {
-                (Slot::Embeds, Some(Slot::PositionEmbeds).filter(|_| tables.position_elements() > 0))
-            }
+            EncoderInput::Rows { tables, .. } => (Slot::Embeds, tables.second_input()),
             // Some models have no segments.
             EncoderInput::Tokens { .. } => {
                 (Slot::Tokens, Some(Slot::Segments).filter(|slot| entry.input(*slot).is_some()))

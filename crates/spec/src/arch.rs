@@ -108,6 +108,8 @@ pub enum Family {
     DistilBert,
     /// MobileBERT.
     MobileBert,
+    /// Nomic BERT, version 1 and 1.5.
+    NomicBert,
     /// Whisper and Distil-Whisper.
     Whisper,
 }

@@ -198,6 +198,8 @@ pub enum Slot {
     Tokens,
     /// Input `[batch, sequence]` i64: 0 for tokens of the first text, 1 for those of the second.
     Segments,
+    /// Input `[batch, sequence]` i64: index of each token in its text, for rotary positions.
+    Positions,
     /// Input `[batch, sequence, layers · width]`: the tokens' rows of the per-layer table.
     PerLayerEmbeds,
     /// Input `[batch]` i32: for each row, the number of past and new tokens together, minus one.

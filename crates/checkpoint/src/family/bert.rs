@@ -66,7 +66,7 @@ pub(super) const HF_NAMES: NameTable = NameTable {
     ..NameTable::NONE
 };
 
-const GGUF_NAMES: NameTable = NameTable {
+pub(super) const GGUF_NAMES: NameTable = NameTable {
     prefixes: &[""],
     layer: "blk.",
     outer: &[
@@ -112,6 +112,9 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<EncoderArch> {
         inner: keys.need_count("feed_forward_length")?,
         // The converter accepts no other activation and writes no key for it.
         activation: Activation::Gelu,
+        gated: false,
+        biases: true,
+        rope: None,
         norm: EncoderNorm::Layer,
         norm_epsilon: epsilon as f32,
         factored: None,

@@ -84,6 +84,9 @@ fn hf(config: &Config, sentence: &SentenceEmbedding) -> Result<EncoderArch> {
         heads: keys.n_heads,
         inner: keys.hidden_dim,
         activation,
+        gated: false,
+        biases: true,
+        rope: None,
         norm: EncoderNorm::Layer,
         // The configuration class has no key for the epsilon.
         norm_epsilon: 1e-12,

@@ -113,6 +113,9 @@ fn hf(config: &Config, sentence: &SentenceEmbedding) -> Result<EncoderArch> {
     Ok(EncoderArch {
         family: Family::MobileBert,
         activation,
+        gated: false,
+        biases: true,
+        rope: None,
         norm: EncoderNorm::Affine,
         factored,
         bottleneck: Some(bottleneck),

@@ -17,6 +17,7 @@ mod idefics3;
 mod llama;
 mod mistral;
 mod mobilebert;
+mod nomic;
 mod openelm;
 mod phi3;
 mod qwen;
@@ -67,6 +68,7 @@ pub(super) const HF: &[&HfFamily] = &[
     &roberta::HF_XLM,
     &distilbert::HF,
     &mobilebert::HF,
+    &nomic::HF,
     &whisper::HF,
 ];
 
@@ -87,6 +89,7 @@ pub(super) const GGUF: &[&GgufFamily] = &[
     &chatglm::GGUF,
     &ernie::GGUF,
     &bert::GGUF,
+    &nomic::GGUF,
 ];
 
 /// A family as stored in folders of the `transformers` library.

@@ -1,15 +1,17 @@
 //! Bidirectional attention of encoders, for both variants.
 
 use narthex_graph::typed::{Scope, Tensor};
-use narthex_spec::DType;
+use narthex_spec::{DType, arch::EncoderArch};
 
 use super::{
     attention::{join_heads, masked_softmax},
     linear::{Bias, linear},
+    rope::apply_rope,
 };
 use crate::{
     emit::Emitter,
-    error::{CompileError, Result},
+    error::Result,
+    rotary::{LengthRange, Trigonometric, table},
 };
 
 /// Rows and their width.
@@ -34,6 +36,44 @@ pub(crate) struct BidirectionalAttention {
     pub(crate) mask: Tensor,
     /// Number of texts and their padded length; 0 keeps the extent of the rows.
     pub(crate) extents: [usize; 2],
+    /// Rotary positions of queries and keys.
+    pub(crate) rotary: Option<EncoderRotary>,
+    /// Biases of the linear layers.
+    pub(crate) bias: Bias,
+}
+
+/// Rotary positions of an encoder's queries and keys.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum EncoderRotary {
+    /// For texts of any length.
+    Dynamic {
+        /// Position of each row, `[batch, sequence]`.
+        positions: Tensor,
+        /// Cosines and sines of all positions, `[positions, size / 2]`.
+        angles: [Tensor; 2],
+    },
+    /// For one text of fixed length: cosines and sines, `[1, length, 1, size / 2]`.
+    Static([Tensor; 2]),
+}
+
+impl EncoderRotary {
+    /// Returns the cosines and sines of the first `positions` positions as constants `shape`, or `None` for an encoder
+    /// with learned positions.
+    pub(crate) fn angles(
+        e: &mut Emitter<'_>,
+        arch: &EncoderArch,
+        positions: usize,
+        shape: &[usize],
+    ) -> Result<Option<[Tensor; 2]>> {
+        let Some(rope) = &arch.rope else { return Ok(None) };
+        let pairs = arch.head_size() / 2;
+        let mut constant = |name: &str, wave: Trigonometric| {
+            let name = format!("rope/{name}/{positions}");
+            e.tensor(&name, shape, |_| Ok(table(rope, LengthRange::Short, wave, 0..positions, pairs)))
+        };
+        let cos = constant("cos", Trigonometric::Cos)?;
+        Ok(Some([cos, constant("sin", Trigonometric::Sin)?]))
+    }
 }
 
 /// Value that is added to the scores of padding, far below the scores of tokens.
@@ -59,9 +99,9 @@ pub(crate) fn padding_scores(e: &mut Emitter<'_>, padding_mask: Tensor) -> Resul
 /// CPU.
 ///
 /// ```text
-/// keys ───┬─ q_proj ─ scale ───── MatMul ── Add(mask) ── Softmax ── MatMul ── o_proj
-///         ├─ k_proj ─ transpose ──┘                                 │
-/// values ─┴─ v_proj ────────────────────────────────────────────────┘
+/// keys ───┬─ q_proj ─ (rotate) ─ scale ───── MatMul ── Add(mask) ── Softmax ── MatMul ── o_proj
+///         ├─ k_proj ─ (rotate) ─ transpose ──┘                                 │
+/// values ─┴─ v_proj ───────────────────────────────────────────────────────────┘
 /// ```
 pub(crate) fn bidirectional_attention(
     e: &mut Emitter<'_>,
@@ -69,23 +109,39 @@ pub(crate) fn bidirectional_attention(
     attention: &BidirectionalAttention,
 ) -> Result<Tensor> {
     let width = attention.width;
-    let count = attention.heads;
     let [batch, length] = attention.extents;
-    let size = width / count;
-    let project = |e: &mut Emitter<'_>, part: &str, rows: Rows, order: &[usize]| {
-        let projected = linear(e, &scope.child(format_args!("{part}_proj")), rows.x, rows.width, Bias::With)?;
-        let heads = scope.child(part).child("heads");
-        let shape = [batch, length, count, size].map(|extent| extent as i64);
-        let projected = e.graph.reshape(&heads, projected, &shape)?;
-        Ok::<_, CompileError>(e.graph.transpose(&heads, projected, order)?)
-    };
-    let q = project(e, "q", attention.keys, &[0, 2, 1, 3])?;
-    let k = project(e, "k", attention.keys, &[0, 2, 3, 1])?;
-    let v = project(e, "v", attention.values, &[0, 2, 1, 3])?;
+    let q = attention.heads_of(e, scope, "q", &[0, 2, 1, 3])?;
+    let k = attention.heads_of(e, scope, "k", &[0, 2, 3, 1])?;
+    let v = attention.heads_of(e, scope, "v", &[0, 2, 1, 3])?;
+    let size = width / attention.heads;
     let q = e.scale(&scope.child("q").child("scale"), q, (size as f64).sqrt().recip())?;
     let scores = e.graph.mat_mul(&scope.child("scores"), q, k)?;
     let weights = masked_softmax(e, scope, scores, attention.mask)?;
     let mixed = e.graph.mat_mul(&scope.child("mix"), weights, v)?;
     let rows = join_heads(e, scope, mixed, [batch, length, width])?;
-    linear(e, &scope.child("o_proj"), rows, width, Bias::With)
+    linear(e, &scope.child("o_proj"), rows, width, attention.bias)
+}
+
+impl BidirectionalAttention {
+    /// Projects rows to queries, keys or values (`part`: `q`, `k` or `v`), rotates queries and keys, and divides them into
+    /// heads. `order` is the order of the axes `[batch, sequence, heads, size]` in the result.
+    fn heads_of(&self, e: &mut Emitter<'_>, scope: &Scope, part: &str, order: &[usize]) -> Result<Tensor> {
+        let rows = if part == "v" { self.values } else { self.keys };
+        let rotary = self.rotary.filter(|_| part != "v");
+        let [batch, length] = self.extents;
+        let size = self.width / self.heads;
+
+        let mut x = linear(e, &scope.child(format_args!("{part}_proj")), rows.x, rows.width, self.bias)?;
+        if let Some(EncoderRotary::Dynamic { positions, angles }) = rotary {
+            x = e.graph.rotary_embedding(&scope.child(part), x, positions, angles)?;
+        }
+
+        let heads = scope.child(part).child("heads");
+        let shape = [batch, length, self.heads, size].map(|extent| extent as i64);
+        let mut x = e.graph.reshape(&heads, x, &shape)?;
+        if let Some(EncoderRotary::Static(angles)) = rotary {
+            x = apply_rope(e, &scope.child(part).child("rotate"), x, size, angles)?;
+        }
+        Ok(e.graph.transpose(&heads, x, order)?)
+    }
 }

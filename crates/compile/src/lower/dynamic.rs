@@ -23,7 +23,7 @@ use crate::{
     layer::{
         attention::AttentionLayer,
         embed,
-        encoder_attention::padding_scores,
+        encoder_attention::{EncoderRotary, padding_scores},
         encoder_head::{self, VectorLength},
         group_query_attention::{CacheInputs, group_query_attention},
         head::head_with_table,
@@ -181,7 +181,12 @@ pub(crate) fn encoder(e: &mut Emitter<'_>, arch: &EncoderArch) -> Result<Lowered
     let embedded = encoder::embedded(e, &mut io, arch, &texts)?;
     let padding = io.input(e, Slot::PaddingMask, "padding_mask", TensorType::new(DType::I32, &texts));
     let mask = padding_scores(e, padding)?;
-    let x = EncoderLayers { arch, input: EncoderInput { mask, length: None } }.lower(e, embedded)?;
+    let shape = [arch.positions, arch.head_size() / 2];
+    let rotary = EncoderRotary::angles(e, arch, arch.positions, &shape)?.map(|angles| {
+        let kind = TensorType::new(DType::I64, &texts);
+        EncoderRotary::Dynamic { positions: io.input(e, Slot::Positions, "positions", kind), angles }
+    });
+    let x = EncoderLayers { arch, input: EncoderInput { mask, length: None, rotary } }.lower(e, embedded)?;
     let tokens = encoder_output(e, &mut io, arch, x, padding)?;
     let tables = encoder::tables(e, arch, tokens)?;
     close(e, io.entry(GRAPH_FILE, Variant::Dynamic, Part::Whole, Vec::new()), tables)

@@ -16,7 +16,7 @@ use crate::{
     error::Result,
     layer::{
         embed::{TableSource, table_dtype},
-        encoder_attention::{BidirectionalAttention, Rows, bidirectional_attention},
+        encoder_attention::{BidirectionalAttention, EncoderRotary, Rows, bidirectional_attention},
         encoder_head::TOKEN_WEIGHT,
         layer_scope,
         linear::{Bias, linear},
@@ -32,6 +32,8 @@ pub(super) struct EncoderInput {
     pub(super) mask: Tensor,
     /// Fixed length of the one text in variant B; `None` for any number of texts of any length.
     pub(super) length: Option<usize>,
+    /// Rotary positions.
+    pub(super) rotary: Option<EncoderRotary>,
 }
 
 pub(super) struct EncoderLayers<'a> {
@@ -111,8 +113,8 @@ impl EncoderLayers<'_> {
             let inner = Mlp {
                 inner: self.arch.inner,
                 activation: self.arch.activation,
-                gated: false,
-                bias: true,
+                gated: self.arch.gated,
+                bias: self.arch.biases,
                 cutoff: None,
             };
             let fed = mlp::mlp(e, &part, y, inside, &inner)?;
@@ -143,6 +145,8 @@ impl EncoderLayers<'_> {
             heads: self.arch.heads,
             mask: self.input.mask,
             extents: self.input.length.map_or([0, 0], |length| [1, length]),
+            rotary: self.input.rotary,
+            bias: self.arch.biases.into(),
         };
         bidirectional_attention(e, scope, &attention)
     }
@@ -190,11 +194,14 @@ pub(super) fn tables(
             TableSource { role: TableRole::Token, weight: TOKEN_WEIGHT, shape }.write(e, dtype)?
         }
     };
-    // Earlier positions belong to padding.
-    let positions = arch.first_position..arch.first_position + arch.positions;
-    let shape = [positions.end, hidden];
-    let source = TableSource { role: TableRole::Position, weight: "embed.position.weight", shape };
-    let mut tables = vec![tokens, source.write_rows(e, positions, DType::F32)?];
+    let mut tables = vec![tokens];
+    if arch.rope.is_none() {
+        // Earlier positions belong to padding.
+        let positions = arch.first_position..arch.first_position + arch.positions;
+        let shape = [positions.end, hidden];
+        let source = TableSource { role: TableRole::Position, weight: "embed.position.weight", shape };
+        tables.push(source.write_rows(e, positions, DType::F32)?);
+    }
     if arch.types > 0 {
         let shape = [arch.types, hidden];
         let source = TableSource { role: TableRole::TokenType, weight: "embed.type.weight", shape };

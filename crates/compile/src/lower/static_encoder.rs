@@ -12,7 +12,11 @@ use super::{
     encoder::{self, EncoderInput, EncoderLayers},
     io::{GraphIo, f16},
 };
-use crate::{emit::Emitter, error::Result, layer::encoder_head};
+use crate::{
+    emit::Emitter,
+    error::Result,
+    layer::{encoder_attention::EncoderRotary, encoder_head},
+};
 
 /// Lowers the graphs of an encoder: one for each length, and the head if it runs on single rows.
 pub(super) fn graphs(e: &mut Emitter<'_>, arch: &EncoderArch, shapes: &FixedShapes) -> Result<LoweredModel> {
@@ -40,7 +44,9 @@ fn bucket(e: &mut Emitter<'_>, arch: &EncoderArch, length: usize) -> Result<Grap
     let embedded = encoder::embedded(e, &mut io, arch, &[1.into(), length.into()])?;
     let mask = io.input(e, Slot::Mask { window: None }, "mask", f16([1, 1, 1, length]));
     let pool = pools(arch.head).then(|| io.input(e, Slot::PoolWeights, "pool", f16([1, 1, length])));
-    let input = EncoderInput { mask, length: Some(length) };
+    let pairs = arch.head_size() / 2;
+    let angles = EncoderRotary::angles(e, arch, length, &[1, length, 1, pairs])?;
+    let input = EncoderInput { mask, length: Some(length), rotary: angles.map(EncoderRotary::Static) };
     let x = EncoderLayers { arch, input }.lower(e, embedded)?;
     let hidden = arch.hidden;
     let pooled = pool.map(|pool| encoder_head::pool_weighted(e, x, pool)).transpose()?;

@@ -265,7 +265,11 @@ impl Plan {
                 }
                 Architecture::Encoder(arch) => {
                     let tokens = table("embed.word.weight", arch.vocab, arch.token_width(), element);
-                    tokens + table("embed.position.weight", arch.positions + arch.types, arch.hidden, 4)
+                    let positions = match &arch.rope {
+                        Some(rope) => (arch.positions * rope.dims * 4) as u64,
+                        None => table("embed.position.weight", arch.positions, arch.hidden, 4),
+                    };
+                    tokens + positions + table("embed.type.weight", arch.types, arch.hidden, 4)
                 }
                 Architecture::Speech(arch) => {
                     let convolved = SpeechArch::KERNEL * (arch.bins + arch.hidden);
@@ -410,6 +414,9 @@ impl Plan {
             }
             let others = (0..arch.early_feed_forwards()).map(|part| format!("ffn.{part}"));
             for part in others.chain(["mlp".to_owned()]) {
+                if arch.gated {
+                    self.push(format!("{scope}.{part}.gate_proj.weight"), arch.inner, inside, inner);
+                }
                 self.push(format!("{scope}.{part}.up_proj.weight"), arch.inner, inside, inner);
                 self.push(format!("{scope}.{part}.down_proj.weight"), inside, arch.inner, inner);
             }
@@ -497,6 +504,9 @@ mod tests {
             heads: 4,
             inner: 96,
             activation: Activation::Gelu,
+            gated: false,
+            biases: true,
+            rope: None,
             norm: EncoderNorm::Layer,
             norm_epsilon: 1e-12,
             factored: None,

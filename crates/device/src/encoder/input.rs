@@ -6,7 +6,7 @@ use narthex_engine::{encoder::Text, executor::StepError};
 use narthex_spec::{
     DType,
     arch::{EncoderHead, ImportedEncoder, Structure},
-    manifest::Manifest,
+    manifest::{Manifest, Slot},
 };
 
 use super::{EncoderNames, EncoderTables};
@@ -26,6 +26,8 @@ pub(crate) enum EncoderInput {
         embeds: Vec<f32>,
         /// Position rows. Empty if `embeds` includes them.
         positions: Vec<f32>,
+        /// Position of each token, for graphs that rotate queries and keys.
+        indices: Vec<i64>,
     },
     /// Token numbers, and the segment of each token.
     Tokens { vocab: usize, tokens: Vec<i64>, segments: Vec<i64> },
@@ -36,7 +38,7 @@ impl EncoderInput {
         match &manifest.architecture {
             Structure::Encoder(arch) => {
                 let tables = EncoderTables::open(package, manifest, arch)?;
-                Ok(Self::Rows { tables, embeds: Vec::new(), positions: Vec::new() })
+                Ok(Self::Rows { tables, embeds: Vec::new(), positions: Vec::new(), indices: Vec::new() })
             }
             Structure::ImportedEncoder(imported) => {
                 check_imported(imported, manifest.max_length)?;
@@ -61,9 +63,10 @@ impl EncoderInput {
             values.resize(length, T::default());
         }
         match self {
-            Self::Rows { tables, embeds, positions } => {
+            Self::Rows { tables, embeds, positions, indices } => {
                 zeros(embeds, rows * tables.input);
                 zeros(positions, rows * tables.position_elements());
+                zeros(indices, rows);
             }
             Self::Tokens { tokens, segments, .. } => {
                 zeros(tokens, rows);
@@ -83,11 +86,12 @@ impl EncoderInput {
     /// Writes a text's token to its place among the padded tokens.
     pub(super) fn write(&mut self, at: usize, text: &Text<'_>, index: usize) {
         match self {
-            Self::Rows { tables, embeds, positions } => {
+            Self::Rows { tables, embeds, positions, indices } => {
                 let width = tables.input;
                 let apart = tables.position_elements();
                 let embeds = &mut embeds[at * width..][..width];
                 tables.read(text, index, embeds, &mut positions[at * apart..][..apart]);
+                indices[at] = index as i64;
             }
             Self::Tokens { tokens, segments, .. } => {
                 tokens[at] = i64::from(text.tokens[index]);
@@ -109,15 +113,16 @@ impl EncoderInput {
         // SAFETY: the caller guarantees it.
         unsafe {
             match self {
-                Self::Rows { tables, embeds, positions } => {
+                Self::Rows { tables, embeds, positions, indices } => {
                     let shape = [batch, sequence, tables.input as i64];
                     binding.input(&names.first, Tensor::new(embeds, DType::F32, &shape))?;
-                    let shape = [batch, sequence, tables.position_elements() as i64];
 
-                    names
-                        .second
-                        .iter()
-                        .try_for_each(|name| binding.input(name, Tensor::new(positions, DType::F32, &shape)))
+                    let Some(name) = &names.second else { return Ok(()) };
+                    if tables.second_input() == Some(Slot::Positions) {
+                        return binding.input(name, Tensor::new(indices, DType::I64, &[batch, sequence]));
+                    }
+                    let shape = [batch, sequence, tables.position_elements() as i64];
+                    binding.input(name, Tensor::new(positions, DType::F32, &shape))
                 }
                 Self::Tokens { tokens, segments, .. } => {
                     let shape = [batch, sequence];

@@ -5,7 +5,7 @@ use std::path::Path;
 use narthex_engine::{encoder::Text, executor::StepError};
 use narthex_spec::{
     arch::{EncoderArch, EncoderHead, FactoredEmbedding},
-    manifest::{Manifest, TableRole},
+    manifest::{Manifest, Slot, TableRole},
 };
 
 use crate::{error::DeviceError, table::Table};
@@ -14,8 +14,10 @@ use crate::{error::DeviceError, table::Table};
 pub(crate) struct EncoderTables {
     pub(crate) token: Table,
     /// For each segment, the rows that are added to the tokens: at each position, the sum of the position's row and the
-    /// segment's row.
+    /// segment's row. With rotary positions, one row for all positions.
     positions: Vec<Vec<f32>>,
+    /// The graph rotates queries and keys by their positions.
+    rotary: bool,
     hidden: usize,
     factored: Option<FactoredEmbedding>,
     /// Number of elements of the graph's input for each token.
@@ -57,7 +59,14 @@ impl EncoderTables {
         }
 
         let token = table(package, manifest, TableRole::Token, [arch.vocab, width])?;
-        let positions = table(package, manifest, TableRole::Position, [manifest.max_length, hidden])?;
+        let positions = match arch.rope {
+            None => Some(table(package, manifest, TableRole::Position, [manifest.max_length, hidden])?),
+            Some(_) if manifest.max_length > arch.positions => {
+                let expected = format!("a length of at most {} tokens", arch.positions);
+                return Err(DeviceError::package(expected, manifest.max_length));
+            }
+            Some(_) => None,
+        };
         let types = match arch.types {
             0 => None,
             _ => Some(table(package, manifest, TableRole::TokenType, [1, hidden])?),
@@ -65,9 +74,12 @@ impl EncoderTables {
         let segments = types.as_ref().map_or(1, |types| types.rows().min(SEGMENTS));
         let positions = (0..segments)
             .map(|segment| {
-                let mut rows = vec![0.0; manifest.max_length * hidden];
+                let count = if positions.is_some() { manifest.max_length } else { 1 };
+                let mut rows = vec![0.0; count * hidden];
                 for (row, out) in rows.chunks_exact_mut(hidden).enumerate() {
-                    positions.read_row(row, out);
+                    if let Some(positions) = &positions {
+                        positions.read_row(row, out);
+                    }
                     if let Some(types) = &types {
                         types.add_row(segment, out);
                     }
@@ -77,7 +89,7 @@ impl EncoderTables {
             .collect();
 
         let input = arch.factored.as_ref().map_or(hidden, FactoredEmbedding::input);
-        Ok(Self { token, positions, hidden, factored: arch.factored, input })
+        Ok(Self { token, positions, rotary: arch.rope.is_some(), hidden, factored: arch.factored, input })
     }
 
     /// Returns the size of the vocabulary.
@@ -90,6 +102,15 @@ impl EncoderTables {
         self.token.check()
     }
 
+    /// Returns the input of the graph beside the tokens, if it has one.
+    pub(crate) fn second_input(&self) -> Option<Slot> {
+        match (self.rotary, self.factored) {
+            (true, _) => Some(Slot::Positions),
+            (false, Some(_)) => Some(Slot::PositionEmbeds),
+            (false, None) => None,
+        }
+    }
+
     /// Returns the number of elements of a position row that is a separate input of the graph; 0 without such an input.
     pub(crate) fn position_elements(&self) -> usize {
         if self.factored.is_some() { self.hidden } else { 0 }
@@ -99,7 +120,8 @@ impl EncoderTables {
     pub(crate) fn read(&self, text: &Text<'_>, position: usize, embeds: &mut [f32], apart: &mut [f32]) {
         // A model with one segment also uses it for a pair's second text.
         let segment = usize::from(position >= text.second).min(self.positions.len() - 1);
-        let row = &self.positions[segment][position * self.hidden..][..self.hidden];
+        let row = if self.rotary { 0 } else { position };
+        let row = &self.positions[segment][row * self.hidden..][..self.hidden];
         let Some(factored) = self.factored else {
             embeds.copy_from_slice(row);
             self.token.add_row(text.tokens[position] as usize, embeds);

@@ -99,11 +99,14 @@ def families():
         hidden_size=64, embedding_size=32, intra_bottleneck_size=32, num_hidden_layers=2, num_attention_heads=4,
         intermediate_size=64, num_feedforward_networks=3, max_position_embeddings=64, hidden_act="relu",
     )
+    nomic = dict(size, max_position_embeddings=64, layer_norm_eps=1e-12, hidden_act="silu")
+    nomic |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1000.0}}
     yield "bert", t.BertConfig, bert, wordpiece
     yield "distilbert", t.DistilBertConfig, distil, wordpiece
     yield "mobilebert", t.MobileBertConfig, mobile, wordpiece
     yield "roberta", t.RobertaConfig, roberta, bytelevel
     yield "xlm-roberta", t.XLMRobertaConfig, roberta, unigram
+    yield "nomic", t.NomicBertConfig, nomic, wordpiece
 
 
 def random_weights(model, seed):
@@ -133,6 +136,23 @@ def listed(values, digits=7):
     return [float(f"{x:.{digits}g}") for x in values.flatten().tolist()]
 
 
+def fused(state):
+    """The names and the fused projections of the published files of Nomic BERT."""
+    names = {"layers.": "encoder.layers.", "embeddings.LayerNorm": "emb_ln", "self_attn.o_proj": "attn.out_proj",
+             "mlp.up_proj": "mlp.fc11", "mlp.gate_proj": "mlp.fc12", "mlp.down_proj": "mlp.fc2",
+             "post_attention_layernorm": "norm1", "post_mlp_layernorm": "norm2"}
+    tensors = {}
+    for name, value in state.items():
+        if "q_proj" in name:
+            value = torch.cat([state[name.replace("q_proj", part)] for part in ("q_proj", "k_proj", "v_proj")])
+            name = name.replace("self_attn.q_proj", "attn.Wqkv")
+        for old, new in names.items():
+            name = name.replace(old, new)
+        if "k_proj" not in name and "v_proj" not in name:
+            tensors[name] = value.half().contiguous()
+    return tensors
+
+
 class Family:
     def __init__(self, name, config_class, settings, tokenizer, folder):
         self.folder = folder / name
@@ -140,10 +160,14 @@ class Family:
         self.tokenizer, self.roles = tokenizer()
         self.config = config_class(vocab_size=self.tokenizer.get_vocab_size(), num_labels=1, **settings)
         spans = config_class(vocab_size=self.tokenizer.get_vocab_size(), num_labels=2, **settings)
-        self.types = name in ("bert", "mobilebert")
+        self.types = name in ("bert", "mobilebert", "nomic")
+        # Nomic's models give vectors only.
+        self.heads = name != "nomic"
         base = config_class.__name__.removesuffix("Config")
         heads = {"Model": t.AutoModel, "ForSequenceClassification": t.AutoModelForSequenceClassification,
                  "ForQuestionAnswering": t.AutoModelForQuestionAnswering, "ForMaskedLM": t.AutoModelForMaskedLM}
+        if not self.heads:
+            heads = {"Model": t.AutoModel}
         body, self.models, self.tensors = None, {}, {}
         for seed, (suffix, auto) in enumerate(heads.items()):
             config = spans if suffix == "ForQuestionAnswering" else self.config
@@ -151,7 +175,9 @@ class Family:
             prefix = "" if body is None else model.base_model_prefix + "."
             if body is None:
                 body = model.state_dict()
-            else:
+            if not self.heads:
+                self.tensors = fused(body)
+            elif suffix != "Model":
                 state = model.state_dict()
                 for key in state:
                     if key.startswith(prefix) and key.removeprefix(prefix) in body:
@@ -192,6 +218,8 @@ class Family:
         return encoding.ids, encoding.type_ids
 
     def expected(self):
+        if not self.heads:
+            return {"texts": [self.text(x) for x in TEXTS]}
         return {"texts": [self.text(x) for x in TEXTS], "pairs": [self.pair(*x) for x in PAIRS],
                 "answer": self.answer(), "masked": [self.masked(x) for x in MASKED],
                 "refined": [self.refined(*x) for x in REFINED]}

@@ -9,8 +9,11 @@ use narthex_spec::TokenId;
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
-/// Names of the families.
+/// Names of the families with every head.
 pub(crate) const FAMILIES: [&str; 5] = ["bert", "distilbert", "mobilebert", "roberta", "xlm-roberta"];
+
+/// Names of the families that give vectors only.
+const VECTOR_FAMILIES: [&str; 1] = ["nomic"];
 
 /// Head of an encoder, or the pooling of its rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,6 +91,17 @@ impl Golden {
         Self { family, folder, expected }
     }
 
+    /// Returns the goldens of all families.
+    pub(crate) fn every() -> impl Iterator<Item = Self> {
+        FAMILIES.into_iter().chain(VECTOR_FAMILIES).map(Self::read)
+    }
+
+    /// Returns the heads of the family.
+    pub(crate) fn heads(&self) -> impl Iterator<Item = Head> {
+        let vectors_only = VECTOR_FAMILIES.contains(&self.family);
+        Head::ALL.into_iter().filter(move |head| !vectors_only || head.pooling().is_some())
+    }
+
     /// Returns a copy of the checkpoint with the class of the head.
     pub(crate) fn checkpoint(&self, head: Head) -> TempDir {
         let copy = tempfile::tempdir().unwrap();
@@ -126,14 +140,16 @@ impl Golden {
         let mut tensors: Map<String, Value> = serde_json::from_slice(&bytes[8..header]).unwrap();
         tensors.remove("__metadata__");
         let mut data = Vec::new();
-        let left = tensors.into_iter().filter(|(name, _)| !name.contains("layer.0."));
+        let left = tensors
+            .into_iter()
+            .filter(|(name, _)| !["layer.0.", "layers.0."].iter().any(|layer| name.contains(layer)));
         let left: Map<String, Value> = left
             .map(|(name, mut tensor)| {
                 let at = |end: usize| header + tensor["data_offsets"][end].as_u64().unwrap() as usize;
                 let begin = data.len();
                 data.extend_from_slice(&bytes[at(0)..at(1)]);
                 tensor["data_offsets"] = json!([begin, data.len()]);
-                (name.replace("layer.1.", "layer.0."), tensor)
+                (name.replace("layer.1.", "layer.0.").replace("layers.1.", "layers.0."), tensor)
             })
             .collect();
         let left = Value::Object(left).to_string();

@@ -155,13 +155,13 @@ fn rounded(bandwidth: f64) -> f64 {
     ((bandwidth.log2() * 2.0).round() / 2.0).exp2()
 }
 
-/// Returns the share of quality that a scheme keeps, for a model with which it was not measured. It is that of
-/// smollm2:135m: the perplexity in f32 divided by that in the scheme, which the catalogue has. Larger models usually
-/// lose less in w4.
+/// Returns the share of quality that a scheme keeps, for a model with which it was not measured: the perplexity in f32
+/// divided by that in the scheme. It is that of smollm2:135m with weights that were rounded from floats
+/// (`bench/runs/quality-2026-11-28.md`). Larger models usually lose less in w4, and files in 4 bits lose almost nothing.
 pub fn kept_quality(scheme: Scheme) -> f64 {
     match scheme {
         Scheme::F32 | Scheme::F16 | Scheme::W8 => 1.0,
-        Scheme::W4 => 0.877,
+        Scheme::W4 => 0.878,
     }
 }
 
@@ -225,7 +225,6 @@ pub(crate) fn rank(models: Vec<ModelListing>, machine: &MachineSpeed) -> Vec<Ran
 
 #[cfg(test)]
 mod tests {
-    use narthex_catalog::index::Catalog;
 
     use super::*;
     use crate::report::models::{Access, Figures, MeasuredQuality, ModelKind};
@@ -263,17 +262,6 @@ mod tests {
         assert_eq!(rounded(40e9), rounded(36e9));
         assert!((0.8..1.2).contains(&(rounded(40e9) / 40e9)));
         assert!(rounded(20e9) < rounded(40e9));
-    }
-
-    #[test]
-    fn the_kept_quality_is_that_of_the_measured_model() {
-        let catalog = Catalog::builtin().unwrap();
-        let entry = catalog.get(&"smollm2:135m".parse().unwrap()).unwrap();
-        let measured = entry.perplexity.as_ref().unwrap();
-        for scheme in [Scheme::F32, Scheme::W8, Scheme::W4] {
-            let kept = measured.kept_quality(scheme).unwrap();
-            assert!((kept - kept_quality(scheme)).abs() < 0.001, "{scheme}: {kept}");
-        }
     }
 
     #[test]

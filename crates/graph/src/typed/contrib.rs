@@ -179,6 +179,32 @@ impl TypedBuilder {
         Ok((self.value(name, out), present))
     }
 
+    /// Rotates the two halves of each head in rows `[batch, sequence, heads · size]` (Su et al. 2021, arXiv:2104.09864) by
+    /// the angles of their `positions`, i64 `[batch, sequence]`. `angles` are cosines and sines `[positions, size / 2]`.
+    pub fn rotary_embedding(
+        &mut self,
+        scope: &Scope,
+        x: Tensor,
+        positions: Tensor,
+        angles: [Tensor; 2],
+    ) -> Result<Tensor> {
+        const OP: &str = "RotaryEmbedding";
+        let [kind, places] = self.types(scope, OP, [x, positions])?;
+        let [cos, sin] = self.types(scope, OP, angles)?;
+        let (&[_, _, Dim::Fixed(width)], &[_, Dim::Fixed(pairs)]) = (&kind.shape[..], &cos.shape[..]) else {
+            return Err(mismatch(scope, OP, "rows [batch, sequence, width] and angles", &[&kind, &cos]));
+        };
+        if cos != sin || cos.dtype != kind.dtype || pairs == 0 || width % (2 * pairs) != 0 {
+            let expected = format!("cosines and sines of heads of {width} elements");
+            return Err(mismatch(scope, OP, expected, &[&cos, &sin]));
+        }
+        if places != TensorType::new(DType::I64, &kind.shape[..2]) {
+            return Err(mismatch(scope, OP, "positions i64 [batch, sequence]", &[&places]));
+        }
+        let [cos, sin] = angles;
+        Ok(self.microsoft(scope, OP, &[x, positions, cos, sin].map(Some), &[], kind))
+    }
+
     /// Adds attention of every query to every key (Vaswani et al. 2017, arXiv:1706.03762), in `heads` heads:
     /// `[batch, sequence, heads · size]`. Keys and values are `[batch, keys, heads · size]` or
     /// `[batch, heads, keys, size]`.

@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Activation, Family};
+use super::{Activation, Family, Rope};
 
 /// A BERT-like encoder with post-norm residual blocks (Devlin et al. 2018, arXiv:1810.04805), with a
 /// head.
@@ -12,7 +12,8 @@ use super::{Activation, Family};
 /// Canonical weight names: `embed.word.weight [vocab, hidden]`, `embed.position.weight [first + positions, hidden]`,
 /// `embed.type.weight [types, hidden]`, `embed.norm.{weight,bias}`, `layers.{i}.attn.{q,k,v,o}_proj.{weight,bias}`,
 /// `layers.{i}.attn_norm.{weight,bias}`, `layers.{i}.mlp.{up,down}_proj.{weight,bias}`,
-/// `layers.{i}.mlp_norm.{weight,bias}`. Heads, bottlenecks and factored embeddings list their own.
+/// `layers.{i}.mlp.gate_proj.{weight,bias}` (with a gate), `layers.{i}.mlp_norm.{weight,bias}`. Models with rotary
+/// positions have no `embed.position.weight`. Heads, bottlenecks and factored embeddings list their own.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EncoderArch {
     /// The family.
@@ -21,7 +22,7 @@ pub struct EncoderArch {
     pub vocab: usize,
     /// Width of the residual stream.
     pub hidden: usize,
-    /// Number of learned positions, the maximum length of a text in tokens.
+    /// Number of positions, the maximum length of a text in tokens.
     pub positions: usize,
     /// Row of the position weight for the first token.
     #[serde(default)]
@@ -35,8 +36,17 @@ pub struct EncoderArch {
     pub heads: usize,
     /// Inner width of the feed-forward parts.
     pub inner: usize,
-    /// Activation of the feed-forward parts.
+    /// Activation of the feed-forward parts, or of their gates.
     pub activation: Activation,
+    /// True if the feed-forward parts are gated (Shazeer 2020, arXiv:2002.05202).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub gated: bool,
+    /// True if the linear layers of attention and of the feed-forward parts have biases.
+    #[serde(default = "with_biases", skip_serializing_if = "is_true")]
+    pub biases: bool,
+    /// Rotary positions of queries and keys; `None` for learned positions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rope: Option<Rope>,
     /// Norm after each residual addition.
     #[serde(default)]
     pub norm: EncoderNorm,
@@ -58,6 +68,16 @@ fn two_segments() -> usize {
     2
 }
 
+/// Default for manifests without the field.
+fn with_biases() -> bool {
+    true
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the type that serde calls")]
+fn is_true(value: &bool) -> bool {
+    *value
+}
+
 impl EncoderArch {
     /// Returns the width of a token's row.
     pub fn token_width(&self) -> usize {
@@ -67,6 +87,11 @@ impl EncoderArch {
     /// Returns the width inside a layer.
     pub fn inside(&self) -> usize {
         self.bottleneck.as_ref().map_or(self.hidden, |bottleneck| bottleneck.width)
+    }
+
+    /// Returns the number of elements of a head.
+    pub fn head_size(&self) -> usize {
+        self.inside() / self.heads.max(1)
     }
 
     /// Describes the output for a text.

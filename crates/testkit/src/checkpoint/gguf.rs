@@ -163,7 +163,8 @@ pub struct Gguf {
 }
 
 impl Gguf {
-    pub(super) fn new(meta: Vec<(&str, Meta)>, tensors: Vec<GgufTensor>) -> Self {
+    /// Returns a file with these metadata and tensors.
+    pub fn new(meta: Vec<(&str, Meta)>, tensors: Vec<GgufTensor>) -> Self {
         Self { meta: meta.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(), tensors }
     }
 

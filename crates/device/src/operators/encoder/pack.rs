@@ -40,7 +40,7 @@ fn offsets_name() -> String {
 /// Inputs of a graph for padded texts.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PaddedInputs<'a> {
-    /// Inputs with a row for each token, `[batch, sequence, width]`.
+    /// Inputs with a row or a number for each token, `[batch, sequence, width]` or `[batch, sequence]`.
     pub(crate) rows: &'a [&'a str],
     /// Input with 1 for each token and 0 for padding, `[batch, sequence]`.
     pub(crate) mask: &'a str,
@@ -180,6 +180,7 @@ impl<'a> PackedRows<'a> {
             (DOMAIN, BIDIRECTIONAL_ATTENTION) => (0..3).all(|input| self.is_row(node, input)),
             (MICROSOFT, "MatMulNBits") => self.are_rows(node, 1),
             (DOMAIN, RESIDUAL_MLP)
+            | (MICROSOFT, "RotaryEmbedding")
             | (MICROSOFT, "SkipLayerNormalization" | "SkipSimplifiedLayerNormalization") => {
                 self.are_rows(node, 2)
             }
@@ -253,8 +254,9 @@ fn declare(graph: &mut Graph, inputs: PaddedInputs<'_>) {
     });
     let rows = graph.inputs.iter_mut().filter(|input| inputs.rows.contains(&input.name.as_str()));
     // Of the outputs, only rows of tokens have three axes.
-    for value in rows.chain(&mut graph.outputs) {
-        if let [texts, tokens, _] = &mut value.shape[..] {
+    let outputs = graph.outputs.iter_mut().filter(|output| output.shape.len() == 3);
+    for value in rows.chain(outputs) {
+        if let [texts, tokens, ..] = &mut value.shape[..] {
             *texts = Dim::Fixed(1);
             *tokens = Dim::Symbol("packed_rows".to_owned());
         }
