@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 
-use crate::encoding::Encoding;
+use crate::{encoding::Encoding, packed::PackedTensor};
 
 /// Encoding of a tensor's elements.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum TensorEncoding {
     /// An encoding that can be decoded.
     Known(Encoding),
-    /// 4-bit integers of AMD Quark, with their scales and zero points.
+    /// Elements of a quantised checkpoint, with their scales and zero points.
     PackedTensor(Box<PackedTensor>),
     /// The format's name of an unsupported encoding. It causes an error only if the tensor is read.
     Other(String),
@@ -26,15 +26,4 @@ pub(super) struct StoredTensor {
     pub(super) file: usize,
     /// Byte range in that file. The reader has checked it against the file's length.
     pub(super) bytes: Range<usize>,
-}
-
-/// The additional tensors of a packed weight.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct PackedTensor {
-    /// Scales, `[in / group, out]`.
-    pub(super) scales: StoredTensor,
-    /// Zero points, `[in / group, out / 8]`.
-    pub(super) zeros: StoredTensor,
-    /// Number of columns in a group.
-    pub(super) group: usize,
 }

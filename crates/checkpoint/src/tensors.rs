@@ -16,7 +16,7 @@ use crate::{
     layout::Layout,
     limits::unsupported,
     names::{NameTable, TensorPart},
-    quark::{self, Elements},
+    packed::{self, Elements},
     stored_tensor::{StoredTensor, TensorEncoding},
     weight::{Weight, WeightSource},
 };
@@ -93,7 +93,7 @@ impl Tensors {
         let encoding = match &located.kind {
             TensorEncoding::Known(encoding) => *encoding,
             TensorEncoding::PackedTensor(packed) => {
-                return quark::weight(name, located, packed, elements, |tensor| self.bytes(tensor));
+                return packed::weight(name, located, packed, elements, |tensor| self.bytes(tensor));
             }
             TensorEncoding::Other(found) => {
                 return Err(unsupported(format!("type of tensor {file_name}"), ENCODINGS, found));

@@ -31,16 +31,13 @@ use narthex_spec::arch::{DecoderArch, EncoderArch, SpeechArch};
 pub(super) use bert::pooling as gguf_pooling;
 pub(super) use whisper::{HF_NAMES as WHISPER_NAMES, NORM_EPSILON as WHISPER_NORM_EPSILON};
 
-use serde_json::Value;
-
 use super::{
     CheckpointError, Result,
     gguf::{decoder::GgufKeys, meta::Metadata},
     hf::{config::Config, pooling::SentenceEmbedding},
     layout::{Layout, RopePairs},
-    limits::{malformed, unsupported},
+    limits::malformed,
     names::NameTable,
-    quark,
     tensors::Tensors,
 };
 
@@ -162,15 +159,7 @@ impl Decoder {
 
 /// Returns the family that reads the model's class.
 pub(super) fn hf_family(config: &Config) -> Result<&'static HfFamily> {
-    if let Some(other) = config.quantization().filter(|config| !quark::is_read(config)) {
-        return Err(unsupported(
-            "quantization_config",
-            "none, or AMD Quark's with uint4 weights in groups; take the checkpoint in f32, f16 or bf16, or a GGUF file of it",
-            other.get("quant_method").and_then(Value::as_str).unwrap_or("some"),
-        )
-        .in_file(config.path()));
-    }
-
+    config.packed_format()?;
     let stated = config.class();
     let kind = config.model_type();
     HF.iter()
@@ -216,7 +205,7 @@ pub(super) fn gguf_family(metadata: &Metadata) -> Result<&'static GgufFamily> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 

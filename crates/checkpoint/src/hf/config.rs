@@ -9,6 +9,7 @@ use super::{CONFIG, folder::Folder};
 use crate::{
     error::{CheckpointError, Result},
     limits::malformed,
+    packed::PackedFormat,
 };
 
 /// A folder's `config.json`.
@@ -24,6 +25,7 @@ pub struct Config {
 struct ClassKeys {
     architectures: Option<Vec<String>>,
     model_type: Option<String>,
+    #[serde(alias = "compression_config")]
     quantization_config: Option<Value>,
     #[serde(flatten)]
     ids: TokenIds,
@@ -103,9 +105,13 @@ impl Config {
         self.class.model_type.as_deref()
     }
 
-    /// Returns `quantization_config`, if the file has it.
-    pub(crate) fn quantization(&self) -> Option<&Value> {
-        self.class.quantization_config.as_ref()
+    /// Returns the format of packed weights, if the file states one.
+    ///
+    /// # Errors
+    /// The error for a format that is not read.
+    pub(crate) fn packed_format(&self) -> Result<Option<PackedFormat>> {
+        let format = self.class.quantization_config.as_ref().map(PackedFormat::of).transpose();
+        format.map_err(|error| error.in_file(&self.path))
     }
 
     /// Returns the model's class, if the file states it.

@@ -22,8 +22,9 @@ use crate::{
     },
     layout::Layout,
     limits::check_architecture,
+    packed::{self, PackedFormat},
     pooling::PoolingSource,
-    quark, required_tensors, safetensors,
+    required_tensors, safetensors,
     tensors::Tensors,
 };
 
@@ -95,7 +96,7 @@ pub(super) fn architecture_from_headers(path: &Path) -> Result<Architecture> {
     let config = Config::read(&mut folder)?;
     let settings = settings(&mut folder, &config)?;
     let mut architecture = settings.architecture;
-    weights(path, settings.family, &mut architecture, settings.layout)?;
+    weights(path, settings.family, &mut architecture, settings.layout, config.packed_format()?)?;
     Ok(architecture)
 }
 
@@ -106,9 +107,15 @@ fn weights(
     family: &HfFamily,
     architecture: &mut Architecture,
     layout: Layout,
+    packed: Option<PackedFormat>,
 ) -> Result<(Tensors, Vec<PathBuf>)> {
     let mut shards = safetensors::open(path)?;
-    quark::gather(path, &mut shards.by_name)?;
+    if let Some(format) = packed {
+        let maps = &shards.maps;
+        packed::gather(path, &mut shards.by_name, format, |tensor| {
+            maps.get(tensor.file).and_then(|map| map.get(tensor.bytes.clone())).unwrap_or(&[])
+        })?;
+    }
     let tensors = Tensors {
         origin: path.to_owned(),
         maps: shards.maps,
@@ -141,7 +148,8 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint> {
     };
 
     let prompts = if embeds { prompts::read(&mut folder)? } else { Prompts::default() };
-    let (tensors, files) = weights(path, family, &mut architecture, layout)?;
+    let packed = config.packed_format()?;
+    let (tensors, files) = weights(path, family, &mut architecture, layout, packed)?;
     let text = tokenizer::read(&mut folder, config.ids(), vocab)?;
     let speech = match &mut architecture {
         Architecture::Speech(arch) => Some(speech::read(&mut folder, &text.tokenizer, arch)?),

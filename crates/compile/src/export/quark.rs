@@ -20,7 +20,7 @@ use narthex_checkpoint::{
     self as checkpoint, Checkpoint, Weight, WeightSource,
     export::{FileTensor, HfExport},
     hf,
-    quark::PLACES,
+    packed::PLACES,
 };
 use narthex_spec::{
     ProgressSink,

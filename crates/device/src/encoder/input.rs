@@ -22,7 +22,7 @@ const MAX_NUMBER: usize = 1 << 24;
 pub(crate) enum EncoderInput {
     /// Rows that the host has looked up.
     Rows {
-        tables: EncoderTables,
+        tables: Box<EncoderTables>,
         embeds: Vec<f32>,
         /// Position rows. Empty if `embeds` includes them.
         positions: Vec<f32>,
@@ -37,7 +37,7 @@ impl EncoderInput {
     pub(super) fn open(package: &Path, manifest: &Manifest) -> Result<Self, DeviceError> {
         match &manifest.architecture {
             Structure::Encoder(arch) => {
-                let tables = EncoderTables::open(package, manifest, arch)?;
+                let tables = Box::new(EncoderTables::open(package, manifest, arch)?);
                 Ok(Self::Rows { tables, embeds: Vec::new(), positions: Vec::new(), indices: Vec::new() })
             }
             Structure::ImportedEncoder(imported) => {

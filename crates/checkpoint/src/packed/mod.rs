@@ -1,0 +1,121 @@
+//! Linear weights that other programs quantised: integers of several rows or columns in one word, or floats of 8 bits, with
+//! their scales and zero points in tensors of their own.
+//!
+//! [`PackedFormat`] decides which settings are supported, [`gather`] combines the tensors of each weight, and [`weight`]
+//! reads it. Weights in 4 bits with whole groups of 32 columns keep their integers; others are reconstructed.
+
+mod elements;
+mod format;
+
+use std::borrow::Cow;
+
+use rayon::prelude::*;
+
+pub use elements::PLACES;
+pub(super) use format::{PackedFormat, gather};
+
+use crate::{
+    encoding::Encoding,
+    error::{CheckpointError, Result},
+    limits::unsupported,
+    stored_tensor::StoredTensor,
+    weight::Weight,
+};
+use elements::PackedElements;
+
+/// Elements of a block of [`Encoding::Uint4`]. A group consists of several blocks.
+const BLOCK: usize = 32;
+
+/// Layout of a weight's integers, scales and zero points.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PackedLayout {
+    /// AMD Quark and AutoAWQ: 4-bit integers `[in, out / 8]`, eight rows in a word in the order of [`PLACES`]; scales
+    /// `[groups, out]`, zero points as the integers, `[groups, out / 8]`.
+    Interleaved,
+    /// GPTQ: integers `[in · bits / 32, out]`, consecutive columns in a word from the lowest bits on; scales `[groups, out]`;
+    /// zero points minus `zero_offset`, `[groups, out · bits / 32]`.
+    Columns {
+        /// Width of an integer.
+        bits: u32,
+        /// Difference between a zero point and its stored integer.
+        zero_offset: u32,
+    },
+    /// compressed-tensors: integers plus half of their range, `[out, in · bits / 32]`, consecutive columns in a word; scales
+    /// `[out, groups]`; zero points in the same form, `[out · bits / 32, groups]`.
+    Rows {
+        /// Width of an integer.
+        bits: u32,
+    },
+    /// compressed-tensors: signed bytes `[out, in]`; scales `[out, groups]` or one; signed zero points of the same shape.
+    Bytes,
+    /// Floats of 8 bits with 4 bits of exponent (`F8_E4M3`), `[out, in]`; scales `[out blocks, in blocks]` or one.
+    Float8,
+}
+
+/// The additional tensors of a packed weight.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct PackedTensor {
+    pub(super) layout: PackedLayout,
+    /// Scales, in half or single precision.
+    pub(super) scales: StoredTensor,
+    /// Zero points; `None` for symmetric weights.
+    pub(super) zeros: Option<StoredTensor>,
+    /// Group of each column, if groups are not consecutive columns.
+    pub(super) groups: Option<StoredTensor>,
+    /// Number of rows and of columns that share a scale.
+    pub(super) tile: [usize; 2],
+}
+
+impl PackedTensor {
+    /// Returns whether the weight becomes blocks of [`Encoding::Uint4`].
+    fn keeps_integers(&self) -> bool {
+        let bits = match self.layout {
+            PackedLayout::Interleaved => 4,
+            PackedLayout::Columns { bits, .. } | PackedLayout::Rows { bits } => bits,
+            PackedLayout::Bytes | PackedLayout::Float8 => 8,
+        };
+        bits == 4 && self.groups.is_none() && self.tile[1].is_multiple_of(BLOCK)
+    }
+}
+
+/// Choice between reading a weight's elements and only its shape.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Elements {
+    Read,
+    /// Reads only the shape; all elements are zero.
+    Unread,
+}
+
+/// Returns a packed weight: in row-major blocks of [`Encoding::Uint4`] if it has 4 bits and whole groups of 32 columns, or
+/// else reconstructed in single precision. `bytes` returns the bytes of a stored tensor.
+pub(super) fn weight<'a>(
+    name: &str,
+    located: &StoredTensor,
+    packed: &PackedTensor,
+    elements: Elements,
+    bytes: impl Fn(&StoredTensor) -> &'a [u8],
+) -> Result<Weight<'static>> {
+    let shape = located.shape.clone();
+    let &[rows, cols] = &shape[..] else {
+        return Err(CheckpointError::WrongShape {
+            name: name.to_owned(),
+            expected: vec![0, 0],
+            found: shape,
+        });
+    };
+
+    let encoding = if packed.keeps_integers() { Encoding::Uint4 } else { Encoding::F32 };
+    let row_bytes = cols / encoding.block_elements() * encoding.block_bytes();
+    let mut out = vec![0; rows * row_bytes];
+    if elements == Elements::Read {
+        let read = PackedElements::new(located, packed, [rows, cols], bytes).map_err(|kind| {
+            let expected = "f32, f16 or bf16; export the model again";
+            unsupported(format!("type of the scales of {name}"), expected, format!("{kind:?}"))
+        })?;
+        out.par_chunks_mut(row_bytes.max(1)).enumerate().for_each(|(row, out)| match encoding {
+            Encoding::Uint4 => read.write_blocks(row, out),
+            _ => read.write_singles(row, out),
+        });
+    }
+    Weight::new(name, shape, encoding, Cow::Owned(out))
+}
