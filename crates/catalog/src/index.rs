@@ -144,7 +144,7 @@ impl MeasuredPerplexity {
             Scheme::F32 => self.f32,
             Scheme::W8 => self.w8,
             Scheme::W4 => self.w4,
-            Scheme::F16 => return None,
+            Scheme::F16 | Scheme::W8A16 | Scheme::W8A8 | Scheme::W4A16 => return None,
         };
         Some((self.f32 / found).min(1.0))
     }

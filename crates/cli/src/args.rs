@@ -571,7 +571,7 @@ mod tests {
             let error = Args::try_parse_from(["narthex", "compile", "m", option, value]).unwrap_err();
             assert!(error.to_string().contains(expect), "{error}");
         };
-        check("--scheme", "w2", "expected w8, w4, f16 or f32");
+        check("--scheme", "w2", "expected w8, w4, f16, f32, w8a16, w8a8 or w4a16");
         check("--matformer", "e3b", "expected e2b, or inner widths");
     }
 }

@@ -22,7 +22,7 @@ use crate::{
     error::Result,
     lower::{self, LoweredModel, parts},
     package::DATA_FILE,
-    quant::{Plan, Scaling},
+    quant::{ActivationRanges, Plan, Scaling},
 };
 
 /// The graphs and sizes that a compile would produce.
@@ -52,6 +52,7 @@ impl DryRun {
             weights: &NoWeights,
             plan: &plan,
             scaling: &Scaling::default(),
+            ranges: &ActivationRanges::default(),
             recipe,
             data_file: DATA_FILE,
             data: ExternalWriter::new(WeightSink::Discard),

@@ -20,14 +20,14 @@ use narthex_spec::{BlockSize, DType, Recipe, manifest::FileRange, progress::Stag
 pub(crate) use self::stream::{WeightSink, pieces};
 use crate::{
     error::{CompileError, Result},
-    quant::{Plan, Scaling, Storage},
+    quant::{ActivationRanges, Plan, Scaling, Storage},
 };
 
 /// Operator sets of every graph whose weights need no later ones.
 const OPSETS: [(&str, i64); 2] = [("", 20), ("com.microsoft", 1)];
 
-/// Operator sets of graphs with `DequantizeLinear`, which supports 4 bits since opset 21.
-const ROW_SCALE_OPSETS: [(&str, i64); 2] = [("", 21), ("com.microsoft", 1)];
+/// Operator sets of graphs with `DequantizeLinear`, which supports 4 and 16 bits since opset 21.
+const INTEGER_OPSETS: [(&str, i64); 2] = [("", 21), ("com.microsoft", 1)];
 
 /// A lowering in progress.
 pub(crate) struct Emitter<'a> {
@@ -39,6 +39,8 @@ pub(crate) struct Emitter<'a> {
     pub(crate) plan: &'a Plan,
     /// Factors of channels from calibration; empty without calibration.
     pub(crate) scaling: &'a Scaling,
+    /// Measured activations around linear layers; empty without integer activations.
+    pub(crate) ranges: &'a ActivationRanges,
     /// Block size, accuracy level and passes.
     pub(crate) recipe: &'a Recipe,
     /// Name of the weights file, relative to the package.
@@ -103,7 +105,8 @@ pub(crate) fn new_graph(name: &str) -> TypedBuilder {
 impl<'a> Emitter<'a> {
     /// Begins another graph with the same weights.
     pub(crate) fn begin_graph(&mut self, name: &str) {
-        let opsets = if self.recipe.block == BlockSize::Channel { &ROW_SCALE_OPSETS } else { &OPSETS };
+        let has_integers = self.recipe.block == BlockSize::Channel || self.recipe.activations.is_some();
+        let opsets = if has_integers { &INTEGER_OPSETS } else { &OPSETS };
         self.graph = TypedBuilder::new(name, opsets);
     }
 

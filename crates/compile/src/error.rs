@@ -124,7 +124,8 @@ impl CompileError {
             Self::Open(error) => error.hint(),
             Self::Bound { instead, .. } => Some(instead.clone()),
             Self::Calibration(RunnerError { hint, .. }) => {
-                let without = "or compile without calibration: `narthex compile --calibrate none`";
+                let without =
+                    "or compile in w8 without calibration: `narthex compile --scheme w8 --calibrate none`";
                 let first = hint.as_deref().unwrap_or("report this with the model's name");
                 Some(format!("{first}, {without}"))
             }

@@ -11,7 +11,7 @@ use narthex_checkpoint::{self as checkpoint, Checkpoint, TokenizerSource};
 use narthex_graph::onnx::external::ExternalWriter;
 use narthex_spec::{
     Calibration, DType, ModelName, Pass, ProgressSink, Recipe, Scheme, Sha256, Variant,
-    arch::{Architecture, Pooling},
+    arch::{Architecture, DecoderArch, Pooling},
     manifest::{FORMAT, Manifest, Provenance, SourceWeights, TokenizerEntry, VisionEntry},
     progress::{Progress, Stage, Unit},
     recipe::KeptTokens,
@@ -19,13 +19,16 @@ use narthex_spec::{
 use narthex_text::tokenizer::Tokenizer;
 
 use crate::{
-    calibration::{CalibrationGraph, CalibrationModel, GraphRunner, calibrate},
+    calibration::{CalibrationGraph, CalibrationModel, GraphRunner, activation_ranges, calibrate},
     emit::{Emitter, WeightSink, WrittenTensors, new_graph},
     error::{CompileError, Result, unwritable},
     lower::{self, LoweredModel, parts},
     package::{DATA_FILE, GRAPH_FILE, PackageWriter, TEMPLATE_FILE, TOKENIZER_FILE, chat_entry},
     pass,
-    quant::{Plan, Scaling, balance_keys, scaling::inputs},
+    quant::{
+        ActivationRanges, Plan, Scaling, balance_keys,
+        scaling::{Remedy, inputs},
+    },
     vocab_subset::VocabSubset,
 };
 
@@ -42,7 +45,8 @@ pub struct CompileJob<'a> {
     pub name: ModelName,
     /// The recipe. The manifest's copy also records the calibration.
     pub recipe: Recipe,
-    /// Runner of the calibration graph. If there is one, decoders in `w8` are calibrated; other models never are.
+    /// Runner of the calibration graph. If there is one, decoders in `w8` are calibrated. Fixed shapes with integer
+    /// activations need one.
     pub runner: Option<&'a dyn GraphRunner>,
     /// Tokens that the pruned head keeps. The manifest's recipe records their number.
     pub vocabulary: Option<&'a VocabSubset>,
@@ -65,7 +69,7 @@ pub fn compile(
     let checkpoint = checkpoint::open(job.checkpoint)?.pooled(job.pooling)?;
     let mut checkpoint = checkpoint.sliced(&job.recipe)?.extended(job.recipe.yarn)?;
     // Unquantised packages have the numbers of the checkpoint.
-    if matches!(job.recipe.scheme, Scheme::W8 | Scheme::W4) {
+    if matches!(job.recipe.scheme.of_weights(), Scheme::W8 | Scheme::W4) {
         checkpoint = checkpoint.tied()?;
     }
     let package = PackageWriter::new(job.out);
@@ -80,7 +84,7 @@ pub fn compile(
         job.recipe.vocabulary = Some(KeptTokens { tokens: kept.len(), sha256 });
     }
     if let Architecture::Speech(_) = checkpoint.architecture
-        && !job.recipe.targets.is_empty()
+        && (!job.recipe.targets.is_empty() || job.recipe.activations.is_some())
     {
         return Err(lower::no_static_speech());
     }
@@ -107,8 +111,15 @@ pub fn compile(
         balance_keys(arch, &plan, checkpoint.weights.as_ref(), &mut scaling)?;
     }
 
+    let mut ranges = ActivationRanges::default();
+    if let (Some(_), Some(_)) = (job.recipe.activations, &job.recipe.fixed) {
+        ranges = sweep.ranges(&tokenizer, &scaling)?;
+        keep(job.keep_stages, "ranges.json", || json(&ranges))?;
+        recipe.calibration = Calibration::Standard;
+    }
+
     let title = format!("Compiling {}", job.name);
-    let mut lowered = sweep.lower(title, &scaling, &job.recipe)?;
+    let mut lowered = sweep.lower(title, &scaling, &ranges, &job.recipe)?;
     let mut changes = left_out(&job.recipe, &checkpoint.architecture);
     changes += &change(&mut lowered, &job.recipe, progress)?;
     if !changes.is_empty() {
@@ -154,7 +165,13 @@ struct WeightPass<'a> {
 
 impl WeightPass<'_> {
     /// Writes the weights, replacing those of an earlier pass, and returns the graphs over them.
-    fn lower(&self, title: String, scaling: &Scaling, recipe: &Recipe) -> Result<LoweredModel> {
+    fn lower(
+        &self,
+        title: String,
+        scaling: &Scaling,
+        ranges: &ActivationRanges,
+        recipe: &Recipe,
+    ) -> Result<LoweredModel> {
         let architecture = &self.checkpoint.architecture;
         let total = self.plan.data_bytes(architecture, recipe);
         let stage = Stage::start(self.progress, title, Unit::Bytes, Some(total));
@@ -163,6 +180,7 @@ impl WeightPass<'_> {
             weights: self.checkpoint.weights.as_ref(),
             plan: self.plan,
             scaling,
+            ranges,
             recipe,
             data_file: DATA_FILE,
             data: ExternalWriter::new(WeightSink::File(self.package.create(DATA_FILE)?)),
@@ -183,38 +201,89 @@ impl WeightPass<'_> {
         else {
             return Ok(None);
         };
-        if self.job.recipe.scheme != Scheme::W8 {
+        if self.job.recipe.scheme.of_weights() != Scheme::W8 {
             return Ok(None);
         }
-        let inputs = inputs(arch, self.plan);
+        let mut inputs = inputs(arch, self.plan);
+        if self.job.recipe.scheme == Scheme::W8A16 {
+            // 16 bits hold the largest channels as they are, and scaled weights would lose more.
+            inputs.retain(|input| input.remedy == Remedy::Split);
+        }
         if inputs.is_empty() {
             return Ok(None);
         }
-        let sizes = arch.layers.iter().map(|layer| layer.attention.head_size);
-        if let Some(size) = sizes.into_iter().find(|size| !size.is_multiple_of(CALIBRATED_HEADS)) {
-            let note = format!(
-                "{} is not calibrated: ONNX Runtime's attention needs heads of a multiple of {CALIBRATED_HEADS} \
-                 elements, and this model has heads of {size}.",
-                self.job.name
-            );
+        if let Some(reason) = not_calibrated(arch) {
+            let note = format!("{} is not calibrated: {reason}.", self.job.name);
             self.progress.event(Progress::Note(note));
             return Ok(None);
         }
 
-        let title = format!("Compiling {} to calibrate it", self.job.name);
-        // Each layer is measured separately, so passes that merge layers are not applied.
-        let alone = Recipe { fixed: None, passes: BTreeSet::new(), ..self.job.recipe.clone() };
-        let lowered = self.lower(title, &Scaling::default(), &alone)?;
-        let Some((graph, entry)) = lowered.graphs.into_iter().next() else { return Ok(None) };
-        if self.cancel.load(Ordering::Relaxed) {
-            return Err(CompileError::Cancelled);
-        }
+        let accuracy_level = self.job.recipe.accuracy_level;
+        let Some(graph) = self.calibration_graph(&Scaling::default(), accuracy_level)? else {
+            return Ok(None);
+        };
         let title = format!("Calibrating {}", self.job.name);
         let _stage = Stage::start(self.progress, title, Unit::Nothing, None);
         let model = CalibrationModel { checkpoint: self.checkpoint, arch, tokenizer };
-        let graph = CalibrationGraph { graph, entry, folder: self.job.out };
         calibrate(runner, &model, inputs, graph).map(Some)
     }
+
+    /// Measures the activations around linear layers, in the model with its factors of channels.
+    fn ranges(&self, tokenizer: &Tokenizer, scaling: &Scaling) -> Result<ActivationRanges> {
+        let scheme = self.job.recipe.scheme;
+        let unsupported =
+            |reason: String| CompileError::Unsupported { what: format!("scheme {scheme}"), reason };
+        let Architecture::Decoder(arch) = &self.checkpoint.architecture else {
+            let reason = "only activations of chat models are measured; compile this model in w8".to_owned();
+            return Err(unsupported(reason));
+        };
+        let Some(runner) = self.job.runner else {
+            let reason = "its activations must be measured; compile with --calibrate standard, or in w8";
+            return Err(unsupported(reason.to_owned()));
+        };
+        if let Some(reason) = not_calibrated(arch) {
+            return Err(unsupported(format!(
+                "its activations cannot be measured: {reason}; compile it in w8"
+            )));
+        }
+
+        // Activations are measured before they are rounded.
+        let Some(graph) = self.calibration_graph(&scaling.with_whole_head(), 0)? else {
+            return Ok(ActivationRanges::default());
+        };
+        let title = format!("Measuring the activations of {}", self.job.name);
+        let _stage = Stage::start(self.progress, title, Unit::Nothing, None);
+        let model = CalibrationModel { checkpoint: self.checkpoint, arch, tokenizer };
+        activation_ranges(runner, &model, graph)
+    }
+
+    /// Compiles the model to measure it.
+    fn calibration_graph(
+        &self,
+        scaling: &Scaling,
+        accuracy_level: u8,
+    ) -> Result<Option<CalibrationGraph<'_>>> {
+        let title = format!("Compiling {} to calibrate it", self.job.name);
+        // Each layer is measured separately, so passes that merge layers are not applied.
+        let alone =
+            Recipe { fixed: None, passes: BTreeSet::new(), accuracy_level, ..self.job.recipe.clone() };
+        let lowered = self.lower(title, scaling, &ActivationRanges::default(), &alone)?;
+        if self.cancel.load(Ordering::Relaxed) {
+            return Err(CompileError::Cancelled);
+        }
+        let graph = lowered.graphs.into_iter().next();
+        Ok(graph.map(|(graph, entry)| CalibrationGraph { graph, entry, folder: self.job.out }))
+    }
+}
+
+/// Returns why a model cannot be calibrated.
+fn not_calibrated(arch: &DecoderArch) -> Option<String> {
+    let mut sizes = arch.layers.iter().map(|layer| layer.attention.head_size);
+    let size = sizes.find(|size| !size.is_multiple_of(CALIBRATED_HEADS))?;
+    Some(format!(
+        "ONNX Runtime's attention needs heads of a multiple of {CALIBRATED_HEADS} elements, and this model has heads of \
+         {size}"
+    ))
 }
 
 /// Lists the layers and tokens that the recipe removes, one line each.

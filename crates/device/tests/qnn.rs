@@ -40,6 +40,10 @@ use support::{
 /// Maximum relative L2 distance between HTP emulation and the CPU.
 const EMULATED: f32 = 0.01;
 
+/// Maximum relative L2 distance between HTP emulation and the CPU with activations of 8 bits. A single product differs by
+/// 0.015, since the NPU rounds to other integers than the CPU where a value is between two of 256.
+const EMULATED_EIGHT_BITS: f32 = 0.1;
+
 /// Maximum mean KL divergence between HTP emulation and the CPU, in nats. The numerics check has the same limit.
 const NATS: f64 = 0.02;
 
@@ -77,12 +81,13 @@ fn contexts(package: &mut Package, chips: &[QnnChip], weights: Weights) -> Targe
 #[test]
 fn a_decoder_runs_whole_under_htp_emulation_and_agrees_with_the_cpu() {
     let device = emulation(&[QnnChip::XElite]);
-    for scheme in [Scheme::W8, Scheme::W4, Scheme::F16] {
+    for scheme in [Scheme::W8, Scheme::W4, Scheme::F16, Scheme::W8A16, Scheme::W8A8, Scheme::W4A16] {
         let package = Package::fixed_llama(scheme, shapes());
         let tokens = prompt(6, 13);
         let expected = logits(&mut open(&package, &Device::Cpu, Form::Graph).unwrap(), &tokens);
         let mut emulated = open(&package, &device, Form::Graph).unwrap();
-        agree(&logits(&mut emulated, &tokens), &expected, EMULATED);
+        let bound = if scheme == Scheme::W8A8 { EMULATED_EIGHT_BITS } else { EMULATED };
+        agree(&logits(&mut emulated, &tokens), &expected, bound);
         // Graphs for one token, for eight tokens and for the head, each in one part.
         let placements = emulated.placements();
         assert_eq!(placements.len(), 3);

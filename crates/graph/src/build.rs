@@ -149,12 +149,19 @@ impl Builder {
         self.constant(format!("const/f16/{bits:#06x}"), DType::F16, &[], bits.to_le_bytes().to_vec())
     }
 
-    fn constant(&mut self, name: String, dtype: DType, shape: &[usize], bytes: Vec<u8>) -> String {
+    /// Returns a constant; each name is stored once.
+    pub(crate) fn constant(
+        &mut self,
+        name: String,
+        element: impl Into<Element>,
+        shape: &[usize],
+        bytes: Vec<u8>,
+    ) -> String {
         if !self.interned.contains_key(&name) {
             self.interned.insert(name.clone(), self.graph.initializers.len());
             self.graph.initializers.push(Initializer {
                 name: name.clone(),
-                dtype: dtype.into(),
+                dtype: element.into(),
                 shape: shape.to_vec(),
                 data: InitializerData::Inline(bytes.into()),
             });

@@ -46,6 +46,8 @@ impl Element {
     pub const STRING: Self = Self(8);
     /// IEEE 754 double precision.
     pub const F64: Self = Self(11);
+    /// Unsigned integer of 16 bits.
+    pub const U16: Self = Self(4);
     /// Unsigned integer of 4 bits, two in a byte.
     pub const U4: Self = Self(21);
 

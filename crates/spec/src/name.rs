@@ -91,7 +91,7 @@ pub(crate) use {named_set, parse_by_name, string_form};
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Calibration, DeviceName, Ep, NpuPolicy, Pass, Power, Scheme};
+    use crate::{Calibration, DeviceName, Ep, NpuPolicy, Pass, Power, RangeMethod, Scheme};
 
     fn round_trips<T>(set: &[T])
     where
@@ -114,6 +114,7 @@ mod tests {
         round_trips(&NpuPolicy::ALL);
         round_trips(&Pass::ALL);
         round_trips(&Power::ALL);
+        round_trips(&RangeMethod::ALL);
         round_trips(&Scheme::ALL);
     }
 
@@ -122,6 +123,9 @@ mod tests {
         let error = "full".parse::<Calibration>().unwrap_err();
         assert_eq!(error.to_string(), "unknown calibration \"full\": expected standard or none");
         let error = "w5".parse::<Scheme>().unwrap_err();
-        assert_eq!(error.to_string(), "unknown scheme \"w5\": expected w8, w4, f16 or f32");
+        assert_eq!(
+            error.to_string(),
+            "unknown scheme \"w5\": expected w8, w4, f16, f32, w8a16, w8a8 or w4a16"
+        );
     }
 }

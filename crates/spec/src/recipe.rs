@@ -5,7 +5,10 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 use strum::{Display, IntoStaticStr};
 
-use crate::{BlockSize, ContextFactor, LayerList, MatFormer, Pass, Scheme, Sha256, Target, name::named_set};
+use crate::{
+    BlockSize, ContextFactor, LayerList, MatFormer, Pass, Scheme, Sha256, Target, name::named_set,
+    scheme::ActivationBits, variant::Variant,
+};
 
 /// Text on which a compile measures activations, to scale channels before weights are quantised.
 #[derive(
@@ -47,6 +50,43 @@ impl HeadOrder {
     }
 }
 
+/// Choice of the range that integers represent, from the activations of a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Display, IntoStaticStr)]
+#[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
+pub enum RangeMethod {
+    /// From the smallest to the largest value.
+    MinMax,
+    /// Without the most extreme values of each end, one of 10,000.
+    Percentile,
+    /// The range with the least mean squared error of the rounded values.
+    Mse,
+}
+
+impl RangeMethod {
+    /// Every method.
+    pub const ALL: [Self; 3] = [Self::MinMax, Self::Percentile, Self::Mse];
+}
+
+named_set!(RangeMethod, "range method");
+
+/// Integers that represent the inputs and outputs of linear layers in variant B.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct IntegerActivations {
+    /// Width of the integers.
+    pub bits: ActivationBits,
+    /// Choice of their range.
+    pub ranges: RangeMethod,
+}
+
+impl IntegerActivations {
+    /// Returns the default settings of a scheme; `None` if its activations are floats. `min-max` loses least: layers whose
+    /// activations it represents badly have 16 bits (`bench/runs/integers-2026-11-29.md`).
+    pub fn of(scheme: Scheme) -> Option<Self> {
+        Some(Self { bits: scheme.activation_bits()?, ranges: RangeMethod::MinMax })
+    }
+}
+
 /// All settings of a compile; part of the identity of the package.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Recipe {
@@ -60,6 +100,9 @@ pub struct Recipe {
     /// Form of attention in graphs with fixed shapes.
     #[serde(default, skip_serializing_if = "HeadOrder::is_default")]
     pub head_order: HeadOrder,
+    /// Integers for activations in variant B; `None` for floats.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub activations: Option<IntegerActivations>,
     /// `accuracy_level` of `MatMulNBits`: 0 computes in the activations' type, 4 with int8 activations.
     pub accuracy_level: u8,
     /// Calibration of channel scales; `none` in manifests without the field.
@@ -191,6 +234,11 @@ impl Recipe {
         self.drop_layers.is_some() || self.vocabulary.is_some()
     }
 
+    /// Returns the variant whose loss is measured: the one that the scheme is for.
+    pub fn measured_variant(&self) -> Variant {
+        if self.activations.is_some() && self.fixed.is_some() { Variant::Static } else { Variant::Dynamic }
+    }
+
     /// Returns the recipe for these targets: in the form that their compilers accept, and with the blocks that stay packed
     /// there. A `block` that the user has set remains.
     #[must_use]
@@ -217,16 +265,22 @@ impl Recipe {
         self.symmetric || self.block == BlockSize::Channel
     }
 
-    /// Returns the recipe for a scheme with the default block (32) and accuracy level (4, or 0 for schemes without
-    /// blocks), without calibration.
+    /// Returns the recipe for a scheme with the default block (32, or a channel for 8 bits with integer activations) and
+    /// accuracy level (4, or 0 for schemes without blocks), without calibration.
     pub fn new(scheme: Scheme) -> Self {
         let accuracy_level = if matches!(scheme, Scheme::F32 | Scheme::F16) { 0 } else { 4 };
         let calibration = Calibration::None;
+        let activations = IntegerActivations::of(scheme);
         Self {
             scheme,
-            block: BlockSize::Elements(32),
+            block: if activations.is_some() && scheme.of_weights() == Scheme::W8 {
+                BlockSize::Channel
+            } else {
+                BlockSize::Elements(32)
+            },
             symmetric: false,
             head_order: HeadOrder::default(),
+            activations,
             accuracy_level,
             calibration,
             matformer: None,
@@ -277,6 +331,21 @@ mod tests {
         }
         let json = serde_json::to_value(Recipe::new(Scheme::W8)).unwrap();
         assert_eq!((&json["block"], json.get("symmetric"), json.get("head_order")), (&32.into(), None, None));
+    }
+
+    #[test]
+    fn integer_activations_have_8_bit_weights_with_one_scale_per_channel() {
+        for scheme in Scheme::ALL {
+            let recipe = Recipe::new(scheme);
+            let json = serde_json::to_value(&recipe).unwrap();
+            assert_eq!(json.get("activations").is_some(), scheme.activation_bits().is_some(), "{scheme}");
+            let is_channel = matches!(scheme, Scheme::W8A16 | Scheme::W8A8);
+            assert_eq!(recipe.block == BlockSize::Channel, is_channel, "{scheme}");
+            assert_eq!(serde_json::from_value::<Recipe>(json).unwrap(), recipe);
+        }
+        let json = serde_json::to_value(Recipe::new(Scheme::W8A8)).unwrap();
+        assert_eq!(json["activations"], serde_json::json!({ "bits": "u8", "ranges": "min-max" }));
+        assert_eq!(Scheme::W8A8.of_weights(), Scheme::W8);
     }
 
     #[test]

@@ -4,8 +4,8 @@ use std::{path::PathBuf, str::FromStr};
 
 use clap::{Args as ClapArgs, Parser};
 use narthex_spec::{
-    BlockSize, Calibration, ContextFactor, LayerList, MatFormer, ModelName, Pass, Scheme, Target,
-    arch::Pooling, target::UnknownTarget,
+    BlockSize, Calibration, ContextFactor, LayerList, MatFormer, ModelName, Pass, RangeMethod, Scheme,
+    Target, arch::Pooling, target::UnknownTarget,
 };
 
 use super::StoreArgs;
@@ -20,18 +20,23 @@ pub(crate) struct CompileArgs {
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<ModelName>,
 
-    /// Weight scheme: w8, w4, f16 or f32 [default: that of the name, as in model@w4, or w8]
+    /// Weight scheme: w8, w4, f16, f32, w8a16, w8a8 or w4a16 [default: that of the name, as in model@w4, or w8]
     #[arg(long)]
     pub(crate) scheme: Option<Scheme>,
 
     /// Elements of a weight that share one scale: 16, 32, 64, 128, 256, or channel for one scale per output [default: 32, or
-    /// what the target's compiler accepts]
+    /// what the scheme and the target's compiler accept]
     #[arg(long, value_name = "N")]
     pub(crate) block: Option<BlockSize>,
 
-    /// Calibration of a chat model in w8: standard or none
+    /// Calibration of a chat model in w8, w8a16, w8a8 or w4a16: standard or none
     #[arg(long, default_value = "standard", value_name = "CALIBRATION")]
     pub(crate) calibrate: Calibration,
+
+    /// Ranges of integer activations, from a text: min-max, percentile (without one value of 10,000 at each end), or mse
+    /// (with the least squared error) [default: min-max]
+    #[arg(long, value_name = "METHOD")]
+    pub(crate) ranges: Option<RangeMethod>,
 
     /// Extract a smaller model from Gemma 3n E4B: e2b, or inner widths of the kept layers (one for all, or one for
     /// each) and dropped layers, as in ffn=8192*10+16384*20,skip=20-24 or ffn=12288

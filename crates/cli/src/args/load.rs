@@ -19,7 +19,7 @@ const MIN_KV_BUDGET: usize = 4;
 #[derive(Debug, Clone, PartialEq, ClapArgs)]
 #[command(next_help_heading = "Options for loading a model")]
 pub(crate) struct LoadArgs {
-    /// Weight scheme: w8, w4, f16 or f32 [default: the installed one, or w8]
+    /// Weight scheme: w8, w4, f16, f32, w8a16, w8a8 or w4a16 [default: the installed one, or w8]
     #[arg(long)]
     pub(crate) scheme: Option<Scheme>,
 

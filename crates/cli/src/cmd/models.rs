@@ -158,6 +158,7 @@ pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<(
         scheme: stated_scheme(&args.model, args.scheme)?.unwrap_or(DEFAULT_SCHEME),
         block: args.block,
         calibration: args.calibrate,
+        ranges: args.ranges,
         matformer: args.matformer.clone(),
         yarn: args.yarn,
         drop_layers: args.drop_layers.clone(),

@@ -6,7 +6,7 @@ use narthex_gateway::{
     models::{InstalledPackage, ModelListing},
 };
 use narthex_spec::{
-    Variant,
+    ActivationBits, IntegerActivations, Recipe, Variant,
     arch::{EncoderHead, ImportedEncoder, Structure},
     manifest::{Certificate, CertificateFigures, Manifest, Quality, SourceWeights},
 };
@@ -97,6 +97,7 @@ pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing) -> String {
     if let Some(factor) = manifest.recipe.yarn {
         lines.insert(2, format!("yarn         context extended by {factor}"));
     }
+    lines.extend(activations(&manifest.recipe));
     lines.extend(changes(manifest));
     lines.extend(certificate(manifest));
     if !manifest.contexts.is_empty() {
@@ -182,9 +183,23 @@ pub(crate) fn changes(manifest: &Manifest) -> Vec<String> {
     lines
 }
 
+/// Renders the integers of activations, and the graphs that have them.
+fn activations(recipe: &Recipe) -> Option<String> {
+    let IntegerActivations { bits, ranges } = recipe.activations?;
+    let bits = match bits {
+        ActivationBits::Eight => "8 bits, or 16 where 8 lose much,",
+        ActivationBits::Sixteen => "16 bits",
+    };
+    let weights = recipe.scheme.of_weights();
+    Some(format!(
+        "activations  {bits} in the graphs for NPUs (ranges: {ranges}); other devices compute as in {weights}"
+    ))
+}
+
 /// Renders the measured loss of a quantised model.
 pub(crate) fn certificate(manifest: &Manifest) -> Option<String> {
-    let Certificate { figures, date, accepted_loss, .. } = manifest.certificate.as_ref()?;
+    let Certificate { figures, variant, date, accepted_loss, .. } = manifest.certificate.as_ref()?;
+    let graphs = if *variant == Variant::Static { "graphs for NPUs " } else { "" };
     let accepted = if *accepted_loss { ", above its bound and accepted" } else { "" };
     let figures = match *figures {
         CertificateFigures::Decoder {
@@ -205,7 +220,7 @@ pub(crate) fn certificate(manifest: &Manifest) -> Option<String> {
             format!("mean cosine {mean_cosine:.5}, lowest {lowest_cosine:.5} ({texts} texts)")
         }
     };
-    Some(format!("certificate  compared with f32: {figures}, on the CPU, {date}{accepted}"))
+    Some(format!("certificate  {graphs}compared with f32: {figures}, on the CPU, {date}{accepted}"))
 }
 
 /// Renders the relative change of a decoder's perplexity.

@@ -240,7 +240,7 @@ mod tests {
         check("slots", one("0"), "expected a number of at least 1, found \"0\"");
         check("slots", SettingValue::Several(vec!["1".to_owned()]), "expected one value, found a list");
         check("truncate", one("yes"), "expected true or false");
-        check("scheme", one("w2"), "expected w8, w4, f16 or f32");
+        check("scheme", one("w2"), "expected w8, w4, f16, f32, w8a16, w8a8 or w4a16");
         check("power", SettingValue::Switch(true), "expected a text or a number, found true");
         setting("tls_cert", one("a.pem")).check("serve").unwrap();
         setting("cors_origin", SettingValue::Several(vec!["https://a.example".to_owned()]))

@@ -34,7 +34,7 @@ fn exit_codes_are_those_of_the_help() {
     check(&["--help"], 0, "130  interrupted", "");
     check(&["--version"], 0, "narthex 0.", "");
     check(&["frobnicate"], 2, "", "unrecognized subcommand");
-    check(&["compile", "m", "--scheme", "w3"], 2, "", "expected w8, w4, f16 or f32");
+    check(&["compile", "m", "--scheme", "w3"], 2, "", "expected w8, w4, f16, f32, w8a16, w8a8 or w4a16");
     check(&["chat", "-m", "no-such-model", "hi"], 3, "", "no model is named \"no-such-model\"");
     check(&["show", "smollm2:135m"], 3, "", "narthex pull smollm2:135m");
     check(&["rm", "smollm2:135m", "--yes"], 3, "", "not installed");
@@ -54,7 +54,7 @@ fn exit_codes_are_those_of_the_help() {
         &["compile", "smollm2:135m", "--scheme", "f32", "--context", "64"],
         2,
         "",
-        "expected w8, w4 or f16",
+        "expected w8, w4, f16, w8a16, w8a8 or w4a16",
     );
 }
 

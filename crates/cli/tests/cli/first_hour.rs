@@ -80,7 +80,11 @@ fn names_of_no_model_are_refused_at_the_start() {
     check(&["launch", "aider", "-m", "nope", "--print"], 3, "no model is named \"nope\"");
     check(&["mcp", "--chat-model", "nope"], 3, "no model is named \"nope\"");
     check(&["serve", "--port", "0", "--alias", "a=nope"], 2, "error: alias: no model is named \"nope\" (");
-    check(&["chat", "-m", "smollm2:135m@w5", "a"], 3, "is not a scheme: expected w8, w4, f16 or f32");
+    check(
+        &["chat", "-m", "smollm2:135m@w5", "a"],
+        3,
+        "is not a scheme: expected w8, w4, f16, f32, w8a16, w8a8 or w4a16",
+    );
     check(&["list", "--kind", "embedding"], 0, "No model of the kind embedding is installed; ");
 }
 

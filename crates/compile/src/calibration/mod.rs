@@ -1,4 +1,5 @@
-//! Calibration: runs the unscaled model over a text, and scales channels by the measured inputs of its layers.
+//! Calibration: runs the model over a text. The measured inputs of its layers decide the factors of channels, and the
+//! distributions around them the integers for activations.
 //!
 //! The graph runs in segments, so calibration needs no more memory for a large model than the other stages of a
 //! compile. [`GraphRunner`] is the port to ONNX Runtime, which another crate implements. Start at `calibrate`.
@@ -21,14 +22,18 @@ use narthex_text::tokenizer::{Specials, Tokenizer};
 pub use crate::error::RunnerError;
 use crate::{
     error::{CompileError, Result, unwritable},
-    quant::{Scaling, scaling::Input},
+    quant::{
+        ActivationRanges, Scaling,
+        activations::{Histogram, LinearActivations},
+        scaling::Input,
+    },
     rotary::{LengthRange, RotarySet, Trigonometric},
 };
-use probe::{output, probe};
+use probe::{MeasuredLayer, SideOutputs, distributions, mean_squares, output};
 use segment::{Segment, segments};
 
 /// Calibration text: prose, code, lists and dialogue, in several languages.
-const TEXT: &str = include_str!("text.txt");
+pub const TEXT: &str = include_str!("text.txt");
 
 /// Returns the digest of the calibration text.
 pub fn text_digest() -> Sha256 {
@@ -62,7 +67,10 @@ pub(crate) struct CalibrationModel<'a> {
 /// Maximum bytes of weights per run. A runner may keep two copies: as stored, and in the layout of its kernels.
 const AT_ONCE: u64 = 512 << 20;
 
-/// The complete, unscaled graph of a model.
+/// Maximum number of tokens whose logits are measured. Vocabularies are large.
+const MEASURED_LOGITS: usize = 64;
+
+/// The complete graph of a model.
 pub(crate) struct CalibrationGraph<'a> {
     pub(crate) graph: Graph,
     pub(crate) entry: GraphEntry,
@@ -82,38 +90,12 @@ pub(crate) fn calibrate(
     graph: CalibrationGraph<'_>,
 ) -> Result<Scaling> {
     let CalibrationGraph { graph, entry, folder } = graph;
+    let probe = mean_squares(graph, &inputs)?;
     let tokens = model.tokens()?;
-    let probe = probe(graph, &inputs)?;
-    let count = tokens.len() as u64;
-    let segments = segments(&probe, AT_ONCE, &|symbol| Some(if symbol == "batch" { 1 } else { count }));
-
-    let mut made: HashMap<String, Feed> = HashMap::new();
-    for (at, segment) in segments.iter().enumerate() {
-        let feeds = segment
-            .graph
-            .inputs
-            .iter()
-            .map(|input| match made.get(&input.name) {
-                Some(feed) => Ok(feed.clone()),
-                None => model.feed(&entry, &input.name, &tokens),
-            })
-            .collect::<Result<_, _>>()?;
-        let outputs = run(runner, folder, segment, feeds)?;
-        made.extend(outputs.into_iter().map(|output| (output.name.clone(), output)));
-        let later = segments.get(at + 1..).unwrap_or_default();
-        made.retain(|name, _| {
-            inputs.iter().any(|input| output(input) == *name)
-                || later.iter().any(|segment| segment.graph.inputs.iter().any(|input| input.name == *name))
-        });
-    }
-
-    let mut measured = Vec::with_capacity(inputs.len());
-    for input in &inputs {
-        match made.remove(&output(input)).map(|feed| feed.elements) {
-            Some(Elements::F32(values)) => measured.push(values),
-            _ => return bad(format!("{} was not measured", input.name)),
-        }
-    }
+    let run = ProbeRun { model, entry: &entry, logits: tokens.len(), tokens, folder };
+    let mut outputs = run.outputs(runner, &probe)?;
+    let measured =
+        inputs.iter().map(|input| take(&mut outputs, &output(input))).collect::<Result<Vec<_>>>()?;
 
     check(&inputs, &measured)?;
     let mut scaling = Scaling::default();
@@ -121,6 +103,130 @@ pub(crate) fn calibrate(
         scaling.add(input, &mean_squares);
     }
     Ok(scaling)
+}
+
+/// Measures the activations around the quantised linear layers of a decoder for the text.
+///
+/// # Errors
+/// As [`calibrate`].
+pub(crate) fn activation_ranges(
+    runner: &dyn GraphRunner,
+    model: &CalibrationModel<'_>,
+    graph: CalibrationGraph<'_>,
+) -> Result<ActivationRanges> {
+    let CalibrationGraph { graph, entry, folder } = graph;
+    let layers = MeasuredLayer::all(&graph);
+    let probe = distributions(graph, &layers)?;
+    let tokens = model.tokens()?;
+    let run = ProbeRun { model, entry: &entry, logits: tokens.len().min(MEASURED_LOGITS), tokens, folder };
+    let mut outputs = run.outputs(runner, &probe)?;
+
+    let mut ranges = ActivationRanges::default();
+    for layer in layers {
+        let [input, output] = layer.outputs().map(|side| histogram(&mut outputs, &layer.path, side));
+        ranges.insert(layer.path.clone(), LinearActivations { input: input?, output: output? });
+    }
+    Ok(ranges)
+}
+
+/// Takes the distribution of one side of a layer from the outputs of a probe.
+fn histogram(outputs: &mut HashMap<String, Vec<f32>>, path: &str, side: &SideOutputs) -> Result<Histogram> {
+    let low = take(outputs, &side.low)?;
+    let high = take(outputs, &side.high)?;
+    let counts = take(outputs, &side.counts)?;
+    match (low.as_slice(), high.as_slice()) {
+        (&[low], &[high]) if low.is_finite() && high.is_finite() => Ok(Histogram { low, high, counts }),
+        _ => bad(format!(
+            "the activations of the model are not finite: {path} reads or computes values from {low:?} to {high:?}"
+        )),
+    }
+}
+
+/// Takes an output of a probe.
+fn take(outputs: &mut HashMap<String, Vec<f32>>, name: &str) -> Result<Vec<f32>> {
+    outputs.remove(name).map_or_else(|| bad(format!("{name} was not measured")), Ok)
+}
+
+/// A run of a probe over the text.
+struct ProbeRun<'a> {
+    model: &'a CalibrationModel<'a>,
+    entry: &'a GraphEntry,
+    tokens: Vec<TokenId>,
+    /// Number of tokens after which logits are computed.
+    logits: usize,
+    /// Folder of the weights.
+    folder: &'a Path,
+}
+
+impl ProbeRun<'_> {
+    /// Runs the probe in segments, and returns its outputs by name.
+    fn outputs(&self, runner: &dyn GraphRunner, probe: &Graph) -> Result<HashMap<String, Vec<f32>>> {
+        let segments = segments(probe, AT_ONCE, &|symbol| Some(self.extent(symbol) as u64));
+        let mut outputs = HashMap::new();
+        let mut crossing: HashMap<String, Feed> = HashMap::new();
+        for (at, segment) in segments.iter().enumerate() {
+            let feeds = segment
+                .graph
+                .inputs
+                .iter()
+                .map(|input| match crossing.get(&input.name) {
+                    Some(feed) => Ok(feed.clone()),
+                    None => self.feed(&input.name),
+                })
+                .collect::<Result<_, _>>()?;
+            let values = run(runner, self.folder, segment, feeds)?;
+            let later = segments.get(at + 1..).unwrap_or_default();
+            for value in values {
+                let is_output = probe.outputs.iter().any(|output| output.name == value.name);
+                match value.elements {
+                    Elements::F32(elements) if is_output => drop(outputs.insert(value.name, elements)),
+                    _ => drop(crossing.insert(value.name.clone(), value)),
+                }
+            }
+            crossing.retain(|name, _| {
+                later.iter().any(|segment| segment.graph.inputs.iter().any(|input| input.name == *name))
+            });
+        }
+        Ok(outputs)
+    }
+
+    /// Returns the extent of a symbolic dimension for one sequence.
+    fn extent(&self, symbol: &str) -> usize {
+        match symbol {
+            "batch" => 1,
+            "rows" => self.logits,
+            _ => self.tokens.len(),
+        }
+    }
+
+    /// Returns an input of the graph for one sequence without past tokens.
+    fn feed(&self, name: &str) -> Result<Feed> {
+        let model = self.model;
+        let tokens = self.tokens.as_slice();
+        let count = tokens.len();
+        let Some(binding) = self.entry.inputs.iter().find(|binding| binding.name == name) else {
+            return bad(format!("the probe reads {name}, which has no source"));
+        };
+        let extents = binding.shape.iter().map(|dim| match dim {
+            Dim::Fixed(extent) => *extent as usize,
+            Dim::Symbol(symbol) => self.extent(symbol),
+        });
+        let shape: Vec<usize> = extents.collect();
+        let elements = match binding.slot {
+            Slot::Embeds => Elements::F32(model.embeds(tokens)?),
+            Slot::PerLayerEmbeds => Elements::F32(model.per_layer(tokens)?),
+            Slot::SeqlensK => Elements::I32(vec![count as i32 - 1]),
+            Slot::TotalLength => Elements::I32(vec![count as i32]),
+            Slot::CosTable => Elements::F32(model.angles(count, Trigonometric::Cos)),
+            Slot::SinTable => Elements::F32(model.angles(count, Trigonometric::Sin)),
+            // The rows are those of tokens in equal distances.
+            Slot::LogitsRows => {
+                Elements::I64((0..self.logits).map(|row| (row * count / self.logits.max(1)) as i64).collect())
+            }
+            _ => Elements::F32(vec![0.0; shape.iter().product()]),
+        };
+        Ok(Feed { name: binding.name.clone(), shape, elements })
+    }
 }
 
 /// Runs one segment and returns its outputs as feeds for later segments.
@@ -154,26 +260,6 @@ fn bad<T>(reason: String) -> Result<T> {
 }
 
 impl CalibrationModel<'_> {
-    /// Returns an input of the graph for one sequence without past tokens.
-    fn feed(&self, entry: &GraphEntry, name: &str, tokens: &[TokenId]) -> Result<Feed> {
-        let count = tokens.len();
-        let Some(binding) = entry.inputs.iter().find(|binding| binding.name == name) else {
-            return bad(format!("the probe reads {name}, which has no source"));
-        };
-        let shape = shape(&binding.shape, count);
-        let elements = match binding.slot {
-            Slot::Embeds => Elements::F32(self.embeds(tokens)?),
-            Slot::PerLayerEmbeds => Elements::F32(self.per_layer(tokens)?),
-            Slot::SeqlensK => Elements::I32(vec![count as i32 - 1]),
-            Slot::TotalLength => Elements::I32(vec![count as i32]),
-            Slot::CosTable => Elements::F32(self.angles(count, Trigonometric::Cos)),
-            Slot::SinTable => Elements::F32(self.angles(count, Trigonometric::Sin)),
-            Slot::LogitsRows => Elements::I64((0..count as i64).collect()),
-            _ => Elements::F32(vec![0.0; shape.iter().product()]),
-        };
-        Ok(Feed { name: binding.name.clone(), shape, elements })
-    }
-
     /// Returns the rotary cosines or sines for a sequence of `tokens` tokens, `[positions, pairs]`.
     fn angles(&self, tokens: usize, wave: Trigonometric) -> Vec<f32> {
         let long = self.arch.switch().is_some_and(|at| tokens > at);
@@ -233,17 +319,6 @@ impl CalibrationModel<'_> {
         }
         Ok(rows)
     }
-}
-
-/// Returns a shape with batch 1 and every other symbolic dimension set to the sequence length.
-fn shape(dims: &[Dim], tokens: usize) -> Vec<usize> {
-    dims.iter()
-        .map(|dim| match dim {
-            Dim::Fixed(extent) => *extent as usize,
-            Dim::Symbol(name) if name == "batch" => 1,
-            Dim::Symbol(_) => tokens,
-        })
-        .collect()
 }
 
 /// Checks that there is one finite mean square for each channel.

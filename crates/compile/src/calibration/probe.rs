@@ -1,19 +1,26 @@
-//! A graph that measures another graph: the same nodes over the same weights. Its only outputs are the mean squares of
-//! each channel of some values.
+//! A graph that measures another graph: the same nodes over the same weights. Its only outputs are statistics of some
+//! values: the mean squares of each channel, or the distribution of all elements.
 //!
 //! This module does not run graphs.
 
-use narthex_graph::{Builder, Graph, Node, build::NodeSpec, check::GraphError};
+use narthex_graph::{Attribute, Builder, Graph, Node, build::NodeSpec, check::GraphError, element::Element};
 use narthex_spec::{DType, dtype::Dim};
 
-use crate::quant::scaling::Input;
+use crate::quant::{activations::Binning, scaling::Input};
+
+/// Nodes that measure, to be added to a graph.
+struct Measures {
+    builder: Builder,
+    /// Scope of each measure, and name of the node after which it is computed.
+    places: Vec<(String, String)>,
+}
 
 /// Returns the name of the output with an input's statistics.
 pub(crate) fn output(input: &Input) -> String {
     format!("mean_square/{}", input.name)
 }
 
-/// Returns the probe of `graph`. It has one output `[channels]` for each input.
+/// Returns a probe with one output `[channels]` for each input.
 ///
 /// ```text
 /// input [.., channels] ── Mul(itself) ── Reshape[-1, channels] ── ReduceMean(0) ── mean square [channels]
@@ -21,54 +28,206 @@ pub(crate) fn output(input: &Input) -> String {
 ///
 /// # Errors
 /// [`GraphError::Undefined`] if the graph has no node with an input's node name.
-pub(crate) fn probe(mut graph: Graph, inputs: &[Input]) -> Result<Graph, GraphError> {
-    let mut measures = Builder::new("measures", &[]);
-    let rows = measures.ints(&[1], &[0]);
+pub(crate) fn mean_squares(graph: Graph, inputs: &[Input]) -> Result<Graph, GraphError> {
+    let mut measures = Measures::new();
     for input in inputs {
+        let output = output(input);
         let node = graph.nodes.iter().find(|node| node.name == input.node);
         let value = node
             .and_then(|node| node.inputs.first())
-            .ok_or_else(|| GraphError::Undefined { node: output(input), name: input.node.clone() })?;
-        let scope = scope(input);
-        let flat = measures.ints(&[2], &[-1, input.channels as i64]);
-        let squares = measures.op(&scope, "Mul", &[value, value]);
-        let squares = measures.op(&scope, "Reshape", &[&squares, &flat]);
-        let name = format!("{scope}/ReduceMean");
-        let mean = NodeSpec {
-            name: &name,
-            op: "ReduceMean",
-            domain: "",
-            inputs: &[&squares, &rows],
-            attributes: &[("keepdims", 0i64.into())],
-        };
-        measures.node_to(mean, &[&output(input)]);
-        measures.output(&output(input), DType::F32, &[Dim::from(input.channels)]);
+            .ok_or_else(|| GraphError::Undefined { node: output.clone(), name: input.node.clone() })?;
+        let scope = measures.begin(&output, &input.node);
+        let builder = &mut measures.builder;
+        let flat = builder.ints(&[2], &[-1, input.channels as i64]);
+        let squares = builder.op(&scope, "Mul", &[value, value]);
+        let squares = builder.op(&scope, "Reshape", &[&squares, &flat]);
+        measures.reduced(&scope, "ReduceMean", &squares, &output, input.channels);
+    }
+    measures.into_probe(graph)
+}
+
+/// A linear layer whose input and output are measured.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct MeasuredLayer {
+    /// Path of the layer: `/layers.3/mlp/up_proj`.
+    pub(crate) path: String,
+    /// Name of its node.
+    node: String,
+    /// The values.
+    sides: [MeasuredSide; 2],
+}
+
+/// The input or the output of a linear layer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct MeasuredSide {
+    /// Name of the value.
+    value: String,
+    /// Names of the outputs with its statistics.
+    outputs: SideOutputs,
+}
+
+/// Names of outputs with the distribution of a value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SideOutputs {
+    /// Output with the smallest element.
+    pub(crate) low: String,
+    /// Output with the largest element.
+    pub(crate) high: String,
+    /// Output with the number of elements in each bin.
+    pub(crate) counts: String,
+}
+
+impl MeasuredLayer {
+    /// Returns every quantised linear layer of a graph.
+    pub(crate) fn all(graph: &Graph) -> Vec<Self> {
+        let products = graph.nodes.iter().filter(|node| node.op == "MatMulNBits");
+        products
+            .filter_map(|node| {
+                let path = node.name.strip_suffix("/MatMulNBits")?;
+                let side = |name: &str, value: &String| MeasuredSide {
+                    value: value.clone(),
+                    outputs: SideOutputs {
+                        low: format!("{name}/low{path}"),
+                        high: format!("{name}/high{path}"),
+                        counts: format!("{name}/counts{path}"),
+                    },
+                };
+                Some(Self {
+                    path: path.to_owned(),
+                    node: node.name.clone(),
+                    sides: [side("input", node.inputs.first()?), side("output", node.outputs.first()?)],
+                })
+            })
+            .collect()
     }
 
-    let measures = measures.finish();
-    let known: Vec<String> = graph.initializers.iter().map(|constant| constant.name.clone()).collect();
-    graph.initializers.extend(measures.initializers.into_iter().filter(|c| !known.contains(&c.name)));
-    graph.nodes = beside(graph.nodes, measures.nodes, inputs);
-    graph.outputs = measures.outputs;
-    prune(&mut graph);
-    graph.check()?;
-    Ok(graph)
+    /// Returns the outputs with the statistics of the input and of the output.
+    pub(crate) fn outputs(&self) -> [&SideOutputs; 2] {
+        self.sides.each_ref().map(|side| &side.outputs)
+    }
 }
 
-fn scope(input: &Input) -> String {
-    format!("/{}", output(input))
+/// Returns a probe with the distributions of the inputs and outputs of layers.
+///
+/// ```text
+/// x ── Reshape[-1, 1] ─┬─ ReduceMin(0) ── low [1]
+///                      ├─ ReduceMax(0) ── high [1]
+///                      └─ bin of each element ── ScatterElements(0, 1, add) ── counts [bins]
+/// ```
+///
+/// # Errors
+/// [`GraphError`] if the probe is not a valid graph, which is a defect of Narthex.
+pub(crate) fn distributions(graph: Graph, layers: &[MeasuredLayer]) -> Result<Graph, GraphError> {
+    let mut measures = Measures::new();
+    for layer in layers {
+        for MeasuredSide { value, outputs: SideOutputs { low, high, counts } } in &layer.sides {
+            let scope = measures.begin(counts, &layer.node);
+            let column = measures.builder.ints(&[2], &[-1, 1]);
+            let flat = measures.builder.op(&scope, "Reshape", &[value, &column]);
+            measures.reduced(&scope, "ReduceMin", &flat, low, 1);
+            measures.reduced(&scope, "ReduceMax", &flat, high, 1);
+            measures.counted(&scope, &flat, counts);
+        }
+    }
+    measures.into_probe(graph)
 }
 
-/// Orders the graph's nodes and the measures: each measure comes before the node whose input it measures, so that the
-/// measured value can be released early.
-fn beside(nodes: Vec<Node>, mut measures: Vec<Node>, inputs: &[Input]) -> Vec<Node> {
+impl Measures {
+    fn new() -> Self {
+        Self { builder: Builder::new("measures", &[]), places: Vec::new() }
+    }
+
+    /// Begins a measure that is computed after a node, and returns the scope of its nodes.
+    fn begin(&mut self, name: &str, node: &str) -> String {
+        let scope = format!("/{name}");
+        self.places.push((format!("{scope}/"), node.to_owned()));
+        scope
+    }
+
+    /// Adds an output with a reduction of each of `columns` columns.
+    fn reduced(&mut self, scope: &str, op: &str, x: &str, output: &str, columns: usize) {
+        let axes = self.builder.ints(&[1], &[0]);
+        let node = NodeSpec {
+            name: &format!("{scope}/{op}"),
+            op,
+            domain: "",
+            inputs: &[x, &axes],
+            attributes: &[("keepdims", 0i64.into())],
+        };
+        self.builder.node_to(node, &[output]);
+        self.builder.output(output, DType::F32, &[Dim::from(columns)]);
+    }
+
+    /// Adds an output with the number of elements of a column in each bin. Elements that are not a number are in the first
+    /// bin.
+    fn counted(&mut self, scope: &str, x: &str, output: &str) {
+        let Binning { factor, offset, bins } = Binning::STANDARD;
+        let b = &mut self.builder;
+        let [factor, offset, last, zero, one] =
+            [factor, offset, bins as f32 - 1.0, 0.0, 1.0].map(|number| b.scalar(number));
+        let at = |part: &str| format!("{scope}/{part}");
+        let logarithm = b.op(&at("log"), "Abs", &[x]);
+        let logarithm = b.op(&at("log"), "Log", &[&logarithm]);
+        let bin = b.op(&at("bin"), "Mul", &[&logarithm, &factor]);
+        let bin = b.op(&at("bin"), "Floor", &[&bin]);
+        let bin = b.op(&at("bin"), "Add", &[&bin, &offset]);
+        let is_within = b.op(&at("within"), "GreaterOrEqual", &[&bin, &zero]);
+        let bin = b.op(&at("within"), "Where", &[&is_within, &bin, &zero]);
+        let bin = b.op(&at("within"), "Min", &[&bin, &last]);
+
+        let bins_of_sign = b.scalar(bins as f32);
+        let is_negative = b.op(&at("sign"), "Less", &[x, &zero]);
+        let shift = b.op(&at("sign"), "Where", &[&is_negative, &bins_of_sign, &zero]);
+        let bin = b.op(&at("sign"), "Add", &[&bin, &shift]);
+        let bin = b.cast(&at("index"), &bin, Element::from(DType::I64));
+
+        let length = b.op(&at("ones"), "Shape", &[x]);
+        let ones = b.op(&at("ones"), "Expand", &[&one, &length]);
+        let all_bins = b.ints(&[2], &[2 * bins as i64, 1]);
+        let zeros = b.op(&at("zeros"), "Expand", &[&zero, &all_bins]);
+        let counts = b.op_with(
+            &at("counts"),
+            "ScatterElements",
+            &[&zeros, &bin, &ones],
+            &[("axis", 0i64.into()), ("reduction", Attribute::String("add".into()))],
+        );
+        let vector = b.ints(&[1], &[-1]);
+        let reshaped = NodeSpec {
+            name: &at("counts/Reshape"),
+            op: "Reshape",
+            domain: "",
+            inputs: &[&counts, &vector],
+            attributes: &[],
+        };
+        b.node_to(reshaped, &[output]);
+        b.output(output, DType::F32, &[Dim::from(2 * bins)]);
+    }
+
+    /// Returns a graph with these measures as its only outputs.
+    fn into_probe(self, mut graph: Graph) -> Result<Graph, GraphError> {
+        let Self { builder, places } = self;
+        let measures = builder.finish();
+        let known: Vec<String> = graph.initializers.iter().map(|constant| constant.name.clone()).collect();
+        graph.initializers.extend(measures.initializers.into_iter().filter(|c| !known.contains(&c.name)));
+        graph.nodes = after(graph.nodes, measures.nodes, &places);
+        graph.outputs = measures.outputs;
+        prune(&mut graph);
+        graph.check()?;
+        Ok(graph)
+    }
+}
+
+/// Orders the graph's nodes and the measures: each measure comes directly after the node whose values it measures, so that
+/// they can be released early.
+fn after(nodes: Vec<Node>, mut measures: Vec<Node>, places: &[(String, String)]) -> Vec<Node> {
     let mut all = Vec::with_capacity(nodes.len() + measures.len());
     for node in nodes {
-        if let Some(input) = inputs.iter().find(|input| input.node == node.name) {
-            let scope = format!("{}/", scope(input));
-            all.extend(measures.extract_if(.., |measure| measure.name.starts_with(&scope)));
-        }
+        let scopes: Vec<&str> =
+            places.iter().filter(|(_, place)| *place == node.name).map(|(scope, _)| scope.as_str()).collect();
         all.push(node);
+        all.extend(
+            measures.extract_if(.., |measure| scopes.iter().any(|scope| measure.name.starts_with(scope))),
+        );
     }
     all
 }

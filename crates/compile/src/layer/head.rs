@@ -13,7 +13,7 @@ use narthex_spec::{
 use super::{
     attention::soft_cap,
     embed::{self, TOKEN_WEIGHT},
-    linear::quantized_linear,
+    linear::{head_rounding, quantized_linear, rounded_linear},
 };
 use crate::{
     emit::{Emitter, QuantizedWeight},
@@ -73,7 +73,10 @@ pub(crate) fn head(e: &mut Emitter<'_>, row: Tensor, arch: &DecoderArch) -> Resu
         }
         None => {
             let weight = e.quantize(&[arch.head_weight().to_owned()], arch.hidden, storage)?;
-            quantized_linear(e, &scope(), row, shape, &weight, None)?
+            match head_rounding(e, &scope())? {
+                Some(rounding) => rounded_linear(e, &scope(), row, shape, &weight, rounding)?,
+                None => quantized_linear(e, &scope(), row, shape, &weight, None)?,
+            }
         }
     };
     finish_logits(e, out, arch)

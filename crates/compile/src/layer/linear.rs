@@ -5,12 +5,15 @@ use narthex_graph::{
     onnx::external::ByteRange,
     typed::{IntegerBits, MatMulNBits, Reduction, RowWeight, Scope, Tensor},
 };
-use narthex_spec::DType;
+use narthex_spec::{DType, IntegerActivations};
 
 use crate::{
     emit::{Emitter, QuantizedWeight, RowScales},
-    error::Result,
-    quant::Storage,
+    error::{CompileError, Result, RunnerError},
+    quant::{
+        Storage,
+        activations::{self, LinearRounding},
+    },
 };
 
 /// Several linear layers over the same rows as one product: their weights are concatenated along the rows.
@@ -59,6 +62,7 @@ pub(crate) fn linear(
 ///                     └─ Reshape [.., blocks, block] ── ReduceSum ── MatMul(Cast(offsets)) ── Add
 /// quantised, f16:  x ── MatMulNBits(quants, scales, zeros) ── Add(bias)
 /// f16, row scales: x ── MatMul(Transpose(DequantizeLinear(quants, scales, zeros))) ── Add(bias)
+/// integers:        x ── rounded ── product as in f16 ── rounded ── Add(bias)
 /// plain:           x ── MatMul(weight, or Cast(weight)) ── Add(bias)
 /// ```
 /// Parts with different storage are separate products whose outputs are concatenated.
@@ -88,9 +92,62 @@ pub(crate) fn stacked_linear(e: &mut Emitter<'_>, x: Tensor, layer: &StackedLine
         Some(dtype) => plain_linear(e, x, layer, &names, dtype, bias),
         None => {
             let weight = e.quantize(&names, layer.cols, storage)?;
-            quantized_linear(e, layer.scope, x, shape, &weight, bias)
+            let Some(settings) = integer_activations(e) else {
+                return quantized_linear(e, layer.scope, x, shape, &weight, bias);
+            };
+            let rounding = rounding(e, layer.scope, layer.parts, settings)?;
+            let product = rounded_linear(e, layer.scope, x, shape, &weight, rounding)?;
+            with_bias(e, layer.scope, product, bias)
         }
     }
+}
+
+/// Returns the settings of integer activations in variant B; `None` for floats.
+fn integer_activations(e: &Emitter<'_>) -> Option<IntegerActivations> {
+    e.recipe.activations.filter(|_| e.compute == DType::F16)
+}
+
+/// Returns the integers for the activations around linear layers.
+///
+/// # Errors
+/// [`CompileError::Calibration`] if they were not measured.
+fn rounding(
+    e: &Emitter<'_>,
+    scope: &Scope,
+    parts: &[Scope],
+    settings: IntegerActivations,
+) -> Result<LinearRounding> {
+    if e.is_dry_run() {
+        return Ok(LinearRounding::unmeasured(settings));
+    }
+    e.ranges.rounding(scope, parts, settings).ok_or_else(|| {
+        let reason = format!("the activations of {scope} were not measured");
+        CompileError::Calibration(RunnerError { reason, hint: None })
+    })
+}
+
+/// Returns the integers for the activations around the head, whose errors reach the logits directly: 16 bits in every
+/// scheme with integer activations.
+pub(crate) fn head_rounding(e: &Emitter<'_>, scope: &Scope) -> Result<Option<LinearRounding>> {
+    integer_activations(e).map(|_| rounding(e, scope, &[], activations::WIDE)).transpose()
+}
+
+/// Adds a linear layer without bias that compilers of NPUs compute in integers.
+///
+/// ```text
+/// x ── rounded ── MatMul or MatMulNBits ── rounded
+/// ```
+pub(crate) fn rounded_linear(
+    e: &mut Emitter<'_>,
+    scope: &Scope,
+    x: Tensor,
+    shape: [usize; 2],
+    weight: &QuantizedWeight,
+    rounding: LinearRounding,
+) -> Result<Tensor> {
+    let x = e.graph.rounded(&scope.child("input"), x, rounding.input)?;
+    let product = quantized_linear(e, scope, x, shape, weight, None)?;
+    Ok(e.graph.rounded(&scope.child("output"), product, rounding.output)?)
 }
 
 fn stacked_bias(e: &mut Emitter<'_>, layer: &StackedLinear<'_>) -> Result<Tensor> {
@@ -195,7 +252,11 @@ pub(crate) fn quantized_linear(
     // Both variants share the f16 scales of the file; ONNX Runtime folds the cast when it loads the graph.
     let scales = e.graph.cast(&scope.child("scales"), scales, DType::F32)?;
     let accuracy_level = Some(i64::from(e.recipe.accuracy_level));
-    let product = e.graph.mat_mul_n_bits(scope, &MatMulNBits { scales, bias, accuracy_level, ..product })?;
+    // Integers represent the product without its bias, so it must be a value of its own that can be measured.
+    let (inner, outer) = if e.recipe.activations.is_some() { (None, bias) } else { (bias, None) };
+    let operands = MatMulNBits { scales, bias: inner, accuracy_level, ..product };
+    let product = e.graph.mat_mul_n_bits(scope, &operands)?;
+    let product = with_bias(e, scope, product, outer)?;
     match weight.offsets {
         Some(range) => {
             with_offsets(e, scope, x, product, OffsetTensor { range, shape: [blocks, rows], block })

@@ -34,7 +34,7 @@ pub(crate) struct LoweredModel {
 pub(crate) fn no_static_speech() -> CompileError {
     CompileError::Unsupported {
         what: "a model that transcribes speech".to_owned(),
-        reason: "this version runs such models on the CPU; compile it without --target".to_owned(),
+        reason: "this version runs such models on the CPU; compile it in w8, without --target".to_owned(),
     }
 }
 

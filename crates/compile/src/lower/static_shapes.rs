@@ -45,7 +45,8 @@ pub(crate) fn lower(
     if e.recipe.scheme == Scheme::F32 {
         return Err(CompileError::Unsupported {
             what: "scheme f32".to_owned(),
-            reason: "NPUs compute in half precision; compile with --scheme w8, w4 or f16".to_owned(),
+            reason: "NPUs compute in half precision; compile with --scheme w8, w4, f16, w8a16, w8a8 or w4a16"
+                .to_owned(),
         });
     }
     e.compute = DType::F16;

@@ -1,10 +1,12 @@
 //! Quantisation of weights: planning, rounding, packing.
 
+pub mod activations;
 pub mod block;
 mod key_balance;
 pub mod plan;
 pub mod scaling;
 
+pub use activations::ActivationRanges;
 pub(crate) use key_balance::balance_keys;
 pub use plan::{Plan, Storage};
 pub use scaling::Scaling;

@@ -156,18 +156,22 @@ impl Plan {
         let inner = match (recipe.scheme, recipe.is_symmetric()) {
             (Scheme::F32, _) => Storage::F32,
             (Scheme::F16, _) => Storage::F16,
-            (Scheme::W8, false) => Storage::W8Zeros,
-            (Scheme::W8, true) => Storage::W8,
-            (Scheme::W4, false) => Storage::W4,
-            (Scheme::W4, true) => Storage::W4Symmetric,
+            (Scheme::W8 | Scheme::W8A16 | Scheme::W8A8, false) => Storage::W8Zeros,
+            (Scheme::W8 | Scheme::W8A16 | Scheme::W8A8, true) => Storage::W8,
+            (Scheme::W4 | Scheme::W4A16, false) => Storage::W4,
+            (Scheme::W4 | Scheme::W4A16, true) => Storage::W4Symmetric,
         };
+        // The activations of streams, whose scale differs between the variants, and of vision towers are floats.
+        let beside = if recipe.activations.is_some() { Storage::F16 } else { inner };
         let mut plan = Self { weights: Vec::new() };
         match architecture {
             Architecture::Decoder(arch) => {
                 plan.decoder(arch, inner);
+                plan.streams(arch, beside);
+                plan.head(arch, inner);
                 plan.per_layer_table(arch, recipe);
                 if let Some(vision) = &arch.vision {
-                    plan.vision(vision, arch.hidden, inner);
+                    plan.vision(vision, arch.hidden, beside);
                 }
             }
             Architecture::Encoder(arch) => plan.encoder(arch, inner),
@@ -302,8 +306,10 @@ impl Plan {
             self.push(format!("{scope}.mlp.up_proj.weight"), layer.mlp.inner, arch.hidden, inner);
             self.push(format!("{scope}.mlp.down_proj.weight"), arch.hidden, layer.mlp.inner, inner);
         }
+    }
 
-        self.streams(arch, inner);
+    /// Plans the head, and the token table if that is no longer the head's weight.
+    fn head(&mut self, arch: &DecoderArch, inner: Storage) {
         let head = match (arch.tied_head, inner) {
             (_, Storage::F32 | Storage::F16) => inner,
             (false, _) => inner.with_eight_bits(),

@@ -189,6 +189,14 @@ impl Scaling {
         self.divisors.get(weight).map(|&at| self.powers[at].as_slice())
     }
 
+    /// Returns the treatment without channels that are not rounded, so that the head reads its whole input as it does in
+    /// graphs with fixed shapes.
+    pub(crate) fn with_whole_head(&self) -> Self {
+        let mut scaling = self.clone();
+        scaling.inputs.iter_mut().for_each(|entry| entry.outliers.clear());
+        scaling
+    }
+
     /// Divides the elements of a gain, or of the bias of a weight's rows, if there are divisors.
     pub fn divide(&self, weight: &str, values: &mut [f32]) {
         if let Some(divisors) = self.divisors(weight) {

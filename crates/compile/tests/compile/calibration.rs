@@ -19,6 +19,7 @@ use narthex_spec::{
     Calibration, Feed, Fetch, Recipe, Scheme,
     manifest::{MANIFEST_FILE, Manifest},
     progress::{Progress, Quiet},
+    recipe::FixedShapes,
 };
 use narthex_testkit::checkpoint::{
     HIDDEN, INNER, LAYERS, LLAMA_CONTEXT, Meta, tiny_bert_safetensors, tiny_llama,
@@ -234,6 +235,39 @@ fn only_chat_models_in_w8_are_calibrated() {
         let package = compile(checkpoint, scheme, Some(&Broken), None).unwrap();
         assert_eq!(package.manifest.recipe.calibration, Calibration::None, "{scheme}");
     }
+}
+
+#[test]
+fn integer_activations_of_fixed_shapes_need_measurements() {
+    let source = tempfile::tempdir().unwrap();
+    let gguf = llama(source.path());
+    let bert = source.path().join("bert");
+    fs::create_dir(&bert).unwrap();
+    tiny_bert_safetensors(&bert, 7).unwrap();
+    let small_heads = source.path().join("heads.gguf");
+    let mut file = tiny_llama(7);
+    for (key, value) in
+        [("attention.head_count", 16), ("attention.head_count_kv", 8), ("rope.dimension_count", 4)]
+    {
+        file.set(&format!("llama.{key}"), Meta::U32(value));
+    }
+    fs::write(&small_heads, file.to_bytes()).unwrap();
+
+    let check = |checkpoint: &Path, runner: Option<&dyn GraphRunner>, expected: &str| {
+        let out = tempfile::tempdir().unwrap();
+        let recipe = Recipe { fixed: Some(FixedShapes::new(32)), ..Recipe::new(Scheme::W8A16) };
+        let job = CompileJob { runner, ..job(checkpoint, recipe, out.path()) };
+        let error = pipeline::compile(job, &Quiet, &AtomicBool::new(false)).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    };
+    check(&gguf, None, "compile with --calibrate standard");
+    check(&bert, Some(&Broken), "only activations of chat models are measured");
+    check(&small_heads, Some(&Broken), "this model has heads of 4");
+    check(&gguf, Some(&Broken), "the library is gone");
+    check(&gguf, Some(&MadeUp::new(|fetch| vec![f32::INFINITY; fetch.shape[0]])), "not finite");
+    // Without fixed shapes, only the weights are quantised.
+    compile(&gguf, Scheme::W8A16, None, None).unwrap();
+    compile(&bert, Scheme::W8A8, None, None).unwrap();
 }
 
 #[test]

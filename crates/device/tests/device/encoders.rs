@@ -140,7 +140,7 @@ fn the_fixed_variant_computes_what_the_dynamic_one_does() {
             match scheme {
                 Scheme::F16 => agree(&what, &expected, &reference, HALF),
                 Scheme::W8 => agree(&what, &expected, &reference, 0.1),
-                Scheme::W4 | Scheme::F32 => {}
+                _ => {}
             }
         }
     }

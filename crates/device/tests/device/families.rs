@@ -4,7 +4,7 @@
 
 use std::{fs, path::Path};
 
-use narthex_compile::calibration::{GraphRunner, RunnerError};
+use narthex_compile::calibration::{self, GraphRunner, RunnerError};
 use narthex_device::{
     ep::Device,
     precompile::FallbackPolicy,
@@ -14,12 +14,13 @@ use narthex_engine::executor::{Executor, KvCopy, LogitRows};
 use narthex_graph::Graph;
 use narthex_spec::{
     BlockSize, Calibration, DType, Feed, Fetch, KvPrecision, LayerList, MatFormer, Recipe, Scheme, SlotId,
-    Target, Variant,
+    Target, TokenId, Variant,
     manifest::{GraphEntry, Part},
 };
+use narthex_text::tokenizer::{Specials, Tokenizer};
 
 use crate::support::{
-    Package, alone,
+    CpuRunner, Package, alone,
     families::{FAMILIES, Format, TOKENS, comes_in, logits, package, rows, shapes, tokens, with_values},
     relative, runtime, step,
 };
@@ -72,13 +73,12 @@ fn check_rows(family: &str, package: &Package, way: &str, (expected, bound): (&[
             agree(std::slice::from_ref(row), start + ahead, "a batch of two");
         }
     }
-    copy_and_cut_back(&mut executor, |rows, first| agree(rows, first, "a copy"));
+    copy_and_cut_back(&mut executor, &tokens, |rows, first| agree(rows, first, "a copy"));
 }
 
 /// Continues in slot 3 from copies of slot 0, which has all tokens. Windows and rotary factors must be those of the
 /// copied length.
-fn copy_and_cut_back(executor: &mut impl Executor, agree: impl Fn(&[Vec<f32>], usize)) {
-    let tokens = tokens();
+fn copy_and_cut_back(executor: &mut impl Executor, tokens: &[TokenId], agree: impl Fn(&[Vec<f32>], usize)) {
     for (held, end) in [(0, 30), (9, 33), (4, 12)] {
         executor.truncate(SlotId(3), held).unwrap();
         executor.copy_kv(&KvCopy { from: SlotId(0), to: SlotId(3), tokens: held..end }).unwrap();
@@ -195,8 +195,11 @@ fn eight_bits_lose_little_whatever_channels_are_scaled_by() {
 
 /// Checks that the static graphs of a package return the logits of its dynamic graph.
 fn check_static(package: &Package, what: &str, bound: f32) {
-    let tokens = tokens();
-    let expected = step(&mut package.executor(), &[(0, 0, &tokens, LogitRows::All)]).unwrap();
+    check_static_on(package, &tokens(), what, bound);
+}
+
+fn check_static_on(package: &Package, tokens: &[TokenId], what: &str, bound: f32) {
+    let expected = step(&mut package.executor(), &[(0, 0, tokens, LogitRows::All)]).unwrap();
     let place =
         GraphLoad { device: &Device::Cpu, threads: 1, form: Form::Graph, fallback: FallbackPolicy::Refused };
     let options = StaticOptions { slots: 4, kv_budget: 1 << 30 };
@@ -214,7 +217,7 @@ fn check_static(package: &Package, what: &str, bound: f32) {
         at += length;
     }
     assert_eq!(at, TOKENS);
-    copy_and_cut_back(&mut fixed, agree);
+    copy_and_cut_back(&mut fixed, tokens, agree);
 }
 
 fn exact(scheme: Scheme) -> Recipe {
@@ -243,6 +246,44 @@ fn the_form_for_intel_s_compiler_gives_what_the_dynamic_variant_does() {
             check_static(&package, &format!("{family} {scheme} for Intel"), DECODED);
             if scheme == Scheme::W8 {
                 check(family, &package, "w8 with one scale per channel", EIGHT_BITS);
+            }
+        }
+    }
+}
+
+/// Maximum relative L2 distance between a decoder with activations of 8 bits and single precision. The random weights of
+/// these models amplify small errors. A wrong scale or zero point is far above it.
+const EIGHT_BIT_ACTIVATIONS: f32 = 0.2;
+
+/// Returns the first tokens of the calibration, whose activations are those that were measured. Those of other tokens may
+/// be outside the ranges of these random models, whose calibration has 64 tokens.
+fn calibrated_tokens(package: &Package) -> Vec<TokenId> {
+    let json = fs::read(package.folder.path().join("tokenizer.json")).unwrap();
+    let text = Tokenizer::from_json(&json).unwrap().encode(calibration::TEXT, Specials::AsText).unwrap();
+    package.manifest.bos().into_iter().chain(text).take(TOKENS).collect()
+}
+
+#[test]
+fn integer_activations_give_what_the_dynamic_variant_does() {
+    let schemes = [(Scheme::W8A16, DECODED), (Scheme::W8A8, EIGHT_BIT_ACTIVATIONS), (Scheme::W4A16, HALF)];
+    for (scheme, bound) in schemes {
+        for family in FAMILIES {
+            let package = package(family, Format::Safetensors, exact(scheme), Some(&CpuRunner));
+            assert_eq!(package.manifest.recipe.calibration, Calibration::Standard);
+            if scheme.of_weights() == Scheme::W8 {
+                check(family, &package, "weights with one scale per channel", EIGHT_BITS);
+            }
+            let tokens = calibrated_tokens(&package);
+            check_static_on(&package, &tokens, &format!("{family} {scheme}"), bound);
+            for entry in package.manifest.graphs.iter().filter(|entry| entry.variant == Variant::Static) {
+                let graph =
+                    Graph::decode(&fs::read(package.folder.path().join(&entry.file)).unwrap()).unwrap();
+                // Each layer has a weight in integers, and integers before and after its product.
+                let count = |op: &str| graph.nodes.iter().filter(|node| node.op == op).count();
+                let [rounded, decoded] = ["QuantizeLinear", "DequantizeLinear"].map(count);
+                let layers = count("MatMulNBits") + decoded - rounded;
+                assert!(layers > 0 && rounded == 2 * layers, "{family} {}: {rounded}", entry.file);
+                assert_eq!(count("MatMulNBits") > 0, scheme == Scheme::W4A16, "{family} {}", entry.file);
             }
         }
     }

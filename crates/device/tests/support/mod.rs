@@ -17,7 +17,7 @@ use std::{
 
 use narthex_catalog::{runtimes, store::Store};
 use narthex_compile::{
-    calibration::GraphRunner,
+    calibration::{GraphRunner, RunnerError},
     import::{self, ImportJob},
     pipeline::{CompileJob, compile},
     vocab_subset::VocabSubset,
@@ -26,6 +26,7 @@ use narthex_device::{
     dynamic::{DynamicExecutor, ExecutorOptions},
     ep::Device,
     runtime::{Runtime, disable_telemetry},
+    single_run,
 };
 use narthex_engine::{
     encoder::Text,
@@ -33,7 +34,7 @@ use narthex_engine::{
     position::{MediaRows, Position},
 };
 use narthex_spec::{
-    KvPrecision, Recipe, Scheme, SlotId, TokenId,
+    Feed, Fetch, KvPrecision, Recipe, Scheme, SlotId, TokenId,
     manifest::{Manifest, Provenance},
     progress::Quiet,
     recipe::FixedShapes,
@@ -65,6 +66,16 @@ pub(crate) fn runtime() -> &'static Runtime {
         disable_telemetry();
         Runtime::load(&library()).unwrap_or_else(|error| panic!("{error}"))
     })
+}
+
+/// Runs the compiler's graphs on the CPU.
+pub(crate) struct CpuRunner;
+
+impl GraphRunner for CpuRunner {
+    fn run(&self, graph: &Path, feeds: Vec<Feed>, wanted: &[Fetch]) -> Result<Vec<Vec<f32>>, RunnerError> {
+        single_run::run(runtime(), graph, 1, feeds, wanted)
+            .map_err(|error| RunnerError { reason: error.to_string(), hint: None })
+    }
 }
 
 /// A compiled package; its folder is removed when it is dropped.
@@ -111,7 +122,10 @@ impl Package {
         let checkpoint = tempfile::tempdir().unwrap();
         let file = checkpoint.path().join("tiny.gguf");
         fs::write(&file, tiny_llama_gguf(7)).unwrap();
-        Self::make(file, Recipe { accuracy_level: 0, fixed: Some(shapes), ..Recipe::new(scheme) })
+        let recipe = Recipe { accuracy_level: 0, fixed: Some(shapes), ..Recipe::new(scheme) };
+        // Only integer activations need measurements.
+        let runner = recipe.activations.map(|_| &CpuRunner as &dyn GraphRunner);
+        Self::with_runner(file, recipe, runner)
     }
 
     /// Compiles the tiny Llama in both variants; in the fixed one, each layer is a graph of its own.

@@ -40,12 +40,15 @@ struct Bounds {
 
 impl Bounds {
     /// Returns the bounds of a scheme. `w8` of small models measures about 0.001 nats, and `w4` that was rounded from
-    /// floats 0.05 to 0.26 (`bench/runs/quality-2026-11-28.md`).
+    /// floats 0.05 to 0.26 (`bench/runs/quality-2026-11-28.md`). Integer activations add 0.004 with 16 bits and 0.03 with 8
+    /// (`bench/runs/integers-2026-11-29.md`).
     fn of(scheme: Scheme) -> Self {
         match scheme {
             Scheme::F32 | Scheme::F16 => Self { divergence: 0.005, cosine: 0.999 },
             Scheme::W8 => Self { divergence: 0.05, cosine: 0.98 },
-            Scheme::W4 => Self { divergence: 0.5, cosine: 0.9 },
+            Scheme::W8A16 => Self { divergence: 0.1, cosine: 0.98 },
+            Scheme::W8A8 => Self { divergence: 0.3, cosine: 0.95 },
+            Scheme::W4 | Scheme::W4A16 => Self { divergence: 0.5, cosine: 0.9 },
         }
     }
 }
@@ -96,6 +99,7 @@ impl PackageBuild<'_> {
         let float = library.store.stage_package(&key.name, Scheme::F32)?;
         let float_recipe = Recipe {
             scheme: Scheme::F32,
+            activations: None,
             fixed: None,
             passes: BTreeSet::new(),
             targets: Vec::new(),
@@ -135,8 +139,8 @@ fn float_bytes(manifest: &Manifest) -> u64 {
     bytes.saturating_mul(match manifest.recipe.scheme {
         Scheme::F32 => 1,
         Scheme::F16 => 2,
-        Scheme::W8 => 4,
-        Scheme::W4 => 7,
+        Scheme::W8 | Scheme::W8A16 | Scheme::W8A8 => 4,
+        Scheme::W4 | Scheme::W4A16 => 7,
     })
 }
 
@@ -153,12 +157,17 @@ fn measure(
 ) -> Result<Certificate, Error> {
     let name = quantised.manifest.name.clone();
     let Recipe { scheme, calibration, .. } = quantised.manifest.recipe;
+    let variant = quantised.manifest.recipe.measured_variant();
     let figures = package_comparison::compare(context, float, quantised, TEXT)?;
     let loss = excess(scheme, &figures);
     if let Some(loss) = &loss
         && certification != Certification::AcceptLoss
     {
-        let wider = if scheme == Scheme::W4 { Scheme::W8 } else { Scheme::F16 };
+        let wider = match scheme {
+            Scheme::W4 => Scheme::W8,
+            Scheme::W8A8 | Scheme::W4A16 => Scheme::W8A16,
+            Scheme::W8A16 | Scheme::W8 | Scheme::F16 | Scheme::F32 => Scheme::F16,
+        };
         let message = format!(
             "the answers of {name} in {scheme} differ too much from those in f32: {loss}; use {name}@{wider}, or accept the \
              loss with `narthex compile {name} --scheme {scheme} --accept-loss`"
@@ -168,6 +177,7 @@ fn measure(
 
     Ok(Certificate {
         figures,
+        variant,
         text: Sha256::of(TEXT.as_bytes()),
         calibration: (calibration == Calibration::Standard).then(narthex_compile::calibration::text_digest),
         date: Date::today().to_string(),

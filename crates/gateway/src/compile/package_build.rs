@@ -244,11 +244,11 @@ impl PackageBuild<'_> {
         let Self { library, key, .. } = self;
         let Some(entry) = library.entry(resolved) else { return Ok(()) };
         let package = match (key.scheme, library.catalog.figures(entry)) {
-            (Scheme::W8, Some(figures)) => figures.w8,
-            (Scheme::W4, Some(figures)) => figures.w4,
             (Scheme::F16, _) => entry.parameters.saturating_mul(2),
             (Scheme::F32, _) => entry.parameters.saturating_mul(4),
-            (Scheme::W8 | Scheme::W4, None) => 0,
+            (_, None) => 0,
+            (scheme, Some(figures)) if scheme.of_weights() == Scheme::W4 => figures.w4,
+            (_, Some(figures)) => figures.w8,
         };
         let is_present = fetch::folder(&library.store, resolved)?.is_some_and(|folder| folder.exists());
         let checkpoint = match &resolved.source {
@@ -274,9 +274,11 @@ impl PackageBuild<'_> {
             return None;
         }
         let folder = self.library.store.package(&self.key.name, self.key.scheme)?;
-        let CompileRequest { target, block, contexts, prefill, part_bytes, pooling, .. } = self.request;
+        let CompileRequest { target, block, ranges, contexts, prefill, part_bytes, pooling, .. } =
+            self.request;
         if target.is_none()
             && block.is_none()
+            && ranges.is_none()
             && contexts.is_empty()
             && prefill.is_empty()
             && part_bytes.is_none()
@@ -294,12 +296,15 @@ impl PackageBuild<'_> {
             });
         let has_target = target.as_ref().is_none_or(|target| recipe.targets.contains(target));
         let has_block = block.is_none_or(|requested| recipe.block == requested);
+        let has_ranges = ranges.is_none_or(|requested| {
+            recipe.activations.is_some_and(|activations| activations.ranges == requested)
+        });
         let has_parts = part_bytes.is_none_or(|requested| recipe.part_bytes == requested);
         let has_pooling = pooling.is_none_or(|requested| {
             let head = architecture.head();
             matches!(head, Some(EncoderHead::Embedding { pooling, .. }) if *pooling == requested)
         });
-        (has_target && has_block && has_shapes && has_parts && has_pooling).then_some(folder)
+        (has_target && has_block && has_ranges && has_shapes && has_parts && has_pooling).then_some(folder)
     }
 
     /// Returns the recipe. A new target is added to those of the installed package.
@@ -326,12 +331,20 @@ impl PackageBuild<'_> {
         }
         let earlier_block =
             earlier.as_ref().filter(|recipe| !recipe.targets.is_empty()).map(|recipe| recipe.block);
-        let is_static = target.is_some() || !contexts.is_empty() || !prefill.is_empty() || !passes.is_empty();
+
+        let mut default = Recipe::new(*scheme);
+        if let (Some(activations), Some(ranges)) = (&mut default.activations, self.request.ranges) {
+            activations.ranges = ranges;
+        }
+        let is_static = target.is_some()
+            || default.activations.is_some()
+            || !contexts.is_empty()
+            || !prefill.is_empty()
+            || !passes.is_empty();
         let earlier_shapes = earlier.and_then(|recipe| recipe.fixed).filter(|_| contexts.is_empty());
         let fixed = is_static.then(|| {
             earlier_shapes.unwrap_or_else(|| FixedShapes::for_contexts(contexts)).with_prefill(prefill)
         });
-        let default = Recipe::new(*scheme);
         let target_limit = targets.iter().map(Target::part_bytes).min();
         let part_bytes = part_bytes.or(target_limit).unwrap_or(default.part_bytes);
         let yarn = *yarn;

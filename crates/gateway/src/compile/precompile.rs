@@ -17,7 +17,7 @@ use narthex_device::{
 };
 use narthex_graph::{Graph, context::CONTEXT_OP, onnx::files::MAX_FILE_BYTES};
 use narthex_spec::{
-    BlockSize, Ep, OpenVinoDevice, ProgressSink, Scheme, Target, Variant,
+    BlockSize, Ep, OpenVinoDevice, ProgressSink, Recipe, Scheme, Target, Variant,
     manifest::{Context, GraphEntry, Manifest, Part, PlacementRecord},
     progress::{Progress, Stage, Unit},
     target::QnnChip,
@@ -42,6 +42,29 @@ pub(crate) fn check_request(request: &CompileRequest) -> Result<(), Error> {
     if let Some(target) = &request.target {
         check_target(target, request)?;
     }
+
+    let scheme = request.scheme;
+    let default = Recipe::new(scheme);
+    let is_channel = |block| block == BlockSize::Channel;
+    if let (Some(_), Some(block)) = (default.activations, request.block)
+        && is_channel(block) != is_channel(default.block)
+    {
+        let expected = if is_channel(default.block) {
+            "channel, as its weights have one scale per output"
+        } else {
+            "a number of elements"
+        };
+        let message = format!("expected {expected} in {scheme}, found {block}");
+        return Err(Error::invalid("block", message));
+    }
+    if request.ranges.is_some() && default.activations.is_none() {
+        let message = format!(
+            "only integer activations have ranges; expected --scheme w8a16, w8a8 or w4a16, found {}",
+            scheme
+        );
+        return Err(Error::invalid("ranges", message));
+    }
+
     let passes = request.passes.as_ref().is_some_and(|passes| !passes.is_empty());
     let npu_options = [
         ("target", request.target.is_some()),
@@ -53,7 +76,8 @@ pub(crate) fn check_request(request: &CompileRequest) -> Result<(), Error> {
         Some((option, _)) => Err(Error::invalid(
             "scheme",
             format!(
-                "--{option} builds graphs for NPUs, which compute in half precision; expected w8, w4 or f16, found f32"
+                "--{option} builds graphs for NPUs, which compute in half precision; expected w8, w4, f16, w8a16, w8a8 \
+                 or w4a16, found f32"
             ),
         )),
         None => Ok(()),
@@ -63,6 +87,13 @@ pub(crate) fn check_request(request: &CompileRequest) -> Result<(), Error> {
 /// Refuses a target for which graphs have no form of their own, and blocks that its compiler does not support.
 fn check_target(target: &Target, request: &CompileRequest) -> Result<(), Error> {
     match target {
+        Target::OpenVino(OpenVinoDevice::Npu) if request.scheme.activation_bits().is_some() => {
+            let message = format!(
+                "integer activations are for Qualcomm's NPUs in this version; expected w8, w4 or f16 for {target}, found {}",
+                request.scheme
+            );
+            Err(Error::invalid("scheme", message))
+        }
         Target::OpenVino(OpenVinoDevice::Npu) => Ok(()),
         Target::OpenVino(_) => Err(Error::invalid(
             "target",
@@ -71,12 +102,15 @@ fn check_target(target: &Target, request: &CompileRequest) -> Result<(), Error> 
                  graphs that it loads"
             ),
         )),
-        Target::Qnn(_) if request.block == Some(BlockSize::Channel) => Err(Error::invalid(
-            "block",
-            format!(
-                "{target} does not compute with one scale per channel; expected a number of elements, as in 32"
-            ),
-        )),
+        Target::Qnn(_)
+            if request.block == Some(BlockSize::Channel) && request.scheme.activation_bits().is_none() =>
+        {
+            let message = format!(
+                "{target} computes with one scale per channel only if activations are integers; expected a number of \
+                 elements, as in 32, or --scheme w8a16"
+            );
+            Err(Error::invalid("block", message))
+        }
         Target::Qnn(_) => Ok(()),
     }
 }

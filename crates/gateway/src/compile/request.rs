@@ -8,8 +8,8 @@ use std::{
 use narthex_compile::CompileError;
 pub use narthex_compile::vocab_subset::VocabSubset;
 use narthex_spec::{
-    BlockSize, Calibration, ContextFactor, LayerList, MatFormer, ModelName, Pass, Scheme, Target,
-    arch::Pooling, id::BadModelName,
+    BlockSize, Calibration, ContextFactor, LayerList, MatFormer, ModelName, Pass, RangeMethod, Scheme,
+    Target, arch::Pooling, id::BadModelName,
 };
 
 use crate::{error::Error, library::package_key::PackageKey};
@@ -37,6 +37,8 @@ pub struct CompileRequest {
     pub block: Option<BlockSize>,
     /// Calibration of weights with the activations of a text.
     pub calibration: Calibration,
+    /// Choice of the ranges of integer activations; by default that of the scheme.
+    pub ranges: Option<RangeMethod>,
     /// Smaller model to extract from a MatFormer model. Its package has a name of its own.
     pub matformer: Option<MatFormer>,
     /// Factor by which YaRN extends the context. The package has a name of its own.
@@ -78,6 +80,7 @@ impl CompileRequest {
             scheme,
             block: None,
             calibration: Calibration::Standard,
+            ranges: None,
             matformer: None,
             yarn: None,
             drop_layers: None,

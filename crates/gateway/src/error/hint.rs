@@ -76,7 +76,9 @@ fn hub_reference(name: &ModelName) -> Option<String> {
 pub(super) fn unknown_hint(name: &str) -> String {
     let listed = "`narthex list --available` shows every name";
     if let Some((model, scheme)) = name.rsplit_once('@').filter(|_| !name.contains('/')) {
-        return format!("{scheme:?} after {model}@ is not a scheme: expected w8, w4, f16 or f32; {listed}");
+        return format!(
+            "{scheme:?} after {model}@ is not a scheme: expected w8, w4, f16, f32, w8a16, w8a8 or w4a16; {listed}"
+        );
     }
     if let Some(repository) = hub::reference_of_address(name) {
         return format!("write {repository} for a repository of the hub; {listed}");

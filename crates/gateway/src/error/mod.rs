@@ -429,7 +429,9 @@ mod tests {
         check("a/b/c", "write ./a/b/c");
         check("./a", "`narthex list");
         check("hf:owner", "write hf:OWNER/REPO");
-        check("smollm2:135m@w5", "\"w5\" after smollm2:135m@ is not a scheme: expected w8, w4, f16 or f32; ");
+        let expected =
+            "\"w5\" after smollm2:135m@ is not a scheme: expected w8, w4, f16, f32, w8a16, w8a8 or w4a16; ";
+        check("smollm2:135m@w5", expected);
     }
 
     #[test]

@@ -159,10 +159,7 @@ fn rounded(bandwidth: f64) -> f64 {
 /// divided by that in the scheme. It is that of smollm2:135m with weights that were rounded from floats
 /// (`bench/runs/quality-2026-11-28.md`). Larger models usually lose less in w4, and files in 4 bits lose almost nothing.
 pub fn kept_quality(scheme: Scheme) -> f64 {
-    match scheme {
-        Scheme::F32 | Scheme::F16 | Scheme::W8 => 1.0,
-        Scheme::W4 => 0.878,
-    }
+    if scheme.of_weights() == Scheme::W4 { 0.878 } else { 1.0 }
 }
 
 /// Returns true if weights of this size and what the system needs fit into a memory.

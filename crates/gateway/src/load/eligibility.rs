@@ -179,9 +179,13 @@ pub(crate) fn check_scheme(name: DeviceName, model: &ModelName, scheme: Scheme) 
     if name.supports(scheme) {
         return Ok(());
     }
-    let suggested = Scheme::F16;
-    let reason =
-        format!("it does not support block-quantised weights such as {scheme}; it needs {suggested}");
+    let weights = scheme.of_weights();
+    let (suggested, unsupported) = if name.supports(weights) {
+        (weights, "integer activations such as those of")
+    } else {
+        (Scheme::F16, "block-quantised weights such as")
+    };
+    let reason = format!("it does not support {unsupported} {scheme}; it needs {suggested}");
     let context = FixedShapes::USUAL_CONTEXT;
     let fix = format!(
         "narthex compile {model} --scheme {suggested} --context {context}, then request {model}@{suggested}"

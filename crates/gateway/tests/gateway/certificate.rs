@@ -4,7 +4,7 @@
 
 use narthex_gateway::{Cancel, Certification, CompileRequest, ErrorKind, Rebuild, compare::CompareOptions};
 use narthex_spec::{
-    Scheme,
+    BlockSize, Calibration, RangeMethod, Scheme, Variant,
     manifest::{CertificateFigures, Manifest},
     progress::Quiet,
 };
@@ -35,6 +35,51 @@ fn a_quantised_package_states_its_loss() {
     assert!(compile(Scheme::W4, Certification::AcceptLoss).certificate.is_some());
     assert_eq!(compile(Scheme::F32, Certification::Always).certificate, None);
     assert_eq!(compile(Scheme::W8, Certification::Never).certificate, None);
+}
+
+#[test]
+fn integer_activations_are_measured_in_the_graphs_that_have_them() {
+    let tiny = Tiny::new();
+    let checkpoint = tiny.checkpoint();
+    let request = |scheme| CompileRequest {
+        rebuild: Rebuild::Always,
+        certification: Certification::Always,
+        contexts: vec![48],
+        ..CompileRequest::new(scheme)
+    };
+    let compile = |request| tiny.gateway().compile(&checkpoint, &request, &Quiet, &Cancel::new());
+    for scheme in [Scheme::W8A16, Scheme::W8A8, Scheme::W4A16] {
+        let (_, manifest) = compile(request(scheme)).unwrap();
+        let certificate = manifest.certificate.unwrap();
+        assert_eq!(certificate.variant, Variant::Static);
+        let CertificateFigures::Decoder { divergence, .. } = certificate.figures else { panic!("{scheme}") };
+        assert!(divergence > 0.0 && divergence < 0.1, "{scheme}: {divergence}");
+    }
+    // Graphs with fixed shapes are made without being asked for.
+    let plain = CompileRequest {
+        contexts: Vec::new(),
+        certification: Certification::Never,
+        ranges: Some(RangeMethod::Percentile),
+        ..request(Scheme::W8A16)
+    };
+    let recipe = compile(plain.clone()).unwrap().1.recipe;
+    assert!(recipe.fixed.is_some());
+    assert_eq!(recipe.activations.unwrap().ranges, RangeMethod::Percentile);
+
+    let refused = |request, expected: &str| {
+        let error = compile(request).unwrap_err();
+        assert!(error.to_string().contains(expected), "{error}");
+    };
+    refused(CompileRequest { calibration: Calibration::None, ..plain.clone() }, "--calibrate standard");
+    refused(CompileRequest { scheme: Scheme::W8, ..plain.clone() }, "expected --scheme w8a16, w8a8 or w4a16");
+    refused(
+        CompileRequest { block: Some(BlockSize::Elements(32)), ..plain.clone() },
+        "expected channel, as its weights",
+    );
+    refused(
+        CompileRequest { target: Some("openvino:npu".parse().unwrap()), ..plain },
+        "expected w8, w4 or f16",
+    );
 }
 
 #[test]

@@ -459,7 +459,7 @@ fn graphs_for_intel_s_npu_are_made_without_its_compiler() {
         assert!(error.kind() == ErrorKind::BadRequest && error.to_string().contains(expected), "{error}");
     };
     check("qnn:x-elite", None, "accept different graphs");
-    check("qnn:x-elite", Some(BlockSize::Channel), "does not compute with one scale per channel");
+    check("qnn:x-elite", Some(BlockSize::Channel), "or --scheme w8a16");
     check("openvino:cpu", None, "not ahead of time");
 }
 

@@ -25,7 +25,7 @@ use narthex_spec::{DType, dtype::Dim};
 pub use self::{
     contrib::{GroupQueryAttention, KeyValue, MatMulNBits, SkipNorm},
     onnx::{Conv1d, PatchConv, Reduction},
-    quantized::{IntegerBits, RowWeight},
+    quantized::{IntegerBits, Rounding, RowWeight},
     scope::Scope,
 };
 use crate::{

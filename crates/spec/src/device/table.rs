@@ -53,7 +53,7 @@ pub(super) const OPENVINO_NPU: DeviceSpec = DeviceSpec {
     kind: DeviceKind::Npu,
     ep: Ep::OpenVino,
     variant: Variant::Static,
-    schemes: &Scheme::ALL,
+    schemes: &Scheme::OF_WEIGHTS,
 };
 
 pub(super) const OPENVINO_GPU: DeviceSpec = DeviceSpec {
@@ -79,7 +79,7 @@ pub(super) const VITIS_AI: DeviceSpec = DeviceSpec {
     kind: DeviceKind::Npu,
     ep: Ep::VitisAi,
     variant: Variant::Static,
-    schemes: &Scheme::ALL,
+    schemes: &Scheme::OF_WEIGHTS,
 };
 
 pub(super) const CORE_ML: DeviceSpec = DeviceSpec {

@@ -2,15 +2,18 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::Sha256;
+use crate::{Sha256, Variant};
 
-/// Agreement of a quantised model with the same model in `f32`, on a text that no calibration uses. Both ran on the CPU
-/// with dynamic shapes, and decoders with a KV cache in `f32`.
+/// Agreement of a quantised model with the same model in `f32`, on a text that no calibration uses. Both ran on the CPU,
+/// the model in `f32` with dynamic shapes and a KV cache in `f32`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Certificate {
     /// The measured figures.
     #[serde(flatten)]
     pub figures: CertificateFigures,
+    /// Variant of the quantised model that ran: the one that its scheme is for.
+    #[serde(default, skip_serializing_if = "Variant::is_dynamic")]
+    pub variant: Variant,
     /// Digest of the text.
     pub text: Sha256,
     /// Digest of the calibration text; `None` without calibration.

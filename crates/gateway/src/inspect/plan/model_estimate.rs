@@ -130,7 +130,7 @@ pub struct CacheEstimate {
 }
 
 impl ModelEstimate {
-    /// Compiles an architecture without weights in every scheme, and checks the graphs for each target.
+    /// Compiles an architecture without weights in every scheme with activations in floats, and checks the graphs for each target.
     ///
     /// # Errors
     /// As [`DryRun::new`], for an architecture that compiles in no scheme.
@@ -138,7 +138,7 @@ impl ModelEstimate {
         let mut schemes = Vec::new();
         let mut layers = Vec::new();
         let mut npu_token_bytes = 0;
-        for scheme in Scheme::ALL {
+        for scheme in Scheme::OF_WEIGHTS {
             let dry_run = DryRun::new("model", architecture, &Recipe::new(scheme))?;
             if let Some((_, entry)) = dry_run.graphs.into_iter().next() {
                 layers = entry.kv;

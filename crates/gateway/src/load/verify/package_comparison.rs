@@ -1,5 +1,6 @@
-//! Agreement of a package with another package of the same model over a text. Both run on the CPU with dynamic shapes,
-//! and decoders with a KV cache in single precision, so that nothing but the weights differs.
+//! Agreement of a package with another package of the same model over a text. Both run on the CPU, and decoders with dynamic
+//! shapes have a KV cache in single precision, so that nothing but the weights, and the activations of graphs with fixed
+//! shapes, differs.
 
 use std::sync::Arc;
 
@@ -30,7 +31,8 @@ pub(crate) struct ComparisonContext<'a> {
     pub(crate) cancel: &'a Cancel,
 }
 
-/// Compares a package with a reference over a text. Only one of two decoders is in memory at a time.
+/// Compares a package with a reference over a text: the variant that its scheme is for, with the dynamic variant of the
+/// reference. Only one of two decoders is in memory at a time.
 ///
 /// # Errors
 /// [`Error::Invalid`] for packages whose tokens differ, for models that neither generate nor encode text, for output that
@@ -53,7 +55,8 @@ pub(crate) fn compare(
         return Err(incomparable(&reference, &other, "their tokenizers differ"));
     }
     let names = [&reference, &other].map(|package| package.manifest.name.clone());
-    let models = [context.open(reference, Variant::Dynamic)?, context.open(other, Variant::Dynamic)?];
+    let variant = other.manifest.recipe.measured_variant();
+    let models = [context.open(reference, Variant::Dynamic)?, context.open(other, variant)?];
     let [Model::Encoder(mut reference), Model::Encoder(mut other)] = models else {
         let message = format!(
             "{} and {} neither generate nor encode text; expected two chat or two embedding models",
@@ -78,9 +81,13 @@ fn compare_decoders(
     other: Package,
     text: &str,
 ) -> Result<CertificateFigures, Error> {
-    let tokens = ReferenceText::tokens(&reference, text)?;
+    let variant = other.manifest.recipe.measured_variant();
+    let mut tokens = ReferenceText::tokens(&reference, text)?;
     if tokens != ReferenceText::tokens(&other, text)? {
         return Err(incomparable(&reference, &other, "their tokenizers differ"));
+    }
+    if let Some(shapes) = other.manifest.recipe.fixed.as_ref().filter(|_| variant == Variant::Static) {
+        tokens.truncate(shapes.context);
     }
     let reference_name = reference.manifest.name.clone();
     let other_name = other.manifest.name.clone();
@@ -89,7 +96,7 @@ fn compare_decoders(
         let mut executor = context.open(reference, Variant::Dynamic)?.decoder(&reference_name)?;
         ReferenceText::new(&mut executor, tokens, context.cancel)?
     };
-    let mut other = context.open(other, Variant::Dynamic)?.decoder(&other_name)?;
+    let mut other = context.open(other, variant)?.decoder(&other_name)?;
     let comparison = reference.compare(&mut other, context.cancel)?;
     if comparison.positions == 0 {
         let message = "the text is too short: expected more than 32 tokens".to_owned();
