@@ -302,6 +302,7 @@ fn check_encoder(path: &Path, encoder: &EncoderArch) -> Result<()> {
         let expected = format!("heads that divide the hidden size {}", encoder.inside());
         return Err(malformed(path, expected, encoder.heads));
     }
+
     if let Some(rope) = &encoder.rope {
         bounded(path, "a number of rotary positions", encoder.positions, &ROTARY_POSITIONS)?;
         check_positive(path, "a rope theta", Some(rope.theta as f32))?;

@@ -92,16 +92,14 @@ mod tests {
 
     use super::*;
 
+    fn check(owner: u32, mode: u32, expect: Option<&str>) {
+        let found = refusal(Permissions { owner, mode }, 1000);
+        assert_eq!(found.is_some(), expect.is_some(), "{owner} {mode:o}");
+        assert!(expect.is_none_or(|expect| found.is_some_and(|found| found.contains(expect))), "{mode:o}");
+    }
+
     #[test]
     fn only_what_its_user_alone_can_change_is_accepted() {
-        let check = |owner, mode, expect: Option<&str>| {
-            let found = refusal(Permissions { owner, mode }, 1000);
-            assert_eq!(found.is_some(), expect.is_some(), "{owner} {mode:o}");
-            assert!(
-                expect.is_none_or(|expect| found.is_some_and(|found| found.contains(expect))),
-                "{mode:o}"
-            );
-        };
         check(1000, 0o40700, None);
         check(1000, 0o100644, None);
         check(1001, 0o40700, Some("found one of user 1001"));

@@ -90,7 +90,7 @@ struct NomicKeys {
     max_position_embeddings: Option<usize>,
     max_trained_positions: Option<usize>,
     type_vocab_size: Option<usize>,
-    rope_parameters: Option<RopeKeys>,
+    rope_parameters: Option<NomicRopeKeys>,
     rotary_emb_base: Option<f64>,
     rotary_emb_fraction: Option<f64>,
     rotary_emb_interleaved: Option<bool>,
@@ -105,7 +105,7 @@ struct NomicKeys {
 }
 
 #[derive(Debug, Deserialize)]
-struct RopeKeys {
+struct NomicRopeKeys {
     rope_theta: Option<f64>,
     rope_type: Option<String>,
 }
@@ -126,6 +126,7 @@ impl NomicKeys {
         if let Some((key, _)) = flags.into_iter().find(|(_, value)| *value == Some(true)) {
             return Err(unsupported(key, "false", true));
         }
+
         if let Some(other) = self.rotary_emb_fraction.filter(|&fraction| fraction != 1.0) {
             return Err(unsupported("rotary_emb_fraction", "1", other));
         }

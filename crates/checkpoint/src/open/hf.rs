@@ -116,6 +116,7 @@ fn weights(
             maps.get(tensor.file).and_then(|map| map.get(tensor.bytes.clone())).unwrap_or(&[])
         })?;
     }
+
     let tensors = Tensors {
         origin: path.to_owned(),
         maps: shards.maps,

@@ -1,9 +1,9 @@
 //! Elements of packed weights, by row and column.
 
-use super::{BLOCK, PackedLayout, PackedTensor};
+use super::BLOCK;
 use crate::{
     encoding::Encoding,
-    stored_tensor::{StoredTensor, TensorEncoding},
+    stored_tensor::{PackedLayout, PackedTensor, StoredTensor, TensorEncoding},
 };
 
 /// Position of each of eight rows among the nibbles of a packed 32-bit word, counted from the lowest. Nibble `i` is row

@@ -4,11 +4,10 @@ use std::{collections::HashMap, path::Path};
 
 use serde_json::Value;
 
-use super::{PackedLayout, PackedTensor};
 use crate::{
     error::{CheckpointError, Result},
     limits::{malformed, unsupported},
-    stored_tensor::{StoredTensor, TensorEncoding},
+    stored_tensor::{PackedLayout, PackedTensor, StoredTensor, TensorEncoding},
 };
 
 /// Format of a folder's packed weights, as its `quantization_config` states.
@@ -322,35 +321,32 @@ impl PackedShapes<'_> {
         match layout {
             PackedLayout::Interleaved => {
                 let &[groups, rows] = self.scales else { return None };
-                let fits = second == rows.div_ceil(8) && self.has_zeros([groups, second], "I32");
+                let fits = second == rows.div_ceil(8) && self.has_zeros(&[groups, second], "I32");
                 self.grouped([rows, first], groups).filter(|_| fits)
             }
             PackedLayout::Columns { bits, .. } => {
                 let &[groups, rows] = self.scales else { return None };
                 let per_word = 32 / bits as usize;
                 let zeros = [groups, rows.div_ceil(per_word)];
-                let fits = second == rows && self.has_zeros(zeros, "I32");
+                let fits = second == rows && self.has_zeros(&zeros, "I32");
                 self.grouped([rows, first.checked_mul(per_word)?], groups).filter(|_| fits)
             }
             PackedLayout::Rows { bits } => {
                 let &[rows, groups] = self.scales else { return None };
                 let per_word = 32 / bits as usize;
                 let zeros = [rows.div_ceil(per_word), groups];
-                let fits = first == rows && self.has_zeros(zeros, "I32");
+                let fits = first == rows && self.has_zeros(&zeros, "I32");
                 self.grouped([rows, second.checked_mul(per_word)?], groups).filter(|_| fits)
             }
             PackedLayout::Bytes => {
-                let sizes = self.tiled([first, second], block)?;
-                let fits = self.zeros.is_none_or(|zeros| {
-                    zeros.shape == self.scales && zeros.kind == TensorEncoding::Other("I8".to_owned())
-                });
-                fits.then_some(sizes)
+                self.tiled([first, second], block).filter(|_| self.has_zeros(self.scales, "I8"))
             }
             PackedLayout::Float8 => self.tiled([first, second], block),
         }
     }
 
-    fn has_zeros(&self, shape: [usize; 2], kind: &str) -> bool {
+    /// Returns whether zero points, if there are any, have this shape and type.
+    fn has_zeros(&self, shape: &[usize], kind: &str) -> bool {
         self.zeros
             .is_none_or(|zeros| zeros.shape == shape && zeros.kind == TensorEncoding::Other(kind.to_owned()))
     }

@@ -18,7 +18,7 @@ use crate::{
     encoding::Encoding,
     error::{CheckpointError, Result},
     limits::unsupported,
-    stored_tensor::StoredTensor,
+    stored_tensor::{PackedLayout, PackedTensor, StoredTensor},
     weight::Weight,
 };
 use elements::PackedElements;
@@ -26,56 +26,14 @@ use elements::PackedElements;
 /// Elements of a block of [`Encoding::Uint4`]. A group consists of several blocks.
 const BLOCK: usize = 32;
 
-/// Layout of a weight's integers, scales and zero points.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum PackedLayout {
-    /// AMD Quark and AutoAWQ: 4-bit integers `[in, out / 8]`, eight rows in a word in the order of [`PLACES`]; scales
-    /// `[groups, out]`, zero points as the integers, `[groups, out / 8]`.
-    Interleaved,
-    /// GPTQ: integers `[in · bits / 32, out]`, consecutive columns in a word from the lowest bits on; scales `[groups, out]`;
-    /// zero points minus `zero_offset`, `[groups, out · bits / 32]`.
-    Columns {
-        /// Width of an integer.
-        bits: u32,
-        /// Difference between a zero point and its stored integer.
-        zero_offset: u32,
-    },
-    /// compressed-tensors: integers plus half of their range, `[out, in · bits / 32]`, consecutive columns in a word; scales
-    /// `[out, groups]`; zero points in the same form, `[out · bits / 32, groups]`.
-    Rows {
-        /// Width of an integer.
-        bits: u32,
-    },
-    /// compressed-tensors: signed bytes `[out, in]`; scales `[out, groups]` or one; signed zero points of the same shape.
-    Bytes,
-    /// Floats of 8 bits with 4 bits of exponent (`F8_E4M3`), `[out, in]`; scales `[out blocks, in blocks]` or one.
-    Float8,
-}
-
-/// The additional tensors of a packed weight.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct PackedTensor {
-    pub(super) layout: PackedLayout,
-    /// Scales, in half or single precision.
-    pub(super) scales: StoredTensor,
-    /// Zero points; `None` for symmetric weights.
-    pub(super) zeros: Option<StoredTensor>,
-    /// Group of each column, if groups are not consecutive columns.
-    pub(super) groups: Option<StoredTensor>,
-    /// Number of rows and of columns that share a scale.
-    pub(super) tile: [usize; 2],
-}
-
-impl PackedTensor {
-    /// Returns whether the weight becomes blocks of [`Encoding::Uint4`].
-    fn keeps_integers(&self) -> bool {
-        let bits = match self.layout {
-            PackedLayout::Interleaved => 4,
-            PackedLayout::Columns { bits, .. } | PackedLayout::Rows { bits } => bits,
-            PackedLayout::Bytes | PackedLayout::Float8 => 8,
-        };
-        bits == 4 && self.groups.is_none() && self.tile[1].is_multiple_of(BLOCK)
-    }
+/// Returns whether a weight becomes blocks of [`Encoding::Uint4`].
+fn keeps_integers(packed: &PackedTensor) -> bool {
+    let bits = match packed.layout {
+        PackedLayout::Interleaved => 4,
+        PackedLayout::Columns { bits, .. } | PackedLayout::Rows { bits } => bits,
+        PackedLayout::Bytes | PackedLayout::Float8 => 8,
+    };
+    bits == 4 && packed.groups.is_none() && packed.tile[1].is_multiple_of(BLOCK)
 }
 
 /// Choice between reading a weight's elements and only its shape.
@@ -104,7 +62,7 @@ pub(super) fn weight<'a>(
         });
     };
 
-    let encoding = if packed.keeps_integers() { Encoding::Uint4 } else { Encoding::F32 };
+    let encoding = if keeps_integers(packed) { Encoding::Uint4 } else { Encoding::F32 };
     let row_bytes = cols / encoding.block_elements() * encoding.block_bytes();
     let mut out = vec![0; rows * row_bytes];
     if elements == Elements::Read {
