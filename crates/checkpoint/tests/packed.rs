@@ -94,7 +94,7 @@ fn a_weight_without_its_scales_and_one_with_others_are_named() {
         let scales = header.remove(SCALES).unwrap();
         header.insert(OTHER.to_owned(), scales);
     };
-    check("awq", &rename, "scales of model.layers.0.mlp.up_proj.qweight");
+    check("awq", &rename, "model.layers.0.mlp.up_proj.scales");
     let flat = |header: &mut serde_json::Map<String, serde_json::Value>| {
         header[SCALES]["shape"] = serde_json::json!([64]);
     };

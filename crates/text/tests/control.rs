@@ -68,6 +68,7 @@ const OF_CATALOGUE: &[(&str, &str)] = &[
     ("qwen3", "qwen3"),
     ("smollm2", "smollm2"),
     ("smollm3", "smollm3"),
+    ("smolvlm", "smolvlm"),
     ("stablelm-zephyr", "zephyr"),
     ("tinyllama", "zephyr"),
 ];

@@ -38,9 +38,9 @@ pub(crate) enum PackedFormat {
     },
 }
 
-/// What is read instead of an unsupported format.
-const OTHERS: &str = "none, or 4- or 8-bit integers of AutoAWQ (gemm), GPTQ, AutoRound, compressed-tensors or AMD Quark, or \
-                      8-bit floats; take the checkpoint in f32, f16 or bf16, or a GGUF file of it";
+/// The formats that are read, for errors about another one.
+const OTHERS: &str = "none, or integers of AutoAWQ (gemm), GPTQ, AutoRound or compressed-tensors, 4-bit integers of AMD Quark in \
+                      groups, or 8-bit floats; take the checkpoint in f32, f16 or bf16, or a GGUF file of it";
 
 /// Scales of activations and of a cache. Narthex does not round these as the file's program does.
 const ACTIVATION_SCALES: [&str; 6] =
@@ -190,26 +190,17 @@ pub(crate) fn gather<'a>(
         .filter_map(|(name, tensor)| Some((format.module(name, tensor, tensors)?.to_owned(), name.clone())))
         .collect();
     modules.sort_unstable();
+    let names = format.part_names();
+
     for (module, name) in modules {
         let Some(mut weight) = tensors.remove(&name) else { continue };
-        let mut part = |suffixes: &[&str]| {
-            suffixes.iter().find_map(|suffix| tensors.remove(&format!("{module}.{suffix}")))
-        };
-        let (scales, zeros, groups) = match format {
-            PackedFormat::Awq | PackedFormat::Gptq { .. } => {
-                (part(&["scales"]), part(&["qzeros"]), part(&["g_idx"]))
-            }
-            _ => {
-                part(&["weight_shape"]);
-                (
-                    part(&["weight_scale", "weight_scale_inv"]),
-                    part(&["weight_zero_point"]),
-                    part(&["weight_g_idx"]),
-                )
-            }
-        };
-        let Some(scales) = scales else {
-            let name = format!("scales of {name}");
+        let mut part = |suffix: &str| tensors.remove(&format!("{module}.{suffix}"));
+        part("weight_shape");
+        let zeros = part(names.zeros);
+        let groups = part(names.groups);
+        let missing = if zeros.is_none() && format.has_zeros() { names.zeros } else { names.scales };
+        let Some(scales) = part(names.scales).filter(|_| missing == names.scales) else {
+            let name = format!("{module}.{missing}");
             return Err(CheckpointError::MissingTensor { path: folder.to_owned(), name });
         };
 
@@ -285,6 +276,24 @@ impl PackedFormat {
         parts.iter().any(|part| tensors.contains_key(&format!("{module}.{part}"))).then_some(module)
     }
 
+    /// Returns the names of the tensors beside the elements of a weight.
+    fn part_names(self) -> PartNames {
+        match self {
+            Self::Awq | Self::Gptq { .. } => PartNames { scales: "scales", zeros: "qzeros", groups: "g_idx" },
+            Self::Quark | Self::CompressedTensors { .. } => {
+                PartNames { scales: "weight_scale", zeros: "weight_zero_point", groups: "weight_g_idx" }
+            }
+            Self::Float8 { .. } => {
+                PartNames { scales: "weight_scale_inv", zeros: "weight_zero_point", groups: "weight_g_idx" }
+            }
+        }
+    }
+
+    /// Returns whether every weight has zero points.
+    fn has_zeros(self) -> bool {
+        matches!(self, Self::Quark | Self::Awq | Self::Gptq { .. })
+    }
+
     /// Returns the layout of a weight.
     fn layout(self, weight: &StoredTensor) -> PackedLayout {
         match self {
@@ -305,6 +314,14 @@ impl PackedFormat {
             _ => None,
         }
     }
+}
+
+/// Names of the tensors beside the elements of a weight, after the name of its module.
+struct PartNames {
+    scales: &'static str,
+    zeros: &'static str,
+    /// Group of each column.
+    groups: &'static str,
 }
 
 /// Shapes of a packed weight's tensors.

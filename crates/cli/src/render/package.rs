@@ -20,35 +20,10 @@ use super::{
 /// Renders a package and its catalogue entry.
 pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing) -> String {
     let size = manifest.files.values().map(|file| file.bytes).sum();
-    let shape = match &manifest.architecture {
-        Structure::Decoder(arch) => {
-            format!("decoder, {} layers, width {}, vocabulary {}", arch.layers.len(), arch.hidden, arch.vocab)
-        }
-        Structure::Encoder(arch) => {
-            format!("encoder, {} layers, {}, vocabulary {}", arch.layers, arch.gives(), arch.vocab)
-        }
-        Structure::Speech(arch) => format!(
-            "speech recognition, {} and {} layers, width {}, {} mel bands, vocabulary {}",
-            arch.encoder.layers, arch.decoder.layers, arch.hidden, arch.bins, arch.vocab
-        ),
-        Structure::ImportedDecoder(imported) => {
-            let layers = manifest.graphs.first().map_or(0, |graph| graph.kv.len());
-            format!("imported decoder, {layers} layers, vocabulary {}", imported.vocab)
-        }
-        Structure::ImportedEncoder(ImportedEncoder { vocab, width, head, .. }) => {
-            format!("imported encoder, {}, vocabulary {vocab}", head.gives(*width))
-        }
-        Structure::ImportedVoice(voice) => {
-            let speakers = manifest.voice.as_ref().map_or(0, |voice| voice.speakers.len());
-            let plural = if speakers == 1 { "" } else { "s" };
-            format!("imported voice, {speakers} speaker{plural}, {} Hz", voice.sample_rate)
-        }
-    };
-
     let package = listing.installed.iter().find(|package| package.scheme == manifest.recipe.scheme);
     let mut lines = vec![
         format!("model        {}", manifest.name),
-        format!("structure    {shape}"),
+        format!("structure    {}", structure(manifest)),
         format!(
             "scheme       {} (block {}){}",
             manifest.recipe.scheme,
@@ -104,6 +79,34 @@ pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing) -> String {
         lines.push(contexts(manifest));
     }
     lines.join("\n")
+}
+
+/// Describes the structure of a model.
+fn structure(manifest: &Manifest) -> String {
+    match &manifest.architecture {
+        Structure::Decoder(arch) => {
+            format!("decoder, {} layers, width {}, vocabulary {}", arch.layers.len(), arch.hidden, arch.vocab)
+        }
+        Structure::Encoder(arch) => {
+            format!("encoder, {} layers, {}, vocabulary {}", arch.layers, arch.gives(), arch.vocab)
+        }
+        Structure::Speech(arch) => format!(
+            "speech recognition, {} and {} layers, width {}, {} mel bands, vocabulary {}",
+            arch.encoder.layers, arch.decoder.layers, arch.hidden, arch.bins, arch.vocab
+        ),
+        Structure::ImportedDecoder(imported) => {
+            let layers = manifest.graphs.first().map_or(0, |graph| graph.kv.len());
+            format!("imported decoder, {layers} layers, vocabulary {}", imported.vocab)
+        }
+        Structure::ImportedEncoder(ImportedEncoder { vocab, width, head, .. }) => {
+            format!("imported encoder, {}, vocabulary {vocab}", head.gives(*width))
+        }
+        Structure::ImportedVoice(voice) => {
+            let speakers = manifest.voice.as_ref().map_or(0, |voice| voice.speakers.len());
+            let plural = if speakers == 1 { "" } else { "s" };
+            format!("imported voice, {speakers} speaker{plural}, {} Hz", voice.sample_rate)
+        }
+    }
 }
 
 /// Renders the context of a model, and the one that the KV budget allows.

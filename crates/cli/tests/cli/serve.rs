@@ -36,7 +36,11 @@ impl Server {
     /// Starts a server like [`Self::start`] with further options, and passes the lines of its log to `read`.
     fn with_log(descriptors: usize, options: &str, read: impl Fn(String) + Send + 'static) -> Self {
         let serve = format!("ulimit -n {descriptors}; exec \"$0\" serve --port 0 {options}");
-        let mut command = Command::new("sh");
+        // The tests may run under `nohup`, and a program inherits that a signal is ignored.
+        let mut command = Command::new(if cfg!(target_os = "linux") { "env" } else { "sh" });
+        if cfg!(target_os = "linux") {
+            command.args(["--default-signal=HUP", "sh"]);
+        }
         command.args(["-c", &serve, env!("CARGO_BIN_EXE_narthex")]);
         Self::listen(&mut command, read)
     }

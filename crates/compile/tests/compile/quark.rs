@@ -222,13 +222,10 @@ fn tensors_and_settings_that_do_not_fit_are_named() {
     check(weights, ["q_proj.weight_scale\"", "q_proj.weight_scaly\""], "q_proj.weight_scale");
     check(weights, ["lm_head.weight_zero_point", "lm_head.weight_zero_paint"], "lm_head.weight_zero_point");
     // The same number of bytes with another shape: two groups of 32 columns become one of 128 for half the rows.
-    check(
-        weights,
-        ["\"shape\":[2,80]", "\"shape\":[4,40]"],
-        "a lm_head.weight of whole groups of 32 columns",
-    );
-    check(weights, ["\"shape\":[64,10]", "\"shape\":[10,64]"], "a lm_head.weight of whole groups");
-    check("config.json", ["\"reorder\"", "\"order\""], "AMD Quark's with uint4 weights in groups");
-    check("config.json", ["\"uint4\"", "\"int8\""], "AMD Quark's with uint4 weights in groups");
-    check("config.json", ["\"quark\"", "\"awq\""], "found awq");
+    let groups = "a lm_head.weight whose groups have its scales and zero points";
+    check(weights, ["\"shape\":[2,80]", "\"shape\":[4,40]"], groups);
+    check(weights, ["\"shape\":[64,10]", "\"shape\":[10,64]"], groups);
+    check("config.json", ["\"reorder\"", "\"order\""], "4-bit integers of AMD Quark in groups");
+    check("config.json", ["\"uint4\"", "\"int8\""], "4-bit integers of AMD Quark in groups");
+    check("config.json", ["\"quark\"", "\"aqlm\""], "found aqlm");
 }

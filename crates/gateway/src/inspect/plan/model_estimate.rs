@@ -379,8 +379,8 @@ mod tests {
             estimate.adjust_scores(NpuMachine { memory, bandwidth: 10_000_000_000_000 }, known);
             estimate.schemes.iter().map(|scheme| scheme.targets[0].score.total).collect::<Vec<_>>()
         };
-        assert_eq!(weighed(64_000_000_000, &[]), [0.0, 87.7]);
-        assert_eq!(weighed(256_000_000_000, &[]), [100.0, 87.7]);
+        assert_eq!(weighed(64_000_000_000, &[]), [0.0, 87.8]);
+        assert_eq!(weighed(256_000_000_000, &[]), [100.0, 87.8]);
         let measured = "HTP emulation".to_owned();
         let known = [KnownDivergence { provider: narthex_spec::Ep::Qnn, divergence: 0.126, measured }];
         assert_eq!(weighed(256_000_000_000, &known), [100.0, 0.0]);
