@@ -1,7 +1,7 @@
 //! Linear weights that other programs quantised: integers of several rows or columns in one word, or floats of 8 bits, with
 //! their scales and zero points in tensors of their own.
 //!
-//! [`PackedFormat`] decides which settings are supported, [`gather`] combines the tensors of each weight, and [`weight`]
+//! `PackedFormat` decides which settings are supported, `gather` combines the tensors of each weight, and `weight`
 //! reads it. Weights in 4 bits with whole groups of 32 columns keep their integers; others are reconstructed.
 
 mod elements;
