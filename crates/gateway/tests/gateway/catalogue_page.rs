@@ -142,6 +142,22 @@ fn the_page_about_the_catalogue_is_current() {
 }
 
 #[test]
+fn documents_state_the_size_of_the_catalogue() {
+    let catalog = Catalog::builtin().unwrap();
+    let all = catalog.entries().len();
+    let tested = catalog.entries().iter().filter(|entry| entry.tested).count();
+    let states = |document: &str, expect: &[String]| {
+        let words = document.split_whitespace().collect::<Vec<_>>().join(" ");
+        expect.iter().all(|text| words.contains(text))
+    };
+    let other = format!("the other {}, a small model", all - tested);
+    let readme = [format!("{all} models. The weights of {tested} of them"), other.clone()];
+    assert!(states(include_str!("../../../../README.md"), &readme), "README.md: expected {readme:?}");
+    let faq = [format!("The weights of {tested} of {all} models"), other];
+    assert!(states(include_str!("../../../../docs/src/faq.md"), &faq), "faq.md: expected {faq:?}");
+}
+
+#[test]
 fn the_assumed_quality_of_a_scheme_is_the_recorded_one() {
     let record = include_str!("../../../../bench/runs/quality-2026-11-28.md");
     let row = record.lines().find(|row| row.starts_with("| `w4` before | 96 MB | `f32` |")).unwrap();
