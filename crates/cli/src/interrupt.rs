@@ -1,7 +1,7 @@
-//! Ctrl-C, SIGTERM and, except in a server, SIGHUP: the first signal cancels the running job, the second ends the process at once. While a
-//! command waits for input, the first signal ends the process too. If a job does not stop within [`GRACE`], because ONNX
-//! Runtime or a vendor's compiler cannot be interrupted, the process ends; the store tolerates this. A SIGHUP that was
-//! ignored at the start, as under `nohup`, remains ignored.
+//! Ctrl-C, SIGTERM and, except in a server, SIGHUP: the first signal cancels the running job, the second ends the process at
+//! once. While a command waits for input, the first signal ends the process too. If a job does not stop within [`GRACE`],
+//! because ONNX Runtime or a vendor's compiler cannot be interrupted, the process ends; the store tolerates this. A SIGHUP
+//! that was ignored at the start, as under `nohup`, remains ignored.
 
 #[cfg(unix)]
 use std::fs::File;

@@ -14,7 +14,6 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use base64::{Engine, prelude::BASE64_STANDARD};
 use narthex_gateway::{
     Encryption, ErrorKind, Gateway, RunningServer,
     models::{ModelState, ModelStatus},
@@ -226,8 +225,7 @@ fn body(model: &str, request: &ChatRequest) -> Value {
 /// Returns a message in Ollama's protocol, in which images stand before the text.
 fn message_body(message: &Message) -> Value {
     let Message { role, content, .. } = message;
-    let images: Vec<String> =
-        content.media().map(Media::bytes).map(|bytes| BASE64_STANDARD.encode(bytes)).collect();
+    let images: Vec<String> = content.media().map(Media::base64).collect();
     let mut body = json!({"role": role, "content": content.text()});
     if !images.is_empty() {
         body["images"] = images.into();

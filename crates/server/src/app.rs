@@ -18,7 +18,7 @@ use crate::{
     error::ApiError,
     http::budget::{AnswerMemory, BodyBudget},
     jobs::Jobs,
-    keys::Caller,
+    keys::{Caller, admins_only},
     reports::{devices::DeviceList, history::History, memory_reports::MemoryReports, metrics::Metrics},
     settings_editor::SettingsEditor,
 };
@@ -99,6 +99,14 @@ impl Meter {
 }
 
 impl App {
+    /// Fails unless the caller has the rights of an admin, which `what` needs.
+    ///
+    /// # Errors
+    /// 403.
+    pub(crate) fn check_admin(&self, what: &str) -> Result<(), ApiError> {
+        if self.meter.caller.is_admin() { Ok(()) } else { Err(admins_only(what)) }
+    }
+
     /// Returns the memory of this process for a report.
     pub(crate) fn memory(&self) -> MemoryReport {
         self.shared.memory.at(Instant::now(), || self.gateway.memory())

@@ -18,6 +18,7 @@ pub use gguf::{Gguf, GgufTensor, GgufType, Meta};
 pub use vision::{PICTURE_POSITIONS, tiny_gemma_with_vision, tiny_idefics3};
 pub use whisper::tiny_whisper_safetensors;
 use words::CHAT_TEMPLATE;
+pub use words::word_piece_meta;
 
 /// Hidden size of the tiny Llama and the tiny BERT.
 pub const HIDDEN: usize = 64;
@@ -93,7 +94,7 @@ pub fn tiny_bert(seed: u64) -> Gguf {
         ("bert.attention.causal", Meta::Bool(false)),
         ("bert.pooling_type", count(1)),
     ];
-    meta.extend(words::bert_meta());
+    meta.extend(word_piece_meta(&words::bert_tokens()));
     Gguf::new(meta, tiny_bert_weights(seed).iter().map(TinyWeight::to_gguf).collect())
 }
 

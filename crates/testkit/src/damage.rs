@@ -11,7 +11,7 @@ pub struct Header<'a> {
     pub numbers: &'a [&'a [u8]],
 }
 
-/// Returns a file with other bytes: flipped bits, extreme numbers in the header, an early end or a repeated part.
+/// Returns a damaged copy of a file: with flipped bits, with extreme numbers in its header, cut short, or with a part repeated.
 ///
 /// # Panics
 /// For a file of at most 8 bytes.

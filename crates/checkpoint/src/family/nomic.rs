@@ -111,7 +111,7 @@ struct NomicRopeKeys {
 }
 
 impl NomicKeys {
-    /// Fails if the model has another structure than versions 1 and 1.5.
+    /// Refuses settings of models with another structure than that of versions 1 and 1.5.
     fn check(&self) -> Result<()> {
         let flags = [
             ("rotary_emb_interleaved", self.rotary_emb_interleaved),

@@ -24,7 +24,7 @@ const PROCESSOR: &str = "preprocessor_config.json";
 /// Tiles of the longest edge of a picture in Idefics3, if the processor states no size.
 const USUAL_TILES: usize = 4;
 
-/// Longest edges of pictures in tiles.
+/// Allowed lengths in pixels of the longer side of a picture before it is divided into tiles.
 const LONGEST_EDGE: RangeInclusive<usize> = 1..=PictureFit::MAX_LONGEST_EDGE;
 
 /// Keys of the whole model.

@@ -33,7 +33,7 @@ pub(crate) enum PackedFormat {
     },
     /// Floats of 8 bits with scales for blocks, as DeepSeek and Qwen publish them.
     Float8 {
-        /// Rows and columns that share a scale; `None` for one scale.
+        /// Rows and columns of a block that shares a scale; `None` if the whole weight has one scale.
         block: Option<[usize; 2]>,
     },
 }

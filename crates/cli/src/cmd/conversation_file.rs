@@ -50,7 +50,7 @@ fn written(message: &Message) -> anyhow::Result<Value> {
     if message.content.media().next().is_some() {
         let parts = message.content.parts().iter().map(|part| match part {
             Part::Text { text, .. } => json!({"type": "text", "text": text}),
-            Part::Media(image) => json!({"type": "image_url", "image_url": {"url": images::data_url(image)}}),
+            Part::Media(image) => json!({"type": "image_url", "image_url": {"url": image.data_url()}}),
         });
         written["content"] = parts.collect();
     }

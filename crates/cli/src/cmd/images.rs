@@ -31,13 +31,6 @@ pub(super) fn question(images: Vec<Media>, text: String) -> Content {
     images.into_iter().map(Part::Media).chain([Part::text(text)]).collect()
 }
 
-/// Returns an image as a data URL.
-pub(super) fn data_url(image: &Media) -> String {
-    let mut url = format!("data:{};base64,", image.media_type().unwrap_or("image/*"));
-    BASE64_STANDARD.encode_string(image.bytes(), &mut url);
-    url
-}
-
 /// Reads the image of a data URL.
 pub(super) fn of_data_url(url: &str) -> anyhow::Result<Media> {
     let data = url.strip_prefix("data:").and_then(|rest| rest.split_once(";base64,"));

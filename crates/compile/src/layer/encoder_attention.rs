@@ -4,7 +4,7 @@ use narthex_graph::typed::{Scope, Tensor};
 use narthex_spec::{DType, arch::EncoderArch};
 
 use super::{
-    attention::{join_heads, masked_softmax},
+    attention::{Projection, join_heads, masked_softmax},
     linear::{Bias, linear},
     rope::apply_rope,
 };
@@ -110,9 +110,9 @@ pub(crate) fn bidirectional_attention(
 ) -> Result<Tensor> {
     let width = attention.width;
     let [batch, length] = attention.extents;
-    let q = attention.heads_of(e, scope, "q", &[0, 2, 1, 3])?;
-    let k = attention.heads_of(e, scope, "k", &[0, 2, 3, 1])?;
-    let v = attention.heads_of(e, scope, "v", &[0, 2, 1, 3])?;
+    let q = attention.heads_of(e, scope, Projection::Query, &[0, 2, 1, 3])?;
+    let k = attention.heads_of(e, scope, Projection::Key, &[0, 2, 3, 1])?;
+    let v = attention.heads_of(e, scope, Projection::Value, &[0, 2, 1, 3])?;
     let size = width / attention.heads;
     let q = e.scale(&scope.child("q").child("scale"), q, (size as f64).sqrt().recip())?;
     let scores = e.graph.mat_mul(&scope.child("scores"), q, k)?;
@@ -123,11 +123,18 @@ pub(crate) fn bidirectional_attention(
 }
 
 impl BidirectionalAttention {
-    /// Projects rows to queries, keys or values (`part`: `q`, `k` or `v`), rotates queries and keys, and divides them into
-    /// heads. `order` is the order of the axes `[batch, sequence, heads, size]` in the result.
-    fn heads_of(&self, e: &mut Emitter<'_>, scope: &Scope, part: &str, order: &[usize]) -> Result<Tensor> {
-        let rows = if part == "v" { self.values } else { self.keys };
-        let rotary = self.rotary.filter(|_| part != "v");
+    /// Projects rows to queries, keys or values, rotates queries and keys, and divides them into heads. `order` is the order
+    /// of the axes `[batch, sequence, heads, size]` in the result.
+    fn heads_of(
+        &self,
+        e: &mut Emitter<'_>,
+        scope: &Scope,
+        projection: Projection,
+        order: &[usize],
+    ) -> Result<Tensor> {
+        let part = projection.letter();
+        let rows = if projection == Projection::Value { self.values } else { self.keys };
+        let rotary = self.rotary.filter(|_| projection != Projection::Value);
         let [batch, length] = self.extents;
         let size = self.width / self.heads;
 

@@ -16,7 +16,7 @@ use narthex_spec::{
     arch::{EncoderHead, Structure},
     recipe::FixedShapes,
 };
-use narthex_testkit::checkpoint::{Gguf, GgufTensor, GgufType, Meta};
+use narthex_testkit::checkpoint::{Gguf, GgufTensor, GgufType, Meta, word_piece_meta};
 use serde_json::{Value, json};
 
 use crate::support::{
@@ -249,15 +249,9 @@ fn nomic_gguf(config: &Value, tokenizer: &Value, weights: &[u8]) -> Gguf {
     let vocab = tokenizer["model"]["vocab"].as_object().unwrap();
     let mut tokens = vec![String::new(); vocab.len()];
     for (token, id) in vocab {
-        // GGUF marks the pieces at the start of a word, `tokenizer.json` the others.
-        tokens[id.as_u64().unwrap() as usize] = match token.strip_prefix("##") {
-            Some(inside) => inside.to_owned(),
-            None if token.starts_with('[') => token.clone(),
-            None => format!("▁{token}"),
-        };
+        tokens[id.as_u64().unwrap() as usize].clone_from(token);
     }
-    let types = (0..tokens.len()).map(|id| if id < 5 { 3 } else { 1 }).collect();
-    let meta = vec![
+    let mut meta = vec![
         ("general.architecture", Meta::Text("nomic-bert".into())),
         ("nomic-bert.block_count", count("num_hidden_layers")),
         ("nomic-bert.context_length", count("max_position_embeddings")),
@@ -268,16 +262,8 @@ fn nomic_gguf(config: &Value, tokenizer: &Value, weights: &[u8]) -> Gguf {
         ("nomic-bert.attention.causal", Meta::Bool(false)),
         ("nomic-bert.pooling_type", Meta::U32(1)),
         ("nomic-bert.rope.freq_base", Meta::F32(1000.0)),
-        ("tokenizer.ggml.model", Meta::Text("bert".into())),
-        ("tokenizer.ggml.tokens", Meta::Texts(tokens)),
-        ("tokenizer.ggml.token_type", Meta::I32s(types)),
-        ("tokenizer.ggml.token_type_count", Meta::U32(2)),
-        ("tokenizer.ggml.padding_token_id", Meta::U32(0)),
-        ("tokenizer.ggml.unknown_token_id", Meta::U32(1)),
-        ("tokenizer.ggml.cls_token_id", Meta::U32(2)),
-        ("tokenizer.ggml.seperator_token_id", Meta::U32(3)),
-        ("tokenizer.ggml.mask_token_id", Meta::U32(4)),
     ];
+    meta.extend(word_piece_meta(&tokens));
 
     let names = [
         ("encoder.layers", "blk"),

@@ -59,8 +59,7 @@ pub(crate) fn check_request(request: &CompileRequest) -> Result<(), Error> {
     }
     if request.ranges.is_some() && default.activations.is_none() {
         let message = format!(
-            "only integer activations have ranges; expected --scheme w8a16, w8a8 or w4a16, found {}",
-            scheme
+            "only integer activations have ranges; expected --scheme w8a16, w8a8 or w4a16, found {scheme}"
         );
         return Err(Error::invalid("ranges", message));
     }

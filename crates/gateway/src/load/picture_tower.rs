@@ -223,11 +223,8 @@ impl RecentRows {
         Some(rows)
     }
 
-    /// Adds the rows of a picture, and removes the oldest ones beyond [`RECENT_BYTES`].
+    /// Adds the rows of a picture that has none here, and removes the oldest ones beyond [`RECENT_BYTES`].
     fn insert(&mut self, digest: MediaDigest, rows: &MediaRows) {
-        if self.get(digest).is_some() {
-            return;
-        }
         self.bytes += bytes(rows);
         self.rows.push_back((digest, rows.clone()));
         while self.bytes > RECENT_BYTES
@@ -242,7 +239,7 @@ fn bytes(rows: &MediaRows) -> usize {
     rows.rows() * rows.width() * size_of::<f32>()
 }
 
-/// Returns the digest of all that the rows of a picture depend on, apart from the picture.
+/// Returns the digest of the tower's weights and of the preprocessing, which, with the picture, determine its rows.
 fn identity(manifest: &Manifest, entry: &VisionEntry) -> Sha256 {
     let files = entry.graphs.iter().filter_map(|graph| manifest.files.get(&graph.file));
     let digests: Vec<u8> = files.flat_map(|file| file.sha256.0).collect();

@@ -20,7 +20,7 @@ use self::{
     lines::{AnswerLines, LineContent},
     options::Retention,
 };
-use crate::{app::App, error::ApiError, keys::admins_only, protocol::loading};
+use crate::{app::App, error::ApiError, protocol::loading};
 
 /// Loads or unloads the model of a request without a prompt. Returns the answer to the request.
 async fn change_memory<C: LineContent>(
@@ -46,9 +46,7 @@ async fn change_memory<C: LineContent>(
 /// # Errors
 /// 403 for a caller without admin rights, because other callers use the model too.
 async fn unload(app: &App, model: &str) -> Result<(), ApiError> {
-    if !app.meter.caller.is_admin() {
-        return Err(admins_only("keep_alive: 0 without a prompt"));
-    }
+    app.check_admin("keep_alive: 0 without a prompt")?;
     let gateway = app.gateway.clone();
     let model = model.to_owned();
     app.shared.jobs.run(move || gateway.unload(&model)).await

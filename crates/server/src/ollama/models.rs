@@ -16,7 +16,6 @@ use serde_json::{Value, json};
 use crate::{
     app::App,
     error::ApiError,
-    keys::admins_only,
     protocol::{
         body::{Body, FromBody},
         fields::BodyFields,
@@ -269,9 +268,7 @@ impl FromBody for CopyBody {
 /// Gives a model an additional name.
 pub(crate) async fn copy(app: App, body: Body<CopyBody>) -> Result<StatusCode, ApiError> {
     let Body { request: CopyBody { source, destination }, reservation: _reservation, .. } = body;
-    if !app.meter.caller.is_admin() {
-        return Err(admins_only("/api/copy"));
-    }
+    app.check_admin("/api/copy")?;
     let jobs = app.shared.jobs.clone();
     let copied = jobs.run(move || {
         let model = app.gateway.model(&source)?.name.to_string();
@@ -290,9 +287,7 @@ pub(crate) async fn copy(app: App, body: Body<CopyBody>) -> Result<StatusCode, A
 /// the default model in place of an unknown one, would remove what nobody named.
 pub(crate) async fn delete(app: App, body: Body<ShowBody>) -> Result<StatusCode, ApiError> {
     let Body { request: ShowBody { model }, reservation: _reservation, .. } = body;
-    if !app.meter.caller.is_admin() {
-        return Err(admins_only("/api/delete"));
-    }
+    app.check_admin("/api/delete")?;
     let gateway = app.gateway.clone();
     let model = model.into_name();
     if gateway.is_alias(&model) {

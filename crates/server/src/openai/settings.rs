@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 use crate::{
     app::App,
     error::ApiError,
-    keys::admins_only,
     protocol::{
         body::{Body, FromBody},
         fields::BodyFields,
@@ -19,6 +18,8 @@ use crate::{
     },
     settings_editor::SettingsChange,
 };
+
+const PATH: &str = "/v1/settings";
 
 /// Settings of the models of a server.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -71,7 +72,7 @@ impl FromBody for SettingsBody {
 
 /// Returns the settings.
 pub(crate) async fn show(app: App) -> Result<Json<SettingsObject>, ApiError> {
-    check_admin(&app)?;
+    app.check_admin(PATH)?;
     let editable = app.shared.settings.is_some();
     let jobs = app.shared.jobs.clone();
     let read = jobs.run(move || Ok::<_, ApiError>(SettingsObject::new(&app.gateway, editable)));
@@ -81,7 +82,7 @@ pub(crate) async fn show(app: App) -> Result<Json<SettingsObject>, ApiError> {
 /// Changes the settings of a model, and returns all settings.
 pub(crate) async fn change(app: App, body: Body<SettingsBody>) -> Result<Json<SettingsObject>, ApiError> {
     let Body { request, reservation: _reservation, .. } = body;
-    check_admin(&app)?;
+    app.check_admin(PATH)?;
     let jobs = app.shared.jobs.clone();
     let changed = jobs.run(move || {
         let model = app.gateway.model(&request.model)?.name.to_string();
@@ -90,10 +91,6 @@ pub(crate) async fn change(app: App, body: Body<SettingsBody>) -> Result<Json<Se
         Ok::<_, ApiError>(SettingsObject::new(&gateway, app.shared.settings.is_some()))
     });
     Ok(Json(changed.await?))
-}
-
-fn check_admin(app: &App) -> Result<(), ApiError> {
-    if app.meter.caller.is_admin() { Ok(()) } else { Err(admins_only("/v1/settings")) }
 }
 
 /// Returns the changes that a request asks for.

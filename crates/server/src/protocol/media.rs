@@ -272,22 +272,6 @@ impl Base64File {
     }
 }
 
-/// Returns a medium as a data URL.
-pub(crate) fn data_url(media: &Media) -> String {
-    let fallback = match media.kind() {
-        MediaKind::Image => "image/*",
-        MediaKind::Audio => "audio/*",
-    };
-    let mut url = format!("data:{};base64,", media.media_type().unwrap_or(fallback));
-    BASE64.encode_string(media.bytes(), &mut url);
-    url
-}
-
-/// Returns the bytes of a medium in base64.
-pub(crate) fn base64(media: &Media) -> String {
-    BASE64.encode(media.bytes())
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
@@ -318,7 +302,7 @@ mod tests {
                     (MediaKind::Image, [137, b'P', b'N', b'G'].as_slice())
                 );
                 assert_eq!(media.media_type(), Some("image/png"), "{url}");
-                assert_eq!(data_url(&media), "data:image/png;base64,iVBORw==");
+                assert_eq!(media.data_url(), "data:image/png;base64,iVBORw==");
             }
         }
         assert_eq!(image(json!("data:;base64,iVBORw==")).unwrap().media_type(), None);

@@ -33,7 +33,6 @@ use crate::{
         access_log::AccessLine,
         held_body::{hold, hold_until_sent},
     },
-    keys,
     ollama::{
         self,
         embed::{EmbedAnswer, EmbedBody, EmbeddingAnswer, PromptEmbedBody},
@@ -362,9 +361,7 @@ async fn history(app: App) -> Json<ServerHistory> {
 }
 
 async fn metrics_text(app: App) -> Result<impl IntoResponse, ApiError> {
-    if !app.meter.caller.is_admin() {
-        return Err(keys::admins_only("/metrics"));
-    }
+    app.check_admin("/metrics")?;
     let text = app.meter.metrics.render(&app.gateway.status(), &app.memory());
     Ok(([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text))
 }

@@ -75,14 +75,16 @@ pub(super) fn llama_meta() -> Vec<(&'static str, Meta)> {
     ]
 }
 
-pub(super) fn bert_meta() -> Vec<(&'static str, Meta)> {
+/// Returns the metadata of a GGUF file about a WordPiece vocabulary, whose tokens are spelt as in `tokenizer.json` and begin
+/// with `[PAD]`, `[UNK]`, `[CLS]`, `[SEP]` and `[MASK]`.
+pub fn word_piece_meta(tokens: &[String]) -> Vec<(&'static str, Meta)> {
     // GGUF marks the pieces at the start of a word, `tokenizer.json` the others.
     let spelt = |token: &String| match token.strip_prefix("##") {
         Some(inside) => inside.to_owned(),
         None if BERT_SPECIAL.contains(&token.as_str()) => token.clone(),
         None => format!("▁{token}"),
     };
-    let tokens: Vec<String> = bert_tokens().iter().map(spelt).collect();
+    let tokens: Vec<String> = tokens.iter().map(spelt).collect();
     let types = (0..tokens.len()).map(|id| if id < BERT_SPECIAL.len() { 3 } else { 1 }).collect();
     vec![
         ("tokenizer.ggml.model", Meta::Text("bert".into())),

@@ -2,6 +2,7 @@
 
 use std::{borrow::Cow, fmt, sync::Arc};
 
+use base64::{Engine, prelude::BASE64_STANDARD as BASE64};
 use narthex_spec::{MediaKind, Sha256};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -48,6 +49,22 @@ impl Media {
     /// Returns the digest of the bytes.
     pub fn digest(&self) -> Sha256 {
         self.digest
+    }
+
+    /// Returns the bytes in base64.
+    pub fn base64(&self) -> String {
+        BASE64.encode(self.bytes())
+    }
+
+    /// Returns the medium as a data URL (RFC 2397).
+    pub fn data_url(&self) -> String {
+        let any = match self.kind {
+            MediaKind::Image => "image/*",
+            MediaKind::Audio => "audio/*",
+        };
+        let mut url = format!("data:{};base64,", self.media_type().unwrap_or(any));
+        BASE64.encode_string(self.bytes(), &mut url);
+        url
     }
 }
 

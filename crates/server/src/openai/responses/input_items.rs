@@ -18,11 +18,7 @@ use super::{
     no_response, path,
     store::ResponseStore,
 };
-use crate::{
-    app::App,
-    error::ApiError,
-    protocol::media::{base64, data_url},
-};
+use crate::{app::App, error::ApiError};
 
 /// Number of items in an answer, unless the request states another.
 const DEFAULT_LIMIT: usize = 20;
@@ -110,11 +106,11 @@ impl MessagePart {
             }
             Part::Text { text, .. } => Self::InputText { text: text.clone() },
             Part::Media(media) => match media.kind() {
-                MediaKind::Image => Self::InputImage { image_url: data_url(media), detail: "auto" },
+                MediaKind::Image => Self::InputImage { image_url: media.data_url(), detail: "auto" },
                 MediaKind::Audio => {
                     let format =
                         media.media_type().map(|found| found.trim_start_matches("audio/").to_owned());
-                    Self::InputAudio { input_audio: AudioPart { data: base64(media), format } }
+                    Self::InputAudio { input_audio: AudioPart { data: media.base64(), format } }
                 }
             },
         }
