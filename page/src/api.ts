@@ -195,6 +195,13 @@ export interface Plan {
   minimum_memory: number | null;
 }
 
+/** What a load of a model would do. */
+export interface LoadForecast {
+  unloads: string[];
+  room: "loaded" | "enough" | "short" | "full";
+  text: string;
+}
+
 /** Settings of the server's models, for admins. */
 export interface ModelSettings {
   editable: boolean;

@@ -503,7 +503,17 @@ const tests = {
     const card = page.locator(".card", { hasText: MODEL });
     await card.getByRole("button", { name: `Unload ${MODEL}` }).click();
     await card.getByText("not in memory").waitFor();
-    await card.getByRole("button", { name: `Load ${MODEL}`, exact: true }).click();
+    // A load that unloads another model asks first.
+    const text = "needs 5.1 GB of memory, 3.9 GB are free; other would be unloaded";
+    const forecast = { id: MODEL, unloads: ["other"], room: "enough", text };
+    await page.route("**/v1/load/**", (route) => route.fulfill({ json: forecast }));
+    const load = card.getByRole("button", { name: `Load ${MODEL}`, exact: true });
+    const [dialog] = await Promise.all([page.waitForEvent("dialog"), load.click()]);
+    assert.equal(dialog.message(), `${MODEL} ${text}. Load it?`);
+    await dialog.dismiss();
+    await card.getByText("not in memory").waitFor();
+    await page.unroute("**/v1/load/**");
+    await load.click();
     await card.getByRole("button", { name: `Unload ${MODEL}` }).waitFor();
     await page.fill("#pull-name", "no-such-model");
     await page.keyboard.press("Enter");

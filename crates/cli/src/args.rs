@@ -308,6 +308,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, default_value_t = Config::standard().max_models, value_name = "N", value_parser = at_least_one)]
     pub(crate) max_models: usize,
 
+    /// Memory for the weights of several models together, in MiB; idle models are unloaded to make room, and one model
+    /// alone may have more [default: the memory of this machine without 1024]
+    #[arg(long, value_name = "MIB", value_parser = at_least_one)]
+    pub(crate) weights_total: Option<usize>,
+
     /// Time after its last request after which a model is unloaded, as in 90s, 5m or 2h; or forever, until another model
     /// needs its memory [default: forever]
     #[arg(long, value_name = "TIME")]

@@ -27,6 +27,8 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use ureq::RequestBuilder;
 
+use crate::output;
+
 /// Maximum time to connect to a server of this machine.
 const CONNECT: Duration = Duration::from_millis(500);
 
@@ -98,6 +100,15 @@ impl LocalServer {
         }
     }
 
+    /// Returns what a load of the model would do, in words; `None` if the server does not say so.
+    fn load_forecast(&self, model: &str) -> Option<String> {
+        let request = agent(Some(ADMISSION)).get(format!("{}/v1/load/{model}", self.origin));
+        let response =
+            self.with_key(request).call().ok().filter(|response| response.status().is_success())?;
+        let body: Value = serde_json::from_reader(response.into_body().into_reader().take(MAX_ERROR)).ok()?;
+        Some(body["text"].as_str()?.to_owned())
+    }
+
     /// Sends a request. Returns the body of a successful answer.
     fn post(&self, path: &str, body: &Value) -> anyhow::Result<impl Read + use<>> {
         let request = agent(None).post(format!("{}{path}", self.origin)).content_type("application/json");
@@ -138,6 +149,10 @@ pub(crate) fn load(gateway: &Gateway, model: &str) -> anyhow::Result<Option<Stri
     gateway.model(model)?;
     for server in gateway.running_servers() {
         if let Some(reached) = LocalServer::reach(&server) {
+            // Servers of earlier versions have no forecast.
+            if let Some(forecast) = reached.load_forecast(model) {
+                output::note(format!("{model} {forecast}"));
+            }
             let body = json!({"model": model, "stream": false});
             reached.post("/api/generate", &body)?;
             return Ok(Some(server.address));

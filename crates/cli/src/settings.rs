@@ -70,6 +70,7 @@ pub(crate) fn serve_config(store: &StoreArgs, serve: &ServeArgs) -> Config {
             bytes: (serve.prefix_cache_size as u64).saturating_mul(1 << 20),
         }),
         max_models: serve.max_models,
+        weights_total: serve.weights_total.map(|mib| (mib as u64).saturating_mul(1 << 20)),
         keep_alive: serve.keep_alive.unwrap_or_default(),
         max_queue: serve.max_queue,
         aliases: serve.alias.iter().map(|alias| (alias.name.clone(), alias.model.clone())).collect(),
@@ -149,6 +150,8 @@ mod tests {
             "off",
             "--max-models",
             "5",
+            "--weights-total",
+            "9",
             "--alias",
             "gpt-4o=smollm2:135m",
             "--alias",
@@ -189,6 +192,7 @@ mod tests {
         assert_eq!(config.tool_format, Some(ToolFormat::Hermes));
         assert_eq!(config.tool_formats["qwen3:0.6b"], ToolFormat::LlamaJson);
         assert_eq!((config.kv_total, config.max_models, config.threads), (Some(96 << 20), 5, 2));
+        assert_eq!(config.weights_total, Some(9 << 20));
         assert_eq!((config.speculation, config.kv_cache_dtype), (Speculation::Off, KvCacheDtype::F32));
         assert_eq!(config.token_latency, Some(Duration::from_millis(90)));
         assert_eq!((config.scheme, config.home), (Some(Scheme::W4), Some("/x".into())));

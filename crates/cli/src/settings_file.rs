@@ -16,7 +16,7 @@ use crate::{
 };
 
 pub(crate) use change::{
-    CustomModel, add_custom_model, add_name, has_name, pin, remove_name, set_default_model,
+    CustomModel, add_custom_model, add_name, answer_entries, has_name, pin, remove_name, set_default_model,
 };
 pub(crate) use document::{BadSettings, Settings, read};
 pub(crate) use tables::{ANSWERS, Setting, SettingValue, TABLES};

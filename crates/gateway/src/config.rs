@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, ops::RangeInclusive, path::PathBuf, time::Duration};
 
-use crate::model_settings::{KeepAlive, LoadSettings, ModelSettings};
+use crate::{
+    library::suitability::RESERVED,
+    model_settings::{KeepAlive, LoadSettings, ModelSettings},
+};
 use narthex_catalog::network::Network;
 use narthex_device::inventory;
 use narthex_spec::{
@@ -79,6 +82,9 @@ pub struct Config {
     pub kv_cache_dtype: KvCacheDtype,
     /// Maximum number of models in memory.
     pub max_models: usize,
+    /// Maximum bytes of the weights of several models in memory; one model alone may have more. `None` for the memory that
+    /// this process may use, without 1 GiB.
+    pub weights_total: Option<u64>,
     /// Time after its last request that a model stays in memory.
     pub keep_alive: KeepAlive,
     /// Maximum number of waiting requests of each model.
@@ -199,6 +205,11 @@ impl Config {
         }
     }
 
+    /// Returns the bytes for the weights of several models, if they are bounded.
+    pub(crate) fn weights_total(&self) -> Option<u64> {
+        self.weights_total.or_else(|| Some(inventory::memory_bytes()?.saturating_sub(RESERVED)))
+    }
+
     /// States the memory for KV caches that follows from the free memory now.
     pub(crate) fn with_kv_memory(self) -> Self {
         let KvMemory { budget, total } = self.kv_memory();
@@ -230,6 +241,7 @@ impl Config {
             context: None,
             kv_cache_dtype: KvCacheDtype::Auto,
             max_models: 8,
+            weights_total: None,
             keep_alive: KeepAlive::Forever,
             max_queue: 64,
             token_latency: Some(Duration::from_millis(200)),

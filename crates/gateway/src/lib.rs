@@ -70,6 +70,7 @@ pub use narthex_engine::worker::Drain;
 pub use narthex_spec::progress::{Progress, Quiet, Sink as ProgressSink};
 pub use report::{
     fallback::{FallbackNode, FallbackNodes},
+    load_forecast::{LoadForecast, LoadRoom},
     memory::MemoryReport,
     models,
     placement::{AnsweringDevice, PhaseShares, PlacementLine, PlacementReport, TowerReport},

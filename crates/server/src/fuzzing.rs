@@ -101,6 +101,8 @@ mod tests {
         check("/api/embeddings", r#"{"model": "m", "prompt": "a"}"#, None);
         check("/api/embeddings", r#"{"prompt": "a"}"#, Some("model"));
         check("/api/show", r#"{"name": "m", "verbose": true}"#, None);
+        check("/api/create", r#"{"model": "n", "from": "m", "parameters": {"top_k": 1}}"#, None);
+        check("/api/create", r#"{"model": "n"}"#, Some("from"));
         check("/api/copy", r#"{"source": "m", "destination": "n"}"#, None);
         check("/api/copy", r#"{"source": "m"}"#, Some("destination"));
         check("/v1/settings", r#"{"model": "m", "pin": true, "default": false, "add_name": "n"}"#, None);

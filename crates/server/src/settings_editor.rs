@@ -3,10 +3,10 @@
 
 use std::{fmt, sync::Arc};
 
-use narthex_gateway::Gateway;
+use narthex_gateway::{AnswerSettings, Gateway};
 
 /// A change of the settings. Models have the names of their listings.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum SettingsChange {
     /// A model gets an additional name.
     AddName {
@@ -15,7 +15,16 @@ pub enum SettingsChange {
         /// The model.
         model: String,
     },
-    /// An additional name is removed. Its model stays.
+    /// A custom model answers with another model. One of the same name is replaced.
+    AddModel {
+        /// The new name.
+        name: String,
+        /// Model that answers, with or without a scheme.
+        from: String,
+        /// System prompt and sampling.
+        answers: AnswerSettings,
+    },
+    /// An additional name or a custom model is removed. The model that answered stays.
     RemoveName {
         /// The name.
         name: String,

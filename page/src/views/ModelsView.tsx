@@ -1,6 +1,6 @@
 import { signal } from "@preact/signals";
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
-import { json, type LoadedModel, messageFor, type Model, type ModelSettings, request } from "../api";
+import { json, type LoadedModel, type LoadForecast, messageFor, type Model, type ModelSettings, request } from "../api";
 import { begin, update } from "../chat/chats";
 import { bytes, count, deviceName, kindOf } from "../format";
 import { go } from "../route";
@@ -28,8 +28,16 @@ const isGenerator = (model: Model) => model.kind === "chat" || model.kind === "t
 /** Whether the server has a request that only loads a model of this kind. */
 const canLoad = (model: Model) => isGenerator(model) || model.kind === "embedding";
 
+/** Asks before a load that unloads other models or finds too little memory. Without a forecast, the load says what happens. */
+async function isLoadWanted(model: Model): Promise<boolean> {
+  const forecast = await json<LoadForecast>(`/v1/load/${model.id}`).catch(() => null);
+  if (!forecast || (forecast.unloads.length === 0 && (forecast.room === "loaded" || forecast.room === "enough"))) return true;
+  return confirm(`${model.id} ${forecast.text}. Load it?`);
+}
+
 /** Loads, unloads or removes a model. Requests without a prompt only load or unload. */
 async function run(model: Model, work: Work): Promise<void> {
+  if (work === "load" && !(await isLoadWanted(model))) return;
   const { [model.id]: _, ...rest } = failures.value;
   failures.value = rest;
   busy.value = { ...busy.value, [model.id]: work };

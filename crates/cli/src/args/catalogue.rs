@@ -36,6 +36,14 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "FACTOR")]
     pub(crate) yarn: Option<ContextFactor>,
 
+    /// Plan the memory for conversations of this many tokens [default: those of the model]
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) context: Option<u64>,
+
+    /// Plan the memory for this many conversations at the same time
+    #[arg(long, value_name = "N")]
+    pub(crate) users: Option<u64>,
+
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

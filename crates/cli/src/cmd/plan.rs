@@ -1,6 +1,9 @@
 //! `narthex plan`.
 
-use narthex_gateway::{Gateway, plan::PlanRequest};
+use narthex_gateway::{
+    Gateway,
+    plan::{Conversations, PlanRequest},
+};
 
 use crate::{
     args::{NpuTarget, PlanArgs},
@@ -14,7 +17,10 @@ pub(crate) fn run(gateway: &Gateway, args: PlanArgs) -> anyhow::Result<()> {
         NpuTarget::WithRules(target) => Some(target),
         NpuTarget::RyzenAi => None,
     });
-    let request = PlanRequest { subject: args.model, targets: targets.collect(), yarn: args.yarn };
+    let conversations = (args.context.is_some() || args.users.is_some())
+        .then(|| Conversations { context: args.context, users: args.users.unwrap_or(1) });
+    let request =
+        PlanRequest { subject: args.model, targets: targets.collect(), yarn: args.yarn, conversations };
     let report = gateway.plan(&request, interrupt::cancel())?;
     if args.json { output::json(&report) } else { output::report(render::plan(&report)) }
 }

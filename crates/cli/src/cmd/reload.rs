@@ -12,7 +12,7 @@ use crate::{
     args::{Command, StoreArgs},
     interrupt, output,
     settings::{check_serve, serve_config},
-    settings_file::{self, CompletedLine, ParseError, Setting, Settings, TABLES},
+    settings_file::{self, CompletedLine, CustomModel, ParseError, Setting, Settings, TABLES},
 };
 
 /// Settings that apply to every request.
@@ -119,7 +119,18 @@ impl ServerSettings {
 /// Returns the text of the settings file with a change.
 fn changed(text: &str, change: &SettingsChange, path: &Path) -> anyhow::Result<String> {
     match change {
-        SettingsChange::AddName { name, model } => settings_file::add_name(text, name, model),
+        SettingsChange::AddName { name, model } => {
+            settings_file::add_name(&settings_file::remove_name(text, name)?, name, model)
+        }
+        SettingsChange::AddModel { name, from, answers } => {
+            let custom = CustomModel {
+                name,
+                from,
+                system: answers.system.as_deref(),
+                answers: settings_file::answer_entries(answers),
+            };
+            settings_file::add_custom_model(&settings_file::remove_name(text, name)?, &custom)
+        }
         SettingsChange::RemoveName { name } if !settings_file::has_name(text, name)? => {
             bail!("expected {name} in {}, found no such name there; an option may state it", path.display())
         }

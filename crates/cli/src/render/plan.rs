@@ -2,8 +2,8 @@
 
 use comfy_table::{Cell, ContentArrangement};
 use narthex_gateway::plan::{
-    CacheEstimate, DeviceFit, MinimumMemory, ModelEstimate, PlanReport, SchemeEstimate, SchemeFit,
-    TargetEstimate,
+    CacheEstimate, DeviceFit, MemoryPlan, MinimumMemory, ModelEstimate, PlanReport, SchemeEstimate,
+    SchemeFit, TargetEstimate, WeightsMemory,
 };
 
 use narthex_spec::Scheme;
@@ -55,6 +55,7 @@ pub(crate) fn plan(report: &PlanReport) -> String {
         format!(", with a KV cache of at most {} (--kv-budget)", bytes(report.kv_budget))
     };
     text.push_str(&format!("\nthis machine{budget}\n{}", machine(&report.machine)));
+    text.extend(report.memory.as_ref().map(memory));
     text.extend(report.least.as_ref().map(|minimum| least(minimum, &report.machine)));
     text
 }
@@ -163,6 +164,42 @@ fn machine(devices: &[DeviceFit]) -> String {
         for fit in &device.schemes {
             text.push_str(&format!("    {:<4} {}\n", fit.scheme.as_str(), longest(fit)));
         }
+    }
+    text
+}
+
+/// Renders the memory of conversations on each device.
+fn memory(plan: &MemoryPlan) -> String {
+    let conversations = if plan.users == 1 { "one conversation" } else { "conversations" };
+    let number = if plan.users == 1 { String::new() } else { format!("{} ", plan.users) };
+    let mut text = format!("\nmemory of {number}{conversations} of {} tokens\n", plan.context);
+    for device in &plan.devices {
+        let weights = match device.weights {
+            WeightsMemory::Mapped => "weights are mapped from files",
+            WeightsMemory::Copied => "weights are copied",
+        };
+        text.push_str(&format!("  {} {} ({weights})\n", device.device, device.text));
+        let mut table = table(&["   SCHEME", "WEIGHTS", "KV CACHE", "BUFFERS", "TOTAL", "FITS", "LONGEST"]);
+        for scheme in &device.schemes {
+            table.add_row([
+                Cell::new(format!("   {}", scheme.scheme)),
+                right(bytes(scheme.weights)),
+                right(bytes(scheme.kv)),
+                right(bytes(scheme.buffers)),
+                right(bytes(scheme.total())),
+                Cell::new(scheme.fits.map_or("unknown", |fits| if fits { "yes" } else { "no" })),
+                right(scheme.longest.map_or_else(|| "-".to_owned(), |tokens| tokens.to_string())),
+            ]);
+        }
+        text.push_str(&format!("{}\n", table.trim_fmt()));
+        if device.schemes.is_empty() {
+            text.push_str("    no scheme runs here\n");
+        }
+    }
+    let kv = plan.devices.iter().flat_map(|device| &device.schemes).map(|scheme| scheme.kv).max();
+    if let Some(kv) = kv {
+        let budget = kv.div_ceil(1 << 20);
+        text.push_str(&format!("  `narthex serve --kv-budget {budget} --slots {}` holds them\n", plan.users));
     }
     text
 }

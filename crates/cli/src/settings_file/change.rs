@@ -4,6 +4,7 @@ use anyhow::{Context, bail};
 use toml_edit::{Array, DocumentMut, Item, Table, TableLike, Value, value};
 
 use super::{Setting, SettingValue, document};
+use narthex_gateway::AnswerSettings;
 
 /// An existing model with another name and other settings of its answers.
 pub(crate) struct CustomModel<'a> {
@@ -11,6 +12,17 @@ pub(crate) struct CustomModel<'a> {
     pub(crate) from: &'a str,
     pub(crate) system: Option<&'a str>,
     pub(crate) answers: Vec<Setting>,
+}
+
+/// Returns the entries of the settings file for answers, without the system prompt.
+pub(crate) fn answer_entries(answers: &AnswerSettings) -> Vec<Setting> {
+    let numbers = answers.sampling.stated().map(|(name, value)| {
+        let key = if name == "repetition_penalty" { "repeat_penalty" } else { name };
+        Setting { key: key.to_owned(), value: SettingValue::One(value) }
+    });
+    let stop = (!answers.stop.is_empty())
+        .then(|| Setting { key: "stop".to_owned(), value: SettingValue::Several(answers.stop.clone()) });
+    numbers.chain(stop).collect()
 }
 
 /// Returns the text of the settings file with a custom model, which replaces an earlier one of this name.

@@ -36,6 +36,7 @@ pub(crate) const TABLES: &[(&str, &[&str])] = &[
             "kv_budget",
             "kv_total",
             "max_models",
+            "weights_total",
             "max_queue",
             "keep_alive",
             "token_latency",

@@ -138,6 +138,15 @@ fn plan_needs_nothing_but_settings() {
     check(&["plan", "llama3.2:1b"], 0, "access      gated; accept its licence", "");
     check(&["plan", "llama3.2:1b@w4", "--json"], 0, "\"access\": \"gated\"", "");
     // The headline is about a device that runs the model.
+    check(
+        &["plan", "llama3.2:1b", "--context", "8192", "--users", "4"],
+        0,
+        "memory of 4 conversations of 8192 tokens",
+        "",
+    );
+    check(&["plan", "llama3.2:1b", "--users", "0"], 2, "", "expected at least one conversation");
+    check(&["plan", "llama3.2:1b", "--context", "999999"], 2, "", "expected 1 to 131072 tokens");
+    check(&["plan", "all-minilm-l6-v2", "--context", "9"], 2, "", "expected a model with a KV cache");
     check(&["plan", "llama3.3:70b"], 0, "openvino:npu in w", "");
     check(&["plan", "hf:owner/repo"], 4, "", "owner/repo");
     check(&["plan", "smollm2:136m"], 3, "", "did you mean smollm2:135m");

@@ -197,8 +197,11 @@ fn requests_change_the_settings_file() {
     assert_eq!(change(json!({"pin": true, "default": true})), "200");
     let copy = json!({"source": "smollm2:135m", "destination": "gpt-4o"});
     assert_eq!(send("POST", "/api/copy", &copy), "200");
+    let custom = json!({"model": "pirate", "from": "smollm2:135m", "system": "Arr.", "parameters": {"repeat_penalty": 1.5, "stop": "a"}});
+    assert_eq!(send("POST", "/api/create", &custom), "200");
     let text = fs::read_to_string(&file).unwrap();
     for part in [
+        "[models.pirate]\nfrom = \"smollm2:135m\"\nsystem = \"Arr.\"\nrepeat_penalty = 1.5\nstop = [\"a\"]\n",
         "# mine\n[limits]\nslots = 3\n",
         "[models.\"smollm2:135m\"]\npin = true",
         "default_model = \"smollm2:135m\"",
@@ -211,7 +214,9 @@ fn requests_change_the_settings_file() {
         "200"
     );
     assert_eq!(send("DELETE", "/api/delete", &json!({"model": "gpt-4o"})), "200");
-    assert!(!fs::read_to_string(&file).unwrap().contains("gpt-4o"));
+    assert_eq!(send("DELETE", "/api/delete", &json!({"model": "pirate"})), "200");
+    let text = fs::read_to_string(&file).unwrap();
+    assert!(!text.contains("gpt-4o") && !text.contains("pirate"), "{text}");
 
     // A file with faults stays as it is.
     fs::write(&file, "[limits]\nslots = 0\n").unwrap();

@@ -238,8 +238,9 @@ pub enum Error {
     },
     /// The limits on models in memory are reached, and all of these models are in use.
     #[error(
-        "there is no room for {name}: at most {models} models and {} MiB of KV cache may be in memory, and all models there \
-         are in use", kv_total >> 20
+        "there is no room for {name}: at most {models} models{} and {} MiB of KV cache may be in memory, and all models \
+         there are in use", weights_total.map(|bytes| format!(", {} MiB of weights", bytes >> 20)).unwrap_or_default(),
+        kv_total >> 20
     )]
     ResidencyFull {
         /// The model.
@@ -248,6 +249,8 @@ pub enum Error {
         models: usize,
         /// Maximum bytes of all KV caches.
         kv_total: usize,
+        /// Maximum bytes of the weights of several models, if they are bounded.
+        weights_total: Option<u64>,
     },
     /// The maximum number of downloads and compiles for requests is in progress.
     #[error("{0} downloads and compiles are already in progress; try again later")]
@@ -382,7 +385,7 @@ impl Error {
                 "the model's context has {of_model} tokens, but the KV budget holds fewer; start the server with a larger --kv-budget"
             )),
             Self::ResidencyFull { .. } => Some(
-                "try again later, or start the server with larger --max-models and --kv-total".to_owned(),
+                "try again later, or start the server with larger --max-models, --weights-total and --kv-total".to_owned(),
             ),
             Self::ModelNotAllowed { .. } => Some("GET /v1/models lists the models of this key".to_owned()),
             Self::NotInstalled { name, scheme, in_catalogue, .. } => {

@@ -38,7 +38,9 @@ use crate::{
         eligibility,
         loaded_model::LoadedModel,
         request::LoadRequest,
-        residency::{Claim, LoadStart, PendingLoad, ReadyModel, ResidencyLimits, ResidentModels},
+        residency::{
+            Claim, LoadStart, ModelMemory, PendingLoad, ReadyModel, ResidencyLimits, ResidentModels,
+        },
         runtime_choice::RuntimeChoice,
         tokenizer_reader::TokenizerReader,
         voice,
@@ -120,7 +122,14 @@ impl Gateway {
         let kv_bytes = library.config.kv_memory().total;
         // While a model loads, as many requests may wait for it as the loaded model admits.
         let waiting = slots.max(1).saturating_add(max_queue);
-        let limits = ResidencyLimits { models: max_models, kv_bytes, waiting, reservation_wait: load_wait };
+        let limits = ResidencyLimits {
+            models: max_models,
+            kv_bytes,
+            package_bytes: library.config.weights_total(),
+            free_memory: inventory::available_memory,
+            waiting,
+            reservation_wait: load_wait,
+        };
         let models = Arc::new(ResidentModels::new(retry_failed_after, limits));
         if library.config.has_keep_alive() {
             models.unload_expired_in_background()?;
@@ -419,8 +428,10 @@ impl Gateway {
         let has_kv = package.manifest.architecture.is_decoder();
         let draft_kv = draft.as_ref().map_or(0, |draft| draft.kv_budget);
         let kv_bytes = if has_kv { config.kv_memory().budget.saturating_add(draft_kv) } else { 0 };
-        let reservation = self.models.reserve(key, kv_bytes, cancel)?;
-        self.models.release_prefixes(package.bytes(), inventory::available_memory());
+        let draft_bytes = draft.as_ref().map_or(0, DraftPackage::bytes);
+        let memory = ModelMemory { package_bytes: package.bytes() + draft_bytes, kv_bytes };
+        self.models.release_prefixes(memory.package_bytes, inventory::available_memory());
+        let reservation = self.models.reserve(key, memory, cancel)?;
         let request = LoadRequest {
             package,
             runtime,

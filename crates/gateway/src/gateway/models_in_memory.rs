@@ -7,7 +7,8 @@ use crate::{
     config::Config,
     error::Error,
     library::RequestedModel,
-    report::{memory::MemoryReport, models::ModelStatus},
+    load::residency::ModelMemory,
+    report::{load_forecast::LoadForecast, memory::MemoryReport, models::ModelStatus},
 };
 
 /// Models in memory.
@@ -25,6 +26,19 @@ impl Gateway {
         MemoryReport::measure(&self.models.status())
     }
 
+    /// Returns what a load of an installed model would take from the memory, and which models would be unloaded for it.
+    ///
+    /// # Errors
+    /// [`Error::UnknownModel`] and [`Error::NotInstalled`].
+    pub fn forecast_load(&self, model: &str) -> Result<LoadForecast, Error> {
+        let RequestedModel { key, .. } = self.resolve(model)?;
+        let manifest = self.library.manifest(&key)?;
+        let config = self.library.config_of(&key.name);
+        let kv_bytes = if manifest.architecture.is_decoder() { config.kv_memory().budget } else { 0 };
+        let package_bytes = manifest.files.values().map(|file| file.bytes).sum();
+        Ok(self.models.forecast(&key, ModelMemory { package_bytes, kv_bytes }))
+    }
+
     /// Removes a model that a request names from memory. Requests that already use it continue with it.
     pub fn unload(&self, model: &str) -> Result<(), Error> {
         let RequestedModel { key, .. } = self.resolve(model)?;
@@ -37,6 +51,7 @@ impl Gateway {
     /// The names of models and the settings of answers apply to each request to the new gateway, and the times that models
     /// stay in memory apply to the models there too. A model in memory keeps its other settings until it is loaded again.
     /// The store, the network, the runtime, the number of threads, the devices for all models, `max_models`, `kv_total`,
+    /// `weights_total`,
     /// `load_wait`, `retry_failed_after` and the prefix cache stay those of this gateway.
     ///
     /// ```
@@ -68,6 +83,7 @@ impl Gateway {
             npu_share: current.npu_share,
             npu_options: current.npu_options,
             max_models: current.max_models,
+            weights_total: current.weights_total,
             load_wait: current.load_wait,
             retry_failed_after: current.retry_failed_after,
             prefix_cache: current.prefix_cache.clone(),

@@ -49,6 +49,11 @@ impl DraftPackage {
         Ok(Some(Self { package: Arc::new(package), kv_budget }))
     }
 
+    /// Returns the bytes of its files.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.package.bytes()
+    }
+
     /// Opens the package by `open`, with the settings of `request`, which is that of the chat model.
     pub(crate) fn open(
         self,

@@ -3,8 +3,8 @@
 //! A model is absent, then loading (one thread loads, every request waits), then ready or failed. A failed load is
 //! reported to requests for a while before another request tries again.
 //!
-//! The number of models in memory and the bytes of their KV caches are bounded. A model beyond a bound evicts the idle
-//! model that was used least recently. If none is idle, its load waits for one, for a limited time. A model that was
+//! The number of models in memory, the bytes of their packages and the bytes of their KV caches are bounded. A model beyond
+//! a bound, or beyond the free memory, evicts the idle model that was used least recently. If none is idle, its load waits for one, for a limited time. A model that was
 //! removed counts until the requests that use it have ended. Pinned models are not evicted. Models with a keep-alive time
 //! are unloaded when no request has used them for so long.
 
@@ -32,13 +32,17 @@ use crate::{
     library::package_key::PackageKey,
     load::loaded_model::LoadedModel,
     model_settings::{KeepAlive, ResidenceSettings},
-    report::models::{ModelState, ModelStatus},
+    report::{
+        load_forecast::{LoadForecast, LoadRoom},
+        models::{ModelState, ModelStatus},
+    },
 };
 
 use load_failure::LoadFailure;
 pub use pending::{LoadStart, LoadWaiter, PendingLoad};
 pub use ready_model::ReadyModel;
-use reservation::{ModelReservation, ReservedTotals};
+pub(crate) use reservation::ModelMemory;
+use reservation::{ModelReservation, ReservedMemory};
 
 /// Time between two searches for models whose keep-alive time has passed.
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
@@ -78,6 +82,10 @@ pub(crate) struct ResidencyLimits {
     pub(crate) models: usize,
     /// Maximum bytes of their KV caches.
     pub(crate) kv_bytes: usize,
+    /// Maximum bytes of the packages of several models; `None` for no bound.
+    pub(crate) package_bytes: Option<u64>,
+    /// Returns the bytes of memory that a load can take without swapping, if they are known.
+    pub(crate) free_memory: fn() -> Option<u64>,
     /// Maximum number of requests that wait for the load of a model.
     pub(crate) waiting: usize,
     /// Maximum time that a load waits for models in use.
@@ -87,7 +95,7 @@ pub(crate) struct ResidencyLimits {
 /// The models in memory.
 pub(crate) struct ResidentModels {
     models: Mutex<Residences>,
-    reserved: Mutex<ReservedTotals>,
+    reserved: Mutex<ReservedMemory>,
     /// Notified after changes of `models` and after the end of each use of a model.
     changed: Condvar,
     /// Time during which requests receive a failed load's error before one of them loads again. A load that found no
@@ -231,11 +239,11 @@ impl ResidentModels {
     pub(crate) fn reserve(
         self: &Arc<Self>,
         key: &PackageKey,
-        kv_bytes: usize,
+        memory: ModelMemory,
         cancel: &Cancel,
     ) -> Result<ModelReservation, Error> {
-        let ResidencyLimits { models, kv_bytes: kv_total, reservation_wait, .. } = self.limits;
-        if models == 0 || kv_bytes > kv_total {
+        let ResidencyLimits { models, kv_bytes: kv_total, free_memory, reservation_wait, .. } = self.limits;
+        if models == 0 || memory.kv_bytes > kv_total {
             return Err(self.residency_full(key));
         }
 
@@ -246,12 +254,24 @@ impl ResidentModels {
 
         loop {
             cancel.check()?;
-            let reservation = ModelReservation::take(self, kv_bytes);
+            let is_short = free_memory().is_some_and(|free| free < memory.package_bytes);
+            let reservation = if is_short && oldest_idle(&models).is_some() {
+                None
+            } else {
+                ModelReservation::take(self, key, memory)
+            };
             if let Some(Residence::Loading { awaits_reservation, .. }) = models.get_mut(key) {
                 *awaits_reservation = reservation.is_none();
             }
             if let Some(reservation) = reservation {
                 drop(models);
+                if is_short {
+                    tracing::warn!(
+                        "{} has {} MB of weights, and less memory is free; it will be slow",
+                        key.name,
+                        memory.package_bytes / 1_000_000
+                    );
+                }
                 self.notify();
                 return Ok(reservation);
             }
@@ -266,6 +286,45 @@ impl ResidentModels {
                 return Err(self.residency_full(key));
             }
         }
+    }
+
+    /// Returns what a load of the model would do now.
+    pub(crate) fn forecast(&self, key: &PackageKey, memory: ModelMemory) -> LoadForecast {
+        let free_bytes = (self.limits.free_memory)();
+        let mut forecast = LoadForecast {
+            name: key.name.clone(),
+            scheme: key.scheme,
+            package_bytes: memory.package_bytes,
+            free_bytes,
+            unloads: Vec::new(),
+            room: LoadRoom::Loaded,
+        };
+        let residences = self.models.lock();
+        if matches!(residences.get(key), Some(Residence::Ready { model, .. }) if !model.is_broken()) {
+            return forecast;
+        }
+        let mut idle: Vec<_> = evictable(&residences).collect();
+        idle.sort();
+        let mut idle = idle.into_iter().map(|(_, key)| key);
+        let mut reserved = self.reserved.lock().clone();
+        let mut free = free_bytes;
+
+        forecast.room = loop {
+            let is_short = free.is_some_and(|free| free < memory.package_bytes);
+            let has_room = reserved.has_room(memory, &self.limits);
+            if has_room && !is_short {
+                break LoadRoom::Enough;
+            }
+            match idle.next() {
+                Some(evicted) => {
+                    let freed = reserved.remove(evicted);
+                    free = free.map(|free| free.saturating_add(freed));
+                    forecast.unloads.push(evicted.name.clone());
+                }
+                None => break if has_room { LoadRoom::Short } else { LoadRoom::Full },
+            }
+        };
+        forecast
     }
 
     /// Releases the prefixes of earlier prompts in every model if `free` bytes of memory do not suffice for a load of
@@ -285,8 +344,8 @@ impl ResidentModels {
     }
 
     fn residency_full(&self, key: &PackageKey) -> Error {
-        let ResidencyLimits { models, kv_bytes: kv_total, .. } = self.limits;
-        Error::ResidencyFull { name: key.name.clone(), models, kv_total }
+        let ResidencyLimits { models, kv_bytes: kv_total, package_bytes, .. } = self.limits;
+        Error::ResidencyFull { name: key.name.clone(), models, kv_total, weights_total: package_bytes }
     }
 
     /// Ends the load of [`Claim::Load`].
@@ -421,10 +480,19 @@ impl ResidentModels {
     }
 }
 
-/// Removes and returns the idle model that was used least recently, unless it is pinned.
-fn take_idle(models: &mut Residences) -> Option<(PackageKey, Residence)> {
+/// Returns the idle models that are not pinned, with the times of their last requests.
+fn evictable(models: &Residences) -> impl Iterator<Item = (Instant, &PackageKey)> {
     let evictable = models.iter().filter(|(_, residence)| !residence.is_pinned());
-    let idle = evictable.filter_map(|(key, residence)| Some((residence.idle_since()?, key)));
-    let oldest = idle.min()?.1.clone();
+    evictable.filter_map(|(key, residence)| Some((residence.idle_since()?, key)))
+}
+
+/// Returns the model that leaves first.
+fn oldest_idle(models: &Residences) -> Option<&PackageKey> {
+    evictable(models).min().map(|(_, key)| key)
+}
+
+/// Removes and returns the model that leaves first.
+fn take_idle(models: &mut Residences) -> Option<(PackageKey, Residence)> {
+    let oldest = oldest_idle(models)?.clone();
     models.remove_entry(&oldest)
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod fallback;
 pub(crate) mod kv_cache;
+pub(crate) mod load_forecast;
 pub(crate) mod memory;
 pub mod models;
 pub(crate) mod placement;

@@ -6,8 +6,8 @@ use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 
 use narthex_gateway::{
     AnswerSettings, AuditedFile, AutoPull, Cancel, CompileRequest, Config, Encryption, Error, ErrorKind,
-    ExportFormat, ExportRequest, FileCondition, Gateway, ImportRequest, KeepAlive, LoadSettings, LoadStart,
-    ModelSettings, PendingLoad, Rebuild, ResidenceSettings, Rights,
+    ExportFormat, ExportRequest, FileCondition, Gateway, ImportRequest, KeepAlive, LoadRoom, LoadSettings,
+    LoadStart, ModelSettings, PendingLoad, Rebuild, ResidenceSettings, Rights,
     doctor::Level,
     models::{ModelKind, ModelState},
     request::{ChatRequest, EmbedRequest, InputOverflow, Message, Prompt, Role},
@@ -71,6 +71,32 @@ fn a_model_is_loaded_on_first_use() {
         let engine = gateway.status()[0].engine.unwrap();
         (engine.running, engine.waiting, engine.generated_tokens) == (0, 0, 8)
     });
+}
+
+#[test]
+fn the_weights_of_several_models_are_bounded_and_a_load_is_forecast() {
+    let tiny = Tiny::new();
+    let (chat, encoder) = (tiny.long_chat(), tiny.embedding());
+    let gateway = Gateway::open(Config { weights_total: Some(1), ..tiny.config() }).unwrap();
+    let forecast = || {
+        let forecast = gateway.forecast_load(&encoder).unwrap();
+        (forecast.room, forecast.unloads.iter().map(ToString::to_string).collect::<Vec<_>>())
+    };
+    assert_eq!(forecast(), (LoadRoom::Enough, Vec::new()), "a single model may have any weights");
+    ask(&gateway, &chat, question("the cat", greedy(2)));
+    assert_eq!(forecast(), (LoadRoom::Enough, vec![chat.clone()]));
+    gateway.embed(&encoder, &EmbedRequest::new(["the cat"]), &Cancel::new()).unwrap();
+    assert_eq!(states(&gateway), [(encoder.clone(), ModelState::Ready)]);
+    assert_eq!(forecast(), (LoadRoom::Loaded, Vec::new()));
+
+    let (sink, heard) = events();
+    let running = gateway.chat(&chat, question("the cat", greedy(LONG_CONTEXT / 2)), sink).unwrap();
+    heard.recv_timeout(PATIENCE).unwrap();
+    assert_eq!(forecast(), (LoadRoom::Full, Vec::new()));
+    let error = without_memory(&pending(&gateway, &encoder));
+    assert!(error.hint().unwrap().contains("--weights-total"), "{error}");
+    running.cancel();
+    assert!(gateway.forecast_load("no-such-model").is_err());
 }
 
 #[test]

@@ -341,8 +341,8 @@ impl CallSite {
 
     fn plan(&self, arguments: PlanArguments, cancel: &Cancel) -> Result<ToolAnswer, CallError> {
         let targets = arguments.targets.iter().map(|text| target(text, "targets"));
-        let request =
-            PlanRequest { subject: arguments.model, targets: targets.collect::<Result<_, _>>()?, yarn: None };
+        let targets = targets.collect::<Result<_, _>>()?;
+        let request = PlanRequest { targets, ..PlanRequest::new(arguments.model) };
         ToolAnswer::json(&self.gateway.plan(&request, cancel)?)
     }
 }

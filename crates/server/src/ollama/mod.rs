@@ -1,7 +1,8 @@
 //! Ollama's protocol: `/api/chat`, `/api/generate`, `/api/embed`, `/api/embeddings`, `/api/show`, `/api/pull`,
-//! `/api/copy`, `/api/delete`, `/api/ps`, `/api/tags` and `/api/version`.
+//! `/api/create`, `/api/copy`, `/api/delete`, `/api/ps`, `/api/tags` and `/api/version`.
 
 pub(crate) mod chat;
+pub(crate) mod create;
 pub(crate) mod embed;
 pub(crate) mod generate;
 pub(crate) mod lines;
@@ -55,9 +56,6 @@ async fn unload(app: &App, model: &str) -> Result<(), ApiError> {
 /// Returns the next step for the clients of an endpoint of Ollama that this server lacks.
 pub(crate) fn unsupported(path: &str) -> Option<&'static str> {
     match path.trim_end_matches('/') {
-        "/api/create" => {
-            Some("`narthex create NAME --from MODEL --system TEXT` or `--file Modelfile` adds a name")
-        }
         "/api/push" => {
             Some("models are not uploaded anywhere; `narthex export MODEL` writes its files to a folder")
         }

@@ -272,7 +272,8 @@ pub(crate) async fn copy(app: App, body: Body<CopyBody>) -> Result<StatusCode, A
     let jobs = app.shared.jobs.clone();
     let copied = jobs.run(move || {
         let model = app.gateway.model(&source)?.name.to_string();
-        let change = settings::added_name("destination", &destination, &model, &app.gateway)?;
+        settings::check_name("destination", &destination, &app.gateway)?;
+        let change = SettingsChange::AddName { name: destination, model };
         settings::apply(&app, &[change]).map(drop)
     });
     copied.await?;

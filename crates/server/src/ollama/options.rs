@@ -9,10 +9,12 @@ use crate::{
     app::App,
     error::ApiError,
     protocol::{
-        hints, ignored::IgnoredParameters, options::Sampling, problem::in_words_of_json, reasoning::Effort,
+        hints, ignored::IgnoredParameters, problem::in_words_of_json, reasoning::Effort,
         response_format::GrammarOptions,
     },
 };
+
+pub(super) use crate::protocol::options::Sampling;
 
 /// `think`: a switch or a level.
 #[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
@@ -151,14 +153,18 @@ impl AnswerFields {
         if self.keep_alive.is_some() {
             ignored.push(KEEP_ALIVE);
         }
-        let options = read(self.options, ignored)?.or(sampling).options()?;
+        let options = read("options", self.options, ignored)?.or(sampling).options()?;
         let logprobs = (self.logprobs == Some(true)).then(|| self.top_logprobs.unwrap_or(0));
         Ok(GenerateOptions { grammar: shared.grammar(grammar(self.format)?)?, logprobs, ..options })
     }
 }
 
-/// Parses the `options` object of a request: the parameters of the text in every protocol, and those of Ollama.
-fn read(options: Option<Map<String, Value>>, ignored: &mut IgnoredParameters) -> Result<Sampling, ApiError> {
+/// Parses the object `param` of a request: the parameters of the text in every protocol, and those of Ollama.
+pub(super) fn read(
+    param: &str,
+    options: Option<Map<String, Value>>,
+    ignored: &mut IgnoredParameters,
+) -> Result<Sampling, ApiError> {
     let mut answer = options.unwrap_or_default();
     answer.values_mut().for_each(make_integral);
     // Ollama has no limit for 0, which is not a number of tokens here, and no penalty for 0, which cannot divide.
@@ -173,11 +179,11 @@ fn read(options: Option<Map<String, Value>>, ignored: &mut IgnoredParameters) ->
         let runtime = RUNTIME.iter().find(|known| *known == name).copied();
         match runtime.or_else(|| hints::without_effect(name, value)) {
             Some(known) => ignored.push(known),
-            None => return Err(ApiError::unsupported(&format!("options.{name}"))),
+            None => return Err(ApiError::unsupported(&format!("{param}.{name}"))),
         }
     }
     serde_path_to_error::deserialize(Value::Object(answer)).map_err(|error| {
-        let path = format!("options.{}", error.path());
+        let path = format!("{param}.{}", error.path());
         ApiError::bad_request(
             path.clone(),
             format!("{path}: {}", in_words_of_json(&path, &error.inner().to_string())),
@@ -232,7 +238,7 @@ mod tests {
         let read = |options: Value| {
             let mut ignored = IgnoredParameters::default();
             let Value::Object(options) = options else { panic!("expected an object") };
-            super::read(Some(options), &mut ignored).map(|options| (options, ignored))
+            super::read("options", Some(options), &mut ignored).map(|options| (options, ignored))
         };
         let (options, ignored) = read(json!({
             "num_predict": 7, "top_k": 40, "stop": "a", "num_ctx": 4096, "mirostat": 0, "num_gpu": null,

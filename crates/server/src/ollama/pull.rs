@@ -77,7 +77,7 @@ pub(crate) struct PullLine {
 }
 
 impl PullLine {
-    fn status(status: impl Into<String>) -> Self {
+    pub(super) fn status(status: impl Into<String>) -> Self {
         Self { status: Some(status.into()), digest: None, total: None, completed: None, error: None }
     }
 
@@ -98,7 +98,7 @@ impl PullLine {
         }
     }
 
-    fn bytes(&self) -> Bytes {
+    pub(super) fn bytes(&self) -> Bytes {
         // Serialising strings and numbers to JSON cannot fail.
         let mut line = serde_json::to_vec(self).unwrap_or_default();
         line.push(b'\n');

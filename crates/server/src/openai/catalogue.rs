@@ -226,7 +226,7 @@ pub(crate) async fn plan(
     let run = app.shared.jobs.run(move || {
         // The listing refuses paths and what the caller may not use.
         let name = gateway.model(&id)?.name.to_string();
-        let request = PlanRequest { subject: name.clone(), targets: Vec::new(), yarn: None };
+        let request = PlanRequest::new(name.clone());
         gateway.plan(&request, &cancel).map(|report| ModelPlan::new(name, report))
     });
     Ok(Json(run.await?))

@@ -8,6 +8,7 @@ pub(crate) mod chat_answer;
 pub(crate) mod completions;
 pub(crate) mod embeddings;
 pub(crate) mod fill;
+pub(crate) mod load_forecast;
 mod logprobs;
 pub(crate) mod messages;
 pub(crate) mod models;

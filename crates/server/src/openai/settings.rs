@@ -14,7 +14,7 @@ use crate::{
         body::{Body, FromBody},
         fields::BodyFields,
         ignored::IgnoredParameters,
-        settings::{added_name, apply},
+        settings::{apply, check_name},
     },
     settings_editor::SettingsChange,
 };
@@ -103,7 +103,8 @@ fn changes(request: &SettingsBody, model: &str, gateway: &Gateway) -> Result<Vec
         changes.push(SettingsChange::DefaultModel { model: is_default.then(|| model.to_owned()) });
     }
     if let Some(name) = &request.add_name {
-        changes.push(added_name("add_name", name, model, gateway)?);
+        check_name("add_name", name, gateway)?;
+        changes.push(SettingsChange::AddName { name: name.clone(), model: model.to_owned() });
     }
     if let Some(name) = request.remove_name.clone() {
         if !gateway.is_alias(&name) {

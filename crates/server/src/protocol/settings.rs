@@ -8,13 +8,11 @@ use crate::{app::App, error::ApiError, settings_editor::SettingsChange};
 /// Maximum characters of an additional name.
 const MAX_NAME: usize = 128;
 
-/// Returns the change that gives a model an additional name.
-pub(crate) fn added_name(
-    param: &'static str,
-    name: &str,
-    model: &str,
-    gateway: &Gateway,
-) -> Result<SettingsChange, ApiError> {
+/// Checks an additional name of a model.
+///
+/// # Errors
+/// 400 for a name with spaces, for one that is too long, and for that of a model.
+pub(crate) fn check_name(param: &'static str, name: &str, gateway: &Gateway) -> Result<(), ApiError> {
     let is_word = !name.is_empty() && name.chars().all(|char| !char.is_whitespace() && !char.is_control());
     if !is_word || name.chars().count() > MAX_NAME {
         let message = format!(
@@ -26,7 +24,7 @@ pub(crate) fn added_name(
         let message = format!("{param}: expected a new name, found that of the model {name}; choose another");
         return Err(ApiError::bad_request(param, message));
     }
-    Ok(SettingsChange::AddName { name: name.to_owned(), model: model.to_owned() })
+    Ok(())
 }
 
 /// Applies changes, and returns the gateway with them.

@@ -55,6 +55,7 @@ use crate::{
         completions::{self, TextChoice, TextCompletion},
         embeddings::{self, EmbeddingList},
         fill::{self, FilledText},
+        load_forecast::{self, LoadForecastObject},
         models::{self, ModelList, ModelObject},
         rerank::{self, RerankAnswer},
         responses::{
@@ -274,6 +275,8 @@ fn of_others() -> Vec<Operation> {
             .answers::<Catalogue>(),
         Op::get("/v1/catalogue/{*id}", catalogue::plan, "Plan a model on this machine")
             .answers::<ModelPlan>(),
+        Op::get("/v1/load/{*id}", load_forecast::forecast, "State what a load of a model would do")
+            .answers::<LoadForecastObject>(),
         Op::get("/v1/settings", settings::show, "Return the settings of the models")
             .answers::<SettingsObject>(),
         Op::post("/v1/settings", settings::change, "Change the settings of a model")
@@ -336,6 +339,10 @@ fn of_ollama() -> Vec<Operation> {
             .answers::<ShownModel>(),
         Op::post("/api/pull", ollama::pull::create, "Fetch and compile a model")
             .body::<ollama::pull::PullBody>()
+            .answers::<PullLine>()
+            .or_lines::<PullLine>(),
+        Op::post("/api/create", ollama::create::create, "Add a custom model")
+            .body::<ollama::create::CreateBody>()
             .answers::<PullLine>()
             .or_lines::<PullLine>(),
         Op::post("/api/copy", ollama::models::copy, "Give a model an additional name")

@@ -349,6 +349,7 @@ fn a_path_has_the_same_answer_whether_its_file_exists_or_not() {
         ("/api/embed", json!({"input": "x"})),
         ("/api/embeddings", json!({"prompt": "x"})),
         ("/v1/settings", json!({"pin": true})),
+        ("/api/create", json!({"model": "x"})),
         ("/api/copy", json!({"destination": "x"})),
         ("/api/show", json!({})),
         ("/api/pull", json!({"stream": false})),
@@ -356,7 +357,11 @@ fn a_path_has_the_same_answer_whether_its_file_exists_or_not() {
     let document = live.get("/openapi.json").json();
     check_paths(&document, requests.iter().map(|(path, _)| *path));
     for (route, body) in requests {
-        let field = if route == "/api/copy" { "source" } else { "model" };
+        let field = match route {
+            "/api/create" => "from",
+            "/api/copy" => "source",
+            _ => "model",
+        };
         let ask = |model: String| live.post(route, &with(body.clone(), json!({field: model})));
         let paths = [
             there.clone(),

@@ -221,11 +221,7 @@ fn a_model_is_removed_by_its_exact_name() {
 #[test]
 fn endpoints_that_do_not_exist_here_are_refused_with_what_does() {
     let live = Live::start(Tiny::new().config());
-    for (path, expect) in [
-        ("/api/create", "narthex create NAME --from MODEL"),
-        ("/api/push", "narthex export MODEL"),
-        ("/api/blobs/sha256:00", "narthex pull"),
-    ] {
+    for (path, expect) in [("/api/push", "narthex export MODEL"), ("/api/blobs/sha256:00", "narthex pull")] {
         let answer = live.post(path, &json!({"model": "m"}));
         let error = answer.json()["error"].as_str().unwrap().to_owned();
         assert_eq!(answer.status, 501, "{path}: {error}");

@@ -71,8 +71,9 @@ fn answers_are_those_of_the_document() {
         ("/api/show", json!({"model": model})),
         ("/api/pull", json!({"model": model, "stream": false})),
     ];
-    // Answers with speech are files, and that of `/api/copy` is empty.
-    let others = ["/v1/audio/speech", "/api/copy"];
+    // Answers with speech are files, and that of `/api/copy` is empty. A server without
+    // settings creates no models.
+    let others = ["/v1/audio/speech", "/api/create", "/api/copy"];
     check_paths(&document, requests.iter().map(|(path, _)| *path).chain(others));
     for (path, body) in requests {
         let answer = live.post(path, &body);
@@ -98,6 +99,8 @@ fn answers_are_those_of_the_document() {
         check(&document, "get", path, 200, &live.get(path).json());
     }
     check(&document, "get", "/v1/models/{id}", 200, &live.get(&format!("/v1/models/{model}")).json());
+    let forecast = live.get(&format!("/v1/load/{model}")).json();
+    check(&document, "get", "/v1/load/{id}", 200, &forecast);
     let plan = live.get("/v1/catalogue/smollm2:135m").json();
     check(&document, "get", "/v1/catalogue/{id}", 200, &plan);
     check(&document, "get", "/v1/responses/{id}", 404, &live.get("/v1/responses/x").json());

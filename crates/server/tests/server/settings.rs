@@ -1,4 +1,4 @@
-//! `/v1/settings`, `/api/copy` and `/api/delete` of a server whose settings requests may change.
+//! `/v1/settings`, `/api/create`, `/api/copy` and `/api/delete` of a server whose settings requests may change.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -22,7 +22,14 @@ fn live(config: Config) -> (Live, Gateway) {
                 return Err("the disk is full".to_owned());
             }
             SettingsChange::AddName { name, model } => drop(config.aliases.insert(name, model)),
-            SettingsChange::RemoveName { name } => drop(config.aliases.remove(&name)),
+            SettingsChange::AddModel { name, from, answers } => {
+                let custom = ModelSettings { from: Some(from), answers, ..ModelSettings::default() };
+                config.models.insert(name, custom);
+            }
+            SettingsChange::RemoveName { name } => {
+                config.aliases.remove(&name);
+                config.models.remove(&name);
+            }
             SettingsChange::DefaultModel { model } => config.default_model = model,
             SettingsChange::Pin { model, pinned } => {
                 let own: &mut ModelSettings = config.models.entry(model).or_default();
@@ -65,6 +72,44 @@ fn names_pins_and_the_default_model_are_changed() {
     assert!(message(&change(json!({"remove_name": "gpt-4o"})), 400).contains("expected an additional name"));
     assert!(message(&change(json!({"add_name": "forbidden"})), 409).contains("the disk is full"));
     assert!(message(&change(json!({"context": 5})), 400).contains("context"));
+}
+
+#[test]
+fn a_custom_model_is_created_over_http() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let (live, gateway) = live(tiny.config());
+    let create = |fields: Value| live.post("/api/create", &with(json!({"model": "pirate"}), fields));
+    let created = create(json!({"from": model, "system": "Arr.", "parameters": {"temperature": 0}}));
+    assert_eq!((created.status, created.header("content-type")), (200, Some("application/x-ndjson")));
+    assert_eq!(created.json(), json!({"status": "success"}));
+    let prompt = |name: &str| {
+        let messages = json!([{"role": "user", "content": "hi"}]);
+        live.post("/apply-template", &json!({"model": name, "messages": messages})).json()["prompt"].clone()
+    };
+    assert!(prompt("pirate").as_str().unwrap().contains("Arr.") && prompt("pirate") != prompt(&model));
+    assert_eq!(live.post("/v1/chat/completions", &chat("pirate", 2)).status, 200);
+
+    // A second one of the same name replaces the first.
+    assert_eq!(create(json!({"from": model, "system": "Ahoy.", "stream": false})).status, 200);
+    assert!(prompt("pirate").as_str().unwrap().contains("Ahoy."));
+    let name = json!({"model": "pirate"}).to_string();
+    assert_eq!(live.request("DELETE", "/api/delete", &[], name.as_bytes()).status, 200);
+    assert_eq!(live.post("/v1/chat/completions", &chat("pirate", 2)).status, 404);
+
+    let error = |fields: Value, status: u16| {
+        let answer = create(fields);
+        assert_eq!(answer.status, status, "{}", answer.text());
+        answer.json()["error"].as_str().unwrap().to_owned()
+    };
+    assert!(error(json!({"from": "unknown"}), 404).contains("unknown"));
+    assert!(error(json!({"model": model, "from": model}), 400).contains("expected a new name"));
+    assert!(error(json!({"from": model, "files": {"a": "sha256:0"}}), 400).contains("narthex import"));
+
+    let user = gateway.add_key("user", KeyLimits::default(), &Cancel::new()).unwrap();
+    let body = json!({"model": "pirate", "from": model}).to_string();
+    let headers = [("x-api-key", user.expose())];
+    assert_eq!(live.request("POST", "/api/create", &headers, body.as_bytes()).status, 403);
 }
 
 #[test]

@@ -42,6 +42,12 @@ impl PublishedSampling {
         }
     }
 
+    /// Returns the name and the value of a setting outside its range.
+    pub fn outside_range(&self) -> Option<(&'static str, String)> {
+        let within = self.within_ranges();
+        self.stated().find(|value| !within.stated().any(|other| other == *value))
+    }
+
     /// Returns the stated values with their names in requests.
     pub fn stated(&self) -> impl Iterator<Item = (&'static str, String)> {
         let values = [
@@ -57,9 +63,7 @@ impl PublishedSampling {
 
 /// Fails if a value is outside its range.
 pub(super) fn check(sampling: &PublishedSampling) -> Result<(), Contradiction> {
-    let within = sampling.within_ranges();
-    let mut outside = sampling.stated().filter(|value| !within.stated().any(|other| other == *value));
-    match outside.next() {
+    match sampling.outside_range() {
         None => Ok(()),
         Some((name, value)) => Err(Contradiction::new(format!("a {name} in its range"), value)),
     }

@@ -13,10 +13,10 @@ use crate::{config::KV_STEP, library::suitability::RESERVED};
 const SHORTEST: u64 = 512;
 
 /// Name of the CPU.
-const CPU: &str = "cpu";
+pub(super) const CPU: &str = "cpu";
 
 /// Name of NPUs.
-const NPU: &str = "npu";
+pub(super) const NPU: &str = "npu";
 
 /// A device of this machine with the sequences that fit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -70,11 +70,11 @@ struct ModelSize {
 /// A device and its memory.
 #[derive(Debug, Clone)]
 pub(super) struct Memory {
-    device: &'static str,
-    text: String,
-    bytes: Option<u64>,
+    pub(super) device: &'static str,
+    pub(super) text: String,
+    pub(super) bytes: Option<u64>,
     /// Target of an NPU in the rules.
-    target: Option<Target>,
+    pub(super) target: Option<Target>,
 }
 
 /// Returns the devices of this machine.
@@ -130,7 +130,7 @@ fn machine_without_budget(estimate: &ModelEstimate, memories: &[Memory]) -> Vec<
 }
 
 /// Returns the bytes of a token in the KV cache of a CPU or GPU.
-fn token_bytes(estimate: &ModelEstimate, device: &str) -> u64 {
+pub(super) fn token_bytes(estimate: &ModelEstimate, device: &str) -> u64 {
     if device == CPU { estimate.cpu_token_bytes() } else { estimate.token_bytes() }
 }
 
@@ -215,7 +215,7 @@ pub(super) fn least(estimate: &ModelEstimate, machine: &[DeviceFit]) -> Option<M
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use narthex_spec::DType;
 
     use super::*;
@@ -224,7 +224,7 @@ mod tests {
     };
 
     /// A model of 8 GB in w8 and 4 GB in w4, whose tokens take 1 MB.
-    fn estimate(longest: usize) -> ModelEstimate {
+    pub(in super::super) fn estimate(longest: usize) -> ModelEstimate {
         let scheme = |scheme, bytes| SchemeEstimate {
             scheme,
             bytes,

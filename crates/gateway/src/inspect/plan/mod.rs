@@ -4,6 +4,7 @@
 //! The figures are those of a compile without weights; `fit` compares them with the memory of devices.
 
 mod fit;
+mod memory_plan;
 mod model_estimate;
 
 use narthex_catalog::{
@@ -19,6 +20,7 @@ use serde::Serialize;
 use self::model_estimate::NpuMachine;
 pub use self::{
     fit::{DeviceFit, MinimumMemory, SchemeFit},
+    memory_plan::{Conversations, DeviceMemory, MemoryPlan, SchemeMemory, WeightsMemory},
     model_estimate::{
         CacheEstimate, ModelEstimate, RequiredMemory, SchemeEstimate, TargetEstimate, TowerEstimate,
     },
@@ -52,7 +54,7 @@ const NPU_MACHINE_BANDWIDTH: u64 = 136_500_000_000;
 /// ```
 /// use narthex_gateway::plan::PlanRequest;
 ///
-/// let request = PlanRequest { subject: "smollm2:135m".to_owned(), targets: Vec::new(), yarn: None };
+/// let request = PlanRequest::new("smollm2:135m");
 /// assert!(request.targets.is_empty());
 /// ```
 #[derive(Debug, Clone)]
@@ -63,6 +65,15 @@ pub struct PlanRequest {
     pub targets: Vec<Target>,
     /// Factor by which YaRN extends the context.
     pub yarn: Option<ContextFactor>,
+    /// Conversations for a plan of the memory.
+    pub conversations: Option<Conversations>,
+}
+
+impl PlanRequest {
+    /// Creates a request for every NPU, without an extended context and without conversations.
+    pub fn new(subject: impl Into<String>) -> Self {
+        Self { subject: subject.into(), targets: Vec::new(), yarn: None, conversations: None }
+    }
 }
 
 /// Source of a model, as far as the catalogue or the hub states it.
@@ -127,6 +138,9 @@ pub struct PlanReport {
     pub kv_budget: u64,
     /// Devices of this machine with the sequences that fit.
     pub machine: Vec<DeviceFit>,
+    /// Memory of the requested conversations.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryPlan>,
     /// Minimum memory, if no device is known to have enough and the CPU is known not to.
     pub least: Option<MinimumMemory>,
 }
@@ -173,7 +187,12 @@ impl Gateway {
         let targets = if request.targets.is_empty() { every_target() } else { request.targets.clone() };
         let mut estimate = ModelEstimate::new(&architecture, &targets)?;
         let kv_budget = library.config.kv_memory().budget;
-        let machine = fit::machine(&estimate, &fit::memories(), kv_budget);
+        let memories = fit::memories();
+        let machine = fit::machine(&estimate, &memories, kv_budget);
+        let memory_plan = match request.conversations {
+            Some(conversations) => Some(planned_memory(&estimate, &memories, conversations)?),
+            None => None,
+        };
         let origin = Origin::new(library, &request.subject, stated.as_ref());
         let memory = inventory::memory_bytes().unwrap_or(0).max(NPU_MACHINE_MEMORY);
         estimate.adjust_scores(NpuMachine { memory, bandwidth: NPU_MACHINE_BANDWIDTH }, &origin.divergences);
@@ -187,8 +206,32 @@ impl Gateway {
             ryzen_ai,
             kv_budget: kv_budget as u64,
             machine,
+            memory: memory_plan,
         })
     }
+}
+
+/// Plans the memory of conversations.
+///
+/// # Errors
+/// [`Error::Invalid`] for no conversation, for an encoder, and for more tokens than the model has.
+fn planned_memory(
+    estimate: &ModelEstimate,
+    memories: &[fit::Memory],
+    conversations: Conversations,
+) -> Result<MemoryPlan, Error> {
+    let longest = estimate.longest as u64;
+    if let Some(context) = conversations.context.filter(|context| !(1..=longest).contains(context)) {
+        let message = format!("expected 1 to {longest} tokens, the maximum of the model, found {context}");
+        return Err(Error::invalid("context", message));
+    }
+    if conversations.users == 0 {
+        return Err(Error::invalid("users", "expected at least one conversation, found 0"));
+    }
+    if estimate.cache.is_empty() {
+        return Err(Error::invalid("context", "expected a model with a KV cache, found an encoder"));
+    }
+    Ok(MemoryPlan::new(estimate, memories, conversations))
 }
 
 fn not_a_model(request: &PlanRequest) -> Result<PlanReport, Error> {

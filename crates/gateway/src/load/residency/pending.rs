@@ -188,7 +188,7 @@ mod tests {
     use narthex_spec::Scheme;
 
     use super::{
-        super::{Claim, ResidencyLimits},
+        super::{Claim, LoadRoom, ModelMemory, ResidencyLimits},
         *,
     };
 
@@ -196,12 +196,26 @@ mod tests {
         PackageKey { name: name.parse().unwrap(), scheme: Scheme::W8 }
     }
 
+    /// Limits for one model, with bytes for its KV cache and a number of requests that wait for it.
+    fn limits(kv_bytes: usize, waiting: usize) -> ResidencyLimits {
+        ResidencyLimits {
+            models: 1,
+            kv_bytes,
+            package_bytes: None,
+            free_memory: || None,
+            waiting,
+            reservation_wait: Duration::ZERO,
+        }
+    }
+
+    /// Memory of a model with these bytes of KV cache.
+    fn kv(kv_bytes: usize) -> ModelMemory {
+        ModelMemory { package_bytes: 0, kv_bytes }
+    }
+
     #[test]
     fn a_limited_number_of_requests_waits_for_a_load() {
-        let models = Arc::new(ResidentModels::new(
-            Duration::ZERO,
-            ResidencyLimits { models: 1, kv_bytes: 0, waiting: 2, reservation_wait: Duration::ZERO },
-        ));
+        let models = Arc::new(ResidentModels::new(Duration::ZERO, limits(0, 2)));
         let key = key("tiny");
         assert!(matches!(models.claim(&key), Ok(Claim::Load)));
         let load = PendingLoad::new(models.clone(), key.clone());
@@ -226,10 +240,7 @@ mod tests {
 
     #[test]
     fn a_wait_ends_with_its_request_or_its_load() {
-        let models = Arc::new(ResidentModels::new(
-            Duration::ZERO,
-            ResidencyLimits { models: 1, kv_bytes: 0, waiting: 1, reservation_wait: Duration::ZERO },
-        ));
+        let models = Arc::new(ResidentModels::new(Duration::ZERO, limits(0, 1)));
         let key = key("tiny");
         assert!(matches!(models.claim(&key), Ok(Claim::Load)));
         let load = PendingLoad::new(models.clone(), key.clone());
@@ -259,22 +270,17 @@ mod tests {
 
     #[test]
     fn a_load_waits_for_the_memory_of_another() {
-        let limits = ResidencyLimits {
-            models: 1,
-            kv_bytes: 0,
-            waiting: 2,
-            reservation_wait: Duration::from_secs(3600),
-        };
+        let limits = ResidencyLimits { reservation_wait: Duration::from_secs(3600), ..limits(0, 2) };
         let models = Arc::new(ResidentModels::new(Duration::ZERO, limits));
         let (first, second, cancel) = (key("first"), key("second"), Cancel::new());
         for model in [&first, &second] {
             assert!(matches!(models.claim(model), Ok(Claim::Load)));
         }
-        let first_reservation = models.reserve(&first, 0, &cancel).unwrap();
+        let first_reservation = models.reserve(&first, kv(0), &cancel).unwrap();
         let load = PendingLoad::new(models.clone(), second.clone());
         assert!(matches!(load.model(), Err(Error::Loading { .. })));
         std::thread::scope(|scope| {
-            let wait = scope.spawn(|| models.reserve(&second, 0, &cancel));
+            let wait = scope.spawn(|| models.reserve(&second, kv(0), &cancel));
             while !wait.is_finished() && !matches!(load.model(), Err(Error::ResidencyFull { .. })) {
                 std::thread::yield_now();
             }
@@ -284,7 +290,7 @@ mod tests {
             assert!(matches!(load.model(), Err(Error::Loading { .. })));
             // The second load has the memory now.
             assert!(matches!(models.claim(&first), Ok(Claim::Load)));
-            let wait = scope.spawn(|| models.reserve(&first, 0, &cancel));
+            let wait = scope.spawn(|| models.reserve(&first, kv(0), &cancel));
             cancel.cancel();
             assert!(matches!(wait.join().unwrap(), Err(Error::Cancelled)));
         });
@@ -292,19 +298,38 @@ mod tests {
 
     #[test]
     fn a_load_without_memory_is_tried_again_at_once() {
-        let limits = ResidencyLimits { models: 1, kv_bytes: 9, waiting: 2, reservation_wait: Duration::ZERO };
+        let limits = limits(9, 2);
         let models = Arc::new(ResidentModels::new(Duration::from_secs(3600), limits));
         let (first, second, cancel) = (key("first"), key("second"), Cancel::new());
         for model in [&first, &second] {
             assert!(matches!(models.claim(model), Ok(Claim::Load)));
         }
-        assert!(matches!(models.reserve(&first, 10, &cancel), Err(Error::ResidencyFull { .. })));
-        let _reservation = models.reserve(&first, 9, &cancel).unwrap();
-        let error = models.reserve(&second, 0, &cancel).unwrap_err();
+        assert!(matches!(models.reserve(&first, kv(10), &cancel), Err(Error::ResidencyFull { .. })));
+        let _reservation = models.reserve(&first, kv(9), &cancel).unwrap();
+        let error = models.reserve(&second, kv(0), &cancel).unwrap_err();
         assert!(matches!(error, Error::ResidencyFull { .. }) && error.retry_after().is_some(), "{error}");
         models.finish(&second, Err(&error));
         assert!(matches!(models.claim(&second), Ok(Claim::Load)));
         models.finish(&second, Err(&Error::Cancelled));
         assert!(matches!(models.claim(&second), Err(Error::LoadFailed { .. })));
+    }
+
+    #[test]
+    fn a_load_without_free_memory_goes_on_if_no_model_can_leave() {
+        let limits = ResidencyLimits { free_memory: || Some(9), ..limits(0, 1) };
+        let models = Arc::new(ResidentModels::new(Duration::ZERO, limits));
+        let key = key("tiny");
+        let forecast = |package_bytes| {
+            let forecast = models.forecast(&key, ModelMemory { package_bytes, kv_bytes: 0 });
+            (forecast.room, forecast.free_bytes)
+        };
+        assert_eq!(forecast(9), (LoadRoom::Enough, Some(9)));
+        assert_eq!(forecast(10), (LoadRoom::Short, Some(9)));
+        assert!(matches!(models.claim(&key), Ok(Claim::Load)));
+        let memory = ModelMemory { package_bytes: 10, kv_bytes: 0 };
+        let reservation = models.reserve(&key, memory, &Cancel::new()).unwrap();
+        assert_eq!(forecast(9), (LoadRoom::Full, Some(9)));
+        drop(reservation);
+        assert_eq!(forecast(9), (LoadRoom::Enough, Some(9)));
     }
 }

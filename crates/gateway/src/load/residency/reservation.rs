@@ -1,27 +1,62 @@
 //! Reservations of memory: the share of the limits that a model takes from the start of its load until the end of its
 //! last use.
 
-use std::sync::{Arc, Weak};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Weak},
+};
 
 use super::{ResidencyLimits, ResidentModels};
+use crate::library::package_key::PackageKey;
 
-/// Totals of all reservations, including those of removed models that requests still use.
-#[derive(Debug, Default)]
-pub(super) struct ReservedTotals {
-    models: usize,
-    kv_bytes: usize,
+/// Memory that a model takes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct ModelMemory {
+    /// Bytes of its packages, which are mostly weights.
+    pub(crate) package_bytes: u64,
+    /// Maximum bytes of its KV caches.
+    pub(crate) kv_bytes: usize,
 }
 
-impl ReservedTotals {
-    /// Adds a model if the limits allow it. Returns whether they do.
-    fn add(&mut self, kv_bytes: usize, limits: &ResidencyLimits) -> bool {
-        let kv_total = self.kv_bytes.saturating_add(kv_bytes);
-        let fits = self.models < limits.models && (kv_bytes == 0 || kv_total <= limits.kv_bytes);
-        if fits {
-            self.models += 1;
-            self.kv_bytes = kv_total;
-        }
-        fits
+/// All reservations, including those of removed models that requests still use.
+#[derive(Debug, Clone, Default)]
+pub(super) struct ReservedMemory {
+    models: BTreeMap<u64, (PackageKey, ModelMemory)>,
+    next: u64,
+}
+
+impl ReservedMemory {
+    /// Adds a model if the limits allow it. Returns its number.
+    fn add(&mut self, key: &PackageKey, memory: ModelMemory, limits: &ResidencyLimits) -> Option<u64> {
+        self.has_room(memory, limits).then(|| {
+            let number = self.next;
+            self.next += 1;
+            self.models.insert(number, (key.clone(), memory));
+            number
+        })
+    }
+
+    /// Returns whether the limits allow a further model. A single model may have any package.
+    pub(super) fn has_room(&self, memory: ModelMemory, limits: &ResidencyLimits) -> bool {
+        let ModelMemory { package_bytes, kv_bytes } = memory;
+        let reserved = self.models.values().map(|(_, memory)| memory);
+        let kv_total = reserved.fold(kv_bytes, |total, memory| total.saturating_add(memory.kv_bytes));
+        let packages_total = package_bytes.saturating_add(self.package_bytes());
+        self.models.len() < limits.models
+            && (kv_bytes == 0 || kv_total <= limits.kv_bytes)
+            && (self.models.is_empty() || limits.package_bytes.is_none_or(|limit| packages_total <= limit))
+    }
+
+    /// Returns the bytes of all packages.
+    pub(super) fn package_bytes(&self) -> u64 {
+        self.models.values().fold(0, |total, (_, memory)| total.saturating_add(memory.package_bytes))
+    }
+
+    /// Removes the reservations of a model. Returns the bytes of its packages.
+    pub(super) fn remove(&mut self, key: &PackageKey) -> u64 {
+        let before = self.package_bytes();
+        self.models.retain(|_, (reserved, _)| reserved != key);
+        before - self.package_bytes()
     }
 }
 
@@ -29,25 +64,22 @@ impl ReservedTotals {
 /// that has locked the resident models.
 #[derive(Debug)]
 pub(crate) struct ModelReservation {
-    kv_bytes: usize,
+    number: u64,
     models: Weak<ResidentModels>,
 }
 
 impl ModelReservation {
-    /// Reserves memory for a model with these bytes of KV cache, if the limits allow it.
-    pub(super) fn take(models: &Arc<ResidentModels>, kv_bytes: usize) -> Option<Self> {
-        let fits = models.reserved.lock().add(kv_bytes, &models.limits);
-        fits.then(|| Self { kv_bytes, models: Arc::downgrade(models) })
+    /// Reserves memory for a model, if the limits allow it.
+    pub(super) fn take(models: &Arc<ResidentModels>, key: &PackageKey, memory: ModelMemory) -> Option<Self> {
+        let number = models.reserved.lock().add(key, memory, &models.limits)?;
+        Some(Self { number, models: Arc::downgrade(models) })
     }
 }
 
 impl Drop for ModelReservation {
     fn drop(&mut self) {
         let Some(models) = self.models.upgrade() else { return };
-        let mut in_use = models.reserved.lock();
-        in_use.models -= 1;
-        in_use.kv_bytes -= self.kv_bytes;
-        drop(in_use);
+        models.reserved.lock().models.remove(&self.number);
         models.wake();
     }
 }
