@@ -153,7 +153,8 @@ fn copy_member(
             .by_ref()
             .take(CHUNK as u64)
             .read_to_end(&mut buffer)
-            .map_err(Error::io("unpack", archive))?;
+            // The checksum of the member is wrong, or its end is missing.
+            .map_err(|source| bad_archive(archive)(source.into()))?;
         if count == 0 {
             break;
         }

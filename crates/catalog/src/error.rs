@@ -154,7 +154,7 @@ pub enum Error {
         folder: PathBuf,
     },
     /// An archive cannot be read.
-    #[error("{} is not a readable wheel: {source}", path.display())]
+    #[error("{} is damaged, incomplete or no archive: {source}", path.display())]
     BadArchive {
         /// The archive.
         path: PathBuf,
@@ -403,7 +403,7 @@ impl Error {
             Self::LinkLeaves { .. } => {
                 "remove the link and download the repository again; to use a file from elsewhere, copy it".to_owned()
             }
-            Self::BadArchive { .. } | Self::MissingMember { .. } => "fetch the file again".to_owned(),
+            Self::BadArchive { .. } | Self::MissingMember { .. } => "copy or download the file again".to_owned(),
             Self::NoPackage { name, .. } => format!("`narthex pull {name}` installs it"),
             Self::Hub(error) => return error.hint(),
             Self::PackageIndex(error) => error.hint(),

@@ -17,12 +17,12 @@ mod tools;
 
 use std::{net::Ipv4Addr, path::PathBuf, str::FromStr};
 
-pub(crate) use catalogue::{ListArgs, PlanArgs, RmArgs, ShowArgs};
+pub(crate) use catalogue::{CompareArgs, ListArgs, PlanArgs, RmArgs, ShowArgs};
 use clap::{Args as ClapArgs, Parser, Subcommand};
 use clap_complete::Shell;
 pub(crate) use compile::{CheckArgs, CompileArgs, NpuTarget, TRY_OUT, TryOutArgs};
 pub(crate) use config::{ConfigArgs, ConfigCommand, CreateArgs};
-pub(crate) use encoders::{AnswerArgs, EmbedArgs, FillArgs, RerankArgs};
+pub(crate) use encoders::{AnswerArgs, DecideArgs, EmbedArgs, FillArgs, RerankArgs};
 pub(crate) use exports::{ExportArgs, ImportArgs};
 pub(crate) use generate::{ChatArgs, CompleteArgs, GenerateArgs, RunArgs, SamplingArgs};
 pub(crate) use keys::{KeyArgs, KeyCommand};
@@ -135,6 +135,8 @@ pub(crate) enum Command {
     Embed(EmbedArgs),
     /// Rank documents by their relevance to a query
     Rerank(RerankArgs),
+    /// Decide a closed question about a text: the probabilities of its answers
+    Decide(DecideArgs),
     /// Find the answer to a question in a text
     Answer(AnswerArgs),
     /// Predict masked tokens, or generate tokens, with a masked language model
@@ -388,31 +390,6 @@ pub(crate) struct VerifyArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-/// `narthex compare`.
-#[derive(Debug, ClapArgs)]
-pub(crate) struct CompareArgs {
-    /// The installed package with which the other one is compared, as in smollm2:135m@f32
-    pub(crate) reference: String,
-
-    /// The other installed package, as in smollm2:135m@w4
-    pub(crate) model: String,
-
-    /// A text file that both packages read [default: a text of prose, code and dialogue]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) text: Option<PathBuf>,
-
-    /// Compare size and quality only
-    #[arg(long)]
-    pub(crate) skip_speed: bool,
-
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-
-    #[command(flatten)]
-    pub(crate) load: DecoderLoadArgs,
 }
 
 /// `narthex bench`.

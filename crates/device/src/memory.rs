@@ -37,8 +37,30 @@ impl Buffer {
 }
 
 /// Returns the resident bytes of this process, if the system reports them.
+#[cfg(not(windows))]
 pub fn rss() -> Option<u64> {
     status("VmRSS:")
+}
+
+/// Returns the bytes of this process's working set.
+#[cfg(windows)]
+pub fn rss() -> Option<u64> {
+    working_set().map(|counters| counters.WorkingSetSize as u64)
+}
+
+/// Returns the counters of this process's memory.
+#[cfg(windows)]
+#[allow(unsafe_code, reason = "a function of Windows")]
+fn working_set() -> Option<windows_sys::Win32::System::ProcessStatus::PROCESS_MEMORY_COUNTERS> {
+    use windows_sys::Win32::System::{
+        ProcessStatus::{K32GetProcessMemoryInfo, PROCESS_MEMORY_COUNTERS},
+        Threading::GetCurrentProcess,
+    };
+    let mut counters = PROCESS_MEMORY_COUNTERS::default();
+    let size = size_of_val(&counters) as u32;
+    // SAFETY: the handle of this process is always valid, and `size` is that of `counters`, which outlives the call.
+    let is_known = unsafe { K32GetProcessMemoryInfo(GetCurrentProcess(), &raw mut counters, size) } != 0;
+    is_known.then_some(counters)
 }
 
 /// Resets [`peak_rss`] to the current value, if the system can.
@@ -48,8 +70,15 @@ pub fn reset_peak_rss() -> Option<()> {
 
 /// Returns the peak of the resident bytes of this process since its start or since [`reset_peak_rss`], if the system
 /// reports it.
+#[cfg(not(windows))]
 pub fn peak_rss() -> Option<u64> {
     status("VmHWM:")
+}
+
+/// Returns the peak of this process's working set since its start.
+#[cfg(windows)]
+pub fn peak_rss() -> Option<u64> {
+    working_set().map(|counters| counters.PeakWorkingSetSize as u64)
 }
 
 /// Minimum size of an allocation that returns to the system as soon as it is freed.
@@ -84,6 +113,7 @@ pub fn release_freed_memory() {
     }
 }
 
+#[cfg(not(windows))]
 fn status(name: &str) -> Option<u64> {
     field(&std::fs::read_to_string("/proc/self/status").ok()?, name)
 }
@@ -148,6 +178,7 @@ pub(crate) fn available() -> Option<u64> {
 }
 
 /// Returns a size in bytes from the text of `/proc/self/status` or `/proc/meminfo`.
+#[cfg(any(test, not(windows)))]
 fn field(status: &str, name: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix(name))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)

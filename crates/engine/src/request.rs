@@ -58,12 +58,14 @@ impl Request {
 }
 
 /// Log-probabilities to report.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LogProbs {
     /// Number of most likely tokens to report in addition to the sampled one.
     pub top: usize,
     /// True to report the prompt's tokens too (`echo`).
     pub prompt: bool,
+    /// Tokens to report in addition, whatever their probabilities.
+    pub tokens: Vec<TokenId>,
 }
 
 /// Sampling settings, applied in this order: constraint, bias, penalties, temperature, top-k, typical, top-p, min-p.
@@ -129,7 +131,7 @@ pub struct TokenEvent<'a> {
     pub token: TokenId,
     /// Its log-probability, if requested. The first token of a prompt has none.
     pub logprob: Option<f32>,
-    /// The most likely tokens in descending order, if requested.
+    /// The most likely tokens in descending order, if requested; then [`LogProbs::tokens`] in their order.
     pub top: &'a [TokenLogProb],
 }
 

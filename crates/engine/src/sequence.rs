@@ -136,7 +136,7 @@ impl Sequence {
 
     /// Returns true if prompt tokens remain to be reported.
     pub(crate) fn has_unreported_prompt(&self) -> bool {
-        self.logprobs.is_some_and(|wanted| wanted.prompt) && self.reported < self.prompt
+        self.logprobs.as_ref().is_some_and(|requested| requested.prompt) && self.reported < self.prompt
     }
 
     /// Returns the number of generated tokens.
@@ -224,7 +224,7 @@ impl Sequence {
 
     /// Reports the prompt tokens that follow the rows of a span: row `i` is the distribution after token `at + i`.
     fn report_prompt(&mut self, at: usize, logits: Logits<'_>, scratch: &mut Scratch) -> ControlFlow<()> {
-        let top = self.logprobs.map_or(0, |wanted| wanted.top);
+        let Some(requested) = self.logprobs.clone() else { return ControlFlow::Continue(()) };
         if self.reported == 0 {
             self.reported = 1;
             if let Some(token) = self.tokens[0].as_token() {
@@ -240,7 +240,7 @@ impl Sequence {
             self.reported += 1;
             // Rows of media have no probability.
             let Some(token) = self.tokens[position].as_token() else { continue };
-            let (logprob, top) = log_probs(logits.scanned_row(row), token, top, scratch);
+            let (logprob, top) = log_probs(logits.scanned_row(row), token, &requested, scratch);
             self.notify(|sink| sink.prompt_token(TokenEvent { token, logprob: Some(logprob), top }))?;
         }
         ControlFlow::Continue(())
@@ -302,10 +302,10 @@ impl Sequence {
         row: ScannedRow<'_>,
         scratch: &mut Scratch,
     ) -> Option<Finish> {
-        let Some(wanted) = self.logprobs else {
+        let Some(requested) = &self.logprobs else {
             return self.take(TokenEvent { token, logprob: None, top: &[] });
         };
-        let (logprob, top) = log_probs(row, token, wanted.top, scratch);
+        let (logprob, top) = log_probs(row, token, requested, scratch);
         self.take(TokenEvent { token, logprob: Some(logprob), top })
     }
 

@@ -50,7 +50,7 @@ fn decoding_allocates_nothing() {
     for (number, sampling) in samplings.into_iter().enumerate() {
         engine_loop.submit(request(number, sampling, None)).unwrap();
     }
-    let logprobs = Some(LogProbs { top: 20, prompt: false });
+    let logprobs = Some(LogProbs { top: 20, prompt: false, tokens: Vec::new() });
     engine_loop.submit(request(5, Sampling::greedy(), logprobs)).unwrap();
     for _ in 0..50 {
         engine_loop.step();

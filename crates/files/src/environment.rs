@@ -85,7 +85,24 @@ fn free_bytes(folder: &Path) -> Option<u64> {
     Some(system.f_bavail.saturating_mul(system.f_frsize))
 }
 
-#[cfg(not(unix))]
+/// Returns the bytes that this user may still write to the volume with a folder that may not exist yet.
+#[cfg(windows)]
+#[allow(unsafe_code, reason = "the standard library has no call for the free space")]
+fn free_bytes(folder: &Path) -> Option<u64> {
+    use std::os::windows::ffi::OsStrExt;
+
+    use windows_sys::Win32::Storage::FileSystem::GetDiskFreeSpaceExW;
+    let existing = folder.ancestors().find(|folder| folder.exists())?;
+    let path: Vec<u16> = existing.as_os_str().encode_wide().chain([0]).collect();
+    let mut free = 0u64;
+    // SAFETY: the path ends with a zero, and both it and `free` outlive the call.
+    let found = unsafe {
+        GetDiskFreeSpaceExW(path.as_ptr(), &raw mut free, std::ptr::null_mut(), std::ptr::null_mut())
+    };
+    (found != 0).then_some(free)
+}
+
+#[cfg(not(any(unix, windows)))]
 fn free_bytes(_folder: &Path) -> Option<u64> {
     None
 }
@@ -115,7 +132,6 @@ pub fn check_threads(count: usize) -> Result<(), Error> {
 mod tests {
     use super::*;
 
-    #[cfg(unix)]
     #[test]
     fn missing_space_is_reported_with_both_numbers() {
         let folder = tempfile::tempdir().unwrap();

@@ -2,10 +2,7 @@
 
 use std::{collections::BTreeMap, ops::RangeInclusive, path::PathBuf, time::Duration};
 
-use crate::{
-    library::suitability::RESERVED,
-    model_settings::{KeepAlive, LoadSettings, ModelSettings},
-};
+use crate::model_settings::{KeepAlive, LoadSettings, ModelSettings};
 use narthex_catalog::network::Network;
 use narthex_device::inventory;
 use narthex_spec::{
@@ -14,6 +11,9 @@ use narthex_spec::{
 
 /// Default minimum share of a model's work on the NPU when one is required.
 pub(crate) const NPU_SHARE: f64 = 0.99;
+
+/// Bytes of memory reserved for the system, the program and activations.
+pub(crate) const RESERVED: u64 = 1 << 30;
 
 /// Growth of the KV cache, in tokens.
 pub(crate) const KV_STEP: usize = 256;

@@ -78,6 +78,17 @@ mod tests {
         check("/v1/embeddings", "{", Some("none"));
         check("/v1/rerank", r#"{"model": "m", "query": "a", "documents": ["b", {"text": "c"}]}"#, None);
         check("/v1/rerank", r#"{"model": "m", "query": "a"}"#, Some("documents"));
+        let questions = r#""questions": [{"type": "predicate", "instructions": "b"}]"#;
+        check("/v1/decisions", &format!(r#"{{"model": "m", "input": "a", {questions}}}"#), None);
+        check("/v1/decisions", r#"{"model": "m", "input": "a"}"#, Some("questions"));
+        let questions = r#""questions": {"b": {"type": "noul"}}"#;
+        check("/v1/systemone", &format!(r#"{{"model": "m", "state": "a", {questions}}}"#), None);
+        check("/v1/systemone", &format!(r#"{{"model": "m", "state": null, {questions}}}"#), Some("state"));
+        check(
+            "/v1/systemone",
+            r#"{"model": "m", "state": "a", "questions": {"b": {}}}"#,
+            Some("questions.b"),
+        );
         check("/v1/answer", r#"{"model": "m", "question": "a", "context": "b"}"#, None);
         check("/v1/answer", r#"{"model": "m", "question": "a"}"#, Some("context"));
         check("/v1/fill", r#"{"model": "m", "text": "a [MASK]", "top_k": 2}"#, None);

@@ -25,9 +25,6 @@ const failures = signal<Record<string, string>>({});
 
 const isGenerator = (model: Model) => model.kind === "chat" || model.kind === "text";
 
-/** Whether the server has a request that only loads a model of this kind. */
-const canLoad = (model: Model) => isGenerator(model) || model.kind === "embedding";
-
 /** Asks before a load that unloads other models or finds too little memory. Without a forecast, the load says what happens. */
 async function isLoadWanted(model: Model): Promise<boolean> {
   const forecast = await json<LoadForecast>(`/v1/load/${model.id}`).catch(() => null);
@@ -44,8 +41,7 @@ async function run(model: Model, work: Work): Promise<void> {
   try {
     if (work === "remove") await request("/api/delete", { model: model.id }, undefined, "DELETE");
     else if (work === "unload") await json("/api/generate", { model: model.id, stream: false, keep_alive: 0 });
-    else if (isGenerator(model)) await json("/api/generate", { model: model.id, stream: false });
-    else await json("/api/embed", { model: model.id });
+    else await json("/api/generate", { model: model.id, stream: false });
     if (work === "remove") await Promise.all([refreshModels(), refreshCatalogue()]);
   } catch (error) {
     failures.value = { ...failures.value, [model.id]: messageFor(error) };
@@ -135,7 +131,7 @@ function ModelCard({ model, names }: { model: Model; names: string[] }) {
             Chat<span class="sr-only"> with {model.id}</span>
           </button>
         )}
-        {!ready && canLoad(model) && (
+        {!ready && (
           <button type="button" class="button" disabled={Boolean(work)} onClick={() => void run(model, "load")}>
             {work === "load" ? "Loading…" : "Load"}
             <span class="sr-only"> {model.id}</span>

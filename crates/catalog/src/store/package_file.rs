@@ -8,6 +8,7 @@ use std::{
     path::Path,
 };
 
+use narthex_files::environment;
 use narthex_spec::{
     ProgressSink,
     manifest::{FileEntry, MANIFEST_FILE},
@@ -112,6 +113,7 @@ impl Store {
     ) -> Result<UnpackedPackage, Error> {
         // Without compression, the members are not larger than the archive.
         let limit = fs::metadata(archive).map_err(Error::io("open", archive))?.len();
+        environment::check_space(self.root(), limit).map_err(Error::io("unpack", archive))?;
         let staging = self.scratch()?;
         let members = Members { choose: &|name| Some(name.to_owned()), limit };
         let title = archive.file_name().unwrap_or_default().to_string_lossy();
@@ -151,6 +153,18 @@ mod tests {
         pack(&folder, &listed, &out, &Quiet, &go).unwrap();
         assert!(pack(&folder, &listed, &out, &Quiet, &go).is_err(), "an existing file is not replaced");
         assert!(out.is_file());
+
+        let whole = fs::read(&out).unwrap();
+        let mut changed = whole.clone();
+        let at = whole.windows(5).position(|bytes| bytes == b"graph").unwrap();
+        changed[at] ^= 1;
+        for damaged in [&changed[..], &whole[..whole.len() / 2]] {
+            let path = home.path().join("damaged.narthex");
+            fs::write(&path, damaged).unwrap();
+            let error = store.unpack_package(&path, &Quiet, &go).err().unwrap();
+            assert!(matches!(error, Error::BadArchive { .. }), "{error}");
+            assert!(error.to_string().contains("damaged"), "{error}");
+        }
 
         let found = store.unpack_package(&out, &Quiet, &go).unwrap();
         let mut expect = listed.clone();

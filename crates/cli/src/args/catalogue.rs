@@ -1,10 +1,12 @@
-//! Arguments of `list`, `plan`, `show` and `rm`.
+//! Arguments of `list`, `plan`, `compare`, `show` and `rm`.
+
+use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
 use narthex_gateway::models::ModelKind;
 use narthex_spec::{ContextFactor, Scheme};
 
-use super::compile::NpuTarget;
+use super::{DecoderLoadArgs, compile::NpuTarget};
 
 /// `narthex list`.
 #[derive(Debug, ClapArgs)]
@@ -47,6 +49,31 @@ pub(crate) struct PlanArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// `narthex compare`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct CompareArgs {
+    /// The installed package with which the other one is compared, as in smollm2:135m@f32
+    pub(crate) reference: String,
+
+    /// The other installed package, as in smollm2:135m@w4
+    pub(crate) model: String,
+
+    /// A text file that both packages read [default: a text of prose, code and dialogue]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) text: Option<PathBuf>,
+
+    /// Compare size and quality only
+    #[arg(long)]
+    pub(crate) skip_speed: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) load: DecoderLoadArgs,
 }
 
 /// `narthex show`.

@@ -1,4 +1,4 @@
-//! Arguments of `embed`, `rerank`, `answer` and `fill`.
+//! Arguments of `embed`, `rerank`, `decide`, `answer` and `fill`.
 
 use std::path::PathBuf;
 
@@ -58,6 +58,36 @@ pub(crate) struct RerankArgs {
     pub(crate) truncate: bool,
 
     /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) load: LoadArgs,
+}
+
+/// `narthex decide`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct DecideArgs {
+    /// The question, which is answered with yes or no unless --options or --levels state the answers
+    pub(crate) question: String,
+
+    /// File with the text that the question is about; - reads standard input
+    #[arg(long, value_name = "FILE", default_value = "-")]
+    pub(crate) context: PathBuf,
+
+    /// The possible answers, at most 26
+    #[arg(long, value_name = "A,B,…", value_delimiter = ',', conflicts_with = "levels")]
+    pub(crate) options: Vec<String>,
+
+    /// The levels of a scale, from the lowest to the highest
+    #[arg(long, value_name = "LOW,…,HIGH", value_delimiter = ',')]
+    pub(crate) levels: Vec<String>,
+
+    /// The model: a name, hf:owner/repo, or a path
+    #[arg(short, long, default_value = "smollm2:135m")]
+    pub(crate) model: String,
+
+    /// Print one JSON object, with the confidence
     #[arg(long)]
     pub(crate) json: bool,
 

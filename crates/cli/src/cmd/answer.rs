@@ -1,5 +1,7 @@
 //! `narthex answer`: the part of a text that answers a question.
 
+use std::path::Path;
+
 use narthex_gateway::{
     Error, Gateway,
     models::ModelKind,
@@ -33,18 +35,24 @@ struct Span<'a> {
 /// Answers the question from the context.
 pub(crate) fn run(gateway: &Gateway, args: &AnswerArgs) -> anyhow::Result<()> {
     super::check_texts("question", &[&args.question], "pass it as an argument")?;
-    let context = if args.context.as_os_str() == "-" {
-        standard_input::text_up_to("Type the text that contains the answer", MAX_CONTEXT_BYTES)?
-    } else {
-        let what = format!("cannot read the context {}", args.context.display());
-        let text = narthex_files::read(&args.context, MAX_CONTEXT_BYTES).and_then(narthex_files::user_text);
-        text.map_err(|source| Error::Io { what, source })?
-    };
-    super::check_texts("context", &[&context], "name a file that contains the answer")?;
+    let context = read_context(&args.context, "Type the text that contains the answer")?;
     let status = super::load(gateway, &args.model, &[ModelKind::Answer], &Bars::new())?;
     let request = AnswerRequest { top_k: args.top_k, ..AnswerRequest::new(&args.question, context) };
     let found = gateway.answer(&status.id(), &request, interrupt::cancel())?;
     if args.json { report(args, &found) } else { lines(args, &found) }
+}
+
+/// Reads the text of a file, or that of standard input for `-`.
+pub(super) fn read_context(path: &Path, prompt: &str) -> anyhow::Result<String> {
+    let context = if path.as_os_str() == "-" {
+        standard_input::text_up_to(prompt, MAX_CONTEXT_BYTES)?
+    } else {
+        let what = format!("cannot read the context {}", path.display());
+        let text = narthex_files::read(path, MAX_CONTEXT_BYTES).and_then(narthex_files::user_text);
+        text.map_err(|source| Error::Io { what, source })?
+    };
+    super::check_texts("context", &[&context], "name a file with the text")?;
+    Ok(context)
 }
 
 fn report(args: &AnswerArgs, found: &Answers) -> anyhow::Result<()> {

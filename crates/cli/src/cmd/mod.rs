@@ -10,6 +10,7 @@ mod config;
 mod conversation_file;
 mod converse;
 mod create;
+mod decide;
 mod doctor;
 mod embed;
 mod exports;
@@ -173,6 +174,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> anyhow::Result<()> {
         }
         Command::Embed(embed) => embed::run(&open(config(&store, Some(&embed.load)))?.0, &embed),
         Command::Rerank(rerank) => rerank::run(&open(config(&store, Some(&rerank.load)))?.0, &rerank),
+        Command::Decide(decide) => decide::run(&open(config(&store, Some(&decide.load)))?.0, &decide),
         Command::Answer(answer) => answer::run(&open(config(&store, Some(&answer.load)))?.0, &answer),
         Command::Fill(fill) => fill::run(&open(config(&store, Some(&fill.load)))?.0, &fill),
         Command::Transcribe(transcribe) => {

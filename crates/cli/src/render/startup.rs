@@ -93,6 +93,7 @@ mod tests {
             kv_cache: None,
             package_bytes: None,
             draft_model: None,
+            expires_in: None,
         };
         assert_eq!(models(&[status], &[]), "tiny@w4 on no device; 0 installed, loaded on request");
     }

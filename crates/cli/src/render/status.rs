@@ -142,6 +142,7 @@ mod tests {
             kv_cache: None,
             package_bytes: None,
             draft_model: None,
+            expires_in: None,
         };
         (status, figures.placement)
     }

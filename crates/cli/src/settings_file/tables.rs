@@ -47,8 +47,21 @@ pub(crate) const TABLES: &[(&str, &[&str])] = &[
 ];
 
 /// Commands that take options from the tables.
-const COMMANDS: &[&str] =
-    &["run", "chat", "complete", "embed", "rerank", "answer", "fill", "serve", "mcp", "bench"];
+const COMMANDS: &[&str] = &[
+    "run",
+    "chat",
+    "complete",
+    "embed",
+    "rerank",
+    "decide",
+    "answer",
+    "fill",
+    "transcribe",
+    "say",
+    "serve",
+    "mcp",
+    "bench",
+];
 
 /// Keys of a model for loading it.
 pub(super) const LOADING: &[&str] =

@@ -100,7 +100,8 @@ impl Facts {
                 cause: Cause::NotInstalled,
                 reason: format!("AMD's provider library is required, but {VITISAI_LIBRARY} is not set"),
                 fix: Some(format!(
-                    "install AMD's Ryzen AI software and set {VITISAI_LIBRARY} to its VitisAI provider library"
+                    "it runs only models that AMD's tools have compiled; for those, install AMD's Ryzen AI software and set \
+                     {VITISAI_LIBRARY} to its VitisAI provider library"
                 )),
             };
             self.absent_without_signs(refusal, what)

@@ -163,8 +163,8 @@ fn features() -> Vec<&'static str> {
     let features = [
         ("NEON", std::arch::is_aarch64_feature_detected!("neon")),
         ("dot product", std::arch::is_aarch64_feature_detected!("dotprod")),
-        ("i8mm", std::arch::is_aarch64_feature_detected!("i8mm")),
-        ("bf16", std::arch::is_aarch64_feature_detected!("bf16")),
+        ("i8mm", narthex_kernels::arm::has_i8mm()),
+        ("bf16", narthex_kernels::arm::has_bf16()),
     ];
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let features: [(&str, bool); 0] = [];

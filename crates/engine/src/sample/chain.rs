@@ -8,7 +8,7 @@ use narthex_spec::TokenId;
 use super::rng::SplitMix64;
 use crate::{
     executor::{Peak, RowScan, ScannedRow},
-    request::{Sampling, TokenLogProb},
+    request::{LogProbs, Sampling, TokenLogProb},
 };
 
 /// Number of most likely tokens in the first search for the nucleus.
@@ -248,12 +248,11 @@ fn argmax(logits: &[f32]) -> Option<Peak> {
     peak.logit.is_finite().then_some(peak)
 }
 
-/// Returns log-probabilities under the model's own distribution: that of `token`, and the `top` likeliest in descending
-/// order.
+/// Returns log-probabilities under the model's own distribution: that of `token`, and those that are `requested`.
 pub(crate) fn log_probs<'a>(
     ScannedRow { logits, scan }: ScannedRow<'_>,
     token: TokenId,
-    top: usize,
+    requested: &LogProbs,
     scratch: &'a mut Scratch,
 ) -> (f32, &'a [TokenLogProb]) {
     let peak = match scan {
@@ -267,17 +266,20 @@ pub(crate) fn log_probs<'a>(
     best.clear();
 
     for (token, &logit) in (0..).zip(logits) {
-        if best.len() == top && best.last().is_none_or(|last| last.logprob >= logit) {
+        if best.len() == requested.top && best.last().is_none_or(|last| last.logprob >= logit) {
             continue;
         }
         // The list has logits until it is complete. Among equal logits, the lower token comes first.
         let at = best.partition_point(|other| other.logprob >= logit);
         best.insert(at, TokenLogProb { token, logprob: logit });
-        best.truncate(top);
+        best.truncate(requested.top);
     }
 
     best.iter_mut().for_each(|entry| entry.logprob = logprob(entry.logprob));
-    (logits.get(token as usize).map_or(f32::NEG_INFINITY, |&logit| logprob(logit)), best)
+    let of_token =
+        |token: TokenId| logits.get(token as usize).map_or(f32::NEG_INFINITY, |&logit| logprob(logit));
+    best.extend(requested.tokens.iter().map(|&token| TokenLogProb { token, logprob: of_token(token) }));
+    (of_token(token), best)
 }
 
 #[cfg(test)]
@@ -464,11 +466,14 @@ mod tests {
     #[test]
     fn log_probs_are_those_of_the_model() {
         let mut scratch = Scratch::new(4);
-        let (own, top) = log_probs(ScannedRow::new(&LOGITS), 3, 3, &mut scratch);
+        let requested = LogProbs { top: 3, prompt: false, tokens: vec![3, 2, 9] };
+        let (own, top) = log_probs(ScannedRow::new(&LOGITS), 3, &requested, &mut scratch);
         assert!((own - 0.125f32.ln()).abs() < 1e-6);
         let tokens: Vec<u32> = top.iter().map(|entry| entry.token).collect();
-        assert_eq!(tokens, [2, 0, 1]);
+        assert_eq!(tokens, [2, 0, 1, 3, 2, 9]);
         assert!((top[0].logprob - 0.5f32.ln()).abs() < 1e-6);
-        assert!(log_probs(ScannedRow::new(&LOGITS), 0, 0, &mut scratch).1.is_empty());
+        assert_eq!((top[3].logprob, top[4].logprob), (own, top[0].logprob));
+        assert_eq!(top[5].logprob, f32::NEG_INFINITY, "outside the vocabulary");
+        assert!(log_probs(ScannedRow::new(&LOGITS), 0, &LogProbs::default(), &mut scratch).1.is_empty());
     }
 }

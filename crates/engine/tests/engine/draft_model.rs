@@ -98,11 +98,11 @@ fn answers_are_the_same_in_fewer_steps() {
     let drafts: [(fn() -> FakeExecutor, bool); 2] = [(draft, true), (wrong_draft, false)];
     for (draft, is_right) in drafts {
         for (temperature, penalty) in [(0.0, 0.0), (0.1, 0.0), (1.0, 0.0), (0.5, 0.4)] {
-            for logprobs in [None, Some(LogProbs { top: 2, prompt: true })] {
+            for logprobs in [None, Some(LogProbs { top: 2, prompt: true, tokens: Vec::new() })] {
                 let change = |request: &mut Request| {
                     request.sampling = Sampling { temperature, seed: 7, ..Sampling::greedy() };
                     request.sampling.frequency_penalty = penalty;
-                    request.logprobs = logprobs;
+                    request.logprobs = logprobs.clone();
                 };
                 let (mut slow, mut fast) = (Bench::new(None), Bench::new(Some(draft())));
                 let (plain, drafted) = (slow.run(20, 300, change), fast.run(20, 300, change));

@@ -172,7 +172,7 @@ fn answer_media(picture: &MediaRows, repetition_penalty: f32) -> Recorder {
         prompt: picture.positions().collect(),
         media: vec![picture.clone()],
         sampling: Sampling { repetition_penalty, ..Sampling::greedy() },
-        logprobs: Some(LogProbs { top: 0, prompt: true }),
+        logprobs: Some(LogProbs { top: 0, prompt: true, tokens: Vec::new() }),
         ..Request::greedy(Vec::new(), 1, sink.clone())
     };
     let mut engine_loop = engine(fake(limits(1)));

@@ -206,7 +206,7 @@ fn prompt_log_probabilities_cover_every_token_once() {
     bench.drain();
     for max_tokens in [3, 0] {
         let sink = Recorder::new();
-        let logprobs = Some(LogProbs { top: 3, prompt: true });
+        let logprobs = Some(LogProbs { top: 3, prompt: true, tokens: Vec::new() });
         bench.engine_loop.submit(Request { logprobs, ..request(&prompt(2, 50), max_tokens, &sink) }).unwrap();
         bench.drain();
         let recording = sink.recording();
@@ -256,7 +256,7 @@ fn failures_end_those_who_took_part_and_no_others() {
     let lost = StepError::Device { message: "lost".into() };
     let not_finite = StepError::Device { message: "the logits are not finite".into() };
     for (fault, expected) in [(Fault::Error(lost.clone()), lost), (Fault::NotANumber, not_finite)] {
-        for logprobs in [None, Some(LogProbs { top: 1, prompt: true })] {
+        for logprobs in [None, Some(LogProbs { top: 1, prompt: true, tokens: Vec::new() })] {
             let mut bench = Bench::with(limits(1, 1 << 20), |executor| {
                 executor.faults = [Fault::None, fault.clone()].into();
             });
@@ -492,14 +492,20 @@ fn a_constraint_decides_tokens_and_the_end() {
     check(|r| r.max_tokens = 8, 1..8, &SCRIPT, Finish::Stop, 1);
     check(|r| r.stop = vec![2], 1..7, &SCRIPT[..3], Finish::Stop, 1);
     // Each log-probability comes from the token's own row, so forced tokens run one by one.
-    check(|r| r.logprobs = Some(LogProbs { top: 1, prompt: false }), 1..8, &SCRIPT, Finish::Stop, 8);
+    check(
+        |r| r.logprobs = Some(LogProbs { top: 1, prompt: false, tokens: Vec::new() }),
+        1..8,
+        &SCRIPT,
+        Finish::Stop,
+        8,
+    );
 }
 
 #[test]
 fn log_probs_of_forced_tokens_are_those_of_the_model() {
-    let wanted = Some(LogProbs { top: 0, prompt: false });
-    let (forced, _) = scripted(|r| r.logprobs = wanted, 0..8, ScriptEnd::Complete);
-    let (chosen, _) = scripted(|r| r.logprobs = wanted, 0..0, ScriptEnd::Complete);
+    let wanted = Some(LogProbs { top: 0, prompt: false, tokens: Vec::new() });
+    let (forced, _) = scripted(|r| r.logprobs.clone_from(&wanted), 0..8, ScriptEnd::Complete);
+    let (chosen, _) = scripted(|r| r.logprobs.clone_from(&wanted), 0..0, ScriptEnd::Complete);
     assert_eq!((forced.logprobs.len(), &forced.logprobs), (8, &chosen.logprobs));
     assert!(forced.logprobs.iter().all(|logprob| logprob.unwrap() < 0.0));
 }

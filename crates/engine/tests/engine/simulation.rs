@@ -204,7 +204,7 @@ impl World {
             is_constrained: below(rng, 3) == 0,
         };
         let echo = below(rng, 5) == 0;
-        let logprobs = echo.then_some(LogProbs { top: 2, prompt: true });
+        let logprobs = echo.then_some(LogProbs { top: 2, prompt: true, tokens: Vec::new() });
         let handle = self.engine_loop.submit(ask.request(sink.clone(), logprobs)).unwrap();
         self.submitted.push(Submitted { ask, echo, sink, handle });
     }

@@ -78,11 +78,11 @@ fn run(
 fn answers_are_the_same_in_fewer_steps() {
     for looks_back in [1, REPEATING, RANDOM] {
         for (temperature, penalty) in [(0.0, 0.0), (0.2, 0.0), (1.0, 0.0), (0.5, 0.4)] {
-            for logprobs in [None, Some(LogProbs { top: 2, prompt: true })] {
+            for logprobs in [None, Some(LogProbs { top: 2, prompt: true, tokens: Vec::new() })] {
                 let change = |request: &mut Request| {
                     request.sampling.temperature = temperature;
                     request.sampling.frequency_penalty = penalty;
-                    request.logprobs = logprobs;
+                    request.logprobs = logprobs.clone();
                 };
                 let (plain, slow) = run(looks_back, Speculation::Off, 300, change);
                 let (drafted, fast) = run(looks_back, Speculation::Auto, 300, change);

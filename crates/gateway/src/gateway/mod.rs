@@ -51,9 +51,10 @@ use crate::{
         answer_stream::AnswerStream,
         generation::Generation,
         request::{
-            AnswerRequest, Answers, ChatRequest, CompletionRequest, EmbedRequest, Embeddings, Fillings,
-            GenerationSink, MaskPredictOutput, MaskRequest, Ranking, RefineRequest, RerankRequest,
-            SpeechEvent, SpeechRequest, SpeechSummary, Transcript, TranscriptionEvent, TranscriptionRequest,
+            AnswerRequest, Answers, ChatRequest, CompletionRequest, DecisionRequest, Decisions, EmbedRequest,
+            Embeddings, Fillings, GenerationSink, MaskPredictOutput, MaskRequest, Ranking, RefineRequest,
+            RerankRequest, SpeechEvent, SpeechRequest, SpeechSummary, Transcript, TranscriptionEvent,
+            TranscriptionRequest,
         },
     },
     server_record::ServerRecord,
@@ -130,6 +131,7 @@ impl Gateway {
             waiting,
             reservation_wait: load_wait,
         };
+
         let models = Arc::new(ResidentModels::new(retry_failed_after, limits));
         if library.config.has_keep_alive() {
             models.unload_expired_in_background()?;
@@ -199,6 +201,16 @@ impl Gateway {
     /// Sorts documents by relevance to a query.
     pub fn rerank(&self, model: &str, request: &RerankRequest, cancel: &Cancel) -> Result<Ranking, Error> {
         self.load_and_wait(model)?.rerank(request, cancel)
+    }
+
+    /// Decides closed questions about a text with a chat model.
+    pub fn decide(
+        &self,
+        model: &str,
+        request: &DecisionRequest,
+        cancel: &Cancel,
+    ) -> Result<Decisions, Error> {
+        self.load_and_wait(model)?.decide(request, cancel)
     }
 
     /// Finds the spans of a text that answer a question.

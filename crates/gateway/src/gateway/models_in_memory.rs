@@ -8,6 +8,7 @@ use crate::{
     error::Error,
     library::RequestedModel,
     load::residency::ModelMemory,
+    model_settings::KeepAlive,
     report::{load_forecast::LoadForecast, memory::MemoryReport, models::ModelStatus},
 };
 
@@ -44,6 +45,13 @@ impl Gateway {
         let RequestedModel { key, .. } = self.resolve(model)?;
         self.models.evict(&key);
         Ok(())
+    }
+
+    /// Sets the time that a model in memory stays there after its last request, until it is loaded again.
+    pub fn set_keep_alive(&self, model: &str, keep_alive: KeepAlive) -> Result<(), Error> {
+        let RequestedModel { key, .. } = self.resolve(model)?;
+        self.models.set_keep_alive(&key, keep_alive);
+        self.models.unload_expired_in_background()
     }
 
     /// Returns a gateway with other settings over the same models. This gateway keeps its own.

@@ -7,7 +7,7 @@ use narthex_device::inventory;
 use narthex_spec::Scheme;
 use serde::{Deserialize, Serialize};
 
-use crate::report::models::ModelListing;
+use crate::{config::RESERVED, report::models::ModelListing};
 
 /// Memory and speed of this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -82,9 +82,6 @@ pub struct RankedModel {
     /// Usefulness on this machine, for a model whose sizes are known.
     pub here: Option<Suitability>,
 }
-
-/// Bytes of memory reserved for the system, the program and activations.
-pub(crate) const RESERVED: u64 = 1 << 30;
 
 /// Size of the measurement's buffer in bytes, which exceeds the CPU's caches.
 const BUFFER: usize = 128 << 20;

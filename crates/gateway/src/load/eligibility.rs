@@ -80,9 +80,14 @@ pub(crate) fn any_runs_static_graphs(
 ) -> bool {
     places.into_iter().any(|place| {
         let is_static = matches!(place, DevicePlacement::Head(_))
-            || place.devices().iter().any(|device| device.variant() == Variant::Static);
+            || place.devices().into_iter().any(uses_compiled_static_graphs);
         is_static && is_usable(config, scheme, place, facts)
     })
+}
+
+/// Returns whether a device runs static graphs that this program compiles. AMD's NPU runs packages with graphs of AMD's tools.
+fn uses_compiled_static_graphs(device: DeviceName) -> bool {
+    device.variant() == Variant::Static && device != DeviceName::VitisAi
 }
 
 fn is_usable(config: &Config, scheme: Scheme, place: DevicePlacement, facts: &Facts) -> bool {

@@ -263,6 +263,7 @@ impl LoadedModel {
             kv_cache: self.kv_cache,
             package_bytes: Some(self.package.bytes() + self.draft.as_deref().map_or(0, Package::bytes)),
             draft_model: self.draft.as_deref().map(draft_model::status),
+            expires_in: None,
         }
     }
 

@@ -8,6 +8,7 @@
 //! removed counts until the requests that use it have ended. Pinned models are not evicted. Models with a keep-alive time
 //! are unloaded when no request has used them for so long.
 
+mod forecast;
 mod load_failure;
 mod pending;
 mod ready_model;
@@ -32,10 +33,7 @@ use crate::{
     library::package_key::PackageKey,
     load::loaded_model::LoadedModel,
     model_settings::{KeepAlive, ResidenceSettings},
-    report::{
-        load_forecast::{LoadForecast, LoadRoom},
-        models::{ModelState, ModelStatus},
-    },
+    report::models::{ModelState, ModelStatus},
 };
 
 use load_failure::LoadFailure;
@@ -288,45 +286,6 @@ impl ResidentModels {
         }
     }
 
-    /// Returns what a load of the model would do now.
-    pub(crate) fn forecast(&self, key: &PackageKey, memory: ModelMemory) -> LoadForecast {
-        let free_bytes = (self.limits.free_memory)();
-        let mut forecast = LoadForecast {
-            name: key.name.clone(),
-            scheme: key.scheme,
-            package_bytes: memory.package_bytes,
-            free_bytes,
-            unloads: Vec::new(),
-            room: LoadRoom::Loaded,
-        };
-        let residences = self.models.lock();
-        if matches!(residences.get(key), Some(Residence::Ready { model, .. }) if !model.is_broken()) {
-            return forecast;
-        }
-        let mut idle: Vec<_> = evictable(&residences).collect();
-        idle.sort();
-        let mut idle = idle.into_iter().map(|(_, key)| key);
-        let mut reserved = self.reserved.lock().clone();
-        let mut free = free_bytes;
-
-        forecast.room = loop {
-            let is_short = free.is_some_and(|free| free < memory.package_bytes);
-            let has_room = reserved.has_room(memory, &self.limits);
-            if has_room && !is_short {
-                break LoadRoom::Enough;
-            }
-            match idle.next() {
-                Some(evicted) => {
-                    let freed = reserved.remove(evicted);
-                    free = free.map(|free| free.saturating_add(freed));
-                    forecast.unloads.push(evicted.name.clone());
-                }
-                None => break if has_room { LoadRoom::Short } else { LoadRoom::Full },
-            }
-        };
-        forecast
-    }
-
     /// Releases the prefixes of earlier prompts in every model if `free` bytes of memory do not suffice for a load of
     /// `bytes` bytes of weights.
     pub(crate) fn release_prefixes(&self, bytes: u64, free: Option<u64>) {
@@ -399,6 +358,13 @@ impl ResidentModels {
         }
     }
 
+    /// Changes the time that a model in memory stays there.
+    pub(crate) fn set_keep_alive(&self, key: &PackageKey, keep_alive: KeepAlive) {
+        if let Some(Residence::Ready { residence, .. }) = self.models.lock().get_mut(key) {
+            residence.keep_alive = Some(keep_alive);
+        }
+    }
+
     /// Unloads models whose keep-alive time has passed, on a thread that ends with the models. Later calls do nothing.
     pub(crate) fn unload_expired_in_background(self: &Arc<Self>) -> Result<(), Error> {
         if self.unloads_expired.swap(true, Ordering::Relaxed) {
@@ -466,7 +432,13 @@ impl ResidentModels {
             .lock()
             .iter()
             .map(|(key, residence)| match residence {
-                Residence::Ready { model, .. } => model.status(),
+                Residence::Ready { model, used, residence, .. } => {
+                    let expires_in = match residence.keep_alive {
+                        Some(KeepAlive::For(time)) => Some(time.saturating_sub(used.elapsed())),
+                        Some(KeepAlive::Forever) | None => None,
+                    };
+                    ModelStatus { expires_in, ..model.status() }
+                }
                 Residence::Loading { .. } => {
                     ModelStatus::unloaded(&key.name, key.scheme, ModelState::Loading)
                 }

@@ -1,4 +1,4 @@
-//! What the load of a model would take from the memory, and which models would leave for it.
+//! Forecast of a load: the memory that it would take, and the models that would leave for it.
 
 use std::fmt;
 

@@ -1,6 +1,9 @@
 //! Models that are installed, available or loaded.
 
-use std::{path::PathBuf, time::SystemTime};
+use std::{
+    path::PathBuf,
+    time::{Duration, SystemTime},
+};
 
 pub use narthex_catalog::{
     index::{Access, Figures, Purpose},
@@ -180,6 +183,10 @@ pub struct ModelStatus {
     /// Draft model that was loaded with the model.
     #[serde(default)]
     pub draft_model: Option<DraftModelStatus>,
+    /// Time after which the model is unloaded if no request uses it until then; `None` for no such time. It is not part of
+    /// stored reports, which it would make old at once.
+    #[serde(skip)]
+    pub expires_in: Option<Duration>,
 }
 
 /// A draft model in memory.
@@ -210,6 +217,7 @@ impl ModelStatus {
             kv_cache: None,
             package_bytes: None,
             draft_model: None,
+            expires_in: None,
         }
     }
 

@@ -120,7 +120,11 @@ pub(super) fn start(
             sampling: Sampling { seed: sampling.seed.wrapping_add(choice as u64), ..sampling.clone() },
             constraint: AnswerConstraint::new(parts.clone(), stop, limits.vocab)
                 .map(|one| Box::new(one) as _),
-            logprobs: options.logprobs.map(|top| LogProbs { top, prompt: echo.is_some() }),
+            logprobs: options.logprobs.map(|top| LogProbs {
+                top,
+                prompt: echo.is_some(),
+                tokens: Vec::new(),
+            }),
             speculation: options.speculation,
             sink: Box::new(ChoiceSink {
                 choice,
@@ -159,7 +163,7 @@ pub(super) fn prompt_too_long(param: &'static str, prompt: TokenCount, limits: &
 }
 
 /// Returns the engine's refusal in the API's terms.
-fn refusal(error: SubmitError, param: &'static str, limits: &Limits) -> Error {
+pub(super) fn refusal(error: SubmitError, param: &'static str, limits: &Limits) -> Error {
     match error {
         SubmitError::Overloaded { queued, .. } => {
             Error::Overloaded { queued, retry_after: Duration::from_secs(1) }

@@ -5,6 +5,7 @@ mod answer_rules;
 pub(crate) mod answer_stream;
 mod chat;
 mod constraint;
+mod decide;
 mod embed;
 mod fill;
 pub(crate) mod generation;

@@ -3,7 +3,7 @@
 use std::arch::{aarch64::*, asm, is_aarch64_feature_detected};
 
 use super::LANES;
-use crate::aligned::LINE;
+use crate::{aligned::LINE, arm};
 
 /// Proof that this processor has NEON and its matrix instructions for bytes.
 #[derive(Debug, Clone, Copy)]
@@ -15,7 +15,7 @@ impl I8mm {
 
     /// Returns the proof if the processor and the operating system support the instructions.
     pub(crate) fn detect() -> Option<Self> {
-        let found = is_aarch64_feature_detected!("neon") && is_aarch64_feature_detected!("i8mm");
+        let found = is_aarch64_feature_detected!("neon") && arm::has_i8mm();
         found.then_some(Self(()))
     }
 

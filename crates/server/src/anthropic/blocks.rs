@@ -102,6 +102,9 @@ pub(super) enum Block {
     BashCodeExecutionToolResult {},
     TextEditorCodeExecutionToolResult {},
     ToolSearchToolResult {},
+    McpToolUse {},
+    McpToolResult {},
+    ContainerUpload {},
     #[serde(other)]
     Unknown,
 }

@@ -16,7 +16,7 @@ use crate::{
         ignored::IgnoredParameters,
         reasoning::{Effort, ThinkingSettings},
         shared_fields::SharedFields,
-        tools::{WireFunction, call_limit},
+        tools::{TOOLS, WireFunction, call_limit},
     },
 };
 
@@ -80,7 +80,8 @@ enum TurnRole {
 struct ToolDefinition {
     /// Type of a tool that Anthropic defines.
     r#type: Option<String>,
-    name: String,
+    /// Tools of MCP servers have none.
+    name: Option<String>,
     description: Option<String>,
     #[schemars(with = "Option<Value>")]
     input_schema: Option<ExactJson>,
@@ -159,6 +160,10 @@ impl WireTurn {
                 | Block::BashCodeExecutionToolResult {}
                 | Block::TextEditorCodeExecutionToolResult {} => ignored.push("code_execution_tool_result"),
                 Block::ToolSearchToolResult {} => ignored.push("tool_search_tool_result"),
+                Block::McpToolUse {} => ignored.push("mcp_tool_use"),
+                Block::McpToolResult {} => ignored.push("mcp_tool_result"),
+                Block::ContainerUpload {} => ignored.push("container_upload"),
+                Block::Unknown => ignored.push("messages"),
                 other => {
                     let part = other.into_part(role, &format!("{path}[{number}]")).transpose()?;
                     has_parts |= part.is_some();
@@ -186,9 +191,19 @@ fn error_content(content: Content) -> Content {
     error
 }
 
-/// Types of tools that run on Anthropic's servers; versions have a date after them. They are ignored, as if the model
-/// did not call them.
-const HOSTED_TOOLS: [&str; 4] = ["web_search", "web_fetch", "code_execution", "tool_search_tool"];
+/// Types of tools that run on Anthropic's servers, or whose form only Anthropic's models know; versions have a date after
+/// them. They are ignored, as if the model did not call them.
+const HOSTED_TOOLS: [&str; 9] = [
+    "web_search",
+    "web_fetch",
+    "code_execution",
+    "tool_search_tool",
+    "bash",
+    "text_editor",
+    "computer",
+    "memory",
+    "mcp_toolset",
+];
 
 impl MessagesBody {
     /// Returns the names of the given parameters of reasoning.
@@ -242,9 +257,20 @@ impl MessagesBody {
 
         let mut tools = Vec::new();
         for (index, tool) in self.tools.unwrap_or_default().into_iter().enumerate() {
-            match HOSTED_TOOLS.iter().find(|hosted| tool.is_of(hosted)) {
-                Some(hosted) => ignored.push(hosted),
-                None => tools.push(tool.into_tool(index)?),
+            match tool.r#type.as_deref() {
+                None | Some("custom") => tools.push(tool.into_tool(index)?),
+                // A tool of a wrong type is a mistake of the client.
+                Some(kind) if tool.input_schema.is_some() => {
+                    let path = format!("tools[{index}]");
+                    let message = format!(
+                        "{path}: expected the type \"custom\" for a tool with an input_schema, found {kind:?}"
+                    );
+                    return Err(ApiError::unsupported_as(&path, message));
+                }
+                Some(kind) => {
+                    let hosted = HOSTED_TOOLS.into_iter().find(|hosted| kind.starts_with(hosted));
+                    ignored.push(hosted.unwrap_or(TOOLS));
+                }
             }
         }
 
@@ -272,21 +298,10 @@ fn reasoning(thinking: Option<ThinkingSettings>, effort: Option<Effort>) -> Reas
 }
 
 impl ToolDefinition {
-    /// Returns true if Anthropic defines the tool under this name.
-    fn is_of(&self, name: &str) -> bool {
-        self.r#type.as_deref().is_some_and(|found| found.starts_with(name))
-    }
-
     /// Converts the tool for the gateway. `index` is its index for errors.
     fn into_tool(self, index: usize) -> Result<Tool, ApiError> {
-        if let Some(found) = self.r#type.filter(|found| found != "custom") {
-            let path = format!("tools[{index}]");
-            let message =
-                format!("{path}: expected a tool of type \"custom\" with an input_schema, found {found:?}");
-            return Err(ApiError::unsupported_as(&path, message));
-        }
         let function = WireFunction {
-            name: self.name,
+            name: self.name.ok_or_else(|| ApiError::required(&format!("tools[{index}].name")))?,
             description: self.description,
             parameters: self.input_schema,
             strict: self.strict,
@@ -338,16 +353,20 @@ mod tests {
     }
 
     #[test]
-    fn tools_of_anthropic_s_servers_are_ignored_and_others_refused() {
+    fn tools_that_anthropic_defines_are_ignored_by_name() {
         let own = json!({"type": "custom", "name": "w", "input_schema": {"type": "object"}});
         let search = json!({"type": "web_search_20250305", "name": "web_search", "max_uses": 3});
+        let shell = json!({"type": "bash_20250124", "name": "bash"});
+        let mcp = json!({"type": "mcp_toolset", "mcp_server_name": "a"});
+        let newer = json!({"type": "of_tomorrow", "name": "a"});
         let mut ignored = IgnoredParameters::default();
-        let read = body(json!({"tools": [search, own]}))
+        let read = body(json!({"tools": [search, own, shell, mcp, newer]}))
             .into_request(SharedFields::default(), &mut ignored)
             .unwrap();
-        assert_eq!((read.tools.tools.len(), ignored.names()), (1, &["web_search"][..]));
-        let shell = json!({"type": "bash_20250124", "name": "bash"});
-        let refused = body(json!({"tools": [own, shell]}))
+        let expect = ["web_search", "bash", "mcp_toolset", "tools"];
+        assert_eq!((read.tools.tools.len(), ignored.names()), (1, &expect[..]));
+        let mistaken = json!({"type": "costum", "name": "w", "input_schema": {"type": "object"}});
+        let refused = body(json!({"tools": [own, mistaken]}))
             .into_request(SharedFields::default(), &mut ignored)
             .unwrap_err()
             .body();
@@ -509,6 +528,8 @@ mod tests {
         let turn = json!([
             {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "q"}},
             {"type": "web_search_tool_result", "tool_use_id": "s1", "content": []},
+            {"type": "mcp_tool_use", "id": "m1", "name": "w", "server_name": "s", "input": {}},
+            {"type": "of_tomorrow", "content": {"a": 1}},
             {"type": "text", "text": "Warm."},
         ]);
         let mut ignored = IgnoredParameters::default();
@@ -516,7 +537,10 @@ mod tests {
             .into_request(SharedFields::default(), &mut ignored)
             .unwrap();
         assert_eq!(read.messages[0].content, "Warm.");
-        assert_eq!(ignored.names(), ["server_tool_use", "web_search_tool_result"]);
+        assert_eq!(
+            ignored.names(),
+            ["server_tool_use", "web_search_tool_result", "mcp_tool_use", "messages"]
+        );
     }
 
     #[test]

@@ -13,7 +13,7 @@ use super::{
     change_memory,
     lines::{AnswerLines, ChatContent},
     options::{AnswerFields, Retention, Think},
-    unload,
+    retain,
 };
 use crate::{
     app::App,
@@ -75,9 +75,9 @@ impl FromBody for ParsedOllamaChat {
         let mut answer_fields: AnswerFields = fields.read()?;
         hints::ignore(fields, &[], ignored)?;
 
-        let tools = tools.settings()?;
+        let tools = tools.settings(ignored)?;
         let messages = body.messages.unwrap_or_default();
-        let retention = answer_fields.take_retention();
+        let retention = answer_fields.take_retention(ignored);
         let think = answer_fields.think;
         let is_streamed = answer_fields.is_streamed();
         let options = answer_fields.options(shared.sampling, shared.grammar, ignored)?;
@@ -128,15 +128,14 @@ pub(crate) async fn create(app: App, body: Body<ParsedOllamaChat>) -> Result<Res
     let model = conversation.model.clone();
     let form = AnswerLines::<ChatContent>::new(model.clone());
     if conversation.request.messages.is_empty() {
+        let retention = retention.without_work(&app, &mut ignored);
         return Ok(ignored.name_in(change_memory(&app, form, retention).await?));
     }
 
-    let unloads = retention.unloads_for(&app, &mut ignored);
+    let retention = retention.permitted_for(&app, &mut ignored);
     let body = Body { request: conversation, ignored, reservation };
     let response = conversation::answer(&app, body, form).await?;
-    if unloads {
-        unload(&app, &model).await?;
-    }
+    retain(&app, &model, retention).await?;
     Ok(response)
 }
 
@@ -166,7 +165,7 @@ mod tests {
             let read = read_checked::<ParsedOllamaChat>(body.to_string().as_bytes());
             let read = read.ok().unwrap();
             let found = (read.conversation.request.messages.len(), read.retention);
-            assert_eq!(found, (0, Retention::Keep), "{body}");
+            assert_eq!(found, (0, Retention::Settings), "{body}");
         }
     }
 

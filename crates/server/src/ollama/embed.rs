@@ -11,7 +11,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{nanoseconds, options::Retention, unload};
+use super::{nanoseconds, options::Retention, retain};
 use crate::{
     app::App,
     error::ApiError,
@@ -89,10 +89,10 @@ pub(crate) struct EmbeddingAnswer {
 
 /// Loads or unloads the model of a request without inputs.
 async fn change_memory(app: &App, model: &str, retention: Retention) -> Result<(), ApiError> {
-    match retention {
-        Retention::Keep => loading::wait(app, model).await.map(drop),
-        Retention::Unload => unload(app, model).await,
+    if retention != Retention::Unload {
+        loading::wait(app, model).await?;
     }
+    retain(app, model, retention).await
 }
 
 /// Handles a request to `/api/embed`. Without inputs it loads or unloads the model.
@@ -103,18 +103,17 @@ pub(crate) async fn embed(app: App, body: Body<EmbedBody>) -> Result<Response, A
     let started = Instant::now();
     let inputs = input.map_or_else(Vec::new, |input| input.0);
     if inputs.is_empty() {
+        let retention = retention.without_work(&app, &mut ignored);
         change_memory(&app, &model, retention).await?;
         return Ok(ignored.name_in(Json(EmbedAnswer::new(model, Vec::new(), 0, started)).into_response()));
     }
 
-    let unloads = retention.unloads_for(&app, &mut ignored);
+    let retention = retention.permitted_for(&app, &mut ignored);
     // Ollama truncates by default.
     let overlong = if truncate == Some(false) { InputOverflow::Refuse } else { InputOverflow::Truncate };
     let request = EmbedRequest { inputs, overlong, dimensions, prompt: None };
     let found = embeddings::embed(&app, &model, request, reservation).await?;
-    if unloads {
-        unload(&app, &model).await?;
-    }
+    retain(&app, &model, retention).await?;
     let Embeddings { vectors, prompt_tokens, ran_on } = found;
     let response =
         json_response(&app, move || EmbedAnswer::new(model, vectors, prompt_tokens, started)).await?;
@@ -126,17 +125,16 @@ pub(crate) async fn embeddings(app: App, body: Body<PromptEmbedBody>) -> Result<
     let Body { request: PromptEmbedBody { model, prompt, keep_alive }, mut ignored, reservation } = body;
     let retention = Retention::read(keep_alive.as_ref(), &mut ignored);
     let Some(prompt) = prompt.filter(|prompt| !prompt.is_empty()) else {
+        let retention = retention.without_work(&app, &mut ignored);
         change_memory(&app, &model, retention).await?;
         return Ok(ignored.name_in(Json(EmbeddingAnswer { embedding: Vec::new() }).into_response()));
     };
 
-    let unloads = retention.unloads_for(&app, &mut ignored);
+    let retention = retention.permitted_for(&app, &mut ignored);
     let inputs = vec![Prompt::Text(prompt)];
     let request = EmbedRequest { inputs, overlong: InputOverflow::Truncate, dimensions: None, prompt: None };
     let found = embeddings::embed(&app, &model, request, reservation).await?;
-    if unloads {
-        unload(&app, &model).await?;
-    }
+    retain(&app, &model, retention).await?;
     let embedding = found.vectors.into_iter().next().unwrap_or_default();
     Ok(ignored.name_in(with_device_headers(&found.ran_on, Json(EmbeddingAnswer { embedding }))))
 }

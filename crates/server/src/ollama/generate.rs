@@ -12,7 +12,7 @@ use super::{
     change_memory,
     lines::{AnswerLines, GeneratedText},
     options::{AnswerFields, Retention, Think},
-    unload,
+    retain,
 };
 use crate::{
     app::App,
@@ -69,7 +69,7 @@ impl FromBody for ParsedGenerate {
         hints::ignore(fields, &[], ignored)?;
 
         let prompt = body.prompt.unwrap_or_default();
-        let retention = answer_fields.take_retention();
+        let retention = answer_fields.take_retention(ignored);
         let think = answer_fields.think;
         let is_streamed = answer_fields.is_streamed();
         let options = answer_fields.options(shared.sampling, shared.grammar, ignored)?;
@@ -113,7 +113,10 @@ pub(crate) async fn create(app: App, body: Body<ParsedGenerate>) -> Result<Respo
     let Body { request, mut ignored, reservation } = body;
     let ParsedGenerate { model, is_streamed, work, retention, reasoning_parameters } = request;
     let form = AnswerLines::<GeneratedText>::new(model.clone());
-    let unloads = !matches!(work, GenerateWork::ChangeMemory) && retention.unloads_for(&app, &mut ignored);
+    let retention = match work {
+        GenerateWork::ChangeMemory => retention.without_work(&app, &mut ignored),
+        GenerateWork::Answer(_) | GenerateWork::Continue(_) => retention.permitted_for(&app, &mut ignored),
+    };
 
     let response = match work {
         GenerateWork::ChangeMemory => {
@@ -133,9 +136,7 @@ pub(crate) async fn create(app: App, body: Body<ParsedGenerate>) -> Result<Respo
             ignored.name_in(conversation::whole_or_streamed(&app, events, form, mode).await?)
         }
     };
-    if unloads {
-        unload(&app, &model).await?;
-    }
+    retain(&app, &model, retention).await?;
     Ok(response)
 }
 

@@ -30,8 +30,9 @@ async fn change_memory<C: LineContent>(
     retention: Retention,
 ) -> Result<Response, ApiError> {
     let done_reason = match retention {
-        Retention::Keep => {
+        Retention::Settings | Retention::For(_) => {
             loading::wait(app, &form.model).await?;
+            retain(app, &form.model, retention).await?;
             "load"
         }
         Retention::Unload => {
@@ -40,6 +41,19 @@ async fn change_memory<C: LineContent>(
         }
     };
     Ok(Json(form.without_text(done_reason)).into_response())
+}
+
+/// Applies the time that a request states to a model in memory.
+async fn retain(app: &App, model: &str, retention: Retention) -> Result<(), ApiError> {
+    match retention {
+        Retention::Settings => Ok(()),
+        Retention::Unload => unload(app, model).await,
+        Retention::For(keep_alive) => {
+            let gateway = app.gateway.clone();
+            let model = model.to_owned();
+            app.shared.jobs.run(move || gateway.set_keep_alive(&model, keep_alive)).await
+        }
+    }
 }
 
 /// Removes a model from memory. Running answers finish.

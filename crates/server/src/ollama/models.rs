@@ -8,7 +8,12 @@ use narthex_gateway::{
     models::{InstalledPackage, KvCacheStatus, ModelKind, ModelListing, ModelState, ModelStatus},
     split_scheme,
 };
-use narthex_spec::{Scheme, arch::Structure, date::unix_seconds, manifest::PublishedSampling};
+use narthex_spec::{
+    Scheme,
+    arch::Structure,
+    date::{unix_now, unix_seconds},
+    manifest::PublishedSampling,
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -26,7 +31,7 @@ use crate::{
     settings_editor::SettingsChange,
 };
 
-/// Expiry time of a loaded model. Models do not expire.
+/// Expiry time of a model that stays in memory.
 const NEVER: &str = "9999-12-31T23:59:59Z";
 
 /// Facts about a model.
@@ -136,7 +141,8 @@ struct LoadedModelEntry {
     size: u64,
     digest: String,
     details: ModelDetails,
-    expires_at: &'static str,
+    /// Time at which the model is unloaded if no request uses it before.
+    expires_at: String,
     /// Bytes in the memory of a GPU or NPU; 0 if the model runs on the CPU.
     size_vram: u64,
     context_length: usize,
@@ -164,7 +170,9 @@ impl LoadedModelEntry {
             size,
             digest: package.map_or_else(String::new, |package| package.digest.to_string()),
             details: ModelDetails::new(listing, None, status.scheme),
-            expires_at: NEVER,
+            expires_at: status
+                .expires_in
+                .map_or_else(|| NEVER.to_owned(), |time| rfc_3339(unix_now() + time.as_secs())),
             size_vram: if is_on_cpu { 0 } else { size },
             context_length: status.max_length.unwrap_or_default(),
             device,

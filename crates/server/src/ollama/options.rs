@@ -1,6 +1,11 @@
 //! `options` and `format` of a request.
 
-use narthex_gateway::request::{GenerateOptions, Grammar, ReasoningSettings, Thinking};
+use std::time::Duration;
+
+use narthex_gateway::{
+    KeepAlive,
+    request::{GenerateOptions, Grammar, ReasoningSettings, Thinking},
+};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -74,43 +79,60 @@ const RUNTIME: &[&str] = &[
 /// Parameter with the time for which a model stays in memory.
 const KEEP_ALIVE: &str = "keep_alive";
 
-/// Returns true if this value of `keep_alive` asks to unload the model at once.
-fn is_zero(keep_alive: &Value) -> bool {
-    match keep_alive {
-        Value::Number(seconds) => seconds.as_f64() == Some(0.0),
-        Value::String(duration) => duration.trim_end_matches(['s', 'm', 'h']) == "0",
-        _ => false,
-    }
-}
-
-/// State of the model after a request.
+/// Time that the model of a request stays in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Retention {
-    /// It stays in memory.
-    Keep,
+    /// That of the settings.
+    Settings,
+    /// This time after the last request.
+    For(KeepAlive),
     /// It is removed from memory: `keep_alive: 0`.
     Unload,
 }
 
 impl Retention {
-    /// Reads a value of `keep_alive`, and adds one without effect to `ignored`.
-    pub(super) fn read(keep_alive: Option<&Value>, ignored: &mut IgnoredParameters) -> Self {
-        match keep_alive {
-            Some(keep_alive) if is_zero(keep_alive) => return Self::Unload,
-            Some(_) => ignored.push(KEEP_ALIVE),
-            None => {}
+    /// Reads a value of `keep_alive`: a number of seconds or a duration as in `5m`, for ever if it is negative. `None` for
+    /// others.
+    fn new(keep_alive: &Value) -> Option<Self> {
+        let seconds = match keep_alive {
+            Value::Number(seconds) => seconds.as_f64()?,
+            Value::String(text) => match text.parse().ok() {
+                Some(KeepAlive::Forever) => -1.0,
+                Some(KeepAlive::For(time)) => time.as_secs_f64(),
+                None if text.starts_with('-') => text.get(1..)?.parse::<KeepAlive>().ok().map(|_| -1.0)?,
+                None => return None,
+            },
+            _ => return None,
+        };
+        if seconds < 0.0 {
+            return Some(Self::For(KeepAlive::Forever));
         }
-        Self::Keep
+        let time = Duration::try_from_secs_f64(seconds).ok()?;
+        Some(if time.is_zero() { Self::Unload } else { Self::For(KeepAlive::For(time)) })
     }
 
-    /// Returns true if the model is to be removed from memory after an answer. A caller without admin rights cannot
-    /// remove it, because other callers use it too; then the parameter is ignored.
-    pub(super) fn unloads_for(self, app: &App, ignored: &mut IgnoredParameters) -> bool {
-        let is_admin = app.meter.caller.is_admin();
-        if self == Self::Unload && !is_admin {
+    /// Reads a value of `keep_alive`, and adds one without effect to `ignored`.
+    pub(super) fn read(keep_alive: Option<&Value>, ignored: &mut IgnoredParameters) -> Self {
+        let Some(keep_alive) = keep_alive.filter(|value| !value.is_null()) else { return Self::Settings };
+        Self::new(keep_alive).unwrap_or_else(|| {
             ignored.push(KEEP_ALIVE);
+            Self::Settings
+        })
+    }
+
+    /// Returns what applies to a request without work for the model, which may only be refused to unload it.
+    pub(super) fn without_work(self, app: &App, ignored: &mut IgnoredParameters) -> Self {
+        if self == Self::Unload { self } else { self.permitted_for(app, ignored) }
+    }
+
+    /// Returns what applies to a request with work for the model. A caller without admin rights cannot change how long it
+    /// stays, because other callers use it too; then the parameter is ignored.
+    pub(super) fn permitted_for(self, app: &App, ignored: &mut IgnoredParameters) -> Self {
+        if self == Self::Settings || app.meter.caller.is_admin() {
+            return self;
         }
-        self == Self::Unload && is_admin
+        ignored.push(KEEP_ALIVE);
+        Self::Settings
     }
 }
 
@@ -132,11 +154,9 @@ impl AnswerFields {
         self.stream != Some(false)
     }
 
-    /// Returns whether the model stays in memory after the request. Removes a `keep_alive` that has an effect.
-    pub(super) fn take_retention(&mut self) -> Retention {
-        self.keep_alive
-            .take_if(|keep_alive| is_zero(keep_alive))
-            .map_or(Retention::Keep, |_| Retention::Unload)
+    /// Removes `keep_alive`, and returns the time that it states. Adds one without effect to `ignored`.
+    pub(super) fn take_retention(&mut self, ignored: &mut IgnoredParameters) -> Retention {
+        Retention::read(self.keep_alive.take().as_ref(), ignored)
     }
 
     /// Returns the options of the answer, and adds ignored fields to `ignored`. `options` take precedence over the shared
@@ -150,9 +170,6 @@ impl AnswerFields {
         shared: GrammarOptions,
         ignored: &mut IgnoredParameters,
     ) -> Result<GenerateOptions, ApiError> {
-        if self.keep_alive.is_some() {
-            ignored.push(KEEP_ALIVE);
-        }
         let options = read("options", self.options, ignored)?.or(sampling).options()?;
         let logprobs = (self.logprobs == Some(true)).then(|| self.top_logprobs.unwrap_or(0));
         Ok(GenerateOptions { grammar: shared.grammar(grammar(self.format)?)?, logprobs, ..options })
@@ -172,6 +189,7 @@ pub(super) fn read(
     if let Some(penalty) = answer.get_mut(REPEAT_PENALTY).filter(|penalty| penalty.as_i64() == Some(0)) {
         *penalty = 1.into();
     }
+
     for (name, value) in &answer {
         if Sampling::FIELDS.contains(&name.as_str()) {
             continue;
@@ -221,15 +239,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_of_zero_unloads_the_model() {
+    fn the_time_in_memory_is_a_number_of_seconds_or_a_duration() {
+        let seconds = |seconds| Some(Retention::For(KeepAlive::For(Duration::from_secs(seconds))));
+        let forever = Some(Retention::For(KeepAlive::Forever));
         for (value, expect) in [
-            (json!(0), true),
-            (json!("0"), true),
-            (json!("0m"), true),
-            (json!(-1), false),
-            (json!("5m"), false),
+            (json!(0), Some(Retention::Unload)),
+            (json!("0"), Some(Retention::Unload)),
+            (json!("0m"), Some(Retention::Unload)),
+            (json!(90), seconds(90)),
+            (json!("5m"), seconds(300)),
+            (json!(-1), forever),
+            (json!("-1"), forever),
+            (json!("-5m"), forever),
+            (json!("soon"), None),
+            (json!(true), None),
         ] {
-            assert_eq!(is_zero(&value), expect, "{value}");
+            assert_eq!(Retention::new(&value), expect, "{value}");
         }
     }
 

@@ -96,7 +96,7 @@ impl FromBody for ParsedChat {
         hints::ignore(fields, &[], ignored)?;
 
         let form = ChatForm { with_logprobs: chat.logprobs.unwrap_or(false), custom: tools.custom_names() };
-        let tools = tools.settings()?;
+        let tools = tools.settings(ignored)?;
         let reasoning_parameters = chat.reasoning_parameters().chain(reasoning.given()).collect();
         let reasoning = reasoning.settings_after(chat.reasoning());
         chat.check()?;

@@ -75,6 +75,8 @@ pub(crate) type WireContent = TextOrList<WirePart>;
 /// Part of a message: a text, a picture or a sound.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct WirePart {
+    // Parts of ignored items may have no type.
+    #[serde(default)]
     r#type: String,
     text: Option<String>,
     refusal: Option<String>,

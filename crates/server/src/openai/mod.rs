@@ -6,6 +6,7 @@ pub(crate) mod catalogue;
 pub(crate) mod chat;
 pub(crate) mod chat_answer;
 pub(crate) mod completions;
+pub(crate) mod decisions;
 pub(crate) mod embeddings;
 pub(crate) mod fill;
 pub(crate) mod load_forecast;
@@ -16,6 +17,7 @@ pub(crate) mod rerank;
 pub(crate) mod responses;
 pub(crate) mod settings;
 pub(crate) mod stream;
+pub(crate) mod systemone;
 pub(crate) mod token_endpoints;
 
 use narthex_gateway::request::{FinishReason, Summary};

@@ -140,7 +140,7 @@ impl TokenizeBody {
     /// Returns the conversation, if there is one.
     fn conversation(&mut self) -> Result<Option<ChatRequest>, ApiError> {
         let Some(messages) = self.messages.take() else { return Ok(None) };
-        let tools = into_tools(self.tools.take().unwrap_or_default())?;
+        let tools = into_tools(self.tools.take().unwrap_or_default(), &mut IgnoredParameters::default())?;
         Ok(Some(ChatRequest {
             messages: into_messages(messages)?,
             tools: ToolSettings { tools, ..ToolSettings::default() },

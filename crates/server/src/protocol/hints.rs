@@ -107,6 +107,8 @@ pub(crate) const OF_RESPONSES: &[&str] =
 /// Hints of Anthropic's messages. The last ones are headers of the API that some proxies send in the body.
 pub(crate) const OF_MESSAGES: &[&str] = &[
     "context_management",
+    "mcp_servers",
+    "container",
     "cache_control",
     "diagnostics",
     "speed",

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::{
     body,
     custom_tools::{CUSTOM, CustomTool},
+    ignored::IgnoredParameters,
 };
 use crate::error::ApiError;
 
@@ -24,8 +25,13 @@ pub(crate) struct ToolOptions {
 
 impl ToolOptions {
     /// Returns the gateway's settings.
-    pub(crate) fn settings(self) -> Result<ToolSettings, ApiError> {
-        let mut tools = into_tools(self.tools.unwrap_or_default())?;
+    ///
+    /// # Errors
+    /// 400 for a `tool_choice` that asks for a tool that is ignored.
+    pub(crate) fn settings(self, ignored: &mut IgnoredParameters) -> Result<ToolSettings, ApiError> {
+        let wire_tools = self.tools.unwrap_or_default();
+        let has_tools = !wire_tools.is_empty();
+        let mut tools = into_tools(wire_tools, ignored)?;
         let choice = match self.tool_choice {
             None => ToolChoice::Auto,
             Some(WireToolChoice::Mode(mode)) => mode.into(),
@@ -36,6 +42,11 @@ impl ToolOptions {
                 allowed_tools.mode.into()
             }
         };
+        if choice == ToolChoice::Required && tools.is_empty() && has_tools {
+            let message = "tool_choice: expected a function or a custom tool in `tools`, found only tools that this \
+                           server does not run; send \"auto\"";
+            return Err(ApiError::unsupported_as("tool_choice", message.to_owned()));
+        }
         Ok(ToolSettings { tools, choice, calls: call_limit(self.parallel_tool_calls) })
     }
 
@@ -74,8 +85,11 @@ pub(crate) struct WireTool {
 
 /// Returns the type of a tool without one, as Ollama's clients send it.
 fn function_type() -> String {
-    "function".to_owned()
+    FUNCTION.to_owned()
 }
+
+/// Type of a function.
+const FUNCTION: &str = "function";
 
 /// A function that the model may call.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -152,9 +166,50 @@ pub(crate) struct FunctionName {
     name: String,
 }
 
-/// Converts tools for the gateway.
-pub(crate) fn into_tools(tools: Vec<WireTool>) -> Result<Vec<Tool>, ApiError> {
-    tools.into_iter().enumerate().map(|(index, tool)| tool.into_tool(index)).collect()
+/// Converts tools for the gateway. Tools of other types than functions and custom tools are named in `ignored`.
+pub(crate) fn into_tools(
+    wire_tools: Vec<WireTool>,
+    ignored: &mut IgnoredParameters,
+) -> Result<Vec<Tool>, ApiError> {
+    let mut tools = Vec::with_capacity(wire_tools.len());
+    for (index, tool) in wire_tools.into_iter().enumerate() {
+        // A function of a wrong type is a mistake of the client.
+        let declares = tool.function.is_some() || tool.custom.is_some();
+        if declares || tool.r#type == FUNCTION || tool.r#type == CUSTOM {
+            tools.push(tool.into_tool(index)?);
+        } else {
+            ignored.push(hosted(&tool.r#type).unwrap_or(TOOLS));
+        }
+    }
+    Ok(tools)
+}
+
+/// Name of the parameter, which stands for tools of unknown types.
+pub(crate) const TOOLS: &str = "tools";
+
+/// Types of tools that run on OpenAI's servers, or that only a client of OpenAI's models runs; versions have a date after
+/// them. They are ignored, as if the model did not call them.
+const HOSTED_TOOLS: [&str; 13] = [
+    "web_search_preview",
+    "web_search",
+    "file_search",
+    "code_interpreter",
+    "image_generation",
+    "computer_use_preview",
+    "computer",
+    "mcp",
+    "local_shell",
+    "shell",
+    "apply_patch",
+    "tool_search",
+    "namespace",
+];
+
+/// Returns the type of such a tool, without its date.
+pub(crate) fn hosted(kind: &str) -> Option<&'static str> {
+    HOSTED_TOOLS
+        .into_iter()
+        .find(|hosted| kind.strip_prefix(hosted).is_some_and(|date| date.is_empty() || date.starts_with('_')))
 }
 
 impl WireTool {
@@ -164,7 +219,7 @@ impl WireTool {
         if let Some(custom) = self.custom.filter(|_| self.r#type == CUSTOM) {
             return custom.into_tool(&format!("{path}.custom"));
         }
-        let Some(function) = self.function.filter(|_| self.r#type == "function") else {
+        let Some(function) = self.function.filter(|_| self.r#type == FUNCTION) else {
             let message = format!(
                 "{path}: expected a tool of type \"function\" or \"custom\" with its object, found the type {:?}",
                 self.r#type

@@ -53,6 +53,7 @@ use crate::{
         chat,
         chat_answer::{ChatCompletion, ChatDelta},
         completions::{self, TextChoice, TextCompletion},
+        decisions::{self, DecisionObject},
         embeddings::{self, EmbeddingList},
         fill::{self, FilledText},
         load_forecast::{self, LoadForecastObject},
@@ -64,6 +65,7 @@ use crate::{
         },
         settings::{self, SettingsBody, SettingsObject},
         stream::Chunk,
+        systemone::{self, SystemOneObject},
         token_endpoints::{self, DetokenizeBody, TemplateText, TokenList, TokenText, TokenizeBody},
     },
     page,
@@ -263,6 +265,14 @@ fn of_others() -> Vec<Operation> {
             .body::<rerank::RerankBody>()
             .body::<Hints>()
             .answers::<RerankAnswer>(),
+        Op::post("/v1/decisions", decisions::create, "Decide questions about a text")
+            .body::<decisions::DecisionBody>()
+            .body::<Hints>()
+            .answers::<DecisionObject>(),
+        Op::post("/v1/systemone", systemone::create, "Decide typed questions about a state")
+            .body::<systemone::SystemOneBody>()
+            .body::<Hints>()
+            .answers::<SystemOneObject>(),
         Op::post("/v1/answer", answer::create, "Find answers in a text")
             .body::<answer::AnswerBody>()
             .body::<Hints>()

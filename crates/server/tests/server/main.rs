@@ -8,6 +8,7 @@ mod agents;
 mod audio;
 mod bodies;
 mod catalogue;
+mod decisions;
 mod encoders;
 mod examples;
 mod http;

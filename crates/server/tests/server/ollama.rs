@@ -7,7 +7,7 @@ use narthex_server::{AccessOptions, ServeOptions};
 use narthex_spec::{Scheme, progress::Quiet};
 use serde_json::{Value, json};
 
-use crate::support::{Live, Tiny, local, with};
+use crate::support::{Live, Tiny, eventually, local, with};
 
 /// Returns the objects of an answer with one object per line.
 fn lines(text: &str) -> Vec<Value> {
@@ -137,6 +137,23 @@ fn a_model_is_unloaded_by_a_request_without_a_prompt() {
 }
 
 #[test]
+fn a_model_stays_in_memory_for_the_time_of_a_request() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(tiny.config());
+    let load = |keep_alive: Value| {
+        let answer = live.post("/api/generate", &json!({"model": model, "keep_alive": keep_alive}));
+        assert_eq!((answer.status, answer.header("x-narthex-ignored")), (200, None), "{}", answer.text());
+        live.get("/api/ps").json()["models"].clone()
+    };
+    assert_eq!(load(json!(-1))[0]["expires_at"], "9999-12-31T23:59:59Z");
+    let expires = load(json!("24h"))[0]["expires_at"].as_str().unwrap().to_owned();
+    assert!(expires.starts_with("20"), "{expires}");
+    load(json!(0.01));
+    eventually("the end of its time", || live.get("/api/ps").json()["models"] == json!([]));
+}
+
+#[test]
 fn a_model_is_unloaded_after_an_answer() {
     let tiny = Tiny::new();
     let (chat, embedding) = (tiny.chat(), tiny.embedding());
@@ -144,7 +161,8 @@ fn a_model_is_unloaded_after_an_answer() {
     let messages = json!([{"role": "user", "content": "the cat"}]);
     let options = json!({"num_predict": 2});
     let check = |path: &str, body: Value| {
-        for (keep_alive, loaded, ignored) in [(json!("5m"), 1, Some("keep_alive")), (json!(0), 0, None)] {
+        let times = [(json!("5m"), 1, None), (json!("soon"), 1, Some("keep_alive")), (json!(0), 0, None)];
+        for (keep_alive, loaded, ignored) in times {
             let answer = live.post(path, &with(body.clone(), json!({"keep_alive": keep_alive})));
             assert_eq!(answer.status, 200, "{path}: {}", answer.text());
             assert_eq!(answer.header("x-narthex-ignored"), ignored, "{path}");

@@ -58,6 +58,11 @@ fn answers_are_those_of_the_document() {
             "/v1/rerank",
             json!({"model": reranker, "query": "a", "documents": ["b"], "return_documents": true}),
         ),
+        (
+            "/v1/decisions",
+            json!({"model": model, "input": "a", "questions": [{"type": "predicate", "instructions": "b"}]}),
+        ),
+        ("/v1/systemone", json!({"model": model, "state": "a", "questions": {"b": {"type": "noul"}}})),
         ("/v1/fill", json!({"model": masked, "text": "the [MASK]"})),
         ("/v1/answer", json!({"model": spans, "question": "a", "context": "the cat"})),
         ("/tokenize", text),

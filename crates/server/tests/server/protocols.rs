@@ -189,6 +189,7 @@ fn supports(path: &str, name: &str) -> bool {
         }
         "store" => path == "/v1/responses",
         "truncate" => path == "/api/chat",
+        "keep_alive" => path.starts_with("/api/"),
         _ => false,
     }
 }
@@ -255,7 +256,8 @@ fn every_hint_is_ignored_by_name_in_every_endpoint() {
             if asks(value) && SAMPLING.contains(&name.as_str()) {
                 continue;
             }
-            let has = name == "truncate" && *path != "/api/embeddings";
+            let has = name == "truncate" && *path != "/api/embeddings"
+                || name == "keep_alive" && path.starts_with("/api/");
             let is_named = asks(value) && !has;
             check_ignored(&live, path, &with(body.clone(), fields.clone()), if is_named { name } else { "" });
         }
@@ -437,8 +439,8 @@ fn agents_of_every_protocol_send_their_hints() {
     let expect = "context_management, metadata, web_search, thinking, output_config.effort";
     check_ignored(&live, message.path, &with(message.body, claude), expect);
     let fields = json!({"keep_alive": -1, "options": {"num_ctx": 512, "num_predict": 2}, "think": true});
-    check_ignored(&live, ollama.path, &with(ollama.body, fields.clone()), "keep_alive, num_ctx, think");
-    check_ignored(&live, generate.path, &with(generate.body.clone(), fields), "keep_alive, num_ctx, think");
+    check_ignored(&live, ollama.path, &with(ollama.body, fields.clone()), "num_ctx, think");
+    check_ignored(&live, generate.path, &with(generate.body.clone(), fields), "num_ctx, think");
     // A continuation has no chat template.
     let raw = json!({
         "raw": true, "stream": false, "think": true, "reasoning_effort": "low", "add_generation_prompt": true,

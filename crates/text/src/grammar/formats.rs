@@ -28,6 +28,23 @@ const DURATION: &str = concat!(
     r"T(?:[0-9]{1,4}H(?:[0-9]{1,4}M(?:[0-9]{1,4}S)?)?|[0-9]{1,4}M(?:[0-9]{1,4}S)?|[0-9]{1,4}S))",
 );
 
+/// Addresses of e-mail in the form that people write (RFC 5321 without quotation and comments).
+const EMAIL: &str = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+(?:\.[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+)*@[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?)+";
+
+/// UUIDs (RFC 9562).
+const UUID: &str = r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}";
+
+/// IPv4 addresses.
+const IPV4: &str =
+    r"(?:(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])\.){3}(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])";
+
+/// Host names (RFC 1123).
+const HOSTNAME: &str =
+    r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?){0,8}";
+
+/// URIs: a scheme and characters that need no quotation (RFC 3986).
+const URI: &str = r"[A-Za-z][A-Za-z0-9+.-]{0,31}:[A-Za-z0-9._~:/?#@!$&'()*+,;=%\[\]-]{1,2000}";
+
 /// Replaces the formats of dates, times and durations in a schema and its parts by patterns.
 pub(super) fn replace_times(schema: &mut Map<String, Value>) {
     let format = schema.get("format").and_then(Value::as_str);
@@ -45,6 +62,19 @@ pub(super) fn replace_times(schema: &mut Map<String, Value>) {
     parts(schema).into_iter().for_each(replace_times);
 }
 
+/// Returns a regular expression for the texts of a format; `None` for a format that is only an annotation here.
+pub(crate) fn format_pattern(format: &str) -> Option<String> {
+    let pattern = match format {
+        "email" => EMAIL,
+        "uuid" => UUID,
+        "ipv4" => IPV4,
+        "hostname" => HOSTNAME,
+        "uri" => URI,
+        other => return pattern(other),
+    };
+    Some(format!("^(?:{pattern})$"))
+}
+
 fn pattern(format: &str) -> Option<String> {
     match format {
         "date" => Some(format!("^(?:{DATE})$")),
@@ -58,6 +88,25 @@ fn pattern(format: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn formats_of_texts_match_what_a_validator_allows() {
+        for (format, right, wrong) in [
+            ("email", "jane.doe+x@mail.example.org", "jane@@example.org"),
+            ("uuid", "123e4567-e89b-12d3-a456-426614174000", "123e4567e89b12d3a456426614174000"),
+            ("ipv4", "192.168.0.255", "192.168.0.256"),
+            ("hostname", "a-b.example", "-a.example"),
+            ("uri", "https://example.org/a?b=c#d", "//example.org"),
+        ] {
+            let found =
+                jsonschema::validator_for(&json!({"pattern": format_pattern(format).unwrap()})).unwrap();
+            let options = jsonschema::options().should_validate_formats(true);
+            let real = options.build(&json!({"format": format})).unwrap();
+            assert!(found.is_valid(&json!(right)) && real.is_valid(&json!(right)), "{right}");
+            assert!(!found.is_valid(&json!(wrong)) && !real.is_valid(&json!(wrong)), "{wrong}");
+        }
+        assert_eq!((format_pattern("int32"), format_pattern("date")), (None, pattern("date")));
+    }
 
     #[test]
     fn only_dates_and_times_that_exist_match() {

@@ -39,6 +39,7 @@ use crate::{
 
 pub use best_effort::best_effort;
 use digits::{DigitLimit, DigitTokens};
+pub(crate) use formats::format_pattern;
 use limits::{
     MAX_BYTES, MAX_DEPTH, check_size, check_text, max_grammar_bytes, prepared_lark, too_many_combinations,
 };

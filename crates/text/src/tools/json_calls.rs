@@ -330,14 +330,16 @@ impl JsonCalls {
             if self.is_headed && progress == Progress::Open && self.object.has_arguments() {
                 progress = self.object.feed('}', events);
             }
-            // Without a marker, a JSON object is a call only if it names a tool.
-            let is_foreign = !self.is_marked
-                && !was_whole
-                && (self.object.has_other_keys()
-                    || self.object.name().is_some_and(|name| !is_callable(name, &self.names)));
+            // Without a marker, a JSON object is a call only if it names a tool; also after a marker that is only text, which a
+            // model may quote.
+            let is_other = self.object.name().is_some_and(|name| !is_callable(name, &self.names));
+            let is_foreign = !was_whole
+                && (!self.is_marked && self.object.has_other_keys()
+                    || !(self.is_marked && self.has_tokens) && is_other);
             if is_foreign {
                 events.truncate(first);
                 self.object = JsonObject::default();
+                self.is_marked = false;
                 progress = Progress::Bad;
             } else if !was_whole && self.object.is_whole() {
                 // The last character of `null` is known from the character after it.

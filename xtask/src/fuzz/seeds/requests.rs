@@ -119,6 +119,27 @@ fn valid() -> Vec<(&'static str, Value)> {
             json!({"model": "m", "query": "q", "documents": ["a", {"text": "b"}], "top_n": 1, "truncate": true}),
         ),
         (
+            "decisions",
+            json!({
+                "model": "m", "input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]}],
+                "questions": [
+                    {"type": "predicate", "name": "p", "instructions": "b"},
+                    {"type": "choice", "instructions": "c", "choices": [{"value": "x", "description": "d"}, {"value": true}]},
+                    {"type": "score", "instructions": "e", "levels": [{"label": "low"}, {"label": "high"}]},
+                ],
+            }),
+        ),
+        (
+            "systemone",
+            json!({
+                "model": "m", "state": {"a": [1, "b"]}, "questions": {
+                    "p": {"type": "noul", "instructions": "b", "criteria": {"true": "c"}},
+                    "q": {"type": "choice", "criteria": {"x": null, "y": "d"}},
+                    "r": {"type": "score", "instructions": ["e"], "criteria": ["low", "high"]},
+                },
+            }),
+        ),
+        (
             "answer",
             json!({"model": "m", "question": "q", "context": "c", "top_k": 2, "max_answer_tokens": 9}),
         ),
@@ -186,6 +207,13 @@ fn agents() -> Vec<(&'static str, Value)> {
         (
             "ollama-generate",
             json!({"model": "m", "prompt": "a", "system": "s", "raw": false, "options": {"seed": 1}}),
+        ),
+        (
+            "ollama-create",
+            json!({
+                "model": "n", "from": "m", "system": "s", "stream": false,
+                "parameters": {"temperature": 0.5, "top_k": 40, "stop": ["x"], "num_ctx": 4096},
+            }),
         ),
         ("ollama-embed", json!({"model": "m", "input": ["a", "b"], "truncate": true})),
     ]

@@ -7,7 +7,7 @@ use narthex_spec::{OpenVinoDevice, QnnChip, Scheme, Target};
 use serde::Serialize;
 
 use super::model_estimate::ModelEstimate;
-use crate::{config::KV_STEP, library::suitability::RESERVED};
+use crate::config::{KV_STEP, RESERVED};
 
 /// Minimum sequence length that counts as fitting, in tokens.
 const SHORTEST: u64 = 512;

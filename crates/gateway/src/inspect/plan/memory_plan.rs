@@ -8,7 +8,7 @@ use super::{
     fit::{CPU, Memory, NPU, token_bytes},
     model_estimate::{ModelEstimate, SchemeEstimate},
 };
-use crate::{config::KV_STEP, library::suitability::RESERVED};
+use crate::config::{KV_STEP, RESERVED};
 
 /// Conversations for which the memory is planned.
 ///

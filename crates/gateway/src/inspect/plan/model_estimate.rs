@@ -13,8 +13,9 @@ use narthex_spec::{
 use serde::Serialize;
 
 use crate::{
+    config::RESERVED,
     inspect::check::architecture::{check_dry_run, refused},
-    library::suitability::{READING, RESERVED, kept_quality},
+    library::suitability::{READING, kept_quality},
 };
 
 /// Figures of a model.

@@ -188,9 +188,10 @@ mod tests {
     use narthex_spec::Scheme;
 
     use super::{
-        super::{Claim, LoadRoom, ModelMemory, ResidencyLimits},
+        super::{Claim, ModelMemory, ResidencyLimits},
         *,
     };
+    use crate::report::load_forecast::LoadRoom;
 
     fn key(name: &str) -> PackageKey {
         PackageKey { name: name.parse().unwrap(), scheme: Scheme::W8 }

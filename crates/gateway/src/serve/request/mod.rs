@@ -1,5 +1,6 @@
 //! Requests to models and their answers, in text rather than tokens.
 
+mod decision;
 mod encoder;
 mod prompt;
 mod reasoning;
@@ -17,6 +18,10 @@ pub use narthex_text::{
     template::{Content, FunctionCall, Media, Message, Part, Role, ToolCall},
 };
 
+pub use decision::{
+    ClosedQuestion, Decision, DecisionOption, DecisionRequest, Decisions, MAX_OPTIONS, MAX_QUESTIONS,
+    QuestionForm,
+};
 pub use encoder::{
     Answer, AnswerRequest, Answers, DocumentScore, EmbedRequest, Embeddings, Filling, Fillings,
     InputOverflow, MAX_ANSWER_TEXT, MaskPredictOutput, MaskRequest, Ranking, RefineRequest, RerankRequest,

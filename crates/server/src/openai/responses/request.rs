@@ -1,11 +1,16 @@
 //! The body of a request, and its translation to the gateway's.
 
+use std::{fmt, marker::PhantomData};
+
 use narthex_gateway::request::{
     Content, ExactJson, GenerateOptions, Grammar, Message, ReasoningSettings, Role, Tool, ToolChoice,
     ToolSettings,
 };
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{
+    Deserialize, Deserializer,
+    de::{self, IgnoredAny, IntoDeserializer, MapAccess, SeqAccess, Visitor, value::SeqAccessDeserializer},
+};
 use serde_json::Value;
 
 use super::history::{HistoryItem, InputItem, full_name};
@@ -21,7 +26,7 @@ use crate::{
         response_format::schema_grammar,
         shared_fields::SharedFields,
         text_or_list::{ListElement, TextOrList},
-        tools::{ChoiceMode, NamedTool, WireFunction, allow, call_limit},
+        tools::{ChoiceMode, NamedTool, TOOLS, WireFunction, allow, call_limit, hosted},
     },
 };
 
@@ -66,12 +71,64 @@ struct Item {
     name: Option<String>,
     /// Namespace of the called tool.
     namespace: Option<String>,
-    arguments: Option<String>,
+    #[schemars(with = "Option<String>")]
+    arguments: Option<OrObject<String>>,
     /// Input of a custom tool.
-    input: Option<String>,
+    #[schemars(with = "Option<String>")]
+    input: Option<OrObject<String>>,
     /// Command of a call of Codex's shell.
     action: Option<Value>,
-    output: Option<WireContent>,
+    #[schemars(with = "Option<WireContent>")]
+    output: Option<OrObject<WireContent>>,
+}
+
+/// A field that is an object in items of types that are ignored.
+#[derive(Debug)]
+enum OrObject<T> {
+    Given(T),
+    Object,
+}
+
+impl<T> OrObject<T> {
+    /// Returns the value of a field at `path`.
+    fn given(self, path: &str) -> Result<T, ApiError> {
+        match self {
+            Self::Given(value) => Ok(value),
+            Self::Object => {
+                let message = format!("{path}: expected a string or a list, found an object");
+                Err(ApiError::bad_request(path.to_owned(), message))
+            }
+        }
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for OrObject<T> {
+    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
+        value.deserialize_any(OrObjectVisitor(PhantomData))
+    }
+}
+
+struct OrObjectVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for OrObjectVisitor<T> {
+    type Value = OrObject<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string, a list or an object")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
+        T::deserialize(text.into_deserializer()).map(OrObject::Given)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Self::Value, A::Error> {
+        T::deserialize(SeqAccessDeserializer::new(list)).map(OrObject::Given)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Self::Value, A::Error> {
+        while fields.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+        Ok(OrObject::Object)
+    }
 }
 
 impl ListElement for Item {
@@ -161,7 +218,10 @@ impl Item {
 
         let output = self.output.map_or_else(
             || Ok(Content::default()),
-            |output| output.into_content(Role::Tool, &format!("{path}.output")),
+            |output| {
+                let path = format!("{path}.output");
+                output.given(&path)?.into_content(Role::Tool, &path)
+            },
         );
         let item = match self.r#type.as_str() {
             "message" => {
@@ -171,14 +231,15 @@ impl Item {
                 HistoryItem::Message(Message::new(role, content.transpose()?.unwrap_or_default()))
             }
             "function_call" => {
-                let arguments = outline::text_arguments(self.arguments.as_deref().unwrap_or_default());
+                let arguments = self.arguments.map(|arguments| arguments.given(&format!("{path}.arguments")));
+                let arguments = outline::text_arguments(&arguments.transpose()?.unwrap_or_default());
                 let name = self.name.ok_or_else(|| missing("name"))?;
                 HistoryItem::call(self.call_id, full_name(self.namespace.as_deref(), name), arguments)
             }
             "custom_tool_call" => {
                 let name = full_name(self.namespace.as_deref(), self.name.ok_or_else(|| missing("name"))?);
-                let input = self.input.unwrap_or_default();
-                HistoryItem::call(self.call_id, name, custom_tools::arguments(&input))
+                let input = self.input.map(|input| input.given(&format!("{path}.input"))).transpose()?;
+                HistoryItem::call(self.call_id, name, custom_tools::arguments(&input.unwrap_or_default()))
             }
             "local_shell_call" => {
                 let action = self.action.unwrap_or_default();
@@ -229,30 +290,6 @@ const LOGPROBS: &str = "message.output_text.logprobs";
 
 /// Name of Codex's shell, whose calls are items of a type of their own.
 const LOCAL_SHELL: &str = "local_shell";
-
-/// Types of tools that run on OpenAI's servers; versions have a date after them. They are ignored, as if the model did
-/// not call them.
-const HOSTED_TOOLS: [&str; 12] = [
-    "web_search_preview",
-    "web_search",
-    "file_search",
-    "code_interpreter",
-    "image_generation",
-    "computer_use_preview",
-    "computer",
-    "mcp",
-    "local_shell",
-    "shell",
-    "apply_patch",
-    "tool_search",
-];
-
-/// Returns the type of a tool that runs on OpenAI's servers, without its date.
-fn hosted(kind: &str) -> Option<&'static str> {
-    HOSTED_TOOLS
-        .into_iter()
-        .find(|hosted| kind.strip_prefix(hosted).is_some_and(|date| date.is_empty() || date.starts_with('_')))
-}
 
 /// Returns the error of a `tool_choice` that asks for such a tool.
 fn cannot_call(name: &str) -> ApiError {
@@ -366,12 +403,14 @@ impl ResponsesBody {
         let mut tools = Vec::new();
         let mut hosted_tool = None;
         for (index, tool) in self.tools.unwrap_or_default().into_iter().enumerate() {
-            match hosted(&tool.r#type) {
-                Some(hosted) => {
-                    hosted_tool = Some(hosted);
-                    ignored.push(hosted);
-                }
-                None => tool.add_to(&mut tools, index)?,
+            // A function of a wrong type is a mistake of the client.
+            let declares = tool.parameters.is_some();
+            if declares || matches!(tool.r#type.as_str(), "function" | CUSTOM | "namespace") {
+                tool.add_to(&mut tools, index)?;
+            } else {
+                let name = hosted(&tool.r#type).unwrap_or(TOOLS);
+                hosted_tool = Some(name);
+                ignored.push(name);
             }
         }
 
@@ -538,7 +577,7 @@ mod tests {
     #[test]
     fn hosted_tools_are_ignored_unless_a_choice_asks_for_them() {
         let function = json!({"type": "function", "name": "a"});
-        let hosted: Vec<Value> = HOSTED_TOOLS.iter().map(|kind| json!({"type": kind})).collect();
+        let hosted = json!([{"type": "web_search"}, {"type": "mcp"}, {"type": "apply_patch"}, {"type": "of_tomorrow"}]);
         let tools = request(json!({"tools": hosted})).ok().unwrap().tools;
         assert_eq!((tools.tools.len(), tools.choice), (0, ToolChoice::Auto));
 
@@ -552,7 +591,7 @@ mod tests {
         let allowed = json!({"type": "allowed_tools", "mode": "required", "tools": [hosted]});
         check(json!([function, hosted]), allowed);
         assert!(serde_json::from_value::<ResponseChoice>(json!({"type": "web_searches"})).is_err());
-        assert!(request(json!({"tools": [{"type": "functoin", "name": "a"}]})).is_err());
+        assert!(request(json!({"tools": [{"type": "functoin", "name": "a", "parameters": {}}]})).is_err());
     }
 
     #[test]
@@ -560,12 +599,28 @@ mod tests {
         let body = json!({"model": "m", "input": [
             {"role": "user", "content": "a"}, {"type": "image_generation_call", "id": "ig_1", "result": "AA"},
             {"type": "mcp_list_tools", "id": "m", "tools": []}, {"type": "of_tomorrow"},
+            {"type": "computer_call_output", "call_id": "c", "output": {"type": "computer_screenshot", "image_url": "data:"}},
+            {"type": "shell_call_output", "call_id": "s", "output": [{"stdout": "a", "outcome": {"type": "exit"}}]},
+            {"type": "tool_search_call", "arguments": {"query": "a"}},
         ]});
         let mut ignored = IgnoredParameters::default();
         let body: ResponsesBody = serde_json::from_value(body).unwrap();
         let read = body.into_request(SharedFields::default(), &mut ignored).ok().unwrap();
         assert_eq!(read.input.len(), 1);
-        assert_eq!(ignored.names(), ["image_generation_call", "mcp_list_tools", "input"]);
+        let expect = [
+            "image_generation_call",
+            "mcp_list_tools",
+            "input",
+            "computer_call_output",
+            "shell_call_output",
+            "tool_search_call",
+        ];
+        assert_eq!(ignored.names(), expect);
+        let call = json!({"type": "function_call", "name": "w", "call_id": "c", "arguments": {}});
+        let body = json!({"model": "m", "input": [call]});
+        let body: ResponsesBody = serde_json::from_value(body).unwrap();
+        let error = body.into_request(SharedFields::default(), &mut ignored).err().unwrap().body();
+        assert_eq!(error["error"]["param"], "input[0].arguments", "{error}");
     }
 
     #[test]

@@ -125,6 +125,7 @@ pub(super) mod samples {
             kv_cache: None,
             package_bytes: None,
             draft_model: None,
+            expires_in: None,
         }
     }
 }

@@ -184,6 +184,19 @@ mod tests {
     }
 
     #[test]
+    fn a_quoted_call_of_a_tool_that_is_not_listed_is_text() {
+        let quoted =
+            r#"Write <tool_call>{"name": "FUNCTION", "arguments": {"ARGUMENT": "VALUE"}}</tool_call>."#;
+        let mut parser = ToolParser::new(ToolFormat::Hermes, &tools(), CallReading::Lenient, &[]);
+        let events = [parser.push(quoted), parser.finish(TextEnd::Complete)].concat();
+        let texts = events.into_iter().map(|event| match event {
+            ToolEvent::Text(text) => text,
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(texts.collect::<String>(), quoted);
+    }
+
+    #[test]
     fn calls_without_markers_are_text_in_exact_answers() {
         let mut parser = ToolParser::new(ToolFormat::Hermes, &tools(), CallReading::Exact, &[]);
         let events = [parser.push(CALL), parser.finish(TextEnd::Complete)].concat();

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::END_PARAMETER;
 use crate::{
     exact_json::ExactPart,
-    grammar::{GrammarError, json_rule, text_pattern},
+    grammar::{GrammarError, format_pattern, json_rule, text_pattern},
     tools::{
         arguments::allows,
         lark::quoted,
@@ -33,7 +33,7 @@ pub(super) fn value_rule(rule: &str, schema: &Value) -> Result<String, ValueErro
         let name = format!("{rule}_{at}");
         match alternative {
             // Any other value is a text too.
-            ValueForm::Text(TextForm { pattern: None, least: 0, most: None }) => {
+            ValueForm::Text(TextForm { pattern: None, format: None, least: 0, most: None }) => {
                 return Ok(format!("{rule}_value: text_value\n"));
             }
             ValueForm::Text(form) => rules.push_str(&text_rule(&name, form)),
@@ -72,6 +72,8 @@ enum ValueForm {
 struct TextForm {
     /// Regular expression of the whole text, for a Lark grammar.
     pattern: Option<String>,
+    /// That of the format.
+    format: Option<String>,
     /// Minimum and maximum number of characters.
     least: u64,
     most: Option<u64>,
@@ -122,7 +124,7 @@ fn alternatives(schema: &Value, root: &Value) -> Result<Vec<ValueForm>, String> 
     let text = text_form(&fields, kinds.is_some())?;
     let mut forms = vec![ValueForm::Text(text)];
     if !others.is_empty() {
-        for keyword in ["pattern", "minLength", "maxLength"] {
+        for keyword in ["pattern", "format", "minLength", "maxLength"] {
             fields.shift_remove(keyword);
         }
         fields.insert("type".to_owned(), others.into());
@@ -172,7 +174,7 @@ fn are_exclusive(forms: &[ValueForm]) -> bool {
 /// Returns the restrictions of the strings that a schema allows. Without a type, keywords of strings would also apply to
 /// texts that are read as another type.
 fn text_form(fields: &Map<String, Value>, has_type: bool) -> Result<TextForm, String> {
-    let mut form = TextForm { pattern: None, least: 0, most: None };
+    let mut form = TextForm { pattern: None, format: None, least: 0, most: None };
     for (keyword, rule) in fields {
         match (keyword.as_str(), rule.as_u64()) {
             ("minLength", Some(least)) if has_type => form.least = least,
@@ -180,6 +182,11 @@ fn text_form(fields: &Map<String, Value>, has_type: bool) -> Result<TextForm, St
             ("pattern", _) if has_type => {
                 let pattern = rule.as_str().and_then(text_pattern);
                 form.pattern = Some(pattern.ok_or_else(|| keyword.clone())?);
+            }
+            // Formats without a pattern are annotations.
+            ("format", _) => {
+                form.format =
+                    rule.as_str().and_then(format_pattern).and_then(|pattern| text_pattern(&pattern));
             }
             (keyword, _) if FREE.contains(&keyword) || is_of_others(keyword) && has_type => {}
             _ => return Err(keyword.clone()),
@@ -213,7 +220,7 @@ fn text_rule(rule: &str, form: &TextForm) -> String {
     let terminal = rule.to_uppercase();
     let most = form.most.map_or_else(String::new, |most| most.to_string());
     let mut restrictions = format!("/(\\n|.){{{},{most}}}/", form.least);
-    if let Some(pattern) = &form.pattern {
+    for pattern in form.pattern.iter().chain(&form.format) {
         restrictions.push_str(&format!(" & /{pattern}/"));
     }
     format!(
