@@ -72,9 +72,6 @@ impl DryRun {
     /// # Errors
     /// As [`Self::new`].
     pub fn with_static_shapes(architecture: &Architecture, scheme: Scheme, target: &Target) -> Result<Self> {
-        if let Architecture::Speech(_) = architecture {
-            return Err(lower::no_static_speech());
-        }
         let shapes = FixedShapes::new(FixedShapes::USUAL_CONTEXT);
         let recipe = Recipe { fixed: Some(shapes), ..Recipe::new(scheme) };
         let recipe = recipe.for_targets(vec![target.clone()], None);

@@ -83,11 +83,6 @@ pub fn compile(
         let sha256 = Sha256::of(&list);
         job.recipe.vocabulary = Some(KeptTokens { tokens: kept.len(), sha256 });
     }
-    if let Architecture::Speech(_) = checkpoint.architecture
-        && (!job.recipe.targets.is_empty() || job.recipe.activations.is_some())
-    {
-        return Err(lower::no_static_speech());
-    }
     job.recipe.fixed = parts::shapes(&checkpoint.architecture, &job.recipe, checkpoint.max_length);
     let plan = Plan::of_source(&checkpoint.architecture, &job.recipe, checkpoint.weights.as_ref())?;
     keep(job.keep_stages, "architecture.json", || json(&checkpoint.architecture))?;

@@ -3,7 +3,7 @@
 //! The encoder writes the keys and values of a window into buffers that the decoder reads. The decoder updates its own
 //! cache in place.
 
-use std::{ffi::CString, path::Path};
+use std::{borrow::Cow, ffi::CString, path::Path};
 
 use narthex_engine::{
     executor::StepError,
@@ -54,14 +54,80 @@ pub struct DynamicSpeech {
     tokens: usize,
     inputs: StepInputs,
     logits: Vec<f32>,
-    /// Queries of the last step in the layers with alignment heads, each `[tokens, hidden]`.
-    queries: Vec<(usize, Vec<f32>)>,
+    queries: Vec<LayerQueries>,
     names: StepNames,
     encoder_binding: Binding,
     decoder_binding: Binding,
     // Declared after the bindings, so that they are dropped after them: the bindings belong to them.
     encoder: LoadedSide,
     decoder: LoadedSide,
+}
+
+/// Queries of the last step in a layer with alignment heads.
+pub(crate) struct LayerQueries {
+    pub(crate) layer: usize,
+    /// `[tokens, hidden]`, with room for the longest sequence.
+    pub(crate) queries: Vec<f32>,
+}
+
+impl LayerQueries {
+    /// Returns the memory of each layer with alignment heads. The manifest's consistency, which bounds the sizes, has been
+    /// checked.
+    pub(crate) fn of(arch: &SpeechArch) -> Vec<Self> {
+        let queries = vec![0.0; arch.target_positions * arch.hidden];
+        let layers = arch.alignment_layers().into_iter();
+        layers.map(|layer| Self { layer, queries: queries.clone() }).collect()
+    }
+}
+
+/// Returns the limits of a model with sequences of at most `context` tokens.
+pub(crate) fn limits(arch: &SpeechArch, context: usize) -> SpeechLimits {
+    SpeechLimits {
+        bins: arch.bins,
+        frames: arch.frames(),
+        positions: arch.source_positions,
+        context,
+        vocab: arch.vocab,
+        alignment_heads: arch.alignment_heads.len(),
+    }
+}
+
+/// Fails unless a window has this number of features.
+pub(crate) fn check_features(arch: &SpeechArch, found: usize) -> Result<(), StepError> {
+    let expected = arch.bins * arch.frames();
+    if found == expected {
+        return Ok(());
+    }
+    Err(StepError::bad_plan(format!("expected {expected} features, found {found}")))
+}
+
+/// Returns the attention of the alignment heads from each of `tokens` tokens to the rows of the encoder, `[heads, tokens,
+/// positions]`. `keys` returns the keys of a head of a layer, `[positions, size]`.
+pub(crate) fn alignment<'a>(
+    arch: &SpeechArch,
+    queries: &[LayerQueries],
+    tokens: usize,
+    keys: impl Fn(usize, usize) -> Cow<'a, [f32]>,
+) -> Vec<f32> {
+    let positions = arch.source_positions;
+    let size = arch.head_size();
+    let scale = (size as f32).sqrt().recip();
+    let mut weights = vec![0.0; arch.alignment_heads.len() * tokens * positions];
+    let mut rows = weights.chunks_exact_mut(positions);
+    let kernels = operators::kernels();
+    for &[layer, head] in &arch.alignment_heads {
+        let Some(of_layer) = queries.iter().find(|queries| queries.layer == layer) else { continue };
+        let keys = keys(layer, head);
+        for query in of_layer.queries.chunks_exact(arch.hidden).take(tokens) {
+            let query = &query[head * size..][..size];
+            let Some(row) = rows.next() else { continue };
+            for (weight, key) in row.iter_mut().zip(keys.chunks_exact(size)) {
+                *weight = query.iter().zip(key).map(|(q, k)| q * k).sum::<f32>() * scale;
+            }
+            kernels.softmax(row);
+        }
+    }
+    weights
 }
 
 /// Inputs of a step of the decoder. Their memory is bound.
@@ -199,26 +265,19 @@ impl DynamicSpeech {
             buffers.bind_decoder(arch, decoder_entry, &mut decoder_binding)?;
         }
 
-        let layers = arch.alignment_layers();
         let names = StepNames {
             embeds: package::input(decoder_entry, Slot::Embeds)?,
             rows: package::input(decoder_entry, Slot::LogitsRows)?,
             logits: package::output(decoder_entry, Slot::Logits)?,
-            queries: layers
-                .iter()
-                .map(|&layer| package::output(decoder_entry, Slot::CrossQuery { layer }))
+            queries: arch
+                .alignment_layers()
+                .into_iter()
+                .map(|layer| package::output(decoder_entry, Slot::CrossQuery { layer }))
                 .collect::<Result<_, _>>()?,
         };
         Ok(Self {
-            limits: SpeechLimits {
-                bins: arch.bins,
-                frames: arch.frames(),
-                positions: arch.source_positions,
-                context,
-                vocab: arch.vocab,
-                alignment_heads: arch.alignment_heads.len(),
-            },
-            queries: layers.into_iter().map(|layer| (layer, vec![0.0; context * arch.hidden])).collect(),
+            limits: limits(arch, context),
+            queries: LayerQueries::of(arch),
             arch: arch.clone(),
             tables,
             features,
@@ -266,7 +325,7 @@ impl DynamicSpeech {
             binding.input(&self.names.embeds, Tensor::new(embeds, DType::F32, &shape))?;
             binding.input(&self.names.rows, Tensor::new(&mut self.inputs.rows, DType::I64, &[rows]))?;
             binding.output(&self.names.logits, Tensor::new(&mut self.logits, DType::F32, &logits))?;
-            for (name, (_, queries)) in self.names.queries.iter().zip(&mut self.queries) {
+            for (name, LayerQueries { queries, .. }) in self.names.queries.iter().zip(&mut self.queries) {
                 let queries = &mut queries[..tokens * width];
                 binding.output(name, Tensor::new(queries, DType::F32, &shape))?;
             }
@@ -371,13 +430,7 @@ impl SpeechModel for DynamicSpeech {
     }
 
     fn encode(&mut self, features: &[f32]) -> Result<(), StepError> {
-        if features.len() != self.features.len() {
-            let expected = self.features.len();
-            return Err(StepError::bad_plan(format!(
-                "expected {expected} features, found {}",
-                features.len()
-            )));
-        }
+        check_features(&self.arch, features.len())?;
         self.features.copy_from_slice(features);
         self.length = 0;
         self.tokens = 0;
@@ -410,25 +463,8 @@ impl SpeechModel for DynamicSpeech {
     }
 
     fn alignment(&mut self) -> Result<Vec<f32>, StepError> {
-        let SpeechLimits { positions, .. } = self.limits;
-        let width = self.arch.hidden;
-        let size = self.arch.head_size();
-        let scale = (size as f32).sqrt().recip();
-        let mut weights = vec![0.0; self.arch.alignment_heads.len() * self.tokens * positions];
-        let mut rows = weights.chunks_exact_mut(positions);
-        let kernels = operators::kernels();
-        for &[layer, head] in &self.arch.alignment_heads {
-            let Some((_, queries)) = self.queries.iter().find(|(with, _)| *with == layer) else { continue };
-            let keys = &self.keys[layer][head * positions * size..][..positions * size];
-            for query in queries.chunks_exact(width).take(self.tokens) {
-                let query = &query[head * size..][..size];
-                let Some(row) = rows.next() else { continue };
-                for (weight, key) in row.iter_mut().zip(keys.chunks_exact(size)) {
-                    *weight = query.iter().zip(key).map(|(q, k)| q * k).sum::<f32>() * scale;
-                }
-                kernels.softmax(row);
-            }
-        }
-        Ok(weights)
+        let size = self.arch.head_size() * self.arch.source_positions;
+        let keys = |layer: usize, head| self.keys[layer][head * size..][..size].into();
+        Ok(alignment(&self.arch, &self.queries, self.tokens, keys))
     }
 }

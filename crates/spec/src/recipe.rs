@@ -164,6 +164,15 @@ pub struct FixedShapes {
     pub buckets: Vec<usize>,
 }
 
+/// Shape of a decoder's step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StepShape {
+    /// Number of new tokens.
+    pub tokens: usize,
+    /// Number of columns of the past.
+    pub past: usize,
+}
+
 impl FixedShapes {
     /// Default maximum sequence length, in tokens.
     pub const USUAL_CONTEXT: usize = 2048;
@@ -197,6 +206,14 @@ impl FixedShapes {
     /// Returns all contexts in ascending order.
     pub fn contexts(&self) -> impl Iterator<Item = usize> {
         self.shorter.iter().copied().chain([self.context])
+    }
+
+    /// Returns the shapes of a decoder's steps: for each context, one new token and each prefill length within it.
+    pub fn steps(&self) -> impl Iterator<Item = StepShape> {
+        self.contexts().flat_map(|past| {
+            let prefill = self.prefill.iter().copied().filter(move |&tokens| tokens <= past);
+            std::iter::once(1).chain(prefill).map(move |tokens| StepShape { tokens, past })
+        })
     }
 
     /// Returns the shapes with these prefill lengths if they have none.

@@ -4,7 +4,7 @@ use narthex_graph::typed::{Scope, Tensor};
 use narthex_spec::arch::{Attention, QkNorm};
 
 use super::{
-    linear::linear,
+    linear::{Bias, linear},
     norm::{HeadNorm, Norm, unit_norm},
 };
 use crate::{emit::Emitter, error::Result};
@@ -18,6 +18,8 @@ pub(crate) struct AttentionLayer<'a> {
     pub(crate) spec: &'a Attention,
     /// The decoder's norms, for width and epsilon.
     pub(crate) norm: Norm,
+    /// Biases of the projections.
+    pub(crate) qkv_bias: Bias,
 }
 
 /// A projection of attention's input.

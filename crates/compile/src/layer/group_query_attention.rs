@@ -58,7 +58,7 @@ pub(crate) fn group_query_attention(
         KvSource::Own => query_key_value(e, layer, x)?,
         KvSource::Layer(_) => {
             let scope = layer.projection(Projection::Query);
-            let q = linear(e, &scope, x, layer.norm.width, spec.qkv_bias.into())?;
+            let q = linear(e, &scope, x, layer.norm.width, layer.qkv_bias)?;
             QueryKeyValue { query: norm_heads(e, layer, Projection::Query, q)?, key_value: cache.shared }
         }
     };
@@ -87,8 +87,7 @@ fn query_key_value(e: &mut Emitter<'_>, layer: &AttentionLayer<'_>, x: Tensor) -
     let scope = layer.scope.child("qkv_proj");
     let spec = layer.spec;
     let parts = [Projection::Query, Projection::Key, Projection::Value].map(|part| layer.projection(part));
-    let all =
-        StackedLinear { scope: &scope, parts: &parts, cols: layer.norm.width, bias: spec.qkv_bias.into() };
+    let all = StackedLinear { scope: &scope, parts: &parts, cols: layer.norm.width, bias: layer.qkv_bias };
     let all = stacked_linear(e, x, &all)?;
     if spec.qk_norm == QkNorm::None && !spec.value_norm {
         return Ok(QueryKeyValue { query: all, key_value: None });

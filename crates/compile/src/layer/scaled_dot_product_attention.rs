@@ -132,11 +132,9 @@ fn project<const PARTS: usize>(
     parts: [Projection; PARTS],
 ) -> Result<[Tensor; PARTS]> {
     let size = layer.spec.head_size;
-    let spec = layer.spec;
     let scope = layer.scope.child(format_args!("{}_proj", parts.map(Projection::letter).concat()));
     let weights = parts.map(|part| layer.projection(part));
-    let all =
-        StackedLinear { scope: &scope, parts: &weights, cols: layer.norm.width, bias: spec.qkv_bias.into() };
+    let all = StackedLinear { scope: &scope, parts: &weights, cols: layer.norm.width, bias: layer.qkv_bias };
     let all = stacked_linear(e, x, &all)?;
     let sizes = parts.map(|part| {
         let heads = layer.heads(part);

@@ -128,7 +128,8 @@ impl AttentionLowering for CachedAttention<'_> {
         };
 
         let scope = layer_scope(index).child("attn");
-        let layer = AttentionLayer { scope: &scope, spec, norm: Norm::of(self.arch) };
+        let norm = Norm::of(self.arch);
+        let layer = AttentionLayer { scope: &scope, spec, norm, qkv_bias: spec.qkv_bias.into() };
         let attended = group_query_attention(e, &layer, x, &cache)?;
         let shared = if spec.kv == KvSource::Own { String::new() } else { format!(".by.{index}") };
         let KeyValue { key, value } = attended.present;

@@ -4,7 +4,7 @@ use narthex_graph::typed::{Tensor, TensorType};
 use narthex_spec::{
     DType, Variant,
     dtype::Dim,
-    manifest::{Binding, GraphEntry, KvLayout, Part, Slot},
+    manifest::{Binding, GraphEntry, KeyOrder, KvLayout, Part, Slot},
 };
 
 use crate::{emit::Emitter, error::Result};
@@ -12,6 +12,11 @@ use crate::{emit::Emitter, error::Result};
 /// Returns a half-precision type with a fixed shape.
 pub(super) fn f16<const RANK: usize>(shape: [usize; RANK]) -> TensorType {
     TensorType::new(DType::F16, &shape.map(Dim::from))
+}
+
+/// Returns the layout of a layer's keys and values in graphs with fixed shapes.
+pub(super) fn static_layout(heads: usize, size: usize) -> KvLayout {
+    KvLayout { dtype: DType::F16, order: KeyOrder::Transposed, ..KvLayout::plain(heads, size) }
 }
 
 /// Bindings of a graph, collected while its inputs and outputs are declared.

@@ -9,6 +9,7 @@ pub(crate) mod parts;
 mod speech;
 mod static_encoder;
 mod static_shapes;
+mod static_speech;
 mod vision;
 
 use narthex_graph::Graph;
@@ -17,10 +18,7 @@ use narthex_spec::{
     manifest::{GraphEntry, HostTable},
 };
 
-use crate::{
-    emit::Emitter,
-    error::{CompileError, Result},
-};
+use crate::{emit::Emitter, error::Result};
 
 pub(crate) struct LoweredModel {
     /// Each graph with its inputs, outputs and cache.
@@ -28,14 +26,6 @@ pub(crate) struct LoweredModel {
     pub(crate) tables: Vec<HostTable>,
     /// Graphs of the vision tower.
     pub(crate) vision: Vec<(Graph, GraphEntry)>,
-}
-
-/// Returns the error for fixed shapes of a model that transcribes speech.
-pub(crate) fn no_static_speech() -> CompileError {
-    CompileError::Unsupported {
-        what: "a model that transcribes speech".to_owned(),
-        reason: "this version runs such models on the CPU; compile it in w8, without --target".to_owned(),
-    }
 }
 
 /// Lowers an architecture to variant A, and to variant B if the recipe has shapes for it.

@@ -2,7 +2,7 @@
 
 use narthex_spec::{
     Recipe,
-    arch::{Architecture, DecoderArch, KvSource},
+    arch::{Architecture, DecoderArch, KvSource, SpeechArch},
     manifest::LayerRange,
     recipe::FixedShapes,
 };
@@ -22,18 +22,26 @@ const LARGE_LAYER: u64 = 12 << 20;
 /// Returns the shapes of a recipe, for a model whose sequences have at most `longest` tokens. Prefill lengths that the
 /// recipe leaves open are chosen for the model.
 pub(crate) fn shapes(architecture: &Architecture, recipe: &Recipe, longest: usize) -> Option<FixedShapes> {
+    let plan = Plan::new(architecture, recipe);
     let lengths = match architecture {
-        // Their graphs have the shapes of the model's window.
-        Architecture::Speech(_) => return None,
-        Architecture::Decoder(arch) => prefill(arch, &Plan::new(architecture, recipe), recipe),
+        Architecture::Decoder(arch) => prefill(&layer_bytes(LAYERS, arch.layers.len(), &plan, recipe)),
+        Architecture::Speech(arch) => {
+            prefill(&layer_bytes(SPEECH_DECODER, arch.decoder.layers, &plan, recipe))
+        }
         Architecture::Encoder(_) => &[],
     };
     Some(recipe.fixed.clone()?.or_prefill(lengths).within(longest))
 }
 
-/// Returns the number of new tokens of each prefill graph.
-fn prefill(arch: &DecoderArch, plan: &Plan, recipe: &Recipe) -> &'static [usize] {
-    let bytes = layer_bytes(arch, plan, recipe);
+/// Prefix of the layers' weights in a decoder.
+const LAYERS: &str = "layers.";
+
+/// Prefix of the weights of either side's layers in a model that transcribes speech.
+const SPEECH_ENCODER: &str = "encoder.layers.";
+const SPEECH_DECODER: &str = "decoder.layers.";
+
+/// Returns the number of new tokens of each prefill graph, for layers with these bytes.
+fn prefill(bytes: &[u64]) -> &'static [usize] {
     let mean = bytes.iter().sum::<u64>().checked_div(bytes.len() as u64).unwrap_or(0);
     if mean >= LARGE_LAYER { &LENGTHS } else { &ONE_LENGTH }
 }
@@ -41,8 +49,25 @@ fn prefill(arch: &DecoderArch, plan: &Plan, recipe: &Recipe) -> &'static [usize]
 /// Returns the layers of each part; `None` stands for all layers. The head of a divided model is a separate graph and
 /// is not counted.
 pub(super) fn parts(arch: &DecoderArch, plan: &Plan, recipe: &Recipe) -> Vec<Option<LayerRange>> {
-    let units = units(arch);
-    let layers = layer_bytes(arch, plan, recipe);
+    let layers = layer_bytes(LAYERS, arch.layers.len(), plan, recipe);
+    divided(&units(arch), &layers, recipe)
+}
+
+/// Returns the layers of each part of the decoder of a model that transcribes speech; `None` stands for all layers.
+pub(super) fn speech_parts(arch: &SpeechArch, plan: &Plan, recipe: &Recipe) -> Vec<Option<LayerRange>> {
+    let layers = layer_bytes(SPEECH_DECODER, arch.decoder.layers, plan, recipe);
+    let units: Vec<LayerRange> =
+        (0..layers.len()).map(|first| LayerRange { first, end: first + 1 }).collect();
+    divided(&units, &layers, recipe)
+}
+
+/// Returns the bytes of the encoder's linear weights of a model that transcribes speech.
+pub(super) fn speech_encoder_bytes(arch: &SpeechArch, plan: &Plan, recipe: &Recipe) -> u64 {
+    layer_bytes(SPEECH_ENCODER, arch.encoder.layers, plan, recipe).iter().sum()
+}
+
+/// Divides runs of layers with these bytes into parts.
+fn divided(units: &[LayerRange], layers: &[u64], recipe: &Recipe) -> Vec<Option<LayerRange>> {
     let bytes: Vec<u64> =
         units.iter().map(|unit| layers.iter().take(unit.end).skip(unit.first).sum()).collect();
     match even(&bytes, recipe.part_bytes).as_slice() {
@@ -69,11 +94,12 @@ fn units(arch: &DecoderArch) -> Vec<LayerRange> {
     units
 }
 
-/// Returns the bytes of each layer's linear weights. Norms and biases are negligible.
-fn layer_bytes(arch: &DecoderArch, plan: &Plan, recipe: &Recipe) -> Vec<u64> {
-    let mut bytes = vec![0u64; arch.layers.len()];
+/// Returns the bytes of the linear weights of each of `count` layers, whose names begin with `prefix`. Norms and biases
+/// are negligible.
+fn layer_bytes(prefix: &str, count: usize, plan: &Plan, recipe: &Recipe) -> Vec<u64> {
+    let mut bytes = vec![0u64; count];
     for weight in &plan.weights {
-        let layer = weight.name.strip_prefix("layers.").and_then(|rest| rest.split('.').next()?.parse().ok());
+        let layer = weight.name.strip_prefix(prefix).and_then(|rest| rest.split('.').next()?.parse().ok());
         if let Some(sum) = layer.and_then(|layer: usize| bytes.get_mut(layer)) {
             *sum += weight.bytes(recipe.block);
         }
@@ -153,7 +179,8 @@ mod tests {
             };
             let recipe = Recipe::new(scheme);
             let plan = Plan::new(&Architecture::Decoder(arch.clone()), &recipe);
-            assert_eq!(prefill(&arch, &plan, &recipe), expected, "{heads} heads in {scheme}");
+            let bytes = layer_bytes(LAYERS, arch.layers.len(), &plan, &recipe);
+            assert_eq!(prefill(&bytes), expected, "{heads} heads in {scheme}");
         };
         check([9, 3, 64], 1536, Scheme::W8, &[64]);
         check([16, 8, 128], 3072, Scheme::W8, &[32, 128]);

@@ -1,16 +1,25 @@
-//! Variant A of models that transcribe speech: an encoder for the spectrogram of one window, and a decoder with a cache.
+//! Models that transcribe speech: an encoder for the spectrogram of one window, in both variants, and a decoder with a
+//! cache, in variant A. `static_speech` has the decoder's variant B.
 //!
 //! The encoder also computes the keys and values of its rows for each of the decoder's layers, which the decoder reads
 //! while it writes the transcript of the window.
 
-use narthex_graph::typed::{Conv1d, GroupQueryAttention, KeyValue, Scope, Tensor, TensorType};
+use narthex_graph::{
+    Graph,
+    typed::{Conv1d, GroupQueryAttention, KeyValue, Scope, Tensor, TensorType},
+};
 use narthex_spec::{
     DType, Variant,
     arch::{Mlp, NormKind, SpeechArch, SpeechLayers},
+    dtype::Dim,
     manifest::{GraphEntry, HostTable, KvLayout, Part, Slot},
 };
 
-use super::{LoweredModel, dynamic::f32, io::GraphIo};
+use super::{
+    LoweredModel,
+    dynamic::f32,
+    io::{GraphIo, f16},
+};
 use crate::{
     emit::Emitter,
     error::Result,
@@ -20,11 +29,9 @@ use crate::{
         linear::{Bias, StackedLinear, linear, stacked_linear},
         mlp::{self, activation},
         norm::{Norm, ResidualForm, ResidualStream, StreamNorms},
+        unmasked_attention::{COLUMNS, HeadRows, ROWS},
     },
 };
-
-/// File of the encoder's graph.
-const ENCODER_FILE: &str = "encoder.onnx";
 
 /// File of the decoder's graph.
 const DECODER_FILE: &str = "decoder.onnx";
@@ -32,9 +39,7 @@ const DECODER_FILE: &str = "decoder.onnx";
 /// Lowers the encoder and the decoder.
 pub(super) fn dynamic(e: &mut Emitter<'_>, arch: &SpeechArch) -> Result<LoweredModel> {
     e.compute = DType::F32;
-    e.begin_graph("encoder");
-    let encoder = encoder(e, arch)?;
-    let encoder = (e.finish_graph()?, encoder);
+    let encoder = encoder(e, arch, Variant::Dynamic)?;
     e.begin_graph("decoder");
     let (decoder, tables) = decoder(e, arch)?;
     let decoder = (e.finish_graph()?, decoder);
@@ -42,34 +47,47 @@ pub(super) fn dynamic(e: &mut Emitter<'_>, arch: &SpeechArch) -> Result<LoweredM
 }
 
 /// One side of the model.
-struct SpeechSide<'a> {
-    arch: &'a SpeechArch,
+pub(super) struct SpeechSide<'a> {
+    pub(super) arch: &'a SpeechArch,
     layers: SpeechLayers,
-    scope: Scope,
+    pub(super) scope: Scope,
+    variant: Variant,
 }
 
 impl<'a> SpeechSide<'a> {
-    fn encoder(arch: &'a SpeechArch) -> Self {
-        Self { arch, layers: arch.encoder, scope: Scope::root().child("encoder") }
+    fn encoder(arch: &'a SpeechArch, variant: Variant) -> Self {
+        Self { arch, layers: arch.encoder, scope: Scope::root().child("encoder"), variant }
     }
 
-    fn decoder(arch: &'a SpeechArch) -> Self {
-        Self { arch, layers: arch.decoder, scope: Scope::root().child("decoder") }
+    pub(super) fn decoder(arch: &'a SpeechArch, variant: Variant) -> Self {
+        Self { arch, layers: arch.decoder, scope: Scope::root().child("decoder"), variant }
     }
 
-    fn layer(&self, index: usize) -> Scope {
+    pub(super) fn layer(&self, index: usize) -> Scope {
         self.scope.child(format_args!("layers.{index}"))
     }
 
+    /// Returns the norm of every part.
+    pub(super) fn norm(&self) -> Norm {
+        Norm { kind: NormKind::Layer, width: self.arch.hidden, epsilon: self.arch.norm_epsilon }
+    }
+
     /// Returns a residual stream that starts with `x`.
-    fn stream(&self, x: Tensor) -> ResidualStream {
-        let SpeechArch { hidden, norm_epsilon, .. } = *self.arch;
-        let norm = Norm { kind: NormKind::Layer, width: hidden, epsilon: norm_epsilon };
-        ResidualStream::new(x, StreamNorms::new(norm, 1.0), ResidualForm::Fused)
+    pub(super) fn stream(&self, x: Tensor) -> ResidualStream {
+        let form = match self.variant {
+            Variant::Dynamic => ResidualForm::Fused,
+            Variant::Static => ResidualForm::Plain,
+        };
+        ResidualStream::new(x, StreamNorms::new(self.norm(), 1.0), form)
     }
 
     /// Adds the feed-forward part of a layer to the stream.
-    fn feed_forward(&self, e: &mut Emitter<'_>, stream: &mut ResidualStream, layer: &Scope) -> Result<()> {
+    pub(super) fn feed_forward(
+        &self,
+        e: &mut Emitter<'_>,
+        stream: &mut ResidualStream,
+        layer: &Scope,
+    ) -> Result<()> {
         let spec = Mlp {
             inner: self.layers.inner,
             activation: self.arch.activation,
@@ -93,7 +111,7 @@ impl<'a> SpeechSide<'a> {
     }
 
     /// Adds the output projection of attention.
-    fn output(&self, e: &mut Emitter<'_>, attn: &Scope, mixed: Tensor) -> Result<Tensor> {
+    pub(super) fn output(&self, e: &mut Emitter<'_>, attn: &Scope, mixed: Tensor) -> Result<Tensor> {
         linear(e, &attn.child("o_proj"), mixed, self.arch.hidden, Bias::With)
     }
 }
@@ -104,10 +122,19 @@ impl<'a> SpeechSide<'a> {
 /// features ── conv1 ── act ── conv2 ── act ── Transpose ── Add(positions) ── layers ── norm ─┬─ cross key × layers
 ///                                                                                            └─ cross value × layers
 /// ```
-fn encoder(e: &mut Emitter<'_>, arch: &SpeechArch) -> Result<GraphEntry> {
+pub(super) fn encoder(
+    e: &mut Emitter<'_>,
+    arch: &SpeechArch,
+    variant: Variant,
+) -> Result<(Graph, GraphEntry)> {
+    let name = match variant {
+        Variant::Dynamic => "encoder",
+        Variant::Static => "encoder-fixed",
+    };
+    e.begin_graph(name);
     let mut io = GraphIo::default();
-    let side = SpeechSide::encoder(arch);
-    let features = f32(&[1.into(), arch.bins.into(), arch.frames().into()]);
+    let side = SpeechSide::encoder(arch, variant);
+    let features = TensorType::new(e.compute, &[1.into(), arch.bins.into(), arch.frames().into()]);
     let features = io.input(e, Slot::Features, "features", features);
     let x = convolved(e, &side.scope, arch, features)?;
 
@@ -116,10 +143,7 @@ fn encoder(e: &mut Emitter<'_>, arch: &SpeechArch) -> Result<GraphEntry> {
         let layer = side.layer(index);
         let attn = layer.child("attn");
         let normed = stream.normed(e, &layer.child("attn_norm"))?;
-        let all = side.query_key_value(e, &attn, normed)?;
-        let [query, key, value] = e.graph.split_into(&attn.child("qkv_proj"), all, 2, [arch.hidden; 3])?;
-        let key_value = KeyValue { key, value };
-        let mixed = e.graph.multi_head_attention(&attn, query, key_value, arch.encoder.heads)?;
+        let mixed = encoder_attention(e, &side, &attn, normed)?;
         let attended = side.output(e, &attn, mixed)?;
         stream.add(e, &attn, attended)?;
         side.feed_forward(e, &mut stream, &layer)?;
@@ -127,30 +151,69 @@ fn encoder(e: &mut Emitter<'_>, arch: &SpeechArch) -> Result<GraphEntry> {
     let rows = stream.normed(e, &side.scope.child("norm"))?;
 
     for layer in 0..arch.decoder.layers {
-        let cross = SpeechSide::decoder(arch).layer(layer).child("cross");
+        let cross = SpeechSide::decoder(arch, variant).layer(layer).child("cross");
+        let types = CrossTypes::of(arch, variant);
         let outputs = [
             ("key", "k_proj", Bias::Without, Slot::CrossKey { layer }),
             ("value", "v_proj", Bias::With, Slot::CrossValue { layer }),
         ];
         for (part, projection, bias, slot) in outputs {
             let projected = linear(e, &cross.child(projection), rows, arch.hidden, bias)?;
-            let heads = heads(e, &cross.child(part).child("heads"), arch, projected)?;
-            io.output(e, slot, &format!("cross.{layer}.{part}"), heads, &cross_type(arch))?;
+            let (order, kind) = if part == "key" { (types.order, &types.key) } else { (ROWS, &types.value) };
+            let scope = cross.child(part).child("heads");
+            let heads = decoder_heads(arch).divide(e, &scope, projected, order)?;
+            io.output(e, slot, &format!("cross.{layer}.{part}"), heads, kind)?;
         }
     }
-    Ok(io.entry(ENCODER_FILE, Variant::Dynamic, Part::Encoder, Vec::new()))
+    let entry = io.entry(&format!("{name}.onnx"), variant, Part::Encoder, Vec::new());
+    Ok((e.finish_graph()?, entry))
 }
 
-/// Returns the type of the keys or values of the encoder's rows.
-fn cross_type(arch: &SpeechArch) -> TensorType {
-    f32(&[1.into(), arch.decoder.heads.into(), arch.source_positions.into(), arch.head_size().into()])
+/// Adds attention of every row of the encoder to every row: one operator in variant A, plain operators in variant B.
+fn encoder_attention(
+    e: &mut Emitter<'_>,
+    side: &SpeechSide<'_>,
+    attn: &Scope,
+    normed: Tensor,
+) -> Result<Tensor> {
+    let &SpeechArch { hidden, source_positions: rows, encoder: SpeechLayers { heads, .. }, .. } = side.arch;
+    let all = side.query_key_value(e, attn, normed)?;
+    let [query, key, value] = e.graph.split_into(&attn.child("qkv_proj"), all, 2, [hidden; 3])?;
+    match side.variant {
+        Variant::Dynamic => Ok(e.graph.multi_head_attention(attn, query, KeyValue { key, value }, heads)?),
+        Variant::Static => {
+            let shape = HeadRows { rows, heads, size: hidden / heads };
+            let key = shape.divide(e, &attn.child("k").child("heads"), key, COLUMNS)?;
+            let value = shape.divide(e, &attn.child("v").child("heads"), value, ROWS)?;
+            shape.attend(e, attn, query, KeyValue { key, value })
+        }
+    }
 }
 
-/// Divides the encoder's rows `[1, positions, hidden]` into heads, `[1, heads, positions, size]`.
-fn heads(e: &mut Emitter<'_>, scope: &Scope, arch: &SpeechArch, rows: Tensor) -> Result<Tensor> {
-    let shape = [1, arch.source_positions, arch.decoder.heads, arch.head_size()];
-    let rows = e.graph.reshape(scope, rows, &shape.map(|extent| extent as i64))?;
-    Ok(e.graph.transpose(scope, rows, &[0, 2, 1, 3])?)
+/// Returns the encoder's rows as heads of the decoder.
+fn decoder_heads(arch: &SpeechArch) -> HeadRows {
+    HeadRows { rows: arch.source_positions, heads: arch.decoder.heads, size: arch.head_size() }
+}
+
+/// Types of the keys and values of the encoder's rows. In variant B, keys are columns.
+pub(super) struct CrossTypes {
+    pub(super) key: TensorType,
+    pub(super) value: TensorType,
+    /// Axes of the keys.
+    order: [usize; 4],
+}
+
+impl CrossTypes {
+    pub(super) fn of(arch: &SpeechArch, variant: Variant) -> Self {
+        let HeadRows { rows, heads, size } = decoder_heads(arch);
+        let by_row = [1, heads, rows, size].map(Dim::from);
+        match variant {
+            Variant::Dynamic => Self { key: f32(&by_row), value: f32(&by_row), order: ROWS },
+            Variant::Static => {
+                Self { key: f16([1, heads, size, rows]), value: f16([1, heads, rows, size]), order: COLUMNS }
+            }
+        }
+    }
 }
 
 /// Adds the convolutions over the spectrogram and the positions, `[1, positions, hidden]`.
@@ -183,7 +246,7 @@ fn convolved(e: &mut Emitter<'_>, scope: &Scope, arch: &SpeechArch, features: Te
 /// ```
 fn decoder(e: &mut Emitter<'_>, arch: &SpeechArch) -> Result<(GraphEntry, Vec<HostTable>)> {
     let mut io = GraphIo::default();
-    let side = SpeechSide::decoder(arch);
+    let side = SpeechSide::decoder(arch, Variant::Dynamic);
     let heads = arch.decoder.heads;
     let size = arch.head_size();
     let embeds = f32(&[1.into(), "tokens".into(), arch.hidden.into()]);
@@ -195,6 +258,7 @@ fn decoder(e: &mut Emitter<'_>, arch: &SpeechArch) -> Result<(GraphEntry, Vec<Ho
 
     let alignment = arch.alignment_layers();
     let cache = f32(&[1.into(), heads.into(), "capacity".into(), size.into()]);
+    let cross_types = CrossTypes::of(arch, Variant::Dynamic);
     let mut stream = side.stream(embeds);
     for index in 0..arch.decoder.layers {
         let layer = side.layer(index);
@@ -207,8 +271,8 @@ fn decoder(e: &mut Emitter<'_>, arch: &SpeechArch) -> Result<(GraphEntry, Vec<Ho
             value: input(e, Slot::PastValue { layer: index }, "past.value", &cache),
         };
         let cross_key_value = KeyValue {
-            key: input(e, Slot::CrossKey { layer: index }, "cross.key", &cross_type(arch)),
-            value: input(e, Slot::CrossValue { layer: index }, "cross.value", &cross_type(arch)),
+            key: input(e, Slot::CrossKey { layer: index }, "cross.key", &cross_types.key),
+            value: input(e, Slot::CrossValue { layer: index }, "cross.value", &cross_types.value),
         };
 
         let normed = stream.normed(e, &layer.child("attn_norm"))?;

@@ -2,24 +2,25 @@
 //!
 //! For each context, a decoder becomes a graph for one new token and a graph for each prefill length; all of them share
 //! a graph for the head. The host supplies embeddings, rotary angles and masks. The graphs output only the new keys and
-//! values. All graphs read the weights that variant A wrote. Encoders are in `static_encoder`.
+//! values. All graphs read the weights that variant A wrote. Encoders are in `static_encoder`, and models that transcribe
+//! speech in `static_speech`.
 
-use std::{collections::BTreeMap, iter};
+use std::collections::BTreeMap;
 
 use narthex_graph::typed::{KeyValue, Scope, Tensor};
 use narthex_spec::{
     DType, HeadOrder, Scheme, Variant,
     arch::{Architecture, Attention, DecoderArch, DecoderLayer, NormKind, Residual, Rotation},
     dtype::Dim,
-    manifest::{GraphEntry, KeyOrder, KvLayout, LayerRange, Part, Slot},
-    recipe::FixedShapes,
+    manifest::{GraphEntry, KvLayout, LayerRange, Part, Slot},
+    recipe::{FixedShapes, StepShape},
 };
 
 use super::{
     LoweredModel,
     decoder::{AttentionLowering, DecoderLayers},
-    io::{GraphIo, f16},
-    no_static_speech, parts, static_encoder,
+    io::{GraphIo, f16, static_layout},
+    parts, static_encoder, static_speech,
 };
 use crate::{
     emit::Emitter,
@@ -53,20 +54,17 @@ pub(crate) fn lower(
     match architecture {
         Architecture::Decoder(arch) => decoder(e, arch, shapes),
         Architecture::Encoder(arch) => static_encoder::graphs(e, arch, shapes),
-        Architecture::Speech(_) => Err(no_static_speech()),
+        Architecture::Speech(arch) => static_speech::graphs(e, arch, shapes),
     }
 }
 
 fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch, shapes: &FixedShapes) -> Result<LoweredModel> {
     let mut graphs = Vec::new();
     let parts = parts::parts(arch, e.plan, e.recipe);
-    for past in shapes.contexts() {
-        let prefill = shapes.prefill.iter().copied().filter(|&tokens| tokens <= past);
-        for tokens in iter::once(1).chain(prefill) {
-            for &range in &parts {
-                let entry = LayersGraph { arch, tokens, past, range }.lower(e)?;
-                graphs.push((e.finish_graph()?, entry));
-            }
+    for StepShape { tokens, past } in shapes.steps() {
+        for &range in &parts {
+            let entry = LayersGraph { arch, tokens, past, range }.lower(e)?;
+            graphs.push((e.finish_graph()?, entry));
         }
     }
     let entry = head(e, arch)?;
@@ -191,7 +189,7 @@ impl AttentionLowering for StaticAttention<'_> {
         let rotary = self.angles.of(spec.rotation);
         let step = StaticStep { tokens: self.tokens, past: self.past, rotary, mask };
         let scope = layer_scope(index).child("attn");
-        let layer = AttentionLayer { scope: &scope, spec, norm: self.norm };
+        let layer = AttentionLayer { scope: &scope, spec, norm: self.norm, qkv_bias: spec.qkv_bias.into() };
         let cache = match self.entries.get(&entry) {
             Some(&kv) => StaticCache::Shared(kv),
             None => StaticCache::Own(self.past(e, io, entry, spec)),
@@ -207,12 +205,7 @@ impl AttentionLowering for StaticAttention<'_> {
             let values = f16([1, heads, tokens, size]);
             io.output(e, Slot::NewValue { layer: entry }, &format!("new.{entry}.value"), value, &values)?;
             self.entries.insert(entry, found.joined);
-            self.layouts.push(KvLayout {
-                window: spec.window,
-                dtype: DType::F16,
-                order: KeyOrder::Transposed,
-                ..KvLayout::plain(heads, size)
-            });
+            self.layouts.push(KvLayout { window: spec.window, ..static_layout(heads, size) });
         }
         Ok(found.output)
     }

@@ -16,10 +16,10 @@ use crate::{
     emit::Emitter,
     error::Result,
     layer::{
-        attention::join_heads,
         linear::{Bias, StackedLinear, linear, stacked_linear},
         mlp,
         norm::{Norm, ResidualForm, ResidualStream, StreamNorms},
+        unmasked_attention::{COLUMNS, HeadRows, ROWS},
     },
 };
 
@@ -132,27 +132,13 @@ impl VisionGraph<'_> {
         let mixed = match self.variant {
             Variant::Dynamic => e.graph.multi_head_attention(scope, query, KeyValue { key, value }, heads)?,
             Variant::Static => {
-                let size = hidden / heads;
-                let query = self.heads(e, &scope.child("q"), query, &[0, 2, 1, 3])?;
-                let key = self.heads(e, &scope.child("k"), key, &[0, 2, 3, 1])?;
-                let value = self.heads(e, &scope.child("v"), value, &[0, 2, 1, 3])?;
-                let query = e.scale(&scope.child("q").child("scale"), query, (size as f64).sqrt().recip())?;
-                let scores = e.graph.mat_mul(&scope.child("scores"), query, key)?;
-                let weights = e.graph.softmax(scope, scores)?;
-                let mixed = e.graph.mat_mul(&scope.child("mix"), weights, value)?;
-                join_heads(e, scope, mixed, [1, self.count(), hidden])?
+                let shape = HeadRows { rows: self.count(), heads, size: hidden / heads };
+                let key = shape.divide(e, &scope.child("k").child("heads"), key, COLUMNS)?;
+                let value = shape.divide(e, &scope.child("v").child("heads"), value, ROWS)?;
+                shape.attend(e, scope, query, KeyValue { key, value })?
             }
         };
         linear(e, &scope.child("o_proj"), mixed, hidden, Bias::With)
-    }
-
-    /// Divides rows `[1, patches, hidden]` into heads, with the axes in this order of `[1, patches, heads, size]`.
-    fn heads(&self, e: &mut Emitter<'_>, scope: &Scope, x: Tensor, order: &[usize; 4]) -> Result<Tensor> {
-        let &VisionArch { hidden, heads, .. } = self.vision;
-        let scope = scope.child("heads");
-        let shape = [1, self.count(), heads, hidden / heads].map(|extent| extent as i64);
-        let x = e.graph.reshape(&scope, x, &shape)?;
-        Ok(e.graph.transpose(&scope, x, order)?)
     }
 
     /// Adds the connector, `[1, rows, decoder's hidden]`. The decoder's graph multiplies its input by the embedding scale,

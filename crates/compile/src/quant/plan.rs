@@ -179,8 +179,10 @@ impl Plan {
         }
         for planned in &mut plan.weights {
             // Qualcomm's backend takes whole blocks only, and the inner width of SigLIP, 4304, is no multiple of 32.
-            let is_padded = planned.name.starts_with("vision.")
-                && !planned.cols.is_multiple_of(recipe.block.operator_block(planned.cols));
+            let is_tower =
+                planned.name.starts_with("vision.") || matches!(architecture, Architecture::Speech(_));
+            let is_padded =
+                is_tower && !planned.cols.is_multiple_of(recipe.block.operator_block(planned.cols));
             if planned.storage.plain().is_none() && (is_padded || !recipe.block.divides(planned.cols)) {
                 planned.storage = Storage::F16;
             }

@@ -8,10 +8,10 @@ use narthex_engine::executor::StepError;
 use narthex_spec::{
     DType, SlotId,
     dtype::Dim,
-    manifest::{Binding as TensorBinding, GraphEntry, Slot},
+    manifest::{Binding as TensorBinding, GraphEntry, KvLayout, Part, Slot},
 };
 
-use super::cache::StaticKvCache;
+use super::{cache::StaticKvCache, window::WindowCache};
 use crate::{
     error::DeviceError,
     ort::{Binding, Session, Tensor},
@@ -54,14 +54,24 @@ fn extents(bound: &TensorBinding) -> Result<Vec<i64>, DeviceError> {
     shape.ok_or_else(|| DeviceError::package(format!("a fixed shape of {}", bound.name), "a symbolic one"))
 }
 
+/// Returns whether an input or output is bound to memory of another owner: the cache of a slot, or of a window.
+fn is_cached(slot: Slot) -> bool {
+    matches!(
+        slot,
+        Slot::PastKey { .. } | Slot::PastValue { .. } | Slot::CrossKey { .. } | Slot::CrossValue { .. }
+    )
+}
+
 impl StaticGraph {
+    /// Binds a graph to its own memory. Its past is bound by [`Self::run_over`], and keys and values of a window by
+    /// [`Self::bind_window`].
     pub(super) fn new(entry: &GraphEntry, session: Session) -> Result<Self, DeviceError> {
         let mut binding = Binding::new(&session).map_err(DeviceError::binding)?;
         let mut inputs = Vec::new();
         let mut outputs = Vec::new();
 
         for bound in &entry.inputs {
-            if !matches!(bound.slot, Slot::PastKey { .. } | Slot::PastValue { .. }) {
+            if !is_cached(bound.slot) {
                 let name = package::input(entry, bound.slot)?;
                 let (mut port, shape) = port(bound)?;
                 let tensor = Tensor::new(&mut port.data, DType::F16, &shape);
@@ -71,7 +81,7 @@ impl StaticGraph {
             }
         }
 
-        for bound in &entry.outputs {
+        for bound in entry.outputs.iter().filter(|bound| !is_cached(bound.slot)) {
             let name = package::output(entry, bound.slot)?;
             let (mut port, shape) = port(bound)?;
             let tensor = Tensor::new(&mut port.data, DType::F16, &shape);
@@ -99,7 +109,48 @@ impl StaticGraph {
                 Ok([key?, value?])
             })
             .collect::<Result<_, DeviceError>>()?;
-        Ok(Self { inputs, outputs, first, past, slot: None, file: entry.file.clone(), binding, session })
+        let graph =
+            Self { inputs, outputs, first, past, slot: None, file: entry.file.clone(), binding, session };
+        graph.check_new_tokens(entry)?;
+        Ok(graph)
+    }
+
+    /// Fails unless the new keys and values of each layer have the elements that its cache expects.
+    fn check_new_tokens(&self, entry: &GraphEntry) -> Result<(), DeviceError> {
+        let Part::Layers { tokens, .. } = entry.part else { return Ok(()) };
+        for (layer, KvLayout { heads, head_size, .. }) in (self.first..).zip(&entry.kv) {
+            let expected = heads.saturating_mul(*head_size).saturating_mul(tokens);
+            for slot in [Slot::NewKey { layer }, Slot::NewValue { layer }] {
+                let found = self.output(slot).len();
+                if found != expected {
+                    let expected = format!("{expected} elements of {slot:?} in {}", entry.file);
+                    return Err(DeviceError::package(expected, found));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Binds the inputs or outputs for the keys and values of a window to its memory.
+    pub(super) fn bind_window(
+        &mut self,
+        entry: &GraphEntry,
+        window: &mut WindowCache,
+    ) -> Result<(), DeviceError> {
+        for bound in &entry.inputs {
+            let Some(tensor) = window.tensor(bound.slot, &extents(bound)?)? else { continue };
+            let name = package::input(entry, bound.slot)?;
+            // SAFETY: the window's memory is not moved during its lifetime, and the model drops it after its graphs; only
+            // runs of the encoder write it.
+            unsafe { self.binding.input(&name, tensor) }.map_err(DeviceError::binding)?;
+        }
+        for bound in &entry.outputs {
+            let Some(tensor) = window.tensor(bound.slot, &extents(bound)?)? else { continue };
+            let name = package::output(entry, bound.slot)?;
+            // SAFETY: as for the inputs.
+            unsafe { self.binding.output(&name, tensor) }.map_err(DeviceError::binding)?;
+        }
+        Ok(())
     }
 
     /// Returns the placement of its nodes.

@@ -1,15 +1,18 @@
 //! Variant B: graphs of fixed shapes, on an NPU, on an emulation of one, or on the CPU as their reference.
 //!
-//! [`StaticExecutor`] implements the engine's port for decoders, [`StaticEncoder`] for encoders; [`StaticVisionTower`] runs
-//! vision towers. The graphs depend
-//! neither on positions nor on lengths: the host writes rotary angles and masks, and maintains the cache.
+//! [`StaticExecutor`] implements the engine's port for decoders, [`StaticEncoder`] for encoders, [`StaticSpeech`] for models
+//! that transcribe speech; [`StaticVisionTower`] runs vision towers. The graphs depend neither on positions nor on lengths:
+//! the host writes rotary angles and masks, and maintains the cache.
 
 mod cache;
 mod decoder;
 mod encoder;
 mod graph;
+mod layers;
+mod speech;
 mod step;
 mod vision;
+mod window;
 
 use std::path::{Path, PathBuf};
 
@@ -21,6 +24,7 @@ use narthex_spec::{
 
 pub use decoder::{StaticExecutor, StaticOptions};
 pub use encoder::StaticEncoder;
+pub use speech::StaticSpeech;
 pub use vision::StaticVisionTower;
 
 use crate::{

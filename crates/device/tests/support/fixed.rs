@@ -7,7 +7,7 @@ use narthex_device::{
     DeviceError,
     ep::Device,
     precompile::FallbackPolicy,
-    static_shapes::{Form, GraphLoad, StaticEncoder, StaticExecutor, StaticOptions},
+    static_shapes::{Form, GraphLoad, StaticEncoder, StaticExecutor, StaticOptions, StaticSpeech},
 };
 use narthex_engine::{
     encoder::Encoder,
@@ -45,6 +45,13 @@ pub(crate) fn open(
 pub(crate) fn open_encoder(package: &Package, device: &Device) -> StaticEncoder {
     let place = GraphLoad { device, threads: 1, form: Form::Graph, fallback: FallbackPolicy::Refused };
     StaticEncoder::open(runtime(), package.folder.path(), &package.manifest, place)
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Opens a package's fixed model for speech.
+pub(crate) fn open_speech(package: &Package, device: &Device) -> StaticSpeech {
+    let place = GraphLoad { device, threads: 1, form: Form::Graph, fallback: FallbackPolicy::Refused };
+    StaticSpeech::open(runtime(), package.folder.path(), &package.manifest, place)
         .unwrap_or_else(|error| panic!("{error}"))
 }
 

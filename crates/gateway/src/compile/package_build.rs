@@ -20,7 +20,7 @@ use narthex_device::ep::{self, Facts};
 use narthex_files::environment;
 use narthex_spec::{
     Calibration, DeviceName, ModelKind, OpenVinoDevice, Recipe, Scheme, Target,
-    arch::{EncoderHead, Pooling, Structure},
+    arch::{EncoderHead, Pooling},
     manifest::{Manifest, Provenance},
     progress::{JobSteps, Progress},
     recipe::FixedShapes,
@@ -89,10 +89,8 @@ impl RequiredGraphs {
     /// Returns `true` if a package with this manifest has the graphs.
     fn are_in(&self, manifest: &Manifest) -> bool {
         let Self::Static { target } = self else { return true };
-        // Models for speech have no static graphs.
-        let is_speech = matches!(manifest.architecture, Structure::Speech(_));
         let has_form = target.as_ref().is_none_or(|target| manifest.recipe.targets.contains(target));
-        is_speech || manifest.recipe.fixed.is_some() && has_form
+        manifest.recipe.fixed.is_some() && has_form
     }
 }
 

@@ -151,25 +151,33 @@ fn weights_for(manifest: &Manifest, target: &Target) -> UnsharedWeights {
         let files = [Some(&context.file), binary.as_ref()].into_iter().flatten();
         let size = files.filter_map(|file| Some(manifest.files.get(file)?.bytes)).sum::<u64>();
         let entry = manifest.every_graph().find(|graph| graph.file == context.graph);
-        let shared =
-            largest.entry(entry.map(|entry| (entry.part == Part::Vision, first_layer(entry)))).or_insert(0);
+        let shared = largest.entry(entry.map(ContextGroup::of)).or_insert(0);
         bytes += size;
         *shared = size.max(*shared);
     }
     UnsharedWeights { target: target.clone(), bytes, shared: largest.into_values().sum() }
 }
 
-/// Returns a graph's first layer; `None` for a head.
-fn first_layer(entry: &GraphEntry) -> Option<usize> {
-    match entry.part {
-        Part::Head { .. } => None,
-        Part::Layers { range, .. } => Some(range.map_or(0, |range| range.first)),
-        Part::Whole
-        | Part::Chunk { .. }
-        | Part::Bucket { .. }
-        | Part::Encoder
-        | Part::Decoder
-        | Part::Vision => Some(0),
+/// Graphs that share weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum ContextGroup {
+    /// The encoder of a model that transcribes speech.
+    Encoder,
+    /// Layers from this one on.
+    Layers(usize),
+    Head,
+    Vision,
+}
+
+impl ContextGroup {
+    fn of(entry: &GraphEntry) -> Self {
+        match entry.part {
+            Part::Head { .. } => Self::Head,
+            Part::Layers { range, .. } => Self::Layers(range.map_or(0, |range| range.first)),
+            Part::Encoder => Self::Encoder,
+            Part::Vision => Self::Vision,
+            Part::Whole | Part::Chunk { .. } | Part::Bucket { .. } | Part::Decoder => Self::Layers(0),
+        }
     }
 }
 
@@ -229,35 +237,26 @@ pub(crate) fn compile_for(
     Ok(package::add_files(folder, manifest, &list_files(&contexts, &stem)?)?)
 }
 
-/// Groups the graphs that share weights: those of one part of the layers, or an encoder's. A head joins the only part
-/// if there is room for it. A vision tower is a group of its own.
+/// Groups the graphs that share weights: those of one part of the layers, or an encoder's. A head joins the only part of
+/// the layers if there is room for it. The encoder of speech and a vision tower are groups of their own.
 fn groups(folder: &Path, manifest: &Manifest) -> Result<Vec<Vec<String>>, Error> {
-    let mut parts = BTreeMap::<usize, Vec<String>>::new();
-    let mut head = None;
-    for entry in manifest.graphs.iter().filter(|graph| graph.variant == Variant::Static) {
-        match first_layer(entry) {
-            Some(first) => parts.entry(first).or_default().push(entry.file.clone()),
-            None => head = Some(entry.file.clone()),
+    let mut groups = BTreeMap::<ContextGroup, Vec<String>>::new();
+    for entry in manifest.every_graph().filter(|graph| graph.variant == Variant::Static) {
+        groups.entry(ContextGroup::of(entry)).or_default().push(entry.file.clone());
+    }
+
+    let mut layers = groups.iter().filter(|(group, _)| matches!(group, ContextGroup::Layers(_)));
+    if let (Some((&only, graphs)), None, Some([head])) =
+        (layers.next(), layers.next(), groups.get(&ContextGroup::Head).map(Vec::as_slice))
+    {
+        let joined = graphs.iter().take(1).chain([head]);
+        let bytes = joined.map(|graph| weight_bytes(folder, graph, manifest)).sum::<Result<u64, Error>>()?;
+        if bytes <= manifest.recipe.part_bytes {
+            let head = groups.remove(&ContextGroup::Head).unwrap_or_default();
+            groups.entry(only).or_default().extend(head);
         }
     }
-    let mut groups: Vec<Vec<String>> = parts.into_values().collect();
-    if let Some(head) = head {
-        let room = match groups.as_slice() {
-            [only] => {
-                let bytes =
-                    only.iter().take(1).chain([&head]).map(|graph| weight_bytes(folder, graph, manifest));
-                bytes.sum::<Result<u64, Error>>()? <= manifest.recipe.part_bytes
-            }
-            _ => false,
-        };
-        match groups.last_mut().filter(|_| room) {
-            Some(only) => only.push(head),
-            None => groups.push(vec![head]),
-        }
-    }
-    let towers = manifest.tower_graphs().filter(|graph| graph.variant == Variant::Static);
-    groups.extend(towers.map(|graph| vec![graph.file.clone()]));
-    Ok(groups)
+    Ok(groups.into_values().collect())
 }
 
 /// Returns the bytes of a graph's weights.

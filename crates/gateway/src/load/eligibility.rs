@@ -159,12 +159,13 @@ pub(crate) fn check_amd_tools(manifest: &Manifest, name: DeviceName) -> Result<(
     })
 }
 
-/// Refuses every device but the CPU for a model that transcribes speech.
+/// Refuses GPUs for a model that transcribes speech. The CPU runs variant A, and devices with static graphs variant B.
 pub(crate) fn check_speech(manifest: &Manifest, name: DeviceName) -> Result<(), Refusal> {
-    if name == DeviceName::Cpu || !matches!(manifest.architecture, Structure::Speech(_)) {
+    let is_speech = matches!(manifest.architecture, Structure::Speech(_));
+    if !is_speech || name == DeviceName::Cpu || name.variant() == Variant::Static {
         return Ok(());
     }
-    let reason = "this version runs models that transcribe speech on the CPU".to_owned();
+    let reason = "this version runs models that transcribe speech on the CPU and on NPUs".to_owned();
     Err(Refusal { cause: Cause::OtherPackages, reason, fix: None })
 }
 

@@ -125,7 +125,8 @@ impl Compute {
     }
 }
 
-/// Returns the NPU's share in each phase of a decoder with static graphs; `None` for other models.
+/// Returns the NPU's share in each phase of a decoder with static graphs; `None` for other models, such as one that
+/// transcribes speech, whose encoder runs too.
 fn phase_shares(done: &[(Part, Compute)]) -> Option<PhaseShares> {
     let mut head = Compute::default();
     let mut layers = BTreeMap::<(usize, usize), Compute>::new();
@@ -136,7 +137,9 @@ fn phase_shares(done: &[(Part, Compute)]) -> Option<PhaseShares> {
                 let sum = layers.entry((*tokens, *past)).or_default();
                 *sum = sum.and(*compute);
             }
-            Part::Whole | Part::Bucket { .. } | Part::Encoder | Part::Decoder | Part::Vision => {}
+            // Its decoder's steps are a part of each window.
+            Part::Encoder => return None,
+            Part::Whole | Part::Bucket { .. } | Part::Decoder | Part::Vision => {}
         }
     }
 
@@ -312,6 +315,8 @@ mod tests {
         assert_eq!(phase_shares(&done), Some(PhaseShares { prefill: 0.975, decode: 0.8 }));
         assert_eq!(phase_shares(&[layers(1, 75), head]), Some(PhaseShares { prefill: 0.75, decode: 0.75 }));
         assert_eq!(phase_shares(&[(Part::Whole, Compute { all: 1, on_npu: 1.0 })]), None);
+        let encoder = (Part::Encoder, Compute { all: 900, on_npu: 0.0 });
+        assert_eq!(phase_shares(&[encoder, layers(1, 75), head]), None);
     }
 
     #[test]

@@ -11,7 +11,9 @@ use narthex_device::{
     packed_weights::PackedWeights,
     placement::{GraphPlacement, Placement},
     speech::{DynamicSpeech, SpeechOptions},
-    static_shapes::{DecoderLoad, Form, GraphLoad, StaticEncoder, StaticExecutor, StaticOptions},
+    static_shapes::{
+        DecoderLoad, Form, GraphLoad, StaticEncoder, StaticExecutor, StaticOptions, StaticSpeech,
+    },
 };
 use narthex_engine::supervise::{SupervisedEncoder, SupervisedExecutor, SupervisedSpeech};
 use narthex_spec::{KvPrecision, ModelName, Variant, arch::Structure};
@@ -168,6 +170,13 @@ fn open_static(
         let executor = StaticExecutor::open(runtime, folder, manifest, loads, &options)?;
         let placements = executor.placements();
         return Ok(Sessions { model: Model::Decoder(Box::new(executor).into()), placements });
+    }
+
+    if let Structure::Speech(_) = manifest.architecture {
+        let speech = StaticSpeech::open(runtime, folder, manifest, graph_load(request, main, form))?;
+        let placements = speech.placements();
+        let model = Model::Speech(SupervisedSpeech::new(Box::new(speech)));
+        return Ok(Sessions { model, placements });
     }
 
     let encoder = StaticEncoder::open(runtime, folder, manifest, graph_load(request, main, form))?;

@@ -10,8 +10,10 @@ use std::{
     ops::ControlFlow,
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
+    time::Instant,
 };
 
+use narthex_audio::{SPEECH_RATE, mel};
 use narthex_catalog::{fetch, index::Catalog, resolve::ModelRef, runtimes, store::Store};
 use narthex_compile::{
     calibration::{GraphRunner, RunnerError},
@@ -23,11 +25,12 @@ use narthex_device::{
     precompile::{FallbackPolicy, Job, Weights, precompile},
     single_run,
     split::{SplitExecutor, SplitOptions},
-    static_shapes::{Form, GraphLoad, StaticEncoder, StaticExecutor, StaticOptions},
+    static_shapes::{Form, GraphLoad, StaticEncoder, StaticExecutor, StaticOptions, StaticSpeech},
 };
 use narthex_engine::{
     encoder::Encoder,
     executor::{Executor, LogitRows, StepPlan},
+    speech::SpeechModel,
 };
 use narthex_graph::{Graph, context::CONTEXT_OP, work::multiply_accumulates};
 use narthex_spec::{
@@ -249,6 +252,50 @@ fn encoder_agrees((folder, manifest): (&Path, &Manifest), texts: usize) {
     assert!((COSINE..1.0).contains(&least), "{least}");
 }
 
+/// Model that transcribes.
+const SPEECH: &str = "whisper:base";
+
+/// Compares a transcript of a sound, teacher-forced with the CPU's best tokens.
+fn speech_agrees((folder, manifest): (&Path, &Manifest), steps: usize) {
+    let open = |device: &Device| {
+        let place = GraphLoad { device, threads: 0, form: Form::Graph, fallback: FallbackPolicy::Refused };
+        StaticSpeech::open(runtime(), folder, manifest, place).unwrap_or_else(|error| panic!("{error}"))
+    };
+    let (mut cpu, mut emulated) = (open(&Device::Cpu), open(&emulation()));
+    whole(&emulated.placements());
+    share(folder, &emulated.placements());
+
+    // Overtones of a pitch that glides.
+    let mut phase = 0.0;
+    let sound = (0..10 * SPEECH_RATE).map(|at| {
+        phase += 0.05 + 0.02 * (at as f32 / 9_000.0).sin();
+        (1..12).map(|overtone| (phase * overtone as f32).sin() / overtone as f32).sum::<f32>() * 0.2
+    });
+    let sound: Vec<f32> = sound.collect();
+    let features = mel::log_mel(&sound, mel::MelBins::Eighty);
+    cpu.encode(&features).unwrap();
+    emulated.encode(&features).unwrap();
+
+    let speech = manifest.speech.as_ref().unwrap();
+    let mut tokens =
+        vec![speech.start, speech.languages["en"], speech.transcribe.unwrap(), speech.no_timestamps];
+    let (mut at, mut nats) = (0, 0.0);
+    for _ in 0..steps {
+        let last = [tokens.len() - 1];
+        let expected = cpu.decode(at, &tokens, &last).unwrap().to_vec();
+        let found = emulated.decode(at, &tokens, &last).unwrap();
+        let lead = margin(&expected);
+        assert!(best(&expected) == best(found) || lead <= MARGIN, "token {at}: the CPU leads by {lead}");
+        assert!(expected != found, "token {at} is the CPU's");
+        nats += divergence(&expected, found);
+        at += tokens.len();
+        tokens = vec![best(&expected)];
+    }
+    let mean = nats / steps as f64;
+    println!("HTP emulation: {SPEECH}: {steps} positions, mean divergence {mean:.6} nats");
+    assert!(mean <= DIVERGENCE, "{mean}");
+}
+
 /// Compiles every static graph ahead of time with shared weights, and checks the result: one context node for each
 /// graph, and one binary of about the size of the weights.
 fn contexts_are_whole((folder, manifest): (&Path, &Manifest)) {
@@ -330,4 +377,22 @@ fn npu_encoder_in_full() {
     let _alone = alone();
     let (folder, manifest) = compiled(encoder::MODEL, FixedShapes::new(512), Some(&Runner));
     encoder_agrees((folder.path(), &manifest), 8);
+}
+
+#[test]
+#[ignore = "minutes of emulation; `cargo xtask npu` runs it"]
+fn npu_speech_is_compiled_in_full() {
+    let _alone = alone();
+    let (folder, manifest) = compiled(SPEECH, FixedShapes::new(448), None);
+    let started = Instant::now();
+    contexts_are_whole((folder.path(), &manifest));
+    println!("compiled for qnn:x-elite: {SPEECH} in w8 in {} s", started.elapsed().as_secs());
+}
+
+#[test]
+#[ignore = "minutes of emulation; `cargo xtask npu` runs it"]
+fn npu_speech_in_full() {
+    let _alone = alone();
+    let (folder, manifest) = compiled(SPEECH, FixedShapes::new(448), None);
+    speech_agrees((folder.path(), &manifest), 12);
 }

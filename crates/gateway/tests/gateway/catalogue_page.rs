@@ -70,7 +70,6 @@ fn row(catalog: &Catalog, entry: &Entry) -> String {
     let npu = match diverging {
         Some(known) => format!("quarantined: {} nats under HTP emulation", known.divergence),
         None if figures.runs => format!("`{}`", figures.scheme),
-        None if entry.kind == ModelKind::Transcription => "CPU only".to_owned(),
         None => "not whole".to_owned(),
     };
     let quality = entry.perplexity.as_ref().and_then(|found| {

@@ -22,8 +22,9 @@ pub(crate) fn check_architecture(
     let mut report = check_dry_run(subject, &dry_run, options);
     let described = match architecture {
         Architecture::Decoder(_) => format!("a decoder that Narthex compiles: {}", architecture.describe()),
-        Architecture::Encoder(_) | Architecture::Speech(_) => {
-            format!("an encoder that Narthex compiles: {}", architecture.describe())
+        Architecture::Encoder(_) => format!("an encoder that Narthex compiles: {}", architecture.describe()),
+        Architecture::Speech(_) => {
+            format!("a model for speech that Narthex compiles: {}", architecture.describe())
         }
     };
     report.findings.push(Finding::new(Rule::Architecture, Severity::Note, described));

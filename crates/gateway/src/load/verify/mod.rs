@@ -4,6 +4,7 @@
 pub(crate) mod compare;
 pub(crate) mod package_comparison;
 pub(crate) mod reference_text;
+mod speech;
 
 use std::{cell::Cell, collections::BTreeSet};
 
@@ -69,7 +70,7 @@ pub(crate) struct Verification {
     key: CacheKey,
     /// Reason of the quarantine; `None` for a device that passed.
     quarantine: Option<String>,
-    /// Results of a decoder, in the order in which they ran.
+    /// Results of a model that generates tokens, in the order in which they ran.
     #[serde(default)]
     positions: Vec<Position>,
     /// Results of an encoder.
@@ -115,7 +116,8 @@ pub(crate) fn check(
     let mut reference = sessions::open(&reference, &DeviceAssignment::cpu(), variant, Form::Graph)?.model;
     let mut found = Verification::new(cache);
     let texts = reference_texts(&request.package)?;
-    let total = texts.len() * if manifest.architecture.is_decoder() { STEPS + 1 } else { 1 };
+    let generates = manifest.architecture.is_decoder() || manifest.speech.is_some();
+    let total = texts.len() * if generates { STEPS + 1 } else { 1 };
     let stage = Stage::start(request.progress, title, Unit::Items, Some(total as u64));
     let done = Cell::new(0);
     let compared = || {
@@ -131,6 +133,12 @@ pub(crate) fn check(
         (Model::Encoder(device), Model::Encoder(cpu)) => {
             found.texts = compare_encoders(device, cpu, &texts, &compared, &request.cancel)?;
             found.quarantine = compare::encoder_verdict(&found.texts);
+        }
+        (Model::Speech(device), Model::Speech(cpu)) => {
+            let prompts = manifest.speech.as_ref().map(|speech| speech::transcripts(speech, &texts));
+            let prompts = prompts.unwrap_or_default();
+            found.positions = speech::compare_speech(device, cpu, &prompts, &compared, &request.cancel)?;
+            found.quarantine = compare::decoder_verdict(&found.positions);
         }
         _ => {}
     }
