@@ -205,6 +205,7 @@ export interface LoadForecast {
 /** Settings of the server's models, for admins. */
 export interface ModelSettings {
   editable: boolean;
+  notes?: string[];
   default_model: string | null;
   pinned: string[];
   /** Additional names, each with its model. */
@@ -273,6 +274,8 @@ export interface LoadedModel {
   npu_share: number | null;
   npu_phases: { prefill: number; decode: number } | null;
   placement: Line[] | null;
+  /** Towers that read media of conversations. They are not part of the other figures. */
+  towers: { reads: string; device: string; weight_bytes: number; lines: Line[] }[] | null;
   fallen: Fallen | null;
   notes: string[] | null;
   passed_over: Refusal[];

@@ -88,6 +88,14 @@ export async function changeSettings(model: string, change: Record<string, unkno
   await refreshModels();
 }
 
+/** Lets the server read its settings file again. Returns the server's remarks. */
+export async function reloadSettings(): Promise<string[]> {
+  const read = await json<ModelSettings>("/v1/settings", { reload: true });
+  settings.value = read;
+  await refreshModels();
+  return read.notes ?? [];
+}
+
 /** Reads the catalogue again. */
 export async function refreshCatalogue(): Promise<void> {
   catalogue.value = (await json<{ models: CatalogueModel[] }>("/v1/catalogue")).models;

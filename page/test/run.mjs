@@ -515,6 +515,8 @@ const tests = {
     await page.unroute("**/v1/load/**");
     await load.click();
     await card.getByRole("button", { name: `Unload ${MODEL}` }).waitFor();
+    await page.getByRole("button", { name: "Read narthex.toml again" }).click();
+    await page.getByText("the settings are unchanged").waitFor();
     await page.fill("#pull-name", "no-such-model");
     await page.keyboard.press("Enter");
     assert.match(await page.getByRole("alert").innerText(), /no-such-model/);
@@ -683,6 +685,7 @@ const tests = {
     await page.waitForSelector(".verdict");
     assert.match(await page.locator(".verdict").innerText(), /2,872 of 2,940 nodes run on the Snapdragon NPU, 68 on the CPU/);
     const decode = page.getByRole("img", { name: "1402 of 1470 nodes on Snapdragon NPU, 68 of 1470 nodes on CPU" });
+    assert.equal(await page.getByRole("heading", { name: "vision.onnx (reads images)" }).count(), 1);
     assert.equal(await decode.locator("[data-kind=npu]").count(), 8);
     assert.equal(await decode.locator("[data-kind=cpu]").count(), 4);
     const text = await page.locator(".proof").innerText();

@@ -161,6 +161,27 @@ pub(crate) fn load(gateway: &Gateway, model: &str) -> anyhow::Result<Option<Stri
     Ok(None)
 }
 
+/// Remarks of a server on its settings.
+pub(crate) struct ServerNotes {
+    pub(crate) address: String,
+    pub(crate) notes: Vec<String>,
+}
+
+/// Lets every running server read its settings again.
+pub(crate) fn reload(gateway: &Gateway) -> anyhow::Result<Vec<ServerNotes>> {
+    let mut reloaded = Vec::new();
+    for server in gateway.running_servers() {
+        let reached = LocalServer::reach(&server)
+            .with_context(|| format!("the server at {} cannot be reached without TLS", server.address))?;
+        let answer = reached.post("/v1/settings", &json!({"reload": true}))?;
+        let settings: Value = serde_json::from_reader(answer.take(MAX_LINE))?;
+        let notes = settings["notes"].as_array().into_iter().flatten();
+        let notes = notes.filter_map(Value::as_str).map(str::to_owned).collect();
+        reloaded.push(ServerNotes { address: server.address, notes });
+    }
+    Ok(reloaded)
+}
+
 /// Unloads a model from every running server that has it in memory, or every model. Returns the models with the addresses of
 /// their servers.
 pub(crate) fn unload(gateway: &Gateway, model: Option<&str>) -> anyhow::Result<Vec<String>> {

@@ -161,6 +161,7 @@ fn cases() -> Vec<Case> {
         Case::refused("config check", "context.txt", 9),
         Case::new("config show", "").wide(),
         Case::new("config path", "").wide(),
+        Case::new("config reload", ""),
         Case::refused("config edit", "--config context.txt/narthex.toml", 1),
         Case::refused("transcribe", "no-such.wav", 3),
         Case::refused("say", "Hello. -o hello.wav", 4),

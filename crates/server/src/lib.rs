@@ -31,4 +31,4 @@ pub use app::RequestOptions;
 pub use current_gateway::CurrentGateway;
 pub use http::{accept::ServerAddress, limits::Limits, tls::TlsFiles};
 pub use serve::{ServeError, ServeOptions, run_until};
-pub use settings_editor::{SettingsChange, SettingsEditor};
+pub use settings_editor::{AppliedSettings, SettingsChange, SettingsEditor};

@@ -36,6 +36,8 @@ pub enum SettingsChange {
         /// True if it may not be unloaded.
         pinned: bool,
     },
+    /// The program reads its settings again.
+    Reload,
     /// Another model, or none, answers requests that name an unknown one.
     DefaultModel {
         /// The model.
@@ -43,7 +45,22 @@ pub enum SettingsChange {
     },
 }
 
-type Apply = dyn Fn(&SettingsChange) -> Result<Gateway, String> + Send + Sync;
+/// Settings after a change.
+#[derive(Clone)]
+pub struct AppliedSettings {
+    /// Gateway with the settings.
+    pub gateway: Gateway,
+    /// Remarks for the operator, such as settings that apply after a restart.
+    pub notes: Vec<String>,
+}
+
+impl From<Gateway> for AppliedSettings {
+    fn from(gateway: Gateway) -> Self {
+        Self { gateway, notes: Vec::new() }
+    }
+}
+
+type Apply = dyn Fn(&SettingsChange) -> Result<AppliedSettings, String> + Send + Sync;
 
 /// Stores changes of the settings and applies them. Clones share the settings.
 ///
@@ -58,13 +75,15 @@ type Apply = dyn Fn(&SettingsChange) -> Result<Gateway, String> + Send + Sync;
 pub struct SettingsEditor(Arc<Apply>);
 
 impl SettingsEditor {
-    /// Creates an editor from a function that stores a change and returns the gateway with it, or the reason why the
-    /// settings stay as they are.
-    pub fn new(apply: impl Fn(&SettingsChange) -> Result<Gateway, String> + Send + Sync + 'static) -> Self {
+    /// Creates an editor from a function that stores a change and returns the settings with it, or the reason why they stay as
+    /// they are.
+    pub fn new(
+        apply: impl Fn(&SettingsChange) -> Result<AppliedSettings, String> + Send + Sync + 'static,
+    ) -> Self {
         Self(Arc::new(apply))
     }
 
-    pub(crate) fn apply(&self, change: &SettingsChange) -> Result<Gateway, String> {
+    pub(crate) fn apply(&self, change: &SettingsChange) -> Result<AppliedSettings, String> {
         (self.0)(change)
     }
 }

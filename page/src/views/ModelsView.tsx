@@ -13,6 +13,7 @@ import {
   pollNow,
   refreshCatalogue,
   refreshModels,
+  reloadSettings,
   settings,
 } from "../server";
 import { Catalogue, PullState } from "./Catalogue";
@@ -59,6 +60,7 @@ export function ModelsView() {
     <div class="page">
       <header class="view-header">
         <h1>Models</h1>
+        {settings.value && <ReloadSettings />}
       </header>
       {list === null && <p class="quiet">Reading the models…</p>}
       {list !== null && here.length === 0 && <p>No model is installed on this machine yet.</p>}
@@ -73,6 +75,30 @@ export function ModelsView() {
       </ul>
       <Catalogue />
       <PullForm />
+    </div>
+  );
+}
+
+/** Lets the server read its settings file again, and shows what the server says about it. */
+function ReloadSettings() {
+  const [notes, setNotes] = useState<string[]>([]);
+  const reload = async () => {
+    try {
+      setNotes(await reloadSettings());
+    } catch (error) {
+      setNotes([messageFor(error)]);
+    }
+  };
+  return (
+    <div role="status">
+      <button type="button" class="link" onClick={() => void reload()}>
+        Read narthex.toml again
+      </button>
+      {notes.map((note) => (
+        <p key={note} class="quiet">
+          {note}
+        </p>
+      ))}
     </div>
   );
 }

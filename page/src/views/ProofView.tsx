@@ -57,6 +57,11 @@ function ModelProof({ model }: { model: LoadedModel }) {
       )}
       {placement && <Verdict model={model} lines={placement} />}
       {placement && byGraph(placement).map(([graph, lines]) => <Graph key={graph} name={graph} lines={lines} model={model} />)}
+      {model.towers?.map((tower) =>
+        byGraph(tower.lines).map(([graph, lines]) => (
+          <Graph key={graph} name={`${graph} (reads ${tower.reads}s)`} lines={lines} model={{ ...model, device: tower.device }} />
+        )),
+      )}
       {fallen && fallen.count > 0 && <Refused title="Nodes on another device than intended" fallen={fallen} />}
       <dl class="facts-list">
         {model.kv_cache && <Fact name="KV cache">{kvCache(model.kv_cache)}</Fact>}

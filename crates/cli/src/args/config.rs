@@ -25,6 +25,8 @@ pub(crate) enum ConfigCommand {
     Show,
     /// Print the path of the settings file
     Path,
+    /// Let the running servers of this store read their settings again
+    Reload,
     /// Open the settings file in the editor of VISUAL or EDITOR, and check it afterwards
     Edit,
 }

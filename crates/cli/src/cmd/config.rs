@@ -3,11 +3,13 @@
 use std::{env, path::Path, process::Command};
 
 use anyhow::Context;
-use narthex_gateway::Error;
+use narthex_gateway::{Error, Gateway};
 
 use crate::{
     args::{ConfigCommand, StoreArgs},
     input_file, output,
+    running_server::{self, ServerNotes},
+    settings::config,
     settings_file::{self, BadSettings, SettingValue, TABLES},
 };
 
@@ -38,8 +40,22 @@ pub(crate) fn run(store: &StoreArgs, command: ConfigCommand) -> anyhow::Result<(
             None => check(&settings_file::path(store)?),
         },
         ConfigCommand::Show => show(store),
+        ConfigCommand::Reload => reload(store),
         ConfigCommand::Edit => edit(&settings_file::path(store)?),
     }
+}
+
+/// Lets every running server of the store read its settings again, and prints their remarks.
+fn reload(store: &StoreArgs) -> anyhow::Result<()> {
+    let gateway = Gateway::open(config(store, None))?;
+    let reloaded = running_server::reload(&gateway)?;
+    if reloaded.is_empty() {
+        output::note("No server is running; `narthex serve` starts one.");
+    }
+    for ServerNotes { address, notes } in reloaded {
+        notes.iter().for_each(|note| output::note(format!("{address}: {note}")));
+    }
+    Ok(())
 }
 
 fn check(path: &Path) -> anyhow::Result<()> {

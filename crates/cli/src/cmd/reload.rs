@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, ffi::OsString, path::Path};
 
 use anyhow::bail;
 use narthex_gateway::{Gateway, LoadSettings, ModelSettings};
-use narthex_server::{CurrentGateway, SettingsChange};
+use narthex_server::{AppliedSettings, CurrentGateway, SettingsChange};
 
 use super::named_config;
 use crate::{
@@ -58,7 +58,11 @@ impl ServerSettings {
     ///
     /// # Errors
     /// The reason why the settings and the file stay as they are.
-    pub(crate) fn change(&mut self, change: &SettingsChange) -> anyhow::Result<Gateway> {
+    pub(crate) fn change(&mut self, change: &SettingsChange) -> anyhow::Result<AppliedSettings> {
+        if *change == SettingsChange::Reload {
+            let notes = self.read()?.notes();
+            return Ok(AppliedSettings { gateway: self.current.get(), notes });
+        }
         let path = settings_file::path(&self.store)?;
         let gateway = self.current.get();
         let mut before = String::new();
@@ -76,7 +80,7 @@ impl ServerSettings {
         if applied.is_err() {
             gateway.change_settings(&path, |_| anyhow::Ok(before), interrupt::cancel())?;
         }
-        applied
+        applied.map(AppliedSettings::from)
     }
 
     /// Returns the gateway with a change that the settings file states.
@@ -135,6 +139,7 @@ fn changed(text: &str, change: &SettingsChange, path: &Path) -> anyhow::Result<S
             bail!("expected {name} in {}, found no such name there; an option may state it", path.display())
         }
         SettingsChange::RemoveName { name } => settings_file::remove_name(text, name),
+        SettingsChange::Reload => Ok(text.to_owned()),
         SettingsChange::Pin { model, pinned } => settings_file::pin(text, model, *pinned),
         SettingsChange::DefaultModel { model } => settings_file::set_default_model(text, model.as_deref()),
     }

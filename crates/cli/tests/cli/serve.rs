@@ -218,9 +218,13 @@ fn requests_change_the_settings_file() {
     let text = fs::read_to_string(&file).unwrap();
     assert!(!text.contains("gpt-4o") && !text.contains("pirate"), "{text}");
 
+    fs::write(&file, "[limits]\nslots = 5\n").unwrap();
+    assert_eq!(send("POST", "/v1/settings", &json!({"reload": true})), "200");
+
     // A file with faults stays as it is.
     fs::write(&file, "[limits]\nslots = 0\n").unwrap();
     assert_eq!(change(json!({"pin": false})), "409");
+    assert_eq!(send("POST", "/v1/settings", &json!({"reload": true})), "409");
     assert_eq!(fs::read_to_string(&file).unwrap(), "[limits]\nslots = 0\n");
 }
 

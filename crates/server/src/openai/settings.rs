@@ -16,7 +16,7 @@ use crate::{
         ignored::IgnoredParameters,
         settings::{apply, check_name},
     },
-    settings_editor::SettingsChange,
+    settings_editor::{AppliedSettings, SettingsChange},
 };
 
 const PATH: &str = "/v1/settings";
@@ -32,6 +32,9 @@ pub(crate) struct SettingsObject {
     pinned: Vec<String>,
     /// Additional names, each with its model.
     names: BTreeMap<String, String>,
+    /// Remarks on the changes, such as settings that apply after a restart.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    notes: Vec<String>,
 }
 
 impl SettingsObject {
@@ -44,14 +47,18 @@ impl SettingsObject {
             default_model: config.default_model.as_deref().and_then(listed),
             pinned: pinned.filter_map(|(name, _)| listed(name)).collect(),
             names: gateway.aliases().into_iter().map(|(name, model)| (name, model.to_string())).collect(),
+            notes: Vec::new(),
         }
     }
 }
 
-/// Body of the request: a model, and what changes about it.
+/// Body of the request: a model, and what changes about it, or a switch to read the settings again.
 #[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(extend("anyOf" = [{"required": ["model"]}, {"required": ["reload"]}]))]
 pub(crate) struct SettingsBody {
-    model: String,
+    model: Option<String>,
+    /// True to read the settings file again, as at SIGHUP.
+    reload: Option<bool>,
     /// True if the model may not be unloaded to make room for another.
     pin: Option<bool>,
     /// True if the model is to answer requests that name an unknown one; false if it is not to do so any more.
@@ -66,6 +73,9 @@ impl FromBody for SettingsBody {
     fn read(fields: &BodyFields<'_>, _: &mut IgnoredParameters) -> Result<Self, ApiError> {
         let body: Self = fields.read()?;
         fields.refuse_unread()?;
+        if body.model.is_none() && body.reload != Some(true) {
+            return Err(ApiError::required("model"));
+        }
         Ok(body)
     }
 }
@@ -85,26 +95,31 @@ pub(crate) async fn change(app: App, body: Body<SettingsBody>) -> Result<Json<Se
     app.check_admin(PATH)?;
     let jobs = app.shared.jobs.clone();
     let changed = jobs.run(move || {
-        let model = app.gateway.model(&request.model)?.name.to_string();
-        let changes = changes(&request, &model, &app.gateway)?;
-        let gateway = apply(&app, &changes)?;
-        Ok::<_, ApiError>(SettingsObject::new(&gateway, app.shared.settings.is_some()))
+        let changes = changes(&request, &app.gateway)?;
+        let AppliedSettings { gateway, notes } = apply(&app, &changes)?;
+        let settings = SettingsObject::new(&gateway, app.shared.settings.is_some());
+        Ok::<_, ApiError>(SettingsObject { notes, ..settings })
     });
     Ok(Json(changed.await?))
 }
 
 /// Returns the changes that a request asks for.
-fn changes(request: &SettingsBody, model: &str, gateway: &Gateway) -> Result<Vec<SettingsChange>, ApiError> {
+fn changes(request: &SettingsBody, gateway: &Gateway) -> Result<Vec<SettingsChange>, ApiError> {
     let mut changes = Vec::new();
+    if request.reload == Some(true) {
+        changes.push(SettingsChange::Reload);
+    }
+    let Some(model) = &request.model else { return Ok(changes) };
+    let model = gateway.model(model)?.name.to_string();
     if let Some(pinned) = request.pin {
-        changes.push(SettingsChange::Pin { model: model.to_owned(), pinned });
+        changes.push(SettingsChange::Pin { model: model.clone(), pinned });
     }
     if let Some(is_default) = request.default {
-        changes.push(SettingsChange::DefaultModel { model: is_default.then(|| model.to_owned()) });
+        changes.push(SettingsChange::DefaultModel { model: is_default.then(|| model.clone()) });
     }
     if let Some(name) = &request.add_name {
         check_name("add_name", name, gateway)?;
-        changes.push(SettingsChange::AddName { name: name.clone(), model: model.to_owned() });
+        changes.push(SettingsChange::AddName { name: name.clone(), model });
     }
     if let Some(name) = request.remove_name.clone() {
         if !gateway.is_alias(&name) {

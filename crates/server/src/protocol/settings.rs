@@ -3,7 +3,11 @@
 use axum::http::StatusCode;
 use narthex_gateway::Gateway;
 
-use crate::{app::App, error::ApiError, settings_editor::SettingsChange};
+use crate::{
+    app::App,
+    error::ApiError,
+    settings_editor::{AppliedSettings, SettingsChange},
+};
 
 /// Maximum characters of an additional name.
 const MAX_NAME: usize = 128;
@@ -27,18 +31,21 @@ pub(crate) fn check_name(param: &'static str, name: &str, gateway: &Gateway) -> 
     Ok(())
 }
 
-/// Applies changes, and returns the gateway with them.
+/// Applies changes, and returns the settings with them.
 ///
 /// # Errors
 /// 501 for a server without a settings file, and 409 with the reason why the settings stay as they are.
-pub(crate) fn apply(app: &App, changes: &[SettingsChange]) -> Result<Gateway, ApiError> {
-    let mut gateway = app.gateway.clone();
+pub(crate) fn apply(app: &App, changes: &[SettingsChange]) -> Result<AppliedSettings, ApiError> {
+    let mut applied = AppliedSettings::from(app.gateway.clone());
     for change in changes {
         let Some(editor) = &app.shared.settings else {
             let message = "this server has no settings file; the program that runs it states the settings";
             return Err(ApiError::plain(StatusCode::NOT_IMPLEMENTED, message));
         };
-        gateway = editor.apply(change).map_err(|reason| ApiError::plain(StatusCode::CONFLICT, reason))?;
+        let AppliedSettings { gateway, notes } =
+            editor.apply(change).map_err(|reason| ApiError::plain(StatusCode::CONFLICT, reason))?;
+        applied.gateway = gateway;
+        applied.notes.extend(notes);
     }
-    Ok(gateway)
+    Ok(applied)
 }

@@ -5,7 +5,7 @@
 use std::sync::Mutex;
 
 use narthex_gateway::{Cancel, Config, Gateway, ModelSettings, keys::KeyLimits};
-use narthex_server::{CurrentGateway, ServeOptions, SettingsChange, SettingsEditor};
+use narthex_server::{AppliedSettings, CurrentGateway, ServeOptions, SettingsChange, SettingsEditor};
 use serde_json::{Value, json};
 
 use crate::support::{Answer, Live, Tiny, chat, local, with};
@@ -18,6 +18,10 @@ fn live(config: Config) -> (Live, Gateway) {
     let settings = SettingsEditor::new(move |change| {
         let mut config = stored.lock().unwrap();
         match change.clone() {
+            SettingsChange::Reload => {
+                let notes = vec!["server.port needs a restart".to_owned()];
+                return Ok(AppliedSettings { gateway: edited.get(), notes });
+            }
             SettingsChange::AddName { name, .. } if name == "forbidden" => {
                 return Err("the disk is full".to_owned());
             }
@@ -38,7 +42,7 @@ fn live(config: Config) -> (Live, Gateway) {
         }
         let gateway = edited.get().with_settings(config.clone()).map_err(|error| error.to_string())?;
         edited.replace(gateway.clone());
-        Ok(gateway)
+        Ok(gateway.into())
     });
     (Live::over(current, ServeOptions { settings: Some(settings), ..local() }), gateway)
 }
@@ -64,9 +68,12 @@ fn names_pins_and_the_default_model_are_changed() {
         assert_eq!(live.post("/v1/chat/completions", &chat(name, 2)).status, 200, "{name}");
     }
     let reset = change(json!({"pin": false, "default": false, "remove_name": "gpt-4o"}));
-    assert_eq!(reset.json(), empty);
+    assert_eq!(reset.json(), empty.clone());
     assert_eq!(live.post("/v1/chat/completions", &chat("gpt-4o", 2)).status, 404);
 
+    let reloaded = live.post("/v1/settings", &json!({"reload": true})).json();
+    assert_eq!(reloaded, with(empty, json!({"notes": ["server.port needs a restart"]})));
+    assert!(message(&live.post("/v1/settings", &json!({"reload": false})), 400).contains("model"));
     assert!(message(&change(json!({"add_name": "two words"})), 400).contains("without spaces"));
     assert!(message(&change(json!({"add_name": model})), 400).contains("expected a new name"));
     assert!(message(&change(json!({"remove_name": "gpt-4o"})), 400).contains("expected an additional name"));
