@@ -30,7 +30,7 @@ struct TestGroup {
 }
 
 /// Checks that run on every machine.
-const TESTS: [TestGroup; 2] = [
+const TESTS: [TestGroup; 3] = [
     TestGroup {
         package: "narthex-gateway",
         file: "accuracy",
@@ -38,6 +38,12 @@ const TESTS: [TestGroup; 2] = [
         findings: &["HTP emulation: ", "compiled for "],
     },
     TestGroup { package: "narthex-device", file: "qnn", names: "every_", findings: &["HTP emulation: "] },
+    TestGroup {
+        package: "narthex-gateway",
+        file: "gateway",
+        names: "transcription::",
+        findings: &["HTP emulation: "],
+    },
 ];
 
 /// Checks that need an ONNX Runtime with WebGPU.

@@ -4,6 +4,7 @@
 //! [`transcript`] has the result of speech recognition with the formats of the OpenAI API. Samples are `f32` in -1 to 1.
 //! Nothing here opens a file, uses the network or starts a thread.
 
+pub mod activity;
 mod contain;
 mod decode;
 mod encode;

@@ -20,6 +20,7 @@ mod redact;
 pub mod resolve;
 pub mod runtimes;
 pub mod source;
+pub mod speech_detector;
 pub mod store;
 
 pub use error::{Error, ErrorKind};

@@ -1,6 +1,8 @@
 //! The stages of `cargo xtask test` that have no module of their own. Each prints the commands that it runs.
 
 use anyhow::bail;
+use narthex_catalog::{CancelFlag, speech_detector, store::Store};
+use narthex_spec::progress::Quiet;
 use xtask_tools::{process, session::Session, terminal, workspace::cargo};
 
 use crate::{test::cargo_tool::CargoTool, test_count::TestCount};
@@ -65,6 +67,8 @@ pub(crate) fn store(session: &Session<'_>) -> anyhow::Result<String> {
     for model in MODELS {
         process::run(session.command(&narthex).args(["pull", model]))?;
     }
+    let store = Store::open(Some(session.home.clone()))?;
+    speech_detector::fetch(&store, &Quiet, &CancelFlag::new(false))?;
     Ok(session.home.display().to_string())
 }
 

@@ -35,6 +35,10 @@ pub(crate) struct TranscribeArgs {
     #[arg(long)]
     pub(crate) words: bool,
 
+    /// Find speech first and leave out pauses of two seconds and more; the first use downloads Silero VAD, 11 MB
+    #[arg(long)]
+    pub(crate) vad: bool,
+
     /// Text before the speech, such as names in it; the transcript follows its spelling and style
     #[arg(long, value_name = "TEXT")]
     pub(crate) prompt: Option<String>,

@@ -16,7 +16,7 @@ use narthex_audio::{
 use narthex_gateway::{
     Error, Gateway,
     models::ModelKind,
-    request::{TranscriptionEvent, TranscriptionRequest},
+    request::{ActivitySettings, TranscriptionEvent, TranscriptionRequest},
 };
 use narthex_spec::{Progress, ProgressSink, progress::Unit};
 
@@ -40,12 +40,16 @@ pub(crate) fn run(gateway: &Gateway, args: &TranscribeArgs) -> anyhow::Result<()
     let format = format(args)?;
     // An unusable file is reported before the model is loaded, which may take minutes.
     let first = Input::open(&args.files[0])?;
+    if args.vad {
+        gateway.fetch_speech_detector(&Bars::new(), interrupt::cancel())?;
+    }
     let status = super::load(gateway, &args.model, &[ModelKind::Transcription], &Bars::new())?;
     let request = TranscriptionRequest {
         task: if args.translate { Task::Translate } else { Task::Transcribe },
         language: args.language.clone(),
         prompt: args.prompt.clone(),
         words: args.words,
+        vad: args.vad.then(ActivitySettings::default),
         ..TranscriptionRequest::new(status.id())
     };
 

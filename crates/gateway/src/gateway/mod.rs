@@ -10,6 +10,7 @@ use narthex_audio::AudioError;
 use narthex_catalog::{
     network::Network,
     resolve::{ModelId, ModelRef},
+    speech_detector,
 };
 use narthex_device::{inventory, memory};
 use narthex_engine::worker::Drain;
@@ -42,6 +43,7 @@ use crate::{
             Claim, LoadStart, ModelMemory, PendingLoad, ReadyModel, ResidencyLimits, ResidentModels,
         },
         runtime_choice::RuntimeChoice,
+        speech_detector::detector_not_installed,
         tokenizer_reader::TokenizerReader,
         voice,
     },
@@ -242,6 +244,33 @@ impl Gateway {
         on: &mut dyn FnMut(TranscriptionEvent) -> ControlFlow<()>,
     ) -> Result<Transcript, Error> {
         self.load_and_wait(&request.model)?.transcribe(request, audio, on, &Cancel::new())
+    }
+
+    /// Downloads the detector of speech that [`TranscriptionRequest::vad`] needs, unless it is installed.
+    pub fn fetch_speech_detector(&self, progress: &dyn ProgressSink, cancel: &Cancel) -> Result<(), Error> {
+        speech_detector::fetch(&self.library.store, progress, cancel.flag())?;
+        Ok(())
+    }
+
+    /// Downloads the detector of speech as [`Self::fetch_speech_detector`], for a request.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if it is not installed and the caller may not download it, [`Error::TooManyBuilds`] if it is not
+    /// installed and other requests take all permits for builds.
+    pub fn fetch_speech_detector_for_request(&self, cancel: &Cancel) -> Result<(), Error> {
+        if speech_detector::locate(&self.library.store).is_some() {
+            return Ok(());
+        }
+        let is_allowed = match self.request_limit() {
+            PullLimit::None => true,
+            PullLimit::Installed => false,
+            PullLimit::Bytes(limit) => speech_detector::download_bytes()? <= limit,
+        };
+        if !is_allowed {
+            return Err(detector_not_installed());
+        }
+        let _permit = self.builds.take()?;
+        self.fetch_speech_detector(&Quiet, cancel)
     }
 
     /// Speaks a text. Each sentence is passed to `on` as soon as it is computed. Ends with [`Error::Cancelled`] once `on`

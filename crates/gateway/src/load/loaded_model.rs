@@ -30,6 +30,7 @@ use crate::{
         prefix_cache,
         request::LoadRequest,
         sessions::Model,
+        speech_detector::DetectorSource,
         tokenizer_reader::TokenizerReader,
         voice::{OpenVoice, Voice},
     },
@@ -73,6 +74,8 @@ pub(crate) struct LoadedModel {
     monitors: Vec<NumericsMonitor>,
     /// Package of the draft model.
     draft: Option<Arc<Package>>,
+    /// Detector of speech, for models that transcribe it.
+    pub(crate) detector: DetectorSource,
     /// Reservation of the model's memory. It is the last field, so that it is dropped after everything that uses the memory.
     _reservation: Option<Arc<dyn Send + Sync>>,
 }
@@ -131,6 +134,7 @@ impl LoadedModel {
             capacity: config.slots.max(1).saturating_add(config.max_queue),
             residence: ResidenceSettings::default(),
             draft: draft.as_ref().map(|draft| draft.package.clone()),
+            detector: DetectorSource::of(request),
             worker: Worker::start(model, draft, request, &report)?,
             grammars: OnceLock::new(),
             placement: report,
@@ -154,6 +158,7 @@ impl LoadedModel {
             template: None,
             capacity: config.max_queue.saturating_add(1),
             draft: None,
+            detector: DetectorSource::of(request),
             worker: Worker::Voice(Box::new(TurnQueue::new(open.voice, limits))),
             grammars: OnceLock::new(),
             placement: open.report,

@@ -23,6 +23,7 @@ pub(crate) mod residency;
 pub(crate) mod run_record;
 pub(crate) mod runtime_choice;
 pub(crate) mod sessions;
+pub(crate) mod speech_detector;
 pub(crate) mod supervise;
 pub(crate) mod tokenizer_reader;
 pub(crate) mod trial_run;

@@ -5,10 +5,11 @@
 use std::ops::ControlFlow;
 
 use narthex_gateway::{
-    Error, ErrorKind, Gateway,
+    Cancel, CompileRequest, Config, Error, ErrorKind, Gateway,
     models::ModelKind,
-    request::{ChatRequest, Task, Transcript, TranscriptionEvent, TranscriptionRequest},
+    request::{ActivitySettings, ChatRequest, Task, Transcript, TranscriptionEvent, TranscriptionRequest},
 };
+use narthex_spec::{DeviceName, Ep, Scheme, manifest::Part, progress::Quiet};
 
 use crate::support::Tiny;
 
@@ -101,6 +102,25 @@ fn silence_and_short_audio_have_no_text() {
 }
 
 #[test]
+fn noise_is_not_decoded_if_speech_is_found_first() {
+    let tiny = Tiny::new();
+    let model = tiny.whisper(TEXT);
+    let gateway = tiny.gateway();
+    let request =
+        TranscriptionRequest { vad: Some(ActivitySettings::default()), ..TranscriptionRequest::new(&model) };
+    let error = transcribe(&gateway, &request, audio(1, 0)).unwrap_err();
+    assert_eq!((error.kind(), error.param()), (ErrorKind::BadRequest, Some("vad")), "{error}");
+
+    tiny.with_speech_detector();
+    let (found, events) = transcribe(&gateway, &request, audio(40, 2)).unwrap();
+    assert_eq!((found.text.as_str(), found.segments.len(), found.duration), ("", 0, 42.0));
+    assert!(events.is_empty(), "{events:?}");
+    let vad = Some(ActivitySettings { threshold: 1.5, ..ActivitySettings::default() });
+    let error = transcribe(&gateway, &TranscriptionRequest { vad, ..request }, audio(1, 0)).unwrap_err();
+    assert!(error.to_string().contains("between 0 and 1, found 1.5"), "{error}");
+}
+
+#[test]
 fn a_transcription_ends_when_nobody_listens() {
     let tiny = Tiny::new();
     let model = tiny.whisper(TEXT);
@@ -138,4 +158,45 @@ fn requests_that_cannot_be_fulfilled_are_refused() {
     refused(TranscriptionRequest::new(&chat), "is a chat model, not a speech recognition model");
     let error = gateway.stream(&model, ChatRequest::user("Hi")).err().unwrap().to_string();
     assert!(error.contains("is a speech recognition model, not a chat model"), "{error}");
+}
+
+#[test]
+#[ignore = "minutes of emulation; `cargo xtask npu` runs it"]
+fn a_model_for_an_npu_gives_the_cpu_s_transcript_under_htp_emulation() {
+    let tiny = Tiny::new();
+    tiny.with_qnn();
+    let target = "qnn:x-elite".parse().unwrap();
+    let request = CompileRequest { target: Some(target), ..CompileRequest::new(Scheme::W8) };
+    let checkpoint = tiny.whisper_checkpoint(TEXT);
+    let compiled = tiny.gateway().compile(checkpoint.to_str().unwrap(), &request, &Quiet, &Cancel::new());
+    let manifest = compiled.unwrap_or_else(|error| panic!("{error}")).1;
+    // The encoder, the layers for one token and for a prompt, and the head.
+    assert_eq!(manifest.contexts.len(), 4);
+    assert!(
+        manifest.graphs.iter().any(|graph| matches!(graph.part, Part::Layers { tokens: 1, past: 48, .. }))
+    );
+
+    let model = manifest.name.to_string();
+    let request = TranscriptionRequest { words: true, ..TranscriptionRequest::new(&model) };
+    let run = |providers: &str| {
+        let providers = providers.parse().unwrap();
+        let config = Config { providers, scheme: Some(Scheme::W8), ..tiny.config() };
+        let gateway = Gateway::open(config).unwrap();
+        gateway.load(&model, &Quiet, &Cancel::new()).unwrap_or_else(|error| panic!("{error}"));
+        let (found, _) = transcribe(&gateway, &request, audio(3, 0)).unwrap();
+        (found, gateway.status().remove(0).placement.unwrap())
+    };
+    let (expected, _) = run("cpu");
+    let (found, report) = run("qnn:emulation");
+    assert_eq!((found.text.as_str(), found.language.as_deref()), ("Hallo Welt, ja.", Some("de")));
+    assert_eq!((found.segments.len(), found.words.len()), (1, 3));
+    let starts = |transcript: &Transcript| transcript.words.iter().map(|word| word.start).collect::<Vec<_>>();
+    assert!(starts(&found).iter().zip(starts(&expected)).all(|(a, b)| (a - b).abs() <= 0.02), "{found:?}");
+    assert_eq!((report.device, report.lines.len(), report.phases), (DeviceName::QnnEmulation, 4, None));
+    for line in &report.lines {
+        assert_eq!((line.ep, line.subgraphs, line.compute_share), (Ep::Qnn, 1, 1.0), "{line:?}");
+    }
+    println!(
+        "HTP emulation: tiny Whisper of 1,500 positions in w8: the transcript and the times of words are the CPU's"
+    );
 }

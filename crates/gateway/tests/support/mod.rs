@@ -9,7 +9,7 @@ pub(crate) mod warnings;
 
 use std::{fs, path::PathBuf, sync::mpsc, time::Duration};
 
-use narthex_catalog::{runtimes, store::Store};
+use narthex_catalog::{runtimes, speech_detector, store::Store};
 use narthex_gateway::{
     Cancel, CompileRequest, Config, Gateway, ImportRequest, LoadStart, ReadyModel, disable_telemetry,
     request::{
@@ -76,6 +76,19 @@ impl Tiny {
         std::os::unix::fs::symlink(&dir, own.join(dir.file_name().unwrap())).unwrap();
     }
 
+    /// Links the detector of speech of the tests' shared store into this store.
+    #[cfg(unix)]
+    pub(crate) fn with_speech_detector(&self) {
+        let file = speech_detector::locate(&Store::open(None).unwrap());
+        let file =
+            file.expect("no detector of speech: run `cargo xtask test --only store` once, which installs it");
+        let folder =
+            file.ancestors().find(|folder| folder.parent().is_some_and(|it| it.ends_with("checkpoints")));
+        let own = self.home().join("checkpoints");
+        fs::create_dir_all(&own).unwrap();
+        std::os::unix::fs::symlink(folder.unwrap(), own.join(folder.unwrap().file_name().unwrap())).unwrap();
+    }
+
     /// Returns settings for a gateway over this store.
     pub(crate) fn config(&self) -> Config {
         Config { home: Some(self.home()), runtime: Some(library()), threads: 1, ..Config::standard() }
@@ -130,10 +143,15 @@ impl Tiny {
 
     /// Compiles a tiny Whisper with this transcript. Returns its name.
     pub(crate) fn whisper(&self, text: &str) -> String {
+        self.compile(self.whisper_checkpoint(text))
+    }
+
+    /// Returns the folder of a tiny Whisper's checkpoint, for tests that compile it themselves.
+    pub(crate) fn whisper_checkpoint(&self, text: &str) -> PathBuf {
         let folder = self.folder.path().join("tiny-whisper");
         fs::create_dir_all(&folder).unwrap();
         checkpoint::tiny_whisper_safetensors(&folder, text).unwrap();
-        self.compile(folder)
+        folder
     }
 
     /// Compiles a tiny encoder of a family with a head. Returns its name.

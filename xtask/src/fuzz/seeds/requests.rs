@@ -223,7 +223,7 @@ fn agents() -> Vec<(&'static str, Value)> {
 /// Returns forms with a file.
 fn forms() -> Vec<Input> {
     let wav = narthex_audio::Pcm { sample_rate: 16_000, samples: vec![0.25; 400] }.to_wav();
-    let fields: [(&str, &[u8]); 8] = [
+    let fields: [(&str, &[u8]); 10] = [
         ("file", &wav),
         ("model", b"local/tiny"),
         ("language", b"en"),
@@ -231,6 +231,8 @@ fn forms() -> Vec<Input> {
         ("response_format", b"verbose_json"),
         ("temperature", b"0.5"),
         ("timestamp_granularities[]", b"word"),
+        ("chunking_strategy", br#"{"type": "server_vad", "threshold": 0.4, "silence_duration_ms": 500}"#),
+        ("vad_filter", b"true"),
         ("user", b"ann"),
     ];
     let form = |fields: &[(&str, &[u8])]| {

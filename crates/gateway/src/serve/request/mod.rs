@@ -30,7 +30,9 @@ pub use encoder::{
 pub use prompt::{ChatPrompt, HistoryOverflow, TokenizeOptions};
 pub use reasoning::{ReasoningSettings, Thinking};
 pub use speech::{MAX_SPOKEN_TEXT, SpeechEvent, SpeechRequest, SpeechSummary};
-pub use transcription::{Segment, Task, Transcript, TranscriptionEvent, TranscriptionRequest, Word};
+pub use transcription::{
+    ActivitySettings, Segment, Task, Transcript, TranscriptionEvent, TranscriptionRequest, Word,
+};
 
 pub use crate::serve::media::omission_note;
 use crate::{cancel::Cancel, error::ErrorKind};

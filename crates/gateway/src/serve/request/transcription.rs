@@ -1,6 +1,9 @@
 //! Requests to models that transcribe speech.
 
-pub use narthex_audio::transcript::{Segment, Task, Transcript, Word};
+pub use narthex_audio::{
+    activity::ActivitySettings,
+    transcript::{Segment, Task, Transcript, Word},
+};
 
 /// Request for the transcript of speech.
 ///
@@ -29,6 +32,9 @@ pub struct TranscriptionRequest {
     pub temperature: Option<f32>,
     /// Requests the times of words.
     pub words: bool,
+    /// Finds speech first, and transcribes only that; times remain those of the audio.
+    /// [`Gateway::fetch_speech_detector`](crate::Gateway::fetch_speech_detector) downloads what this needs.
+    pub vad: Option<ActivitySettings>,
 }
 
 impl TranscriptionRequest {
@@ -44,6 +50,7 @@ impl TranscriptionRequest {
             prompt: None,
             temperature: None,
             words: false,
+            vad: None,
         }
     }
 }

@@ -1,16 +1,17 @@
 //! Transcripts of audio of any length, in windows of 30 seconds. Memory holds one window and the transcript.
 //!
-//! `decode` has the loop over the tokens of a window, `rules` the tokens that may come next, `segments` the division of a
-//! window's tokens, and `words` the times of words.
+//! `source` has the samples, without pauses if the request asks for it, `decode` the loop over the tokens of a window,
+//! `rules` the tokens that may come next, `segments` the division of a window's tokens, and `words` the times of words.
 
 mod decode;
 mod rules;
 mod segments;
+mod source;
 mod words;
 
 use std::ops::ControlFlow;
 
-use narthex_audio::{AudioError, SPEECH_RATE, language, mel};
+use narthex_audio::{AudioError, SPEECH_RATE, activity::ActivitySettings, language, mel};
 use narthex_engine::{executor::StepError, speech::SpeechModel, supervise::SupervisedSpeech};
 use narthex_spec::{
     TokenId,
@@ -29,6 +30,7 @@ use crate::{
 };
 use decode::{MAX_CONTEXT_TEMPERATURE, WindowDecoder, WindowTokens, detect_language, probability};
 use segments::{TIMESTAMP_SAMPLES, TokenSegment, WindowSegments, divide};
+use source::SampleSource;
 use words::{HeadAttention, WordTokens, shorten_pauses, words};
 
 /// Minimum samples of a window. A tenth of a second has no word.
@@ -36,6 +38,9 @@ const MIN_SAMPLES: usize = SPEECH_RATE as usize / 10;
 
 /// Root mean square below which a window is silent: -66 dB of full scale.
 const SILENCE: f32 = 5e-4;
+
+/// Maximum duration of a pause and of padding, which are in memory.
+const MAX_PAUSE_MS: u32 = 60_000;
 
 /// Maximum temperature.
 const MAX_TEMPERATURE: f32 = 1.0;
@@ -65,9 +70,17 @@ impl ReadyModel {
         let bins = mel::MelBins::from_count(arch.bins).filter(|_| arch.frames() == mel::WINDOW_FRAMES);
         let bins = bins.ok_or_else(|| model.no_speech_tokens())?;
         let settings = Settings::new(model, arch, speech, request)?;
+        let source = match request.vad {
+            None => SampleSource::whole(audio),
+            Some(activity) => {
+                let mut detector = model.detector.open()?;
+                let detect = move |samples: &[f32]| detector.probabilities(samples);
+                SampleSource::speech(audio, activity, Box::new(detect))
+            }
+        };
         let queued = queue.enter(cancel)?;
         let transcription = Transcription { model, speech, settings, bins, queued };
-        transcription.run(request, audio, on)
+        transcription.run(request, source, on)
     }
 }
 
@@ -91,6 +104,7 @@ impl Settings {
             let message = format!("expected a number from 0 to {MAX_TEMPERATURE}, found {temperature}");
             return Err(Error::invalid("temperature", message));
         }
+        check_activity(request.vad)?;
         if request.task == Task::Translate && speech.translate.is_none() {
             let message =
                 format!("{} transcribes English alone; take a model of several languages", model.name());
@@ -107,6 +121,22 @@ impl Settings {
         };
         let language = request.language.as_deref().map(|name| known_language(speech, name)).transpose()?;
         Ok(Self { language, prompt, temperature })
+    }
+}
+
+/// Refuses settings of voice activity detection outside of their ranges.
+fn check_activity(activity: Option<ActivitySettings>) -> Result<(), Error> {
+    let Some(ActivitySettings { threshold, pause_ms, padding_ms }) = activity else { return Ok(()) };
+    if !(threshold > 0.0 && threshold < 1.0) {
+        let message = format!("expected a threshold of speech between 0 and 1, found {threshold}");
+        return Err(Error::invalid("vad", message));
+    }
+    match [pause_ms, padding_ms].into_iter().find(|duration| *duration > MAX_PAUSE_MS) {
+        Some(found) => {
+            let message = format!("expected pauses and padding of at most {MAX_PAUSE_MS} ms, found {found}");
+            Err(Error::invalid("vad", message))
+        }
+        None => Ok(()),
     }
 }
 
@@ -161,8 +191,9 @@ struct RecognizedWindow {
 }
 
 /// Parts of the transcript that are final, and the state between windows.
-struct Progress {
-    /// Samples before the window.
+struct Progress<'a> {
+    source: SampleSource<'a>,
+    /// Samples of the source before the window.
     start: usize,
     segments: Vec<Segment>,
     words: Vec<Word>,
@@ -173,16 +204,37 @@ struct Progress {
     language: Option<String>,
 }
 
+impl Progress<'_> {
+    /// Returns the time in the audio of a sample of the window. It is before the pause that begins there.
+    fn time_of_end(&self, sample: usize) -> f64 {
+        let at = self.start + sample;
+        seconds(at + self.source.dropped_before(at.saturating_sub(1)))
+    }
+
+    /// Returns the time in the audio of a sample of the window. It is after the pause that ends there.
+    fn time_of_start(&self, sample: usize) -> f64 {
+        let at = self.start + sample;
+        seconds(at + self.source.dropped_before(at))
+    }
+
+    /// Returns a word of the window with its times in the audio. Both are on the side of a pause that the middle is on.
+    fn timed(&self, word: Word) -> Word {
+        let middle = (word.start + word.end) / 2.0 * f64::from(SPEECH_RATE);
+        let before = self.start + self.source.dropped_before(self.start + middle as usize);
+        Word { start: seconds(before) + word.start, end: seconds(before) + word.end, ..word }
+    }
+}
+
 impl Transcription<'_> {
     fn run(
         &self,
         request: &TranscriptionRequest,
-        audio: Chunks<'_>,
+        source: SampleSource<'_>,
         on: OnEvent<'_>,
     ) -> Result<Transcript, Error> {
         let mut samples: Vec<f32> = Vec::new();
-        let mut has_ended = false;
         let mut progress = Progress {
+            source,
             start: 0,
             segments: Vec::new(),
             words: Vec::new(),
@@ -190,31 +242,28 @@ impl Transcription<'_> {
             context: 0,
             language: self.settings.language.clone(),
         };
-        let total = loop {
-            while !has_ended && samples.len() < mel::WINDOW_SAMPLES {
+        loop {
+            while !progress.source.has_ended() && samples.len() < mel::WINDOW_SAMPLES {
                 self.queued.check()?;
-                match audio.next() {
-                    Some(chunk) => samples.extend(chunk?.into_iter().map(finite)),
-                    None => has_ended = true,
-                }
+                progress.source.read(&mut samples)?;
             }
-            if has_ended && samples.len() < MIN_SAMPLES {
-                break progress.start + samples.len();
+            if progress.source.has_ended() && samples.len() < MIN_SAMPLES {
+                break;
             }
 
             let window = &samples[..samples.len().min(mel::WINDOW_SAMPLES)];
             let advance = self.window(request, window, &mut progress, on)?.clamp(1, window.len());
             samples.drain(..advance);
             progress.start += advance;
-            self.report(TranscriptionEvent::Progress { seconds: seconds(progress.start) }, on)?;
-        };
+            self.report(TranscriptionEvent::Progress { seconds: progress.time_of_end(0) }, on)?;
+        }
 
         let text: String = progress.segments.iter().map(|segment| segment.text.as_str()).collect();
         let known = if self.speech.languages.is_empty() { Some("en".to_owned()) } else { None };
         Ok(Transcript {
             task: request.task,
             language: progress.language.or(known),
-            duration: seconds(total),
+            duration: seconds(progress.source.samples_read()),
             text: text.trim().to_owned(),
             segments: progress.segments,
             words: progress.words,
@@ -234,7 +283,7 @@ impl Transcription<'_> {
         &self,
         request: &TranscriptionRequest,
         window: &[f32],
-        progress: &mut Progress,
+        progress: &mut Progress<'_>,
         on: OnEvent<'_>,
     ) -> Result<usize, Error> {
         if is_silent(window) {
@@ -242,7 +291,7 @@ impl Transcription<'_> {
         }
 
         let features = mel::log_mel(window, self.bins);
-        let start = seconds(progress.start);
+        let start = progress.time_of_start(0);
         let mut on_token = || self.report(TranscriptionEvent::Progress { seconds: start }, on);
         let window = Window { features: &features, samples: window.len() };
         let RecognizedWindow { decoded, divided, words } = self.queued.turn(|model| {
@@ -258,12 +307,8 @@ impl Transcription<'_> {
         if decoded.is_silence() {
             return Ok(window.samples);
         }
-        let words = words.into_iter();
-        progress.words.extend(words.map(|word| Word {
-            start: start + word.start,
-            end: start + word.end,
-            ..word
-        }));
+        let words: Vec<Word> = words.into_iter().map(|word| progress.timed(word)).collect();
+        progress.words.extend(words);
         self.keep(&decoded, divided, progress, on)
     }
 
@@ -273,7 +318,7 @@ impl Transcription<'_> {
         model: &mut dyn SpeechModel,
         request: &TranscriptionRequest,
         window: &Window<'_>,
-        progress: &mut Progress,
+        progress: &mut Progress<'_>,
         on_token: &mut dyn FnMut() -> Result<(), Error>,
     ) -> Result<RecognizedWindow, Error> {
         model.encode(window.features)?;
@@ -365,7 +410,7 @@ impl Transcription<'_> {
         &self,
         decoded: &WindowTokens,
         divided: WindowSegments,
-        progress: &mut Progress,
+        progress: &mut Progress<'_>,
         on: OnEvent<'_>,
     ) -> Result<usize, Error> {
         for TokenSegment { samples, tokens } in divided.segments {
@@ -378,9 +423,9 @@ impl Transcription<'_> {
 
             let segment = Segment {
                 id: progress.segments.len() as u32,
-                seek: (progress.start / (SPEECH_RATE as usize / 100)) as u32,
-                start: seconds(progress.start + samples.start),
-                end: seconds(progress.start + samples.end),
+                seek: (progress.time_of_start(0) * 100.0) as u32,
+                start: progress.time_of_start(samples.start),
+                end: progress.time_of_end(samples.end),
                 text,
                 tokens: tokens.to_vec(),
                 temperature: decoded.temperature,
@@ -403,11 +448,6 @@ impl Transcription<'_> {
 /// Returns the time of a sample.
 fn seconds(samples: usize) -> f64 {
     samples as f64 / f64::from(SPEECH_RATE)
-}
-
-/// Returns a sample, or 0 for one that is not a number.
-fn finite(sample: f32) -> f32 {
-    if sample.is_finite() { sample } else { 0.0 }
 }
 
 /// Returns whether every tenth of a second of a window is silent. A model invents text for silence.

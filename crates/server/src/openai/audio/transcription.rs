@@ -7,9 +7,12 @@ use narthex_audio::{
     Decoder,
     transcript::{Granularities, Task, TranscriptFormat},
 };
-use narthex_gateway::request::TranscriptionRequest;
+use narthex_gateway::{
+    Cancel,
+    request::{ActivitySettings, TranscriptionRequest},
+};
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{DEFAULT, job::TranscriptionJob, stream};
 use crate::{
@@ -25,8 +28,11 @@ use crate::{
     },
 };
 
-/// Parameters of OpenAI's API for models that do not exist here.
-const HINTS: &[&str] = &["chunking_strategy"];
+/// Settings of `chunking_strategy`, which OpenAI's clients send in brackets.
+const STRATEGY: &str = "chunking_strategy";
+
+/// Settings of OpenAI's voice activity detection, where a request leaves them open.
+const OPENAI_ACTIVITY: ActivitySettings = ActivitySettings { threshold: 0.5, pause_ms: 200, padding_ms: 300 };
 
 /// Fields of the form.
 #[derive(Debug, JsonSchema)]
@@ -48,6 +54,58 @@ pub(crate) struct TranscriptionForm {
     timestamp_granularities: Option<Vec<Granularity>>,
     /// Sends the text in server-sent events while it is recognised.
     stream: Option<bool>,
+    /// Finds speech first, and transcribes only that: `auto`, or an object of the type `server_vad` with `threshold`,
+    /// `prefix_padding_ms` and `silence_duration_ms`.
+    chunking_strategy: Option<String>,
+    /// Finds speech first, with the settings of faster-whisper.
+    vad_filter: Option<bool>,
+}
+
+/// The object form of `chunking_strategy`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ServerVad {
+    r#type: String,
+    threshold: Option<f32>,
+    prefix_padding_ms: Option<u32>,
+    silence_duration_ms: Option<u32>,
+}
+
+impl ServerVad {
+    fn settings(&self) -> Result<ActivitySettings, ApiError> {
+        if self.r#type != "server_vad" {
+            return Err(multipart::invalid(STRATEGY, "the type server_vad", &self.r#type));
+        }
+        Ok(ActivitySettings {
+            threshold: self.threshold.unwrap_or(OPENAI_ACTIVITY.threshold),
+            pause_ms: self.silence_duration_ms.unwrap_or(OPENAI_ACTIVITY.pause_ms),
+            padding_ms: self.prefix_padding_ms.unwrap_or(OPENAI_ACTIVITY.padding_ms),
+        })
+    }
+}
+
+/// Takes the settings of voice activity detection: those of faster-whisper, or OpenAI's as a text, as an object in JSON,
+/// or as fields in brackets.
+fn activity(form: &mut Form) -> Result<Option<ActivitySettings>, ApiError> {
+    let filters = form.value("vad_filter", "true or false")?.unwrap_or(false);
+    let usual = filters.then(ActivitySettings::default);
+    let parts = ServerVad {
+        r#type: form.text("chunking_strategy[type]")?.unwrap_or_default(),
+        threshold: form.value("chunking_strategy[threshold]", "a number from 0 to 1")?,
+        prefix_padding_ms: form.value("chunking_strategy[prefix_padding_ms]", "milliseconds")?,
+        silence_duration_ms: form.value("chunking_strategy[silence_duration_ms]", "milliseconds")?,
+    };
+    match form.text(STRATEGY)?.as_deref().map(str::trim) {
+        None if parts.r#type.is_empty() => Ok(usual),
+        None => parts.settings().map(Some),
+        Some("auto") => Ok(Some(ActivitySettings::default())),
+        Some(text) => {
+            let expected = "auto, or an object with the type server_vad";
+            let parsed: ServerVad =
+                serde_json::from_str(text).map_err(|_| multipart::invalid(STRATEGY, expected, text))?;
+            parsed.settings().map(Some)
+        }
+    }
 }
 
 /// Kind of parts with times.
@@ -90,13 +148,14 @@ impl FromForm for ParsedTranscription {
             prompt: form.text("prompt")?,
             temperature: form.value("temperature", "a number from 0 to 1")?,
             words: parts.words,
+            vad: activity(&mut form)?,
             ..TranscriptionRequest::new(model_of(&model))
         };
         let is_stream = form.value("stream", "true or false")?.unwrap_or(false);
         if form.list("include")?.iter().any(|part| !part.is_empty()) {
             return Err(ApiError::unsupported("include"));
         }
-        form.ignore_rest(HINTS, ignored)?;
+        form.ignore_rest(&[], ignored)?;
 
         if is_stream && !matches!(format, TranscriptFormat::Json | TranscriptFormat::Text) {
             let message = format!(
@@ -152,6 +211,10 @@ async fn create(app: App, body: FormBody<ParsedTranscription>, task: Task) -> Re
     let ParsedTranscription { file, mut request, format, parts, is_stream } = request;
     request.task = task;
     let file = check(&app, file).await?;
+    if request.vad.is_some() {
+        let gateway = app.gateway.clone();
+        app.shared.jobs.run(move || gateway.fetch_speech_detector_for_request(&Cancel::new())).await?;
+    }
     let job = TranscriptionJob { file, request, meter: app.meter.clone() };
 
     let response = if is_stream {
@@ -219,7 +282,7 @@ mod tests {
             ("temperature", "0.25"),
             ("response_format", "verbose_json"),
             ("timestamp_granularities[]", "word"),
-            ("chunking_strategy", "auto"),
+            ("vad_filter", "true"),
         ]);
         let parsed = parsed.unwrap();
         let expect = TranscriptionRequest {
@@ -227,6 +290,7 @@ mod tests {
             prompt: Some("Narthex".to_owned()),
             temperature: Some(0.25),
             words: true,
+            vad: Some(ActivitySettings::default()),
             ..TranscriptionRequest::new("m")
         };
         assert_eq!(parsed.request, expect);
@@ -234,6 +298,23 @@ mod tests {
         assert_eq!(read(&[]).unwrap().parts, Granularities { segments: true, words: false });
         assert_eq!(model_of("default"), TranscriptionRequest::DEFAULT_MODEL);
         assert_eq!(model_of("whisper:tiny"), "whisper:tiny");
+    }
+
+    #[test]
+    fn speech_is_found_first_if_a_request_asks_for_it() {
+        let check = |fields: &[(&str, &str)], expect: Option<[f32; 3]>| {
+            let found = read(fields).unwrap().request.vad;
+            let found = found.map(|vad| [vad.threshold, vad.pause_ms as f32, vad.padding_ms as f32]);
+            assert_eq!(found, expect, "{fields:?}");
+        };
+        check(&[], None);
+        check(&[("vad_filter", "false")], None);
+        check(&[("chunking_strategy", "auto")], Some([0.5, 2000.0, 400.0]));
+        let json = r#"{"type": "server_vad", "threshold": 0.25, "silence_duration_ms": 500}"#;
+        check(&[("chunking_strategy", json)], Some([0.25, 500.0, 300.0]));
+        let bracketed =
+            [("chunking_strategy[type]", "server_vad"), ("chunking_strategy[prefix_padding_ms]", "100")];
+        check(&bracketed, Some([0.5, 200.0, 100.0]));
     }
 
     #[test]
@@ -253,5 +334,8 @@ mod tests {
         check(&[("stream", "true"), ("response_format", "srt")], "expected response_format json or text");
         check(&[("include[]", "logprobs")], "include is not supported");
         check(&[("diarize", "true")], "diarize is not supported");
+        check(&[("chunking_strategy", "none")], "expected auto, or an object");
+        check(&[("chunking_strategy", r#"{"type": "client_vad"}"#)], "expected the type server_vad");
+        check(&[("vad_filter", "x")], "expected true or false");
     }
 }
