@@ -17,6 +17,9 @@ use crate::{
 /// Prefix of a vision tower's weights. Its norms store the gain itself, and not the gain minus one.
 const TOWER: &str = "vision.";
 
+/// Prefixes of weights of linear layers that files store as convolutions with a kernel of 1 × 1.
+const CONVOLUTIONS: [&str; 2] = ["vision.blocks.", "vision.fusion."];
+
 /// Layout of weights in a file; the canonical layout by default.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Layout {
@@ -123,6 +126,9 @@ impl Layout {
             };
         }
 
+        if is_pointwise(&weight.name, &weight.shape) {
+            weight.shape.truncate(2);
+        }
         let is_gain = weight.name.ends_with("norm.weight") && !weight.name.starts_with(TOWER);
         if self.gains == NormGains::MinusOne && is_gain {
             let gains: Vec<f32> = weight.to_f32().iter().map(|gain| gain + 1.0).collect();
@@ -149,7 +155,7 @@ impl Layout {
     }
 
     /// Returns the shape in the file of a weight, or of each of its tensors, with the canonical shape `shape`. A stack
-    /// may have more matrices than are read; `found` has their number.
+    /// may have more matrices than are read, and a linear layer may be a convolution; `found` is the shape of the file.
     pub(super) fn stored_shape(
         &self,
         canonical: &str,
@@ -171,8 +177,12 @@ impl Layout {
             }
             _ => {}
         }
+
         if self.is_transposed(canonical) {
             stored.reverse();
+        }
+        if is_pointwise(canonical, found) && stored.len() == 2 {
+            stored.extend([1, 1]);
         }
         stored
     }
@@ -213,6 +223,11 @@ impl Layout {
             order.iter().map(|&from| values.get(from as usize).copied().unwrap_or(0.0)).collect();
         whole(weight, &moved)
     }
+}
+
+/// Returns whether a weight of this stored shape is that of a linear layer, stored as a convolution.
+fn is_pointwise(name: &str, stored: &[usize]) -> bool {
+    matches!(stored, [_, _, 1, 1]) && CONVOLUTIONS.iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// Returns whether `name` is a weight or bias of q or k, or a gain of their norm.
@@ -418,6 +433,17 @@ mod tests {
         check(&layout, "layers.0.attn_norm.weight", &[3], None, &[1.0, 2.0, 3.0]);
         check(&layout, "layers.0.mlp.down_proj.bias", &[3], None, &[0.0, 1.0, 2.0]);
         check(&layout, "embed.weight", &[2, 2], None, &[0.0, 1.0, 2.0, 3.0]);
+    }
+
+    #[test]
+    fn linear_layers_may_be_stored_as_convolutions() {
+        let layout = Layout::default();
+        let name = "vision.blocks.0.0.linear.weight";
+        let weight = layout.canonical(counting(name, &[2, 3, 1, 1]), None).unwrap();
+        assert_eq!((weight.shape.as_slice(), weight.cols()), (&[2, 3][..], 3));
+        assert_eq!(layout.stored_shape(name, None, &[2, 3], &[2, 4, 1, 1]), [2, 3, 1, 1]);
+        let kernel = layout.canonical(counting("vision.patch.weight", &[2, 3, 1, 1]), None).unwrap();
+        assert_eq!(kernel.shape, [2, 3, 1, 1]);
     }
 
     #[test]

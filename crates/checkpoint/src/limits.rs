@@ -9,7 +9,7 @@ use narthex_files::MappedFile;
 use narthex_spec::{
     arch::{
         Architecture, Attention, Connector, DecoderArch, EncoderArch, EncoderHead, KvSource, NormKind,
-        QkNorm, Residual, RopeScaling, Rotation, SpeechArch, VisionArch,
+        PatchTower, QkNorm, Residual, RopeScaling, Rotation, SpeechArch, VisionArch,
     },
     manifest::max_json_values,
 };
@@ -129,7 +129,20 @@ fn check_decoder(path: &Path, decoder: &DecoderArch) -> Result<()> {
 }
 
 fn check_vision(path: &Path, vision: &VisionArch) -> Result<()> {
-    let &VisionArch { side, patch, hidden, heads, inner, norm_epsilon, .. } = vision;
+    match vision {
+        VisionArch::Patches(tower) => check_patches(path, tower),
+        VisionArch::MobileNet(tower) => {
+            check_epsilon(path, tower.norm_epsilon)?;
+            match tower.contradiction() {
+                Some([expected, found]) => Err(malformed(path, expected, found)),
+                None => Ok(()),
+            }
+        }
+    }
+}
+
+fn check_patches(path: &Path, vision: &PatchTower) -> Result<()> {
+    let &PatchTower { side, patch, hidden, heads, inner, norm_epsilon, .. } = vision;
     bounded(path, "a side of pictures", side, &WIDTH)?;
     bounded(path, "a hidden size of the vision tower", hidden, &WIDTH)?;
     bounded(path, "a number of layers of the vision tower", vision.layers, &LAYERS)?;
@@ -406,7 +419,7 @@ mod tests {
 
     #[test]
     fn vision_towers_whose_numbers_disagree_are_refused() {
-        let vision = VisionArch {
+        let vision = PatchTower {
             side: 28,
             patch: 7,
             hidden: 32,
@@ -417,18 +430,19 @@ mod tests {
             norm_epsilon: 1e-6,
             connector: Connector::Pooled { pool: 2, norm_epsilon: 1e-6 },
         };
-        let with =
-            |vision: VisionArch, expect: &str| check(|arch| arch.vision = Some(Box::new(vision)), expect);
+        let with = |tower: PatchTower, expect: &str| {
+            check(|arch| arch.vision = Some(Box::new(VisionArch::Patches(tower))), expect);
+        };
         with(vision.clone(), "fits");
-        with(VisionArch { heads: 3, ..vision.clone() }, "heads that divide the hidden size 32");
-        with(VisionArch { heads: 0, ..vision.clone() }, "a number of heads of the vision tower");
-        with(VisionArch { patch: 5, ..vision.clone() }, "patches that divide the side 28");
-        with(VisionArch { patch: 0, ..vision.clone() }, "patches that divide the side 28");
+        with(PatchTower { heads: 3, ..vision.clone() }, "heads that divide the hidden size 32");
+        with(PatchTower { heads: 0, ..vision.clone() }, "a number of heads of the vision tower");
+        with(PatchTower { patch: 5, ..vision.clone() }, "patches that divide the side 28");
+        with(PatchTower { patch: 0, ..vision.clone() }, "patches that divide the side 28");
         let connector = |pool| Connector::Pooled { pool, norm_epsilon: 1e-6 };
-        with(VisionArch { connector: connector(3), ..vision.clone() }, "whose side divides 4 patches");
+        with(PatchTower { connector: connector(3), ..vision.clone() }, "whose side divides 4 patches");
         let shuffle = Connector::PixelShuffle { factor: 3 };
-        with(VisionArch { connector: shuffle, ..vision.clone() }, "found squares of 3 patches");
-        with(VisionArch { connector: connector(0), ..vision }, "found squares of 0 patches");
+        with(PatchTower { connector: shuffle, ..vision.clone() }, "found squares of 3 patches");
+        with(PatchTower { connector: connector(0), ..vision }, "found squares of 0 patches");
     }
 
     #[test]

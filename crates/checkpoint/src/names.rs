@@ -159,13 +159,18 @@ impl NameTable {
     }
 }
 
-/// Returns the file's name of a module. In the tables, `#` stands for the number of one of several modules of the same
-/// kind.
+/// Returns the file's name of a module. In the tables, each `#` stands for the number of one of several modules of the same
+/// kind; the numbers have the same order in both names.
 fn numbered(table: &[(&str, &str)], module: &str) -> Option<String> {
-    let number = module.split('.').find(|word| word.parse::<usize>().is_ok()).unwrap_or("#");
-    let wanted = module.replacen(number, "#", 1);
+    let words: Vec<&str> = module.split('.').map(|word| if is_number(word) { "#" } else { word }).collect();
+    let wanted = words.join(".");
     let (_, file) = table.iter().find(|(name, _)| *name == wanted)?;
-    Some(file.replacen('#', number, 1))
+    let numbers = module.split('.').filter(|word| is_number(word));
+    Some(numbers.fold((*file).to_owned(), |file, number| file.replacen('#', number, 1)))
+}
+
+fn is_number(word: &str) -> bool {
+    word.parse::<usize>().is_ok()
 }
 
 /// Splits a canonical module into its layer's number, as text, and the module inside the layer.
@@ -211,6 +216,10 @@ mod tests {
         let mobile = hf("MobileBertModel");
         check(mobile, "layers.5.ffn.2.up_proj.bias", &[up, &format!("mobilebert.{up}")]);
         check(mobile, "layers.5.ffn.up_proj.bias", &[]);
+        let gemma = hf("Gemma3nForConditionalGeneration").file_names("vision.blocks.2.9.attn.k_norm.weight");
+        let name = "model.vision_tower.timm_model.blocks.2.9.attn.key.norm.weight";
+        assert!(gemma.iter().any(|file| file.name == name), "{gemma:?}");
+        check(hf("Gemma3nForConditionalGeneration"), "vision.blocks.2.attn.k_norm.weight", &[]);
         let norm = "embeddings.LayerNorm";
         let spellings =
             ["weight", "gamma"].map(|leaf| [format!("{norm}.{leaf}"), format!("bert.{norm}.{leaf}")]);

@@ -6,7 +6,8 @@ use std::collections::HashSet;
 
 use narthex_spec::arch::{
     AltUp, Architecture, Attention, BottleneckAttention, Connector, DecoderArch, EncoderArch, EncoderHead,
-    KvSource, NormKind, PerLayer, QkNorm, Residual, SpeechArch, VisionArch,
+    KvSource, MobileBlock, MobileNetTower, NormKind, PatchTower, PerLayer, PlacedBlock, QkNorm, Residual,
+    SpeechArch, VisionArch,
 };
 
 use crate::{error::Result, limits::unsupported, tensors::Tensors};
@@ -140,15 +141,17 @@ fn decoder_weights(decoder: &DecoderArch) -> RequiredTensors {
     }
 
     streams(&mut needed, decoder);
-    if let Some(vision) = &decoder.vision {
-        vision_weights(&mut needed, vision, hidden);
+    match decoder.vision.as_deref() {
+        Some(VisionArch::Patches(tower)) => patch_tower(&mut needed, tower, hidden),
+        Some(VisionArch::MobileNet(tower)) => mobilenet(&mut needed, tower, hidden),
+        None => {}
     }
     needed
 }
 
-/// Pushes the weights of a vision tower whose rows have `width` elements.
-fn vision_weights(needed: &mut RequiredTensors, vision: &VisionArch, width: usize) {
-    let &VisionArch { patch, hidden, layers, inner, .. } = vision;
+/// Pushes the weights of a transformer over patches whose rows have `width` elements.
+fn patch_tower(needed: &mut RequiredTensors, vision: &PatchTower, width: usize) {
+    let &PatchTower { patch, hidden, layers, inner, .. } = vision;
     needed.push(("vision.patch.weight".to_owned(), vec![hidden, VisionArch::CHANNELS, patch, patch]));
     needed.push(("vision.patch.bias".to_owned(), vec![hidden]));
     needed.push(("vision.position.weight".to_owned(), vec![vision.patches().pow(2), hidden]));
@@ -167,6 +170,74 @@ fn vision_weights(needed: &mut RequiredTensors, vision: &VisionArch, width: usiz
         needed.push(("connector.norm.weight".to_owned(), vec![hidden]));
     }
     linear(needed, "connector.linear".to_owned(), [width, vision.connector_width()], Bias::Absent);
+}
+
+/// Pushes the weights of a MobileNet whose rows have `width` elements.
+fn mobilenet(needed: &mut RequiredTensors, tower: &MobileNetTower, width: usize) {
+    let &MobileNetTower { stem, fusion, hidden, end, .. } = tower;
+    let mut push = |name: String, shape: &[usize]| needed.push((format!("{name}.weight"), shape.to_vec()));
+    push(
+        "vision.stem".to_owned(),
+        &[stem, VisionArch::CHANNELS, MobileNetTower::STEM_KERNEL, MobileNetTower::STEM_KERNEL],
+    );
+    push("vision.stem_norm".to_owned(), &[stem]);
+    for placed in tower.blocks() {
+        block_weights(&placed, &mut push);
+    }
+
+    let fused = tower.fused_channels().iter().sum();
+    for (part, [out, input]) in [("expand", [fusion, fused]), ("project", [hidden, fusion])] {
+        push(format!("vision.fusion.{part}"), &[out, input]);
+        push(format!("vision.fusion.{part}_norm"), &[out]);
+    }
+    for norm in ["vision.norm", "connector.norm", "connector.embed_norm"] {
+        push(norm.to_owned(), &[hidden]);
+    }
+    push("connector.linear".to_owned(), &[width, hidden]);
+    push("connector.embed".to_owned(), &[end.tokens, hidden]);
+    needed.push(("vision.stem.bias".to_owned(), vec![stem]));
+}
+
+/// Passes the weights of a block to `push`.
+fn block_weights(placed: &PlacedBlock<'_>, push: &mut dyn FnMut(String, &[usize])) {
+    let input = placed.input;
+    let name = |part: &str| format!("{}.{part}", placed.name());
+    match *placed.block {
+        MobileBlock::Edge { kernel, inner, channels } => {
+            push(name("convolution"), &[inner, input, kernel, kernel]);
+            push(name("convolution_norm"), &[inner]);
+            push(name("linear"), &[channels, inner]);
+            push(name("linear_norm"), &[channels]);
+        }
+
+        MobileBlock::Inverted { start, middle, inner, channels } => {
+            for (part, kernel, width) in [("start", start, input), ("middle", middle, inner)] {
+                if let Some(kernel) = kernel {
+                    push(name(part), &[width, 1, kernel, kernel]);
+                    push(name(&format!("{part}_norm")), &[width]);
+                }
+            }
+            for (part, [out, input]) in [("expand", [inner, input]), ("project", [channels, inner])] {
+                push(name(part), &[out, input]);
+                push(name(&format!("{part}_norm")), &[out]);
+            }
+            push(name("scale"), &[channels]);
+        }
+
+        MobileBlock::Attention { heads, size, reduction } => {
+            push(name("attn_norm"), &[input]);
+            push(name("attn.q_proj"), &[heads * size, input]);
+            push(name("attn.o_proj"), &[input, heads * size]);
+            for part in ["k", "v"] {
+                push(name(&format!("attn.{part}_proj")), &[size, input]);
+                if let Some(kernel) = reduction {
+                    push(name(&format!("attn.{part}_reduce")), &[input, 1, kernel, kernel]);
+                    push(name(&format!("attn.{part}_norm")), &[input]);
+                }
+            }
+            push(name("scale"), &[input]);
+        }
+    }
 }
 
 /// Pushes the weights of several residual streams and of per-layer embeddings.

@@ -100,12 +100,12 @@ fn a_decoder_runs_whole_under_htp_emulation_and_agrees_with_the_cpu() {
     }
 }
 
-/// A tiny Gemma 3 with a vision tower (`crates/checkpoint/tests/goldens/vision.py`).
-fn tower_package(scheme: Scheme) -> Package {
+/// A tiny model with a vision tower: `vision` (Gemma 3) or `gemma3n` of `crates/checkpoint/tests/goldens`.
+fn tower_package(model: &str, scheme: Scheme) -> Package {
     let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/goldens");
     let folder = tempfile::tempdir().unwrap();
     for file in ["config.json", "preprocessor_config.json", "model.safetensors"] {
-        fs::copy(goldens.join("vision").join(file), folder.path().join(file)).unwrap();
+        fs::copy(goldens.join(model).join(file), folder.path().join(file)).unwrap();
     }
     fs::copy(goldens.join("families/tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
     let recipe = Recipe { accuracy_level: 0, fixed: Some(shapes()), ..Recipe::new(scheme) };
@@ -113,25 +113,31 @@ fn tower_package(scheme: Scheme) -> Package {
 }
 
 #[test]
-fn a_vision_tower_runs_whole_under_htp_emulation_and_agrees_with_the_cpu() {
+fn vision_towers_run_whole_under_htp_emulation_and_agree_with_the_cpu() {
     let emulated = emulation(&[QnnChip::XElite]);
-    let pixels: Vec<f32> = (0..3 * 32 * 32).map(|i| ((i * 37) % 101) as f32 / 50.0 - 1.0).collect();
-    for scheme in [Scheme::W8, Scheme::F16] {
-        let package = tower_package(scheme);
-        let open = |device: &Device| {
-            let place =
-                GraphLoad { device, threads: 1, form: Form::Graph, fallback: FallbackPolicy::Refused };
-            StaticVisionTower::open(runtime(), package.folder.path(), &package.manifest, place).unwrap()
-        };
-        let expected = open(&Device::Cpu).encode(&pixels).unwrap();
-        let mut tower = open(&emulated);
-        let GraphPlacement { graph, placement } = tower.placement();
-        let places: Vec<Ep> = placement.ops_per_ep().into_keys().collect();
-        assert_eq!((places, placement.subgraphs[&Ep::Qnn]), (vec![Ep::Qnn], 1), "{scheme} {graph}");
-        let found = tower.encode(&pixels).unwrap();
-        let rows = |values: &[f32]| values.chunks_exact(32).map(<[f32]>::to_vec).collect::<Vec<_>>();
-        agree(&rows(&found), &rows(&expected), EMULATED);
+    let towers = [("vision", 32), ("gemma3n", 64)];
+    for (model, side) in towers {
+        for scheme in [Scheme::W8, Scheme::F16] {
+            check_tower(&emulated, model, scheme, side);
+        }
     }
+}
+
+fn check_tower(emulated: &Device, model: &str, scheme: Scheme, side: usize) {
+    let pixels: Vec<f32> = (0..3 * side * side).map(|i| ((i * 37) % 101) as f32 / 50.0 - 1.0).collect();
+    let package = tower_package(model, scheme);
+    let open = |device: &Device| {
+        let place = GraphLoad { device, threads: 1, form: Form::Graph, fallback: FallbackPolicy::Refused };
+        StaticVisionTower::open(runtime(), package.folder.path(), &package.manifest, place).unwrap()
+    };
+    let expected = open(&Device::Cpu).encode(&pixels).unwrap();
+    let mut tower = open(emulated);
+    let GraphPlacement { graph, placement } = tower.placement();
+    let places: Vec<Ep> = placement.ops_per_ep().into_keys().collect();
+    assert_eq!((places, placement.subgraphs[&Ep::Qnn]), (vec![Ep::Qnn], 1), "{model} {scheme} {graph}");
+    let found = tower.encode(&pixels).unwrap();
+    let rows = |values: &[f32]| values.chunks_exact(32).map(<[f32]>::to_vec).collect::<Vec<_>>();
+    agree(&rows(&found), &rows(&expected), EMULATED);
 }
 
 /// A tiny Whisper (`crates/checkpoint/tests/goldens/speech.py`).

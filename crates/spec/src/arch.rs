@@ -6,6 +6,7 @@
 mod altup;
 mod encoder;
 mod head;
+mod mobilenet;
 mod rope;
 mod speech;
 mod structure;
@@ -18,10 +19,11 @@ pub use encoder::{
     Bottleneck, BottleneckAttention, EncoderArch, EncoderHead, EncoderNorm, FactoredEmbedding, Pooling,
     UnknownPooling,
 };
+pub use mobilenet::{EndToken, MobileBlock, MobileNetTower, PlacedBlock};
 pub use rope::{Rope, RopeScaling};
 pub use speech::{SpeechArch, SpeechLayers};
 pub use structure::{ImportedDecoder, ImportedEncoder, ImportedVoice, Steps, Structure, VoiceOutput};
-pub use vision::{Connector, VisionArch};
+pub use vision::{Connector, PatchTower, VisionArch};
 
 /// A model's structure.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

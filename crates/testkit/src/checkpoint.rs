@@ -15,7 +15,10 @@ use narthex_engine::sample::SplitMix64;
 use serde_json::{Value, json};
 
 pub use gguf::{Gguf, GgufTensor, GgufType, Meta};
-pub use vision::{PICTURE_POSITIONS, tiny_gemma_with_vision, tiny_idefics3};
+pub use vision::{
+    GEMMA3N_PICTURE_POSITIONS, PICTURE_POSITIONS, tiny_gemma_with_vision, tiny_gemma3n_with_vision,
+    tiny_idefics3,
+};
 pub use whisper::tiny_whisper_safetensors;
 use words::CHAT_TEMPLATE;
 pub use words::word_piece_meta;

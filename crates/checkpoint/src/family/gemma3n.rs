@@ -1,9 +1,10 @@
-//! The text part of Gemma 3n: Gemma 3's layers around several residual streams (AltUp) with a learned residual
-//! (LAuReL), per-layer embeddings, sparse activations, and last layers that share keys and values. Weights for images
-//! and sound are not read.
+//! Gemma 3n: Gemma 3's layers around several residual streams (AltUp) with a learned residual (LAuReL), per-layer
+//! embeddings, sparse activations, last layers that share keys and values, and a vision tower. Weights for sound are not
+//! read.
 
 use narthex_spec::arch::{
     Activation, AltUp, DecoderArch, Family, KvSource, PerLayer, QkNorm, Rope, RopeScaling, Rotation,
+    VisionArch,
 };
 use serde::Deserialize;
 use serde_json::json;
@@ -15,19 +16,28 @@ use crate::{
     hf::{
         config::Config,
         decoder::{Defaults, LayerType},
+        mobilenet,
     },
     limits::malformed,
     names::NameTable,
     tensors::Tensors,
 };
 
-/// `Gemma3nForCausalLM`, and the text part of `Gemma3nForConditionalGeneration` (`Gemma3nTextConfig` of
-/// `transformers`).
+/// `Gemma3nForCausalLM` (`Gemma3nTextConfig` of `transformers`), and `Gemma3nForConditionalGeneration` with its vision
+/// tower.
 pub(super) const HF: HfFamily = HfFamily {
     classes: &["Gemma3nForConditionalGeneration", "Gemma3nForCausalLM"],
     model_type: "gemma3n_text",
     names: &NameTable {
-        base: Some(&gemma::HF_NAMES),
+        base: Some(&HF_TOWER),
+        prefixes: &[
+            "model.",
+            "language_model.model.",
+            "model.language_model.",
+            "",
+            "model.vision_tower.timm_model.",
+            "vision_tower.timm_model.",
+        ],
         outer: &[
             ("altup.proj.#", "altup_projections.#"),
             ("altup.unembed.#", "altup_unembed_projections.#"),
@@ -48,10 +58,51 @@ pub(super) const HF: HfFamily = HfFamily {
             ("per_layer.proj", "per_layer_projection"),
             ("per_layer.norm", "post_per_layer_input_norm"),
         ],
-        without_suffix: &["altup.correct_output_scale"],
+        without_suffix: &["altup.correct_output_scale", "layer_scale.gamma"],
         ..gemma::HF_NAMES
     },
     read: HfReader::Decoder(hf),
+};
+
+/// Names of the tower's weights, as timm writes them, and of the embedder.
+const HF_TOWER: NameTable = NameTable {
+    base: Some(&gemma::HF_NAMES),
+    outer: &[
+        ("vision.stem", "conv_stem.conv"),
+        ("vision.stem_norm", "conv_stem.bn"),
+        ("vision.blocks.#.#.convolution", "blocks.#.#.conv_exp"),
+        ("vision.blocks.#.#.convolution_norm", "blocks.#.#.bn1"),
+        ("vision.blocks.#.#.linear", "blocks.#.#.conv_pwl"),
+        ("vision.blocks.#.#.linear_norm", "blocks.#.#.bn2"),
+        ("vision.blocks.#.#.start", "blocks.#.#.dw_start.conv"),
+        ("vision.blocks.#.#.start_norm", "blocks.#.#.dw_start.bn"),
+        ("vision.blocks.#.#.expand", "blocks.#.#.pw_exp.conv"),
+        ("vision.blocks.#.#.expand_norm", "blocks.#.#.pw_exp.bn"),
+        ("vision.blocks.#.#.middle", "blocks.#.#.dw_mid.conv"),
+        ("vision.blocks.#.#.middle_norm", "blocks.#.#.dw_mid.bn"),
+        ("vision.blocks.#.#.project", "blocks.#.#.pw_proj.conv"),
+        ("vision.blocks.#.#.project_norm", "blocks.#.#.pw_proj.bn"),
+        ("vision.blocks.#.#.attn_norm", "blocks.#.#.norm"),
+        ("vision.blocks.#.#.attn.q_proj", "blocks.#.#.attn.query.proj"),
+        ("vision.blocks.#.#.attn.k_reduce", "blocks.#.#.attn.key.down_conv"),
+        ("vision.blocks.#.#.attn.k_norm", "blocks.#.#.attn.key.norm"),
+        ("vision.blocks.#.#.attn.k_proj", "blocks.#.#.attn.key.proj"),
+        ("vision.blocks.#.#.attn.v_reduce", "blocks.#.#.attn.value.down_conv"),
+        ("vision.blocks.#.#.attn.v_norm", "blocks.#.#.attn.value.norm"),
+        ("vision.blocks.#.#.attn.v_proj", "blocks.#.#.attn.value.proj"),
+        ("vision.blocks.#.#.attn.o_proj", "blocks.#.#.attn.output.proj"),
+        ("vision.blocks.#.#.scale", "blocks.#.#.layer_scale.gamma"),
+        ("vision.fusion.expand", "msfa.ffn.pw_exp.conv"),
+        ("vision.fusion.expand_norm", "msfa.ffn.pw_exp.bn"),
+        ("vision.fusion.project", "msfa.ffn.pw_proj.conv"),
+        ("vision.fusion.project_norm", "msfa.ffn.pw_proj.bn"),
+        ("vision.norm", "msfa.norm"),
+        ("connector.norm", "embed_vision.soft_embedding_norm"),
+        ("connector.linear", "embed_vision.embedding_projection"),
+        ("connector.embed", "embed_vision.embedding"),
+        ("connector.embed_norm", "embed_vision.hard_embedding_norm"),
+    ],
+    ..NameTable::NONE
 };
 
 /// `gemma3n` (llama.cpp's `llama_model_gemma3n`).
@@ -126,6 +177,7 @@ fn hf(config: &Config) -> Result<Decoder> {
         "vocab_size": 262_400, "hidden_size": 2048, "intermediate_size": 16_384, "num_hidden_layers": 35,
         "num_attention_heads": 8, "sliding_window": 512,
     });
+    let vision = mobilenet::gemma3n(config)?;
     let config = &config.part("text_config", published)?;
     let keys: Gemma3nKeys = config.keys()?;
     let defaults = Defaults { context: 32_768, theta: 1e6, kv_heads: Some(2), ..gemma::GEMMA };
@@ -154,6 +206,7 @@ fn hf(config: &Config) -> Result<Decoder> {
         layer.mlp.cutoff = (share > 0.0).then(|| quantile(share) as f32);
     }
     share(config.path(), &mut arch, keys.num_kv_shared_layers)?;
+    arch.vision = vision.map(|tower| Box::new(VisionArch::MobileNet(tower)));
     Ok(as_gemma3n(arch).into())
 }
 

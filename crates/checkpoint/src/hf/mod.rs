@@ -9,6 +9,7 @@ pub(crate) mod decoder;
 pub(crate) mod encoder;
 pub mod folder;
 mod generation;
+pub(crate) mod mobilenet;
 pub mod pooling;
 pub mod prompts;
 mod sentencepiece;

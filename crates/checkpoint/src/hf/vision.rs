@@ -1,4 +1,5 @@
 //! Vision towers: SigLIP's settings, the values that a tower reads from pictures, and the tokens that stand for them.
+//! `mobilenet` reads the settings of MobileNetV5.
 //!
 //! The settings are in `config.json`. The values are those of the image processor in `preprocessor_config.json`, or its
 //! defaults if the folder has no such file.
@@ -7,7 +8,7 @@ use std::{ops::RangeInclusive, path::Path};
 
 use narthex_spec::{
     TokenId,
-    arch::{Connector, VisionArch},
+    arch::{Connector, MobileNetTower, PatchTower, VisionArch},
     manifest::{PictureFit, PicturePlaceholder, PicturePreprocessing, ResizeFilter},
 };
 use serde::Deserialize;
@@ -20,6 +21,9 @@ use crate::{
 
 /// Settings of the image processor of `transformers`.
 const PROCESSOR: &str = "preprocessor_config.json";
+
+/// Expected content of [`PROCESSOR`], for errors.
+const EXPECTED: &str = "the settings of an image processor";
 
 /// Tiles of the longest edge of a picture in Idefics3, if the processor states no size.
 const USUAL_TILES: usize = 4;
@@ -95,7 +99,7 @@ pub(crate) fn gemma3(config: &Config) -> Result<Option<VisionArch>> {
     let arch = siglip(config, &vision, &defaults)?;
     let pool = arch.patches() / rows;
     let connector = Connector::Pooled { pool, norm_epsilon: arch.norm_epsilon };
-    Ok(Some(VisionArch { connector, ..arch }))
+    Ok(Some(VisionArch::Patches(PatchTower { connector, ..arch })))
 }
 
 /// Reads the vision tower of Idefics3, or `None` if the settings state none.
@@ -110,11 +114,12 @@ pub(crate) fn idefics3(config: &Config) -> Result<Option<VisionArch>> {
     }
     let factor = config.keys::<PictureKeys>()?.scale_factor.unwrap_or(2);
     let factor = bounded(config.path(), "scale_factor", factor, &WIDTH)?;
-    Ok(Some(VisionArch { connector: Connector::PixelShuffle { factor }, ..arch }))
+    let connector = Connector::PixelShuffle { factor };
+    Ok(Some(VisionArch::Patches(PatchTower { connector, ..arch })))
 }
 
 /// Reads the settings that all towers share. The connector is not known yet.
-fn siglip(config: &Config, vision: &Config, defaults: &TowerDefaults) -> Result<VisionArch> {
+fn siglip(config: &Config, vision: &Config, defaults: &TowerDefaults) -> Result<PatchTower> {
     let keys: SiglipKeys = vision.keys()?;
     if let Some(other) = keys.model_type.filter(|kind| kind != defaults.model_type) {
         return Err(unsupported("vision_config.model_type", defaults.model_type, other));
@@ -124,7 +129,7 @@ fn siglip(config: &Config, vision: &Config, defaults: &TowerDefaults) -> Result<
     }
 
     let path = config.path();
-    Ok(VisionArch {
+    Ok(PatchTower {
         side: bounded(path, "image_size", keys.image_size.unwrap_or(224), &WIDTH)?,
         patch: bounded(path, "patch_size", keys.patch_size.unwrap_or(defaults.patch), &WIDTH)?,
         hidden: keys.hidden_size.unwrap_or(defaults.hidden),
@@ -137,40 +142,64 @@ fn siglip(config: &Config, vision: &Config, defaults: &TowerDefaults) -> Result<
     })
 }
 
+/// Changes the side of a tower that takes pictures of any size to that of the image processor, if the folder states one.
+pub(crate) fn set_side(folder: &mut Folder, tower: &mut MobileNetTower) -> Result<()> {
+    let keys: Option<ProcessorKeys> = folder.json(PROCESSOR, EXPECTED)?;
+    if let Some(height) = keys.and_then(|keys| keys.size?.height) {
+        tower.side = height;
+    }
+    Ok(())
+}
+
 /// Reads the values of pictures for a tower, and the tokens that stand for a picture.
 pub(crate) fn read(
     folder: &mut Folder,
     config: &Config,
     arch: &VisionArch,
 ) -> Result<(PicturePreprocessing, PicturePlaceholder)> {
-    let expected = "the settings of an image processor";
-    let keys: ProcessorKeys = folder.json(PROCESSOR, expected)?.unwrap_or_default();
+    let stated: Option<ProcessorKeys> = folder.json(PROCESSOR, EXPECTED)?;
     let path = folder.file(PROCESSOR);
-    let steps =
-        [("do_resize", keys.do_resize), ("do_rescale", keys.do_rescale), ("do_normalize", keys.do_normalize)];
-    for (key, value) in steps {
+    let keys = stated.unwrap_or_else(|| match arch {
+        VisionArch::Patches(_) => ProcessorKeys::default(),
+        // As in the published files of Gemma 3n.
+        VisionArch::MobileNet(_) => {
+            ProcessorKeys { do_normalize: Some(false), resample: Some(2), ..ProcessorKeys::default() }
+        }
+    });
+    for (key, value) in [("do_resize", keys.do_resize), ("do_rescale", keys.do_rescale)] {
         if value == Some(false) {
             return Err(unsupported(key, "true", false).in_file(&path));
         }
     }
 
     let tokens: PictureKeys = config.keys()?;
-    let (fit, filter, placeholder) = match arch.connector {
-        Connector::Pooled { .. } => {
+    let (fit, filter, placeholder) = match arch {
+        VisionArch::Patches(PatchTower { connector: Connector::Pooled { .. }, .. }) => {
             let placeholder = PicturePlaceholder::Framed {
                 start: tokens.boi_token_index.unwrap_or(255_999),
                 row: tokens.image_token_index.unwrap_or(262_144),
                 end: tokens.eoi_token_index.unwrap_or(256_000),
             };
-            (stretch(&path, &keys, arch)?, ResizeFilter::Bilinear, placeholder)
+            (stretch(&path, &keys, arch.side())?, ResizeFilter::Bilinear, placeholder)
         }
-        Connector::PixelShuffle { .. } => {
+        VisionArch::Patches(PatchTower { connector: Connector::PixelShuffle { .. }, .. }) => {
             let row = tokens.image_token_index.unwrap_or(128_257);
-            (divide(&path, &keys, arch)?, ResizeFilter::Lanczos, PicturePlaceholder::Tiled { row })
+            (divide(&path, &keys, arch.side())?, ResizeFilter::Lanczos, PicturePlaceholder::Tiled { row })
+        }
+        VisionArch::MobileNet(_) => {
+            let placeholder = PicturePlaceholder::Opened {
+                start: tokens.boi_token_index.unwrap_or(255_999),
+                row: tokens.image_token_index.unwrap_or(262_145),
+            };
+            (stretch(&path, &keys, arch.side())?, ResizeFilter::Bicubic, placeholder)
         }
     };
+    let (mean, std) = match keys.do_normalize {
+        Some(false) => ([0.0; 3], [1.0; 3]),
+        _ => (keys.image_mean.unwrap_or([0.5; 3]), keys.image_std.unwrap_or([0.5; 3])),
+    };
     let preprocessing = PicturePreprocessing {
-        side: arch.side,
+        side: arch.side(),
         fit,
         filter: match keys.resample {
             None => filter,
@@ -180,37 +209,37 @@ pub(crate) fn read(
             Some(other) => return Err(unsupported("resample", "1, 2 or 3", other).in_file(&path)),
         },
         rescale: keys.rescale_factor.unwrap_or(1.0 / 255.0),
-        mean: keys.image_mean.unwrap_or([0.5; 3]),
-        std: keys.image_std.unwrap_or([0.5; 3]),
+        mean,
+        std,
     };
     Ok((preprocessing, placeholder))
 }
 
-/// Returns the division of pictures by Gemma 3's processor.
-fn stretch(path: &Path, keys: &ProcessorKeys, arch: &VisionArch) -> Result<PictureFit> {
+/// Returns the division of pictures by the processors of Gemma 3 and Gemma 3n.
+fn stretch(path: &Path, keys: &ProcessorKeys, side: usize) -> Result<PictureFit> {
     if keys.do_pan_and_scan == Some(true) {
         return Err(unsupported("do_pan_and_scan", "false: pictures as a whole", true).in_file(path));
     }
     if let Some(SizeKeys { height, width, .. }) = keys.size
-        && [height, width] != [Some(arch.side); 2]
+        && [height, width] != [Some(side); 2]
     {
-        let expected = format!("a size of {0} × {0}, the tower's", arch.side);
+        let expected = format!("a size of {side} × {side}, the tower's");
         return Err(malformed(path, expected, format!("{height:?} × {width:?}")));
     }
     Ok(PictureFit::Stretch)
 }
 
 /// Returns the division of pictures by Idefics3's processor.
-fn divide(path: &Path, keys: &ProcessorKeys, arch: &VisionArch) -> Result<PictureFit> {
+fn divide(path: &Path, keys: &ProcessorKeys, side: usize) -> Result<PictureFit> {
     if keys.do_image_splitting == Some(false) {
         return Err(unsupported("do_image_splitting", "true: pictures in tiles", false).in_file(path));
     }
-    let tile = keys.max_image_size.as_ref().and_then(|size| size.longest_edge).unwrap_or(arch.side);
-    if tile != arch.side {
-        let expected = format!("a max_image_size of {}, the tower's", arch.side);
+    let tile = keys.max_image_size.as_ref().and_then(|size| size.longest_edge).unwrap_or(side);
+    if tile != side {
+        let expected = format!("a max_image_size of {side}, the tower's");
         return Err(malformed(path, expected, tile));
     }
     let longest_edge = keys.size.as_ref().and_then(|size| size.longest_edge);
-    let longest_edge = longest_edge.unwrap_or(arch.side.saturating_mul(USUAL_TILES));
+    let longest_edge = longest_edge.unwrap_or(side.saturating_mul(USUAL_TILES));
     Ok(PictureFit::Tiles { longest_edge: bounded(path, "size.longest_edge", longest_edge, &LONGEST_EDGE)? })
 }

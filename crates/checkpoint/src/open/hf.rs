@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use narthex_spec::{
-    arch::{Architecture, DecoderArch, EncoderHead, Pooling},
+    arch::{Architecture, DecoderArch, EncoderHead, Pooling, VisionArch},
     manifest::Prompts,
 };
 use serde_json::Value;
@@ -67,12 +67,17 @@ pub(super) fn architecture_from_config(keys: Value, pooling: Option<Pooling>) ->
 
 fn settings(folder: &mut Folder, config: &Config) -> Result<HfSettings> {
     let family = hf_family(config)?;
+
     let (architecture, layout, max_length, pooling) = match family.read {
         HfReader::Decoder(read) => {
-            let Decoder { arch, layout } = read(config).map_err(|error| error.in_file(config.path()))?;
+            let Decoder { mut arch, layout } = read(config).map_err(|error| error.in_file(config.path()))?;
+            if let Some(VisionArch::MobileNet(tower)) = arch.vision.as_deref_mut() {
+                vision::set_side(folder, tower)?;
+            }
             let context = arch.context;
             (Architecture::Decoder(arch), layout, context, PoolingSource::Unknown)
         }
+
         HfReader::Encoder(read) => {
             let sentence = pooling::read(folder)?;
             let encoder = read(config, &sentence).map_err(|error| error.in_file(config.path()))?;
@@ -86,6 +91,7 @@ fn settings(folder: &mut Folder, config: &Config) -> Result<HfSettings> {
             (Architecture::Speech(arch), Layout::default(), context, PoolingSource::Unknown)
         }
     };
+
     check_architecture(config.path(), &architecture)?;
     Ok(HfSettings { family, architecture, layout, max_length, pooling })
 }
@@ -125,10 +131,8 @@ fn weights(
         names: family.names,
         layout,
     };
-    if let Architecture::Decoder(arch) = architecture
-        && tensors.find("vision.patch.weight").is_none()
-    {
-        arch.vision = None;
+    if let Architecture::Decoder(arch) = architecture {
+        arch.vision = arch.vision.take().filter(|tower| tensors.find(tower.first_weight()).is_some());
     }
     required_tensors::check(&tensors, architecture)?;
     Ok((tensors, shards.files))

@@ -13,6 +13,7 @@ pub(crate) mod head;
 pub(crate) mod linear;
 pub(crate) mod mlp;
 pub(crate) mod norm;
+pub(crate) mod picture;
 pub(crate) mod rope;
 pub(crate) mod scaled_dot_product_attention;
 pub(crate) mod unmasked_attention;

@@ -5,6 +5,7 @@ mod decoder;
 pub(crate) mod dynamic;
 mod encoder;
 mod io;
+mod mobilenet;
 pub(crate) mod parts;
 mod speech;
 mod static_encoder;

@@ -1,17 +1,17 @@
-//! Vision towers: a graph for one picture of fixed size, in either variant.
+//! Vision towers: a graph for one picture of fixed size, in either variant. `mobilenet` has the layers of MobileNetV5.
 
 use narthex_graph::{
     Graph,
-    typed::{KeyValue, PatchConv, Reduction, Scope, Tensor, TensorType},
+    typed::{KeyValue, PatchConv, Scope, Tensor, TensorType},
 };
 use narthex_spec::{
     DType, Variant,
-    arch::{Connector, DecoderArch, Mlp, NormKind, VisionArch},
+    arch::{Connector, DecoderArch, Mlp, NormKind, PatchTower, VisionArch},
     dtype::Dim,
     manifest::{GraphEntry, Part, Slot},
 };
 
-use super::io::GraphIo;
+use super::{io::GraphIo, mobilenet};
 use crate::{
     emit::Emitter,
     error::Result,
@@ -19,6 +19,7 @@ use crate::{
         linear::{Bias, StackedLinear, linear, stacked_linear},
         mlp,
         norm::{Norm, ResidualForm, ResidualStream, StreamNorms},
+        picture::{pooled, unscaled},
         unmasked_attention::{COLUMNS, HeadRows, ROWS},
     },
 };
@@ -37,32 +38,50 @@ pub(super) fn graphs(
     for (variant, dtype, name) in variants {
         e.compute = dtype;
         e.begin_graph(name);
-        let entry = VisionGraph { arch, vision, variant }.lower(e, &format!("{name}.onnx"))?;
+        let entry = lower(e, arch, vision, variant, &format!("{name}.onnx"))?;
         graphs.push((e.finish_graph()?, entry));
     }
     Ok(graphs)
 }
 
-/// Graph of a tower.
-struct VisionGraph<'a> {
+/// Lowers a tower to the graph under construction.
+fn lower(
+    e: &mut Emitter<'_>,
+    arch: &DecoderArch,
+    vision: &VisionArch,
+    variant: Variant,
+    file: &str,
+) -> Result<GraphEntry> {
+    let dtype = e.compute;
+    let mut io = GraphIo::default();
+    let pixels = TensorType::new(dtype, &vision.pixels().map(Dim::from));
+    let pixels = io.input(e, Slot::Pixels, "pixels", pixels);
+    let rows = match vision {
+        VisionArch::Patches(tower) => PatchGraph { arch, tower, variant }.rows(e, pixels)?,
+        VisionArch::MobileNet(tower) => mobilenet::rows(e, arch, tower, pixels)?,
+    };
+    let kind = TensorType::new(dtype, &[1, vision.rows(), arch.hidden].map(Dim::from));
+    io.output(e, Slot::PictureRows, "rows", rows, &kind)?;
+    Ok(io.entry(file, variant, Part::Vision, Vec::new()))
+}
+
+/// Graph of a transformer over patches.
+struct PatchGraph<'a> {
     arch: &'a DecoderArch,
-    vision: &'a VisionArch,
+    tower: &'a PatchTower,
     variant: Variant,
 }
 
-impl VisionGraph<'_> {
+impl PatchGraph<'_> {
+    /// Adds the tower, `[1, rows, decoder's hidden]`.
+    ///
     /// ```text
     /// pixels ── patch ── Reshape ── Transpose ── Add(positions)
     ///        ── (norm ── attention ── + ── norm ── mlp ── +) × layers ── norm ── connector ── rows
     /// ```
-    fn lower(&self, e: &mut Emitter<'_>, file: &str) -> Result<GraphEntry> {
-        let &Self { arch, vision, .. } = self;
-        let dtype = e.compute;
-        let mut io = GraphIo::default();
-        let pixels = TensorType::new(dtype, &vision.pixels().map(Dim::from));
-        let pixels = io.input(e, Slot::Pixels, "pixels", pixels);
+    fn rows(&self, e: &mut Emitter<'_>, pixels: Tensor) -> Result<Tensor> {
+        let vision = self.tower;
         let x = self.patches(e, pixels)?;
-
         let norm = Norm { kind: NormKind::Layer, width: vision.hidden, epsilon: vision.norm_epsilon };
         let form = match self.variant {
             Variant::Dynamic => ResidualForm::Fused,
@@ -90,20 +109,17 @@ impl VisionGraph<'_> {
         }
 
         let normed = stream.normed(e, &tower.child("norm"))?;
-        let rows = self.connector(e, normed)?;
-        let kind = TensorType::new(dtype, &[1, vision.rows(), arch.hidden].map(Dim::from));
-        io.output(e, Slot::PictureRows, "rows", rows, &kind)?;
-        Ok(io.entry(file, self.variant, Part::Vision, Vec::new()))
+        self.connector(e, normed)
     }
 
     /// Returns the number of patches.
     fn count(&self) -> usize {
-        self.vision.patches().pow(2)
+        self.tower.patches().pow(2)
     }
 
     /// Adds the embedded patches with their positions, `[1, patches, hidden]`.
     fn patches(&self, e: &mut Emitter<'_>, x: Tensor) -> Result<Tensor> {
-        let &VisionArch { patch, hidden, .. } = self.vision;
+        let &PatchTower { patch, hidden, .. } = self.tower;
         let scope = Scope::root().child("vision").child("patch");
         let name = scope.parameter("weight");
         let shape = [hidden, VisionArch::CHANNELS, patch, patch];
@@ -123,7 +139,7 @@ impl VisionGraph<'_> {
 
     /// Adds attention of every patch to every patch: one operator in variant A, plain operators in variant B.
     fn attention(&self, e: &mut Emitter<'_>, scope: &Scope, x: Tensor) -> Result<Tensor> {
-        let &VisionArch { hidden, heads, .. } = self.vision;
+        let &PatchTower { hidden, heads, .. } = self.tower;
         let qkv = scope.child("qkv_proj");
         let parts = ["q_proj", "k_proj", "v_proj"].map(|part| scope.child(part));
         let stacked = StackedLinear { scope: &qkv, parts: &parts, cols: hidden, bias: Bias::With };
@@ -141,59 +157,34 @@ impl VisionGraph<'_> {
         linear(e, &scope.child("o_proj"), mixed, hidden, Bias::With)
     }
 
-    /// Adds the connector, `[1, rows, decoder's hidden]`. The decoder's graph multiplies its input by the embedding scale,
-    /// which does not apply to pictures.
+    /// Adds the connector, `[1, rows, decoder's hidden]`.
     ///
     /// ```text
     /// x ── squares ── linear ── Mul(1 / embedding scale)
     /// ```
     fn connector(&self, e: &mut Emitter<'_>, x: Tensor) -> Result<Tensor> {
         let scope = Scope::root().child("connector");
-        let x = match self.vision.connector {
-            Connector::Pooled { pool, norm_epsilon } => self.pooled(e, &scope, x, pool, norm_epsilon)?,
+        let x = match self.tower.connector {
+            Connector::Pooled { pool, norm_epsilon } => {
+                let width = self.tower.hidden;
+                let patches = self.tower.patches();
+                let x = pooled(e, &scope, x, [patches, patches / pool], width)?;
+                let norm = Norm { kind: NormKind::Rms, width, epsilon: norm_epsilon };
+                norm.apply(e, &scope.child("norm"), x)?
+            }
             Connector::PixelShuffle { factor } => self.shuffled(e, &scope, x, factor)?,
         };
-        let x = linear(e, &scope.child("linear"), x, self.vision.connector_width(), Bias::Without)?;
-        let factor = self.arch.embed_scale.map_or(1.0, |scale| f64::from(scale).recip());
-        e.scale(&scope.child("scale"), x, factor)
-    }
-
-    /// Adds the means of squares of patches, `[1, rows, hidden]`.
-    ///
-    /// ```text
-    /// x ── Reshape ── ReduceMean ── Reshape ── ReduceMean ── norm
-    /// ```
-    fn pooled(
-        &self,
-        e: &mut Emitter<'_>,
-        scope: &Scope,
-        x: Tensor,
-        pool: usize,
-        norm_epsilon: f32,
-    ) -> Result<Tensor> {
-        let hidden = self.vision.hidden;
-        let patches = self.vision.patches();
-        let side = patches / pool;
-        let x = self.means(e, &scope.child("columns"), x, [side, pool, patches * hidden])?;
-        let x = self.means(e, &scope.child("rows"), x, [self.vision.rows(), pool, hidden])?;
-        let x = e.graph.unsqueeze(scope, x, &[0])?;
-        let norm = Norm { kind: NormKind::Rms, width: hidden, epsilon: norm_epsilon };
-        norm.apply(e, &scope.child("norm"), x)
+        let x = linear(e, &scope.child("linear"), x, self.tower.connector_width(), Bias::Without)?;
+        unscaled(e, &scope, self.arch, x)
     }
 
     /// Adds the elements of squares of patches, `[1, rows, factor² · hidden]`: those of the upper row of a square first.
     fn shuffled(&self, e: &mut Emitter<'_>, scope: &Scope, x: Tensor, factor: usize) -> Result<Tensor> {
-        let side = self.vision.patches() / factor;
-        let squares = [side, factor, side, factor * self.vision.hidden].map(|extent| extent as i64);
+        let side = self.tower.patches() / factor;
+        let squares = [side, factor, side, factor * self.tower.hidden].map(|extent| extent as i64);
         let x = e.graph.reshape(&scope.child("squares"), x, &squares)?;
         let x = e.graph.transpose(scope, x, &[0, 2, 1, 3])?;
-        let rows = [1, self.vision.rows(), self.vision.connector_width()].map(|extent| extent as i64);
+        let rows = [1, self.tower.rows(), self.tower.connector_width()].map(|extent| extent as i64);
         Ok(e.graph.reshape(&scope.child("rows"), x, &rows)?)
-    }
-
-    /// Adds the means over the middle axis of `x`, which gets this shape.
-    fn means(&self, e: &mut Emitter<'_>, scope: &Scope, x: Tensor, shape: [usize; 3]) -> Result<Tensor> {
-        let x = e.graph.reshape(scope, x, &shape.map(|extent| extent as i64))?;
-        Ok(e.graph.reduce_away(scope, Reduction::Mean, x, 1)?)
     }
 }

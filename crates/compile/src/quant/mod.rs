@@ -5,6 +5,7 @@ pub mod block;
 mod key_balance;
 pub mod plan;
 pub mod scaling;
+mod towers;
 
 pub use activations::ActivationRanges;
 pub(crate) use key_balance::balance_keys;

@@ -13,7 +13,10 @@ use narthex_spec::{
 };
 use serde::Serialize;
 
-use super::block::Shift;
+use super::{
+    block::Shift,
+    towers::{self, TowerWeight},
+};
 use crate::rotary::RotarySet;
 
 /// Storage of a linear weight. Blocks with offsets are copied from the checkpoint.
@@ -264,7 +267,7 @@ impl Plan {
                     });
                     let tokens = table("embed.weight", arch.vocab, arch.hidden, element);
                     tokens
-                        + arch.vision.as_deref().map_or(0, patch_bytes)
+                        + arch.vision.as_deref().map_or(0, towers::convolution_bytes)
                         + table("position.weight", positions, arch.hidden, 4)
                         + per_layer
                         + angle_bytes(arch)
@@ -361,19 +364,13 @@ impl Plan {
     }
 
     /// Plans a vision tower whose rows have `width` elements. It has 8 bits in `w4`, because its errors reach every answer
-    /// about a picture, and it is small compared with the decoder. The embedding of patches is not quantised.
+    /// about a picture, and it is small compared with the decoder. Convolutions, as the embedding of patches, are not
+    /// quantised.
     fn vision(&mut self, arch: &VisionArch, width: usize, inner: Storage) {
-        let hidden = arch.hidden;
         let storage = if inner == Storage::W4 { Storage::W8Zeros } else { inner };
-        for index in 0..arch.layers {
-            let scope = format!("vision.layers.{index}");
-            for part in ["q", "k", "v", "o"] {
-                self.push(format!("{scope}.attn.{part}_proj.weight"), hidden, hidden, storage);
-            }
-            self.push(format!("{scope}.mlp.up_proj.weight"), arch.inner, hidden, storage);
-            self.push(format!("{scope}.mlp.down_proj.weight"), hidden, arch.inner, storage);
+        for TowerWeight { name, rows, cols } in towers::linear_weights(arch, width) {
+            self.push(name, rows, cols, storage);
         }
-        self.push("connector.linear.weight".to_owned(), width, arch.connector_width(), storage);
     }
 
     /// Plans both sides and the head, which shares its weight with the token table. Convolutions are not quantised.
@@ -470,12 +467,6 @@ impl Plan {
 /// Returns the storage of a weight that no scheme quantises.
 fn unquantised(inner: Storage) -> Storage {
     if inner == Storage::F16 { Storage::F16 } else { Storage::F32 }
-}
-
-/// Returns the size in bytes of the embedding of patches and their positions.
-fn patch_bytes(arch: &VisionArch) -> u64 {
-    let patch = VisionArch::CHANNELS * arch.patch * arch.patch;
-    (arch.hidden * (patch + arch.patches().pow(2)) * 4) as u64
 }
 
 /// Returns the size in bytes of a decoder's cosines and sines.

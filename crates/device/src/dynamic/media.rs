@@ -27,7 +27,7 @@ pub(super) fn media_attention(
         Structure::Decoder(arch) => arch.vision.as_deref(),
         _ => None,
     };
-    match (vision.filter(|vision| vision.connector.is_bidirectional()), graph.session.bidirectional()) {
+    match (vision.filter(|vision| vision.is_bidirectional()), graph.session.bidirectional()) {
         (None, _) => MediaAttention::Causal,
         // All rows of a medium run in one step.
         (Some(vision), Some(switch)) if prompt.is_none() && vision.rows() <= limits.chunk => {

@@ -141,7 +141,7 @@ impl StaticExecutor {
         let cache = StaticKvCache::new(&kv, past, options.slots);
         let switch = RopeSwitch::of(arch, &limits);
         let logits = Vec::new();
-        let vision = arch.vision.as_deref().filter(|vision| vision.connector.is_bidirectional());
+        let vision = arch.vision.as_deref().filter(|vision| vision.is_bidirectional());
         Ok(Self {
             limits,
             tables,

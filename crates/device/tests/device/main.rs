@@ -15,6 +15,7 @@ mod families;
 mod half_precision;
 mod imported;
 mod machines;
+mod mobilenet;
 mod operators;
 mod packed_weights;
 mod speech;

@@ -31,7 +31,7 @@ const PICTURE: TokenId = 1000;
 /// Number of values of a picture.
 const PIXELS: usize = 3 * 32 * 32;
 
-fn golden(name: &str) -> PathBuf {
+pub(super) fn golden(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/goldens").join(name)
 }
 
@@ -39,7 +39,7 @@ fn numbers(name: &str) -> Vec<f32> {
     numbers_of("vision", name)
 }
 
-fn numbers_of(model: &str, name: &str) -> Vec<f32> {
+pub(super) fn numbers_of(model: &str, name: &str) -> Vec<f32> {
     let bytes = fs::read(golden(model).join(name)).unwrap();
     bytes.chunks_exact(4).map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]])).collect()
 }
@@ -48,7 +48,7 @@ fn package(recipe: Recipe) -> Package {
     package_of("vision", recipe)
 }
 
-fn package_of(model: &str, recipe: Recipe) -> Package {
+pub(super) fn package_of(model: &str, recipe: Recipe) -> Package {
     let folder = tempfile::tempdir().unwrap();
     for file in ["config.json", "preprocessor_config.json", "model.safetensors"] {
         fs::copy(golden(model).join(file), folder.path().join(file)).unwrap();
@@ -57,7 +57,7 @@ fn package_of(model: &str, recipe: Recipe) -> Package {
     Package::make(folder.path().to_owned(), Recipe { accuracy_level: 0, ..recipe })
 }
 
-fn tower(package: &Package) -> VisionTower {
+pub(super) fn tower(package: &Package) -> VisionTower {
     let options = VisionOptions { threads: 1, packed_weights: None };
     let folder = package.folder.path();
     VisionTower::open(runtime(), folder, &package.manifest, &Device::Cpu, &options)
@@ -148,7 +148,7 @@ fn a_checkpoint_without_the_tower_s_weights_is_a_text_model() {
     assert!(error.contains("expected a decoder with a vision tower, found none"), "{error}");
 }
 
-fn shapes(prefill: usize) -> FixedShapes {
+pub(super) fn shapes(prefill: usize) -> FixedShapes {
     FixedShapes { context: 96, shorter: vec![], prefill: vec![prefill], buckets: vec![16] }
 }
 
@@ -178,7 +178,7 @@ fn positions(tokens: &[TokenId], pictures: &[MediaRows]) -> Vec<Position> {
 }
 
 /// Runs positions in spans of these lengths. Returns the logits after each of them.
-fn run(
+pub(super) fn run(
     executor: &mut dyn Executor,
     positions: &[Position],
     media: &[MediaRows],

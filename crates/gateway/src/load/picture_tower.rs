@@ -34,7 +34,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(5);
 /// Maximum bytes of the rows that are kept.
 const RECENT_BYTES: usize = 64 << 20;
 
-/// Lines around the rows of a picture, as in transformers' `Gemma3Processor`.
+/// Lines around the rows of a picture, as in transformers' `Gemma3Processor` and `Gemma3nProcessor`.
 const AROUND: &str = "\n\n";
 
 /// Texts around the rows of inputs, as in transformers' `Idefics3Processor`.
@@ -106,6 +106,10 @@ impl PictureTower {
                 let start = text(start)?;
                 let before = format!("{AROUND}{start}");
                 (start, PictureFrame::Single { before, after: format!("{}{AROUND}", text(end)?) })
+            }
+            PicturePlaceholder::Opened { start, row } => {
+                let before = format!("{AROUND}{}", text(start)?);
+                (text(row)?, PictureFrame::Single { before, after: AROUND.to_owned() })
             }
             PicturePlaceholder::Tiled { row } => (text(row)?, PictureFrame::Tiles),
         };

@@ -10,7 +10,7 @@ use narthex_gateway::{
     request::{ChatRequest, GenerateOptions},
 };
 use narthex_spec::{DeviceName, MediaKind};
-use narthex_testkit::checkpoint::PICTURE_POSITIONS;
+use narthex_testkit::checkpoint::{GEMMA3N_PICTURE_POSITIONS, PICTURE_POSITIONS};
 use narthex_text::template::{Content, Media, Message, Part, Role};
 
 use crate::support::{Answer, Tiny, ask, events, greedy, question};
@@ -105,6 +105,29 @@ fn a_picture_may_be_read_in_tiles() {
     assert!(again.summary.cached_tokens > ROWS, "{}", again.summary.cached_tokens);
     let other = ask(&gateway, &model, about([picture("rgb.png")]));
     assert_ne!(scores(&other), scores(&first));
+}
+
+#[test]
+fn a_picture_may_end_with_a_row_of_the_tower() {
+    let tiny = Tiny::new();
+    let model = tiny.gemma3n_vision_chat();
+    let gateway = tiny.gateway();
+    let plain = ask(&gateway, &model, about([]));
+    let first = ask(&gateway, &model, about([picture("rgb.png")]));
+    assert_eq!(first.summary.prompt_tokens, plain.summary.prompt_tokens + GEMMA3N_PICTURE_POSITIONS);
+    assert_ne!(scores(&first), scores(&plain));
+    let again = ask(&gateway, &model, about([picture("rgb.png")]));
+    assert_eq!(scores(&again), scores(&first));
+    assert!(again.summary.cached_tokens > GEMMA3N_PICTURE_POSITIONS, "{}", again.summary.cached_tokens);
+    let other = ask(&gateway, &model, about([picture("turned.png")]));
+    assert_ne!(scores(&other), scores(&first));
+    assert!(other.summary.cached_tokens < GEMMA3N_PICTURE_POSITIONS, "{}", other.summary.cached_tokens);
+    let both = ask(&gateway, &model, about([picture("rgb.png"), picture("turned.png")]));
+    assert_eq!(both.summary.prompt_tokens, plain.summary.prompt_tokens + 2 * GEMMA3N_PICTURE_POSITIONS);
+    let sound = Part::Media(Media::new(MediaKind::Audio, None, b"RIFF".to_vec()));
+    let error = refusal(&gateway, &model, about([sound])).to_string();
+    assert!(error.contains("does not read audio"), "{error}");
+    gateway.check_reads("gemma3n:e4b", MediaKind::Image).unwrap();
 }
 
 #[test]

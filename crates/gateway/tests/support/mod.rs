@@ -116,6 +116,13 @@ impl Tiny {
         self.compile(folder)
     }
 
+    /// Compiles the tiny Gemma 3n with a vision tower in `f32`. Returns its name.
+    pub(crate) fn gemma3n_vision_chat(&self) -> String {
+        let folder = self.folder.path().join("tiny-gemma3n");
+        checkpoint::tiny_gemma3n_with_vision(&folder).unwrap();
+        self.compile(folder)
+    }
+
     /// Compiles the tiny Idefics3 in `f32`. Returns its name.
     pub(crate) fn tiled_vision_chat(&self) -> String {
         let folder = self.folder.path().join("tiny-idefics3");

@@ -32,6 +32,22 @@ pub struct PatchConv {
     pub bias: Tensor,
 }
 
+/// A convolution over two axes. Its input is padded with zeros, at the end with at most one more than at the beginning, so that
+/// the output has ⌈extent / stride⌉ windows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Conv2d {
+    /// Input `[batch, channels, height, width]`.
+    pub x: Tensor,
+    /// Weight `[outputs, channels / groups, kernel height, kernel width]`.
+    pub weight: Tensor,
+    /// Bias `[outputs]`.
+    pub bias: Option<Tensor>,
+    /// Distance of two windows of the input.
+    pub stride: usize,
+    /// Number of groups of channels that are convolved separately.
+    pub groups: usize,
+}
+
 /// An operator that reduces one axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reduction {
@@ -227,6 +243,51 @@ impl TypedBuilder {
         let out = [batch.clone(), outputs.clone(), Dim::Fixed(height / rows), Dim::Fixed(width / columns)];
         let kind = TensorType::new(kind.dtype, &out);
         Ok(self.onnx(scope, OP, &[x, weight, bias], &[("strides", strides)], kind))
+    }
+
+    /// Adds a convolution over two axes, `[batch, outputs, ⌈height / stride⌉, ⌈width / stride⌉]`.
+    pub fn conv_2d(&mut self, scope: &Scope, conv: &Conv2d) -> Result<Tensor> {
+        const OP: &str = "Conv";
+        let &Conv2d { x, weight, bias, stride, groups } = conv;
+        let [kind, weight_kind] = self.types(scope, OP, [x, weight])?;
+        let (
+            [batch, Dim::Fixed(channels), Dim::Fixed(height), Dim::Fixed(width)],
+            [Dim::Fixed(outputs), Dim::Fixed(inner), Dim::Fixed(rows), Dim::Fixed(columns)],
+        ) = (&kind.shape[..], &weight_kind.shape[..])
+        else {
+            let expected = "[batch, channels, height, width] and [outputs, channels, height, width]";
+            return Err(mismatch(scope, OP, expected, &[&kind, &weight_kind]));
+        };
+        let count = groups as u64;
+        let is_grouped = count > 0 && inner.checked_mul(count) == Some(*channels) && outputs % count == 0;
+        if !is_grouped || kind.dtype != weight_kind.dtype || stride == 0 || *rows == 0 || *columns == 0 {
+            let expected = format!("{groups} groups of channels, one element type and a stride");
+            return Err(mismatch(scope, OP, expected, &[&kind, &weight_kind]));
+        }
+
+        let out = [batch.clone(), Dim::Fixed(*outputs)].into_iter();
+        let windows = [height, width].map(|extent| Dim::Fixed(extent.div_ceil(stride as u64)));
+        let out = TensorType::new(kind.dtype, &out.chain(windows).collect::<Vec<_>>());
+        if let Some(bias) = bias {
+            let [found] = self.types(scope, OP, [bias])?;
+            if found != TensorType::new(kind.dtype, &[Dim::Fixed(*outputs)]) {
+                return Err(mismatch(scope, OP, "a bias of the outputs", &[&weight_kind, &found]));
+            }
+        }
+
+        let zeros = [(height, rows), (width, columns)].map(|(&extent, &kernel)| {
+            let stride = stride as u64;
+            ((extent.div_ceil(stride).max(1) - 1) * stride + kernel).saturating_sub(extent) as i64
+        });
+        let before = zeros.map(|zeros| zeros / 2);
+        let after = zeros.map(|zeros| zeros - zeros / 2);
+        let attributes = [
+            ("group", Attribute::from(groups)),
+            ("pads", Attribute::Ints([before, after].concat())),
+            ("strides", Attribute::Ints(vec![stride as i64; 2])),
+        ];
+        let inputs: Vec<Tensor> = [x, weight].into_iter().chain(bias).collect();
+        Ok(self.onnx(scope, OP, &inputs, &attributes, out))
     }
 
     /// Adds a reduction of one axis, which keeps the axis with extent 1.

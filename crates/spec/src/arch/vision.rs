@@ -2,10 +2,19 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Activation;
+use super::{Activation, MobileNetTower};
 
-/// A tower that turns a picture into embedding rows: a transformer over patches (SigLIP, Zhai et al. 2023,
-/// arXiv:2303.15343) and a connector to the decoder.
+/// A tower that turns a picture into embedding rows of a decoder.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum VisionArch {
+    /// A transformer over patches.
+    Patches(PatchTower),
+    /// Convolutions.
+    MobileNet(MobileNetTower),
+}
+
+/// A transformer over patches (SigLIP, Zhai et al. 2023, arXiv:2303.15343) and a connector to the decoder.
 ///
 /// Canonical weight names, linear weights as `[out, in]`: `vision.patch.weight [hidden, 3, patch, patch]`,
 /// `vision.patch.bias`, `vision.position.weight [patches, hidden]`, `vision.layers.{i}.attn_norm`,
@@ -13,7 +22,7 @@ use super::Activation;
 /// `vision.norm`; norms and linear layers have a `weight` and a `bias`. The connector has
 /// `connector.linear.weight [decoder's hidden, its input]`, and `connector.norm.weight [hidden]` if it is pooled.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct VisionArch {
+pub struct PatchTower {
     /// Height and width of the input.
     pub side: usize,
     /// Height and width of a patch; divides the side.
@@ -34,7 +43,7 @@ pub struct VisionArch {
     pub connector: Connector,
 }
 
-/// Connector of a vision tower to the decoder.
+/// Connector of a transformer over patches to the decoder.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Connector {
@@ -75,6 +84,54 @@ impl VisionArch {
     /// Number of channels of the input.
     pub const CHANNELS: usize = 3;
 
+    /// Returns the height and width of the input.
+    pub fn side(&self) -> usize {
+        match self {
+            Self::Patches(tower) => tower.side,
+            Self::MobileNet(tower) => tower.side,
+        }
+    }
+
+    /// Returns the number of rows for an input.
+    pub fn rows(&self) -> usize {
+        match self {
+            Self::Patches(tower) => tower.rows(),
+            Self::MobileNet(tower) => tower.rows(),
+        }
+    }
+
+    /// Returns whether the rows of a picture attend to each other in both directions.
+    pub fn is_bidirectional(&self) -> bool {
+        match self {
+            Self::Patches(tower) => tower.connector.is_bidirectional(),
+            Self::MobileNet(_) => false,
+        }
+    }
+
+    /// Returns the canonical name of the first weight.
+    pub fn first_weight(&self) -> &'static str {
+        match self {
+            Self::Patches(_) => "vision.patch.weight",
+            Self::MobileNet(_) => "vision.stem.weight",
+        }
+    }
+
+    /// Returns the tower in words.
+    pub fn describe(&self) -> String {
+        let structure = match self {
+            Self::Patches(PatchTower { layers, hidden, .. }) => format!("{layers} layers, width {hidden}"),
+            Self::MobileNet(tower) => tower.describe(),
+        };
+        format!("{structure}, {0} × {0} pixels, {1} rows", self.side(), self.rows())
+    }
+
+    /// Returns the shape of the input, `[1, channels, height, width]`.
+    pub fn pixels(&self) -> [usize; 4] {
+        [1, Self::CHANNELS, self.side(), self.side()]
+    }
+}
+
+impl PatchTower {
     /// Returns the number of patches of a side.
     pub fn patches(&self) -> usize {
         self.side / self.patch.max(1)
@@ -92,16 +149,5 @@ impl VisionArch {
             Connector::Pooled { .. } => self.hidden,
             Connector::PixelShuffle { factor } => self.hidden.saturating_mul(factor).saturating_mul(factor),
         }
-    }
-
-    /// Returns the tower in words.
-    pub fn describe(&self) -> String {
-        let Self { side, hidden, layers, .. } = self;
-        format!("{layers} layers, width {hidden}, {side} × {side} pixels, {} rows", self.rows())
-    }
-
-    /// Returns the shape of the input, `[1, channels, height, width]`.
-    pub fn pixels(&self) -> [usize; 4] {
-        [1, Self::CHANNELS, self.side, self.side]
     }
 }

@@ -2,8 +2,8 @@
 
 use super::{Contradiction, GraphEntry, KvLayout, Manifest, Part, Slot, sampling, voice};
 use crate::arch::{
-    DecoderArch, EncoderArch, ImportedDecoder, ImportedEncoder, KvSource, Rope, SpeechArch, SpeechLayers,
-    Structure, VisionArch,
+    DecoderArch, EncoderArch, ImportedDecoder, ImportedEncoder, KvSource, PatchTower, Rope, SpeechArch,
+    SpeechLayers, Structure, VisionArch,
 };
 
 /// Fails if a condition does not hold.
@@ -71,7 +71,30 @@ fn check_vision(arch: &DecoderArch, manifest: &Manifest) -> Result<(), Contradic
     let Some(vision) = arch.vision.as_deref() else {
         return ensure(manifest.vision.is_none(), "a vision tower for pictures", "none");
     };
-    let VisionArch { side, patch, hidden, layers, heads, inner, connector, .. } = vision;
+    let width = match vision {
+        VisionArch::Patches(tower) => {
+            check_patches(tower)?;
+            tower.connector_width()
+        }
+        VisionArch::MobileNet(tower) => {
+            if let Some([expected, found]) = tower.contradiction() {
+                return Err(Contradiction::new(expected, found));
+            }
+            tower.hidden
+        }
+    };
+    let values = vision.side().saturating_mul(vision.side()).saturating_mul(VisionArch::CHANNELS);
+    let largest = values.max(vision.rows().saturating_mul(width.max(arch.hidden)));
+    let expected = format!("a vision tower with at most {MAX_PICTURE_VALUES} values");
+    ensure(largest <= MAX_PICTURE_VALUES, expected, largest)?;
+    match &manifest.vision {
+        Some(entry) => entry.check(vision, arch.vocab),
+        None => Err(Contradiction::new("the tokens of pictures", "none")),
+    }
+}
+
+fn check_patches(tower: &PatchTower) -> Result<(), Contradiction> {
+    let PatchTower { side, patch, hidden, layers, heads, inner, connector, .. } = tower;
     let square = &connector.square();
     for number in [side, patch, hidden, layers, heads, inner, square] {
         let expected = format!("numbers of a vision tower from 1 to {MAX_VISION_EXTENT}");
@@ -79,18 +102,8 @@ fn check_vision(arch: &DecoderArch, manifest: &Manifest) -> Result<(), Contradic
     }
     ensure(hidden.is_multiple_of(*heads), format!("heads that divide the width {hidden}"), heads)?;
     ensure(side.is_multiple_of(*patch), format!("patches that divide the side {side}"), patch)?;
-    let patches = vision.patches();
-    ensure(patches.is_multiple_of(*square), format!("squares that divide {patches} patches"), square)?;
-
-    let values = side.saturating_mul(*side).saturating_mul(VisionArch::CHANNELS);
-    let width = vision.connector_width().max(arch.hidden);
-    let largest = values.max(vision.rows().saturating_mul(width));
-    let expected = format!("a vision tower with at most {MAX_PICTURE_VALUES} values");
-    ensure(largest <= MAX_PICTURE_VALUES, expected, largest)?;
-    match &manifest.vision {
-        Some(entry) => entry.check(vision, arch.vocab),
-        None => Err(Contradiction::new("the tokens of pictures", "none")),
-    }
+    let patches = tower.patches();
+    ensure(patches.is_multiple_of(*square), format!("squares that divide {patches} patches"), square)
 }
 
 /// Largest extent of a model that transcribes speech. Whisper has a vocabulary of 52,000.

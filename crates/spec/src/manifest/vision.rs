@@ -29,6 +29,13 @@ pub enum PicturePlaceholder {
         /// Token after the rows.
         end: TokenId,
     },
+    /// A token before the rows of the only input, the last of which is that of the token after them, as in Gemma 3n.
+    Opened {
+        /// Token before the rows.
+        start: TokenId,
+        /// Token in place of a row. A chat template writes it once for a picture.
+        row: TokenId,
+    },
     /// Texts before the rows of each input, which name its place in the picture, as in Idefics3.
     Tiled {
         /// Token in place of a row. A chat template writes it once for a picture.
@@ -40,13 +47,14 @@ impl PicturePlaceholder {
     /// Returns the token in place of a row.
     pub fn row(self) -> TokenId {
         match self {
-            Self::Framed { row, .. } | Self::Tiled { row } => row,
+            Self::Framed { row, .. } | Self::Opened { row, .. } | Self::Tiled { row } => row,
         }
     }
 
     fn tokens(self) -> Vec<TokenId> {
         match self {
             Self::Framed { start, row, end } => vec![start, row, end],
+            Self::Opened { start, row } => vec![start, row],
             Self::Tiled { row } => vec![row],
         }
     }
@@ -129,9 +137,9 @@ impl VisionEntry {
         }
 
         let PicturePreprocessing { side, fit, rescale, mean, std, .. } = self.preprocessing;
-        if side != arch.side {
+        if side != arch.side() {
             return Err(Contradiction::new(
-                format!("pictures with a side of {}", arch.side),
+                format!("pictures with a side of {}", arch.side()),
                 side.to_string(),
             ));
         }
@@ -148,7 +156,8 @@ impl VisionEntry {
                 format!("{mean:?} and {std:?}"),
             ));
         }
-        if let (PictureFit::Tiles { .. }, PicturePlaceholder::Framed { .. }) = (fit, self.placeholder) {
+        let is_tiled = matches!(self.placeholder, PicturePlaceholder::Tiled { .. });
+        if matches!(fit, PictureFit::Tiles { .. }) && !is_tiled {
             return Err(Contradiction::new("a placeholder for pictures in tiles", "one for a single input"));
         }
         match self.placeholder.tokens().into_iter().find(|&token| token as usize >= vocab) {

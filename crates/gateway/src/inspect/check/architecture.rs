@@ -88,13 +88,16 @@ fn cache(per_token: u64, longest: usize) -> Finding {
 
 #[cfg(test)]
 mod tests {
+    use narthex_spec::arch::{
+        Activation, Attention, Connector, DecoderArch, DecoderLayer, Mlp, PatchTower, Rope, RopeScaling,
+        VisionArch,
+    };
     use narthex_testkit::architecture as example;
 
     use super::*;
 
     #[test]
     fn architectures_are_checked_without_weights() {
-        use narthex_spec::arch::*;
         let options = CheckOptions { target: "qnn:x-elite".parse().unwrap(), extents: BTreeMap::new() };
         let attention = Attention::plain(9, 3, 64);
         let mlp = Mlp { inner: 1536, activation: Activation::Silu, gated: true, bias: false, cutoff: None };
@@ -111,10 +114,36 @@ mod tests {
         assert!(matches!(unknown.verdict, Verdict::Refused { .. }));
     }
 
+    /// Checks that a decoder with this tower satisfies the rules of Snapdragon X.
+    fn check_tower(vision: VisionArch) {
+        let arch = DecoderArch { vision: Some(Box::new(vision)), ..example::llama() };
+        let options = CheckOptions { target: "qnn:x-elite".parse().unwrap(), extents: BTreeMap::new() };
+        let dry_run =
+            DryRun::with_static_shapes(&Architecture::Decoder(arch), Scheme::W8, &options.target).unwrap();
+        let report = check_dry_run("tower", &dry_run, &options);
+        let tower = report.parts.last().unwrap();
+        assert_eq!(tower.name, "vision-fixed.onnx");
+        assert!(!matches!(report.verdict, Verdict::Refused { .. }), "{:?}", report.verdict);
+        let blocking: Vec<_> =
+            report.findings.iter().filter(|finding| finding.severity == Severity::Blocking).collect();
+        assert!(blocking.is_empty(), "{blocking:?}");
+    }
+
+    #[test]
+    fn the_vision_tower_of_gemma_3n_is_checked_too() {
+        let keys = serde_json::json!({
+            "architectures": ["Gemma3nForConditionalGeneration"], "text_config": {}, "vision_config": {}
+        });
+        let Architecture::Decoder(arch) = narthex_checkpoint::architecture_from_config(keys, None).unwrap()
+        else {
+            panic!("no decoder")
+        };
+        check_tower(*arch.vision.unwrap());
+    }
+
     #[test]
     fn the_vision_tower_of_gemma_3_is_checked_too() {
-        use narthex_spec::arch::*;
-        let vision = VisionArch {
+        let vision = PatchTower {
             side: 896,
             patch: 14,
             hidden: 1152,
@@ -126,16 +155,6 @@ mod tests {
             connector: Connector::Pooled { pool: 4, norm_epsilon: 1e-6 },
         };
         assert_eq!(vision.rows(), 256);
-        let arch = DecoderArch { vision: Some(Box::new(vision)), ..example::llama() };
-        let options = CheckOptions { target: "qnn:x-elite".parse().unwrap(), extents: BTreeMap::new() };
-        let dry_run =
-            DryRun::with_static_shapes(&Architecture::Decoder(arch), Scheme::W8, &options.target).unwrap();
-        let report = check_dry_run("gemma3", &dry_run, &options);
-        let tower = report.parts.last().unwrap();
-        assert_eq!(tower.name, "vision-fixed.onnx");
-        assert!(!matches!(report.verdict, Verdict::Refused { .. }), "{:?}", report.verdict);
-        let blocking: Vec<_> =
-            report.findings.iter().filter(|finding| finding.severity == Severity::Blocking).collect();
-        assert!(blocking.is_empty(), "{blocking:?}");
+        check_tower(VisionArch::Patches(vision));
     }
 }
