@@ -18,7 +18,7 @@ use narthex_spec::{
 };
 
 use crate::{
-    emit::{Emitter, WeightSink, WrittenTensors, new_graph},
+    emit::{Emitter, RoundedWeights, WeightSink, WrittenTensors, new_graph},
     error::Result,
     lower::{self, LoweredModel, parts},
     package::DATA_FILE,
@@ -52,6 +52,7 @@ impl DryRun {
             weights: &NoWeights,
             plan: &plan,
             scaling: &Scaling::default(),
+            rounded: &RoundedWeights::default(),
             ranges: &ActivationRanges::default(),
             recipe,
             data_file: DATA_FILE,

@@ -3,6 +3,7 @@
 //! Large weights are processed in pieces, so that none is decoded as a whole: see `stream`. A dry run produces the same
 //! graph and the same offsets, but reads and writes no weight.
 
+mod rounded;
 mod stream;
 
 use std::{collections::BTreeMap, sync::atomic::AtomicBool};
@@ -17,7 +18,10 @@ use narthex_graph::{
 };
 use narthex_spec::{BlockSize, DType, Recipe, manifest::FileRange, progress::Stage};
 
-pub(crate) use self::stream::{WeightSink, pieces};
+pub(crate) use self::{
+    rounded::{RoundedWeights, RowShape},
+    stream::{ScaledWeight, WeightSink, pieces},
+};
 use crate::{
     error::{CompileError, Result},
     quant::{ActivationRanges, Plan, Scaling, Storage},
@@ -39,6 +43,8 @@ pub(crate) struct Emitter<'a> {
     pub(crate) plan: &'a Plan,
     /// Factors of channels from calibration; empty without calibration.
     pub(crate) scaling: &'a Scaling,
+    /// Weights that have been rounded.
+    pub(crate) rounded: &'a RoundedWeights,
     /// Measured activations around linear layers; empty without integer activations.
     pub(crate) ranges: &'a ActivationRanges,
     /// Block size, accuracy level and passes.
@@ -62,6 +68,8 @@ pub(crate) struct Emitter<'a> {
 pub(crate) struct WrittenTensors {
     quantized: BTreeMap<String, QuantizedWeight>,
     plain: BTreeMap<(String, DType), ByteRange>,
+    /// Weights of each product, by the path of its layer: `/layers.3/attn/qkv_proj`.
+    pub(crate) products: BTreeMap<String, Vec<String>>,
 }
 
 /// A quantised weight in the weights file.

@@ -51,6 +51,14 @@ pub enum CompileError {
         /// The system's error.
         source: io::Error,
     },
+    /// A temporary file of the compile could not be read.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
     /// The lowered graph is invalid; a defect of Narthex.
     #[error("the compiled graph is not well-formed: {0}; please report this")]
     Graph(#[from] GraphError),
@@ -116,7 +124,9 @@ impl CompileError {
             Self::Write { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => {
                 Some("choose a new or empty folder; existing files are not replaced".to_owned())
             }
-            Self::Write { source, .. } => environment::hint(source).map(str::to_owned),
+            Self::Write { source, .. } | Self::Read { source, .. } => {
+                environment::hint(source).map(str::to_owned)
+            }
             Self::Checkpoint(error) => checkpoint_hint(error.what()).map(str::to_owned),
             Self::Tokenizer(TokenizerError::Unknown { .. }) => {
                 Some("choose another conversion of the model, or another model".to_owned())

@@ -18,5 +18,6 @@ pub mod quant;
 mod rotary;
 pub mod vocab_subset;
 pub mod voice;
+mod weight_rounding;
 
 pub use error::{CompileError, Result};

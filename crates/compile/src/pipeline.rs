@@ -1,7 +1,7 @@
 //! The stages of a compile: checkpoint → plan → graphs → package.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
     sync::atomic::{AtomicBool, Ordering},
@@ -10,9 +10,9 @@ use std::{
 use narthex_checkpoint::{self as checkpoint, Checkpoint, TokenizerSource};
 use narthex_graph::onnx::external::ExternalWriter;
 use narthex_spec::{
-    Calibration, DType, ModelName, Pass, ProgressSink, Recipe, Scheme, Sha256, Variant,
+    Calibration, DType, ModelName, Pass, ProgressSink, Recipe, RoundingMethod, Scheme, Sha256, Variant,
     arch::{Architecture, DecoderArch, Pooling},
-    manifest::{FORMAT, Manifest, Provenance, SourceWeights, TokenizerEntry, VisionEntry},
+    manifest::{FORMAT, Manifest, Provenance, TokenizerEntry, VisionEntry},
     progress::{Progress, Stage, Unit},
     recipe::KeptTokens,
 };
@@ -20,16 +20,17 @@ use narthex_text::tokenizer::Tokenizer;
 
 use crate::{
     calibration::{CalibrationGraph, CalibrationModel, GraphRunner, activation_ranges, calibrate},
-    emit::{Emitter, WeightSink, WrittenTensors, new_graph},
+    emit::{Emitter, RoundedWeights, WeightSink, WrittenTensors, new_graph},
     error::{CompileError, Result, unwritable},
     lower::{self, LoweredModel, parts},
     package::{DATA_FILE, GRAPH_FILE, PackageWriter, TEMPLATE_FILE, TOKENIZER_FILE, chat_entry},
     pass,
     quant::{
-        ActivationRanges, Plan, Scaling, balance_keys,
+        ActivationRanges, Plan, Scaling, balance_keys, hybrid,
         scaling::{Remedy, inputs},
     },
     vocab_subset::VocabSubset,
+    weight_rounding::{Rounding, WeightRounder},
 };
 
 const KEPT_TOKENS_FILE: &str = "kept_tokens.json";
@@ -106,15 +107,19 @@ pub fn compile(
         balance_keys(arch, &plan, checkpoint.weights.as_ref(), &mut scaling)?;
     }
 
+    let Hybrid { plan, rounded, wide_layers } = sweep.hybrid(&tokenizer, &scaling, &mut recipe)?;
+    let sweep = WeightPass { plan: &plan, ..sweep };
+
     let mut ranges = ActivationRanges::default();
     if let (Some(_), Some(_)) = (job.recipe.activations, &job.recipe.fixed) {
-        ranges = sweep.ranges(&tokenizer, &scaling)?;
-        keep(job.keep_stages, "ranges.json", || json(&ranges))?;
+        ranges = sweep.ranges(&tokenizer, &scaling, &rounded)?;
         recipe.calibration = Calibration::Standard;
     }
 
     let title = format!("Compiling {}", job.name);
-    let mut lowered = sweep.lower(title, &scaling, &ranges, &job.recipe)?;
+    let measured = Measured { scaling: &scaling, rounded: &rounded, ranges: &ranges };
+    let Lowering { mut lowered, .. } = sweep.lower(title, measured, &job.recipe)?;
+    rounded.remove()?;
     let mut changes = left_out(&job.recipe, &checkpoint.architecture);
     changes += &change(&mut lowered, &job.recipe, progress)?;
     if !changes.is_empty() {
@@ -126,8 +131,8 @@ pub fn compile(
         package.write(&entry.file, &graph.encode())?;
     }
     checkpoint.watches.check()?;
-    let mut manifest =
-        manifest(job.name, recipe, job.provenance, &checkpoint, lowered, plan.source_weights());
+    let manifest = manifest(job.name, recipe, job.provenance, &checkpoint, lowered);
+    let mut manifest = Manifest { source_weights: plan.source_weights(), wide_layers, ..manifest };
     package.finish(&mut manifest)?;
     Ok(manifest)
 }
@@ -158,15 +163,32 @@ struct WeightPass<'a> {
     cancel: &'a AtomicBool,
 }
 
+/// Results of running a model on the calibration text.
+#[derive(Clone, Copy)]
+struct Measured<'a> {
+    scaling: &'a Scaling,
+    rounded: &'a RoundedWeights,
+    ranges: &'a ActivationRanges,
+}
+
+/// Rounded weights, and the plan in which some layers keep 8 bits.
+struct Hybrid {
+    plan: Plan,
+    rounded: RoundedWeights,
+    /// Paths of the layers that keep 8 bits.
+    wide_layers: Vec<String>,
+}
+
+/// Graphs of a pass.
+struct Lowering {
+    lowered: LoweredModel,
+    /// Weights of each linear layer of the graphs, by its path.
+    products: BTreeMap<String, Vec<String>>,
+}
+
 impl WeightPass<'_> {
     /// Writes the weights, replacing those of an earlier pass, and returns the graphs over them.
-    fn lower(
-        &self,
-        title: String,
-        scaling: &Scaling,
-        ranges: &ActivationRanges,
-        recipe: &Recipe,
-    ) -> Result<LoweredModel> {
+    fn lower(&self, title: String, measured: Measured<'_>, recipe: &Recipe) -> Result<Lowering> {
         let architecture = &self.checkpoint.architecture;
         let total = self.plan.data_bytes(architecture, recipe);
         let stage = Stage::start(self.progress, title, Unit::Bytes, Some(total));
@@ -174,8 +196,9 @@ impl WeightPass<'_> {
             graph: new_graph(self.job.name.as_str()),
             weights: self.checkpoint.weights.as_ref(),
             plan: self.plan,
-            scaling,
-            ranges,
+            scaling: measured.scaling,
+            rounded: measured.rounded,
+            ranges: measured.ranges,
             recipe,
             data_file: DATA_FILE,
             data: ExternalWriter::new(WeightSink::File(self.package.create(DATA_FILE)?)),
@@ -185,8 +208,9 @@ impl WeightPass<'_> {
             compute: DType::F32,
         };
         let lowered = lower::lower(&mut emitter, architecture)?;
+        let products = std::mem::take(&mut emitter.written.products);
         emitter.close()?;
-        Ok(lowered)
+        Ok(Lowering { lowered, products })
     }
 
     /// Returns the scaling factors of channels, or `None` without a runner or without weights to scale. The model is
@@ -214,17 +238,81 @@ impl WeightPass<'_> {
         }
 
         let accuracy_level = self.job.recipe.accuracy_level;
-        let Some(graph) = self.calibration_graph(&Scaling::default(), accuracy_level)? else {
-            return Ok(None);
-        };
+        let rounded = RoundedWeights::default();
+        let run = self.calibration_graph(&Scaling::default(), &rounded, accuracy_level)?;
+        let Some(CalibrationRun { graph, .. }) = run else { return Ok(None) };
         let title = format!("Calibrating {}", self.job.name);
         let _stage = Stage::start(self.progress, title, Unit::Nothing, None);
         let model = CalibrationModel { checkpoint: self.checkpoint, arch, tokenizer };
         calibrate(runner, &model, inputs, graph).map(Some)
     }
 
-    /// Measures the activations around linear layers, in the model with its factors of channels.
-    fn ranges(&self, tokenizer: &Tokenizer, scaling: &Scaling) -> Result<ActivationRanges> {
+    /// Rounds the weights of 4 bits, and selects the layers that keep 8 bits within the budget. `recipe` gets the settings
+    /// that were applied.
+    fn hybrid(&self, tokenizer: &Tokenizer, scaling: &Scaling, recipe: &mut Recipe) -> Result<Hybrid> {
+        let requested = &self.job.recipe;
+        let mut plan = self.plan.clone();
+        let Some(Rounding { weights, mut layers }) = self.round(tokenizer, scaling)? else {
+            recipe.rounding = RoundingMethod::Nearest;
+            recipe.budget = None;
+            return Ok(Hybrid { plan, rounded: RoundedWeights::default(), wide_layers: Vec::new() });
+        };
+        recipe.calibration = Calibration::Standard;
+        let bytes = plan.data_bytes(&self.checkpoint.architecture, requested);
+        hybrid::widen(&mut layers, requested.budget.map_or(0, |budget| budget.bytes(bytes)));
+        keep(self.job.keep_stages, "layers.json", || json(&layers))?;
+
+        layers.retain(|layer| layer.is_wide);
+        layers.iter().for_each(|layer| plan.widen(&layer.weights));
+        let wide_layers = layers.into_iter().map(|layer| layer.path).collect();
+        Ok(Hybrid { plan, rounded: weights, wide_layers })
+    }
+
+    /// Rounds the weights of 4 bits by GPTQ, or returns `None` without a runner, without such weights, or if the recipe
+    /// rounds to nearest.
+    fn round(&self, tokenizer: &Tokenizer, scaling: &Scaling) -> Result<Option<Rounding>> {
+        let (Some(runner), Architecture::Decoder(arch)) = (self.job.runner, &self.checkpoint.architecture)
+        else {
+            return Ok(None);
+        };
+        let four_bits = self.plan.weights.iter().filter(|weight| weight.storage.form_of_4_bits().is_some());
+        let weights = four_bits.count();
+        if self.job.recipe.rounding != RoundingMethod::Gptq || weights == 0 {
+            return Ok(None);
+        }
+        if let Some(reason) = not_calibrated(arch) {
+            let note = format!("The weights of {} are rounded to nearest: {reason}.", self.job.name);
+            self.progress.event(Progress::Note(note));
+            return Ok(None);
+        }
+
+        // In 8 bits, the inputs of layers are almost those of the checkpoint.
+        let wide = self.plan.with_eight_bits();
+        let in_eight_bits = WeightPass { plan: &wide, ..*self };
+        let run = in_eight_bits.calibration_graph(scaling, &RoundedWeights::default(), 0)?;
+        let Some(CalibrationRun { graph, products }) = run else { return Ok(None) };
+        let title = format!("Rounding the weights of {}", self.job.name);
+        let stage = Stage::start(self.progress, title, Unit::Items, Some(weights as u64));
+        let model = CalibrationModel { checkpoint: self.checkpoint, arch, tokenizer };
+        let rounder = WeightRounder {
+            model: &model,
+            plan: self.plan,
+            scaling,
+            block: self.job.recipe.block,
+            products: &products,
+            stage: &stage,
+            cancel: self.cancel,
+        };
+        rounder.round(runner, graph, self.job.out).map(Some)
+    }
+
+    /// Measures the activations around linear layers, in the model with its factors of channels and its rounded weights.
+    fn ranges(
+        &self,
+        tokenizer: &Tokenizer,
+        scaling: &Scaling,
+        rounded: &RoundedWeights,
+    ) -> Result<ActivationRanges> {
         let scheme = self.job.recipe.scheme;
         let unsupported =
             |reason: String| CompileError::Unsupported { what: format!("scheme {scheme}"), reason };
@@ -243,32 +331,45 @@ impl WeightPass<'_> {
         }
 
         // Activations are measured before they are rounded.
-        let Some(graph) = self.calibration_graph(&scaling.with_whole_head(), 0)? else {
-            return Ok(ActivationRanges::default());
-        };
+        let run = self.calibration_graph(&scaling.with_whole_head(), rounded, 0)?;
+        let Some(CalibrationRun { graph, .. }) = run else { return Ok(ActivationRanges::default()) };
         let title = format!("Measuring the activations of {}", self.job.name);
         let _stage = Stage::start(self.progress, title, Unit::Nothing, None);
         let model = CalibrationModel { checkpoint: self.checkpoint, arch, tokenizer };
-        activation_ranges(runner, &model, graph)
+        let ranges = activation_ranges(runner, &model, graph)?;
+        keep(self.job.keep_stages, "ranges.json", || json(&ranges))?;
+        Ok(ranges)
     }
 
     /// Compiles the model to measure it.
     fn calibration_graph(
         &self,
         scaling: &Scaling,
+        rounded: &RoundedWeights,
         accuracy_level: u8,
-    ) -> Result<Option<CalibrationGraph<'_>>> {
+    ) -> Result<Option<CalibrationRun<'_>>> {
         let title = format!("Compiling {} to calibrate it", self.job.name);
         // Each layer is measured separately, so passes that merge layers are not applied.
         let alone =
             Recipe { fixed: None, passes: BTreeSet::new(), accuracy_level, ..self.job.recipe.clone() };
-        let lowered = self.lower(title, scaling, &ActivationRanges::default(), &alone)?;
+        let measured = Measured { scaling, rounded, ranges: &ActivationRanges::default() };
+        let Lowering { lowered, products } = self.lower(title, measured, &alone)?;
         if self.cancel.load(Ordering::Relaxed) {
             return Err(CompileError::Cancelled);
         }
         let graph = lowered.graphs.into_iter().next();
-        Ok(graph.map(|(graph, entry)| CalibrationGraph { graph, entry, folder: self.job.out }))
+        Ok(graph.map(|(graph, entry)| CalibrationRun {
+            graph: CalibrationGraph { graph, entry, folder: self.job.out },
+            products,
+        }))
     }
+}
+
+/// Graph for measurements.
+struct CalibrationRun<'a> {
+    graph: CalibrationGraph<'a>,
+    /// Weights of each linear layer of the graph, by its path.
+    products: BTreeMap<String, Vec<String>>,
 }
 
 /// Returns why a model cannot be calibrated.
@@ -320,7 +421,6 @@ fn manifest(
     provenance: Provenance,
     checkpoint: &Checkpoint,
     lowered: LoweredModel,
-    source_weights: Vec<SourceWeights>,
 ) -> Manifest {
     let special = &checkpoint.special;
     let license = provenance.license.or_else(|| checkpoint.license.clone());
@@ -356,7 +456,8 @@ fn manifest(
         quality: None,
         loss: None,
         certificate: None,
-        source_weights,
+        source_weights: Vec::new(),
+        wide_layers: Vec::new(),
         files: std::collections::BTreeMap::new(),
         provenance: Provenance { license, ..provenance },
     }

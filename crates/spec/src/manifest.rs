@@ -101,6 +101,9 @@ pub struct Manifest {
     /// Linear weights with the precision of the checkpoint; empty if the scheme alone decides the precision.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub source_weights: Vec<SourceWeights>,
+    /// Linear layers of a package of 4 bits that have 8 bits because they lose most, by path.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub wide_layers: Vec<String>,
     /// Agreement with the model without passes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quality: Option<Quality>,

@@ -91,7 +91,7 @@ pub(crate) use {named_set, parse_by_name, string_form};
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Calibration, DeviceName, Ep, NpuPolicy, Pass, Power, RangeMethod, Scheme};
+    use crate::{Calibration, DeviceName, Ep, NpuPolicy, Pass, Power, RangeMethod, RoundingMethod, Scheme};
 
     fn round_trips<T>(set: &[T])
     where
@@ -115,6 +115,7 @@ mod tests {
         round_trips(&Pass::ALL);
         round_trips(&Power::ALL);
         round_trips(&RangeMethod::ALL);
+        round_trips(&RoundingMethod::ALL);
         round_trips(&Scheme::ALL);
     }
 

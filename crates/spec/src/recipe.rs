@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use strum::{Display, IntoStaticStr};
 
 use crate::{
-    BlockSize, ContextFactor, LayerList, MatFormer, Pass, Scheme, Sha256, Target, name::named_set,
-    scheme::ActivationBits, variant::Variant,
+    BlockSize, ContextFactor, LayerList, MatFormer, Pass, Scheme, Sha256, SizeBudget, Target,
+    name::named_set, scheme::ActivationBits, variant::Variant,
 };
 
 /// Text on which a compile measures activations, to scale channels before weights are quantised.
@@ -70,6 +70,33 @@ impl RangeMethod {
 
 named_set!(RangeMethod, "range method");
 
+/// Choice of the integers that represent a weight of 4 bits.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, Display, IntoStaticStr,
+)]
+#[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
+pub enum RoundingMethod {
+    /// The nearest ones.
+    #[default]
+    Nearest,
+    /// GPTQ: later columns of a weight compensate the errors of earlier ones, by the inputs that the layer receives for a
+    /// text.
+    Gptq,
+}
+
+impl RoundingMethod {
+    /// Every method.
+    pub const ALL: [Self; 2] = [Self::Nearest, Self::Gptq];
+
+    /// Returns `true` for the default method.
+    pub(crate) fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+named_set!(RoundingMethod, "rounding method");
+
 /// Integers that represent the inputs and outputs of linear layers in variant B.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct IntegerActivations {
@@ -97,6 +124,13 @@ pub struct Recipe {
     /// Blocks of integers have no zero points. Weights with one scale per row never have any.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub symmetric: bool,
+    /// Choice of the integers of weights with 4 bits, set by the compile: without calibration, weights are rounded to
+    /// nearest.
+    #[serde(default, skip_serializing_if = "RoundingMethod::is_default")]
+    pub rounding: RoundingMethod,
+    /// Additional size for layers that keep 8 bits, with [`RoundingMethod::Gptq`]; `None` for one width.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget: Option<SizeBudget>,
     /// Form of attention in graphs with fixed shapes.
     #[serde(default, skip_serializing_if = "HeadOrder::is_default")]
     pub head_order: HeadOrder,
@@ -296,6 +330,8 @@ impl Recipe {
                 BlockSize::Elements(32)
             },
             symmetric: false,
+            rounding: RoundingMethod::Nearest,
+            budget: None,
             head_order: HeadOrder::default(),
             activations,
             accuracy_level,

@@ -4,8 +4,8 @@ use std::{path::PathBuf, str::FromStr};
 
 use clap::{Args as ClapArgs, Parser};
 use narthex_spec::{
-    BlockSize, Calibration, ContextFactor, LayerList, MatFormer, ModelName, Pass, RangeMethod, Scheme,
-    Target, arch::Pooling, target::UnknownTarget,
+    BlockSize, Calibration, ContextFactor, LayerList, MatFormer, ModelName, Pass, RangeMethod,
+    RoundingMethod, Scheme, SizeBudget, Target, arch::Pooling, target::UnknownTarget,
 };
 
 use super::StoreArgs;
@@ -37,6 +37,15 @@ pub(crate) struct CompileArgs {
     /// (with the least squared error) [default: min-max]
     #[arg(long, value_name = "METHOD")]
     pub(crate) ranges: Option<RangeMethod>,
+
+    /// Rounding of 4-bit weights: nearest, or gptq, which compensates errors by the inputs that a text gives to each layer and
+    /// takes longer [default: nearest]
+    #[arg(long, value_name = "METHOD")]
+    pub(crate) rounding: Option<RoundingMethod>,
+
+    /// Additional size for the layers that lose most in 4 bits, which then have 8; with --rounding gptq [default: none]
+    #[arg(long, value_name = "size=+N%")]
+    pub(crate) budget: Option<SizeBudget>,
 
     /// Extract a smaller model from Gemma 3n E4B: e2b, or inner widths of the kept layers (one for all, or one for
     /// each) and dropped layers, as in ffn=8192*10+16384*20,skip=20-24 or ffn=12288

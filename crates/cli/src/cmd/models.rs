@@ -159,6 +159,8 @@ pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<(
         block: args.block,
         calibration: args.calibrate,
         ranges: args.ranges,
+        rounding: args.rounding,
+        budget: args.budget,
         matformer: args.matformer.clone(),
         yarn: args.yarn,
         drop_layers: args.drop_layers.clone(),

@@ -6,7 +6,7 @@ use narthex_gateway::{
     models::{InstalledPackage, ModelListing},
 };
 use narthex_spec::{
-    ActivationBits, IntegerActivations, Recipe, Variant,
+    ActivationBits, IntegerActivations, Recipe, RoundingMethod, Variant,
     arch::{EncoderHead, ImportedEncoder, Structure},
     manifest::{Certificate, CertificateFigures, Manifest, Quality, SourceWeights},
 };
@@ -71,6 +71,13 @@ pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing) -> String {
     }
     if let Some(factor) = manifest.recipe.yarn {
         lines.insert(2, format!("yarn         context extended by {factor}"));
+    }
+    if manifest.recipe.rounding == RoundingMethod::Gptq {
+        let wide = match manifest.wide_layers.len() {
+            0 => String::new(),
+            count => format!("; {count} layers that would lose most have 8 bits"),
+        };
+        lines.push(format!("rounding     4-bit weights by GPTQ{wide}"));
     }
     lines.extend(activations(&manifest.recipe));
     lines.extend(changes(manifest));

@@ -7,12 +7,16 @@
 pub mod probe;
 pub mod segment;
 
-use std::{collections::HashMap, fs, path::Path};
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs,
+    path::Path,
+};
 
 use narthex_checkpoint::Checkpoint;
 use narthex_graph::Graph;
 use narthex_spec::{
-    Elements, Feed, Fetch, Sha256, TokenId,
+    Elements, Feed, Fetch, RoundingMethod, Sha256, TokenId,
     arch::{DecoderArch, PerLayer, Rotation},
     dtype::Dim,
     manifest::{GraphEntry, Slot},
@@ -25,23 +29,34 @@ use crate::{
     quant::{
         ActivationRanges, Scaling,
         activations::{Histogram, LinearActivations},
+        gptq::Moments,
         scaling::Input,
     },
     rotary::{LengthRange, RotarySet, Trigonometric},
 };
-use probe::{MeasuredLayer, SideOutputs, distributions, mean_squares, output};
+use probe::{MeasuredLayer, SharedInput, SideOutputs, distributions, mean_squares, output, second_moments};
 use segment::{Segment, segments};
 
 /// Calibration text: prose, code, lists and dialogue, in several languages.
 pub const TEXT: &str = include_str!("text.txt");
 
-/// Returns the digest of the calibration text.
-pub fn text_digest() -> Sha256 {
-    Sha256::of(TEXT.as_bytes())
+/// More text, for measurements that need many tokens: dialogue, code, tables and prose in several languages, which were
+/// written for this purpose, and source text and documentation of Narthex.
+pub const PASSAGES: &str = include_str!("passages.txt");
+
+/// Returns the digest of the calibration text of weights that are rounded by `rounding`.
+pub fn text_digest(rounding: RoundingMethod) -> Sha256 {
+    match rounding {
+        RoundingMethod::Nearest => Sha256::of(TEXT.as_bytes()),
+        RoundingMethod::Gptq => Sha256::of([TEXT, PASSAGES].concat().as_bytes()),
+    }
 }
 
-/// Maximum number of calibration tokens.
+/// Maximum number of calibration tokens of one run.
 const MAX_TOKENS: usize = 1024;
+
+/// Maximum number of runs over [`PASSAGES`].
+const MAX_WINDOWS: usize = 12;
 
 /// File of the probe graph. It is written next to the weights and removed after the run.
 const PROBE_FILE: &str = "probe.onnx";
@@ -66,6 +81,9 @@ pub(crate) struct CalibrationModel<'a> {
 
 /// Maximum bytes of weights per run. A runner may keep two copies: as stored, and in the layout of its kernels.
 const AT_ONCE: u64 = 512 << 20;
+
+/// Maximum bytes of weights per run that measures second moments, which take up to four times as much.
+const AT_ONCE_WITH_MOMENTS: u64 = 32 << 20;
 
 /// Maximum number of tokens whose logits are measured. Vocabularies are large.
 const MEASURED_LOGITS: usize = 64;
@@ -92,8 +110,8 @@ pub(crate) fn calibrate(
     let CalibrationGraph { graph, entry, folder } = graph;
     let probe = mean_squares(graph, &inputs)?;
     let tokens = model.tokens()?;
-    let run = ProbeRun { model, entry: &entry, logits: tokens.len(), tokens, folder };
-    let mut outputs = run.outputs(runner, &probe)?;
+    let run = ProbeRun { model, entry: &entry, logits: tokens.len(), folder, most_bytes: AT_ONCE };
+    let mut outputs = run.outputs(runner, &probe, tokens)?;
     let measured =
         inputs.iter().map(|input| take(&mut outputs, &output(input))).collect::<Result<Vec<_>>>()?;
 
@@ -118,8 +136,9 @@ pub(crate) fn activation_ranges(
     let layers = MeasuredLayer::all(&graph);
     let probe = distributions(graph, &layers)?;
     let tokens = model.tokens()?;
-    let run = ProbeRun { model, entry: &entry, logits: tokens.len().min(MEASURED_LOGITS), tokens, folder };
-    let mut outputs = run.outputs(runner, &probe)?;
+    let logits = tokens.len().min(MEASURED_LOGITS);
+    let run = ProbeRun { model, entry: &entry, logits, folder, most_bytes: AT_ONCE };
+    let mut outputs = run.outputs(runner, &probe, tokens)?;
 
     let mut ranges = ActivationRanges::default();
     for layer in layers {
@@ -127,6 +146,51 @@ pub(crate) fn activation_ranges(
         ranges.insert(layer.path.clone(), LinearActivations { input: input?, output: output? });
     }
     Ok(ranges)
+}
+
+/// Measures the second moments of inputs of a decoder for the text, and passes them to `take` in the order of the layers.
+/// Those of a few layers are in memory at a time. Returns the mean squares of the outputs of each layer that reads one of
+/// the inputs, summed over the tokens, by the path of the layer.
+///
+/// # Errors
+/// As [`calibrate`], and the errors of `take`.
+pub(crate) fn input_moments(
+    runner: &dyn GraphRunner,
+    model: &CalibrationModel<'_>,
+    inputs: &[SharedInput],
+    graph: CalibrationGraph<'_>,
+    take: &mut dyn FnMut(&SharedInput, Moments) -> Result<()>,
+) -> Result<BTreeMap<String, f64>> {
+    let CalibrationGraph { graph, entry, folder } = graph;
+    let probe = second_moments(graph, inputs)?;
+    let windows = model.windows()?;
+    let run = ProbeRun { model, entry: &entry, logits: 1, folder, most_bytes: AT_ONCE_WITH_MOMENTS };
+    // Sums over the windows so far, and the number of these windows.
+    let mut sums: HashMap<String, (Vec<f32>, usize)> = HashMap::new();
+    let mut squares: HashMap<String, f64> = HashMap::new();
+    run.each_output(runner, &probe, &windows, &mut |name, values| {
+        let (sum, count) = sums.entry(name.clone()).or_insert_with(|| (vec![0.0; values.len()], 0));
+        sum.iter_mut().zip(&values).for_each(|(sum, value)| *sum += value);
+        *count += 1;
+        if *count < windows.len() {
+            return Ok(());
+        }
+        let sum = sums.remove(&name).map(|(sum, _)| sum).unwrap_or_default();
+        let Some(input) = inputs.iter().find(|input| input.output == name) else {
+            squares.insert(name, sum.first().copied().map_or(0.0, f64::from));
+            return Ok(());
+        };
+        match Moments::new(input.channels, sum) {
+            Some(moments) => take(input, moments),
+            None => bad(format!("the activations of the model are not finite: {name}")),
+        }
+    })?;
+
+    let layers = inputs.iter().flat_map(|input| &input.layers);
+    let tokens = windows.first().map_or(0, Vec::len) as f64;
+    Ok(layers
+        .map(|layer| (layer.path.clone(), squares.get(&layer.mean_square).map_or(0.0, |mean| mean * tokens)))
+        .collect())
 }
 
 /// Takes the distribution of one side of a layer from the outputs of a probe.
@@ -147,69 +211,90 @@ fn take(outputs: &mut HashMap<String, Vec<f32>>, name: &str) -> Result<Vec<f32>>
     outputs.remove(name).map_or_else(|| bad(format!("{name} was not measured")), Ok)
 }
 
-/// A run of a probe over the text.
+/// A run of a probe over a text.
 struct ProbeRun<'a> {
     model: &'a CalibrationModel<'a>,
     entry: &'a GraphEntry,
-    tokens: Vec<TokenId>,
-    /// Number of tokens after which logits are computed.
+    /// Number of tokens of a sequence after which logits are computed.
     logits: usize,
     /// Folder of the weights.
     folder: &'a Path,
+    /// Maximum bytes of weights per segment.
+    most_bytes: u64,
 }
 
 impl ProbeRun<'_> {
-    /// Runs the probe in segments, and returns its outputs by name.
-    fn outputs(&self, runner: &dyn GraphRunner, probe: &Graph) -> Result<HashMap<String, Vec<f32>>> {
-        let segments = segments(probe, AT_ONCE, &|symbol| Some(self.extent(symbol) as u64));
+    /// Runs the probe over a sequence of tokens, and returns its outputs by name.
+    fn outputs(
+        &self,
+        runner: &dyn GraphRunner,
+        probe: &Graph,
+        tokens: Vec<TokenId>,
+    ) -> Result<HashMap<String, Vec<f32>>> {
         let mut outputs = HashMap::new();
-        let mut crossing: HashMap<String, Feed> = HashMap::new();
-        for (at, segment) in segments.iter().enumerate() {
-            let feeds = segment
-                .graph
-                .inputs
-                .iter()
-                .map(|input| match crossing.get(&input.name) {
-                    Some(feed) => Ok(feed.clone()),
-                    None => self.feed(&input.name),
-                })
-                .collect::<Result<_, _>>()?;
-            let values = run(runner, self.folder, segment, feeds)?;
-            let later = segments.get(at + 1..).unwrap_or_default();
-            for value in values {
-                let is_output = probe.outputs.iter().any(|output| output.name == value.name);
-                match value.elements {
-                    Elements::F32(elements) if is_output => drop(outputs.insert(value.name, elements)),
-                    _ => drop(crossing.insert(value.name.clone(), value)),
-                }
-            }
-            crossing.retain(|name, _| {
-                later.iter().any(|segment| segment.graph.inputs.iter().any(|input| input.name == *name))
-            });
-        }
+        self.each_output(runner, probe, &[tokens], &mut |name, values| {
+            outputs.insert(name, values);
+            Ok(())
+        })?;
         Ok(outputs)
     }
 
+    /// Runs the probe in segments, each over all windows before the next. Passes every output of every window to `take`. All
+    /// windows have the same number of tokens.
+    fn each_output(
+        &self,
+        runner: &dyn GraphRunner,
+        probe: &Graph,
+        windows: &[Vec<TokenId>],
+        take: &mut dyn FnMut(String, Vec<f32>) -> Result<()>,
+    ) -> Result<()> {
+        let length = windows.first().map_or(0, Vec::len);
+        let bind = |symbol: &str| Some(self.extent(symbol, length) as u64);
+        let segments = segments(probe, self.most_bytes, &bind);
+        let mut crossing: Vec<HashMap<String, Feed>> = vec![HashMap::new(); windows.len()];
+        for (at, segment) in segments.iter().enumerate() {
+            let later = segments.get(at + 1..).unwrap_or_default();
+            for (window, crossing) in windows.iter().zip(&mut crossing) {
+                let inputs = segment.graph.inputs.iter();
+                let feeds = inputs.map(|input| match crossing.get(&input.name) {
+                    Some(feed) => Ok(feed.clone()),
+                    None => self.feed(&input.name, window),
+                });
+                let feeds = feeds.collect::<Result<_>>()?;
+                for value in run(runner, self.folder, segment, feeds)? {
+                    let is_output = probe.outputs.iter().any(|output| output.name == value.name);
+                    match value.elements {
+                        Elements::F32(elements) if is_output => take(value.name, elements)?,
+                        _ => drop(crossing.insert(value.name.clone(), value)),
+                    }
+                }
+                crossing.retain(|name, _| {
+                    later.iter().any(|segment| segment.graph.inputs.iter().any(|input| input.name == *name))
+                });
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the extent of a symbolic dimension for one sequence.
-    fn extent(&self, symbol: &str) -> usize {
+    fn extent(&self, symbol: &str, tokens: usize) -> usize {
         match symbol {
             "batch" => 1,
             "rows" => self.logits,
-            _ => self.tokens.len(),
+            _ => tokens,
         }
     }
 
     /// Returns an input of the graph for one sequence without past tokens.
-    fn feed(&self, name: &str) -> Result<Feed> {
+    fn feed(&self, name: &str, tokens: &[TokenId]) -> Result<Feed> {
         let model = self.model;
-        let tokens = self.tokens.as_slice();
         let count = tokens.len();
         let Some(binding) = self.entry.inputs.iter().find(|binding| binding.name == name) else {
             return bad(format!("the probe reads {name}, which has no source"));
         };
         let extents = binding.shape.iter().map(|dim| match dim {
             Dim::Fixed(extent) => *extent as usize,
-            Dim::Symbol(symbol) => self.extent(symbol),
+            Dim::Symbol(symbol) => self.extent(symbol, count),
         });
         let shape: Vec<usize> = extents.collect();
         let elements = match binding.slot {
@@ -273,6 +358,16 @@ impl CalibrationModel<'_> {
         tokens.extend(self.tokenizer.encode(TEXT, Specials::AsText)?);
         tokens.truncate(MAX_TOKENS.min(self.arch.context));
         Ok(tokens)
+    }
+
+    /// Returns the tokens of the text and of [`PASSAGES`] in windows of equal length.
+    fn windows(&self) -> Result<Vec<Vec<TokenId>>> {
+        let first = self.checkpoint.special.bos;
+        let mut tokens = self.tokenizer.encode(TEXT, Specials::AsText)?;
+        tokens.extend(self.tokenizer.encode(PASSAGES, Specials::AsText)?);
+        let length = MAX_TOKENS.min(self.arch.context).saturating_sub(first.iter().len()).min(tokens.len());
+        let windows = tokens.chunks_exact(length.max(1)).take(MAX_WINDOWS);
+        Ok(windows.map(|window| first.into_iter().chain(window.iter().copied()).collect()).collect())
     }
 
     /// Returns the tokens' rows of the token table, plus the rows of their positions if these are learned.

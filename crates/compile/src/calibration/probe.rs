@@ -1,5 +1,5 @@
 //! A graph that measures another graph: the same nodes over the same weights. Its only outputs are statistics of some
-//! values: the mean squares of each channel, or the distribution of all elements.
+//! values: the mean squares of each channel, the second moments of all channels, or the distribution of all elements.
 //!
 //! This module does not run graphs.
 
@@ -42,6 +42,103 @@ pub(crate) fn mean_squares(graph: Graph, inputs: &[Input]) -> Result<Graph, Grap
         let squares = builder.op(&scope, "Mul", &[value, value]);
         let squares = builder.op(&scope, "Reshape", &[&squares, &flat]);
         measures.reduced(&scope, "ReduceMean", &squares, &output, input.channels);
+    }
+    measures.into_probe(graph)
+}
+
+/// An input of quantised linear layers whose second moments are measured.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SharedInput {
+    /// Name of the value.
+    value: String,
+    /// Name of the first node that reads it.
+    node: String,
+    /// Number of channels.
+    pub(crate) channels: usize,
+    /// Name of the output with the moments.
+    pub(crate) output: String,
+    /// The layers that read it.
+    pub(crate) layers: Vec<ReadingLayer>,
+}
+
+/// A layer that reads a [`SharedInput`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ReadingLayer {
+    /// Path of the layer.
+    pub(crate) path: String,
+    /// Name of its node.
+    node: String,
+    /// Name of its output.
+    product: String,
+    /// Name of the output of the probe with the mean square of its outputs.
+    pub(crate) mean_square: String,
+}
+
+impl SharedInput {
+    /// Returns the inputs of the layers of a graph that `select` selects by their path.
+    pub(crate) fn all(graph: &Graph, select: impl Fn(&str) -> bool) -> Vec<Self> {
+        let mut inputs: Vec<Self> = Vec::new();
+        for node in graph.nodes.iter().filter(|node| node.op == "MatMulNBits") {
+            let path = node.name.strip_suffix("/MatMulNBits").filter(|path| select(path));
+            let (Some(path), Some(value), Some(channels)) = (path, node.inputs.first(), node.int("K")) else {
+                continue;
+            };
+            let layer = ReadingLayer {
+                path: path.to_owned(),
+                node: node.name.clone(),
+                product: node.outputs.first().cloned().unwrap_or_default(),
+                mean_square: format!("mean_square{path}"),
+            };
+            match inputs.iter_mut().find(|input| input.value == *value) {
+                Some(input) => input.layers.push(layer),
+                None => inputs.push(Self {
+                    value: value.clone(),
+                    node: node.name.clone(),
+                    channels: channels as usize,
+                    output: format!("moments{path}"),
+                    layers: vec![layer],
+                }),
+            }
+        }
+        inputs
+    }
+}
+
+/// Returns a probe with one output `[channels, channels]` for each input, and one `[1]` for each layer.
+///
+/// ```text
+/// x [.., channels] ── Reshape[-1, channels] ─┬─ Transpose ── MatMul ── moments [channels, channels]
+///                                            └──────────────┘
+/// y ── Mul(itself) ── Reshape[-1, 1] ── ReduceMean(0) ── mean square [1]
+/// ```
+///
+/// # Errors
+/// [`GraphError`] if the probe is not a valid graph, which is a defect of Narthex.
+pub(crate) fn second_moments(graph: Graph, inputs: &[SharedInput]) -> Result<Graph, GraphError> {
+    let mut measures = Measures::new();
+    for SharedInput { value, node, channels, output, layers } in inputs {
+        let scope = measures.begin(output, node);
+        let builder = &mut measures.builder;
+        let flat = builder.ints(&[2], &[-1, *channels as i64]);
+        let rows = builder.op(&scope, "Reshape", &[value, &flat]);
+        let columns = builder.op(&scope, "Transpose", &[&rows]);
+        let product = NodeSpec {
+            name: &format!("{scope}/MatMul"),
+            op: "MatMul",
+            domain: "",
+            inputs: &[&columns, &rows],
+            attributes: &[],
+        };
+        builder.node_to(product, &[output]);
+        builder.output(output, DType::F32, &[Dim::from(*channels), Dim::from(*channels)]);
+        for ReadingLayer { node, product, mean_square, .. } in layers {
+            let scope = measures.begin(mean_square, node);
+            let builder = &mut measures.builder;
+            let column = builder.ints(&[2], &[-1, 1]);
+            let squares = builder.op(&scope, "Mul", &[product, product]);
+            let squares = builder.op(&scope, "Reshape", &[&squares, &column]);
+            measures.reduced(&scope, "ReduceMean", &squares, mean_square, 1);
+        }
     }
     measures.into_probe(graph)
 }

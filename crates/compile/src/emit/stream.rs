@@ -15,16 +15,13 @@ use narthex_graph::onnx::external::ByteRange;
 use narthex_spec::{BlockSize, DType};
 use rayon::prelude::*;
 
-use super::{Emitter, QuantizedWeight, RowScales, encoded, size};
+use super::{Emitter, QuantizedWeight, RoundedWeights, RowScales, RowShape, encoded, size};
 use crate::{
     error::{CompileError, Result, unwritable},
     package::HashedFile,
     quant::{
         Plan, Scaling, Storage,
-        block::{
-            CopiedForm, Factors, QuantRow, Shift, copy_blocks, quantize_w4, quantize_w4_symmetric,
-            quantize_w8, quantize_w8_zeros,
-        },
+        block::{CopiedForm, Factors, Form4, QuantRow, Shift, copy_blocks, quantize_w8, quantize_w8_zeros},
     },
 };
 
@@ -194,8 +191,15 @@ impl Emitter<'_> {
         } else {
             1
         };
-        let quantizer =
-            Quantizer { weights: self.weights, plan: self.plan, scaling: self.scaling, block, cols, storage };
+        let quantizer = Quantizer {
+            weights: self.weights,
+            plan: self.plan,
+            scaling: self.scaling,
+            rounded: self.rounded,
+            block,
+            cols,
+            storage,
+        };
         let mut scales = Vec::new();
         let mut zeros = Vec::new();
         let mut offsets = Vec::new();
@@ -257,9 +261,47 @@ struct Quantizer<'a> {
     weights: &'a dyn WeightSource,
     plan: &'a Plan,
     scaling: &'a Scaling,
+    rounded: &'a RoundedWeights,
     block: usize,
     cols: usize,
     storage: Storage,
+}
+
+/// A weight whose rows are read as they are quantised: scaled by calibration.
+pub(crate) struct ScaledWeight<'a> {
+    weight: Weight<'a>,
+    weights: &'a dyn WeightSource,
+    factors: Option<Factors<'a>>,
+    divisors: Option<&'a [f32]>,
+}
+
+impl<'a> ScaledWeight<'a> {
+    /// Opens a weight `[rows, cols]` for blocks of `block` columns.
+    pub(crate) fn open(
+        weights: &'a dyn WeightSource,
+        scaling: &'a Scaling,
+        name: &str,
+        [rows, cols]: [usize; 2],
+        block: usize,
+    ) -> Result<Self> {
+        let weight = weights.weight(name)?;
+        weight.expect_shape(&[rows, cols])?;
+        let factors = scaling.factors(name).map(|columns| Factors::new(columns, block));
+        Ok(Self { weight, weights, factors, divisors: scaling.divisors(name) })
+    }
+
+    /// Reads a row; fails if an element is not finite. `out` has the length of a row.
+    pub(crate) fn read_row(&self, row: usize, out: &mut [f32]) -> Result<(), CheckpointError> {
+        self.weight.read_row(row, out);
+        self.weights.check_finite(&self.weight.name, out)?;
+        if let Some(factors) = &self.factors {
+            factors.multiply(out);
+        }
+        if let Some(divisor) = self.divisors.and_then(|all| all.get(row)) {
+            out.iter_mut().for_each(|x| *x /= divisor);
+        }
+        Ok(())
+    }
 }
 
 impl Quantizer<'_> {
@@ -267,47 +309,44 @@ impl Quantizer<'_> {
     fn each_row(&self, name: &str, take: &mut dyn FnMut(&QuantRow) -> Result<()>) -> Result<()> {
         let cols = self.cols;
         let rows = self.plan.get(name).map_or(0, |planned| planned.rows);
-        let weight = self.weights.weight(name)?;
-        weight.expect_shape(&[rows, cols])?;
         if self.storage.is_copied() {
+            let weight = self.weights.weight(name)?;
+            weight.expect_shape(&[rows, cols])?;
             return self.copy_rows(&weight, take);
         }
+        if let Some(form) = self.storage.form_of_4_bits() {
+            let shape = RowShape { blocks: cols.div_ceil(self.block), block: self.block, form };
+            if self.rounded.each_row(name, rows, shape, take)? {
+                return Ok(());
+            }
+        }
 
-        let factors = self.scaling.factors(name).map(|columns| Factors::new(columns, self.block));
+        let weight = ScaledWeight::open(self.weights, self.scaling, name, [rows, cols], self.block)?;
         pieces(0..rows, cols).try_for_each(|piece| {
             let quantized: Vec<QuantRow> = piece
                 .into_par_iter()
                 .map_init(
                     || vec![0.0; cols],
-                    |buffer, row| self.quantize_row(&weight, row, factors.as_ref(), buffer),
+                    |buffer, row| {
+                        weight.read_row(row, buffer)?;
+                        Ok(self.quantize_row(&weight, buffer))
+                    },
                 )
                 .collect::<Result<_, CheckpointError>>()?;
             quantized.iter().try_for_each(&mut *take)
         })
     }
 
-    /// Returns a row of a weight, scaled and quantised. `buffer` has the length of a row.
-    fn quantize_row(
-        &self,
-        weight: &Weight<'_>,
-        row: usize,
-        factors: Option<&Factors<'_>>,
-        buffer: &mut [f32],
-    ) -> Result<QuantRow, CheckpointError> {
-        weight.read_row(row, buffer);
-        self.weights.check_finite(&weight.name, buffer)?;
-        if let Some(factors) = factors {
-            factors.multiply(buffer);
+    /// Quantises a row of a weight.
+    fn quantize_row(&self, weight: &ScaledWeight<'_>, row: &[f32]) -> QuantRow {
+        match self.storage {
+            Storage::W4 => Form4::Zeros.quantize(row, self.block),
+            Storage::W4Symmetric => Form4::Symmetric.quantize(row, self.block),
+            Storage::W8Zeros => {
+                quantize_w8_zeros(row, self.block, steps(weight.weight.encoding), weight.factors.as_ref())
+            }
+            _ => quantize_w8(row, self.block),
         }
-        if let Some(divisor) = self.scaling.divisors(&weight.name).and_then(|all| all.get(row)) {
-            buffer.iter_mut().for_each(|x| *x /= divisor);
-        }
-        Ok(match self.storage {
-            Storage::W4 => quantize_w4(buffer, self.block),
-            Storage::W4Symmetric => quantize_w4_symmetric(buffer, self.block),
-            Storage::W8Zeros => quantize_w8_zeros(buffer, self.block, steps(weight.encoding), factors),
-            _ => quantize_w8(buffer, self.block),
-        })
     }
 
     /// Passes the rows of a weight whose integers are copied to `take` in order.

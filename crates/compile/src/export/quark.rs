@@ -38,7 +38,7 @@ use crate::{
     error::{CompileError, Result, unwritable},
     import::refused,
     package::{TEMPLATE_FILE, TOKENIZER_FILE},
-    quant::block::{QuantRow, quantize_w4},
+    quant::block::{Form4, QuantRow},
 };
 
 /// Numbers of columns that can share a scale and a zero point, the usual number first.
@@ -259,7 +259,7 @@ impl QuarkWeights<'_> {
                 let from = order.and_then(|order| order.get(row)).map_or(row, |&from| from as usize);
                 weight.read_row(from, &mut values);
                 self.weights.check_finite(&weight.name, &values)?;
-                Ok(quantize_w4(&values, group))
+                Ok(Form4::Zeros.quantize(&values, group))
             })
             .collect()
     }

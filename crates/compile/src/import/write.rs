@@ -152,6 +152,7 @@ impl Import {
             loss: None,
             certificate: None,
             source_weights: Vec::new(),
+            wide_layers: Vec::new(),
             kept_tokens: None,
             files: BTreeMap::new(),
             provenance: Provenance {

@@ -92,6 +92,7 @@ pub(crate) fn stacked_linear(e: &mut Emitter<'_>, x: Tensor, layer: &StackedLine
         Some(dtype) => plain_linear(e, x, layer, &names, dtype, bias),
         None => {
             let weight = e.quantize(&names, layer.cols, storage)?;
+            e.written.products.insert(layer.scope.to_string(), names);
             let Some(settings) = integer_activations(e) else {
                 return quantized_linear(e, layer.scope, x, shape, &weight, bias);
             };

@@ -87,9 +87,35 @@ impl<'a> Factors<'a> {
     }
 }
 
+/// Values of a block, and how much the error of each counts.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Block<'a> {
+    pub(super) values: &'a [f32],
+    /// Weight of each value's squared error; `None` if all count the same.
+    pub(super) importance: Option<&'a [f32]>,
+}
+
+impl<'a> From<&'a [f32]> for Block<'a> {
+    fn from(values: &'a [f32]) -> Self {
+        Self { values, importance: None }
+    }
+}
+
+impl Block<'_> {
+    /// Returns the weighted sum of a function of the values.
+    fn sum(&self, term: impl Fn(f32) -> f32) -> f32 {
+        match self.importance {
+            None => self.values.iter().map(|x| term(*x)).sum(),
+            Some(importance) => {
+                self.values.iter().zip(importance).map(|(x, importance)| importance * term(*x)).sum()
+            }
+        }
+    }
+}
+
 /// Quantisation grid of a block: range of the integers, scale and zero point.
 #[derive(Debug, Clone, Copy)]
-struct Grid {
+pub(super) struct Grid {
     /// Distance between two adjacent values; representable in f16.
     scale: f32,
     inverse: f32,
@@ -100,7 +126,7 @@ struct Grid {
 }
 
 impl Grid {
-    fn new(scale: f32, zero: f32, top: f32) -> Self {
+    pub(super) fn new(scale: f32, zero: f32, top: f32) -> Self {
         let scale = finite_half(scale.abs()).to_f32();
         let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
         Self { scale, inverse, zero: zero.clamp(0.0, top), top }
@@ -112,21 +138,25 @@ impl Grid {
         Self { zero: round(-low * grid.inverse).clamp(0.0, top), ..grid }
     }
 
-    fn quant(&self, x: f32) -> f32 {
+    /// Returns the quantised value nearest to a number.
+    pub(super) fn quant(&self, x: f32) -> f32 {
         round((x * self.inverse + self.zero).clamp(0.0, self.top))
     }
 
+    /// Returns the number that a quantised value represents.
+    pub(super) fn value(&self, quant: f32) -> f32 {
+        (quant - self.zero) * self.scale
+    }
+
     /// Returns the squared error over a block.
-    fn error(&self, values: &[f32]) -> f32 {
-        values.iter().map(|x| ((self.quant(*x) - self.zero) * self.scale - x).powi(2)).sum()
+    fn error(&self, block: Block<'_>) -> f32 {
+        block.sum(|x| (self.value(self.quant(x)) - x).powi(2))
     }
 
     /// Returns the grid whose scale has the least squared error for the quantised values of this grid.
-    fn refitted(&self, values: &[f32]) -> Self {
-        let (products, squares) = values.iter().fold((0.0f32, 0.0f32), |(products, squares), x| {
-            let q = self.quant(*x) - self.zero;
-            (products + q * x, squares + q * q)
-        });
+    fn refitted(&self, block: Block<'_>) -> Self {
+        let products = block.sum(|x| (self.quant(x) - self.zero) * x);
+        let squares = block.sum(|x| (self.quant(x) - self.zero).powi(2));
         if squares > 0.0 { Self::new(products / squares, self.zero, self.top) } else { *self }
     }
 }
@@ -142,8 +172,8 @@ fn round(x: f32) -> f32 {
 }
 
 /// Returns the better of two grids for a block, with its error.
-fn better(best: (Grid, f32), grid: Grid, values: &[f32]) -> (Grid, f32) {
-    let error = grid.error(values);
+fn better(best: (Grid, f32), grid: Grid, block: Block<'_>) -> (Grid, f32) {
+    let error = grid.error(block);
     if error < best.1 { (grid, error) } else { best }
 }
 
@@ -217,12 +247,13 @@ fn lattice_step(values: &[f32], factors: Option<(&[f32], f32)>, steps: u8) -> Op
 
 fn best_8(values: &[f32], step: Option<f32>) -> Grid {
     let grid = symmetric(values);
-    let mut best = (grid, grid.error(values));
+    let block = Block::from(values);
+    let mut best = (grid, grid.error(block));
     if best.1 == 0.0 {
         return grid;
     }
     let (low, high) = range(values);
-    best = better(best, Grid::from_low((high - low) / TOP_8, low, TOP_8), values);
+    best = better(best, Grid::from_low((high - low) / TOP_8, low, TOP_8), block);
     if let Some(step) = step {
         let (least, greatest) = extremes(values.iter().copied());
         // The addend keeps a quotient that rounding put just below an integer.
@@ -231,54 +262,68 @@ fn best_8(values: &[f32], step: Option<f32>) -> Grid {
         // varies.
         let mut parts = (finest / 2.0).floor().max(1.0);
         while parts <= finest {
-            best = better(best, Grid::from_low(step / parts, low, TOP_8), values);
+            best = better(best, Grid::from_low(step / parts, low, TOP_8), block);
             parts += 1.0;
         }
     }
     best.0
 }
 
-/// Quantises a row to 4 bits with zero points. Each block gets the scale and zero point of least squared error among
-/// several candidates; scales are fitted by least squares.
-pub fn quantize_w4(row: &[f32], block: usize) -> QuantRow {
-    let mut out = QuantRow::default();
-    let mut zeros = Vec::new();
-    for values in row.chunks(block) {
-        let grid = best_4(values);
-        let mut quants: Vec<u8> = values.iter().map(|x| grid.quant(*x) as u8).collect();
-        quants.resize(block, grid.zero as u8);
-        out.quants.extend(quants.chunks(2).map(pack_pair));
-        out.scales.push(f16::from_f32(grid.scale));
-        zeros.push(grid.zero as u8);
-    }
-    out.zeros = zeros.chunks(2).map(pack_pair).collect();
-    out
+/// Form of 4-bit blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form4 {
+    /// With an integer zero point per block.
+    Zeros,
+    /// Symmetric around 8.
+    Symmetric,
 }
 
-/// Quantises a row to 4 bits without zero points. Each block gets the scale of least squared error among several
-/// candidates, fitted by least squares.
-pub fn quantize_w4_symmetric(row: &[f32], block: usize) -> QuantRow {
-    let mut out = QuantRow::default();
-    for values in row.chunks(block) {
-        let grid = best_4_symmetric(values);
-        let mut quants: Vec<u8> = values.iter().map(|x| grid.quant(*x) as u8).collect();
-        quants.resize(block, ZERO_4 as u8);
-        out.quants.extend(quants.chunks(2).map(pack_pair));
-        out.scales.push(f16::from_f32(grid.scale));
+impl Form4 {
+    /// Quantises a row. Each block gets the scale, and the zero point if it has one, of least squared error among several
+    /// candidates; scales are fitted by least squares.
+    pub fn quantize(self, row: &[f32], block: usize) -> QuantRow {
+        let grids: Vec<Grid> = row.chunks(block).map(|values| self.grid(values.into())).collect();
+        let blocks = row.chunks(block).zip(&grids);
+        let quants: Vec<u8> =
+            blocks.flat_map(|(values, grid)| values.iter().map(|x| grid.quant(*x) as u8)).collect();
+        self.pack(&quants, &grids, block)
     }
-    out
+
+    /// Returns the best grid for a block.
+    pub(super) fn grid(self, block: Block<'_>) -> Grid {
+        match self {
+            Self::Zeros => best_4(block),
+            Self::Symmetric => best_4_symmetric(block),
+        }
+    }
+
+    /// Packs the integers of a row whose blocks have these grids.
+    pub(super) fn pack(self, quants: &[u8], grids: &[Grid], block: usize) -> QuantRow {
+        let mut out = QuantRow::default();
+        for (quants, grid) in quants.chunks(block).zip(grids) {
+            let mut padded = quants.to_vec();
+            padded.resize(block, grid.zero as u8);
+            out.quants.extend(padded.chunks(2).map(pack_pair));
+            out.scales.push(f16::from_f32(grid.scale));
+        }
+        if self == Self::Zeros {
+            let zeros: Vec<u8> = grids.iter().map(|grid| grid.zero as u8).collect();
+            out.zeros = zeros.chunks(2).map(pack_pair).collect();
+        }
+        out
+    }
 }
 
-fn best_4_symmetric(values: &[f32]) -> Grid {
-    let (low, high) = range(values);
+fn best_4_symmetric(block: Block<'_>) -> Grid {
+    let (low, high) = range(block.values);
     // The integers reach from -8 to 7.
     let peak = (-low / ZERO_4).max(high / (TOP_4 - ZERO_4));
     let mut best = (Grid::new(0.0, ZERO_4, TOP_4), f32::INFINITY);
     let mut share = 1.0;
     while share >= LEAST_SHARE_4 {
         let grid = Grid::new(peak * share, ZERO_4, TOP_4);
-        best = better(best, grid, values);
-        best = better(best, grid.refitted(values), values);
+        best = better(best, grid, block);
+        best = better(best, grid.refitted(block), block);
         share -= SHARE_STEP_4;
     }
     best.0
@@ -346,19 +391,19 @@ fn pack_pair(pair: &[u8]) -> u8 {
     pair[0] | pair.get(1).copied().unwrap_or(0) << 4
 }
 
-fn best_4(values: &[f32]) -> Grid {
-    let (low, high) = range(values);
+fn best_4(block: Block<'_>) -> Grid {
+    let (low, high) = range(block.values);
     let mut best = (Grid::new(0.0, ZERO_4, TOP_4), f32::INFINITY);
     for share in RANGES_4 {
         let ideal = Grid::from_low((high - low) * share / TOP_4, low * share, TOP_4);
         for shift in [-1.0, 0.0, 1.0] {
             let grid = Grid { zero: (ideal.zero + shift).clamp(0.0, TOP_4), ..ideal };
-            best = better(best, grid, values);
-            best = better(best, grid.refitted(values), values);
+            best = better(best, grid, block);
+            best = better(best, grid.refitted(block), block);
         }
     }
     for _ in 0..2 {
-        best = better(best, best.0.refitted(values), values);
+        best = better(best, best.0.refitted(block), block);
     }
     best.0
 }
@@ -398,7 +443,7 @@ mod tests {
     fn four_bits_without_zero_points_are_near_the_values() {
         for block in [64, 256] {
             let row = noise(256);
-            let found = quantize_w4_symmetric(&row, block);
+            let found = Form4::Symmetric.quantize(&row, block);
             assert_eq!((found.scales.len(), found.zeros.len(), found.quants.len()), (256 / block, 0, 128));
             let error: f32 = row.iter().zip(decode(&found, block, 256)).map(|(x, y)| (x - y).powi(2)).sum();
             // A sixteenth of the range is the distance of two values; errors are up to half of it.
@@ -407,13 +452,13 @@ mod tests {
         // The sum of squared errors decides whether an outlier is clipped.
         let mut row = noise(64);
         row[9] = 3.0;
-        let found = quantize_w4_symmetric(&row, 64);
+        let found = Form4::Symmetric.quantize(&row, 64);
         assert!(found.scales[0].to_f32() < 3.0 / 7.0, "{}", found.scales[0]);
-        let empty = quantize_w4_symmetric(&[0.0; 16], 16);
+        let empty = Form4::Symmetric.quantize(&[0.0; 16], 16);
         assert_eq!((decode(&empty, 16, 16), empty.scales[0].to_f32()), (vec![0.0; 16], 0.0));
         // Values on the grid are kept.
         let grid: Vec<f32> = (0..16).map(|i| (i as f32 - 8.0) * 0.25).collect();
-        assert_eq!(decode(&quantize_w4_symmetric(&grid, 16), 16, 16), grid);
+        assert_eq!(decode(&Form4::Symmetric.quantize(&grid, 16), 16, 16), grid);
     }
 
     #[test]
@@ -471,7 +516,7 @@ mod tests {
         let values = noise(32 * 4 + 7);
         check(quantize_w8(&values, 32), (160, 5, 0));
         check(quantize_w8_zeros(&values, 32, None, None), (160, 5, 5));
-        check(quantize_w4(&values, 32), (80, 5, 3));
+        check(Form4::Zeros.quantize(&values, 32), (80, 5, 3));
         // The padding decodes to 0.
         assert_eq!(quantize_w8(&values, 32).quants[135..], [128; 25]);
         let w8 = quantize_w8_zeros(&values, 32, None, None);
@@ -488,7 +533,7 @@ mod tests {
         }
         let symmetric = relative_error(&values, &quantize_w8(&values, 32), 32);
         assert!(relative_error(&values, &quantize_w8_zeros(&values, 32, None, None), 32) <= symmetric);
-        let w4 = relative_error(&values, &quantize_w4(&values, 32), 32);
+        let w4 = relative_error(&values, &Form4::Zeros.quantize(&values, 32), 32);
         assert!((0.01..0.075).contains(&w4), "{w4}");
     }
 
@@ -499,11 +544,14 @@ mod tests {
             .chunks(32)
             .map(|block| {
                 let (low, high) = range(block);
-                Grid::from_low((high - low) / TOP_4, low, TOP_4).error(block)
+                Grid::from_low((high - low) / TOP_4, low, TOP_4).error(block.into())
             })
             .sum();
         let power: f32 = values.iter().map(|x| x * x).sum();
-        assert!(relative_error(&values, &quantize_w4(&values, 32), 32) < 0.97 * (nearest / power).sqrt());
+        assert!(
+            relative_error(&values, &Form4::Zeros.quantize(&values, 32), 32)
+                < 0.97 * (nearest / power).sqrt()
+        );
     }
 
     #[test]
@@ -514,11 +562,13 @@ mod tests {
         assert_eq!(decode(&quantize_w8(&q8, 32), 32, 32), q8);
         assert_eq!(decode(&quantize_w8_zeros(&q8, 32, None, None), 32, 32), q8);
         let q4: Vec<f32> = (0..32).map(|i| ((i % 16) as f32 - 5.0) * 0.25).collect();
-        assert_eq!(decode(&quantize_w4(&q4, 32), 32, 32), q4);
+        assert_eq!(decode(&Form4::Zeros.quantize(&q4, 32), 32, 32), q4);
         let zeros = [0.0; 32];
-        for row in
-            [quantize_w8(&zeros, 32), quantize_w8_zeros(&zeros, 32, Some(15), None), quantize_w4(&zeros, 32)]
-        {
+        for row in [
+            quantize_w8(&zeros, 32),
+            quantize_w8_zeros(&zeros, 32, Some(15), None),
+            Form4::Zeros.quantize(&zeros, 32),
+        ] {
             assert_eq!(decode(&row, 32, 32), zeros);
         }
     }
@@ -546,7 +596,7 @@ mod tests {
             for row in [
                 quantize_w8(&values, 32),
                 quantize_w8_zeros(&values, 32, Some(15), None),
-                quantize_w4(&values, 32),
+                Form4::Zeros.quantize(&values, 32),
             ] {
                 assert_eq!(row.scales.len(), 2);
                 assert!(row.scales.iter().all(|scale| scale.is_finite()));

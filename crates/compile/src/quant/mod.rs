@@ -2,6 +2,8 @@
 
 pub mod activations;
 pub mod block;
+pub mod gptq;
+pub mod hybrid;
 mod key_balance;
 pub mod plan;
 pub mod scaling;

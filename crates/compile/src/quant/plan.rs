@@ -14,7 +14,7 @@ use narthex_spec::{
 use serde::Serialize;
 
 use super::{
-    block::Shift,
+    block::{Form4, Shift},
     towers::{self, TowerWeight},
 };
 use crate::rotary::RotarySet;
@@ -98,8 +98,17 @@ impl Storage {
         }
     }
 
+    /// Returns the form of 4-bit blocks that are rounded; `None` for other storage.
+    pub(crate) fn form_of_4_bits(self) -> Option<Form4> {
+        match self {
+            Self::W4 => Some(Form4::Zeros),
+            Self::W4Symmetric => Some(Form4::Symmetric),
+            _ => None,
+        }
+    }
+
     /// Returns the 8-bit storage of weights that keep 8 bits in a package of 4 bits.
-    fn with_eight_bits(self) -> Self {
+    pub(crate) fn with_eight_bits(self) -> Self {
         match self {
             Self::W4 => Self::W8Zeros,
             Self::W4Symmetric => Self::W8,
@@ -225,6 +234,20 @@ impl Plan {
             }
         }
         Ok(plan)
+    }
+
+    /// Returns the plan in which weights of 4 bits that are not copied have 8 bits.
+    pub(crate) fn with_eight_bits(&self) -> Self {
+        let mut plan = self.clone();
+        plan.weights.iter_mut().for_each(|planned| planned.storage = planned.storage.with_eight_bits());
+        plan
+    }
+
+    /// Gives 8 bits to weights of 4 bits that are not copied.
+    pub(crate) fn widen(&mut self, names: &[String]) {
+        for planned in self.weights.iter_mut().filter(|planned| names.contains(&planned.name)) {
+            planned.storage = planned.storage.with_eight_bits();
+        }
     }
 
     /// Returns the weights whose storage depends on the checkpoint, by their encoding.

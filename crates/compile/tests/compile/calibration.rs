@@ -16,7 +16,7 @@ use narthex_compile::{
 };
 use narthex_graph::{Graph, Initializer, InitializerData};
 use narthex_spec::{
-    Calibration, Feed, Fetch, Recipe, Scheme,
+    Calibration, Feed, Fetch, Recipe, RoundingMethod, Scheme,
     manifest::{MANIFEST_FILE, Manifest},
     progress::{Progress, Quiet},
     recipe::FixedShapes,
@@ -268,6 +268,123 @@ fn integer_activations_of_fixed_shapes_need_measurements() {
     // Without fixed shapes, only the weights are quantised.
     compile(&gguf, Scheme::W8A16, None, None).unwrap();
     compile(&bert, Scheme::W8A8, None, None).unwrap();
+}
+
+/// Second moments of inputs whose channels are independent and of equal size.
+fn independent(fetch: &Fetch) -> Vec<f32> {
+    let channels = fetch.shape[0];
+    (0..channels * channels).map(|at| if at % (channels + 1) == 0 { 1.0 } else { 0.0 }).collect()
+}
+
+/// Second moments of inputs whose channels are correlated with their neighbours.
+fn correlated(fetch: &Fetch) -> Vec<f32> {
+    let channels = fetch.shape[0];
+    (0..channels * channels).map(|at| 0.9f32.powi((at / channels).abs_diff(at % channels) as i32)).collect()
+}
+
+#[test]
+fn weights_of_4_bits_are_rounded_by_the_inputs_of_their_layers() {
+    let source = tempfile::tempdir().unwrap();
+    let gguf = llama(source.path());
+    let rounded = |rounding, runner: &MadeUp| {
+        let folder = tempfile::tempdir().unwrap();
+        let recipe = Recipe { rounding, symmetric: true, ..Recipe::new(Scheme::W4) };
+        let job = CompileJob { runner: Some(runner), ..job(&gguf, recipe, folder.path()) };
+        let manifest = pipeline::compile(job, &Quiet, &AtomicBool::new(false)).unwrap();
+        // The temporary file of the rounded weights is gone.
+        let files = fs::read_dir(folder.path()).unwrap().count();
+        assert_eq!(manifest.files.len(), files - 1);
+        Package { folder, manifest }
+    };
+    let data = |package: &Package| package.manifest.files["model.onnx.data"].sha256;
+
+    let nearest = rounded(RoundingMethod::Nearest, &MadeUp::new(independent));
+    assert_eq!(nearest.manifest.recipe.calibration, Calibration::None);
+    let runner = MadeUp::new(independent);
+    let uncompensated = rounded(RoundingMethod::Gptq, &runner);
+    assert_eq!(data(&uncompensated), data(&nearest), "there is nothing to compensate");
+    let recipe = &uncompensated.manifest.recipe;
+    assert_eq!((recipe.rounding, recipe.calibration), (RoundingMethod::Gptq, Calibration::Standard));
+    let compensated = rounded(RoundingMethod::Gptq, &MadeUp::new(correlated));
+    assert_ne!(data(&compensated), data(&nearest));
+    assert_eq!(data(&compensated), data(&rounded(RoundingMethod::Gptq, &MadeUp::new(correlated))));
+
+    // Layers that read one input share its moments, which are measured in 8 bits.
+    let calls = runner.calls.into_inner();
+    assert!(calls.len() > 1, "{} windows", calls.len());
+    let (graph, _, wanted) = &calls[0];
+    graph.check().unwrap();
+    let moments = wanted.iter().filter(|fetch| fetch.name.starts_with("moments"));
+    let outputs: Vec<(&str, &[usize])> =
+        moments.map(|fetch| (fetch.name.as_str(), fetch.shape.as_slice())).collect();
+    assert_eq!(outputs.len(), 4 * LAYERS);
+    // Each of five layers has the mean square of its outputs.
+    assert_eq!(wanted.len(), (4 + 5) * LAYERS);
+    assert_eq!(
+        outputs[..4],
+        [
+            ("moments/layers.0/attn/qkv_proj", [HIDDEN; 2].as_slice()),
+            ("moments/layers.0/attn/o_proj", &[HIDDEN; 2]),
+            ("moments/layers.0/mlp/gate_proj", &[HIDDEN; 2]),
+            ("moments/layers.0/mlp/down_proj", &[INNER; 2]),
+        ]
+    );
+    let products = graph.nodes.iter().filter(|node| node.op == "MatMulNBits");
+    assert!(products.map(|node| node.int("bits")).all(|bits| bits == Some(8)));
+}
+
+#[test]
+fn gptq_refuses_inputs_that_are_not_finite() {
+    let source = tempfile::tempdir().unwrap();
+    let gguf = llama(source.path());
+    let runner = MadeUp::new(|fetch| vec![f32::NAN; fetch.shape.iter().product()]);
+    let out = tempfile::tempdir().unwrap();
+    let copied = Recipe { rounding: RoundingMethod::Gptq, ..Recipe::new(Scheme::W4) };
+    let recipe = Recipe { symmetric: true, ..copied.clone() };
+    let compile = |recipe: &Recipe, runner| {
+        let job = CompileJob { runner, ..job(&gguf, recipe.clone(), out.path()) };
+        pipeline::compile(job, &Quiet, &AtomicBool::new(false))
+    };
+    let error = compile(&recipe, Some(&runner as &dyn GraphRunner)).unwrap_err();
+    assert!(error.to_string().contains("not finite: moments/layers.0/attn/qkv_proj"), "{error}");
+    assert_eq!(compile(&recipe, None).unwrap().recipe.rounding, RoundingMethod::Nearest);
+    // The blocks of the checkpoint are copied, so nothing is measured.
+    assert_eq!(compile(&copied, Some(&Broken)).unwrap().recipe.rounding, RoundingMethod::Nearest);
+}
+
+#[test]
+fn layers_that_lose_most_keep_8_bits_within_the_budget() {
+    let source = tempfile::tempdir().unwrap();
+    let gguf = llama(source.path());
+    let check = |budget: &str, expected: std::ops::RangeInclusive<usize>| {
+        let out = tempfile::tempdir().unwrap();
+        let stages = tempfile::tempdir().unwrap();
+        let recipe = Recipe {
+            rounding: RoundingMethod::Gptq,
+            budget: Some(budget.parse().unwrap()),
+            symmetric: true,
+            ..Recipe::new(Scheme::W4)
+        };
+        let runner = MadeUp::new(correlated);
+        let job = CompileJob {
+            runner: Some(&runner),
+            keep_stages: Some(stages.path()),
+            ..job(&gguf, recipe.clone(), out.path())
+        };
+        let manifest = pipeline::compile(job, &Quiet, &AtomicBool::new(false)).unwrap();
+        assert_eq!(manifest.recipe.budget, recipe.budget);
+        let graph = Graph::decode(&fs::read(out.path().join("model.onnx")).unwrap()).unwrap();
+        let wide = graph.nodes.iter().filter(|node| node.op == "MatMulNBits" && node.int("bits") == Some(8));
+        let mut wide: Vec<&str> = wide.filter_map(|node| node.name.strip_suffix("/MatMulNBits")).collect();
+        wide.retain(|path| *path != "/head");
+        assert_eq!(wide, manifest.wide_layers, "{budget}");
+        assert!(expected.contains(&wide.len()), "{budget}: {wide:?}");
+        let layers = fs::read_to_string(stages.path().join("layers.json")).unwrap();
+        assert_eq!(layers.matches("\"is_wide\": true").count(), wide.len());
+    };
+    check("size=+0%", 0..=0);
+    check("size=+20%", 1..=5 * LAYERS - 1);
+    check("size=+100%", 5 * LAYERS..=5 * LAYERS);
 }
 
 #[test]

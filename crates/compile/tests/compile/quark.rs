@@ -15,7 +15,7 @@ use narthex_checkpoint::{Checkpoint, open};
 use narthex_compile::{
     CompileError,
     export::{QuarkJob, quark},
-    quant::block::quantize_w4,
+    quant::block::Form4,
 };
 use narthex_spec::{
     arch::{Architecture, DecoderArch},
@@ -129,7 +129,7 @@ fn within(found: &Value, whole: &Value) -> bool {
 
 /// Decodes the integers of a row, by their definition.
 fn decoded(row: &[f32]) -> Vec<f32> {
-    let rounded = quantize_w4(row, GROUP);
+    let rounded = Form4::Zeros.quantize(row, GROUP);
     let nibble = |bytes: &[u8], i: usize| f32::from(bytes[i / 2] >> (4 * (i % 2)) & 15);
     let value = |i: usize| {
         let group = i / GROUP;

@@ -8,7 +8,7 @@ use std::{cell::RefCell, fs, path::Path};
 use narthex_compile::calibration::{GraphRunner, RunnerError, segment::segments};
 use narthex_device::{DeviceError, single_run};
 use narthex_graph::{Graph, Value};
-use narthex_spec::{Calibration, Elements, Feed, Fetch, Recipe, Scheme, dtype::Dim};
+use narthex_spec::{Calibration, Elements, Feed, Fetch, Recipe, RoundingMethod, Scheme, dtype::Dim};
 use narthex_testkit::checkpoint::{HIDDEN, tiny_llama_gguf, tiny_llama_weights};
 
 use crate::support::{Package, alone, distance, prompt, runtime};
@@ -66,6 +66,32 @@ fn measurements_are_the_sums_that_they_stand_for() {
     for (channel, (sum, found)) in sums.iter().zip(&measured[0]).enumerate() {
         let expected = sum / tokens as f64;
         assert!((expected - f64::from(*found)).abs() < 1e-4 * largest, "{channel}: {expected} {found}");
+    }
+}
+
+#[test]
+fn second_moments_are_those_of_the_inputs() {
+    let runner = Runner::default();
+    let recipe = Recipe { rounding: RoundingMethod::Gptq, symmetric: true, ..Recipe::new(Scheme::W4) };
+    let package = llama(recipe, Some(&runner));
+    assert_eq!(package.manifest.recipe.rounding, RoundingMethod::Gptq);
+    // Those of the last window.
+    let (embeds, measured) = (runner.embeds.into_inner(), runner.measured.into_inner());
+    let weights = tiny_llama_weights(7);
+    let gain = &weights.iter().find(|weight| weight.name == "layers.0.attn_norm.weight").unwrap().values;
+    let mut sums = vec![0.0f64; HIDDEN * HIDDEN];
+    for row in embeds.chunks(HIDDEN) {
+        let mean = row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / HIDDEN as f64;
+        let input: Vec<f64> =
+            row.iter().zip(gain).map(|(x, gain)| f64::from(x * gain) / (mean + 1e-5).sqrt()).collect();
+        for (sums, x) in sums.chunks_mut(HIDDEN).zip(&input) {
+            sums.iter_mut().zip(&input).for_each(|(sum, y)| *sum += x * y);
+        }
+    }
+    let largest = sums.iter().copied().fold(0.0, f64::max);
+    assert!(largest > 0.0 && measured[0].len() == sums.len());
+    for (at, (expected, found)) in sums.iter().zip(&measured[0]).enumerate() {
+        assert!((expected - f64::from(*found)).abs() < 1e-4 * largest, "{at}: {expected} {found}");
     }
 }
 

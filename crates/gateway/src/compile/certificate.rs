@@ -3,6 +3,7 @@
 use std::{collections::BTreeSet, path::Path};
 
 use narthex_catalog::fetch::CheckpointFiles;
+use narthex_compile::calibration::text_digest;
 use narthex_device::inventory;
 use narthex_files::environment;
 use narthex_spec::{
@@ -156,7 +157,7 @@ fn measure(
     certification: Certification,
 ) -> Result<Certificate, Error> {
     let name = quantised.manifest.name.clone();
-    let Recipe { scheme, calibration, .. } = quantised.manifest.recipe;
+    let Recipe { scheme, calibration, rounding, .. } = quantised.manifest.recipe;
     let variant = quantised.manifest.recipe.measured_variant();
     let figures = package_comparison::compare(context, float, quantised, TEXT)?;
     let loss = excess(scheme, &figures);
@@ -179,7 +180,8 @@ fn measure(
         figures,
         variant,
         text: Sha256::of(TEXT.as_bytes()),
-        calibration: (calibration == Calibration::Standard).then(narthex_compile::calibration::text_digest),
+        calibration: (calibration == Calibration::Standard).then(|| text_digest(rounding)),
+        rounding,
         date: Date::today().to_string(),
         accepted_loss: loss.is_some(),
     })

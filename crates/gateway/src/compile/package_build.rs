@@ -272,11 +272,23 @@ impl PackageBuild<'_> {
             return None;
         }
         let folder = self.library.store.package(&self.key.name, self.key.scheme)?;
-        let CompileRequest { target, block, ranges, contexts, prefill, part_bytes, pooling, .. } =
-            self.request;
+        let CompileRequest {
+            target,
+            block,
+            ranges,
+            rounding,
+            budget,
+            contexts,
+            prefill,
+            part_bytes,
+            pooling,
+            ..
+        } = self.request;
         if target.is_none()
             && block.is_none()
             && ranges.is_none()
+            && rounding.is_none()
+            && budget.is_none()
             && contexts.is_empty()
             && prefill.is_empty()
             && part_bytes.is_none()
@@ -297,12 +309,22 @@ impl PackageBuild<'_> {
         let has_ranges = ranges.is_none_or(|requested| {
             recipe.activations.is_some_and(|activations| activations.ranges == requested)
         });
+        let has_rounding = rounding.is_none_or(|requested| recipe.rounding == requested);
+        let has_budget = budget.is_none_or(|requested| recipe.budget == Some(requested));
         let has_parts = part_bytes.is_none_or(|requested| recipe.part_bytes == requested);
         let has_pooling = pooling.is_none_or(|requested| {
             let head = architecture.head();
             matches!(head, Some(EncoderHead::Embedding { pooling, .. }) if *pooling == requested)
         });
-        (has_target && has_block && has_ranges && has_shapes && has_parts && has_pooling).then_some(folder)
+        (has_target
+            && has_block
+            && has_ranges
+            && has_rounding
+            && has_budget
+            && has_shapes
+            && has_parts
+            && has_pooling)
+            .then_some(folder)
     }
 
     /// Returns the recipe. A new target is added to those of the installed package.
@@ -334,6 +356,8 @@ impl PackageBuild<'_> {
         if let (Some(activations), Some(ranges)) = (&mut default.activations, self.request.ranges) {
             activations.ranges = ranges;
         }
+        default.rounding = self.request.rounding.unwrap_or(default.rounding);
+        default.budget = self.request.budget.or(default.budget);
         let is_static = target.is_some()
             || default.activations.is_some()
             || !contexts.is_empty()

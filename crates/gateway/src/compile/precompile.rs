@@ -17,7 +17,7 @@ use narthex_device::{
 };
 use narthex_graph::{Graph, context::CONTEXT_OP, onnx::files::MAX_FILE_BYTES};
 use narthex_spec::{
-    BlockSize, Ep, OpenVinoDevice, ProgressSink, Recipe, Scheme, Target, Variant,
+    BlockSize, Ep, OpenVinoDevice, ProgressSink, Recipe, RoundingMethod, Scheme, Target, Variant,
     manifest::{Context, GraphEntry, Manifest, Part, PlacementRecord},
     progress::{Progress, Stage, Unit},
     target::QnnChip,
@@ -56,6 +56,14 @@ pub(crate) fn check_request(request: &CompileRequest) -> Result<(), Error> {
         };
         let message = format!("expected {expected} in {scheme}, found {block}");
         return Err(Error::invalid("block", message));
+    }
+    if request.rounding == Some(RoundingMethod::Gptq) && scheme.of_weights() != Scheme::W4 {
+        let message = format!("GPTQ rounds weights of 4 bits; expected --scheme w4 or w4a16, found {scheme}");
+        return Err(Error::invalid("rounding", message));
+    }
+    if request.budget.is_some() && request.rounding.unwrap_or(default.rounding) != RoundingMethod::Gptq {
+        let message = "the layers that lose most are known with --rounding gptq only".to_owned();
+        return Err(Error::invalid("budget", message));
     }
     if request.ranges.is_some() && default.activations.is_none() {
         let message = format!(

@@ -8,8 +8,8 @@ use std::{
 use narthex_compile::CompileError;
 pub use narthex_compile::vocab_subset::VocabSubset;
 use narthex_spec::{
-    BlockSize, Calibration, ContextFactor, LayerList, MatFormer, ModelName, Pass, RangeMethod, Scheme,
-    Target, arch::Pooling, id::BadModelName,
+    BlockSize, Calibration, ContextFactor, LayerList, MatFormer, ModelName, Pass, RangeMethod,
+    RoundingMethod, Scheme, SizeBudget, Target, arch::Pooling, id::BadModelName,
 };
 
 use crate::{error::Error, library::package_key::PackageKey};
@@ -39,6 +39,10 @@ pub struct CompileRequest {
     pub calibration: Calibration,
     /// Choice of the ranges of integer activations; by default that of the scheme.
     pub ranges: Option<RangeMethod>,
+    /// Choice of the integers of weights with 4 bits; by default the nearest ones.
+    pub rounding: Option<RoundingMethod>,
+    /// Additional size for layers that keep 8 bits, if the weights are rounded by GPTQ; by default none.
+    pub budget: Option<SizeBudget>,
     /// Smaller model to extract from a MatFormer model. Its package has a name of its own.
     pub matformer: Option<MatFormer>,
     /// Factor by which YaRN extends the context. The package has a name of its own.
@@ -81,6 +85,8 @@ impl CompileRequest {
             block: None,
             calibration: Calibration::Standard,
             ranges: None,
+            rounding: None,
+            budget: None,
             matformer: None,
             yarn: None,
             drop_layers: None,

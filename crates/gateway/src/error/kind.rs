@@ -136,6 +136,7 @@ pub(super) fn compile_kind(error: &narthex_compile::CompileError) -> ErrorKind {
             ErrorKind::NotFound => ErrorKind::Storage,
             other => other,
         },
+        Compile::Read { source, .. } => ErrorKind::of_io(source),
         Compile::Checkpoint(error) => checkpoint_kind(error),
         Compile::Tokenizer(error) => tokenizer_kind(error),
         Compile::Calibration(_) => ErrorKind::Unavailable,

@@ -4,7 +4,7 @@
 
 use narthex_gateway::{Cancel, Certification, CompileRequest, ErrorKind, Rebuild, compare::CompareOptions};
 use narthex_spec::{
-    BlockSize, Calibration, RangeMethod, Scheme, Variant,
+    BlockSize, Calibration, RangeMethod, RoundingMethod, Scheme, Variant,
     manifest::{CertificateFigures, Manifest},
     progress::Quiet,
 };
@@ -52,9 +52,19 @@ fn integer_activations_are_measured_in_the_graphs_that_have_them() {
         let (_, manifest) = compile(request(scheme)).unwrap();
         let certificate = manifest.certificate.unwrap();
         assert_eq!(certificate.variant, Variant::Static);
+        assert_eq!(certificate.rounding, RoundingMethod::Nearest);
         let CertificateFigures::Decoder { divergence, .. } = certificate.figures else { panic!("{scheme}") };
         assert!(divergence > 0.0 && divergence < 0.1, "{scheme}: {divergence}");
     }
+    let hybrid = CompileRequest {
+        rounding: Some(RoundingMethod::Gptq),
+        budget: Some("size=+20%".parse().unwrap()),
+        ..request(Scheme::W4A16)
+    };
+    let manifest = compile(hybrid).unwrap().1;
+    assert_eq!(manifest.certificate.unwrap().rounding, RoundingMethod::Gptq);
+    assert!(!manifest.wide_layers.is_empty());
+
     // Graphs with fixed shapes are made without being asked for.
     let plain = CompileRequest {
         contexts: Vec::new(),
@@ -72,6 +82,8 @@ fn integer_activations_are_measured_in_the_graphs_that_have_them() {
     };
     refused(CompileRequest { calibration: Calibration::None, ..plain.clone() }, "--calibrate standard");
     refused(CompileRequest { scheme: Scheme::W8, ..plain.clone() }, "expected --scheme w8a16, w8a8 or w4a16");
+    let compensated = CompileRequest { rounding: Some(RoundingMethod::Gptq), ..plain.clone() };
+    refused(compensated, "expected --scheme w4 or w4a16, found w8a16");
     refused(
         CompileRequest { block: Some(BlockSize::Elements(32)), ..plain.clone() },
         "expected channel, as its weights",
