@@ -54,7 +54,7 @@ impl Moments {
     }
 }
 
-/// How the rounding error of each column is compensated by later columns.
+/// Compensation of the rounding error of each column by the columns after it.
 #[derive(Debug, Clone)]
 pub struct Compensation {
     /// The column of each step.

@@ -36,8 +36,8 @@ impl DetectorSource {
         let path = speech_detector::locate(&self.store).ok_or_else(detector_not_installed)?;
         // A graph of this size runs fastest on one thread.
         let graph = CpuGraph::open(self.runtime, &path, 1)?;
-        let state = || vec![0.0; STATE];
-        Ok(SpeechDetector { graph, context: vec![0.0; CONTEXT_SAMPLES], states: [state(), state()] })
+        let states = [vec![0.0; STATE], vec![0.0; STATE]];
+        Ok(SpeechDetector { graph, context: vec![0.0; CONTEXT_SAMPLES], states })
     }
 }
 

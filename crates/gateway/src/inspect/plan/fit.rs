@@ -215,52 +215,9 @@ pub(super) fn least(estimate: &ModelEstimate, machine: &[DeviceFit]) -> Option<M
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use narthex_spec::DType;
-
+mod tests {
     use super::*;
-    use crate::inspect::plan::model_estimate::{
-        CacheEstimate, RequiredMemory, SchemeEstimate, TargetEstimate,
-    };
-
-    /// A model of 8 GB in w8 and 4 GB in w4, whose tokens take 1 MB.
-    pub(in super::super) fn estimate(longest: usize) -> ModelEstimate {
-        let scheme = |scheme, bytes| SchemeEstimate {
-            scheme,
-            bytes,
-            fixed_bytes: Some(bytes),
-            targets: vec![TargetEstimate {
-                target: Target::Qnn(vec![QnnChip::XElite]),
-                graph_bytes: bytes,
-                npu_bytes: bytes,
-                limit: 5_000_000_000,
-                held: vec![RequiredMemory { bytes, token_bytes: 500_000, limit: 5_000_000_000 }],
-                verdict: if bytes > 5_000_000_000 {
-                    Verdict::Refused { reason: "too large".to_owned() }
-                } else {
-                    Verdict::Whole
-                },
-                score: narthex_check::Score { total: 100.0, components: Vec::new(), factors: Vec::new() },
-                highest_rate: None,
-            }],
-        };
-        ModelEstimate {
-            structure: "a model".to_owned(),
-            vision: None,
-            parameters: 8_000_000_000,
-            longest,
-            schemes: vec![scheme(Scheme::W8, 8_000_000_000), scheme(Scheme::W4, 4_000_000_000)],
-            cache: vec![CacheEstimate {
-                layers: 1,
-                window: None,
-                dtype: DType::F32,
-                token_bytes: 1_000_000,
-                f16_token_bytes: 500_000,
-                i8_token_bytes: 265_625,
-            }],
-            npu_token_bytes: 500_000,
-        }
-    }
+    use crate::inspect::plan::{model_estimate::RequiredMemory, tests::estimate};
 
     fn contexts(longest: usize, memory: u64) -> Vec<Option<u64>> {
         let estimate = estimate(longest);

@@ -144,7 +144,7 @@ fn longest(room: Option<u64>, token_bytes: u64, model: u64) -> u64 {
 mod tests {
     use narthex_spec::{QnnChip, Target};
 
-    use super::{super::fit::tests::estimate, *};
+    use super::{super::tests::estimate, *};
 
     const GB: u64 = 1_000_000_000;
 

@@ -6,6 +6,8 @@
 mod fit;
 mod memory_plan;
 mod model_estimate;
+#[cfg(test)]
+mod tests;
 
 use narthex_catalog::{
     index::{Access, KnownDivergence, Purpose},

@@ -104,10 +104,13 @@ pub struct Decision {
 impl Decision {
     /// Returns the index of the most probable option; of equal ones, the first.
     pub fn best(&self) -> usize {
-        let better = |best: usize, (index, probability): (usize, &f64)| {
-            if *probability > self.probabilities[best] { index } else { best }
-        };
-        self.probabilities.iter().enumerate().fold(0, better)
+        let mut best = 0;
+        for (index, probability) in self.probabilities.iter().enumerate() {
+            if *probability > self.probabilities[best] {
+                best = index;
+            }
+        }
+        best
     }
 
     /// Returns `(n · peak − 1) / (n − 1)` for `n` options: 1 if one option has all the probability, and 0 if all are

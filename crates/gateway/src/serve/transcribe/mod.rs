@@ -74,10 +74,11 @@ impl ReadyModel {
             None => SampleSource::whole(audio),
             Some(activity) => {
                 let mut detector = model.detector.open()?;
-                let detect = move |samples: &[f32]| detector.probabilities(samples);
-                SampleSource::speech(audio, activity, Box::new(detect))
+                let detect = Box::new(move |samples: &[f32]| detector.probabilities(samples));
+                SampleSource::speech(audio, activity, detect)
             }
         };
+
         let queued = queue.enter(cancel)?;
         let transcription = Transcription { model, speech, settings, bins, queued };
         transcription.run(request, source, on)
@@ -115,6 +116,7 @@ impl Settings {
                 "the checkpoint of this model states no alignment heads, which the times of words need";
             return Err(Error::invalid("timestamp_granularities", message));
         }
+
         let prompt = match request.prompt.as_deref().map(str::trim).filter(|prompt| !prompt.is_empty()) {
             Some(prompt) => model.tokenizer()?.encode(&format!(" {prompt}"), Specials::AsText)?,
             None => Vec::new(),
