@@ -117,7 +117,7 @@ pub fn compile(
     }
 
     let title = format!("Compiling {}", job.name);
-    let measured = Measured { scaling: &scaling, rounded: &rounded, ranges: &ranges };
+    let measured = CalibrationResults { scaling: &scaling, rounded: &rounded, ranges: &ranges };
     let Lowering { mut lowered, .. } = sweep.lower(title, measured, &job.recipe)?;
     rounded.remove()?;
     let mut changes = left_out(&job.recipe, &checkpoint.architecture);
@@ -165,7 +165,7 @@ struct WeightPass<'a> {
 
 /// Results of running a model on the calibration text.
 #[derive(Clone, Copy)]
-struct Measured<'a> {
+struct CalibrationResults<'a> {
     scaling: &'a Scaling,
     rounded: &'a RoundedWeights,
     ranges: &'a ActivationRanges,
@@ -188,7 +188,7 @@ struct Lowering {
 
 impl WeightPass<'_> {
     /// Writes the weights, replacing those of an earlier pass, and returns the graphs over them.
-    fn lower(&self, title: String, measured: Measured<'_>, recipe: &Recipe) -> Result<Lowering> {
+    fn lower(&self, title: String, measured: CalibrationResults<'_>, recipe: &Recipe) -> Result<Lowering> {
         let architecture = &self.checkpoint.architecture;
         let total = self.plan.data_bytes(architecture, recipe);
         let stage = Stage::start(self.progress, title, Unit::Bytes, Some(total));
@@ -352,7 +352,7 @@ impl WeightPass<'_> {
         // Each layer is measured separately, so passes that merge layers are not applied.
         let alone =
             Recipe { fixed: None, passes: BTreeSet::new(), accuracy_level, ..self.job.recipe.clone() };
-        let measured = Measured { scaling, rounded, ranges: &ActivationRanges::default() };
+        let measured = CalibrationResults { scaling, rounded, ranges: &ActivationRanges::default() };
         let Lowering { lowered, products } = self.lower(title, measured, &alone)?;
         if self.cancel.load(Ordering::Relaxed) {
             return Err(CompileError::Cancelled);

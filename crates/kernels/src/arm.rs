@@ -15,7 +15,9 @@ const BF16_FIELD: u32 = 44;
 #[cfg(target_arch = "aarch64")]
 pub fn has_i8mm() -> bool {
     #[cfg(windows)]
-    if windows::has_feature(windows::I8MM) || windows::isar1().is_some_and(|isar1| has_field(isar1, I8MM_FIELD)) {
+    if windows::has_feature(windows::I8MM)
+        || windows::isar1().is_some_and(|isar1| has_field(isar1, I8MM_FIELD))
+    {
         return true;
     }
     std::arch::is_aarch64_feature_detected!("i8mm")
@@ -25,7 +27,9 @@ pub fn has_i8mm() -> bool {
 #[cfg(target_arch = "aarch64")]
 pub fn has_bf16() -> bool {
     #[cfg(windows)]
-    if windows::has_feature(windows::BF16) || windows::isar1().is_some_and(|isar1| has_field(isar1, BF16_FIELD)) {
+    if windows::has_feature(windows::BF16)
+        || windows::isar1().is_some_and(|isar1| has_field(isar1, BF16_FIELD))
+    {
         return true;
     }
     std::arch::is_aarch64_feature_detected!("bf16")

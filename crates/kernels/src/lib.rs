@@ -17,6 +17,7 @@
 mod activation;
 mod activations;
 mod aligned;
+pub mod arm;
 mod attention;
 mod elementwise;
 mod error;

@@ -13,7 +13,7 @@ pub struct LayerLoss {
     pub loss: f64,
     /// Additional size in 8 bits.
     pub bytes: u64,
-    /// Whether it keeps 8 bits.
+    /// True if it keeps 8 bits.
     pub is_wide: bool,
 }
 

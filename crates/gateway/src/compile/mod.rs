@@ -8,3 +8,4 @@ pub(crate) mod package_build;
 pub(crate) mod precompile;
 mod quality;
 pub(crate) mod request;
+mod voice_build;

@@ -14,7 +14,6 @@ use narthex_compile::{
     package::add_files,
     pipeline::{self, CompileJob},
     vocab_subset::VocabSubset,
-    voice::{self, VoiceJob},
 };
 use narthex_device::ep::{self, Facts};
 use narthex_files::environment;
@@ -36,7 +35,7 @@ use super::{
 use crate::{
     cancel::Cancel,
     error::Error,
-    library::{DEFAULT_SCHEME, Library, package, package_key::PackageKey},
+    library::{Library, package, package_key::PackageKey},
     threads::{self, ComputingThreads},
 };
 
@@ -199,41 +198,6 @@ impl PackageBuild<'_> {
         }
         steps.begin(format!("Compiling {} in {}", key.name, key.scheme));
         self.compile(&resolved, files, recipe)
-    }
-
-    /// Refuses settings of a compile for a voice, whose graph is imported as it is.
-    fn check_voice(&self) -> Result<(), Error> {
-        let CompileRequest { target, contexts, prefill, passes, .. } = self.request;
-        let name = &self.key.name;
-        if self.key.scheme != DEFAULT_SCHEME {
-            let message = format!("{name} is a voice, which exists only in {DEFAULT_SCHEME}");
-            return Err(Error::invalid("scheme", message));
-        }
-        let has_passes = passes.as_ref().is_some_and(|passes| !passes.is_empty());
-        if target.is_some() || !contexts.is_empty() || !prefill.is_empty() || has_passes {
-            let message =
-                format!("{name} is a voice, which is imported and not compiled; `narthex pull {name}`");
-            return Err(Error::invalid("model", message));
-        }
-        Ok(())
-    }
-
-    /// Imports a voice of the catalogue.
-    fn import_voice(&self, resolved: &CheckpointSource, files: CheckpointFiles) -> Result<PathBuf, Error> {
-        let Self { library, key, cancel, .. } = self;
-        let staging = library.store.stage_package(&key.name, key.scheme)?;
-        let job = VoiceJob {
-            folder: &files.path,
-            file: None,
-            name: key.name.clone(),
-            out: staging.path(),
-            provenance: provenance(CheckpointFiles {
-                license: files.license.clone().or_else(|| resolved.license.clone()),
-                ..files.clone()
-            }),
-        };
-        voice::import(job, cancel.flag())?;
-        Ok(staging.commit()?)
     }
 
     /// Checks that the store has room for the package of a catalogue model and for its checkpoint, if that is downloaded
@@ -492,7 +456,7 @@ impl PackageBuild<'_> {
     }
 }
 
-fn provenance(checkpoint: CheckpointFiles) -> Provenance {
+pub(super) fn provenance(checkpoint: CheckpointFiles) -> Provenance {
     Provenance {
         source: checkpoint.source,
         checkpoint: checkpoint.digests,

@@ -469,7 +469,8 @@ fn strict_servers_refuse_hints_that_do_not_describe_the_caller() {
         assert!(answer.status == 400 && answer.text().contains(name.as_str()), "{path}: {}", answer.text());
     };
     let reasoning = [json!({"reasoning_effort": "low"}), json!({"enable_thinking": true})];
-    for fields in [reasoning.as_slice(), &[json!({"cache_prompt": true}), json!({"keep_alive": 1})]].concat()
+    for fields in
+        [reasoning.as_slice(), &[json!({"cache_prompt": true}), json!({"mirostat_tau": 5.0})]].concat()
     {
         endpoints(&model, 2).into_iter().for_each(|endpoint| refused(endpoint, fields.clone()));
     }

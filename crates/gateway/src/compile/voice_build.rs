@@ -1,0 +1,53 @@
+//! Import of a voice, whose graph is not compiled.
+
+use std::path::PathBuf;
+
+use narthex_catalog::{fetch::CheckpointFiles, resolve::CheckpointSource};
+use narthex_compile::voice::{self, VoiceJob};
+
+use super::{
+    package_build::{PackageBuild, provenance},
+    request::CompileRequest,
+};
+use crate::{error::Error, library::DEFAULT_SCHEME};
+
+impl PackageBuild<'_> {
+    /// Refuses settings of a compile for a voice, whose graph is imported as it is.
+    pub(super) fn check_voice(&self) -> Result<(), Error> {
+        let CompileRequest { target, contexts, prefill, passes, .. } = self.request;
+        let name = &self.key.name;
+        if self.key.scheme != DEFAULT_SCHEME {
+            let message = format!("{name} is a voice, which exists only in {DEFAULT_SCHEME}");
+            return Err(Error::invalid("scheme", message));
+        }
+        let has_passes = passes.as_ref().is_some_and(|passes| !passes.is_empty());
+        if target.is_some() || !contexts.is_empty() || !prefill.is_empty() || has_passes {
+            let message =
+                format!("{name} is a voice, which is imported and not compiled; `narthex pull {name}`");
+            return Err(Error::invalid("model", message));
+        }
+        Ok(())
+    }
+
+    /// Imports a voice of the catalogue.
+    pub(super) fn import_voice(
+        &self,
+        resolved: &CheckpointSource,
+        files: CheckpointFiles,
+    ) -> Result<PathBuf, Error> {
+        let Self { library, key, cancel, .. } = self;
+        let staging = library.store.stage_package(&key.name, key.scheme)?;
+        let job = VoiceJob {
+            folder: &files.path,
+            file: None,
+            name: key.name.clone(),
+            out: staging.path(),
+            provenance: provenance(CheckpointFiles {
+                license: files.license.clone().or_else(|| resolved.license.clone()),
+                ..files.clone()
+            }),
+        };
+        voice::import(job, cancel.flag())?;
+        Ok(staging.commit()?)
+    }
+}
