@@ -21,7 +21,7 @@ const LEAST_THRESHOLD: f32 = 0.01;
 pub struct ActivitySettings {
     /// Probability from which a frame is speech, above 0 and below 1.
     pub threshold: f32,
-    /// Duration of a pause that divides speech, in milliseconds.
+    /// Minimum duration of a pause that ends speech, in milliseconds.
     pub pause_ms: u32,
     /// Duration that is added before and after speech, in milliseconds.
     pub padding_ms: u32,

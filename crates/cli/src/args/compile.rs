@@ -43,7 +43,7 @@ pub(crate) struct CompileArgs {
     #[arg(long, value_name = "METHOD")]
     pub(crate) rounding: Option<RoundingMethod>,
 
-    /// Additional size for the layers that lose most in 4 bits, which then have 8; with --rounding gptq [default: none]
+    /// Size that the package may gain from 8 bits in the layers that lose most in 4, as in +15%; needs --rounding gptq [default: none]
     #[arg(long, value_name = "size=+N%")]
     pub(crate) budget: Option<SizeBudget>,
 

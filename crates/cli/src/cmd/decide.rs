@@ -32,7 +32,7 @@ struct OptionOutput<'a> {
     probability: f64,
 }
 
-/// Decides a question about the text of a file or of standard input.
+/// Answers a closed question about the text of a file or of standard input.
 pub(crate) fn run(gateway: &Gateway, args: &DecideArgs) -> anyhow::Result<()> {
     super::check_texts("question", &[&args.question], "pass it as an argument")?;
     let state = answer::read_context(&args.context, "Type the text that the question is about")?;

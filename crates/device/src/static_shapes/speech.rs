@@ -150,9 +150,11 @@ impl StaticSpeech {
         [&self.encoder].into_iter().chain(layers).chain([&self.head]).map(StaticGraph::placement).collect()
     }
 
-    /// Runs the first of `tokens` after `at` tokens in the smallest graphs that hold them all, or in those for the most
-    /// tokens, and computes the logits of those of them that are in `rows`. `before` tokens of the call ran before. Returns
-    /// the number of tokens that ran.
+    /// Runs as many of `tokens` as one graph takes, and returns their number. It selects the graphs with the shortest past
+    /// that holds `at + tokens.len()` tokens, and of these the shortest that takes all of `tokens`, or else the longest.
+    ///
+    /// `at` is the number of tokens in the cache. `before` is the number of tokens of this call that ran before. Computes
+    /// the logits of the tokens whose indices in the call are in `rows`.
     fn run(
         &mut self,
         at: usize,
@@ -237,7 +239,7 @@ fn check_whole(manifest: &Manifest, arch: &SpeechArch) -> Result<(), DeviceError
     Ok(())
 }
 
-/// Writes half-precision numbers as single-precision numbers.
+/// Converts half-precision numbers to single precision.
 fn widen(values: &[f16], out: &mut [f32]) {
     values.iter().zip(out).for_each(|(value, out)| *out = value.to_f32());
 }
