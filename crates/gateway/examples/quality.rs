@@ -89,7 +89,7 @@ impl Candidate {
         kv_precision: KvPrecision,
     ) -> Result<Self, Box<dyn Error>> {
         let manifest = manifest(folder)?;
-        let bytes: u64 = manifest.files.values().map(|file| file.bytes).sum();
+        let bytes = manifest.bytes();
         let options = ExecutorOptions {
             threads: 0,
             slots: 1,

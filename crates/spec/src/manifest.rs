@@ -7,6 +7,7 @@ mod bound_device;
 mod certificate;
 mod consistency;
 mod contradiction;
+mod files;
 mod kv;
 mod limits;
 mod part;
@@ -16,7 +17,6 @@ mod sampling;
 mod seal;
 mod source_weights;
 mod speech;
-mod unlisted;
 mod vision;
 mod voice;
 

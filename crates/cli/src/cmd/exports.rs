@@ -14,7 +14,7 @@ pub(crate) fn import(gateway: &Gateway, args: ImportArgs) -> anyhow::Result<()> 
     let request = ImportRequest { path, name, file, pooling };
     let bars = Bars::new();
     let (folder, manifest) = gateway.import(&request, &bars, interrupt::cancel())?;
-    let bytes = manifest.files.values().map(|file| file.bytes).sum();
+    let bytes = manifest.bytes();
     output::note(format!(
         "imported {} ({}, {}, up to {} tokens){}",
         manifest.name,

@@ -182,7 +182,7 @@ pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<(
 
     let bars = Bars::new();
     let (folder, manifest) = gateway.compile(&args.model, &request, &bars, interrupt::cancel())?;
-    let bytes = manifest.files.values().map(|file| file.bytes).sum();
+    let bytes = manifest.bytes();
     output::note(format!(
         "compiled {} ({}, {}){}",
         manifest.name,

@@ -19,7 +19,7 @@ use super::{
 
 /// Renders a package and its catalogue entry.
 pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing) -> String {
-    let size = manifest.files.values().map(|file| file.bytes).sum();
+    let size = manifest.bytes();
     let package = listing.installed.iter().find(|package| package.scheme == manifest.recipe.scheme);
     let mut lines = vec![
         format!("model        {}", manifest.name),

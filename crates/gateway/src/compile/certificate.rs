@@ -136,7 +136,7 @@ fn unaffordable(library: &Library, manifest: &Manifest) -> Option<String> {
 
 /// Returns the approximate size in bytes of the package's model in `f32`.
 fn float_bytes(manifest: &Manifest) -> u64 {
-    let bytes: u64 = manifest.files.values().map(|file| file.bytes).sum();
+    let bytes = manifest.bytes();
     bytes.saturating_mul(match manifest.recipe.scheme {
         Scheme::F32 => 1,
         Scheme::F16 => 2,

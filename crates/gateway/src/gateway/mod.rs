@@ -340,11 +340,11 @@ impl Gateway {
         let tokenizer = (!is_voice).then(|| TokenizerReader::start(&package)).transpose()?;
         let runtime = choice.load(library, progress, cancel)?;
         let draft = if is_voice { None } else { DraftPackage::of(library, &package, progress, cancel)? };
-        let has_kv = package.manifest.architecture.is_decoder();
-        let draft_kv = draft.as_ref().map_or(0, |draft| draft.kv_budget);
-        let kv_bytes = if has_kv { config.kv_memory().budget.saturating_add(draft_kv) } else { 0 };
-        let draft_bytes = draft.as_ref().map_or(0, DraftPackage::bytes);
-        let memory = ModelMemory { package_bytes: package.bytes() + draft_bytes, kv_bytes };
+        let mut memory = ModelMemory::of(&config, &package.manifest);
+        if let Some(draft) = &draft {
+            memory.package_bytes += draft.bytes();
+            memory.kv_bytes = memory.kv_bytes.saturating_add(draft.kv_budget);
+        }
         self.models.release_prefixes(memory.package_bytes, inventory::available_memory());
         let reservation = self.models.reserve(key, memory, cancel)?;
         let request = LoadRequest {

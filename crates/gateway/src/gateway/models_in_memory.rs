@@ -34,10 +34,8 @@ impl Gateway {
     pub fn forecast_load(&self, model: &str) -> Result<LoadForecast, Error> {
         let RequestedModel { key, .. } = self.resolve(model)?;
         let manifest = self.library.manifest(&key)?;
-        let config = self.library.config_of(&key.name);
-        let kv_bytes = if manifest.architecture.is_decoder() { config.kv_memory().budget } else { 0 };
-        let package_bytes = manifest.files.values().map(|file| file.bytes).sum();
-        Ok(self.models.forecast(&key, ModelMemory { package_bytes, kv_bytes }))
+        let memory = ModelMemory::of(&self.library.config_of(&key.name), &manifest);
+        Ok(self.models.forecast(&key, memory))
     }
 
     /// Removes a model that a request names from memory. Requests that already use it continue with it.
@@ -59,8 +57,7 @@ impl Gateway {
     /// The names of models and the settings of answers apply to each request to the new gateway, and the times that models
     /// stay in memory apply to the models there too. A model in memory keeps its other settings until it is loaded again.
     /// The store, the network, the runtime, the number of threads, the devices for all models, `max_models`, `kv_total`,
-    /// `weights_total`,
-    /// `load_wait`, `retry_failed_after` and the prefix cache stay those of this gateway.
+    /// `weights_total`, `load_wait`, `retry_failed_after` and the prefix cache stay those of this gateway.
     ///
     /// ```
     /// use narthex_gateway::{Config, Gateway};

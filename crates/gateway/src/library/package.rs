@@ -65,7 +65,7 @@ impl Package {
 
     /// Returns the bytes of its files without the manifest.
     pub(crate) fn bytes(&self) -> u64 {
-        self.manifest.files.values().map(|file| file.bytes).sum()
+        self.manifest.bytes()
     }
 
     /// Returns whether the package is still in its folder, neither removed nor replaced.

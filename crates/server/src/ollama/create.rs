@@ -89,9 +89,8 @@ fn sampling(
     parameters: Map<String, Value>,
     ignored: &mut IgnoredParameters,
 ) -> Result<AnswerSettings, ApiError> {
-    let set = |value: &Value| !value.is_null();
     let other = parameters.iter().find(|(name, value)| {
-        set(value)
+        !value.is_null()
             && options::Sampling::FIELDS.contains(&name.as_str())
             && !PARAMETERS.contains(&name.as_str())
     });

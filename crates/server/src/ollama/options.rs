@@ -94,21 +94,19 @@ impl Retention {
     /// Reads a value of `keep_alive`: a number of seconds or a duration as in `5m`, for ever if it is negative. `None` for
     /// others.
     fn new(keep_alive: &Value) -> Option<Self> {
-        let seconds = match keep_alive {
-            Value::Number(seconds) => seconds.as_f64()?,
-            Value::String(text) => match text.parse().ok() {
-                Some(KeepAlive::Forever) => -1.0,
-                Some(KeepAlive::For(time)) => time.as_secs_f64(),
-                None if text.starts_with('-') => text.get(1..)?.parse::<KeepAlive>().ok().map(|_| -1.0)?,
-                None => return None,
+        let keep_alive = match keep_alive {
+            Value::Number(seconds) => match seconds.as_f64()? {
+                negative if negative < 0.0 => KeepAlive::Forever,
+                seconds => KeepAlive::For(Duration::try_from_secs_f64(seconds).ok()?),
+            },
+            Value::String(text) => match (text.parse(), text.strip_prefix('-')) {
+                (Ok(keep_alive), _) => keep_alive,
+                (Err(_), Some(duration)) => duration.parse().ok().map(|_: KeepAlive| KeepAlive::Forever)?,
+                (Err(_), None) => return None,
             },
             _ => return None,
         };
-        if seconds < 0.0 {
-            return Some(Self::For(KeepAlive::Forever));
-        }
-        let time = Duration::try_from_secs_f64(seconds).ok()?;
-        Some(if time.is_zero() { Self::Unload } else { Self::For(KeepAlive::For(time)) })
+        Some(if keep_alive == KeepAlive::For(Duration::ZERO) { Self::Unload } else { Self::For(keep_alive) })
     }
 
     /// Reads a value of `keep_alive`, and adds one without effect to `ignored`.

@@ -6,8 +6,10 @@ use std::{
     sync::{Arc, Weak},
 };
 
+use narthex_spec::manifest::Manifest;
+
 use super::{ResidencyLimits, ResidentModels};
-use crate::library::package_key::PackageKey;
+use crate::{config::Config, library::package_key::PackageKey};
 
 /// Memory that a model takes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -16,6 +18,14 @@ pub(crate) struct ModelMemory {
     pub(crate) package_bytes: u64,
     /// Maximum bytes of its KV caches.
     pub(crate) kv_bytes: usize,
+}
+
+impl ModelMemory {
+    /// Returns what the package of `manifest` takes with the settings of its model, without a draft model.
+    pub(crate) fn of(config: &Config, manifest: &Manifest) -> Self {
+        let kv_bytes = if manifest.architecture.is_decoder() { config.kv_memory().budget } else { 0 };
+        Self { package_bytes: manifest.bytes(), kv_bytes }
+    }
 }
 
 /// All reservations, including those of removed models that requests still use.

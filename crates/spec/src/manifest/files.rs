@@ -1,10 +1,15 @@
-//! Files that a manifest uses without a digest.
+//! Files of a package: their size, and those that the manifest uses without a digest.
 
 use std::collections::BTreeSet;
 
 use super::{FileRange, Manifest, TableEncoding, VoiceEntry};
 
 impl Manifest {
+    /// Returns the bytes of all files of the package except the manifest.
+    pub fn bytes(&self) -> u64 {
+        self.files.values().map(|file| file.bytes).sum()
+    }
+
     /// Returns the files that the manifest uses but does not list with their digests.
     pub fn unlisted(&self) -> BTreeSet<&str> {
         let graphs = self.every_graph().map(|graph| &graph.file);
