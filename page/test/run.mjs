@@ -508,9 +508,10 @@ const tests = {
     const forecast = { id: MODEL, unloads: ["other"], room: "enough", text };
     await page.route("**/v1/load/**", (route) => route.fulfill({ json: forecast }));
     const load = card.getByRole("button", { name: `Load ${MODEL}`, exact: true });
-    const [dialog] = await Promise.all([page.waitForEvent("dialog"), load.click()]);
-    assert.equal(dialog.message(), `${MODEL} ${text}. Load it?`);
-    await dialog.dismiss();
+    // The click may end only after the answer, so the question is answered as it appears.
+    const question = page.waitForEvent("dialog").then(async (dialog) => (await dialog.dismiss(), dialog.message()));
+    await load.click();
+    assert.equal(await question, `${MODEL} ${text}. Load it?`);
     await card.getByText("not in memory").waitFor();
     await page.unroute("**/v1/load/**");
     await load.click();
