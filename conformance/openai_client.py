@@ -1,9 +1,10 @@
 """OpenAI's own Python client against a live Narthex server.
 
-    python openai_client.py http://127.0.0.1:8000/v1      # needs: pip install openai==3.52.0
+    python openai_client.py http://127.0.0.1:8000/v1      # needs: pip install openai[realtime]==3.52.0
 
 Prints a line per check and a count; exits 1 where one failed. Needs the models smollm2:135m and all-minilm-l6-v2.
 """
+import base64
 import json
 import math
 import sys
@@ -245,6 +246,35 @@ def calls_are_streamed_and_answered():
     result = {"role": "tool", "tool_call_id": call.id, "content": "12"}
     history = [*QUESTION, message.model_dump(exclude_none=True), result]
     assert ask(messages=history, tools=[tool], max_tokens=4).usage.completion_tokens > 0
+
+
+@check
+def audio_of_a_live_session_becomes_items():
+    # The models of this server transcribe nothing, so transcripts are off.
+    settings = {"format": {"type": "audio/pcm", "rate": 24000}, "transcription": None, "turn_detection": None}
+    with client.realtime.connect(model=CHAT, extra_query={"intent": "transcription"}) as connection:
+        def received(kind):
+            for event in connection:
+                if event.type == kind:
+                    return event
+            raise AssertionError(f"no {kind}")
+
+        created = received("session.created")
+        assert created.session.type == "transcription", created
+        assert created.session.audio.input.turn_detection.type == "server_vad", created
+        connection.session.update(session={"type": "transcription", "audio": {"input": settings}})
+        assert received("session.updated").session.audio.input.transcription is None
+        connection.input_audio_buffer.append(audio=base64.b64encode(bytes(48000)).decode())
+        connection.input_audio_buffer.commit()
+        committed = received("input_audio_buffer.committed")
+        item = received("conversation.item.done").item
+        assert item.id == committed.item_id and item.content[0].type == "input_audio", item
+        connection.response.create()
+        error = received("error").error
+        assert error.code == "unknown_event" and "type realtime" in error.message, error
+        connection.input_audio_buffer.append(audio="AAAA")
+        connection.input_audio_buffer.clear()
+        assert received("input_audio_buffer.cleared")
 
 
 if __name__ == "__main__":

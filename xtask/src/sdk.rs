@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use xtask_tools::{python::VirtualEnvironment, session::Session};
 
-/// OpenAI's client.
-pub(crate) const OPENAI: &str = "openai==3.52.0";
+/// OpenAI's client, with its WebSocket.
+pub(crate) const OPENAI: &str = "openai[realtime]==3.52.0";
 
 /// Anthropic's client.
 pub(crate) const ANTHROPIC: &str = "anthropic==2.12.0";

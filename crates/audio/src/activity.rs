@@ -113,6 +113,11 @@ impl SpeechDivider {
         run
     }
 
+    /// Returns whether the last frame belongs to speech. The pause at the end of speech does, until it is long enough.
+    pub fn is_in_speech(&self) -> bool {
+        matches!(self.state, State::Speech { .. })
+    }
+
     /// Returns the last samples of speech at the end of the sound.
     pub fn finish(mut self) -> Option<SpeechRun> {
         match self.state {
@@ -236,6 +241,18 @@ mod tests {
         let found: Vec<f32> = runs(&case).into_iter().flat_map(|run| run.samples).collect();
         assert_eq!(found.len(), case.length);
         assert!(found.is_sorted());
+    }
+
+    #[test]
+    fn speech_lasts_until_its_pause_is_long_enough() {
+        let settings = ActivitySettings { threshold: 0.5, pause_ms: 64, padding_ms: 0 };
+        let mut divider = SpeechDivider::new(settings);
+        let mut after = |probability| {
+            divider.push(&[0.0; FRAME_SAMPLES], probability);
+            divider.is_in_speech()
+        };
+        let states = [0.4, 0.9, 0.1, 0.4, 0.9, 0.1, 0.1, 0.1, 0.0].map(&mut after);
+        assert_eq!(states, [false, true, true, true, true, true, true, false, false]);
     }
 
     #[test]

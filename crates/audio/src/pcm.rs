@@ -1,4 +1,4 @@
-//! Samples in memory, and WAV files of 16-bit samples.
+//! Samples in memory, their encodings without a file, and WAV files of 16-bit samples.
 
 /// Mono samples in -1 to 1.
 #[derive(Debug, Clone, PartialEq)]
@@ -66,9 +66,57 @@ pub(crate) fn to_i16(sample: f32) -> i16 {
     (sample * 32_767.0).round() as i16
 }
 
+/// Returns the samples of 16-bit integers in little-endian order. A byte at the end without the other is left out.
+pub fn from_i16_le(bytes: &[u8]) -> Vec<f32> {
+    let integers =
+        bytes.chunks_exact(SAMPLE_BYTES as usize).map(|pair| i16::from_le_bytes([pair[0], pair[1]]));
+    integers.map(from_i16).collect()
+}
+
+/// Returns the samples of bytes in the μ-law of ITU-T G.711.
+pub fn from_mu_law(bytes: &[u8]) -> Vec<f32> {
+    /// Offset that makes the segments powers of two.
+    const BIAS: i16 = 0x84;
+    let sample = |byte: &u8| {
+        let code = !byte;
+        let magnitude = ((i16::from(code & 0x0f) << 3) + BIAS) << ((code >> 4) & 0x07);
+        from_i16(if code & 0x80 == 0 { magnitude - BIAS } else { BIAS - magnitude })
+    };
+    bytes.iter().map(sample).collect()
+}
+
+/// Returns the samples of bytes in the A-law of ITU-T G.711.
+pub fn from_a_law(bytes: &[u8]) -> Vec<f32> {
+    let sample = |byte: &u8| {
+        // Every second bit is inverted.
+        let code = byte ^ 0x55;
+        let mantissa = (i16::from(code & 0x0f) << 4) + 8;
+        let magnitude = match (code >> 4) & 0x07 {
+            0 => mantissa,
+            segment => (mantissa + 0x100) << (segment - 1),
+        };
+        from_i16(if code & 0x80 == 0 { -magnitude } else { magnitude })
+    };
+    bytes.iter().map(sample).collect()
+}
+
+/// Returns a 16-bit integer as a sample.
+fn from_i16(integer: i16) -> f32 {
+    f32::from(integer) / 32_768.0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn encodings_without_a_file_have_the_samples_of_the_standard() {
+        assert_eq!(from_i16_le(&[0, 0x40, 0, 0x80, 7]), [0.5, -1.0]);
+        let integers = |samples: Vec<f32>| samples.iter().map(|x| (x * 32_768.0) as i32).collect::<Vec<_>>();
+        // Values of the tables of G.711, in 16 bits.
+        assert_eq!(integers(from_mu_law(&[0x00, 0x7f, 0x80, 0xff, 0xef])), [-32_124, 0, 32_124, 0, 132]);
+        assert_eq!(integers(from_a_law(&[0xd5, 0x55, 0xaa, 0x2a, 0x80])), [8, -8, 32_256, -32_256, 5_504]);
+    }
 
     #[test]
     fn a_wav_file_has_the_sizes_of_its_samples() {

@@ -52,7 +52,10 @@ pub use library::{
     package_key::split_scheme,
     runtimes::RuntimeListing,
 };
-pub use load::residency::{LoadStart, LoadWaiter, PendingLoad, ReadyModel};
+pub use load::{
+    residency::{LoadStart, LoadWaiter, PendingLoad, ReadyModel},
+    speech_detector::SpeechDetector,
+};
 pub use model_settings::{AnswerSettings, KeepAlive, LoadSettings, ModelSettings, ResidenceSettings};
 pub use narthex_audio::AudioError;
 pub use narthex_catalog::{

@@ -19,6 +19,7 @@ use crate::{
     http::budget::{AnswerMemory, BodyBudget},
     jobs::Jobs,
     keys::{Caller, admins_only},
+    live_sessions::LiveSessions,
     reports::{devices::DeviceList, history::History, memory_reports::MemoryReports, metrics::Metrics},
     settings_editor::SettingsEditor,
 };
@@ -59,6 +60,8 @@ pub(crate) struct ServerResources {
     pub(crate) history: History,
     pub(crate) options: RequestOptions,
     pub(crate) settings: Option<SettingsEditor>,
+    /// Sessions of live transcripts.
+    pub(crate) sessions: LiveSessions,
 }
 
 impl ServerResources {
@@ -74,6 +77,7 @@ impl ServerResources {
             history: History::default(),
             options,
             settings: None,
+            sessions: LiveSessions::default(),
         }
     }
 }

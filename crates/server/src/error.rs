@@ -53,8 +53,9 @@ impl OpenAiErrorBody {
     }
 }
 
+/// The fields of an error of OpenAI's protocol.
 #[derive(Debug, Serialize, JsonSchema)]
-struct OpenAiError {
+pub(crate) struct OpenAiError {
     message: String,
     r#type: &'static str,
     /// Parameter of the request.
@@ -199,26 +200,29 @@ impl ApiError {
         self.overlong.is_some()
     }
 
+    /// Returns true if the same request may succeed soon, because another one was in its way.
+    pub(crate) fn is_temporary(&self) -> bool {
+        self.status == StatusCode::TOO_MANY_REQUESTS
+    }
+
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn body(&self) -> serde_json::Value {
         serde_json::json!(self.typed_body())
     }
 
     fn typed_body(&self) -> OpenAiErrorBody {
+        OpenAiErrorBody { error: self.to_object() }
+    }
+
+    /// Returns the fields of the error in OpenAI's protocol.
+    pub(crate) fn to_object(&self) -> OpenAiError {
         let kind = match self.status {
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
             StatusCode::SERVICE_UNAVAILABLE => "service_unavailable",
             status if status.is_client_error() => "invalid_request_error",
             _ => SERVER_ERROR,
         };
-        OpenAiErrorBody {
-            error: OpenAiError {
-                message: self.message(),
-                r#type: kind,
-                param: self.param(),
-                code: self.code,
-            },
-        }
+        OpenAiError { message: self.message(), r#type: kind, param: self.param(), code: self.code }
     }
 }
 

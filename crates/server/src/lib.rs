@@ -15,6 +15,7 @@ pub mod fuzzing;
 mod http;
 mod jobs;
 mod keys;
+mod live_sessions;
 mod ollama;
 mod openai;
 mod page;

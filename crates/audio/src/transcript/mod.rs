@@ -1,14 +1,16 @@
 //! The result of speech recognition, and its formats.
 //!
-//! [`Transcript::write`] writes the formats of the OpenAI API.
+//! [`Transcript::write`] writes the formats of the OpenAI API. [`LiveText`] is the text of speech that has not ended.
 
 mod json;
+mod live;
 mod subtitles;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use json::{PlainTranscript, Usage, VerboseTranscript};
+pub use live::LiveText;
 
 /// Task of speech recognition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]

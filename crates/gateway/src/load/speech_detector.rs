@@ -48,8 +48,8 @@ pub(crate) fn detector_not_installed() -> Error {
     Error::invalid("vad", message)
 }
 
-/// The graph with the state of one sound.
-pub(crate) struct SpeechDetector {
+/// Detector of speech in one sound, from [`ReadyModel::open_speech_detector`].
+pub struct SpeechDetector {
     graph: CpuGraph,
     /// Last samples of the frame before.
     context: Vec<f32>,
@@ -58,9 +58,9 @@ pub(crate) struct SpeechDetector {
 }
 
 impl SpeechDetector {
-    /// Returns the probability of speech in each frame of the samples that follow. They consist of whole frames, except
-    /// at the end of the sound, where silence is added.
-    pub(crate) fn probabilities(&mut self, samples: &[f32]) -> Result<Vec<f32>, Error> {
+    /// Returns the probability of speech in each frame of 512 of the samples that follow, which have 16,000 Hz. They consist
+    /// of whole frames, except at the end of the sound, where silence is added.
+    pub fn probabilities(&mut self, samples: &[f32]) -> Result<Vec<f32>, Error> {
         let mut found = Vec::with_capacity(samples.len().div_ceil(FRAME_SAMPLES));
         for block in samples.chunks(MAX_FRAMES * FRAME_SAMPLES) {
             found.extend(self.run(block)?);

@@ -160,9 +160,15 @@ impl Access {
         let meter = Meter { metrics: self.metrics(), caller };
         let answer = AnswerMemory::new(&self.shared.bodies);
         request.extensions_mut().insert(App { gateway, meter, shared: self.shared.clone(), answer });
+
         let Some(key) = key else { return Ok(next.run(request).await) };
         let mut response = match key.start(Instant::now()) {
-            Ok(permit) => hold(permit, next.run(request).await),
+            Ok(permit) => {
+                let permit = Arc::new(permit);
+                // A session that takes over the connection holds the permit too.
+                request.extensions_mut().insert(permit.clone());
+                hold(permit, next.run(request).await)
+            }
             Err(error) => error.into_response(),
         };
         key.write_headers(Instant::now(), response.headers_mut());

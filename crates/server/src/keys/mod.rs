@@ -68,6 +68,17 @@ impl Caller {
         }
     }
 
+    /// Checks that the caller may spend tokens.
+    ///
+    /// # Errors
+    /// 429 if the caller's key has spent those of the minute.
+    pub(crate) fn check_tokens(&self) -> Result<(), ApiError> {
+        match self {
+            Self::Key(key) => key.check_tokens(Instant::now()),
+            Self::Anonymous(_) | Self::Unauthenticated => Ok(()),
+        }
+    }
+
     /// Charges tokens to the caller's key.
     pub(crate) fn charge(&self, tokens: usize) {
         if let Self::Key(key) = self {
@@ -229,6 +240,9 @@ fn rights(key: &ApiKey, auto_pull: AutoPull) -> Rights {
     Rights { models: key.limits.models.clone(), auto_pull }
 }
 
+/// Start of the name of the protocol of a WebSocket with a key after it. Pages cannot send other headers.
+const KEY_PROTOCOL: &str = "openai-insecure-api-key.";
+
 /// Returns the secrets that a request presents, in the headers of OpenAI, Anthropic and Azure.
 fn secrets(headers: &HeaderMap) -> impl Iterator<Item = &str> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
@@ -236,7 +250,9 @@ fn secrets(headers: &HeaderMap) -> impl Iterator<Item = &str> {
         let (scheme, secret) = value.split_once(' ')?;
         scheme.eq_ignore_ascii_case("bearer").then_some(secret.trim())
     });
-    [bearer, text("x-api-key"), text("api-key")].into_iter().flatten()
+    let protocols = text("sec-websocket-protocol").into_iter().flat_map(|names| names.split(','));
+    let of_protocols = protocols.filter_map(|name| name.trim().strip_prefix(KEY_PROTOCOL));
+    [bearer, text("x-api-key"), text("api-key")].into_iter().flatten().chain(of_protocols)
 }
 
 /// Returns the error of a caller without a required key.
@@ -257,6 +273,20 @@ mod tests {
     use narthex_gateway::{Cancel, Config, keys::KeyLimits};
 
     use super::*;
+
+    #[test]
+    fn secrets_are_read_from_every_header() {
+        let check = |name: &'static str, value: &'static str, expect: &[&str]| {
+            let headers = HeaderMap::from_iter([(name.parse().unwrap(), value.parse().unwrap())]);
+            assert_eq!(secrets(&headers).collect::<Vec<_>>(), expect, "{name}: {value}");
+        };
+        check("authorization", "bearer  a ", &["a"]);
+        check("authorization", "Basic a", &[]);
+        check("x-api-key", "a", &["a"]);
+        check("api-key", "a", &["a"]);
+        check("sec-websocket-protocol", "realtime, openai-insecure-api-key.a,b", &["a"]);
+        check("sec-websocket-protocol", "realtime", &[]);
+    }
 
     #[test]
     fn a_key_file_that_is_lost_does_not_open_the_server() {

@@ -168,6 +168,19 @@ impl KeyState {
         Ok(Permit { key: self.clone(), answers })
     }
 
+    /// Checks that the key may spend tokens.
+    ///
+    /// # Errors
+    /// 429 with the wait if it has spent those of the minute.
+    pub(crate) fn check_tokens(&self, now: Instant) -> Result<(), ApiError> {
+        let mut counts = self.counts.lock();
+        let (Some(limit), Some(tokens)) = (self.key.limits.tokens_per_minute, &mut counts.tokens) else {
+            return Ok(());
+        };
+        tokens.refill(now);
+        tokens.wait_for(1.0).map_or(Ok(()), |wait| Err(refused(limit, "tokens per minute", wait)))
+    }
+
     /// Charges the tokens of an answer.
     pub(crate) fn charge(&self, tokens: usize, now: Instant) {
         if let Some(bucket) = &mut self.counts.lock().tokens {
@@ -210,6 +223,18 @@ mod tests {
     use narthex_gateway::keys::KeyLimits;
 
     use super::*;
+
+    #[test]
+    fn tokens_can_be_checked_without_a_request() {
+        let start = Instant::now();
+        let limits = KeyLimits { tokens_per_minute: NonZeroU32::new(60), ..KeyLimits::default() };
+        let key = state(limits, start);
+        key.check_tokens(start).unwrap();
+        key.charge(62, start);
+        assert_eq!(key.check_tokens(start).unwrap_err().retry_after(), Some(3));
+        key.check_tokens(start + Duration::from_secs(3)).unwrap();
+        state(KeyLimits::default(), start).check_tokens(start).unwrap();
+    }
 
     fn state(limits: KeyLimits, now: Instant) -> Arc<KeyState> {
         let key = ApiKey {

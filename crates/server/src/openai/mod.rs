@@ -13,6 +13,7 @@ pub(crate) mod load_forecast;
 mod logprobs;
 pub(crate) mod messages;
 pub(crate) mod models;
+pub(crate) mod realtime;
 pub(crate) mod rerank;
 pub(crate) mod responses;
 pub(crate) mod settings;

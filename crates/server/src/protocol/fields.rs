@@ -132,7 +132,7 @@ impl<'de> Deserializer<'de> for StructFields<'_, 'de> {
 }
 
 /// Returns the error of a struct, which names the field.
-fn field_error(error: serde_path_to_error::Error<serde_json::Error>) -> ApiError {
+pub(crate) fn field_error(error: serde_path_to_error::Error<serde_json::Error>) -> ApiError {
     let path = error.path().to_string();
     let error = error.into_inner();
     // The path of the field says more than a position in it.

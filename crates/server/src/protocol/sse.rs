@@ -17,7 +17,7 @@ use serde_json::Value;
 use tokio::time::timeout;
 
 use super::{device_headers::with_device_headers, events::Events};
-use crate::reports::metrics::Metrics;
+use crate::reports::metrics::{Metrics, OpenStream};
 
 /// Interval of the events that keep a quiet stream open and detect disconnected clients.
 const KEEP_ALIVE: Duration = Duration::from_secs(3);
@@ -35,22 +35,6 @@ pub(crate) trait EventEncoder: Send + 'static {
     /// Returns the events that keep a quiet stream open: a comment, unless the protocol has an event for this.
     fn idle(&mut self) -> Vec<Event> {
         vec![Event::default().comment("")]
-    }
-}
-
-/// Counts a stream as open until it is dropped.
-struct StreamCount(Arc<Metrics>);
-
-impl StreamCount {
-    fn new(metrics: Arc<Metrics>) -> Self {
-        metrics.streams().inc();
-        Self(metrics)
-    }
-}
-
-impl Drop for StreamCount {
-    fn drop(&mut self) {
-        self.0.streams().dec();
     }
 }
 
@@ -82,7 +66,7 @@ pub(crate) fn respond_lines(
 /// Returns the events of a generation up to its end.
 fn generation(events: Events, metrics: Arc<Metrics>) -> impl Stream<Item = GenerationEvent> + Send {
     events.limit_unread();
-    let open = (events, StreamCount::new(metrics));
+    let open = (events, OpenStream::new(metrics));
     futures::stream::unfold(Some(open), |open| async move {
         let (mut events, count) = open?;
         let event = events.next().await?;

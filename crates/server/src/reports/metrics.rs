@@ -43,6 +43,22 @@ struct MemoryLabels {
     kind: &'static str,
 }
 
+/// Counts a stream or a live session as open until it is dropped.
+pub(crate) struct OpenStream(Arc<Metrics>);
+
+impl OpenStream {
+    pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
+        metrics.streams.inc();
+        Self(metrics)
+    }
+}
+
+impl Drop for OpenStream {
+    fn drop(&mut self) {
+        self.0.streams.dec();
+    }
+}
+
 /// The counters of a server.
 pub(crate) struct Metrics {
     registry: Registry,
@@ -150,11 +166,6 @@ impl Metrics {
             self.first_token.observe(first_token.as_secs_f64());
             self.request_time.observe(total.as_secs_f64());
         }
-    }
-
-    /// Returns the gauge of open streams.
-    pub(crate) fn streams(&self) -> &Gauge<i64, AtomicI64> {
-        &self.streams
     }
 
     /// Returns all metrics in the OpenMetrics text format.

@@ -58,6 +58,7 @@ use crate::{
         fill::{self, FilledText},
         load_forecast::{self, LoadForecastObject},
         models::{self, ModelList, ModelObject},
+        realtime::{self, events::ServerEvent},
         rerank::{self, RerankAnswer},
         responses::{
             self, DeletedResponse, NumberedEvent, ResponseInputTokens, ResponseObject, ResponseStore,
@@ -230,6 +231,8 @@ fn of_openai() -> Vec<Operation> {
             .or_bytes("audio/flac")
             .or_bytes("audio/ogg")
             .or_events::<SpeechPart>(),
+        Op::get("/v1/realtime", realtime::connect::connect, "Transcribe live audio over a WebSocket")
+            .switches_to::<ServerEvent>(),
         Op::get("/v1/audio/voices", voices::list, "List the voices").answers::<VoiceList>(),
         Op::get("/v1/models", models::list, "List the installed models").answers::<ModelList>(),
         Op::get("/v1/models/{*id}", models::retrieve, "Return one model").answers::<ModelObject>(),

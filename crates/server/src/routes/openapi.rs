@@ -83,6 +83,8 @@ enum AnswerSchema {
     Chunks(SchemaOf),
     /// Lines of JSON.
     Lines(SchemaOf),
+    /// Messages of a WebSocket, to which the connection switches.
+    Messages(SchemaOf),
 }
 
 impl Operation {
@@ -200,6 +202,11 @@ impl Operation {
         self.answers_as(AnswerSchema::Lines(schema_of::<T>))
     }
 
+    /// Answers with a WebSocket, whose messages from the server have this type.
+    pub(crate) fn switches_to<T: JsonSchema>(self) -> Self {
+        self.answers_as(AnswerSchema::Messages(schema_of::<T>))
+    }
+
     fn answers_as(mut self, schema: AnswerSchema) -> Self {
         self.answers.push(schema);
         self
@@ -231,13 +238,22 @@ impl Operation {
         }
 
         let mut responses = Map::new();
-        responses.insert("200".to_owned(), json!({"description": "The answer", "content": content}));
+        let (status, description) = match self.opens_socket() {
+            true => ("101", "A WebSocket, whose messages from the server are described here"),
+            false => ("200", "The answer"),
+        };
+        responses.insert(status.to_owned(), json!({"description": description, "content": content}));
         for (status, description) in self.errors() {
             let content = json!({"application/json": {"schema": error}});
             responses.insert(status.to_owned(), json!({"description": description, "content": content}));
         }
         operation["responses"] = responses.into();
         operation
+    }
+
+    /// Returns whether the connection switches to a WebSocket.
+    fn opens_socket(&self) -> bool {
+        self.answers.iter().any(|answer| matches!(answer, AnswerSchema::Messages(_)))
     }
 
     /// Returns the statuses of errors.
@@ -252,6 +268,7 @@ impl Operation {
             ("408", "The body arrived too slowly", has_body),
             ("413", "The body is too large", has_body),
             ("415", "The body has an unsupported encoding or type", has_body),
+            ("426", "The request does not open a WebSocket", self.opens_socket()),
             ("429", "A limit of the key or of the server is reached; try again later", true),
             ("500", "Internal error", true),
             ("503", "The model is loading or cannot be loaded, or the server is shutting down", true),
@@ -275,7 +292,7 @@ impl AnswerSchema {
     fn document(&self, error: &Schema, answers: &mut SchemaGenerator) -> (&'static str, Value) {
         let mut part = |of: &SchemaOf| json!({"anyOf": [of(answers), error]});
         match self {
-            Self::Json(of) => ("application/json", json!(of(answers))),
+            Self::Json(of) | Self::Messages(of) => ("application/json", json!(of(answers))),
             Self::Text(media) => (media, json!({"type": "string"})),
             Self::Bytes(media) => (media, json!({"type": "string", "format": "binary"})),
             Self::Lines(of) => ("application/x-ndjson", part(of)),

@@ -19,5 +19,6 @@ mod openai;
 mod openapi;
 mod prefix_cache;
 mod protocols;
+mod realtime;
 mod settings;
 mod transport;

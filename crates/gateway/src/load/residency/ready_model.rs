@@ -4,7 +4,10 @@ use std::sync::{Arc, Weak};
 
 use super::ResidentModels;
 use crate::{
-    encoder_queue::ComputedTokens, load::loaded_model::LoadedModel, model_settings::AnswerSettings,
+    encoder_queue::ComputedTokens,
+    error::Error,
+    load::{loaded_model::LoadedModel, speech_detector::SpeechDetector},
+    model_settings::AnswerSettings,
     report::placement::AnsweringDevice,
 };
 
@@ -54,6 +57,13 @@ impl ReadyModel {
     /// Returns the device that the model runs on.
     pub fn ran_on(&self) -> AnsweringDevice {
         self.loaded.ran_on()
+    }
+
+    /// Opens the detector of speech at the start of a sound, for a model that transcribes. It must be installed
+    /// ([`Gateway::fetch_speech_detector`](crate::Gateway::fetch_speech_detector)).
+    pub fn open_speech_detector(&self) -> Result<SpeechDetector, Error> {
+        self.loaded.speech()?;
+        self.loaded.detector.open()
     }
 
     /// Returns the number of tokens that an encoder has computed for the requests through this value and its clones,

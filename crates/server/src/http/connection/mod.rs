@@ -24,7 +24,7 @@ use hyper_util::{
 use tokio::time::Duration;
 
 pub(crate) use heads::HeadBudget;
-pub(crate) use state::{ConnectionState, RequestConnection};
+pub(crate) use state::{ConnectionEnd, ConnectionState, RequestConnection};
 pub(crate) use stream::ClientStream;
 
 use heads::{HeadMemory, NoRoomForHead};
@@ -101,7 +101,7 @@ pub(crate) async fn serve(
         .max_send_buf_size(SEND_BUFFER)
         .max_header_list_size(MAX_HEADER_LIST);
     let io = TokioIo::new(Connection::new(stream, state.clone()));
-    let mut connection = pin!(builder.serve_connection(io, service));
+    let mut connection = pin!(builder.serve_connection_with_upgrades(io, service));
     let mut is_stopping = false;
     loop {
         tokio::select! {
@@ -109,6 +109,8 @@ pub(crate) async fn serve(
                 if let Err(error) = outcome {
                     tracing::debug!(%error, "a connection failed");
                 }
+                // A session of another protocol has the stream, and its end is that of the connection.
+                state.upgrade_ended().await;
                 return;
             }
             () = state.expired() => return,

@@ -29,6 +29,8 @@ struct SharedConnectionState {
     locked: Mutex<LockedState>,
     /// Signals that the deadline has changed.
     changed: Notify,
+    /// Signals the end of the session of another protocol.
+    upgrade_ended: Notify,
 }
 
 #[derive(Debug)]
@@ -47,6 +49,8 @@ struct LockedState {
     /// Start of a pending write.
     blocked: Option<Instant>,
     is_evicted: bool,
+    /// True while a session of another protocol, which a request has begun, has the connection.
+    is_upgraded: bool,
     /// True if no byte of the next request has arrived.
     awaits_first_byte: bool,
     /// True if requests and answers overlap (HTTP/2).
@@ -69,6 +73,7 @@ impl ConnectionState {
             ready_since: BTreeMap::new(),
             blocked: None,
             is_evicted: false,
+            is_upgraded: false,
             awaits_first_byte: true,
             is_multiplexed: false,
             is_complete: false,
@@ -80,6 +85,7 @@ impl ConnectionState {
             stopped,
             locked: Mutex::new(locked),
             changed: Notify::new(),
+            upgrade_ended: Notify::new(),
         }))
     }
 
@@ -214,6 +220,19 @@ impl ConnectionState {
     }
 }
 
+impl ConnectionState {
+    /// Waits for the end of a session of another protocol, if there is one.
+    pub(super) async fn upgrade_ended(&self) {
+        loop {
+            let ended = self.0.upgrade_ended.notified();
+            if !self.0.locked.lock().is_upgraded {
+                return;
+            }
+            ended.await;
+        }
+    }
+}
+
 /// The connection of a request, for the reader of its body.
 #[derive(Debug, Clone)]
 pub(crate) struct RequestConnection {
@@ -244,8 +263,50 @@ impl RequestConnection {
         locked.incomplete_requests.remove(&self.number);
     }
 
+    /// Records that a session of another protocol, such as a WebSocket, takes over the connection. It is active until the
+    /// returned value is dropped.
+    pub(crate) fn upgraded(&self) -> UpgradedConnection {
+        let mut locked = self.locked();
+        locked.is_upgraded = true;
+        locked.active += 1;
+        UpgradedConnection(self.state.clone())
+    }
+
     fn locked(&self) -> MutexGuard<'_, LockedState> {
         self.state.0.locked.lock()
+    }
+}
+
+/// Reason why a session of another protocol must end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ConnectionEnd {
+    /// The server shuts down.
+    Stopped,
+    /// The connection was evicted.
+    Expired,
+}
+
+/// A connection with a session of another protocol than HTTP.
+#[derive(Debug)]
+pub(crate) struct UpgradedConnection(ConnectionState);
+
+impl UpgradedConnection {
+    /// Waits until the session must end.
+    pub(crate) async fn ended(&self) -> ConnectionEnd {
+        tokio::select! {
+            () = self.0.stopped() => ConnectionEnd::Stopped,
+            () = self.0.expired() => ConnectionEnd::Expired,
+        }
+    }
+}
+
+impl Drop for UpgradedConnection {
+    fn drop(&mut self) {
+        let mut locked = self.0.0.locked.lock();
+        locked.is_upgraded = false;
+        locked.active -= 1;
+        drop(locked);
+        self.0.0.upgrade_ended.notify_one();
     }
 }
 
@@ -387,6 +448,29 @@ mod tests {
         let request = state.begin(Version::HTTP_11, false);
         request.record_answer_begun();
         assert_eq!((state.deadline(), state.eviction_deadline()), (None, None));
+    }
+
+    #[tokio::test]
+    async fn a_session_of_another_protocol_has_the_connection_until_its_end() {
+        let (state, stop) = state();
+        state.upgrade_ended().await;
+        let request = state.begin(Version::HTTP_11, false);
+        let session = request.connection().upgraded();
+        request.record_answer_begun();
+        drop(request);
+        assert_eq!((state.deadline(), state.eviction_deadline()), (None, None));
+        assert!(futures::poll!(std::pin::pin!(state.upgrade_ended())).is_pending());
+        assert!(futures::poll!(std::pin::pin!(session.ended())).is_pending());
+        // A client that reads nothing can lose its session.
+        state.evict();
+        assert_eq!(session.ended().await, ConnectionEnd::Expired);
+        drop(session);
+        state.upgrade_ended().await;
+
+        let session = state.begin(Version::HTTP_11, false).connection().upgraded();
+        state.0.locked.lock().is_evicted = false;
+        stop.send(true).unwrap();
+        assert_eq!(session.ended().await, ConnectionEnd::Stopped);
     }
 
     #[test]

@@ -169,7 +169,7 @@ impl FromForm for ParsedTranscription {
 }
 
 /// Returns the model with this name.
-fn model_of(name: &str) -> &str {
+pub(crate) fn model_of(name: &str) -> &str {
     if name == DEFAULT { TranscriptionRequest::DEFAULT_MODEL } else { name }
 }
 
