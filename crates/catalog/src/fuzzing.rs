@@ -11,7 +11,7 @@ use crate::{
     network::Network,
     source::{
         hub::{self, HubOptions},
-        package_index::{self, IndexSettings},
+        package_index::{self, ConfigurationTexts, IndexSettings},
     },
     store::{audit::ManifestFiles, receipt::Receipt, verification::FileState},
 };
@@ -74,7 +74,8 @@ pub fn read_store_record(record: StoreRecord, bytes: &[u8]) -> Result<(), String
         StoreRecord::IndexPage => package_index::read_page(bytes).map(drop),
         StoreRecord::PipConfiguration => {
             let text = narthex_files::user_text(bytes.to_vec()).map_err(|error| error.to_string())?;
-            IndexSettings::new(&|_| None, &[text], None);
+            let texts = ConfigurationTexts { pip: vec![text.clone()], uv: vec![text] };
+            IndexSettings::new(&|_| None, &texts, None);
             Ok(())
         }
         StoreRecord::Listing => hub::parse_listing("a/b", bytes).map(drop).map_err(|error| error.to_string()),

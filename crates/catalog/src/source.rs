@@ -12,4 +12,5 @@ pub(crate) mod package_index;
 mod partial_file;
 pub(crate) mod pinned;
 pub mod pip;
+mod system_proxy;
 pub mod wheel;

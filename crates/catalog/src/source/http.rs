@@ -1,13 +1,14 @@
 //! Requests to one server. Redirects are followed here, so that a credential goes only to that server.
 
-use std::{env, io::Read, time::Duration};
+use std::{env, io::Read, sync::LazyLock, time::Duration};
 
 use ureq::{
     Agent, Body, Proxy,
     http::{HeaderMap, Response, Uri},
-    tls::{PemItem, RootCerts, TlsConfig, parse_pem},
+    tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem},
 };
 
+use super::system_proxy;
 use crate::error::ConnectionError;
 
 /// Maximum number of redirects of one request.
@@ -93,9 +94,11 @@ impl NamedProxy {
         Proxy::new(address).ok().map(|proxy| Self { proxy, setting })
     }
 
-    /// Returns the proxy of the environment.
+    /// Returns the proxy of the environment, or else that of the system.
     fn from_environment() -> Option<Self> {
-        let proxy = Proxy::try_from_env()?;
+        let Some(proxy) = Proxy::try_from_env() else {
+            return system_proxy::read().map(|proxy| Self { proxy, setting: system_proxy::SETTING });
+        };
         let setting = PROXIES
             .into_iter()
             .find(|name| env::var(name).is_ok_and(|address| Proxy::new(&address).is_ok()))
@@ -114,7 +117,7 @@ pub(super) struct HttpClient {
 }
 
 impl HttpClient {
-    /// Creates a client. `proxy` takes precedence over that of the environment, `certificates` over the built-in ones.
+    /// Creates a client. `proxy` takes precedence over that of the environment, `certificates` over those of the system.
     pub(super) fn new(
         home: Origin,
         authorization: Option<String>,
@@ -124,7 +127,7 @@ impl HttpClient {
         let proxy = proxy.or_else(NamedProxy::from_environment);
         let roots = match certificates.or_else(CertificateFile::from_environment) {
             Some(file) => file.read()?,
-            None => RootCerts::WebPki,
+            None => system_roots(),
         };
         let agent = Agent::config_builder()
             .user_agent(concat!("narthex/", env!("CARGO_PKG_VERSION")))
@@ -277,6 +280,18 @@ impl CertificateFile {
         }
         Ok(RootCerts::new_with_certs(&certificates))
     }
+}
+
+/// Returns the certificates of the system, which may have those of a company, or else the built-in ones.
+fn system_roots() -> RootCerts {
+    static ROOTS: LazyLock<Vec<Certificate<'static>>> = LazyLock::new(|| {
+        let loaded = rustls_native_certs::load_native_certs();
+        for error in loaded.errors {
+            tracing::debug!(%error, "a certificate of the system cannot be read");
+        }
+        loaded.certs.iter().map(|certificate| Certificate::from_der(certificate).to_owned()).collect()
+    });
+    if ROOTS.is_empty() { RootCerts::WebPki } else { RootCerts::new_with_certs(&ROOTS) }
 }
 
 /// Returns the error of a connection that ended during a response.

@@ -17,6 +17,8 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use narthex_spec::progress::Stage;
 
 use self::page::{IndexFile, parse};
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use self::settings::ConfigurationTexts;
 pub(crate) use self::settings::IndexSettings;
 use super::{
     http::{Answer, CertificateFile, HttpClient, Method, NamedProxy, Origin, broken, join},

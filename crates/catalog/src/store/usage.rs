@@ -1,7 +1,7 @@
 //! Space that the parts of a store take on disk, and the removal of parts that nothing uses.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
 };
@@ -98,6 +98,17 @@ impl Store {
         })
     }
 
+    /// Returns the bytes of the checkpoints in the store, by the names of the models for which they were fetched.
+    pub fn checkpoint_bytes(&self) -> BTreeMap<String, u64> {
+        let mut bytes = BTreeMap::new();
+        for folder in entries(&self.root().join("checkpoints")) {
+            if let Some(receipt) = Receipt::read(&folder.join(RECEIPT_FILE)) {
+                *bytes.entry(receipt.made_for).or_default() += files::tree_bytes(&folder);
+            }
+        }
+        bytes
+    }
+
     /// Returns the bytes of the files that this machine made from the package in a folder.
     pub fn machine_bytes(&self, package: &Path) -> Result<u64, Error> {
         Ok(files::tree_bytes(&self.of_package(package)?))
@@ -183,6 +194,8 @@ mod tests {
         let [tiny] = usage.packages.as_slice() else { panic!("{usage:?}") };
         assert_eq!((tiny.name.as_str(), tiny.scheme, tiny.machine_bytes), ("tiny", Scheme::W8, 70));
         assert_eq!((usage.leftovers, usage.checkpoints.len()), (70, 2));
+        let checkpoints = store.checkpoint_bytes();
+        assert!(checkpoints["tiny"] > 1000 && checkpoints.contains_key("gone"), "{checkpoints:?}");
         assert!(usage.total >= tiny.bytes + tiny.machine_bytes + 2000 + 70, "{usage:?}");
         let freed = store.prune(CheckpointPruning::Unused).unwrap();
         assert!(freed >= 1070 && !unused.exists() && used.exists() && !orphan.exists(), "{freed}");

@@ -1,9 +1,12 @@
-//! The user's settings of pip: index, proxy and certificates, from its environment variables and configuration files.
+//! The user's settings of pip and uv: index, proxy and certificates, from their environment variables and configuration
+//! files. Neither program is run.
 
 use std::{
     env,
     path::{Path, PathBuf},
 };
+
+use serde::Deserialize;
 
 use crate::source::http::CERTIFICATES;
 
@@ -17,8 +20,8 @@ const FILE_LIMIT: u64 = 1 << 20;
 /// Variables with the address of the index, of pip and of uv.
 const INDEX_VARIABLES: [&str; 3] = ["PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL"];
 
-/// Variables with the addresses of more indexes, separated by white space.
-const EXTRA_VARIABLES: [&str; 2] = ["PIP_EXTRA_INDEX_URL", "UV_EXTRA_INDEX_URL"];
+/// Variables with the addresses of more indexes, separated by white space. uv's may have names, as in `name=https://…`.
+const EXTRA_VARIABLES: [&str; 3] = ["PIP_EXTRA_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL"];
 
 /// Variables with a file of certificates, after [`CERTIFICATES`], which applies to all downloads.
 const CERTIFICATE_VARIABLES: [&str; 3] = [CERTIFICATES, "PIP_CERT", "REQUESTS_CA_BUNDLE"];
@@ -43,37 +46,67 @@ impl IndexSettings {
         let get = |name: &str| env::var(name).ok();
         let dirs = directories::BaseDirs::new();
         let files = configuration_files(&get, dirs.as_ref().map(|dirs| dirs.home_dir()));
-        let texts = files.iter().filter_map(|path| {
-            let bytes = narthex_files::read(path, FILE_LIMIT).ok()?;
-            narthex_files::user_text(bytes).ok()
-        });
-        Self::new(&get, &texts.collect::<Vec<_>>(), BUILD_INDEX)
+        let uv_files = uv_files(&get, dirs.as_ref().map(|dirs| dirs.home_dir()));
+        let texts = ConfigurationTexts { pip: texts(&files), uv: texts(&uv_files) };
+        Self::new(&get, &texts, BUILD_INDEX)
     }
 
-    /// Returns the settings of variables and of the texts of configuration files; later files take precedence, and variables
-    /// over them. `build_index` is used if nothing names an index.
+    /// Returns the settings of variables and of the texts of configuration files; later files take precedence, pip's over
+    /// uv's, and variables over them. `build_index` is used if nothing names an index.
     pub(crate) fn new(
         get: &dyn Fn(&str) -> Option<String>,
-        files: &[String],
+        texts: &ConfigurationTexts,
         build_index: Option<&str>,
     ) -> Self {
-        let options: Vec<ConfigurationOption> = files.iter().flat_map(|text| options(text)).collect();
+        let options: Vec<ConfigurationOption> = texts.pip.iter().flat_map(|text| options(text)).collect();
+        let mut uv_files = texts.uv.iter().rev().filter_map(|text| toml::from_str::<UvFile>(text).ok());
+        let uv = uv_files.find_map(|file| {
+            Some(file.indexes()).filter(|(index, more)| index.is_some() || !more.is_empty())
+        });
+        let (uv_index, uv_more) = uv.unwrap_or_default();
         let without_index = variable(get, &["PIP_NO_INDEX"]).map(|(value, _)| value);
         if without_index.or_else(|| option(&options, "no-index")).is_some_and(|value| is_true(&value)) {
             return Self::default();
         }
 
         let index = variable(get, &INDEX_VARIABLES).map(|(value, _)| value);
-        let index = index.or_else(|| option(&options, "index-url"));
+        let index = index.or_else(|| option(&options, "index-url")).or(uv_index);
         let extra = variable(get, &EXTRA_VARIABLES).map(|(value, _)| value);
         let extra = extra.or_else(|| option(&options, "extra-index-url"));
         let mut indexes: Vec<String> = index.or_else(|| build_index.map(str::to_owned)).into_iter().collect();
-        indexes.extend(extra.iter().flat_map(|list| list.split_whitespace()).map(str::to_owned));
+        match extra {
+            Some(list) => indexes.extend(list.split_whitespace().map(|entry| without_name(entry).to_owned())),
+            None => indexes.extend(uv_more),
+        }
         Self {
             indexes,
             proxy: variable(get, &["PIP_PROXY"]).or_else(|| configured(&options, "proxy")),
             certificates: variable(get, &CERTIFICATE_VARIABLES).or_else(|| configured(&options, "cert")),
         }
+    }
+}
+
+/// Texts of configuration files, of the system before those of the user.
+#[derive(Debug, Default)]
+pub(crate) struct ConfigurationTexts {
+    pub(crate) pip: Vec<String>,
+    pub(crate) uv: Vec<String>,
+}
+
+/// Returns the texts of the files that exist.
+fn texts(files: &[PathBuf]) -> Vec<String> {
+    let texts = files.iter().filter_map(|path| {
+        let bytes = narthex_files::read(path, FILE_LIMIT).ok()?;
+        narthex_files::user_text(bytes).ok()
+    });
+    texts.collect()
+}
+
+/// Returns the address of an index without the name that uv allows before it.
+fn without_name(entry: &str) -> &str {
+    match entry.split_once('=') {
+        Some((name, address)) if !name.contains("://") => address,
+        _ => entry,
     }
 }
 
@@ -132,6 +165,64 @@ fn configuration_files(get: &dyn Fn(&str) -> Option<String>, home: Option<&Path>
     files
 }
 
+/// Returns the paths of uv's configuration files, of the system before that of the user. They may not exist.
+fn uv_files(get: &dyn Fn(&str) -> Option<String>, home: Option<&Path>) -> Vec<PathBuf> {
+    let folder = |name: &str| get(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    if let Some(named) = folder("UV_CONFIG_FILE") {
+        return vec![named];
+    }
+    let folders = if cfg!(windows) {
+        [folder("ProgramData"), folder("APPDATA")]
+    } else {
+        let user = folder("XDG_CONFIG_HOME").or_else(|| Some(home?.join(".config")));
+        [Some(PathBuf::from("/etc")), user]
+    };
+    folders.into_iter().flatten().map(|folder| folder.join("uv").join("uv.toml")).collect()
+}
+
+/// The package indexes in a configuration file of uv.
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct UvFile {
+    #[serde(default)]
+    index: Vec<UvIndex>,
+    index_url: Option<String>,
+    #[serde(default)]
+    extra_index_url: Vec<String>,
+    pip: Option<UvPip>,
+}
+
+#[derive(Deserialize)]
+struct UvIndex {
+    url: String,
+    #[serde(default)]
+    default: bool,
+}
+
+/// Settings that apply only to uv's interface for users of pip.
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct UvPip {
+    index_url: Option<String>,
+    #[serde(default)]
+    extra_index_url: Vec<String>,
+}
+
+impl UvFile {
+    /// Returns the default index, and the addresses of more.
+    fn indexes(self) -> (Option<String>, Vec<String>) {
+        let (defaults, others): (Vec<UvIndex>, Vec<UvIndex>) =
+            self.index.into_iter().partition(|index| index.default);
+        let (pip_index, pip_more) =
+            self.pip.map_or((None, Vec::new()), |pip| (pip.index_url, pip.extra_index_url));
+        let default = defaults.into_iter().next().map(|index| index.url);
+        let more = others.into_iter().map(|index| index.url).chain(self.extra_index_url).chain(pip_more);
+        // Only addresses are of use here; a path is a folder of wheels.
+        let more = more.filter(|url| url.contains("://")).collect();
+        (default.or(self.index_url).or(pip_index), more)
+    }
+}
+
 /// An option of a configuration file.
 struct ConfigurationOption {
     section: String,
@@ -183,8 +274,43 @@ mod tests {
         let get = |name: &str| {
             variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
         };
-        let files: Vec<String> = files.iter().map(|text| (*text).to_owned()).collect();
-        IndexSettings::new(&get, &files, build)
+        let pip = files.iter().map(|text| (*text).to_owned()).collect();
+        IndexSettings::new(&get, &ConfigurationTexts { pip, uv: Vec::new() }, build)
+    }
+
+    #[test]
+    fn the_settings_of_uv_follow_those_of_pip() {
+        let indexes = |variables: &[(&str, &str)], pip: &[&str], uv: &[&str]| {
+            let get = |name: &str| {
+                variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+            };
+            let [pip, uv] = [pip, uv].map(|texts| texts.iter().map(|text| (*text).to_owned()).collect());
+            IndexSettings::new(&get, &ConfigurationTexts { pip, uv }, Some("https://build")).indexes
+        };
+        let system = "index-url = \"https://system/simple\"\n";
+        let user = "[[index]]\nname = \"more\"\nurl = \"https://more/simple\"\n\
+                    [[index]]\nurl = \"https://user/simple\"\ndefault = true\n\
+                    [[index]]\nurl = \"wheels\"\nformat = \"flat\"\n";
+        assert_eq!(indexes(&[], &[], &[system]), ["https://system/simple"]);
+        assert_eq!(indexes(&[], &[], &[system, user]), ["https://user/simple", "https://more/simple"]);
+        assert_eq!(indexes(&[], &[], &[system, "index-url = 5"]), ["https://system/simple"]);
+        assert_eq!(indexes(&[], &[], &["native-tls = true"]), ["https://build"]);
+        let of_pip = "[pip]\nindex-url = \"https://pip/simple\"\nextra-index-url = [\"https://b\"]";
+        assert_eq!(indexes(&[], &[], &[of_pip]), ["https://pip/simple", "https://b"]);
+        let configured = "[global]\nindex-url = https://conf/simple\n";
+        assert_eq!(indexes(&[], &[configured], &[system]), ["https://conf/simple"]);
+        let named = [("UV_DEFAULT_INDEX", "https://a"), ("UV_INDEX", "corp=https://c https://d?x=1")];
+        assert_eq!(indexes(&named, &[], &[user]), ["https://a", "https://c", "https://d?x=1"]);
+    }
+
+    #[test]
+    fn a_named_file_of_uv_replaces_the_others() {
+        let named = |name: &str| (name == "UV_CONFIG_FILE").then(|| "/tmp/uv.toml".to_owned());
+        assert_eq!(uv_files(&named, Some(Path::new("/home/a"))), [PathBuf::from("/tmp/uv.toml")]);
+        if cfg!(unix) {
+            let files = uv_files(&|_| None, Some(Path::new("/home/a")));
+            assert_eq!(files, ["/etc/uv/uv.toml", "/home/a/.config/uv/uv.toml"].map(PathBuf::from));
+        }
     }
 
     #[test]

@@ -65,7 +65,11 @@ fn page_of(text: impl Into<String>) -> Reply {
 fn index(addresses: &[&str]) -> PackageIndex {
     let addresses = addresses.join(" ");
     let get = |name: &str| (name == "PIP_EXTRA_INDEX_URL").then(|| addresses.clone());
-    PackageIndex::new(IndexSettings::new(&get, &[], None), Duration::from_millis(1)).unwrap()
+    PackageIndex::new(
+        IndexSettings::new(&get, &ConfigurationTexts::default(), None),
+        Duration::from_millis(1),
+    )
+    .unwrap()
 }
 
 fn download(index: &PackageIndex, wheel: &Wheel) -> Result<Vec<u8>, Error> {
@@ -197,7 +201,7 @@ fn the_proxy_of_pip_is_used_and_named() {
         "PIP_PROXY" => Some("http://127.0.0.1:9".to_owned()),
         _ => None,
     };
-    let settings = IndexSettings::new(&get, &[], None);
+    let settings = IndexSettings::new(&get, &ConfigurationTexts::default(), None);
     let index = PackageIndex::new(settings, Duration::from_millis(1)).unwrap();
     let (text, hint) = failure(&index, &Wheel::new(1));
     assert!(

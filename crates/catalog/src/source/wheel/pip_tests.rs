@@ -109,6 +109,23 @@ fn go() -> CancelFlag {
 }
 
 #[test]
+fn a_wheel_that_does_not_fit_is_refused_before_its_download() {
+    let bench = Bench::new();
+    let origin = WheelOrigin::Index;
+    let cancel = go();
+    let find_downloader = |_: Requirement<'_>, _: &CancelFlag| panic!("the space was not checked");
+    let wheels = WheelFetch {
+        find_downloader: &find_downloader,
+        ..WheelFetch::new(&bench.store, &origin, &Quiet, &cancel)
+    };
+    let wanted = Requirement { package: "p", version: "1", platform: "any" };
+    let pinned = PinnedWheel { wanted, sha256: Sha256([0; 32]), bytes: u64::MAX };
+    let error = wheels.obtain(&pinned).unwrap_err();
+    assert!(error.to_string().contains("MB of free space"), "{error}");
+    assert_eq!(error.kind(), crate::error::ErrorKind::Storage);
+}
+
+#[test]
 fn a_file_in_several_wheels_is_joined() {
     let bench = Bench::new();
     let part = |number: usize, text: &str| {
