@@ -11,6 +11,7 @@ use std::{
     },
 };
 
+use narthex_files::environment;
 use narthex_graph::onnx::files::OnnxFileError;
 use narthex_spec::{
     Sha256,
@@ -51,6 +52,14 @@ pub(crate) struct HashedFile {
 impl PackageWriter {
     pub(crate) fn new(folder: &Path) -> Self {
         Self { folder: folder.to_owned(), files: Files::default() }
+    }
+
+    /// Checks that the file system has room for files of this size together, before they are written.
+    ///
+    /// # Errors
+    /// [`CompileError::Write`] with both numbers.
+    pub(crate) fn check_space(&self, bytes: u64) -> Result<()> {
+        environment::check_space(&self.folder, bytes).map_err(unwritable(&self.folder))
     }
 
     /// Starts a file.
@@ -233,6 +242,19 @@ mod tests {
 
         fn flush(&mut self) -> io::Result<()> {
             Ok(())
+        }
+    }
+
+    #[test]
+    fn a_package_that_does_not_fit_is_refused_before_its_first_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let package = PackageWriter::new(folder.path());
+        package.check_space(1).unwrap();
+        match package.check_space(u64::MAX).unwrap_err() {
+            CompileError::Write { path, source } => {
+                assert_eq!((path.as_path(), source.kind()), (folder.path(), io::ErrorKind::StorageFull));
+            }
+            other => panic!("{other:?}"),
         }
     }
 

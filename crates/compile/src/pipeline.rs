@@ -20,6 +20,7 @@ use narthex_text::tokenizer::Tokenizer;
 
 use crate::{
     calibration::{CalibrationGraph, CalibrationModel, GraphRunner, activation_ranges, calibrate},
+    dry_run::DryRun,
     emit::{Emitter, RoundedWeights, WeightSink, WrittenTensors, new_graph},
     error::{CompileError, Result, unwritable},
     lower::{self, LoweredModel, parts},
@@ -88,6 +89,10 @@ pub fn compile(
     let plan = Plan::of_source(&checkpoint.architecture, &job.recipe, checkpoint.weights.as_ref())?;
     keep(job.keep_stages, "architecture.json", || json(&checkpoint.architecture))?;
     keep(job.keep_stages, "plan.json", || json(&plan))?;
+    // What the dry run refuses, the compile refuses with the weights at hand.
+    if let Ok(dry_run) = DryRun::new(job.name.as_str(), &checkpoint.architecture, &job.recipe) {
+        package.check_space(dry_run.data_bytes)?;
+    }
 
     package.write(TOKENIZER_FILE, &checkpoint.tokenizer.package_json()?)?;
     if let Some(template) = &checkpoint.chat_template {

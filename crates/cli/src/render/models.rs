@@ -20,7 +20,7 @@ pub(super) fn machine_bytes(bytes: u64) -> u64 {
     if bytes < SHOWN_BYTES { 0 } else { bytes }
 }
 
-/// Renders installed models.
+/// Renders installed models. A checkpoint in the store is counted with the first package of its model.
 pub(crate) fn installed(models: &[ModelListing]) -> String {
     let mut columns = vec!["MODEL", "KIND", "SCHEME", "SIZE", "ON DISK", "CONTEXT"];
     let mut packages = models.iter().flat_map(|model| &model.installed);
@@ -28,14 +28,16 @@ pub(crate) fn installed(models: &[ModelListing]) -> String {
     columns.extend(any_bound.then_some("RUNS ON"));
     let mut table = table(&columns);
     for model in models {
-        for package in &model.installed {
+        for (index, package) in model.installed.iter().enumerate() {
+            let checkpoint = model.checkpoint_bytes.filter(|_| index == 0).unwrap_or(0);
+            let on_disk = package.bytes + machine_bytes(package.machine_bytes) + checkpoint;
             let bound = package.bound.as_ref().map_or("", |bound| bound.device.as_str());
             let cells = [
                 Cell::new(&model.name),
                 Cell::new(kind(model.kind, &package.reads)),
                 Cell::new(package.scheme),
                 right(bytes(package.bytes)),
-                right(bytes(package.bytes + machine_bytes(package.machine_bytes))),
+                right(bytes(on_disk)),
                 right(package.context_length),
             ];
             table.add_row(cells.into_iter().chain(any_bound.then(|| Cell::new(bound))));
@@ -227,6 +229,7 @@ mod tests {
             pick: None,
             notes: None,
             source: String::new(),
+            checkpoint_bytes: None,
             installed: Vec::new(),
             auto_pull: false,
         };
@@ -297,24 +300,42 @@ mod tests {
         assert!(text.contains("FOR") && text.contains("KIND"), "{text}");
     }
 
+    fn package(scheme: Scheme, bytes: u64) -> InstalledPackage {
+        InstalledPackage {
+            scheme,
+            bytes,
+            machine_bytes: bytes / 2,
+            max_length: 0,
+            context_length: 0,
+            kv_cache: None,
+            bound: None,
+            reads: Vec::new(),
+            reasons: false,
+            sampling: Default::default(),
+            created: SystemTime::UNIX_EPOCH,
+            digest: Sha256([0; 32]),
+        }
+    }
+
+    #[test]
+    fn the_checkpoint_is_counted_once_with_the_packages() {
+        let mut model = ranked("tiny", None, Access::Open).model;
+        model.installed = vec![package(Scheme::W8, 100_000_000), package(Scheme::W4, 60_000_000)];
+        let sizes = |model: &ModelListing| {
+            let text = installed(std::slice::from_ref(model));
+            let sizes = rows(&text).into_iter().skip(1).map(|row| row[3..7].join(" "));
+            sizes.collect::<Vec<_>>()
+        };
+        assert_eq!(sizes(&model), ["100 MB 150 MB", "60 MB 90 MB"]);
+        model.checkpoint_bytes = Some(500_000_000);
+        assert_eq!(sizes(&model), ["100 MB 650 MB", "60 MB 90 MB"]);
+    }
+
     #[test]
     fn a_model_in_another_scheme_is_not_shown_as_installed() {
         let check = |schemes: &[Scheme], here: Option<Suitability>, expect: &str| {
             let mut ranked = ranked("qwen3:4b", here, Access::Open);
-            ranked.model.installed.extend(schemes.iter().map(|&scheme| InstalledPackage {
-                scheme,
-                bytes: 0,
-                machine_bytes: 0,
-                max_length: 0,
-                context_length: 0,
-                kv_cache: None,
-                bound: None,
-                reads: Vec::new(),
-                reasons: false,
-                sampling: Default::default(),
-                created: SystemTime::UNIX_EPOCH,
-                digest: Sha256([0; 32]),
-            }));
+            ranked.model.installed.extend(schemes.iter().map(|&scheme| package(scheme, 0)));
             assert_eq!(state(&ranked.model, ranked.here.as_ref()), expect);
         };
         let in_w4 = Some(here(0, true, true));

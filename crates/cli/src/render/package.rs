@@ -31,7 +31,7 @@ pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing) -> String {
             source_weights(&manifest.source_weights)
         ),
         format!("context      {}", context(manifest, package)),
-        format!("size         {}{}", bytes(size), on_disk(package)),
+        format!("size         {}{}", bytes(size), on_disk(package, listing.checkpoint_bytes)),
         format!("source       {}", manifest.provenance.source),
         format!("licence      {}", manifest.provenance.license.as_deref().unwrap_or("not stated")),
         format!("compiled by  {}", manifest.provenance.compiler),
@@ -159,11 +159,15 @@ fn pooling(structure: &Structure) -> Option<String> {
     }
 }
 
-/// Renders the bytes of a package's other files on this machine.
-fn on_disk(package: Option<&InstalledPackage>) -> String {
-    match package.map_or(0, |package| machine_bytes(package.machine_bytes)) {
-        0 => String::new(),
-        machine => format!(", and {} of packed weights and other files on this machine", bytes(machine)),
+/// Renders the bytes of a package's other files on this machine, and those of the model's checkpoint in the store.
+fn on_disk(package: Option<&InstalledPackage>, checkpoint: Option<u64>) -> String {
+    let machine = package.map_or(0, |package| machine_bytes(package.machine_bytes));
+    let machine = (machine > 0).then(|| format!("{} of packed weights and other files", bytes(machine)));
+    let checkpoint = checkpoint.map(|checkpoint| format!("{} of its checkpoint", bytes(checkpoint)));
+    match (machine, checkpoint) {
+        (None, None) => String::new(),
+        (Some(one), None) | (None, Some(one)) => format!(", and {one} on this machine"),
+        (Some(machine), Some(checkpoint)) => format!(", {machine} and {checkpoint} on this machine"),
     }
 }
 
@@ -307,6 +311,12 @@ fn cost(weights: &UnsharedWeights) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_size_of_a_model_includes_its_checkpoint() {
+        assert_eq!(on_disk(None, None), "");
+        assert_eq!(on_disk(None, Some(5_000_000)), ", and 5.0 MB of its checkpoint on this machine");
+    }
 
     #[test]
     fn the_extra_size_of_several_chips_is_listed() {

@@ -56,6 +56,7 @@ impl Import {
         cancel: &AtomicBool,
     ) -> Result<Manifest> {
         let package = PackageWriter::new(job.out);
+        package.check_space(self.weight_bytes())?;
         // A tokenizer that cannot be read is refused now.
         Tokenizer::from_json(&self.text.tokenizer)?;
         package.write(TOKENIZER_FILE, &package_json(&self.text.tokenizer)?)?;
@@ -88,6 +89,29 @@ impl Import {
         let mut manifest = self.manifest(job, template.as_deref())?;
         package.finish(&mut manifest)?;
         Ok(manifest)
+    }
+
+    /// Returns the bytes of the constants that the data file will have. Those that share their bytes count once.
+    fn weight_bytes(&self) -> u64 {
+        let mut ranges = BTreeSet::new();
+        let mut inline = 0u64;
+        let mut graphs: Vec<&Graph> = self.graphs.iter().map(|(graph, _)| graph).collect();
+        while let Some(graph) = graphs.pop() {
+            for constant in graph.initializers.iter().filter(|constant| constant.bytes() >= LARGE) {
+                match &constant.data {
+                    InitializerData::External { file, offset, length } => {
+                        ranges.insert((file, *offset, *length));
+                    }
+                    InitializerData::Inline(bytes) => inline += bytes.len() as u64,
+                }
+            }
+            let attributes = graph.nodes.iter().flat_map(|node| &node.attributes);
+            graphs.extend(attributes.filter_map(|(_, attribute)| match attribute {
+                Attribute::Graph(body) => Some(&**body),
+                _ => None,
+            }));
+        }
+        ranges.iter().map(|(_, _, length)| *length).fold(inline, u64::saturating_add)
     }
 
     /// Checks that no file of the export has changed since it was opened.

@@ -358,7 +358,9 @@ impl Library {
             let listing = listings.entry(info.name.clone()).or_insert_with(|| manifest_listing(&manifest));
             listing.installed.push(self.installed_package(&info, manifest)?);
         }
+        let mut checkpoints = self.store.checkpoint_bytes();
         for listing in listings.values_mut() {
+            listing.checkpoint_bytes = checkpoints.remove(listing.name.as_str());
             if let Some(reads) = listing.usual_package().map(|package| package.reads.clone()) {
                 listing.reads = reads;
             }
@@ -423,11 +425,12 @@ impl Library {
             download_bytes: entry.checkpoint_bytes(),
             figures: self.catalog.figures(entry).copied(),
             license: entry.license.clone(),
-            quality: measured_quality(entry),
+            quality: MeasuredQuality::of(entry),
             access: entry.access,
             pick: entry.pick,
             notes: entry.notes.clone(),
             source: entry.source.to_string(),
+            checkpoint_bytes: None,
             installed: Vec::new(),
             auto_pull: entry.pinned_bytes().is_some_and(|bytes| bytes <= self.config.auto_pull_limit),
         }
@@ -473,11 +476,6 @@ fn version_of(source: &str) -> Option<&str> {
     source.rsplit_once(", ").map(|(_, version)| version)
 }
 
-fn measured_quality(entry: &Entry) -> Option<MeasuredQuality> {
-    let measured = entry.perplexity.as_ref()?;
-    Some(MeasuredQuality { w8: measured.kept_quality(Scheme::W8)?, w4: measured.kept_quality(Scheme::W4)? })
-}
-
 fn manifest_listing(manifest: &Manifest) -> ModelListing {
     ModelListing {
         name: manifest.name.clone(),
@@ -493,6 +491,7 @@ fn manifest_listing(manifest: &Manifest) -> ModelListing {
         pick: None,
         notes: None,
         source: manifest.provenance.source.clone(),
+        checkpoint_bytes: None,
         installed: Vec::new(),
         auto_pull: false,
     }

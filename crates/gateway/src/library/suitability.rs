@@ -239,6 +239,7 @@ mod tests {
             pick: None,
             notes: None,
             source: String::new(),
+            checkpoint_bytes: None,
             installed: Vec::new(),
             auto_pull: false,
         }

@@ -5,6 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use narthex_catalog::index::Entry;
 pub use narthex_catalog::{
     index::{Access, Figures, Purpose},
     store::{CheckpointUsage, PackageUsage, StoreUsage},
@@ -67,6 +68,9 @@ pub struct ModelListing {
     pub notes: Option<String>,
     /// Source of the checkpoint.
     pub source: String,
+    /// Bytes of its checkpoint in the store, if it was kept there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checkpoint_bytes: Option<u64>,
     /// Packages on this machine.
     pub installed: Vec<InstalledPackage>,
     /// Permission of requests to download the model.
@@ -80,6 +84,14 @@ pub struct MeasuredQuality {
     pub w8: f64,
     /// Share in `w4`.
     pub w4: f64,
+}
+
+impl MeasuredQuality {
+    /// Returns the shares of a model of the catalogue, if they were measured.
+    pub(crate) fn of(entry: &Entry) -> Option<Self> {
+        let measured = entry.perplexity.as_ref()?;
+        Some(Self { w8: measured.kept_quality(Scheme::W8)?, w4: measured.kept_quality(Scheme::W4)? })
+    }
 }
 
 /// A model that was pulled.

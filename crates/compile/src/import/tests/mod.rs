@@ -195,6 +195,28 @@ fn graphs_that_cannot_be_kept_are_refused() {
     check(&|graph| graph.inputs[2].shape.truncate(3), "4 dimensions");
 }
 
+/// The weights state 4 TiB. A machine with that much free space is left out.
+#[test]
+fn an_import_that_does_not_fit_is_refused_before_it_is_written() {
+    const BYTES: u64 = 4 << 40;
+    let folder = copy("genai-cpu");
+    let mut import = open(folder.path(), None, None).unwrap();
+    let constant =
+        import.graphs[0].0.initializers.iter_mut().find(|constant| constant.bytes() >= 1024).unwrap();
+    constant.data = InitializerData::External { file: "large.data".to_owned(), offset: 0, length: BYTES };
+    let out = tempfile::tempdir().unwrap();
+    if narthex_files::environment::check_space(out.path(), BYTES).is_ok() {
+        return;
+    }
+    let (name, source, compiler) = ("tiny".parse().unwrap(), String::new(), String::new());
+    let job = ImportJob { name, out: out.path(), source, compiler };
+    match import.write(job, &Quiet, &AtomicBool::new(false)).unwrap_err() {
+        CompileError::Write { source, .. } => assert_eq!(source.kind(), std::io::ErrorKind::StorageFull),
+        other => panic!("{other}"),
+    }
+    assert_eq!(fs::read_dir(out.path()).unwrap().count(), 0);
+}
+
 #[test]
 fn files_that_are_cut_off_give_errors() {
     for (name, file) in [
