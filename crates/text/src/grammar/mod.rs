@@ -9,6 +9,7 @@ mod best_effort;
 mod digits;
 mod forced_text;
 mod formats;
+mod keyword_values;
 mod lark_tokens;
 mod limits;
 mod numbers;
@@ -216,6 +217,7 @@ fn prepared_schema(schema: &Value) -> Result<Value, GrammarError> {
 
     references::resolve(&mut fields)?;
     schema::remove_annotations(&mut fields);
+    keyword_values::check(&mut fields)?;
     schema::replace_decimal_patterns(&mut fields);
     formats::replace_times(&mut fields);
     numbers::make_exact(&mut fields)?;
@@ -230,6 +232,7 @@ fn prepared_schema(schema: &Value) -> Result<Value, GrammarError> {
 /// Replaces what the compiler does not follow, does not enforce exactly, or not within limits.
 fn make_safe(schema: &mut Map<String, Value>) -> Result<(), GrammarError> {
     references::resolve(schema)?;
+    keyword_values::check(schema)?;
     formats::replace_times(schema);
     numbers::make_exact(schema)
 }

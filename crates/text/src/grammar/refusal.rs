@@ -1,6 +1,8 @@
 //! Errors of the grammar compiler in the terms of a request: the keyword of a schema or the regular expression that was
 //! refused, and the reason.
 
+use std::borrow::Cow;
+
 use llguidance::{derivre::RegexBuilder, regex_to_lark};
 use serde_json::Value;
 
@@ -73,11 +75,35 @@ pub(super) fn refusal(grammar: &Grammar, message: &str) -> GrammarError {
     }
     if let Some((_, reason)) = message.rsplit_once("Unsatisfiable schema: ") {
         let reason = reason.split(" while processing ").next().unwrap_or(reason);
-        return GrammarError::unusable(format!("the schema allows no value: {reason}"));
+        return GrammarError::unusable(format!("the schema allows no value: {}", without_values(reason)));
     }
     // The position is that in the grammar of a call, which the client has not written.
     let reason = message.rsplit("failed to compile JSON schema: ").next().unwrap_or(message);
     GrammarError::unusable(reason)
+}
+
+/// Returns the reason why a schema allows no value, in the terms of JSON Schema. Others name keywords and their values:
+/// `minLength (3) is greater than maxLength (2)`.
+fn without_values(reason: &str) -> Cow<'_, str> {
+    let part = |before, after| Some(reason.strip_prefix(before)?.strip_suffix(after)?);
+    if let Some(name) = part("required property '", "' is unsatisfiable") {
+        return format!("the required property {name:?} allows none").into();
+    }
+    if let Some(constant) = part("Constant ", " doesn't match length constraints") {
+        return format!("the constant {constant} has another length than the schema requires").into();
+    }
+    if let Some((item, least)) = reason.split_once(" is unsatisfiable but minItems is ") {
+        return format!("{item} allows none, and minItems is {least}").into();
+    }
+    Cow::Borrowed(match reason {
+        "schema is false" => "the schema `false` allows none",
+        "incompatible types" => "its parts require values of different types",
+        "incompatible boolean values" => "its parts require different booleans",
+        "All options in anyOf are unsatisfiable" => "none of the schemas of anyOf allows one",
+        "required > maxProperties" => "more properties are required than maxProperties allows",
+        "minProperties > maxProperties" => "minProperties is greater than maxProperties",
+        other => other,
+    })
 }
 
 /// Returns the part of a grammar that cannot be enforced, and the reason.
@@ -86,7 +112,7 @@ fn wrong_value(grammar: &Grammar, message: &str) -> Option<(String, String)> {
         let of_expression = match grammar {
             Grammar::JsonSchema(schema) => wrong_pattern(schema),
             Grammar::Regex(source) => expression_error(source, "")
-                .map(|reason| (format!("the regular expression {}", shortened(source)), reason)),
+                .map(|reason| (format!("the regular expression {}", quoted(source)), reason)),
             Grammar::Lark(_) => None,
         };
         if of_expression.is_some() {
@@ -114,7 +140,7 @@ fn wrong_pattern(schema: &Value) -> Option<(String, String)> {
         of_names.flat_map(|schemas| schemas.keys()).map(|name| ("patternProperties", name.as_str()));
     let wrong = own.into_iter().chain(of_names).find_map(|(keyword, pattern)| {
         let reason = expression_error(pattern, SCHEMA_CLASSES)?;
-        Some((format!("the schema's {keyword:?}: {}", shortened(pattern)), reason))
+        Some((format!("the schema's {keyword:?}: {}", quoted(pattern)), reason))
     });
     wrong.or_else(|| fields.values().find_map(wrong_pattern))
 }
@@ -150,8 +176,13 @@ fn is_of_grammar(line: &str) -> bool {
         || line == "<non-verbose/>"
 }
 
-fn shortened(expression: &str) -> String {
-    format!("{:?}", cut(expression, MAX_SHOWN))
+/// Returns a value of a schema with at most [`MAX_SHOWN`] bytes.
+pub(super) fn shortened(value: &str) -> String {
+    cut(value, MAX_SHOWN)
+}
+
+fn quoted(expression: &str) -> String {
+    format!("{:?}", shortened(expression))
 }
 
 /// Returns a text with at most `length` bytes and `…` in place of the rest.
@@ -178,6 +209,21 @@ mod tests {
             "failed to compile JSON schema: Unsatisfiable schema: minimum (3) is greater than maximum (2)",
             "the grammar is not usable: the schema allows no value: minimum (3) is greater than maximum (2)",
         );
+        let no_value = "the grammar is not usable: the schema allows no value: ";
+        for (reason, expect) in [
+            ("required property 'a' is unsatisfiable", "the required property \"a\" allows none"),
+            ("incompatible types", "its parts require values of different types"),
+            (
+                "Constant \"abc\" doesn't match length constraints",
+                "the constant \"abc\" has another length than the schema requires",
+            ),
+            (
+                "prefixItems[0] is unsatisfiable but minItems is 1",
+                "prefixItems[0] allows none, and minItems is 1",
+            ),
+        ] {
+            check(&format!("Unsatisfiable schema: {reason}"), &format!("{no_value}{expect}"));
+        }
         check(
             "circular references with sibling keys are not supported: #/$defs/a",
             "the schema's \"$ref\" cannot be enforced: it is to a schema that contains it, and has other keywords beside \
