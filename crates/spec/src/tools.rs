@@ -16,6 +16,8 @@ pub enum ToolFormat {
     /// An object with `name` and `arguments` between `<tool_call>` and `</tool_call>`: Hermes, Qwen 2.5 and 3, SmolLM,
     /// Granite 4, and models whose prompt asks for it.
     Hermes,
+    /// As Hermes, and also without these markers or in a code fence: Qwen 2.5 Coder, whose template asks for the markers.
+    HermesFenced,
     /// A list of objects between `<TOOLCALL>` and `</TOOLCALL>`: Nemotron.
     Nemotron,
     /// A list of objects after `[TOOL_CALLS]`: Mistral.
@@ -37,6 +39,14 @@ pub enum ToolFormat {
 impl ToolFormat {
     /// Every format.
     pub const ALL: &'static [Self] = Self::VARIANTS;
+
+    /// Returns the format in which a template writes calls for this one.
+    pub fn of_template(self) -> Self {
+        match self {
+            Self::HermesFenced => Self::Hermes,
+            other => other,
+        }
+    }
 
     /// Returns the name in manifests and settings.
     pub fn name(self) -> &'static str {

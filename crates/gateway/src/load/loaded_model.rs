@@ -10,7 +10,7 @@ use narthex_engine::{
     supervise::{NumericsMonitor, SupervisedSpeech},
     worker::{Drain, Engine, EngineConfig, EngineExtensions, StorageProgress},
 };
-use narthex_spec::{DeviceName, ModelName, ReasoningFormat, ToolFormat, manifest::ChatEntry};
+use narthex_spec::{DeviceName, ModelName, ReasoningFormat, ToolFormat, manifest::Manifest};
 use narthex_text::{
     grammar::{CompileScope, Grammar, GrammarCompiler, GrammarError, GrammarMatcher},
     template::{Abilities, ChatTemplate},
@@ -101,7 +101,9 @@ impl LoadedModel {
         open: impl FnOnce(&LoadRequest<'_>) -> Result<OpenModel, Error>,
     ) -> Result<Self, Error> {
         let template = read_template(&request.package)?;
-        let tools = ToolFormatChoice::new(request.package.manifest.chat.as_ref(), tool_format);
+        let Manifest { name, chat, provenance, .. } = &request.package.manifest;
+        let own = chat.as_ref().and_then(|chat| chat.tools);
+        let tools = ToolFormatChoice::new(own, [name.as_str(), &provenance.source], tool_format);
         let abilities = template.as_ref().map_or_else(Abilities::default, ChatTemplate::abilities);
         let OpenModel { model, mut report, passed_over, monitors } = open(request)?;
         let tokenizer = tokenizer.finish()?;
@@ -349,12 +351,23 @@ struct ToolFormatChoice {
 
 impl ToolFormatChoice {
     /// Returns the format in the settings, else that of the package, else the one that a written
-    /// prompt requests.
-    fn new(chat: Option<&ChatEntry>, chosen: Option<ToolFormat>) -> Self {
-        let own = chat.and_then(|chat| chat.tools);
-        let format = chosen.or(own).unwrap_or(ToolFormat::Hermes);
-        Self { format, is_foreign: own.is_some_and(|own| own != format) }
+    /// prompt requests. `own` is that of the package's template; `names` are those of the model and of its checkpoint.
+    fn new(own: Option<ToolFormat>, names: [&str; 2], chosen: Option<ToolFormat>) -> Self {
+        let usual = match own {
+            Some(ToolFormat::Hermes) if names.iter().any(|name| writes_fences(name)) => {
+                Some(ToolFormat::HermesFenced)
+            }
+            other => other,
+        };
+        let format = chosen.or(usual).unwrap_or(ToolFormat::Hermes);
+        Self { format, is_foreign: own.is_some_and(|own| own != format.of_template()) }
     }
+}
+
+/// Returns true for models that write their calls in code fences, whatever their template asks for. Only their names
+/// distinguish them from others with the same template.
+fn writes_fences(name: &str) -> bool {
+    name.to_ascii_lowercase().contains("qwen2.5-coder")
 }
 
 impl Worker {
@@ -459,9 +472,8 @@ mod tests {
     fn a_chosen_format_replaces_that_of_the_template() {
         use ToolFormat::{Granite, Hermes, Mistral};
         let check = |own, chosen, format, is_foreign| {
-            let special_tokens = std::collections::BTreeMap::new();
-            let chat = ChatEntry { template: String::new(), special_tokens, tools: own, reasoning: None };
-            assert_eq!(ToolFormatChoice::new(Some(&chat), chosen), ToolFormatChoice { format, is_foreign });
+            let choice = ToolFormatChoice::new(own, ["tiny", "local tiny.gguf"], chosen);
+            assert_eq!(choice, ToolFormatChoice { format, is_foreign });
         };
         check(None, None, Hermes, false);
         check(Some(Granite), None, Granite, false);
@@ -469,5 +481,23 @@ mod tests {
         check(Some(Granite), Some(Mistral), Mistral, true);
         // A template whose format is not known may still write tools.
         check(None, Some(Mistral), Mistral, false);
+    }
+
+    #[test]
+    fn only_qwen_coder_writes_calls_in_fences() {
+        use ToolFormat::{Granite, Hermes, HermesFenced};
+        let check = |names, own, chosen, format| {
+            assert_eq!(
+                ToolFormatChoice::new(own, names, chosen),
+                ToolFormatChoice { format, is_foreign: false }
+            );
+        };
+        let coder = ["mine", "hf:Qwen/Qwen2.5-Coder-0.5B-Instruct"];
+        check(coder, Some(Hermes), None, HermesFenced);
+        check(["qwen2.5-coder:0.5b", ""], Some(Hermes), None, HermesFenced);
+        check(["qwen2.5:0.5b", "hf:Qwen/Qwen2.5-0.5B-Instruct"], Some(Hermes), None, Hermes);
+        check(coder, Some(Granite), None, Granite);
+        check(coder, Some(Hermes), Some(Hermes), Hermes);
+        check(["tiny", ""], Some(Hermes), Some(HermesFenced), HermesFenced);
     }
 }

@@ -48,6 +48,8 @@ pub(super) struct JsonSyntax {
     pub(super) closes: &'static [&'static str],
     /// Set if an answer may consist of calls without a marker: an object or a list.
     pub(super) is_bare: bool,
+    /// Set if more than one object without a marker may follow another, outside of a list and without a separator.
+    pub(super) repeats: bool,
     /// Texts around calls without a marker, at the start of an answer. The second may be empty.
     pub(super) frames: &'static [(&'static str, &'static str)],
     /// Markers after a name, if it may precede an object of arguments.
@@ -86,6 +88,7 @@ impl JsonSyntax {
             opens,
             closes,
             is_bare: false,
+            repeats: false,
             frames: &[],
             heads: None,
             separator: None,
@@ -143,18 +146,20 @@ impl JsonSyntax {
         let brace = format!("{SPACE}\\}}{SPACE}");
 
         let count = functions.len();
-        let more = |separator: Option<char>| match limit {
-            CallLimit::One => String::new(),
-            CallLimit::Any => {
-                let separator = separator.map_or_else(String::new, |c| regex(&c.to_string()) + SPACE);
-                format!("(/{brace}{separator}/ opened)*")
+        let more = |separator: Option<char>| {
+            let separator = separator.map_or_else(String::new, |c| regex(&c.to_string()) + SPACE);
+            format!("(/{brace}{separator}/ opened)*")
+        };
+        let (more_objects, more_items) = match limit {
+            CallLimit::One => (String::new(), String::new()),
+            CallLimit::Any if self.repeats || self.separator.is_some() => {
+                (more(self.separator), more(Some(',')))
             }
+            CallLimit::Any => (String::new(), more(Some(','))),
         };
         let mut rules = format!(
-            "bare: bare_object {} /{brace}{end}/ | bare_list {} /{brace}\\]{SPACE}{end}/\n\
+            "bare: bare_object {more_objects} /{brace}{end}/ | bare_list {more_items} /{brace}\\]{SPACE}{end}/\n\
              bare_object: {}\nbare_list: {}\n",
-            more(self.separator),
-            more(Some(',')),
             one_of("bare_object", count),
             one_of("bare_list", count),
         );
@@ -211,7 +216,8 @@ impl JsonCalls {
 
     /// Reports text up to a call. White space is withheld, since a call may follow.
     fn text(&mut self, events: &mut Vec<ToolEvent>) -> Step {
-        let JsonSyntax { is_bare, frames, .. } = self.syntax;
+        let JsonSyntax { is_bare, repeats, frames, .. } = self.syntax;
+        let is_bare = is_bare && (repeats || self.calls == 0);
         let opens = self.opens();
         let marker = opens.iter().filter_map(|open| Some((self.held.find(open)?, open.len()))).min();
         let first = self.held.trim_start();

@@ -365,6 +365,7 @@ fn a_model_may_write_a_call_in_its_own_form_or_text() {
     };
     for (format, key) in [
         (ToolFormat::Hermes, "arguments"),
+        (ToolFormat::HermesFenced, "arguments"),
         (ToolFormat::LlamaJson, "parameters"),
         (ToolFormat::Phi4Mini, "arguments"),
     ] {
@@ -394,12 +395,16 @@ fn a_model_may_write_a_call_in_its_own_form_or_text() {
         }
     }
     let tokenizer = tokenizer(&[&["<|end|>"], markers(ToolFormat::Hermes)].concat());
-    let matcher = matcher_of(&tokenizer, ToolFormat::Hermes);
     let call = r#"{"name": "get-weather", "arguments": {"city": "Rome"}}"#;
-    for (open, close) in [("```json\n", "\n```"), ("<tools>\n", "\n</tools>")] {
-        let text = format!("{open}{call}{close}");
-        assert!(follows(&tokenizer, &matcher, &text), "{text}");
-        assert!(!follows(&tokenizer, &matcher, &text.replace("Rome", "Bonn")), "{text}");
+    for format in [ToolFormat::Hermes, ToolFormat::HermesFenced] {
+        let matcher = matcher_of(&tokenizer, format);
+        for (open, close) in [("```json\n", "\n```"), ("<tools>\n", "\n</tools>")] {
+            let text = format!("{open}{call}{close}");
+            assert!(follows(&tokenizer, &matcher, &text), "{format:?}: {text}");
+            // It is a text of models that write their calls in another way.
+            let is_text = follows(&tokenizer, &matcher, &text.replace("Rome", "Bonn"));
+            assert_eq!(is_text, format == ToolFormat::Hermes, "{format:?}: {text}");
+        }
     }
 }
 

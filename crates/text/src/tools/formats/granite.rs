@@ -9,8 +9,11 @@ use crate::tools::{
 const OPEN: &str = "<|tool_call|>";
 
 /// The markers of other models count only around an answer that has nothing else.
-const SYNTAX: JsonSyntax =
-    JsonSyntax { frames: &[("<tool_call>", "</tool_call>")], ..JsonSyntax::marked(&[OPEN], &[]) };
+const SYNTAX: JsonSyntax = JsonSyntax {
+    repeats: true,
+    frames: &[("<tool_call>", "</tool_call>")],
+    ..JsonSyntax::marked(&[OPEN], &[])
+};
 
 pub(super) const FORMAT: FormatDefinition = FormatDefinition {
     is_in: |template| template.contains(OPEN),

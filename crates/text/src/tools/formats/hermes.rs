@@ -1,11 +1,14 @@
 //! Hermes's calls: an object with `name` and `arguments` between tags, also of Qwen 2.5 and 3, SmolLM and Granite 4.
 
 use super::{FormatDefinition, FormatOptions};
-use crate::tools::{
-    CallKind,
-    json_calls::JsonSyntax,
-    lark::repeated,
-    write::{object, write_marked},
+use crate::{
+    grammar::GrammarError,
+    tools::{
+        CallKind, CallSyntax, ParserContext,
+        json_calls::JsonSyntax,
+        lark::{AllowedCalls, FormatRules, repeated},
+        write::{object, write_marked},
+    },
 };
 
 const OPEN: &str = "<tool_call>";
@@ -14,24 +17,19 @@ const CLOSE: &str = "</tool_call>";
 /// Syntax of the calls that the format's templates show.
 const EXACT: JsonSyntax = JsonSyntax::marked(&[OPEN], &[CLOSE]);
 
-/// Syntax that includes the calls of Qwen2.5-Coder, which leaves out or replaces the markers.
-const LENIENT: JsonSyntax =
-    JsonSyntax { is_bare: true, frames: &[("```json", "```"), ("<tools>", "</tools>")], ..EXACT };
+/// Syntax that includes an answer without markers that is one object or one list.
+const LENIENT: JsonSyntax = JsonSyntax { is_bare: true, ..EXACT };
+
+/// Syntax that includes the calls of Qwen2.5-Coder, which leaves out or replaces the markers. In 22 of 22 answers to
+/// questions of a benchmark, it wrote its call in a fence.
+const FENCED: JsonSyntax =
+    JsonSyntax { repeats: true, frames: &[("```json", "```"), ("<tools>", "</tools>")], ..LENIENT };
 
 pub(super) const FORMAT: FormatDefinition = FormatDefinition {
     is_in: |template| template.contains(OPEN),
     markers: &[OPEN, CLOSE],
-    parser: |context| {
-        let syntax = if context.calls == CallKind::OfGrammar { EXACT } else { LENIENT };
-        syntax.parser(context)
-    },
-    rules: |allowed| {
-        let open = allowed.markers.item(OPEN);
-        let close = allowed.markers.item(CLOSE);
-        let calls = repeated("call", "\n", allowed.limit);
-        let calls = format!("calls: {calls}\ncall: {open} body\nbody: \"\\n\" object \"\\n\" {close}\n");
-        LENIENT.rules(&calls, allowed.functions, allowed.limit)
-    },
+    parser: |context| parser(LENIENT, context),
+    rules: |allowed| rules(LENIENT, allowed),
     write: |calls, message| {
         write_marked(calls, message, [OPEN, CLOSE], |call| format!("\n{}\n", object(call, EXACT.key)));
     },
@@ -39,6 +37,29 @@ pub(super) const FORMAT: FormatDefinition = FormatDefinition {
     #[cfg(test)]
     examples: tests::examples,
 };
+
+/// The format of models whose template is that of [`FORMAT`], and that do not follow it.
+pub(super) const FENCED_FORMAT: FormatDefinition = FormatDefinition {
+    is_in: |_| false,
+    parser: |context| parser(FENCED, context),
+    rules: |allowed| rules(FENCED, allowed),
+    #[cfg(test)]
+    examples: tests::fenced_examples,
+    ..FORMAT
+};
+
+fn parser(lenient: JsonSyntax, context: &ParserContext<'_>) -> Option<Box<dyn CallSyntax + Send>> {
+    let syntax = if context.calls == CallKind::OfGrammar { EXACT } else { lenient };
+    syntax.parser(context)
+}
+
+fn rules(lenient: JsonSyntax, allowed: &AllowedCalls<'_>) -> Result<FormatRules, GrammarError> {
+    let open = allowed.markers.item(OPEN);
+    let close = allowed.markers.item(CLOSE);
+    let calls = repeated("call", "\n", allowed.limit);
+    let calls = format!("calls: {calls}\ncall: {open} body\nbody: \"\\n\" object \"\\n\" {close}\n");
+    lenient.rules(&calls, allowed.functions, allowed.limit)
+}
 
 #[cfg(test)]
 mod tests {
@@ -55,6 +76,9 @@ mod tests {
         let mut transcripts = marked_calls();
         transcripts.extend(unmarked_calls());
         transcripts.extend(broken_after_arguments());
+        transcripts.extend(
+            framed_calls().into_iter().map(|(answer, _)| complete(answer.clone(), format!("{answer:?}"))),
+        );
         transcripts.push(cut(r#"<tool_call>{"name": "stop", "arguments": {"a": "x"#, r#"{"a": "x"#));
         let templates = vec![
             TemplateExample::new("qwen2.5"),
@@ -63,6 +87,29 @@ mod tests {
             TemplateExample::new("granite4"),
         ];
         Examples { has_text: true, ..Examples::new(templates, transcripts) }
+    }
+
+    pub(super) fn fenced_examples() -> Examples {
+        let mut transcripts = marked_calls();
+        transcripts.extend(unmarked_calls());
+        transcripts.extend(broken_after_arguments());
+        transcripts.extend(framed_calls().into_iter().map(|(answer, events)| complete(answer, events)));
+        Examples { has_text: true, ..Examples::new(Vec::new(), transcripts) }
+    }
+
+    /// Returns answers after reports of Qwen2.5-Coder, with their calls. They are texts of other models.
+    fn framed_calls() -> Vec<(String, String)> {
+        let whole = CALL.strip_suffix('}').unwrap();
+        let two = format!("{WEATHER} {WEATHER}");
+        vec![
+            (format!("```json\n{CALL}\n```"), WEATHER.to_owned()),
+            (format!("```json\n[{CALL},\n{CALL}]\n```\n"), two.clone()),
+            (format!("```json\n{whole}\n```"), WEATHER.to_owned()),
+            (format!("<tools>\n{whole}\n{whole}\n</tools>"), two.clone()),
+            (format!("<tools>\n{CALL}\n{{\"name\": \"stop\"}}\n</tools>"), format!("{WEATHER} stop( {{}} )")),
+            (format!("<tools>\n{CALL}\n</tools>\n<tools>{CALL}"), two.clone()),
+            (format!("\n{CALL}\n{CALL}\n"), two),
+        ]
     }
 
     /// Returns answers after the chat templates of Hermes 3 and Qwen 2.5, which show calls to the model.
@@ -111,8 +158,6 @@ mod tests {
             complete(format!("<tool_call>\n{whole}\nDone."), format!("{WEATHER} \"\\nDone.\"")),
             complete(format!("<tool_call>[{CALL}, {whole}]</tool_call>"), &two),
             complete(whole, WEATHER),
-            complete(format!("```json\n{whole}\n```"), WEATHER),
-            complete(format!("<tools>\n{whole}\n{whole}\n</tools>"), &two),
             complete(format!("{whole}, \"age\": 5}}"), WEATHER),
             complete("<tool_call>{\"name\": \"stop\", \"arguments\": null\n</tool_call>", "stop( {} )"),
             complete("<tool_call>{\"arguments\": {}, \"name\": \"stop\"</tool_call>", "stop( {} )"),
@@ -139,20 +184,12 @@ mod tests {
         transcripts
     }
 
-    /// Returns answers after reports of Qwen2.5-Coder, which leaves out or replaces the markers of its own template.
+    /// Returns answers of models that leave out the markers.
     fn unmarked_calls() -> Vec<Transcript> {
-        let two = format!("{WEATHER} {WEATHER}");
         let mut transcripts = vec![
             complete(CALL, WEATHER),
-            complete(format!("\n{CALL}\n{CALL}\n"), &two),
+            complete(format!("\n[{CALL},\n{CALL}]\n"), format!("{WEATHER} {WEATHER}")),
             complete(format!("{CALL}</tool_call>"), WEATHER),
-            complete(format!("```json\n{CALL}\n```"), WEATHER),
-            complete(format!("```json\n[{CALL},\n{CALL}]\n```\n"), &two),
-            complete(
-                format!("<tools>\n{CALL}\n{{\"name\": \"stop\"}}\n</tools>"),
-                format!("{WEATHER} stop( {{}} )"),
-            ),
-            complete(format!("<tools>\n{CALL}\n</tools>\n<tools>{CALL}"), &two),
             complete(
                 format!("<tool_call>\n{CALL}\n</tool_call>\n{CALL}"),
                 format!("{WEATHER} {:?}", format!("\n{CALL}")),

@@ -62,6 +62,7 @@ impl FormatOptions {
 pub(super) fn definition(format: ToolFormat) -> &'static FormatDefinition {
     match format {
         ToolFormat::Hermes => &hermes::FORMAT,
+        ToolFormat::HermesFenced => &hermes::FENCED_FORMAT,
         ToolFormat::LlamaJson => &llama_json::FORMAT,
         ToolFormat::Pythonic => &pythonic::FORMAT,
         ToolFormat::QwenCoder => &qwen_coder::FORMAT,
