@@ -50,7 +50,7 @@ pub(super) fn open(
 ) -> Result<OpenModel, AttemptError> {
     let manifest = request.manifest();
     eligibility::check_bound_provider(manifest, name).map_err(AttemptError::Refused)?;
-    eligibility::check_amd_tools(manifest, name).map_err(AttemptError::Refused)?;
+    eligibility::check_amd_tools(manifest, name, &request.facts).map_err(AttemptError::Refused)?;
     eligibility::check_speech(manifest, name).map_err(AttemptError::Refused)?;
     let variant = request.variant(name, head.as_ref());
     if !manifest.graphs.iter().any(|graph| graph.variant == variant) {

@@ -12,7 +12,10 @@ use std::{
 };
 
 use narthex_catalog::{runtimes, store::Store};
-use narthex_device::ep::Facts;
+use narthex_device::{
+    ep::Facts,
+    inventory::{Accelerator, AcceleratorKind},
+};
 use narthex_graph::{
     Attribute, Builder, Element, Graph, Initializer, InitializerData, Node, graph::MICROSOFT,
 };
@@ -319,6 +322,26 @@ fn a_required_npu_that_is_not_there_is_missed_before_anything_is_made() {
     let gateway = gateway_of(&home, require, "coreml,cpu");
     let error = gateway.load("smollm2:135m@w8", &Quiet, &Cancel::new()).unwrap_err();
     assert!(matches!(error, Error::NoDevice { .. }), "{error}");
+}
+
+#[test]
+fn amd_s_npu_names_its_reason_only_where_it_is() {
+    let package = Package::new();
+    let gateway = gateway_of(&package.home, NpuPolicy::Prefer, "auto");
+    let npu = Accelerator {
+        kind: AcceleratorKind::Npu,
+        driver: "amdxdna".to_owned(),
+        text: "AMD XDNA NPU".to_owned(),
+        memory: None,
+    };
+    for (accelerators, is_announced) in [(vec![npu], true), (Vec::new(), false)] {
+        let facts = Facts { os: "linux".into(), arch: "x86_64".into(), accelerators, ..Facts::default() };
+        let loaded = package.load_in(&gateway, &facts, (&Quiet, &Cancel::new())).unwrap();
+        let passed_over = loaded.status().passed_over;
+        let passed = passed_over.iter().find(|passed| passed.device == DeviceName::VitisAi).unwrap();
+        assert!(passed.reason.contains("AMD's tools have compiled"), "{passed:?}");
+        assert_eq!(passed.announced, is_announced, "{passed:?}");
+    }
 }
 
 #[test]
