@@ -1,17 +1,19 @@
-//! Inventory of this machine, read from the system itself. No library is loaded, and no program is started except by
-//! [`measured`].
+//! Inventory of this machine, read from the system itself. No library of a vendor is loaded, and no program is started
+//! except by [`measured`].
 //!
 //! It is our own code because sysinfo counts the machine's cores instead of those that this process may use, reads the
 //! memory limit of one control group only, and knows neither NPUs nor drivers.
 
 mod control_groups;
+pub(crate) mod cores;
 pub(crate) mod nvidia;
+mod windows;
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::{fs, path::Path};
 
 use narthex_kernels::Kernels;
 
-use self::control_groups::ControlGroups;
+use self::{control_groups::ControlGroups, cores::FastCores};
 use crate::{memory, registry};
 
 /// Registry key under which Windows has the name of the first processor.
@@ -28,6 +30,8 @@ pub struct Cpu {
     pub usable_cores: usize,
     /// Number of physical cores among those that affinity allows, if the system reports them.
     pub physical_cores: Option<usize>,
+    /// Number of fast physical cores, if computations leave out slow ones.
+    pub fast_cores: Option<usize>,
     /// Vector instruction sets that are relevant to inference.
     pub features: Vec<&'static str>,
 }
@@ -88,7 +92,8 @@ pub fn cpu() -> Cpu {
             .unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
         cores: cores.max(usable_cores),
         usable_cores,
-        physical_cores: physical_cores(),
+        physical_cores: cores::physical_cores(),
+        fast_cores: FastCores::here().map(|fast| fast.physical),
         features: features(),
     }
 }
@@ -111,43 +116,16 @@ fn soc(root: &Path) -> Option<String> {
     (!names.is_empty()).then(|| names.join(", "))
 }
 
-/// Returns the number of compute threads: `wanted`, or if that is 0, one per physical core that this process may use. A
-/// second thread on a core would have no vector unit of its own.
+/// Returns the number of compute threads: `wanted`, or if that is 0, one per physical core that this process may use,
+/// without the slow cores of a processor that has several kinds. A second thread on a core would have no vector unit of its
+/// own.
 pub fn threads(wanted: usize) -> usize {
     if wanted > 0 {
         return wanted;
     }
     let usable = std::thread::available_parallelism().map_or(1, usize::from);
-    physical_cores().map_or(usable, |physical| usable.min(physical.max(1)))
-}
-
-/// Returns the number of physical cores of the logical ones on which this process may run.
-fn physical_cores() -> Option<usize> {
-    let status = fs::read_to_string("/proc/self/status").ok()?;
-    let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
-    let cores = cpu_list(allowed.trim())?
-        .into_iter()
-        .map(|cpu| {
-            let topology = Path::new("/sys/devices/system/cpu").join(format!("cpu{cpu}/topology"));
-            let package = fs::read_to_string(topology.join("physical_package_id")).ok()?;
-            Some((package, fs::read_to_string(topology.join("core_id")).ok()?))
-        })
-        .collect::<Option<BTreeSet<_>>>()?;
-    Some(cores.len())
-}
-
-/// Parses a list of numbers in the kernel's form, such as `0-3,8`.
-fn cpu_list(text: &str) -> Option<Vec<usize>> {
-    /// Maximum number of processors that Linux supports.
-    const MAX_CPUS: usize = 8192;
-    let mut cpus = Vec::new();
-    for part in text.split(',') {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let first = first.parse::<usize>().ok()?;
-        let last = last.parse::<usize>().ok()?;
-        cpus.extend((last < MAX_CPUS).then_some(first..=last)?);
-    }
-    Some(cpus)
+    let cores = FastCores::here().map(|fast| fast.physical).or_else(cores::physical_cores);
+    cores.map_or(usable, |cores| usable.min(cores.max(1)))
 }
 
 fn features() -> Vec<&'static str> {
@@ -196,9 +174,9 @@ pub fn system() -> Option<String> {
     Some(kernel.map_or_else(|| name.to_owned(), |kernel| format!("{name}, kernel {}", kernel.trim())))
 }
 
-/// Returns the accelerators whose drivers are loaded.
+/// Returns the accelerators whose drivers are loaded; on Windows, those of the registry.
 pub fn accelerators() -> Vec<Accelerator> {
-    let mut found = Vec::new();
+    let mut found = windows::accelerators();
     for (driver, text) in in_class(Path::new("/sys/class/accel"), "accel") {
         let text = match driver.as_str() {
             "intel_vpu" => format!("Intel NPU ({text})"),
@@ -238,10 +216,10 @@ pub fn accelerators() -> Vec<Accelerator> {
     found
 }
 
-/// Returns the accelerators. For NVIDIA's cards the entries come from the driver's own program, with the size of their
-/// memory. If that program is installed it is run, which may take seconds.
+/// Returns the accelerators with the sizes of their memory. On Windows, GPUs come from DXGI. For NVIDIA's cards the entries
+/// come from the driver's own program. If that program is installed it is run, which may take seconds.
 pub fn measured() -> Vec<Accelerator> {
-    with_cards(accelerators(), nvidia::cards())
+    with_cards(windows::with_graphics(accelerators()), nvidia::cards())
 }
 
 /// Replaces the system's entries for a vendor's cards by the vendor's own.
@@ -253,21 +231,9 @@ fn with_cards(mut found: Vec<Accelerator>, cards: Vec<Accelerator>) -> Vec<Accel
 
 /// Returns the drivers of these accelerators, and on Windows those of every NPU and GPU.
 pub fn drivers(accelerators: &[Accelerator]) -> Vec<Driver> {
-    /// Device classes of Windows: `ComputeAccelerator` and `Display`.
-    const CLASSES: [(AcceleratorKind, &str); 2] = [
-        (AcceleratorKind::Npu, "{f01a9d53-3ff6-48d2-9f97-c8a7004be10c}"),
-        (AcceleratorKind::Gpu, "{4d36e968-e325-11ce-bfc1-08002be10318}"),
-    ];
-    /// Number of registry entries that are tried for each class; their numbers may have gaps.
-    const MAX_ENTRIES: usize = 16;
-    let mut drivers = drivers_at(Path::new("/"), accelerators);
-    for (kind, class) in CLASSES {
-        drivers.extend((0..MAX_ENTRIES).filter_map(|index| {
-            let key = format!(r"SYSTEM\CurrentControlSet\Control\Class\{class}\{index:04}");
-            let name = registry::text(&key, "DriverDesc")?;
-            let version = registry::text(&key, "DriverVersion")?;
-            Some(Driver { kind, text: format!("{name} {version}") })
-        }));
+    let mut drivers: Vec<Driver> = windows::drivers().collect();
+    if drivers.is_empty() {
+        drivers = drivers_at(Path::new("/"), accelerators);
     }
     drivers.sort_by(|a, b| a.text.cmp(&b.text));
     drivers
@@ -349,17 +315,6 @@ mod tests {
         assert_eq!(soc(root.path()).as_deref(), Some(tree));
         write("sys/devices/soc0/machine", "X1E78100\n");
         assert_eq!(soc(root.path()), Some(format!("X1E78100, {tree}")));
-    }
-
-    #[test]
-    fn lists_of_processors() {
-        let check = |text: &str, expected: Option<&[usize]>| assert_eq!(cpu_list(text).as_deref(), expected);
-        check("0", Some(&[0]));
-        check("0-2,5,8-9", Some(&[0, 1, 2, 5, 8, 9]));
-        check("3-1", Some(&[]));
-        check("", None);
-        check("0-", None);
-        check("0-99999999999", None);
     }
 
     #[test]

@@ -19,6 +19,7 @@ use super::{context::Context, process_exit, redirect_stdout::StdoutRedirect};
 use crate::{
     ep::Device,
     error::DeviceError,
+    inventory::cores::FastCores,
     operators::{AttentionSwitch, OwnOperators, PaddedInputs, RewriteOptions, read_graph},
     packed_weights::PackedWeights,
     placement::{self, Placement},
@@ -215,6 +216,11 @@ fn configured(
         .map_err(failed("set the optimisation level"))?
         .with_config_entry("session.record_ep_graph_assignment_info", "1")
         .map_err(failed("record the placement"))?;
+    if let Some(affinities) = FastCores::here().and_then(|fast| fast.affinities(options.threads)) {
+        builder = builder
+            .with_config_entry("session.intra_op_thread_affinities", affinities)
+            .map_err(failed("place the threads"))?;
+    }
     for (key, value) in options.context.entries() {
         builder = builder.with_config_entry(key, value).map_err(failed("request a compiled graph"))?;
     }

@@ -201,11 +201,12 @@ fn devices(report: &mut Doctor, facts: &Facts) {
     }
 }
 
-/// Describes cores as `8 usable of 16 cores`, with the number of physical cores if it is lower, since it decides the
-/// number of threads.
+/// Describes cores as `8 usable of 16 cores`, with the number of physical or fast cores if it is lower, since it decides
+/// the number of threads.
 fn cores(cpu: &inventory::Cpu) -> String {
-    let physical = match cpu.physical_cores {
-        Some(physical) if physical < cpu.usable_cores => format!(" ({physical} physical)"),
+    let physical = match (cpu.fast_cores, cpu.physical_cores) {
+        (Some(fast), Some(physical)) => format!(" ({physical} physical, {fast} of them fast)"),
+        (None, Some(physical)) if physical < cpu.usable_cores => format!(" ({physical} physical)"),
         _ => String::new(),
     };
     format!("{} usable{physical} of {} cores", cpu.usable_cores, cpu.cores)
@@ -231,18 +232,20 @@ mod tests {
 
     #[test]
     fn physical_cores_are_named_if_they_are_fewer() {
-        let check = |usable_cores, physical_cores, expect: &str| {
+        let check = |usable_cores, physical_cores, fast_cores, expect: &str| {
             let cpu = inventory::Cpu {
                 name: "a processor".to_owned(),
                 cores: 16,
                 usable_cores,
                 physical_cores,
+                fast_cores,
                 features: Vec::new(),
             };
             assert_eq!(cores(&cpu), expect);
         };
-        check(16, Some(8), "16 usable (8 physical) of 16 cores");
-        check(4, Some(4), "4 usable of 16 cores");
-        check(4, None, "4 usable of 16 cores");
+        check(12, Some(8), Some(4), "12 usable (8 physical, 4 of them fast) of 16 cores");
+        check(16, Some(8), None, "16 usable (8 physical) of 16 cores");
+        check(4, Some(4), None, "4 usable of 16 cores");
+        check(4, None, None, "4 usable of 16 cores");
     }
 }
