@@ -1,7 +1,7 @@
 //! Ctrl-C, SIGTERM and, except in a server, SIGHUP: the first signal cancels the running job, the second ends the process at
 //! once. While a command waits for input, the first signal ends the process too. If a job does not stop within [`GRACE`],
 //! because ONNX Runtime or a vendor's compiler cannot be interrupted, the process ends; the store tolerates this. A SIGHUP
-//! that was ignored at the start, as under `nohup`, remains ignored.
+//! that was ignored at the start, as under `nohup`, remains ignored. On Windows, the end of the console is a signal too.
 
 #[cfg(unix)]
 use std::fs::File;
@@ -103,7 +103,40 @@ pub(crate) fn install() {
     if keeps_hang_up_ignored {
         ignore_hang_up();
     }
+    end_with_console();
 }
+
+/// Ends the running job, or a server, when the console closes, the user logs off or Windows shuts down.
+#[cfg(windows)]
+#[allow(unsafe_code, reason = "only the system's function installs this handler")]
+fn end_with_console() {
+    use windows_sys::{
+        Win32::System::Console::{
+            CTRL_CLOSE_EVENT, CTRL_LOGOFF_EVENT, CTRL_SHUTDOWN_EVENT, SetConsoleCtrlHandler,
+        },
+        core::BOOL,
+    };
+    /// Time for a clean end. Windows ends the process when the handler returns, or five seconds after the event.
+    const TIME: Duration = Duration::from_secs(4);
+
+    unsafe extern "system" fn handle(event: u32) -> BOOL {
+        let ends = matches!(event, CTRL_CLOSE_EVENT | CTRL_LOGOFF_EVENT | CTRL_SHUTDOWN_EVENT);
+        if !ends || IN_CHILD.load(Ordering::Relaxed) {
+            return 0;
+        }
+        interrupt();
+        thread::sleep(TIME);
+        exit_at_once()
+    }
+
+    // SAFETY: the handler is a function of the program and calls only functions that any thread may call.
+    if unsafe { SetConsoleCtrlHandler(Some(handle), 1) } == 0 {
+        tracing::warn!("closing the console will end the process immediately");
+    }
+}
+
+#[cfg(not(windows))]
+fn end_with_console() {}
 
 /// Cancels the running job at the first signal, and ends the process at the second.
 fn interrupt() {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use narthex_gateway::{Drain, ErrorKind, Gateway, check_threads};
-use tokio::{net::TcpListener, sync::watch};
+use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
 #[cfg(unix)]
@@ -19,6 +19,7 @@ use crate::{
     http::{
         accept::{Connections, Listener, ServerAddress},
         limits::Limits,
+        tcp_sockets::TcpSockets,
         tls::TlsFiles,
     },
     routes::{self, Routers},
@@ -111,12 +112,12 @@ impl ServeOptions {
             return listen_unix(path).await;
         }
         let failed = |source| ServeError::Bind { host: self.host.clone(), port: self.port, source };
-        let listener = TcpListener::bind((self.host.as_str(), self.port)).await.map_err(failed)?;
-        let is_local = is_loopback(&self.host) && listener.local_addr()?.ip().to_canonical().is_loopback();
+        let sockets = TcpSockets::bind(&self.host, self.port).await.map_err(failed)?;
+        let is_local = is_loopback(&self.host) && sockets.address()?.ip().to_canonical().is_loopback();
         let exposure = if is_local { Exposure::Local } else { Exposure::Open { host: self.host.clone() } };
         let listener = match self.acceptor()? {
-            Some(acceptor) => Listener::Tls(listener, acceptor),
-            None => Listener::Tcp(listener),
+            Some(acceptor) => Listener::Tls(sockets, acceptor),
+            None => Listener::Tcp(sockets),
         };
         Ok(BoundListener { listener, exposure })
     }

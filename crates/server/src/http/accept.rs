@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 #[cfg(unix)]
 use tokio::net::UnixStream;
 use tokio::{
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     sync::{OwnedSemaphorePermit, Semaphore, watch},
     time::{Duration, Instant, sleep, timeout},
 };
@@ -23,6 +23,7 @@ use super::unix_socket::UnixSocket;
 use super::{
     connection::{self, ClientStream, ConnectionState, HeadBudget},
     limits::Limits,
+    tcp_sockets::TcpSockets,
     tls::TlsConnection,
 };
 
@@ -56,8 +57,8 @@ impl fmt::Display for ServerAddress {
 
 /// A socket that accepts clients.
 pub(crate) enum Listener {
-    Tcp(TcpListener),
-    Tls(TcpListener, TlsAcceptor),
+    Tcp(TcpSockets),
+    Tls(TcpSockets, TlsAcceptor),
     #[cfg(unix)]
     Unix(UnixSocket),
 }
@@ -74,9 +75,9 @@ impl Listener {
     /// Accepts the next client.
     async fn accept(&self) -> io::Result<AcceptedClient> {
         match self {
-            Self::Tcp(listener) => accept_tcp(listener).await.map(AcceptedClient::Tcp),
-            Self::Tls(listener, acceptor) => {
-                let stream = accept_tcp(listener).await?;
+            Self::Tcp(sockets) => sockets.accept().await.map(AcceptedClient::Tcp),
+            Self::Tls(sockets, acceptor) => {
+                let stream = sockets.accept().await?;
                 Ok(AcceptedClient::Tls(TlsConnection::new(acceptor, stream)))
             }
             #[cfg(unix)]
@@ -88,18 +89,11 @@ impl Listener {
 
     pub(crate) fn address(&self) -> io::Result<ServerAddress> {
         match self {
-            Self::Tcp(listener) | Self::Tls(listener, _) => listener.local_addr().map(ServerAddress::Tcp),
+            Self::Tcp(sockets) | Self::Tls(sockets, _) => sockets.address().map(ServerAddress::Tcp),
             #[cfg(unix)]
             Self::Unix(socket) => Ok(ServerAddress::Unix(socket.path().to_owned())),
         }
     }
-}
-
-async fn accept_tcp(listener: &TcpListener) -> io::Result<TcpStream> {
-    let (stream, _) = listener.accept().await?;
-    // Disables Nagle's algorithm: tokens are small, and each should be sent at once.
-    stream.set_nodelay(true)?;
-    Ok(stream)
 }
 
 /// The open connections of a server, and the settings for new ones.

@@ -11,6 +11,7 @@ mod freed_memory;
 pub(crate) mod held_body;
 pub(crate) mod incomplete_bodies;
 pub(crate) mod limits;
+pub(crate) mod tcp_sockets;
 pub(crate) mod tls;
 #[cfg(unix)]
 pub(crate) mod unix_socket;
