@@ -331,6 +331,7 @@ pub(super) fn options(args: &GenerateArgs) -> anyhow::Result<GenerateOptions> {
         seed: args.seed,
         stop: args.sampling.stop.clone(),
         grammar,
+        grammar_field: Some("--format"),
         repetition: if is_free { Repetition::End } else { Repetition::Allow },
         ..GenerateOptions::api_defaults()
     })

@@ -5,6 +5,7 @@ mod hint;
 mod kind;
 
 use std::{
+    borrow::Cow,
     fmt::{self, Display},
     time::Duration,
 };
@@ -64,6 +65,14 @@ pub enum Error {
         /// Name of the field in the API.
         param: &'static str,
         /// Expected value, found value and next step.
+        message: String,
+    },
+    /// A schema or a grammar of the request cannot be enforced.
+    #[error("{field}: {message}")]
+    Grammar {
+        /// Name of its field in the API: `tools[0].function.parameters`.
+        field: Cow<'static, str>,
+        /// The refused part, and the reason.
         message: String,
     },
     /// The prompt leaves no room for an answer.
@@ -313,6 +322,7 @@ impl Error {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Invalid { .. }
+            | Self::Grammar { .. }
             | Self::ContextLength { .. }
             | Self::InputTooLong { .. }
             | Self::WrongKind { .. }
@@ -346,8 +356,9 @@ impl Error {
     }
 
     /// Returns the API's name of the invalid field, if the error is about one field.
-    pub fn param(&self) -> Option<&'static str> {
+    pub fn param(&self) -> Option<&str> {
         match self {
+            Self::Grammar { field, .. } => Some(field),
             Self::Invalid { param, .. } | Self::ContextLength { param, .. } => Some(param),
             Self::Prompt(_) | Self::MediaNotRead { .. } => Some("messages"),
             Self::Audio(_) => Some("file"),

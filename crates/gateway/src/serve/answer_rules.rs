@@ -1,6 +1,7 @@
 //! Rules for the text of the answers to a request.
 
 use std::{
+    borrow::Cow,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -98,12 +99,12 @@ fn check_grammar(tools: &ToolSettings, options: &GenerateOptions) -> Result<(), 
     if !has_grammar || !tools::guarantees_calls(tools) {
         return Ok(());
     }
-    let param = grammar_param(options);
+    let field = grammar_field(options);
     let message = format!(
-        "{param} cannot be combined with tools that have strict: true, nor with a tool_choice that requires a call; \
-         remove {param} or tools, or send tool_choice: \"none\" or a response_format"
+        "{field} cannot be combined with tools that have strict: true, nor with a tool_choice that requires a call; \
+         remove {field} or tools, or send tool_choice: \"none\" or a response_format"
     );
-    Err(Error::invalid(param, message))
+    Err(Error::Grammar { field: field.into(), message })
 }
 
 /// Maximum number of tools that are compiled alone to find the one that is refused.
@@ -142,36 +143,38 @@ fn grammar_refusal(
         .take(MAX_TRIED)
         .take_while(|_| (scope.is_needed)());
 
-    let (param, place, error) = match error {
+    let own_field = || Cow::Borrowed(grammar_field(options));
+    let (field, place, error) = match error {
         GrammarError::Thread(error) => return error.into(),
-        error if tools.tools.is_empty() => (grammar_param(options), String::new(), error),
+        error if tools.tools.is_empty() => (own_field(), String::new(), error),
         error => options
             .grammar
             .as_ref()
-            .and_then(|grammar| Some((grammar_param(options), String::new(), alone(grammar)?)))
+            .and_then(|grammar| Some((own_field(), String::new(), alone(grammar)?)))
             .or_else(|| {
                 tried.find_map(|tool| {
                     let error = match tools::enforced_schema(tool) {
                         Ok(schema) => alone(&Grammar::JsonSchema(schema.into_owned()))?,
                         Err(error) => error,
                     };
-                    Some(("tools", format!("tool {}: ", tool.name), error))
+                    let field = tool.field.clone().map_or(Cow::Borrowed("tools"), Cow::Owned);
+                    Some((field, format!("tool {}: ", tool.name), error))
                 })
             })
-            .unwrap_or(("tools", String::new(), error)),
+            .unwrap_or((Cow::Borrowed("tools"), String::new(), error)),
     };
 
     match error {
         GrammarError::Thread(error) => error.into(),
-        error => Error::invalid(param, format!("{place}{error}")),
+        error => Error::Grammar { field, message: format!("{place}{error}") },
     }
 }
 
 /// Returns the name of the field with the grammar in the API.
-fn grammar_param(options: &GenerateOptions) -> &'static str {
-    match options.grammar {
+fn grammar_field(options: &GenerateOptions) -> &'static str {
+    options.grammar_field.unwrap_or(match options.grammar {
         Some(Grammar::Lark(_)) => "grammar",
         Some(Grammar::Regex(_)) => "regex",
         Some(Grammar::JsonSchema(_)) | None => "response_format",
-    }
+    })
 }

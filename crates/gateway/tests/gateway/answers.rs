@@ -375,6 +375,7 @@ fn tool() -> ToolSettings {
         parameters: parameters.into(),
         strictness,
         text: None,
+        field: None,
     };
     ToolSettings { tools: vec![tool], choice: ToolChoice::Required, calls: CallLimit::One }
 }

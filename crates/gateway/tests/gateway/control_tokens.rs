@@ -51,6 +51,7 @@ fn requests(text: &str) -> Vec<(&'static str, ChatRequest)> {
             .into(),
         strictness: Strictness::BestEffort,
         text: None,
+        field: None,
     };
     let settings = ToolSettings { tools: vec![tool], choice: ToolChoice::Auto, calls: CallLimit::One };
     let with_tools = |messages| ChatRequest { tools: settings.clone(), ..request(messages) };

@@ -255,7 +255,8 @@ fn tools_grammars_prefixes_and_drafts_work_on_every_placement() {
 
         let (description, strictness) = (None, Strictness::BestEffort);
         let (name, parameters) = ("set".to_owned(), parameters.clone());
-        let tool = Tool { name, description, parameters: parameters.into(), strictness, text: None };
+        let tool =
+            Tool { name, description, parameters: parameters.into(), strictness, text: None, field: None };
         let tools = ToolSettings { tools: vec![tool], choice: ToolChoice::Required, calls: CallLimit::One };
         let question_with_tools = ChatRequest { tools, ..question("the cat", greedy(64)) };
         let answer = ask(&gateway, &model, question_with_tools);

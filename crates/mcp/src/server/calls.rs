@@ -264,6 +264,7 @@ impl CallSite {
                 temperature,
                 default_temperature: 0.0,
                 grammar: schema.map(|schema| Grammar::JsonSchema(Value::Object(schema))),
+                grammar_field: Some("schema"),
                 ..GenerateOptions::api_defaults()
             },
         };

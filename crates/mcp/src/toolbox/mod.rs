@@ -240,7 +240,7 @@ fn cut(text: &str) -> String {
 
 /// Returns a definition for requests.
 fn definition(name: String, description: Option<String>, parameters: ExactJson) -> Tool {
-    Tool { name, description, parameters, strictness: Strictness::BestEffort, text: None }
+    Tool { name, description, parameters, strictness: Strictness::BestEffort, text: None, field: None }
 }
 
 #[cfg(test)]

@@ -246,12 +246,16 @@ impl MessagesBody {
         let options = shared.sampling.options()?;
         let (format, effort) =
             self.output_config.map_or((None, None), |config| (config.format, config.effort));
-        let format = format.or(self.output_format);
-        let format = format.map(|OutputFormat::JsonSchema { schema }| Grammar::JsonSchema(schema));
+        let format = format.map(|format| (format, "output_config.format"));
+        let format = format.or(self.output_format.map(|format| (format, "output_format")));
+        let format =
+            format.map(|(OutputFormat::JsonSchema { schema }, field)| (Grammar::JsonSchema(schema), field));
+        let (grammar, grammar_field) = shared.grammar.grammar(format)?.unzip();
         let options = GenerateOptions {
             max_tokens: self.max_tokens.or(options.max_tokens),
             stop: self.stop_sequences.unwrap_or(options.stop),
-            grammar: shared.grammar.grammar(format)?,
+            grammar,
+            grammar_field,
             ..options
         };
 
@@ -306,7 +310,7 @@ impl ToolDefinition {
             parameters: self.input_schema,
             strict: self.strict,
         };
-        Ok(function.into_tool())
+        Ok(function.into_tool(format!("tools[{index}].input_schema")))
     }
 }
 

@@ -170,7 +170,9 @@ impl AnswerFields {
     ) -> Result<GenerateOptions, ApiError> {
         let options = read("options", self.options, ignored)?.or(sampling).options()?;
         let logprobs = (self.logprobs == Some(true)).then(|| self.top_logprobs.unwrap_or(0));
-        Ok(GenerateOptions { grammar: shared.grammar(grammar(self.format)?)?, logprobs, ..options })
+        let format = grammar(self.format)?.map(|grammar| (grammar, "format"));
+        let (grammar, grammar_field) = shared.grammar(format)?.unzip();
+        Ok(GenerateOptions { grammar, grammar_field, logprobs, ..options })
     }
 }
 

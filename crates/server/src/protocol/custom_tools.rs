@@ -71,6 +71,7 @@ impl CustomTool {
             parameters: parameters.into(),
             strictness: Strictness::Strict,
             text,
+            field: Some(format!("{path}.format")),
         })
     }
 }

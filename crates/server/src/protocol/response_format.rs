@@ -20,21 +20,26 @@ pub(crate) struct GrammarOptions {
 }
 
 impl GrammarOptions {
-    /// Returns the grammar; `None` for any text. `own` is that of the protocol's own parameter.
+    /// Returns the grammar and the name of its field; `None` for any text. `own` is that of the protocol's own parameter.
     ///
     /// # Errors
     /// 400 for more than one grammar.
-    pub(crate) fn grammar(self, own: Option<Grammar>) -> Result<Option<Grammar>, ApiError> {
+    pub(crate) fn grammar(
+        self,
+        own: Option<(Grammar, &'static str)>,
+    ) -> Result<Option<(Grammar, &'static str)>, ApiError> {
         let format = self.response_format.and_then(ResponseFormat::into_grammar);
-        let lark = self.grammar.map(Grammar::Lark);
-        let regex = self.regex.map(Grammar::Regex);
+        let format = format.map(|grammar| (grammar, "response_format"));
+        let lark = self.grammar.map(|source| (Grammar::Lark(source), "grammar"));
+        let regex = self.regex.map(|source| (Grammar::Regex(source), "regex"));
         let mut given = [own, format, lark, regex].into_iter().flatten();
         match (given.next(), given.next()) {
-            (_, Some(_)) => {
-                let message = "expected one of response_format, grammar, regex and the protocol's own parameter, found more";
-                Err(ApiError::bad_request("response_format", message))
+            (Some((_, first)), Some((_, second))) => {
+                let message =
+                    format!("{second}: expected one grammar, found also {first}; remove one of them");
+                Err(ApiError::bad_request(second, message))
             }
-            (grammar, None) => Ok(grammar),
+            (grammar, _) => Ok(grammar),
         }
     }
 }

@@ -226,13 +226,14 @@ impl WireTool {
             );
             return Err(ApiError::unsupported_as(&path, message));
         };
-        Ok(function.into_tool())
+        Ok(function.into_tool(format!("{path}.function.parameters")))
     }
 }
 
 impl WireFunction {
-    /// Converts the function for the gateway. A function without a schema has no parameters.
-    pub(crate) fn into_tool(self) -> Tool {
+    /// Converts the function for the gateway. A function without a schema has no parameters. `field` is the name of the
+    /// field with the schema.
+    pub(crate) fn into_tool(self, field: String) -> Tool {
         Tool {
             name: self.name,
             description: self.description,
@@ -241,6 +242,7 @@ impl WireFunction {
             }),
             strictness: if self.strict == Some(true) { Strictness::Strict } else { Strictness::BestEffort },
             text: None,
+            field: Some(field),
         }
     }
 }

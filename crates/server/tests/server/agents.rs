@@ -97,7 +97,11 @@ fn schemas_that_cannot_be_enforced_are_refused() {
     let wrong = json!({"type": "object", "properties": {"a": pattern}, "required": ["a"]});
     let wrong =
         json!({"type": "function", "function": {"name": "wrong", "parameters": wrong, "strict": true}});
-    check(json!({"tools": [tools()[0], wrong]}), "tools", &format!("tool wrong: {refused}"));
+    check(
+        json!({"tools": [tools()[0], wrong]}),
+        "tools[1].function.parameters",
+        &format!("tool wrong: {refused}"),
+    );
     check(with(format(pattern), json!({"tools": tools()})), "response_format", refused);
     // A grammar of the text might allow calls that are not valid.
     let mut lenient = tools();
@@ -111,9 +115,66 @@ fn schemas_that_cannot_be_enforced_are_refused() {
         let named = json!({"type": "function", "function": {"name": "set"}});
         check(with(fields, json!({"tools": lenient, "tool_choice": named})), param, "tools");
     }
-    check(json!({"regex": "a", "grammar": "start: \"a\""}), "response_format", "found more");
+    check(
+        json!({"regex": "a", "grammar": "start: \"a\""}),
+        "regex",
+        "regex: expected one grammar, found also grammar",
+    );
     check(json!({"tool_choice": "required"}), "tool_choice", "at least one tool");
     check(json!({"best_of": 3}), "best_of", "not supported");
+}
+
+#[test]
+fn the_error_of_a_schema_names_the_field_of_its_protocol() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(tiny.config());
+    let schema =
+        json!({"type": "object", "properties": {"a": {"type": "string", "minLength": 1_000_000_000_000u64}}});
+    let refused = r#"the schema's "minLength": 1000000000000 cannot be enforced: no answer is so long"#;
+    let check = |path: &str, fields: Value, param: &str| {
+        let body = with(json!({"model": model, "max_tokens": 9, "stream": false}), fields);
+        let answer = live.post(path, &body).json();
+        let error = if answer["error"].is_string() { &answer } else { &answer["error"] };
+        let message = error["message"].as_str().or(error["error"].as_str()).unwrap_or_default();
+        assert!(message.contains(refused) && message.contains(param), "{path}: {answer}");
+        if let Some(found) = error["param"].as_str() {
+            assert_eq!(found, param, "{path}: {answer}");
+        }
+    };
+
+    let messages = json!([{"role": "user", "content": "the cat"}]);
+    let format = json!({"type": "json_schema", "name": "n", "schema": schema});
+    let function = json!({"name": "f", "parameters": schema, "strict": true});
+    let other = json!({"type": "web_search"});
+    let of_chat = |fields: Value| with(json!({"messages": messages}), fields);
+    let of_input = |fields: Value| with(json!({"input": "the cat"}), fields);
+    let chat = "/v1/chat/completions";
+    check(
+        chat,
+        of_chat(json!({"response_format": {"type": "json_schema", "json_schema": format}})),
+        "response_format",
+    );
+    let tools = json!({"tools": [other, {"type": "function", "function": function}]});
+    check(chat, of_chat(tools.clone()), "tools[1].function.parameters");
+    check("/v1/responses", of_input(json!({"text": {"format": format}})), "text.format");
+    let flat = with(json!({"type": "function"}), function.clone());
+    check("/v1/responses", of_input(json!({"tools": [other, flat]})), "tools[1].parameters");
+    let space = json!({"type": "namespace", "name": "s", "tools": [flat]});
+    check("/v1/responses", of_input(json!({"tools": [space]})), "tools[0].tools[0].parameters");
+    let messages_path = "/v1/messages";
+    check(messages_path, of_chat(json!({"output_config": {"format": format}})), "output_config.format");
+    check(messages_path, of_chat(json!({"output_format": format})), "output_format");
+    let tool = json!({"name": "f", "input_schema": schema, "strict": true});
+    check(messages_path, of_chat(json!({"tools": [tool]})), "tools[0].input_schema");
+    check("/api/chat", of_chat(json!({"format": schema})), "format");
+    check("/api/chat", of_chat(tools), "tools[1].function.parameters");
+    check("/api/generate", json!({"prompt": "the cat", "format": schema}), "format");
+    check(
+        "/v1/completions",
+        json!({"prompt": "the cat", "response_format": {"type": "json_schema", "json_schema": format}}),
+        "response_format",
+    );
 }
 
 #[test]
@@ -925,7 +986,7 @@ fn the_input_of_a_custom_tool_follows_its_grammar() {
     let tool = json!({"type": "custom", "name": "patch", "format": format});
     let answer = live.post("/v1/responses", &json!({"model": model, "input": "the cat", "tools": [tool]}));
     let error = answer.json()["error"].clone();
-    assert_eq!((answer.status, &error["param"]), (400, &json!("tools")), "{error}");
+    assert_eq!((answer.status, &error["param"]), (400, &json!("tools[0].format")), "{error}");
     let expect = "tool patch: the rule start cannot be enforced: recursive rules are not supported";
     assert!(error["message"].as_str().unwrap().contains(expect), "{error}");
 }

@@ -187,6 +187,8 @@ pub struct GenerateOptions {
     pub logprobs: Option<usize>,
     /// Grammar that the text must follow; `None` for any text.
     pub grammar: Option<Grammar>,
+    /// Name of the field with the grammar in errors; `None` for that of OpenAI's chat API.
+    pub grammar_field: Option<&'static str>,
     /// Treatment of the model's stop tokens.
     pub stop_tokens: StopTokens,
     /// Treatment of other special tokens in the text.
@@ -257,6 +259,7 @@ impl GenerateOptions {
             n: 1,
             logprobs: None,
             grammar: None,
+            grammar_field: None,
             stop_tokens: StopTokens::End,
             special_tokens: SpecialTokens::Skip,
             min_tokens: 0,

@@ -15,6 +15,7 @@ use narthex_text::{exact_json::ExactJson, grammar::Grammar};
 ///     parameters: json!({"type": "object", "properties": {"city": {"type": "string"}}}).into(),
 ///     strictness: Strictness::Strict,
 ///     text: None,
+///     field: None,
 /// };
 /// let settings = ToolSettings { tools: vec![tool], ..ToolSettings::default() };
 /// assert_eq!(settings.choice, ToolChoice::Auto);
@@ -42,6 +43,9 @@ pub struct Tool {
     pub strictness: Strictness,
     /// Form of an argument that is a text; `None` if the schema describes all arguments.
     pub text: Option<TextArgument>,
+    /// Name of the field with the schema or the grammar in errors, such as `tools[0].function.parameters`; `None` for
+    /// `tools`.
+    pub field: Option<String>,
 }
 
 /// An argument whose text follows a grammar. The tool's declaration does not include the grammar.

@@ -170,7 +170,7 @@ mod tests {
 
     fn tool_of(parameters: Value) -> Tool {
         let (name, strictness) = ("f".to_owned(), Strictness::BestEffort);
-        Tool { name, description: None, parameters: parameters.into(), strictness, text: None }
+        Tool { name, description: None, parameters: parameters.into(), strictness, text: None, field: None }
     }
 
     #[test]
@@ -185,6 +185,7 @@ mod tests {
                 parameters: parameters.into(),
                 strictness,
                 text: None,
+                field: None,
             };
             let settings = ToolSettings { tools: vec![tool], choice, calls: CallLimit::Any };
             let found = answer_grammar(&settings, ToolFormat::Hermes, &tokenizer, content).unwrap();
@@ -227,7 +228,14 @@ mod tests {
         });
         let tool = |strictness| {
             let (name, parameters) = ("f".to_owned(), parameters.clone());
-            Tool { name, description: None, parameters: parameters.into(), strictness, text: None }
+            Tool {
+                name,
+                description: None,
+                parameters: parameters.into(),
+                strictness,
+                text: None,
+                field: None,
+            }
         };
         let open = |strictnesses: &[Strictness], choice| {
             let tools = strictnesses.iter().map(|&strictness| tool(strictness)).collect();
@@ -253,6 +261,7 @@ mod tests {
                 parameters: parameters.into(),
                 strictness: Strictness::Strict,
                 text,
+                field: None,
             }
         };
         assert_eq!(*enforced_schema(&tool(None)).unwrap(), parameters);

@@ -121,6 +121,7 @@ mod tests {
             parameters: json!({"type": "object"}).into(),
             strictness: Strictness::BestEffort,
             text: None,
+            field: None,
         };
         ToolSettings { tools: vec![tool], choice, ..ToolSettings::default() }
     }

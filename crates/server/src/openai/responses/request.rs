@@ -367,7 +367,7 @@ impl ResponseTool {
             parameters: self.parameters,
             strict: self.strict,
         };
-        Ok(function.into_tool())
+        Ok(function.into_tool(format!("{path}.parameters")))
     }
 }
 
@@ -439,10 +439,11 @@ impl ResponsesBody {
             Some(TextFormat::JsonSchema { schema, strict }) => Some(schema_grammar(schema, strict)),
         };
         let logprobs = logprobs(self.include.unwrap_or_default(), self.top_logprobs, ignored);
-        let grammar = shared.grammar.grammar(format)?;
+        let format = format.map(|grammar| (grammar, "text.format"));
+        let (grammar, grammar_field) = shared.grammar.grammar(format)?.unzip();
         let options = shared.sampling.options()?;
         let max_tokens = self.max_output_tokens.or(options.max_tokens);
-        let options = GenerateOptions { max_tokens, grammar, logprobs, ..options };
+        let options = GenerateOptions { max_tokens, grammar, grammar_field, logprobs, ..options };
         let instructions = self.instructions.map(|text| Message::new(Role::System, text));
         let (effort, summary) =
             self.reasoning.map_or((None, None), |reasoning| (reasoning.effort, reasoning.summary));
