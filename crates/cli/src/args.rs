@@ -151,7 +151,7 @@ pub(crate) enum Command {
     Mcp(McpArgs),
     /// Run a coding agent with a local model; the agent's settings files do not change
     Launch(LaunchArgs),
-    /// Install, show or remove a service that starts `serve` at login or at boot
+    /// Install, show or remove a service that starts `serve` at login or at boot; on Windows, a task that starts at login
     Service(ServiceArgs),
     /// Download and compile a model
     Pull(PullArgs),
@@ -214,8 +214,8 @@ pub(crate) enum Command {
 /// `narthex serve`.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct ServeArgs {
-    /// Address to listen on
-    #[arg(long, default_value = "127.0.0.1", value_parser = host)]
+    /// Address to listen on; localhost is the loopback address of IPv4 and that of IPv6
+    #[arg(long, default_value = "localhost", value_parser = host)]
     pub(crate) host: String,
 
     /// Port to listen on; 0 selects a free one

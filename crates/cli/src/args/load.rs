@@ -45,7 +45,7 @@ pub(crate) struct LoadArgs {
     #[arg(long, value_name = "NAME=VALUE,...")]
     pub(crate) npu_option: Option<NpuOptions>,
 
-    /// Compute threads; 0 uses one per available core
+    /// Compute threads; 0 uses one per physical core, without the slow cores of a processor that has several kinds
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = threads)]
     pub(crate) threads: usize,
 }

@@ -59,7 +59,9 @@ mod tests {
         };
         let [probe, state] = [&service.probe, &service.state].map(std::slice::from_ref);
         format!(
-            "file: {}\n{}{}{}{}{}\n{}",
+            "{}: {}\nfile: {}\n{}{}{}{}{}\n{}",
+            service.kind,
+            service.name,
             service.file.display(),
             calls("probe", probe),
             calls("start", &service.start),

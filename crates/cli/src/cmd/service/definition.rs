@@ -64,6 +64,8 @@ impl ServiceSettings {
 #[derive(Debug)]
 pub(super) struct ServiceDefinition {
     pub(super) name: &'static str,
+    /// Kind of service in the words of the init system.
+    pub(super) kind: &'static str,
     pub(super) file: PathBuf,
     /// Content of the file.
     pub(super) text: String,

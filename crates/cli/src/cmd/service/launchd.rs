@@ -18,6 +18,7 @@ pub(super) fn service(settings: &ServiceSettings) -> ServiceDefinition {
     });
     ServiceDefinition {
         name: LABEL,
+        kind: "launchd agent",
         text: property_list(settings),
         program: "launchctl",
         probe: words("list"),

@@ -72,7 +72,7 @@ fn install(store: &StoreArgs, args: &ServiceInstallArgs) -> anyhow::Result<()> {
         restore(&service, earlier)?;
         return Err(error);
     }
-    output::note(format!("installed and started the service {}", service.name));
+    output::note(format!("installed and started the {} {}", service.kind, service.name));
     if let Some(advice) = service.advice {
         output::note(advice);
     }
@@ -118,7 +118,7 @@ fn uninstall(service: &ServiceDefinition) -> anyhow::Result<()> {
     service.stop.iter().try_for_each(|arguments| call(service, arguments))?;
     fs::remove_file(&service.file).with_context(|| format!("cannot remove {}", service.file.display()))?;
     service.forget.iter().try_for_each(|arguments| call(service, arguments))?;
-    output::note(format!("stopped the service and removed {}", service.file.display()));
+    output::note(format!("stopped the {} and removed {}", service.kind, service.file.display()));
     Ok(())
 }
 
@@ -152,7 +152,7 @@ fn check_installed(service: &ServiceDefinition, consequence: &str) -> anyhow::Re
         return Ok(());
     }
     let message =
-        format!("the service is not installed: there is no {}{consequence}", service.file.display());
+        format!("the {} is not installed: there is no {}{consequence}", service.kind, service.file.display());
     Err(io::Error::new(ErrorKind::NotFound, message).into())
 }
 

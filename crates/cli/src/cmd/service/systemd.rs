@@ -53,6 +53,7 @@ pub(super) fn service(settings: &ServiceSettings) -> ServiceDefinition {
     let call = |text: &str| words(&if is_system { text.to_owned() } else { format!("--user {text}") });
     ServiceDefinition {
         name: NAME,
+        kind: "service",
         file,
         text: unit(settings),
         program: "systemctl",

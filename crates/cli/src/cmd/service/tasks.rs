@@ -1,4 +1,4 @@
-//! The task of Windows' Task Scheduler, which starts at login.
+//! The task of Windows' Task Scheduler, which starts at login. It is no service of the service manager.
 
 use std::path::PathBuf;
 
@@ -16,6 +16,7 @@ pub(super) fn service(settings: &ServiceSettings) -> ServiceDefinition {
     create.push(file.display().to_string());
     ServiceDefinition {
         name: NAME,
+        kind: "task of the Task Scheduler",
         text: task(settings),
         program: "schtasks",
         probe: words("/Query"),
@@ -25,7 +26,7 @@ pub(super) fn service(settings: &ServiceSettings) -> ServiceDefinition {
         forget: Vec::new(),
         state: words("/Query /TN Narthex"),
         prints_state: false,
-        advice: Some("It starts at login."),
+        advice: Some("It starts when you log in. It is no Windows service: it ends when you log out."),
         file,
     }
 }
