@@ -173,7 +173,8 @@ fn a_request_that_opens_no_socket_is_told_so() {
     assert_eq!((plain.status, plain.header("upgrade")), (426, Some("websocket")));
     assert!(plain.json()["error"]["message"].as_str().unwrap().contains("ws://"));
     live.post("/v1/realtime", &json!({})).error(405);
-    let headers = [("Connection", "upgrade"), ("Upgrade", "websocket"), ("Sec-WebSocket-Version", "13")];
+    let headers =
+        [("Connection", "close, upgrade"), ("Upgrade", "websocket"), ("Sec-WebSocket-Version", "13")];
     let keyless = live.raw(
         format!(
             "GET /v1/realtime HTTP/1.1\r\nHost: localhost\r\n{}\r\n",

@@ -339,7 +339,8 @@ impl<S: Socket, R: SpeechService> Driver<S, R> {
         }
         let model = settings.transcription.as_ref().map(|settings| &settings.model);
         let model_before = before.transcription.as_ref().map(|settings| &settings.model);
-        if model != model_before || settings.turn_detection != before.turn_detection {
+        let is_other = model != model_before || settings.turn_detection != before.turn_detection;
+        if is_other || self.prepared_at.is_none() {
             self.prepare();
         }
         Ok(())
