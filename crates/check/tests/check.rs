@@ -251,6 +251,8 @@ fn job<'a>(checkpoint: &'a Path, recipe: Recipe, out: &'a Path) -> CompileJob<'a
         recipe,
         runner: None,
         vocabulary: None,
+        widths: None,
+        measured_bytes: 0,
         out,
         pooling: None,
         keep_stages: None,

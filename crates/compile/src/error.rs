@@ -10,7 +10,7 @@ use narthex_files::environment;
 use narthex_graph::{check::GraphError, onnx::files::OnnxFileError, patch::PatchError, typed::BuildError};
 use narthex_text::tokenizer::TokenizerError;
 
-use crate::vocab_subset::VocabSubsetError;
+use crate::{vocab_subset::VocabSubsetError, width_plan::WidthPlanError};
 
 /// Failure of a runner for calibration graphs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -40,6 +40,9 @@ pub enum CompileError {
     /// The vocabulary cannot be pruned as requested.
     #[error("the vocabulary cannot be pruned: {0}")]
     VocabSubset(#[from] VocabSubsetError),
+    /// The plan of widths cannot be used.
+    #[error(transparent)]
+    WidthPlan(#[from] WidthPlanError),
     /// The tokenizer was refused.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),

@@ -19,5 +19,6 @@ mod rotary;
 pub mod vocab_subset;
 pub mod voice;
 mod weight_rounding;
+pub mod width_plan;
 
 pub use error::{CompileError, Result};

@@ -1,5 +1,7 @@
 //! The stages of a compile: checkpoint → plan → graphs → package.
 
+mod widths;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
@@ -7,31 +9,31 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use narthex_checkpoint::{self as checkpoint, Checkpoint, TokenizerSource};
+use narthex_checkpoint::{self as checkpoint, Checkpoint, TokenizerSource, WeightSource};
 use narthex_graph::onnx::external::ExternalWriter;
 use narthex_spec::{
-    Calibration, DType, ModelName, Pass, ProgressSink, Recipe, RoundingMethod, Scheme, Sha256, Variant,
+    Calibration, DType, ModelName, Pass, ProgressSink, Recipe, Scheme, Sha256, Variant,
     arch::{Architecture, DecoderArch, Pooling},
-    manifest::{FORMAT, Manifest, Provenance, TokenizerEntry, VisionEntry},
-    progress::{Progress, Stage, Unit},
+    manifest::{FORMAT, LayerWidth, Manifest, Provenance, TokenizerEntry, VisionEntry},
+    progress::{Progress, Quiet, Stage, Unit},
     recipe::KeptTokens,
 };
 use narthex_text::tokenizer::Tokenizer;
 
 use crate::{
     calibration::{CalibrationGraph, CalibrationModel, GraphRunner, activation_ranges, calibrate},
-    dry_run::DryRun,
+    dry_run::{DryRun, NoWeights},
     emit::{Emitter, RoundedWeights, WeightSink, WrittenTensors, new_graph},
     error::{CompileError, Result, unwritable},
     lower::{self, LoweredModel, parts},
     package::{DATA_FILE, GRAPH_FILE, PackageWriter, TEMPLATE_FILE, TOKENIZER_FILE, chat_entry},
     pass,
     quant::{
-        ActivationRanges, Plan, Scaling, balance_keys, hybrid,
+        ActivationRanges, Plan, Scaling, balance_keys,
         scaling::{Remedy, inputs},
     },
     vocab_subset::VocabSubset,
-    weight_rounding::{Rounding, WeightRounder},
+    width_plan::WidthPlan,
 };
 
 const KEPT_TOKENS_FILE: &str = "kept_tokens.json";
@@ -54,6 +56,11 @@ pub struct CompileJob<'a> {
     pub vocabulary: Option<&'a VocabSubset>,
     /// An empty folder. On success it contains a complete package.
     pub out: &'a Path,
+    /// Layers of a package of 4 bits that have 8.
+    pub widths: Option<&'a WidthPlan>,
+    /// Maximum size in `f32` of a decoder whose layers are measured in 4 bits although neither its rounding nor its budget
+    /// needs the losses; 0 to measure none.
+    pub measured_bytes: u64,
     /// Pooling of an embedding model, in place of the checkpoint's own.
     pub pooling: Option<Pooling>,
     /// Folder for the output of every stage in readable form.
@@ -112,7 +119,7 @@ pub fn compile(
         balance_keys(arch, &plan, checkpoint.weights.as_ref(), &mut scaling)?;
     }
 
-    let Hybrid { plan, rounded, wide_layers } = sweep.hybrid(&tokenizer, &scaling, &mut recipe)?;
+    let Hybrid { plan, rounded, widths } = sweep.hybrid(&tokenizer, &scaling, &mut recipe)?;
     let sweep = WeightPass { plan: &plan, ..sweep };
 
     let mut ranges = ActivationRanges::default();
@@ -137,7 +144,7 @@ pub fn compile(
     }
     checkpoint.watches.check()?;
     let manifest = manifest(job.name, recipe, job.provenance, &checkpoint, lowered);
-    let mut manifest = Manifest { source_weights: plan.source_weights(), wide_layers, ..manifest };
+    let mut manifest = Manifest { source_weights: plan.source_weights(), layer_widths: widths, ..manifest };
     package.finish(&mut manifest)?;
     Ok(manifest)
 }
@@ -180,8 +187,8 @@ struct CalibrationResults<'a> {
 struct Hybrid {
     plan: Plan,
     rounded: RoundedWeights,
-    /// Paths of the layers that keep 8 bits.
-    wide_layers: Vec<String>,
+    /// Widths of the layers; empty if losses were not measured and no layer has 8 bits.
+    widths: Vec<LayerWidth>,
 }
 
 /// Graphs of a pass.
@@ -194,25 +201,46 @@ struct Lowering {
 impl WeightPass<'_> {
     /// Writes the weights, replacing those of an earlier pass, and returns the graphs over them.
     fn lower(&self, title: String, measured: CalibrationResults<'_>, recipe: &Recipe) -> Result<Lowering> {
-        let architecture = &self.checkpoint.architecture;
-        let total = self.plan.data_bytes(architecture, recipe);
+        let total = self.plan.data_bytes(&self.checkpoint.architecture, recipe);
         let stage = Stage::start(self.progress, title, Unit::Bytes, Some(total));
+        let file = WeightSink::File(self.package.create(DATA_FILE)?);
+        self.lower_into(file, self.checkpoint.weights.as_ref(), &stage, measured, recipe)
+    }
+
+    /// Returns the graphs without reading or writing weights.
+    fn lower_dry(&self, recipe: &Recipe) -> Result<Lowering> {
+        let stage = Stage::start(&Quiet, "dry run", Unit::Nothing, None);
+        let scaling = Scaling::default();
+        let rounded = RoundedWeights::default();
+        let ranges = ActivationRanges::default();
+        let measured = CalibrationResults { scaling: &scaling, rounded: &rounded, ranges: &ranges };
+        self.lower_into(WeightSink::Discard, &NoWeights, &stage, measured, recipe)
+    }
+
+    fn lower_into(
+        &self,
+        sink: WeightSink,
+        weights: &dyn WeightSource,
+        stage: &Stage<'_>,
+        measured: CalibrationResults<'_>,
+        recipe: &Recipe,
+    ) -> Result<Lowering> {
         let mut emitter = Emitter {
             graph: new_graph(self.job.name.as_str()),
-            weights: self.checkpoint.weights.as_ref(),
+            weights,
             plan: self.plan,
             scaling: measured.scaling,
             rounded: measured.rounded,
             ranges: measured.ranges,
             recipe,
             data_file: DATA_FILE,
-            data: ExternalWriter::new(WeightSink::File(self.package.create(DATA_FILE)?)),
-            stage: &stage,
+            data: ExternalWriter::new(sink),
+            stage,
             cancel: self.cancel,
             written: WrittenTensors::default(),
             compute: DType::F32,
         };
-        let lowered = lower::lower(&mut emitter, architecture)?;
+        let lowered = lower::lower(&mut emitter, &self.checkpoint.architecture)?;
         let products = std::mem::take(&mut emitter.written.products);
         emitter.close()?;
         Ok(Lowering { lowered, products })
@@ -252,65 +280,6 @@ impl WeightPass<'_> {
         calibrate(runner, &model, inputs, graph).map(Some)
     }
 
-    /// Rounds the weights of 4 bits, and selects the layers that keep 8 bits within the budget. `recipe` gets the settings
-    /// that were applied.
-    fn hybrid(&self, tokenizer: &Tokenizer, scaling: &Scaling, recipe: &mut Recipe) -> Result<Hybrid> {
-        let requested = &self.job.recipe;
-        let mut plan = self.plan.clone();
-        let Some(Rounding { weights, mut layers }) = self.round(tokenizer, scaling)? else {
-            recipe.rounding = RoundingMethod::Nearest;
-            recipe.budget = None;
-            return Ok(Hybrid { plan, rounded: RoundedWeights::default(), wide_layers: Vec::new() });
-        };
-        recipe.calibration = Calibration::Standard;
-        let bytes = plan.data_bytes(&self.checkpoint.architecture, requested);
-        hybrid::widen(&mut layers, requested.budget.map_or(0, |budget| budget.bytes(bytes)));
-        keep(self.job.keep_stages, "layers.json", || json(&layers))?;
-
-        layers.retain(|layer| layer.is_wide);
-        layers.iter().for_each(|layer| plan.widen(&layer.weights));
-        let wide_layers = layers.into_iter().map(|layer| layer.path).collect();
-        Ok(Hybrid { plan, rounded: weights, wide_layers })
-    }
-
-    /// Rounds the weights of 4 bits by GPTQ, or returns `None` without a runner, without such weights, or if the recipe
-    /// rounds to nearest.
-    fn round(&self, tokenizer: &Tokenizer, scaling: &Scaling) -> Result<Option<Rounding>> {
-        let (Some(runner), Architecture::Decoder(arch)) = (self.job.runner, &self.checkpoint.architecture)
-        else {
-            return Ok(None);
-        };
-        let four_bits = self.plan.weights.iter().filter(|weight| weight.storage.form_of_4_bits().is_some());
-        let weights = four_bits.count();
-        if self.job.recipe.rounding != RoundingMethod::Gptq || weights == 0 {
-            return Ok(None);
-        }
-        if let Some(reason) = not_calibrated(arch) {
-            let note = format!("The weights of {} are rounded to nearest: {reason}.", self.job.name);
-            self.progress.event(Progress::Note(note));
-            return Ok(None);
-        }
-
-        // In 8 bits, the inputs of layers are almost those of the checkpoint.
-        let wide = self.plan.with_eight_bits();
-        let in_eight_bits = WeightPass { plan: &wide, ..*self };
-        let run = in_eight_bits.calibration_graph(scaling, &RoundedWeights::default(), 0)?;
-        let Some(CalibrationRun { graph, products }) = run else { return Ok(None) };
-        let title = format!("Rounding the weights of {}", self.job.name);
-        let stage = Stage::start(self.progress, title, Unit::Items, Some(weights as u64));
-        let model = CalibrationModel { checkpoint: self.checkpoint, arch, tokenizer };
-        let rounder = WeightRounder {
-            model: &model,
-            plan: self.plan,
-            scaling,
-            block: self.job.recipe.block,
-            products: &products,
-            stage: &stage,
-            cancel: self.cancel,
-        };
-        rounder.round(runner, graph, self.job.out).map(Some)
-    }
-
     /// Measures the activations around linear layers, in the model with its factors of channels and its rounded weights.
     fn ranges(
         &self,
@@ -346,6 +315,12 @@ impl WeightPass<'_> {
         Ok(ranges)
     }
 
+    /// Returns the recipe of a model to be measured. Each layer is measured separately, so passes that merge layers are
+    /// not applied.
+    fn calibration_recipe(&self, accuracy_level: u8) -> Recipe {
+        Recipe { fixed: None, passes: BTreeSet::new(), accuracy_level, ..self.job.recipe.clone() }
+    }
+
     /// Compiles the model to measure it.
     fn calibration_graph(
         &self,
@@ -354,11 +329,9 @@ impl WeightPass<'_> {
         accuracy_level: u8,
     ) -> Result<Option<CalibrationRun<'_>>> {
         let title = format!("Compiling {} to calibrate it", self.job.name);
-        // Each layer is measured separately, so passes that merge layers are not applied.
-        let alone =
-            Recipe { fixed: None, passes: BTreeSet::new(), accuracy_level, ..self.job.recipe.clone() };
+        let recipe = self.calibration_recipe(accuracy_level);
         let measured = CalibrationResults { scaling, rounded, ranges: &ActivationRanges::default() };
-        let Lowering { lowered, products } = self.lower(title, measured, &alone)?;
+        let Lowering { lowered, products } = self.lower(title, measured, &recipe)?;
         if self.cancel.load(Ordering::Relaxed) {
             return Err(CompileError::Cancelled);
         }
@@ -462,7 +435,7 @@ fn manifest(
         loss: None,
         certificate: None,
         source_weights: Vec::new(),
-        wide_layers: Vec::new(),
+        layer_widths: Vec::new(),
         files: std::collections::BTreeMap::new(),
         provenance: Provenance { license, ..provenance },
     }

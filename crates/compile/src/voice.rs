@@ -150,7 +150,7 @@ pub fn import(job: VoiceJob<'_>, cancel: &AtomicBool) -> Result<Manifest> {
         sampling: PublishedSampling::default(),
         prompts: Prompts::default(),
         source_weights: Vec::new(),
-        wide_layers: Vec::new(),
+        layer_widths: Vec::new(),
         quality: None,
         loss: None,
         certificate: None,

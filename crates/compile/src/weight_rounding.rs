@@ -1,5 +1,6 @@
-//! Rounds the weights of a decoder by GPTQ, with the inputs that its layers receive for the calibration text. The layers
-//! are independent: each is rounded for the inputs that it has in the model in 8 bits.
+//! Rounds the weights of a decoder by GPTQ, with the inputs that its layers receive for the calibration text, or measures
+//! what the nearest integers lose for these inputs. The layers are independent: each has the inputs that it has in the
+//! model in 8 bits.
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +15,8 @@ use rayon::prelude::*;
 
 use crate::{
     calibration::{
-        CalibrationGraph, CalibrationModel, GraphRunner, RunnerError, input_moments, probe::SharedInput,
+        CalibrationGraph, CalibrationModel, GraphRunner, MeanSquares, RunnerError, input_moments,
+        input_squares, probe::SharedInput,
     },
     emit::{RoundedWeights, ScaledWeight, pieces},
     error::{CompileError, Result},
@@ -22,8 +24,6 @@ use crate::{
         Plan, Scaling,
         block::Form4,
         gptq::{Compensation, Moments, RoundedRow},
-        hybrid::LayerLoss,
-        plan::WeightPlan,
     },
 };
 
@@ -47,8 +47,8 @@ pub(crate) struct WeightRounder<'a> {
 /// Rounded weights of a decoder, and what they lose.
 pub(crate) struct Rounding {
     pub(crate) weights: RoundedWeights,
-    /// Loss of each layer.
-    pub(crate) layers: Vec<LayerLoss>,
+    /// Squared change of the outputs of each layer, relative to the square of the outputs, by its path.
+    pub(crate) losses: BTreeMap<String, f64>,
 }
 
 impl WeightRounder<'_> {
@@ -65,38 +65,70 @@ impl WeightRounder<'_> {
     ) -> Result<Rounding> {
         let mut rounded = RoundedWeights::create(&folder.join(FILE))?;
         let inputs = SharedInput::all(&graph.graph, |path| self.is_rounded(path));
-        let mut layers = Vec::new();
+        let mut errors = BTreeMap::new();
         let mut count = 0;
         let squares = input_moments(runner, self.model, &inputs, graph, &mut |input, moments| {
             let compensation = compensation(input, &moments)?;
             drop(moments);
             for layer in &input.layers {
-                let weights = self.products.get(&layer.path).cloned().unwrap_or_default();
-                let mut loss = 0.0;
-                for name in &weights {
-                    loss += self.round_weight(name, &compensation, &mut rounded)?;
+                let mut error = 0.0;
+                for name in self.weights_of(&layer.path) {
+                    error += self.round_weight(name, &compensation, &mut rounded)?;
                     count += 1;
                     self.stage.advance(count);
                 }
-                let bytes = weights.iter().map(|name| self.additional_bytes(name)).sum();
-                layers.push(LayerLoss { path: layer.path.clone(), weights, loss, bytes, is_wide: false });
+                errors.insert(layer.path.clone(), error);
             }
             Ok(())
         })?;
-
-        for layer in &mut layers {
-            let rows = layer.weights.iter().filter_map(|name| self.plan.get(name)).map(|weight| weight.rows);
-            let squares = squares.get(&layer.path).copied().unwrap_or(0.0) * rows.sum::<usize>() as f64;
-            layer.loss /= squares.max(f64::MIN_POSITIVE);
-        }
-        Ok(Rounding { weights: rounded, layers })
+        Ok(Rounding { weights: rounded, losses: self.relative(errors, &squares) })
     }
 
-    /// Returns the additional size of a weight in 8 bits.
-    fn additional_bytes(&self, name: &str) -> u64 {
-        let Some(planned) = self.plan.get(name) else { return 0 };
-        let wide = WeightPlan { storage: planned.storage.with_eight_bits(), ..planned.clone() };
-        wide.bytes(self.block).saturating_sub(planned.bytes(self.block))
+    /// Measures what the layers lose if their weights are rounded to nearest. `graph` is the model's graph in 8 bits. Errors
+    /// of different columns are taken as independent.
+    ///
+    /// # Errors
+    /// As [`Self::round`].
+    pub(crate) fn losses_of_nearest(
+        &self,
+        runner: &dyn GraphRunner,
+        graph: CalibrationGraph<'_>,
+    ) -> Result<BTreeMap<String, f64>> {
+        let inputs = SharedInput::all(&graph.graph, |path| self.is_rounded(path));
+        let MeanSquares { inputs: squares, outputs } = input_squares(runner, self.model, &inputs, graph)?;
+        let mut errors = BTreeMap::new();
+        let mut count = 0;
+        for (input, squares) in inputs.iter().zip(&squares) {
+            for layer in &input.layers {
+                let mut error = 0.0;
+                for name in self.weights_of(&layer.path) {
+                    error += self.error_of_nearest(name, squares)?;
+                    count += 1;
+                    self.stage.advance(count);
+                }
+                errors.insert(layer.path.clone(), error);
+            }
+        }
+        Ok(self.relative(errors, &outputs))
+    }
+
+    fn weights_of(&self, path: &str) -> &[String] {
+        self.products.get(path).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// Divides the errors of layers by the squares of all outputs; `squares` are those of one output.
+    fn relative(
+        &self,
+        mut errors: BTreeMap<String, f64>,
+        squares: &BTreeMap<String, f64>,
+    ) -> BTreeMap<String, f64> {
+        for (path, error) in &mut errors {
+            let weights = self.weights_of(path).iter().filter_map(|name| self.plan.get(name));
+            let rows: usize = weights.map(|weight| weight.rows).sum();
+            let squares = squares.get(path).copied().unwrap_or(0.0) * rows as f64;
+            *error /= squares.max(f64::MIN_POSITIVE);
+        }
+        errors
     }
 
     /// Returns `true` for a layer of which all weights have 4 bits.
@@ -106,6 +138,28 @@ impl WeightRounder<'_> {
 
     fn form(&self, name: &str) -> Option<Form4> {
         self.plan.storage(name)?.form_of_4_bits()
+    }
+
+    /// Returns the squared change of the outputs of one weight for inputs of these mean squares, if it is rounded to nearest.
+    fn error_of_nearest(&self, name: &str, squares: &[f32]) -> Result<f64> {
+        let (Some(planned), Some(form)) = (self.plan.get(name), self.form(name)) else { return Ok(0.0) };
+        let cols = planned.cols;
+        let block = self.block.elements(cols);
+        let weights = self.model.checkpoint.weights.as_ref();
+        let weight = ScaledWeight::open(weights, self.scaling, name, [planned.rows, cols], block)?;
+        let mut error = 0.0;
+        pieces(0..planned.rows, cols).try_for_each(|piece| {
+            if self.cancel.load(Ordering::Relaxed) {
+                return Err(CompileError::Cancelled);
+            }
+            let values = decoded(&weight, piece, cols)?;
+            let errors: Vec<f64> =
+                values.par_chunks(cols.max(1)).map(|row| form.error(row, block, squares)).collect();
+            // The order of the sum is that of the rows, so that it is always the same.
+            error += errors.iter().sum::<f64>();
+            Ok(())
+        })?;
+        Ok(error)
     }
 
     /// Rounds one weight. Returns the squared change of its outputs over the text.

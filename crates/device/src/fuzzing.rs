@@ -121,6 +121,8 @@ mod tests {
             recipe: Recipe::new(Scheme::W8),
             runner: None,
             vocabulary: None,
+            widths: None,
+            measured_bytes: 0,
             out: &out,
             pooling: None,
             keep_stages: None,

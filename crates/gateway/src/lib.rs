@@ -39,7 +39,10 @@ mod turn_queue;
 pub use cancel::{Cancel, CancelCallback};
 pub use compile::{
     precompile::{UnsharedWeights, unshared_weights},
-    request::{Certification, CompileRequest, Rebuild, VocabSubset, vocabulary},
+    request::{
+        Certification, CompileRequest, Rebuild, VocabSubset, WidthPlan, vocabulary, width_plan,
+        width_plan_text,
+    },
 };
 pub use config::{Config, PrefixCacheConfig};
 pub use error::{Error, ErrorKind, TokenCount};

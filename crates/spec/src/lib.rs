@@ -6,6 +6,7 @@
 
 pub mod arch;
 pub mod block_size;
+pub mod budget;
 pub mod context_factor;
 pub mod date;
 pub mod device;
@@ -27,13 +28,13 @@ pub mod power;
 pub mod progress;
 pub mod recipe;
 pub mod scheme;
-pub mod size_budget;
 pub mod speculation;
 pub mod target;
 pub mod tools;
 pub mod variant;
 
 pub use block_size::BlockSize;
+pub use budget::Budget;
 pub use context_factor::ContextFactor;
 pub use date::Date;
 pub use device::{DeviceKind, DeviceName, Ep, OpenVinoDevice, ProviderLibrary};
@@ -54,7 +55,6 @@ pub use power::Power;
 pub use progress::{Progress, Sink as ProgressSink};
 pub use recipe::{Calibration, HeadOrder, IntegerActivations, RangeMethod, Recipe, RoundingMethod};
 pub use scheme::{ActivationBits, Scheme};
-pub use size_budget::SizeBudget;
 pub use speculation::Speculation;
 pub use target::{QnnChip, Target};
 pub use tools::{ReasoningFormat, ToolFormat};

@@ -9,6 +9,7 @@ mod consistency;
 mod contradiction;
 mod files;
 mod kv;
+mod layer_width;
 mod limits;
 mod part;
 mod paths;
@@ -34,6 +35,7 @@ pub use certificate::{Certificate, CertificateFigures};
 pub use consistency::check_consistency;
 pub use contradiction::Contradiction;
 pub use kv::{KeyOrder, KvLayout};
+pub use layer_width::LayerWidth;
 pub use limits::{MAX_MANIFEST_BYTES, ManifestTooLong, check_files, check_text, max_json_values};
 pub use part::{LayerRange, Part};
 pub use paths::{BadPath, check_path};
@@ -101,9 +103,10 @@ pub struct Manifest {
     /// Linear weights with the precision of the checkpoint; empty if the scheme alone decides the precision.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub source_weights: Vec<SourceWeights>,
-    /// Linear layers of a package of 4 bits that have 8 bits because they lose most, by path.
+    /// Widths of the linear layers of a package of 4 bits, and what each layer loses in 4 bits, in the order of the model;
+    /// empty if losses were not measured and no layer has 8 bits.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub wide_layers: Vec<String>,
+    pub layer_widths: Vec<LayerWidth>,
     /// Agreement with the model without passes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quality: Option<Quality>,

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use strum::{Display, IntoStaticStr};
 
 use crate::{
-    BlockSize, ContextFactor, LayerList, MatFormer, Pass, Scheme, Sha256, SizeBudget, Target,
-    name::named_set, scheme::ActivationBits, variant::Variant,
+    BlockSize, Budget, ContextFactor, LayerList, MatFormer, Pass, Scheme, Sha256, Target, name::named_set,
+    scheme::ActivationBits, variant::Variant,
 };
 
 /// Text on which a compile measures activations, to scale channels before weights are quantised.
@@ -128,9 +128,12 @@ pub struct Recipe {
     /// nearest.
     #[serde(default, skip_serializing_if = "RoundingMethod::is_default")]
     pub rounding: RoundingMethod,
-    /// Additional size for layers that keep 8 bits, with [`RoundingMethod::Gptq`]; `None` for one width.
+    /// Limit that decides which layers of a package of 4 bits have 8; `None` for one width.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub budget: Option<SizeBudget>,
+    pub budget: Option<Budget>,
+    /// Digest of the file that states the widths of layers; `None` without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plan: Option<Sha256>,
     /// Form of attention in graphs with fixed shapes.
     #[serde(default, skip_serializing_if = "HeadOrder::is_default")]
     pub head_order: HeadOrder,
@@ -332,6 +335,7 @@ impl Recipe {
             symmetric: false,
             rounding: RoundingMethod::Nearest,
             budget: None,
+            plan: None,
             head_order: HeadOrder::default(),
             activations,
             accuracy_level,

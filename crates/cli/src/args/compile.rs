@@ -4,8 +4,8 @@ use std::{path::PathBuf, str::FromStr};
 
 use clap::{Args as ClapArgs, Parser};
 use narthex_spec::{
-    BlockSize, Calibration, ContextFactor, LayerList, MatFormer, ModelName, Pass, RangeMethod,
-    RoundingMethod, Scheme, SizeBudget, Target, arch::Pooling, target::UnknownTarget,
+    BlockSize, Budget, Calibration, ContextFactor, LayerList, MatFormer, ModelName, Pass, RangeMethod,
+    RoundingMethod, Scheme, Target, arch::Pooling, target::UnknownTarget,
 };
 
 use super::StoreArgs;
@@ -43,9 +43,22 @@ pub(crate) struct CompileArgs {
     #[arg(long, value_name = "METHOD")]
     pub(crate) rounding: Option<RoundingMethod>,
 
-    /// Size that the package may gain from 8 bits in the layers that lose most in 4, as in +15%; needs --rounding gptq [default: none]
-    #[arg(long, value_name = "size=+N%")]
-    pub(crate) budget: Option<SizeBudget>,
+    /// Keep 8 bits in the layers that lose most in 4: as many as make the package N percent larger (size=+15%), or as few as
+    /// keep the divergence from 8 bits below X nats, estimated on a text (kl=0.05) [default: none]
+    #[arg(long, value_name = "LIMIT")]
+    pub(crate) budget: Option<Budget>,
+
+    /// Read the bits of each layer, 4 or 8, from a file that --write-plan wrote
+    #[arg(long, value_name = "FILE", conflicts_with = "budget")]
+    pub(crate) plan: Option<PathBuf>,
+
+    /// Write the bits of each layer, and what it loses in 4 bits, to a file that --plan reads
+    #[arg(long, value_name = "FILE")]
+    pub(crate) write_plan: Option<PathBuf>,
+
+    /// Print what --write-plan writes
+    #[arg(long)]
+    pub(crate) print_plan: bool,
 
     /// Extract a smaller model from Gemma 3n E4B: e2b, or inner widths of the kept layers (one for all, or one for
     /// each) and dropped layers, as in ffn=8192*10+16384*20,skip=20-24 or ffn=12288

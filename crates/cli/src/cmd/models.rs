@@ -5,14 +5,16 @@ use std::io::{IsTerminal, stderr, stdin};
 use narthex_gateway::{
     Certification, CheckpointPruning, CompileRequest, DEFAULT_SCHEME, Error, Gateway, Rebuild,
     models::{PulledModel, Removal},
-    split_scheme, vocabulary,
+    split_scheme, vocabulary, width_plan, width_plan_text,
 };
 
 use super::stated_scheme;
 use crate::{
     args::{CompileArgs, JsonArgs, ListArgs, PruneArgs, PullArgs, RmArgs, ShowArgs, StoreArgs},
     bars::Bars,
-    interrupt, output, render, settings_file, standard_input,
+    interrupt,
+    output::{self, NewFile},
+    render, settings_file, standard_input,
 };
 
 /// Fetches a model and compiles it.
@@ -161,6 +163,8 @@ pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<(
         ranges: args.ranges,
         rounding: args.rounding,
         budget: args.budget,
+        plan: args.plan.as_deref().map(width_plan).transpose()?,
+        layer_losses: args.write_plan.is_some() || args.print_plan,
         matformer: args.matformer.clone(),
         yarn: args.yarn,
         drop_layers: args.drop_layers.clone(),
@@ -180,6 +184,7 @@ pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<(
         part_bytes: args.part_bytes,
     };
 
+    let plan_file = args.write_plan.as_deref().map(NewFile::create).transpose()?;
     let bars = Bars::new();
     let (folder, manifest) = gateway.compile(&args.model, &request, &bars, interrupt::cancel())?;
     let bytes = manifest.bytes();
@@ -204,6 +209,12 @@ pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<(
     }
     if !manifest.contexts.is_empty() {
         output::note(render::contexts(&manifest));
+    }
+    if let Some(file) = plan_file {
+        file.write(width_plan_text(&manifest))?;
+    }
+    if args.print_plan {
+        return output::text(&width_plan_text(&manifest));
     }
     output::line(folder.display())
 }

@@ -8,7 +8,7 @@ use narthex_gateway::{
 use narthex_spec::{
     ActivationBits, IntegerActivations, Recipe, RoundingMethod, Variant,
     arch::{EncoderHead, ImportedEncoder, Structure},
-    manifest::{Certificate, CertificateFigures, Manifest, Quality, SourceWeights},
+    manifest::{Certificate, CertificateFigures, LayerWidth, Manifest, Quality, SourceWeights},
 };
 
 use super::{
@@ -16,6 +16,9 @@ use super::{
     models::{access, machine_bytes},
     table,
 };
+
+/// Maximum number of layers whose loss is shown.
+const LOSSY_LAYERS: usize = 3;
 
 /// Renders a package and its catalogue entry.
 pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing) -> String {
@@ -73,12 +76,9 @@ pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing) -> String {
         lines.insert(2, format!("yarn         context extended by {factor}"));
     }
     if manifest.recipe.rounding == RoundingMethod::Gptq {
-        let wide = match manifest.wide_layers.len() {
-            0 => String::new(),
-            count => format!("; {count} layers that would lose most have 8 bits"),
-        };
-        lines.push(format!("rounding     4-bit weights by GPTQ{wide}"));
+        lines.push("rounding     4-bit weights by GPTQ".to_owned());
     }
+    lines.extend(widths(manifest));
     lines.extend(activations(&manifest.recipe));
     lines.extend(changes(manifest));
     lines.extend(certificate(manifest));
@@ -86,6 +86,28 @@ pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing) -> String {
         lines.push(contexts(manifest));
     }
     lines.join("\n")
+}
+
+/// Renders how many layers have 8 bits, and which layers lose most in 4.
+fn widths(manifest: &Manifest) -> Vec<String> {
+    let layers = &manifest.layer_widths;
+    let mut lines = Vec::new();
+    let wide = layers.iter().filter(|layer| layer.is_wide()).count();
+    if wide > 0 {
+        let source = match (&manifest.recipe.budget, &manifest.recipe.plan) {
+            (Some(budget), _) => format!(", by --budget {budget}"),
+            (None, Some(plan)) => format!(", by the plan {plan}"),
+            (None, None) => String::new(),
+        };
+        lines.push(format!("widths       {wide} of {} layers have 8 bits{source}", layers.len()));
+    }
+    let lossiest: Vec<String> = LayerWidth::lossiest(layers, LOSSY_LAYERS)
+        .map(|(path, loss)| format!("{path} {:.1} %", loss * 100.0))
+        .collect();
+    if !lossiest.is_empty() {
+        lines.push(format!("4-bit loss   at most {} of a layer's outputs", lossiest.join(", ")));
+    }
+    lines
 }
 
 /// Describes the structure of a model.

@@ -34,7 +34,10 @@ use crate::{
     },
     rotary::{LengthRange, RotarySet, Trigonometric},
 };
-use probe::{MeasuredLayer, SharedInput, SideOutputs, distributions, mean_squares, output, second_moments};
+use probe::{
+    MeasuredLayer, SharedInput, SideOutputs, channel_squares, distributions, mean_squares, output,
+    second_moments, with_one_output,
+};
 use segment::{Segment, segments};
 
 /// Calibration text: prose, code, lists and dialogue, in several languages.
@@ -88,7 +91,11 @@ const AT_ONCE_WITH_MOMENTS: u64 = 32 << 20;
 /// Maximum number of tokens whose logits are measured. Vocabularies are large.
 const MEASURED_LOGITS: usize = 64;
 
+/// Maximum number of windows of [`PASSAGES`] in which next tokens are compared.
+const COMPARED_WINDOWS: usize = 4;
+
 /// The complete graph of a model.
+#[derive(Clone)]
 pub(crate) struct CalibrationGraph<'a> {
     pub(crate) graph: Graph,
     pub(crate) entry: GraphEntry,
@@ -191,6 +198,78 @@ pub(crate) fn input_moments(
     Ok(layers
         .map(|layer| (layer.path.clone(), squares.get(&layer.mean_square).map_or(0.0, |mean| mean * tokens)))
         .collect())
+}
+
+/// Mean squares over the text.
+pub(crate) struct MeanSquares {
+    /// Those of the channels of each input, in the order of the inputs.
+    pub(crate) inputs: Vec<Vec<f32>>,
+    /// Those of the outputs of each layer that reads one of the inputs, by the path of the layer.
+    pub(crate) outputs: BTreeMap<String, f64>,
+}
+
+/// Measures the mean squares of inputs of a decoder for the text, and of the outputs of the layers that read them.
+///
+/// # Errors
+/// As [`calibrate`].
+pub(crate) fn input_squares(
+    runner: &dyn GraphRunner,
+    model: &CalibrationModel<'_>,
+    inputs: &[SharedInput],
+    graph: CalibrationGraph<'_>,
+) -> Result<MeanSquares> {
+    let CalibrationGraph { graph, entry, folder } = graph;
+    let probe = channel_squares(graph, inputs)?;
+    let run = ProbeRun { model, entry: &entry, logits: 1, folder, most_bytes: AT_ONCE };
+    let mut measured = run.outputs(runner, &probe, model.tokens()?)?;
+
+    let mut squares = MeanSquares { inputs: Vec::new(), outputs: BTreeMap::new() };
+    for input in inputs {
+        squares.inputs.push(take_squares(&mut measured, &input.output, input.channels)?);
+        for layer in &input.layers {
+            let mean = take_squares(&mut measured, &layer.mean_square, 1)?;
+            squares.outputs.insert(layer.path.clone(), mean.first().copied().map_or(0.0, f64::from));
+        }
+    }
+    Ok(squares)
+}
+
+/// Takes mean squares from the outputs of a probe.
+fn take_squares(outputs: &mut HashMap<String, Vec<f32>>, name: &str, count: usize) -> Result<Vec<f32>> {
+    let values = take(outputs, name)?;
+    match values.iter().find(|value| !value.is_finite() || **value < 0.0) {
+        Some(value) => bad(format!("the activations of the model are not finite: {name} is {value}")),
+        None if values.len() != count => {
+            bad(format!("{name} has {count} values, but {} were measured", values.len()))
+        }
+        None => Ok(values),
+    }
+}
+
+/// Returns the logits of a decoder after [`MEASURED_LOGITS`] tokens of each of a few windows of the text. The rows of a
+/// window follow each other.
+///
+/// # Errors
+/// As [`calibrate`].
+pub(crate) fn sampled_logits(
+    runner: &dyn GraphRunner,
+    model: &CalibrationModel<'_>,
+    graph: CalibrationGraph<'_>,
+) -> Result<Vec<Vec<f32>>> {
+    let CalibrationGraph { graph, entry, folder } = graph;
+    let logits = entry.outputs.iter().find(|binding| binding.slot == Slot::Logits);
+    let Some(logits) = logits else { return bad("the graph has no logits".to_owned()) };
+    let probe = with_one_output(graph, &logits.name)?;
+    let mut windows = model.windows()?;
+    windows.truncate(COMPARED_WINDOWS);
+    let rows = windows.first().map_or(0, Vec::len).min(MEASURED_LOGITS);
+    let run = ProbeRun { model, entry: &entry, logits: rows, folder, most_bytes: AT_ONCE };
+    let mut all = Vec::with_capacity(windows.len());
+    run.each_output(runner, &probe, &windows, &mut |_, values| {
+        all.push(values);
+        Ok(())
+    })?;
+    Ok(all)
 }
 
 /// Takes the distribution of one side of a layer from the outputs of a probe.

@@ -36,12 +36,7 @@ pub(crate) fn mean_squares(graph: Graph, inputs: &[Input]) -> Result<Graph, Grap
         let value = node
             .and_then(|node| node.inputs.first())
             .ok_or_else(|| GraphError::Undefined { node: output.clone(), name: input.node.clone() })?;
-        let scope = measures.begin(&output, &input.node);
-        let builder = &mut measures.builder;
-        let flat = builder.ints(&[2], &[-1, input.channels as i64]);
-        let squares = builder.op(&scope, "Mul", &[value, value]);
-        let squares = builder.op(&scope, "Reshape", &[&squares, &flat]);
-        measures.reduced(&scope, "ReduceMean", &squares, &output, input.channels);
+        measures.mean_squares_of(&output, &input.node, value, input.channels);
     }
     measures.into_probe(graph)
 }
@@ -131,16 +126,34 @@ pub(crate) fn second_moments(graph: Graph, inputs: &[SharedInput]) -> Result<Gra
         };
         builder.node_to(product, &[output]);
         builder.output(output, DType::F32, &[Dim::from(*channels), Dim::from(*channels)]);
-        for ReadingLayer { node, product, mean_square, .. } in layers {
-            let scope = measures.begin(mean_square, node);
-            let builder = &mut measures.builder;
-            let column = builder.ints(&[2], &[-1, 1]);
-            let squares = builder.op(&scope, "Mul", &[product, product]);
-            let squares = builder.op(&scope, "Reshape", &[&squares, &column]);
-            measures.reduced(&scope, "ReduceMean", &squares, mean_square, 1);
-        }
+        measures.outputs_of(layers);
     }
     measures.into_probe(graph)
+}
+
+/// Returns a probe with one output `[channels]` for each input, the mean squares of its channels, and one `[1]` for each
+/// layer, as [`second_moments`].
+///
+/// # Errors
+/// [`GraphError`] if the probe is not a valid graph, which is a defect of Narthex.
+pub(crate) fn channel_squares(graph: Graph, inputs: &[SharedInput]) -> Result<Graph, GraphError> {
+    let mut measures = Measures::new();
+    for SharedInput { value, node, channels, output, layers } in inputs {
+        measures.mean_squares_of(output, node, value, *channels);
+        measures.outputs_of(layers);
+    }
+    measures.into_probe(graph)
+}
+
+/// Returns the part of a graph that computes one of its outputs.
+///
+/// # Errors
+/// [`GraphError`] if the part is not a valid graph, which is a defect of Narthex.
+pub(crate) fn with_one_output(mut graph: Graph, name: &str) -> Result<Graph, GraphError> {
+    graph.outputs.retain(|output| output.name == name);
+    prune(&mut graph);
+    graph.check()?;
+    Ok(graph)
 }
 
 /// A linear layer whose input and output are measured.
@@ -239,6 +252,22 @@ impl Measures {
         let scope = format!("/{name}");
         self.places.push((format!("{scope}/"), node.to_owned()));
         scope
+    }
+
+    /// Adds an output with the mean squares of the channels of a value, after a node.
+    fn mean_squares_of(&mut self, output: &str, node: &str, value: &str, channels: usize) {
+        let scope = self.begin(output, node);
+        let flat = self.builder.ints(&[2], &[-1, channels as i64]);
+        let squares = self.builder.op(&scope, "Mul", &[value, value]);
+        let squares = self.builder.op(&scope, "Reshape", &[&squares, &flat]);
+        self.reduced(&scope, "ReduceMean", &squares, output, channels);
+    }
+
+    /// Adds an output for each layer with the mean square of its outputs.
+    fn outputs_of(&mut self, layers: &[ReadingLayer]) {
+        for ReadingLayer { node, product, mean_square, .. } in layers {
+            self.mean_squares_of(mean_square, node, product, 1);
+        }
     }
 
     /// Adds an output with a reduction of each of `columns` columns.

@@ -176,7 +176,7 @@ impl Import {
             loss: None,
             certificate: None,
             source_weights: Vec::new(),
-            wide_layers: Vec::new(),
+            layer_widths: Vec::new(),
             kept_tokens: None,
             files: BTreeMap::new(),
             provenance: Provenance {

@@ -289,6 +289,17 @@ impl Form4 {
         self.pack(&quants, &grids, block)
     }
 
+    /// Returns the squared error of a quantised row. The error of each column counts by its importance.
+    pub(crate) fn error(self, row: &[f32], block: usize, importance: &[f32]) -> f64 {
+        let blocks = row.chunks(block).zip(importance.chunks(block));
+        blocks
+            .map(|(values, importance)| {
+                let weighted = Block { values, importance: Some(importance) };
+                f64::from(self.grid(values.into()).error(weighted))
+            })
+            .sum()
+    }
+
     /// Returns the best grid for a block.
     pub(super) fn grid(self, block: Block<'_>) -> Grid {
         match self {
@@ -459,6 +470,19 @@ mod tests {
         // Values on the grid are kept.
         let grid: Vec<f32> = (0..16).map(|i| (i as f32 - 8.0) * 0.25).collect();
         assert_eq!(decode(&Form4::Symmetric.quantize(&grid, 16), 16, 16), grid);
+    }
+
+    #[test]
+    fn errors_are_those_of_the_decoded_row() {
+        let row = noise(80);
+        let importance: Vec<f32> = (0..80).map(|i| (i % 7) as f32).collect();
+        for form in [Form4::Zeros, Form4::Symmetric] {
+            let decoded = decode(&form.quantize(&row, 32), 32, 80);
+            let terms = row.iter().zip(&decoded).zip(&importance);
+            let expected: f32 = terms.map(|((x, y), importance)| importance * (x - y).powi(2)).sum();
+            let found = form.error(&row, 32, &importance);
+            assert!(expected > 0.0 && (found as f32 / expected - 1.0).abs() < 1e-4, "{found} {expected}");
+        }
     }
 
     #[test]

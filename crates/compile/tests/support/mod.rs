@@ -15,6 +15,8 @@ pub(crate) fn job<'a>(checkpoint: &'a Path, recipe: Recipe, out: &'a Path) -> Co
         recipe,
         runner: None,
         vocabulary: None,
+        widths: None,
+        measured_bytes: 0,
         out,
         pooling: None,
         keep_stages: None,

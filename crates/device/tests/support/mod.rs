@@ -185,6 +185,8 @@ impl Package {
             recipe,
             runner,
             vocabulary,
+            widths: None,
+            measured_bytes: 0,
             out: folder.path(),
             pooling: None,
             keep_stages: None,

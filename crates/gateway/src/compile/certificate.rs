@@ -7,9 +7,9 @@ use narthex_compile::calibration::text_digest;
 use narthex_device::inventory;
 use narthex_files::environment;
 use narthex_spec::{
-    Calibration, Date, Recipe, Scheme, Sha256,
+    Budget, Calibration, Date, Recipe, Scheme, Sha256,
     arch::Structure,
-    manifest::{Certificate, CertificateFigures, Manifest},
+    manifest::{Certificate, CertificateFigures, LayerWidth, Manifest},
     progress::Progress,
 };
 
@@ -30,7 +30,10 @@ use crate::{
 };
 
 /// Largest float model in bytes whose package is built for a certificate that nobody asked for.
-const AFFORDABLE: u64 = 4_000_000_000;
+pub(super) const AFFORDABLE: u64 = 4_000_000_000;
+
+/// Maximum number of layers that a refusal names.
+const NAMED_LAYERS: usize = 3;
 
 /// Largest divergence of a decoder's distributions in nats, and smallest cosine of an encoder's outputs. A wrong layout
 /// or scale exceeds them many times over.
@@ -104,9 +107,11 @@ impl PackageBuild<'_> {
             fixed: None,
             passes: BTreeSet::new(),
             targets: Vec::new(),
+            budget: None,
+            plan: None,
             ..recipe.clone()
         };
-        let output = CompileOutput { folder: float.path(), keep_stages: None };
+        let output = CompileOutput::unmeasured(float.path());
         self.compile_into(output, checkpoint, &float_recipe, request.vocabulary.as_ref())?;
 
         let runtime = cpu_runtime(library, progress, cancel)?;
@@ -157,21 +162,19 @@ fn measure(
     certification: Certification,
 ) -> Result<Certificate, Error> {
     let name = quantised.manifest.name.clone();
-    let Recipe { scheme, calibration, rounding, .. } = quantised.manifest.recipe;
+    let Recipe { scheme, calibration, rounding, budget, .. } = quantised.manifest.recipe;
     let variant = quantised.manifest.recipe.measured_variant();
+    let widths = quantised.manifest.layer_widths.clone();
     let figures = package_comparison::compare(context, float, quantised, TEXT)?;
     let loss = excess(scheme, &figures);
     if let Some(loss) = &loss
         && certification != Certification::AcceptLoss
     {
-        let wider = match scheme {
-            Scheme::W4 => Scheme::W8,
-            Scheme::W8A8 | Scheme::W4A16 => Scheme::W8A16,
-            Scheme::W8A16 | Scheme::W8 | Scheme::F16 | Scheme::F32 => Scheme::F16,
-        };
+        let layers = lossy_layers(&widths);
+        let next = next_scheme(scheme, budget, &widths);
         let message = format!(
-            "the answers of {name} in {scheme} differ too much from those in f32: {loss}; use {name}@{wider}, or accept the \
-             loss with `narthex compile {name} --scheme {scheme} --accept-loss`"
+            "the answers of {name} in {scheme} differ too much from those in f32: {loss}{layers}; compile it with {next}, or \
+             accept the loss with `narthex compile {name} --scheme {scheme} --accept-loss`"
         );
         return Err(Error::Invalid { param: "scheme", message });
     }
@@ -185,6 +188,33 @@ fn measure(
         date: Date::today().to_string(),
         accepted_loss: loss.is_some(),
     })
+}
+
+/// Names the layers of 4 bits that lose most, if losses were measured.
+fn lossy_layers(widths: &[LayerWidth]) -> String {
+    let layers = LayerWidth::lossiest(widths, NAMED_LAYERS);
+    let layers: Vec<String> =
+        layers.map(|(path, loss)| format!("{path} ({:.1} % of its outputs)", loss * 100.0)).collect();
+    match layers.is_empty() {
+        true => String::new(),
+        false => format!("; the layers that lose most are {}", layers.join(", ")),
+    }
+}
+
+/// Returns the options of the smallest package that is expected to be within the bounds of its scheme.
+fn next_scheme(scheme: Scheme, budget: Option<Budget>, widths: &[LayerWidth]) -> String {
+    let wider = match scheme {
+        Scheme::W4 => Scheme::W8,
+        Scheme::W8A8 | Scheme::W4A16 => Scheme::W8A16,
+        Scheme::W8A16 | Scheme::W8 | Scheme::F16 | Scheme::F32 => Scheme::F16,
+    };
+    // The divergence of a budget is measured on another text.
+    let most = Bounds::of(scheme).divergence / 2.0;
+    let has_budget = budget.and_then(Budget::divergence).is_some_and(|budget| budget <= most);
+    match widths.is_empty() || has_budget {
+        true => format!("--scheme {wider}"),
+        false => format!("--scheme {scheme} --budget kl={most}, which lets such layers keep 8 bits"),
+    }
 }
 
 /// Returns the figure that is beyond the bounds of a scheme.
@@ -227,6 +257,25 @@ mod tests {
             |lowest_cosine| CertificateFigures::Encoder { texts: 9, mean_cosine: 0.99, lowest_cosine };
         check(Scheme::W8, encoder(0.99), None);
         check(Scheme::W8, encoder(0.97), Some("a cosine of 0.9700, below 0.98"));
+        let layer = |path: &str, bits, loss| LayerWidth { path: path.to_owned(), bits, loss };
+        let widths = [
+            layer("/a", 4, Some(0.02)),
+            layer("/b", 8, Some(0.9)),
+            layer("/c", 4, Some(0.123)),
+            layer("/d", 4, None),
+        ];
+        assert_eq!(
+            lossy_layers(&widths),
+            "; the layers that lose most are /c (12.3 % of its outputs), /a (2.0 % of its outputs)"
+        );
+        assert_eq!(lossy_layers(&[]), "");
+        let budget = |text: &str| Some(text.parse().unwrap());
+        let next = |scheme, budget, widths: &[LayerWidth]| next_scheme(scheme, budget, widths);
+        assert!(next(Scheme::W4A16, None, &widths).starts_with("--scheme w4a16 --budget kl=0.25,"));
+        assert!(next(Scheme::W4, budget("size=+5%"), &widths).starts_with("--scheme w4 --budget kl=0.25,"));
+        assert_eq!(next(Scheme::W4A16, budget("kl=0.2"), &widths), "--scheme w8a16");
+        assert_eq!(next(Scheme::W4, None, &[]), "--scheme w8");
+        assert_eq!(next(Scheme::W8, None, &[]), "--scheme f16");
         assert!((decoder(0.1).perplexity_change().unwrap() - 0.1).abs() < 1e-12);
     }
 }

@@ -14,6 +14,7 @@ use narthex_compile::{
     package::add_files,
     pipeline::{self, CompileJob},
     vocab_subset::VocabSubset,
+    width_plan::WidthPlan,
 };
 use narthex_device::ep::{self, Facts};
 use narthex_files::environment;
@@ -28,7 +29,7 @@ use narthex_spec::{
 use super::{
     build_permits::BuildRight,
     calibration::CpuRunner,
-    precompile,
+    certificate, precompile,
     quality::{self, ComparedPackage},
     request::{Certification, CompileRequest, Rebuild},
 };
@@ -242,6 +243,7 @@ impl PackageBuild<'_> {
             ranges,
             rounding,
             budget,
+            plan,
             contexts,
             prefill,
             part_bytes,
@@ -253,6 +255,7 @@ impl PackageBuild<'_> {
             && ranges.is_none()
             && rounding.is_none()
             && budget.is_none()
+            && plan.is_none()
             && contexts.is_empty()
             && prefill.is_empty()
             && part_bytes.is_none()
@@ -275,6 +278,7 @@ impl PackageBuild<'_> {
         });
         let has_rounding = rounding.is_none_or(|requested| recipe.rounding == requested);
         let has_budget = budget.is_none_or(|requested| recipe.budget == Some(requested));
+        let has_plan = plan.as_ref().is_none_or(|requested| recipe.plan == Some(requested.sha256()));
         let has_parts = part_bytes.is_none_or(|requested| recipe.part_bytes == requested);
         let has_pooling = pooling.is_none_or(|requested| {
             let head = architecture.head();
@@ -285,6 +289,7 @@ impl PackageBuild<'_> {
             && has_ranges
             && has_rounding
             && has_budget
+            && has_plan
             && has_shapes
             && has_parts
             && has_pooling)
@@ -322,6 +327,7 @@ impl PackageBuild<'_> {
         }
         default.rounding = self.request.rounding.unwrap_or(default.rounding);
         default.budget = self.request.budget.or(default.budget);
+        default.plan = self.request.plan.as_ref().map(WidthPlan::sha256);
         let is_static = target.is_some()
             || default.activations.is_some()
             || !contexts.is_empty()
@@ -350,7 +356,13 @@ impl PackageBuild<'_> {
         let staging = library.store.stage_package(&key.name, key.scheme)?;
         let folder = staging.path();
         let vocabulary = request.vocabulary.as_ref();
-        let output = CompileOutput { folder, keep_stages: request.keep_stages.as_deref() };
+        let measured_bytes = match request.certification {
+            _ if request.layer_losses => u64::MAX,
+            Certification::Never => 0,
+            Certification::IfAffordable => certificate::AFFORDABLE,
+            Certification::Always | Certification::AcceptLoss => u64::MAX,
+        };
+        let output = CompileOutput { folder, keep_stages: request.keep_stages.as_deref(), measured_bytes };
         let mut manifest = self.compile_into(output, &checkpoint, &recipe, vocabulary)?;
         let entry = library.entry(resolved);
         if let Some(entry) = entry.filter(|entry| manifest.prompts.is_empty() && !entry.prompts.is_empty()) {
@@ -402,6 +414,8 @@ impl PackageBuild<'_> {
             recipe: recipe.clone(),
             runner: is_calibrated.then_some(&runner as &dyn GraphRunner),
             vocabulary,
+            widths: self.request.plan.as_ref().filter(|_| recipe.plan.is_some()),
+            measured_bytes: output.measured_bytes,
             out: output.folder,
             pooling: self.pooling(),
             keep_stages: output.keep_stages,
@@ -432,7 +446,7 @@ impl PackageBuild<'_> {
             self.steps.sink().event(Progress::Note(note));
             let plain = self.library.store.stage_package(name, *scheme)?;
             let recipe = Recipe { passes: passes.clone(), ..recipe.clone() };
-            let output = CompileOutput { folder: plain.path(), keep_stages: None };
+            let output = CompileOutput::unmeasured(plain.path());
             self.compile_into(output, checkpoint, &recipe, self.request.vocabulary.as_ref())?;
             manifest.quality = Some(quality::measure_passes(&self.compared(folder, plain.path()))?);
         }
@@ -441,8 +455,9 @@ impl PackageBuild<'_> {
             let note = format!("Compiling the whole model of {name} for comparison.");
             self.steps.sink().event(Progress::Note(note));
             let whole = self.library.store.stage_package(name, *scheme)?;
-            let recipe = Recipe { drop_layers: None, fixed: None, passes, ..recipe.clone() };
-            let output = CompileOutput { folder: whole.path(), keep_stages: None };
+            // A plan names the layers of the reduced model.
+            let recipe = Recipe { drop_layers: None, fixed: None, passes, plan: None, ..recipe.clone() };
+            let output = CompileOutput::unmeasured(whole.path());
             self.compile_into(output, checkpoint, &recipe, None)?;
             manifest.loss = Some(quality::measure_reduction(&self.compared(folder, whole.path()))?);
         }
@@ -470,4 +485,13 @@ pub(super) struct CompileOutput<'a> {
     pub(super) folder: &'a Path,
     /// Folder for the intermediate stages.
     pub(super) keep_stages: Option<&'a Path>,
+    /// Maximum size in `f32` of a decoder whose layers are measured.
+    pub(super) measured_bytes: u64,
+}
+
+impl<'a> CompileOutput<'a> {
+    /// Returns the folder of a package that is only compared with another.
+    pub(super) fn unmeasured(folder: &'a Path) -> Self {
+        Self { folder, keep_stages: None, measured_bytes: 0 }
+    }
 }

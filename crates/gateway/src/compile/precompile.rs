@@ -17,7 +17,8 @@ use narthex_device::{
 };
 use narthex_graph::{Graph, context::CONTEXT_OP, onnx::files::MAX_FILE_BYTES};
 use narthex_spec::{
-    BlockSize, Ep, OpenVinoDevice, ProgressSink, Recipe, RoundingMethod, Scheme, Target, Variant,
+    BlockSize, Calibration, Ep, OpenVinoDevice, ProgressSink, Recipe, RoundingMethod, Scheme, Target,
+    Variant,
     manifest::{Context, GraphEntry, Manifest, Part, PlacementRecord},
     progress::{Progress, Stage, Unit},
     target::QnnChip,
@@ -61,10 +62,7 @@ pub(crate) fn check_request(request: &CompileRequest) -> Result<(), Error> {
         let message = format!("GPTQ rounds weights of 4 bits; expected --scheme w4 or w4a16, found {scheme}");
         return Err(Error::invalid("rounding", message));
     }
-    if request.budget.is_some() && request.rounding.unwrap_or(default.rounding) != RoundingMethod::Gptq {
-        let message = "the layers that lose most are known with --rounding gptq only".to_owned();
-        return Err(Error::invalid("budget", message));
-    }
+    check_widths(request)?;
     if request.ranges.is_some() && default.activations.is_none() {
         let message = format!(
             "only integer activations have ranges; expected --scheme w8a16, w8a8 or w4a16, found {scheme}"
@@ -89,6 +87,32 @@ pub(crate) fn check_request(request: &CompileRequest) -> Result<(), Error> {
         )),
         None => Ok(()),
     }
+}
+
+/// Refuses widths of layers for schemes that have one width only, and a budget whose losses are not measured.
+fn check_widths(request: &CompileRequest) -> Result<(), Error> {
+    let options = [
+        ("budget", request.budget.is_some()),
+        ("plan", request.plan.is_some()),
+        ("write_plan", request.layer_losses),
+    ];
+    let Some((option, _)) = options.into_iter().find(|(_, is_set)| *is_set) else { return Ok(()) };
+    let scheme = request.scheme;
+    if scheme.of_weights() != Scheme::W4 {
+        let message =
+            format!("layers keep 8 bits in schemes of 4; expected --scheme w4 or w4a16, found {scheme}");
+        return Err(Error::invalid(option, message));
+    }
+    if request.budget.is_some() && request.plan.is_some() {
+        let message = "a plan states all widths; expected a budget or a plan, found both".to_owned();
+        return Err(Error::invalid("budget", message));
+    }
+    if request.budget.is_some() && request.calibration == Calibration::None {
+        let message =
+            "the layers that lose most are measured on a text; expected --calibrate standard, found none";
+        return Err(Error::invalid("budget", message.to_owned()));
+    }
+    Ok(())
 }
 
 /// Refuses a target for which graphs have no form of their own, and blocks that its compiler does not support.

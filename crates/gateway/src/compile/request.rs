@@ -6,10 +6,13 @@ use std::{
 };
 
 use narthex_compile::CompileError;
-pub use narthex_compile::vocab_subset::VocabSubset;
+pub use narthex_compile::{
+    vocab_subset::VocabSubset,
+    width_plan::{WidthPlan, text as width_plan_text},
+};
 use narthex_spec::{
-    BlockSize, Calibration, ContextFactor, LayerList, MatFormer, ModelName, Pass, RangeMethod,
-    RoundingMethod, Scheme, SizeBudget, Target, arch::Pooling, id::BadModelName,
+    BlockSize, Budget, Calibration, ContextFactor, LayerList, MatFormer, ModelName, Pass, RangeMethod,
+    RoundingMethod, Scheme, Target, arch::Pooling, id::BadModelName,
 };
 
 use crate::{error::Error, library::package_key::PackageKey};
@@ -41,8 +44,12 @@ pub struct CompileRequest {
     pub ranges: Option<RangeMethod>,
     /// Choice of the integers of weights with 4 bits; by default the nearest ones.
     pub rounding: Option<RoundingMethod>,
-    /// Additional size for layers that keep 8 bits, if the weights are rounded by GPTQ; by default none.
-    pub budget: Option<SizeBudget>,
+    /// Limit that decides which layers have 8 bits in a scheme of 4; by default none has.
+    pub budget: Option<Budget>,
+    /// Layers that have 8 bits in a scheme of 4, instead of a budget.
+    pub plan: Option<WidthPlan>,
+    /// Measurement of what each layer loses in 4 bits, even without a certificate.
+    pub layer_losses: bool,
     /// Smaller model to extract from a MatFormer model. Its package has a name of its own.
     pub matformer: Option<MatFormer>,
     /// Factor by which YaRN extends the context. The package has a name of its own.
@@ -87,6 +94,8 @@ impl CompileRequest {
             ranges: None,
             rounding: None,
             budget: None,
+            plan: None,
+            layer_losses: false,
             matformer: None,
             yarn: None,
             drop_layers: None,
@@ -132,6 +141,14 @@ impl CompileRequest {
 /// [`Error::Compile`] for a file that is unreadable or not a list.
 pub fn vocabulary(file: &Path, max_tokens: Option<usize>) -> Result<VocabSubset, Error> {
     Ok(VocabSubset::read(file, max_tokens).map_err(CompileError::from)?)
+}
+
+/// Reads the widths of layers from a file.
+///
+/// # Errors
+/// [`Error::Compile`] for a file that is unreadable or not a plan.
+pub fn width_plan(file: &Path) -> Result<WidthPlan, Error> {
+    Ok(WidthPlan::read(file).map_err(CompileError::from)?)
 }
 
 /// Measurement of a package's loss against the model in `f32`, which its manifest then states. A loss above the bound of

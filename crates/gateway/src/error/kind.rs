@@ -1,7 +1,7 @@
 //! Kinds of errors, including the errors of other crates.
 
 use narthex_checkpoint::CheckpointError;
-use narthex_compile::vocab_subset::VocabSubsetError;
+use narthex_compile::{vocab_subset::VocabSubsetError, width_plan::WidthPlanError};
 use narthex_files::environment;
 use narthex_text::tokenizer::TokenizerError;
 
@@ -145,7 +145,9 @@ pub(super) fn compile_kind(error: &narthex_compile::CompileError) -> ErrorKind {
         }
         Compile::NoSettings { .. } => ErrorKind::NotFound,
         Compile::Open(error) => onnx_kind(error),
-        Compile::VocabSubset(VocabSubsetError::Read { source, .. }) => ErrorKind::of_io(source),
+        Compile::VocabSubset(VocabSubsetError::Read { source, .. })
+        | Compile::WidthPlan(WidthPlanError::Read { source, .. }) => ErrorKind::of_io(source),
+        Compile::WidthPlan(WidthPlanError::Line { .. }) => ErrorKind::Malformed,
         Compile::VocabSubset(VocabSubsetError::List { .. } | VocabSubsetError::TooLong { .. }) => {
             ErrorKind::Malformed
         }

@@ -103,6 +103,8 @@ pub(crate) fn compiled(
         recipe: Recipe { fixed: Some(shapes), ..Recipe::new(Scheme::W8) },
         runner,
         vocabulary: None,
+        widths: None,
+        measured_bytes: 0,
         out: out.path(),
         pooling: None,
         keep_stages: None,

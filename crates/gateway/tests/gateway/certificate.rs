@@ -2,7 +2,10 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
-use narthex_gateway::{Cancel, Certification, CompileRequest, ErrorKind, Rebuild, compare::CompareOptions};
+use narthex_gateway::{
+    Cancel, Certification, CompileRequest, ErrorKind, Rebuild, compare::CompareOptions, width_plan,
+    width_plan_text,
+};
 use narthex_spec::{
     BlockSize, Calibration, RangeMethod, RoundingMethod, Scheme, Variant,
     manifest::{CertificateFigures, Manifest},
@@ -56,14 +59,19 @@ fn integer_activations_are_measured_in_the_graphs_that_have_them() {
         let CertificateFigures::Decoder { divergence, .. } = certificate.figures else { panic!("{scheme}") };
         assert!(divergence > 0.0 && divergence < 0.1, "{scheme}: {divergence}");
     }
-    let hybrid = CompileRequest {
-        rounding: Some(RoundingMethod::Gptq),
-        budget: Some("size=+20%".parse().unwrap()),
+    let hybrid = |budget: &str, rounding| CompileRequest {
+        rounding: Some(rounding),
+        budget: Some(budget.parse().unwrap()),
+        block: Some(BlockSize::Elements(16)),
         ..request(Scheme::W4A16)
     };
-    let manifest = compile(hybrid).unwrap().1;
-    assert_eq!(manifest.certificate.unwrap().rounding, RoundingMethod::Gptq);
-    assert!(!manifest.wide_layers.is_empty());
+    for rounding in [RoundingMethod::Gptq, RoundingMethod::Nearest] {
+        let manifest = compile(hybrid("size=+20%", rounding)).unwrap().1;
+        assert_eq!(manifest.certificate.unwrap().rounding, rounding);
+        let wide = manifest.layer_widths.iter().filter(|layer| layer.is_wide()).count();
+        assert!((1..manifest.layer_widths.len()).contains(&wide), "{wide}");
+        assert!(manifest.layer_widths.iter().all(|layer| layer.loss.is_some_and(|loss| loss > 0.0)));
+    }
 
     // Graphs with fixed shapes are made without being asked for.
     let plain = CompileRequest {
@@ -82,6 +90,10 @@ fn integer_activations_are_measured_in_the_graphs_that_have_them() {
     };
     refused(CompileRequest { calibration: Calibration::None, ..plain.clone() }, "--calibrate standard");
     refused(CompileRequest { scheme: Scheme::W8, ..plain.clone() }, "expected --scheme w8a16, w8a8 or w4a16");
+    refused(
+        CompileRequest { budget: Some("kl=0.1".parse().unwrap()), ..plain.clone() },
+        "expected --scheme w4 or w4a16",
+    );
     let compensated = CompileRequest { rounding: Some(RoundingMethod::Gptq), ..plain.clone() };
     refused(compensated, "expected --scheme w4 or w4a16, found w8a16");
     refused(
@@ -92,6 +104,53 @@ fn integer_activations_are_measured_in_the_graphs_that_have_them() {
         CompileRequest { target: Some("openvino:npu".parse().unwrap()), ..plain },
         "expected w8, w4 or f16",
     );
+}
+
+#[test]
+fn a_divergence_limits_the_layers_in_4_bits() {
+    let tiny = Tiny::new();
+    let checkpoint = tiny.checkpoint();
+    let compile = |request| tiny.gateway().compile(&checkpoint, &request, &Quiet, &Cancel::new());
+    let request = |budget: Option<f64>| CompileRequest {
+        rebuild: Rebuild::Always,
+        certification: Certification::AcceptLoss,
+        contexts: vec![48],
+        block: Some(BlockSize::Elements(16)),
+        budget: budget.map(|most| format!("kl={most:.6}").parse().unwrap()),
+        ..CompileRequest::new(Scheme::W4A16)
+    };
+    let figures = |manifest: &Manifest| {
+        let wide = manifest.layer_widths.iter().filter(|layer| layer.is_wide()).count();
+        match manifest.certificate.as_ref().unwrap().figures {
+            CertificateFigures::Decoder { divergence, .. } => (wide, divergence),
+            CertificateFigures::Encoder { .. } => panic!("a decoder was compiled"),
+        }
+    };
+    let (none, whole) = figures(&compile(request(None)).unwrap().1);
+    assert_eq!(none, 0);
+    let limited = compile(request(Some(whole / 2.0))).unwrap().1;
+    let (some, divergence) = figures(&limited);
+    assert!(some > 0 && some < limited.layer_widths.len(), "{some}");
+    // The text of the certificate is another one, and activations are integers.
+    assert!(divergence < 0.8 * whole, "{divergence} {whole}");
+    let (loose, _) = figures(&compile(request(Some(whole * 4.0))).unwrap().1);
+    assert_eq!(loose, 0);
+
+    // The plan of a package makes the same package.
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plan.toml");
+    std::fs::write(&file, width_plan_text(&limited)).unwrap();
+    let plan = width_plan(&file).unwrap();
+    let planned = compile(CompileRequest { plan: Some(plan.clone()), ..request(None) }).unwrap().1;
+    assert_eq!((planned.recipe.plan, planned.recipe.budget), (Some(plan.sha256()), None));
+    assert_eq!(planned.files["model.onnx.data"].sha256, limited.files["model.onnx.data"].sha256);
+    let both = CompileRequest { plan: Some(plan), ..request(Some(0.1)) };
+    assert!(compile(both).unwrap_err().to_string().contains("found both"));
+    let unknown = "[layers]\n\"/layers.0/attn/qkv_proj\" = 8\n\"/layers.99/attn/qkv_proj\" = 8\n";
+    std::fs::write(&file, unknown).unwrap();
+    let wrong = CompileRequest { plan: Some(width_plan(&file).unwrap()), ..request(None) };
+    let error = compile(wrong).unwrap_err().to_string();
+    assert!(error.contains("plan.toml, line 3: expected a layer of the model, from /layers.0/"), "{error}");
 }
 
 #[test]
