@@ -58,8 +58,8 @@ pub(crate) fn linear(
 ///
 /// ```text
 /// quantised, f32:  x ── MatMulNBits(quants, Cast(scales), zeros, bias)
-/// with offsets:    x ─┬─ MatMulNBits(quants, Cast(scales), bias) ─────────────────────────────────┐
-///                     └─ Reshape [.., blocks, block] ── ReduceSum ── MatMul(Cast(offsets)) ── Add
+/// with offsets:    x ─┬─ MatMulNBits(quants, scales, bias) ──────────────────────────────────┐
+///                     └─ Reshape [.., blocks, block] ── ReduceSum ── MatMul(offsets) ─────── Add
 /// quantised, f16:  x ── MatMulNBits(quants, scales, zeros) ── Add(bias)
 /// f16, row scales: x ── MatMul(Transpose(DequantizeLinear(quants, scales, zeros))) ── Add(bias)
 /// integers:        x ── rounded ── product as in f16 ── rounded ── Add(bias)
@@ -136,7 +136,8 @@ pub(crate) fn head_rounding(e: &Emitter<'_>, scope: &Scope) -> Result<Option<Lin
 /// Adds a linear layer without bias that compilers of NPUs compute in integers.
 ///
 /// ```text
-/// x ── rounded ── MatMul or MatMulNBits ── rounded
+/// x ── rounded ─┬─ MatMul or MatMulNBits ── rounded ─┐
+///               └─ offsets, if there are any ─────── Add
 /// ```
 pub(crate) fn rounded_linear(
     e: &mut Emitter<'_>,
@@ -147,8 +148,9 @@ pub(crate) fn rounded_linear(
     rounding: LinearRounding,
 ) -> Result<Tensor> {
     let x = e.graph.rounded(&scope.child("input"), x, rounding.input)?;
-    let product = quantized_linear(e, scope, x, shape, weight, None)?;
-    Ok(e.graph.rounded(&scope.child("output"), product, rounding.output)?)
+    let product = quantized_product(e, scope, x, shape, weight, None)?;
+    let product = e.graph.rounded(&scope.child("output"), product, rounding.output)?;
+    with_offsets(e, scope, x, product, shape, weight)
 }
 
 fn stacked_bias(e: &mut Emitter<'_>, layer: &StackedLinear<'_>) -> Result<Tensor> {
@@ -225,6 +227,19 @@ pub(crate) fn quantized_linear(
     e: &mut Emitter<'_>,
     scope: &Scope,
     x: Tensor,
+    shape: [usize; 2],
+    weight: &QuantizedWeight,
+    bias: Option<Tensor>,
+) -> Result<Tensor> {
+    let product = quantized_product(e, scope, x, shape, weight, bias)?;
+    with_offsets(e, scope, x, product, shape, weight)
+}
+
+/// Adds the product of a linear layer without the offsets of the weight's blocks.
+fn quantized_product(
+    e: &mut Emitter<'_>,
+    scope: &Scope,
+    x: Tensor,
     [rows, cols]: [usize; 2],
     weight: &QuantizedWeight,
     bias: Option<Tensor>,
@@ -257,25 +272,11 @@ pub(crate) fn quantized_linear(
     let (inner, outer) = if e.recipe.activations.is_some() { (None, bias) } else { (bias, None) };
     let operands = MatMulNBits { scales, bias: inner, accuracy_level, ..product };
     let product = e.graph.mat_mul_n_bits(scope, &operands)?;
-    let product = with_bias(e, scope, product, outer)?;
-    match weight.offsets {
-        Some(range) => {
-            with_offsets(e, scope, x, product, OffsetTensor { range, shape: [blocks, rows], block })
-        }
-        None => Ok(product),
-    }
+    with_bias(e, scope, product, outer)
 }
 
-/// Offsets of a weight's blocks in the weights file.
-struct OffsetTensor {
-    range: ByteRange,
-    /// `[blocks, rows]`.
-    shape: [usize; 2],
-    /// Number of columns of a block.
-    block: usize,
-}
-
-/// Adds the sums of the blocks of `x`, multiplied by the offsets of the weight's blocks, to its product.
+/// Adds the sums of the blocks of `x`, multiplied by the offsets of the weight's blocks, to its product, if there are
+/// offsets.
 ///
 /// Zero points in the type of the activations would be the same, but some providers do not support them, and others
 /// compute them slowly.
@@ -284,14 +285,19 @@ fn with_offsets(
     scope: &Scope,
     x: Tensor,
     product: Tensor,
-    offsets: OffsetTensor,
+    [rows, cols]: [usize; 2],
+    weight: &QuantizedWeight,
 ) -> Result<Tensor> {
+    let Some(range) = weight.offsets else { return Ok(product) };
     let part = scope.child("offsets");
-    let block = offsets.block;
+    let block = e.recipe.block.operator_block(cols);
     let blocks = e.graph.blocks(&part, x, block)?;
     let sums = e.graph.reduce_away(&part, Reduction::Sum, blocks, -1)?;
-    let offsets = e.external(&scope.node("offsets"), DType::F16, &offsets.shape, offsets.range);
-    let offsets = e.graph.cast(&part, offsets, DType::F32)?;
+    let stored = e.external(&scope.node("offsets"), DType::F16, &[cols.div_ceil(block), rows], range);
+    let offsets = match e.compute {
+        DType::F16 => stored,
+        compute => e.graph.cast(&part, stored, compute)?,
+    };
     let shift = e.graph.mat_mul(&part, sums, offsets)?;
     Ok(e.graph.add(&part, product, shift)?)
 }

@@ -204,8 +204,8 @@ impl Plan {
 
     /// Creates the plan of a recipe for a checkpoint's weights.
     ///
-    /// In `w4`, the blocks of a checkpoint whose layers have 4 bits are not rounded again, and layers with more bits keep
-    /// them. Graphs for NPUs, which support neither offsets nor several widths, have blocks of one kind.
+    /// In `w4` and `w4a16`, the blocks of a checkpoint whose layers have 4 bits are not rounded again, and layers with more
+    /// bits keep them. Graphs of `w4` for NPUs have blocks of one kind.
     pub(crate) fn of_source(
         architecture: &Architecture,
         recipe: &Recipe,
@@ -214,7 +214,12 @@ impl Plan {
         let mut plan = Self::new(architecture, recipe);
         let for_npus = recipe.fixed.is_some() || !recipe.targets.is_empty();
         let block = BlockSize::Elements(IntegerBlocks::ELEMENTS);
-        if recipe.scheme != Scheme::W4 || recipe.block != block || recipe.symmetric || for_npus {
+        let is_copied = match recipe.scheme {
+            Scheme::W4 => !for_npus,
+            Scheme::W4A16 => true,
+            _ => false,
+        };
+        if !is_copied || recipe.block != block || recipe.symmetric {
             return Ok(plan);
         }
 

@@ -238,40 +238,42 @@ fn blocks_of_a_four_bit_checkpoint_are_not_rounded_again() {
     }
     fs::write(&path, gguf.to_bytes()).unwrap();
     let checkpoint = narthex_checkpoint::open(&path).unwrap();
-    let package = compile(&path, Scheme::W4);
-    package.check();
-    let graph = package.graph();
-    let (mut copied, mut rounded) = (0, 0);
-    for name in checkpoint::tiny_llama_weights(7).into_iter().map(|weight| weight.name) {
-        let Some(layer) = name.strip_suffix(".weight").filter(|name| name.contains("_proj")) else {
-            continue;
-        };
-        let weight = checkpoint.weights.weight(&name).unwrap();
-        let path = format!("/{}", layer.replacen(".attn", "/attn", 1).replacen(".mlp", "/mlp", 1));
-        let path = path.replacen("attn.", "attn/", 1).replacen("mlp.", "mlp/", 1);
-        let expected = weight.to_f32();
-        let found = decoded(&package, &graph, &path, [weight.rows_len(), weight.cols()]);
-        // Keys are balanced, by powers of two.
-        let errors =
-            found.chunks(weight.cols()).zip(expected.chunks(weight.cols())).map(|(found, expected)| {
-                let peak = |row: &[f32]| row.iter().fold(0f32, |peak, x| peak.max(x.abs()));
-                let factor = (peak(found) / peak(expected)).log2().round().exp2();
-                let errors =
-                    found.iter().zip(expected).map(|(found, expected)| (found / factor - expected).abs());
-                errors.fold(0f32, f32::max) / peak(expected)
-            });
-        let error = errors.fold(0f32, f32::max);
-        if weight.encoding.bits() == 16 {
-            rounded += 1;
-            assert!(error < 0.5 / 127.0, "{name}: {error}");
-        } else {
-            copied += 1;
-            assert!(error < 1.0 / 2048.0, "{name}, {}: {error}", weight.encoding.name());
+    for scheme in [Scheme::W4, Scheme::W4A16] {
+        let package = compile(&path, scheme);
+        package.check();
+        let graph = package.graph();
+        let (mut copied, mut rounded) = (0, 0);
+        for name in checkpoint::tiny_llama_weights(7).into_iter().map(|weight| weight.name) {
+            let Some(layer) = name.strip_suffix(".weight").filter(|name| name.contains("_proj")) else {
+                continue;
+            };
+            let weight = checkpoint.weights.weight(&name).unwrap();
+            let path = format!("/{}", layer.replacen(".attn", "/attn", 1).replacen(".mlp", "/mlp", 1));
+            let path = path.replacen("attn.", "attn/", 1).replacen("mlp.", "mlp/", 1);
+            let expected = weight.to_f32();
+            let found = decoded(&package, &graph, &path, [weight.rows_len(), weight.cols()]);
+            // Keys are balanced, by powers of two.
+            let errors =
+                found.chunks(weight.cols()).zip(expected.chunks(weight.cols())).map(|(found, expected)| {
+                    let peak = |row: &[f32]| row.iter().fold(0f32, |peak, x| peak.max(x.abs()));
+                    let factor = (peak(found) / peak(expected)).log2().round().exp2();
+                    let errors =
+                        found.iter().zip(expected).map(|(found, expected)| (found / factor - expected).abs());
+                    errors.fold(0f32, f32::max) / peak(expected)
+                });
+            let error = errors.fold(0f32, f32::max);
+            if weight.encoding.bits() == 16 {
+                rounded += 1;
+                assert!(error < 0.5 / 127.0, "{name}: {error}");
+            } else {
+                copied += 1;
+                assert!(error < 1.0 / 2048.0, "{name}, {}: {error}", weight.encoding.name());
+            }
         }
+        assert_eq!((copied, rounded), (5 * checkpoint::LAYERS, 2 * checkpoint::LAYERS));
     }
-    assert_eq!((copied, rounded), (5 * checkpoint::LAYERS, 2 * checkpoint::LAYERS));
 
-    // NPUs have integer zero points in every block.
+    // Graphs of `w4` for NPUs have integer zero points in every block.
     let folder = tempfile::tempdir().unwrap();
     let shapes = FixedShapes { context: 24, shorter: vec![], prefill: vec![8], buckets: vec![8] };
     let recipe = Recipe { fixed: Some(shapes), ..Recipe::new(Scheme::W4) };

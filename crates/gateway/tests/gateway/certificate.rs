@@ -53,6 +53,8 @@ fn integer_activations_are_measured_in_the_graphs_that_have_them() {
     let compile = |request| tiny.gateway().compile(&checkpoint, &request, &Quiet, &Cancel::new());
     for scheme in [Scheme::W8A16, Scheme::W8A8, Scheme::W4A16] {
         let (_, manifest) = compile(request(scheme)).unwrap();
+        let is_copied = manifest.source_weights.iter().any(|weights| weights.copied);
+        assert_eq!(is_copied, scheme == Scheme::W4A16, "{scheme}");
         let certificate = manifest.certificate.unwrap();
         assert_eq!(certificate.variant, Variant::Static);
         assert_eq!(certificate.rounding, RoundingMethod::Nearest);
@@ -62,6 +64,7 @@ fn integer_activations_are_measured_in_the_graphs_that_have_them() {
     let hybrid = |budget: &str, rounding| CompileRequest {
         rounding: Some(rounding),
         budget: Some(budget.parse().unwrap()),
+        // Blocks of 32 would be copied from the checkpoint.
         block: Some(BlockSize::Elements(16)),
         ..request(Scheme::W4A16)
     };
