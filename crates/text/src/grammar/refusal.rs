@@ -85,7 +85,7 @@ pub(super) fn refusal(grammar: &Grammar, message: &str) -> GrammarError {
 /// Returns the reason why a schema allows no value, in the terms of JSON Schema. Others name keywords and their values:
 /// `minLength (3) is greater than maxLength (2)`.
 fn without_values(reason: &str) -> Cow<'_, str> {
-    let part = |before, after| Some(reason.strip_prefix(before)?.strip_suffix(after)?);
+    let part = |before, after| reason.strip_prefix(before)?.strip_suffix(after);
     if let Some(name) = part("required property '", "' is unsatisfiable") {
         return format!("the required property {name:?} allows none").into();
     }
