@@ -1,6 +1,7 @@
-//! Audio: Whisper's features, files of sound, and transcripts with their formats.
+//! Audio: features of sounds, files of sound, and transcripts with their formats.
 //!
-//! [`Decoder`] reads files, [`Encoder`] writes them, [`mel`] computes the features that Whisper's encoder reads, [`pcm`] writes WAV files, and
+//! [`Decoder`] reads files, [`Encoder`] writes them, [`mel`] computes the features that Whisper's encoder reads,
+//! [`log_mel_frames`] those that audio towers of chat models read, [`pcm`] writes WAV files, and
 //! [`transcript`] has the result of speech recognition with the formats of the OpenAI API. Samples are `f32` in -1 to 1.
 //! Nothing here opens a file, uses the network or starts a thread.
 
@@ -9,6 +10,8 @@ mod contain;
 mod decode;
 mod encode;
 mod error;
+mod filter_bank;
+mod frames;
 pub mod language;
 pub mod mel;
 pub mod pcm;
@@ -18,6 +21,7 @@ pub mod transcript;
 pub use decode::{Decoder, Source};
 pub use encode::{Encoder, SoundFormat, StreamEncoder};
 pub use error::AudioError;
+pub use frames::log_mel_frames;
 pub use pcm::Pcm;
 pub use resample::Resampler;
 

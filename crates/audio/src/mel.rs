@@ -7,7 +7,7 @@ use std::{f64::consts::PI, sync::LazyLock};
 
 use realfft::{RealFftPlanner, RealToComplex, num_complex::Complex};
 
-use crate::SPEECH_RATE;
+use crate::{SPEECH_RATE, filter_bank::Filter};
 
 /// Samples of a window of Whisper, which are 30 seconds.
 pub const WINDOW_SAMPLES: usize = 480_000;
@@ -137,18 +137,6 @@ fn reflected(at: usize) -> usize {
     }
 }
 
-/// Weights of consecutive frequencies that a mel bin sums.
-struct Filter {
-    first: usize,
-    weights: Vec<f64>,
-}
-
-impl Filter {
-    fn apply(&self, power: &[f64]) -> f64 {
-        self.weights.iter().zip(&power[self.first..]).map(|(weight, power)| weight * power).sum()
-    }
-}
-
 static EIGHTY: LazyLock<Vec<Filter>> = LazyLock::new(|| filters(80));
 static ONE_HUNDRED_TWENTY_EIGHT: LazyLock<Vec<Filter>> = LazyLock::new(|| filters(128));
 
@@ -157,17 +145,10 @@ fn filters(bins: usize) -> Vec<Filter> {
     let nyquist = f64::from(SPEECH_RATE) / 2.0;
     let edges: Vec<f64> =
         (0..bins + 2).map(|at| hertz(mel(nyquist) * at as f64 / (bins + 1) as f64)).collect();
+    let step = nyquist / (FREQUENCIES - 1) as f64;
     let triangles = edges.windows(3).map(|edges| {
-        let weights = (0..FREQUENCIES).map(|at| {
-            let frequency = nyquist * at as f64 / (FREQUENCIES - 1) as f64;
-            let rise = (frequency - edges[0]) / (edges[1] - edges[0]);
-            let fall = (edges[2] - frequency) / (edges[2] - edges[1]);
-            rise.min(fall).max(0.0) * 2.0 / (edges[2] - edges[0])
-        });
-        let weights: Vec<f64> = weights.collect();
-        let first = weights.iter().position(|weight| *weight > 0.0).unwrap_or(0);
-        let end = weights.iter().rposition(|weight| *weight > 0.0).map_or(first, |last| last + 1);
-        Filter { first, weights: weights[first..end].to_vec() }
+        Filter::triangle([edges[0], edges[1], edges[2]], FREQUENCIES, step)
+            .scaled(2.0 / (edges[2] - edges[0]))
     });
     triangles.collect()
 }

@@ -5,7 +5,10 @@ use std::path::PathBuf;
 use narthex_spec::{
     TokenId,
     arch::{Architecture, EncoderHead, Pooling},
-    manifest::{PicturePlaceholder, PicturePreprocessing, Prompts, PublishedSampling, SpeechEntry},
+    manifest::{
+        PicturePlaceholder, PicturePreprocessing, Prompts, PublishedSampling, SoundPlaceholder,
+        SoundPreprocessing, SpeechEntry,
+    },
 };
 use narthex_text::tokenizer::{GgufVocab, Tokenizer, TokenizerError, gguf_json, package_json};
 
@@ -35,6 +38,8 @@ pub struct Checkpoint {
     pub speech: Option<SpeechEntry>,
     /// Values and tokens of pictures, for decoders with a vision tower.
     pub vision: Option<(PicturePreprocessing, PicturePlaceholder)>,
+    /// Features and tokens of sounds, for decoders with an audio tower.
+    pub audio: Option<(SoundPreprocessing, SoundPlaceholder)>,
     /// Prefixes of inputs, for embedding models.
     pub prompts: Prompts,
     /// Sampling that the publisher recommends, for decoders.

@@ -46,8 +46,8 @@ impl HfExport {
         let family = hf_family(&config)?;
         let HfReader::Decoder(read) = family.read else { return Err(other_family(arch.family)) };
         let found = read(&config)?;
-        // A vision tower is not exported.
-        let wanted = DecoderArch { tied_head: false, vision: None, ..arch.clone() };
+        // Towers are not exported.
+        let wanted = DecoderArch { tied_head: false, vision: None, audio: None, ..arch.clone() };
         if comparable(&found.arch) != comparable(&wanted) {
             return Err(unsupported(
                 format!("{:?} decoder for {}", arch.family, CONFIG),

@@ -8,8 +8,8 @@ use std::{fmt::Display, io, ops::RangeInclusive, path::Path};
 use narthex_files::MappedFile;
 use narthex_spec::{
     arch::{
-        Architecture, Attention, Connector, DecoderArch, EncoderArch, EncoderHead, KvSource, NormKind,
-        PatchTower, QkNorm, Residual, RopeScaling, Rotation, SpeechArch, VisionArch,
+        Architecture, Attention, ConformerTower, Connector, DecoderArch, EncoderArch, EncoderHead, KvSource,
+        NormKind, PatchTower, QkNorm, Residual, RopeScaling, Rotation, SpeechArch, VisionArch,
     },
     manifest::max_json_values,
 };
@@ -124,6 +124,9 @@ fn check_decoder(path: &Path, decoder: &DecoderArch) -> Result<()> {
     }
     if let Some(vision) = &decoder.vision {
         check_vision(path, vision)?;
+    }
+    if let Some([expected, found]) = decoder.audio.as_deref().and_then(ConformerTower::contradiction) {
+        return Err(malformed(path, expected, found));
     }
     check_streams(path, decoder)
 }

@@ -5,9 +5,9 @@
 use std::collections::HashSet;
 
 use narthex_spec::arch::{
-    AltUp, Architecture, Attention, BottleneckAttention, Connector, DecoderArch, EncoderArch, EncoderHead,
-    KvSource, MobileBlock, MobileNetTower, NormKind, PatchTower, PerLayer, PlacedBlock, QkNorm, Residual,
-    SpeechArch, VisionArch,
+    AltUp, Architecture, Attention, BottleneckAttention, ConformerTower, Connector, DecoderArch, EncoderArch,
+    EncoderHead, KvSource, MobileBlock, MobileNetTower, NormKind, PatchTower, PerLayer, PlacedBlock, QkNorm,
+    Residual, SpeechArch, VisionArch,
 };
 
 use crate::{error::Result, limits::unsupported, tensors::Tensors};
@@ -146,6 +146,9 @@ fn decoder_weights(decoder: &DecoderArch) -> RequiredTensors {
         Some(VisionArch::MobileNet(tower)) => mobilenet(&mut needed, tower, hidden),
         None => {}
     }
+    if let Some(tower) = decoder.audio.as_deref() {
+        conformer(&mut needed, tower, hidden);
+    }
     needed
 }
 
@@ -196,6 +199,47 @@ fn mobilenet(needed: &mut RequiredTensors, tower: &MobileNetTower, width: usize)
     push("connector.linear".to_owned(), &[width, hidden]);
     push("connector.embed".to_owned(), &[end.tokens, hidden]);
     needed.push(("vision.stem.bias".to_owned(), vec![stem]));
+}
+
+/// Pushes the weights of a conformer whose rows have `width` elements.
+fn conformer(needed: &mut RequiredTensors, tower: &ConformerTower, width: usize) {
+    let &ConformerTower { hidden, heads, kernel, end, .. } = tower;
+    let mut push = |name: String, shape: &[usize]| needed.push((format!("{name}.weight"), shape.to_vec()));
+    let mut input = 1;
+    for (index, convolution) in tower.convolutions.iter().enumerate() {
+        let [frames, bins] = convolution.kernel;
+        push(format!("audio.subsample.{index}.conv"), &[convolution.channels, input, frames, bins]);
+        push(format!("audio.subsample.{index}.norm"), &[convolution.channels]);
+        input = convolution.channels;
+    }
+    push("audio.input".to_owned(), &[hidden, tower.input_width()]);
+
+    let inner = ConformerTower::INNER * hidden;
+    for i in 0..tower.layers {
+        let name = |module: &str| format!("audio.layers.{i}.{module}");
+        for part in ["before", "after"] {
+            push(name(&format!("{part}.norm")), &[hidden]);
+            push(name(&format!("{part}.up_proj")), &[inner, hidden]);
+            push(name(&format!("{part}.down_proj")), &[hidden, inner]);
+            push(name(&format!("{part}.out_norm")), &[hidden]);
+        }
+        for part in ["q_proj", "k_proj", "v_proj", "o_proj", "positions"] {
+            push(name(&format!("attn.{part}")), &[hidden; 2]);
+        }
+        push(name("attn.scale"), &[hidden / heads]);
+        push(name("conv.expand"), &[2 * hidden, hidden]);
+        push(name("conv.depthwise"), &[hidden, 1, kernel]);
+        push(name("conv.project"), &[hidden; 2]);
+        for norm in ["attn_norm", "attn_out_norm", "conv.norm", "conv.inner_norm", "norm"] {
+            push(name(norm), &[hidden]);
+        }
+    }
+
+    for norm in ["norm", "embed_norm"] {
+        push(format!("audio_connector.{norm}"), &[hidden]);
+    }
+    push("audio_connector.linear".to_owned(), &[width, hidden]);
+    push("audio_connector.embed".to_owned(), &[end.tokens, hidden]);
 }
 
 /// Passes the weights of a block to `push`.

@@ -24,7 +24,7 @@ pub(crate) use compile::{CheckArgs, CompileArgs, NpuTarget, TRY_OUT, TryOutArgs}
 pub(crate) use config::{ConfigArgs, ConfigCommand, CreateArgs};
 pub(crate) use encoders::{AnswerArgs, DecideArgs, EmbedArgs, FillArgs, RerankArgs};
 pub(crate) use exports::{ExportArgs, ImportArgs};
-pub(crate) use generate::{ChatArgs, CompleteArgs, GenerateArgs, RunArgs, SamplingArgs};
+pub(crate) use generate::{ChatArgs, CompleteArgs, GenerateArgs, MediaArgs, RunArgs, SamplingArgs};
 pub(crate) use keys::{KeyArgs, KeyCommand};
 pub(crate) use launch::{Agent, LaunchArgs};
 pub(crate) use load::{DecoderLoadArgs, LoadArgs};

@@ -29,8 +29,8 @@ use crate::{
 pub struct DryRun {
     /// Each graph with its inputs, outputs and cache. The file with their weights does not exist.
     pub graphs: Vec<(Graph, GraphEntry)>,
-    /// Graphs of the vision tower, likewise.
-    pub vision: Vec<(Graph, GraphEntry)>,
+    /// Graphs of the towers, likewise.
+    pub towers: Vec<(Graph, GraphEntry)>,
     /// Host tables, in the same file.
     pub tables: Vec<HostTable>,
     /// Size of the weights file in bytes.
@@ -64,8 +64,8 @@ impl DryRun {
         };
         let lowered = lower::lower(&mut emitter, architecture)?;
         let data_bytes = emitter.close()?;
-        let LoweredModel { graphs, tables, vision } = lowered;
-        Ok(Self { graphs, vision, tables, data_bytes })
+        let LoweredModel { graphs, tables, towers } = lowered;
+        Ok(Self { graphs, towers, tables, data_bytes })
     }
 
     /// Compiles an architecture without weights, with the default static shapes for a target.
@@ -80,9 +80,9 @@ impl DryRun {
         Self::new("model", architecture, &Recipe { fixed, ..recipe })
     }
 
-    /// Returns the graphs with static shapes, those of the vision tower last.
+    /// Returns the graphs with static shapes, those of the towers last.
     pub fn static_graphs(&self) -> impl Iterator<Item = &(Graph, GraphEntry)> {
-        self.graphs.iter().chain(&self.vision).filter(|(_, entry)| entry.variant == Variant::Static)
+        self.graphs.iter().chain(&self.towers).filter(|(_, entry)| entry.variant == Variant::Static)
     }
 
     /// Returns the number of bytes that one token takes in the KV cache of the static graphs, over all parts of the

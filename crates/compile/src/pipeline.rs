@@ -14,7 +14,7 @@ use narthex_graph::onnx::external::ExternalWriter;
 use narthex_spec::{
     Calibration, DType, ModelName, Pass, ProgressSink, Recipe, Scheme, Sha256, Variant,
     arch::{Architecture, DecoderArch, Pooling},
-    manifest::{FORMAT, LayerWidth, Manifest, Provenance, TokenizerEntry, VisionEntry},
+    manifest::{AudioEntry, FORMAT, LayerWidth, Manifest, Part, Provenance, TokenizerEntry, VisionEntry},
     progress::{Progress, Quiet, Stage, Unit},
     recipe::KeptTokens,
 };
@@ -137,7 +137,7 @@ pub fn compile(
     if !changes.is_empty() {
         keep(job.keep_stages, "passes.txt", || changes.into_bytes())?;
     }
-    for (graph, entry) in lowered.graphs.iter().chain(&lowered.vision) {
+    for (graph, entry) in lowered.graphs.iter().chain(&lowered.towers) {
         let text = if entry.file == GRAPH_FILE { "graph.txt".into() } else { format!("{}.txt", entry.file) };
         keep(job.keep_stages, &text, || graph.dump().into_bytes())?;
         package.write(&entry.file, &graph.encode())?;
@@ -377,7 +377,7 @@ fn change(lowered: &mut LoweredModel, recipe: &Recipe, progress: &dyn ProgressSi
     let mut changes = String::new();
     for &pass in &recipe.passes {
         let mut count = 0;
-        let graphs = lowered.graphs.iter_mut().chain(&mut lowered.vision);
+        let graphs = lowered.graphs.iter_mut().chain(&mut lowered.towers);
         for (graph, entry) in graphs.filter(|(_, entry)| entry.variant == Variant::Static) {
             let labels = pass::apply(graph, pass)?;
             graph.check()?;
@@ -402,6 +402,8 @@ fn manifest(
 ) -> Manifest {
     let special = &checkpoint.special;
     let license = provenance.license.or_else(|| checkpoint.license.clone());
+    let towers = lowered.towers.into_iter().map(|(_, entry)| entry);
+    let (vision, audio) = towers.partition(|entry| entry.part == Part::Vision);
 
     Manifest {
         format: FORMAT,
@@ -422,7 +424,12 @@ fn manifest(
         }),
         speech: checkpoint.speech.clone(),
         vision: checkpoint.vision.map(|(preprocessing, placeholder)| VisionEntry {
-            graphs: lowered.vision.into_iter().map(|(_, entry)| entry).collect(),
+            graphs: vision,
+            preprocessing,
+            placeholder,
+        }),
+        audio: checkpoint.audio.clone().map(|(preprocessing, placeholder)| AudioEntry {
+            graphs: audio,
             preprocessing,
             placeholder,
         }),

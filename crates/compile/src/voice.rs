@@ -146,6 +146,7 @@ pub fn import(job: VoiceJob<'_>, cancel: &AtomicBool) -> Result<Manifest> {
         chat: None,
         speech: None,
         vision: None,
+        audio: None,
         voice: Some(voice),
         sampling: PublishedSampling::default(),
         prompts: Prompts::default(),

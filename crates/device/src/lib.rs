@@ -1,9 +1,10 @@
 //! ONNX Runtime. This is the only crate with `ort`, dynamic libraries and FFI. It implements the engine's ports.
 //!
-//! Start at [`runtime::Runtime`], which loads the library once per process; [`dynamic`], [`encoder`], [`speech`] and [`vision`] run variant A,
+//! Start at [`runtime::Runtime`], which loads the library once per process; [`dynamic`], [`encoder`], [`speech`], [`vision`] and [`audio`] run variant A,
 //! [`static_shapes`] runs variant B, [`cpu_graph`] runs voices, [`split`] joins two executors, and [`ep`] holds each
 //! provider's options.
 
+pub mod audio;
 pub mod cpu_graph;
 pub mod dynamic;
 pub mod encoder;

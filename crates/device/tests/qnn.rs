@@ -12,7 +12,7 @@ use narthex_device::{
     placement::GraphPlacement,
     precompile::{FallbackPolicy, Job, Weights, precompile},
     split::{SplitExecutor, SplitOptions},
-    static_shapes::{Form, GraphLoad, StaticVisionTower},
+    static_shapes::{Form, GraphLoad, StaticAudioTower, StaticVisionTower},
 };
 use narthex_engine::{
     encoder::Encoder,
@@ -138,6 +138,28 @@ fn check_tower(emulated: &Device, model: &str, scheme: Scheme, side: usize) {
     let found = tower.encode(&pixels).unwrap();
     let rows = |values: &[f32]| values.chunks_exact(32).map(<[f32]>::to_vec).collect::<Vec<_>>();
     agree(&rows(&found), &rows(&expected), EMULATED);
+}
+
+#[test]
+fn the_audio_tower_runs_whole_under_htp_emulation_and_agrees_with_the_cpu() {
+    let emulated = emulation(&[QnnChip::XElite]);
+    let features: Vec<f32> = (0..157 * 16).map(|i| ((i * 37) % 101) as f32 / 20.0 - 5.0).collect();
+    for scheme in [Scheme::W8, Scheme::F16] {
+        let package = tower_package("gemma3n", scheme);
+        let open = |device: &Device| {
+            let place =
+                GraphLoad { device, threads: 1, form: Form::Graph, fallback: FallbackPolicy::Refused };
+            StaticAudioTower::open(runtime(), package.folder.path(), &package.manifest, place).unwrap()
+        };
+        let expected = open(&Device::Cpu).encode(&features).unwrap();
+        let mut tower = open(&emulated);
+        let GraphPlacement { graph, placement } = tower.placement();
+        let places: Vec<Ep> = placement.ops_per_ep().into_keys().collect();
+        assert_eq!((places, placement.subgraphs[&Ep::Qnn]), (vec![Ep::Qnn], 1), "{scheme} {graph}");
+        let found = tower.encode(&features).unwrap();
+        let rows = |values: &[f32]| values.chunks_exact(32).map(<[f32]>::to_vec).collect::<Vec<_>>();
+        agree(&rows(&found), &rows(&expected), EMULATED);
+    }
 }
 
 /// A tiny Whisper (`crates/checkpoint/tests/goldens/speech.py`).

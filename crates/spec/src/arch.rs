@@ -4,6 +4,7 @@
 //! structs. [`DecoderArch`], [`EncoderArch`] and [`SpeechArch`] list the names of weights.
 
 mod altup;
+mod conformer;
 mod encoder;
 mod head;
 mod mobilenet;
@@ -15,6 +16,7 @@ mod vision;
 use serde::{Deserialize, Serialize};
 
 pub use altup::{AltUp, PerLayer};
+pub use conformer::{ConformerTower, FrameConvolution};
 pub use encoder::{
     Bottleneck, BottleneckAttention, EncoderArch, EncoderHead, EncoderNorm, FactoredEmbedding, Pooling,
     UnknownPooling,
@@ -123,8 +125,8 @@ pub enum Family {
 /// `layers.{i}.attn_norm`, `layers.{i}.attn.{q,k,v,o}_proj.{weight,bias}`, `layers.{i}.attn.{q,k}_norm.weight`,
 /// `layers.{i}.attn_post_norm`, `layers.{i}.mlp_norm`, `layers.{i}.mlp.{gate,up,down}_proj.{weight,bias}`,
 /// `layers.{i}.mlp_post_norm`, `norm`, `head.weight [vocab, hidden]` (absent when tied). A norm has a `weight`, a layer
-/// norm over the residual stream a `bias` too. Those that go with [`AltUp`], [`PerLayer`] and [`VisionArch`] are
-/// named there.
+/// norm over the residual stream a `bias` too. Those that go with [`AltUp`], [`PerLayer`], [`VisionArch`] and
+/// [`ConformerTower`] are named there.
 ///
 /// Rows of q and k are in the rotate-half order: element `e` of a head is rotated against element `e + head_size / 2`.
 /// If [`Rope::dims`] is smaller than the head, only the first `dims / 2` of those pairs are rotated.
@@ -168,6 +170,9 @@ pub struct DecoderArch {
     /// Tower that reads pictures.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vision: Option<Box<VisionArch>>,
+    /// Tower that reads sounds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub audio: Option<Box<ConformerTower>>,
 }
 
 /// Kind of norm.

@@ -3,6 +3,7 @@
 //! The serve half never guesses a tensor name, a KV layout, a chat template or a stop token: the manifest states each
 //! of them.
 
+mod audio;
 mod bound_device;
 mod certificate;
 mod consistency;
@@ -30,6 +31,7 @@ use crate::{
     arch::Structure, dtype::Dim,
 };
 
+pub use audio::{AudioEntry, SoundPlaceholder, SoundPreprocessing};
 pub use bound_device::BoundDevice;
 pub use certificate::{Certificate, CertificateFigures};
 pub use consistency::check_consistency;
@@ -91,6 +93,9 @@ pub struct Manifest {
     /// Reading of pictures, for decoders with a vision tower.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vision: Option<VisionEntry>,
+    /// Reading of sounds, for decoders with an audio tower.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub audio: Option<AudioEntry>,
     /// Speakers and pronunciations, for voices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub voice: Option<VoiceEntry>,
@@ -308,6 +313,13 @@ pub enum Slot {
     Pixels,
     /// Output `[1, rows, hidden]`: embedding rows of a picture, in place of embedded tokens.
     PictureRows,
+    /// Input `[1, frames, bins]`: the log-mel spectrogram of a sound, and zeros after its end.
+    FrameFeatures,
+    /// Input `[1, frames]`: 1 for a frame of the sound, 0 after its end.
+    FrameMask,
+    /// Output `[1, rows + 2, hidden]`: embedding rows of the frames of a sound, and those of the tokens in place of missing rows
+    /// and after the rows.
+    SoundRows,
     /// Input `[1, phonemes]` i64: ids of phonemes, between two zeros.
     Phonemes,
     /// Input `[1]` f32: factor of the speed of speech.

@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 
 pub use gguf::{Gguf, GgufTensor, GgufType, Meta};
 pub use vision::{
-    GEMMA3N_PICTURE_POSITIONS, PICTURE_POSITIONS, tiny_gemma_with_vision, tiny_gemma3n_with_vision,
-    tiny_idefics3,
+    GEMMA3N_PICTURE_POSITIONS, GEMMA3N_SOUND_POSITIONS, PICTURE_POSITIONS, tiny_gemma_with_vision,
+    tiny_gemma3n, tiny_idefics3,
 };
 pub use whisper::tiny_whisper_safetensors;
 use words::CHAT_TEMPLATE;

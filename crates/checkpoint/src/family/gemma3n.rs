@@ -1,6 +1,5 @@
 //! Gemma 3n: Gemma 3's layers around several residual streams (AltUp) with a learned residual (LAuReL), per-layer
-//! embeddings, sparse activations, last layers that share keys and values, and a vision tower. Weights for sound are not
-//! read.
+//! embeddings, sparse activations, last layers that share keys and values, and towers that read pictures and sounds.
 
 use narthex_spec::arch::{
     Activation, AltUp, DecoderArch, Family, KvSource, PerLayer, QkNorm, Rope, RopeScaling, Rotation,
@@ -15,6 +14,7 @@ use crate::{
     gguf::decoder::{GgufKeys, rows},
     hf::{
         config::Config,
+        conformer,
         decoder::{Defaults, LayerType},
         mobilenet,
     },
@@ -23,8 +23,8 @@ use crate::{
     tensors::Tensors,
 };
 
-/// `Gemma3nForCausalLM` (`Gemma3nTextConfig` of `transformers`), and `Gemma3nForConditionalGeneration` with its vision
-/// tower.
+/// `Gemma3nForCausalLM` (`Gemma3nTextConfig` of `transformers`), and `Gemma3nForConditionalGeneration` with its
+/// towers.
 pub(super) const HF: HfFamily = HfFamily {
     classes: &["Gemma3nForConditionalGeneration", "Gemma3nForCausalLM"],
     model_type: "gemma3n_text",
@@ -58,13 +58,13 @@ pub(super) const HF: HfFamily = HfFamily {
             ("per_layer.proj", "per_layer_projection"),
             ("per_layer.norm", "post_per_layer_input_norm"),
         ],
-        without_suffix: &["altup.correct_output_scale", "layer_scale.gamma"],
+        without_suffix: &["altup.correct_output_scale", "layer_scale.gamma", "attn.per_dim_scale"],
         ..gemma::HF_NAMES
     },
     read: HfReader::Decoder(hf),
 };
 
-/// Names of the tower's weights, as timm writes them, and of the embedder.
+/// Names of the towers' weights, those of the vision tower as timm writes them, and of the embedders.
 const HF_TOWER: NameTable = NameTable {
     base: Some(&gemma::HF_NAMES),
     outer: &[
@@ -101,6 +101,38 @@ const HF_TOWER: NameTable = NameTable {
         ("connector.linear", "embed_vision.embedding_projection"),
         ("connector.embed", "embed_vision.embedding"),
         ("connector.embed_norm", "embed_vision.hard_embedding_norm"),
+        ("audio.subsample.#.conv", "audio_tower.subsample_conv_projection.conv_#.conv"),
+        ("audio.subsample.#.norm", "audio_tower.subsample_conv_projection.conv_#.norm"),
+        ("audio.input", "audio_tower.subsample_conv_projection.input_proj_linear"),
+        ("audio.layers.#.before.norm", "audio_tower.conformer.#.ffw_layer_start.pre_layer_norm"),
+        ("audio.layers.#.before.up_proj", "audio_tower.conformer.#.ffw_layer_start.ffw_layer_1"),
+        ("audio.layers.#.before.down_proj", "audio_tower.conformer.#.ffw_layer_start.ffw_layer_2"),
+        ("audio.layers.#.before.out_norm", "audio_tower.conformer.#.ffw_layer_start.post_layer_norm"),
+        ("audio.layers.#.attn_norm", "audio_tower.conformer.#.attention.pre_attn_norm"),
+        ("audio.layers.#.attn.q_proj", "audio_tower.conformer.#.attention.attn.q_proj"),
+        ("audio.layers.#.attn.k_proj", "audio_tower.conformer.#.attention.attn.k_proj"),
+        ("audio.layers.#.attn.v_proj", "audio_tower.conformer.#.attention.attn.v_proj"),
+        ("audio.layers.#.attn.scale", "audio_tower.conformer.#.attention.attn.per_dim_scale"),
+        (
+            "audio.layers.#.attn.positions",
+            "audio_tower.conformer.#.attention.attn.relative_position_embedding.pos_proj",
+        ),
+        ("audio.layers.#.attn.o_proj", "audio_tower.conformer.#.attention.post"),
+        ("audio.layers.#.attn_out_norm", "audio_tower.conformer.#.attention.post_norm"),
+        ("audio.layers.#.conv.norm", "audio_tower.conformer.#.lconv1d.pre_layer_norm"),
+        ("audio.layers.#.conv.expand", "audio_tower.conformer.#.lconv1d.linear_start"),
+        ("audio.layers.#.conv.depthwise", "audio_tower.conformer.#.lconv1d.depthwise_conv1d"),
+        ("audio.layers.#.conv.inner_norm", "audio_tower.conformer.#.lconv1d.conv_norm"),
+        ("audio.layers.#.conv.project", "audio_tower.conformer.#.lconv1d.linear_end"),
+        ("audio.layers.#.after.norm", "audio_tower.conformer.#.ffw_layer_end.pre_layer_norm"),
+        ("audio.layers.#.after.up_proj", "audio_tower.conformer.#.ffw_layer_end.ffw_layer_1"),
+        ("audio.layers.#.after.down_proj", "audio_tower.conformer.#.ffw_layer_end.ffw_layer_2"),
+        ("audio.layers.#.after.out_norm", "audio_tower.conformer.#.ffw_layer_end.post_layer_norm"),
+        ("audio.layers.#.norm", "audio_tower.conformer.#.norm"),
+        ("audio_connector.norm", "embed_audio.soft_embedding_norm"),
+        ("audio_connector.linear", "embed_audio.embedding_projection"),
+        ("audio_connector.embed", "embed_audio.embedding"),
+        ("audio_connector.embed_norm", "embed_audio.hard_embedding_norm"),
     ],
     ..NameTable::NONE
 };
@@ -178,6 +210,7 @@ fn hf(config: &Config) -> Result<Decoder> {
         "num_attention_heads": 8, "sliding_window": 512,
     });
     let vision = mobilenet::gemma3n(config)?;
+    let audio = conformer::gemma3n(config)?;
     let config = &config.part("text_config", published)?;
     let keys: Gemma3nKeys = config.keys()?;
     let defaults = Defaults { context: 32_768, theta: 1e6, kv_heads: Some(2), ..gemma::GEMMA };
@@ -207,6 +240,7 @@ fn hf(config: &Config) -> Result<Decoder> {
     }
     share(config.path(), &mut arch, keys.num_kv_shared_layers)?;
     arch.vision = vision.map(|tower| Box::new(VisionArch::MobileNet(tower)));
+    arch.audio = audio.map(Box::new);
     Ok(as_gemma3n(arch).into())
 }
 

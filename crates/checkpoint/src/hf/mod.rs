@@ -2,9 +2,11 @@
 //!
 //! `config` has the keys of `config.json`; `decoder` and `encoder` interpret those that most families share. `pooling`
 //! and `prompts` read the files of sentence-transformers, `tokenizer` reads the tokenizer and its special tokens, and
-//! `generation` the sampling that the publisher recommends, `speech` the control tokens of models for speech, and `vision` the settings of vision towers.
+//! `generation` the sampling that the publisher recommends, `speech` the control tokens of models for speech, `vision` the settings of vision
+//! towers, and `conformer` those of audio towers.
 
 pub mod config;
+pub(crate) mod conformer;
 pub(crate) mod decoder;
 pub(crate) mod encoder;
 pub mod folder;

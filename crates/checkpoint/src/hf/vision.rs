@@ -19,8 +19,8 @@ use crate::{
     limits::{LAYERS, WIDTH, bounded, malformed, unsupported},
 };
 
-/// Settings of the image processor of `transformers`.
-const PROCESSOR: &str = "preprocessor_config.json";
+/// Settings of the image processor and of the feature extractor of `transformers`.
+pub(super) const PROCESSOR: &str = "preprocessor_config.json";
 
 /// Expected content of [`PROCESSOR`], for errors.
 const EXPECTED: &str = "the settings of an image processor";

@@ -44,6 +44,7 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint> {
         chat_template: None,
         speech: Some(speech),
         vision: None,
+        audio: None,
         prompts: Prompts::default(),
         pooling: PoolingSource::Unknown,
         sampling: PublishedSampling::default(),

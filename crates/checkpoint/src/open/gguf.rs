@@ -58,6 +58,7 @@ fn opened(path: &Path) -> Result<Checkpoint> {
         chat_template: metadata.text("tokenizer.chat_template")?.map(str::to_owned),
         speech: None,
         vision: None,
+        audio: None,
         prompts: Prompts::default(),
         pooling,
         sampling,

@@ -16,6 +16,7 @@ use crate::{
     hf::{
         CONFIG,
         config::Config,
+        conformer,
         folder::Folder,
         pooling::{self, SentenceEmbedding},
         prompts, speech, tokenizer, vision,
@@ -107,7 +108,7 @@ pub(super) fn architecture_from_headers(path: &Path) -> Result<Architecture> {
 }
 
 /// Returns the weights of a folder, and their files, after a check that every weight of the architecture is present. If the
-/// folder has no weights of the vision tower that its settings state, the tower is removed from the architecture.
+/// folder has no weights of a tower that its settings state, the tower is removed from the architecture.
 fn weights(
     path: &Path,
     family: &HfFamily,
@@ -133,6 +134,7 @@ fn weights(
     };
     if let Architecture::Decoder(arch) = architecture {
         arch.vision = arch.vision.take().filter(|tower| tensors.find(tower.first_weight()).is_some());
+        arch.audio = arch.audio.take().filter(|_| tensors.find("audio.input.weight").is_some());
     }
     required_tensors::check(&tensors, architecture)?;
     Ok((tensors, shards.files))
@@ -166,6 +168,12 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint> {
         }
         _ => None,
     };
+    let audio = match &architecture {
+        Architecture::Decoder(DecoderArch { audio: Some(arch), .. }) => {
+            Some(conformer::read(&mut folder, &config, arch)?)
+        }
+        _ => None,
+    };
     let license = folder.license()?;
     folder.files.extend(files);
 
@@ -178,6 +186,7 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint> {
         chat_template: text.chat_template,
         speech,
         vision,
+        audio,
         prompts,
         pooling,
         sampling: text.sampling,

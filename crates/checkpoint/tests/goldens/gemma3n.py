@@ -1,4 +1,4 @@
-"""A tiny random Gemma 3n with its vision tower, and what the reference implementation makes of pictures.
+"""A tiny random Gemma 3n with its towers, and what the reference implementation makes of pictures and sounds.
 
 Run with transformers 5.23, timm 1.0.31, torch, numpy and safetensors:
 
@@ -8,9 +8,15 @@ OUT gets `config.json`, `preprocessor_config.json`, `model.safetensors`, `pixels
 `rows.f32` (the rows of both, each followed by the embedding of the token that ends a picture), `logits.f32` (a row for each
 of the tokens of a chat with one picture) and `two.f32` (with two pictures). Weights are rounded to half precision first.
 
-The tower has every kind of block of MobileNetV5 300M, with fewer blocks and channels: `model_args` of `vision_config` states
+`sounds.f32` has the features of three sounds, `[157 + 157 + 61, 16]`, `sound_rows.f32` the rows of each: those of the sound,
+those of the token that stands for missing ones, and the embedding of the token that ends a sound. `heard.f32` has the logits
+of a chat with the third sound, `heard_two.f32` with the first two, `seen_and_heard.f32` with the first picture and the first
+sound.
+
+The vision tower has every kind of block of MobileNetV5 300M, with fewer blocks and channels: `model_args` of `vision_config` states
 them, as timm takes them. timm fixes the width of the encoder's output, so the last module is replaced by a narrower one.
-`shapes.txt` gets the names and shapes of the weights of MobileNetV5 300M itself.
+`shapes.txt` gets the names and shapes of the weights of MobileNetV5 300M itself, `audio_shapes.txt` those of the published
+audio tower.
 """
 
 import json
@@ -31,6 +37,12 @@ ROWS = GRID * GRID
 PICTURE = [START, *[ROW] * ROWS, END]
 ONE = [2, 7, 11, *PICTURE, 40, 41, 9, 33, 12, 70]
 TWO = [2, 7, *PICTURE, 40, 5, *PICTURE, 41, 9, 33]
+AUDIO_OFFSET, SOUND_START, SOUND_END, SOUND_ROW, SOUND_ROWS = 85, 79, 85, 86, 10
+BINS, FRAMES = 16, [157, 157, 61]
+SOUND = [SOUND_START, *[SOUND_ROW] * SOUND_ROWS, SOUND_END]
+HEARD = [2, 7, 11, *SOUND, 40, 41, 9, 33]
+HEARD_TWO = [2, 7, *SOUND, 40, 5, *SOUND, 41, 9]
+SEEN_AND_HEARD = [2, 7, *PICTURE, 40, *SOUND, 41, 9, 33]
 BLOCKS = [
     ["er_r1_k3_s2_e4_c16", "er_r1_k3_s1_e2_c16"],
     ["uir_r1_a3_k5_s2_e4_c16", "uir_r1_a5_k0_s1_e2_c16"],
@@ -55,11 +67,14 @@ def settings():
     vision = transformers.models.gemma3n.Gemma3nVisionConfig(
         model_args=tower_arguments(), hidden_size=WIDTH, vocab_size=4, vocab_offset=END)
     audio = transformers.Gemma3nAudioConfig(
-        vocab_size=VOCAB - END - 4, vocab_offset=END + 4, input_feat_size=16, hidden_size=16, conf_num_attention_heads=2,
-        conf_num_hidden_layers=1, sscp_conv_channel_size=(4, 4))
+        vocab_size=VOCAB - AUDIO_OFFSET, vocab_offset=AUDIO_OFFSET, input_feat_size=BINS, hidden_size=16,
+        conf_num_attention_heads=2, conf_num_hidden_layers=2, conf_attention_chunk_size=6, conf_attention_context_left=9,
+        conf_attention_context_right=1, conf_attention_logit_cap=5.0, conf_conv_kernel_size=3, sscp_conv_channel_size=(4, 6),
+        gradient_clipping=2.0)
     return transformers.Gemma3nConfig(
         text_config=text, vision_config=vision, audio_config=audio, boi_token_id=START, eoi_token_id=END, image_token_id=ROW,
-        audio_token_id=86, eoa_token_id=85, boa_token_id=79, vision_soft_tokens_per_image=ROWS, attn_implementation="eager")
+        audio_token_id=SOUND_ROW, eoa_token_id=SOUND_END, boa_token_id=SOUND_START, vision_soft_tokens_per_image=ROWS,
+        audio_soft_tokens_per_image=SOUND_ROWS, attn_implementation="eager")
 
 
 def randomised(model):
@@ -90,11 +105,22 @@ def main(out):
     pixels = rng.uniform(0, 1, (2, 3, SIDE, SIDE)).astype(np.float16).astype(np.float32)
     pictures = torch.from_numpy(pixels)
 
-    def logits(tokens, count):
+    features = rng.normal(-3, 2, (sum(FRAMES), BINS)).astype(np.float16).astype(np.float32)
+    sounds = torch.from_numpy(features).split(FRAMES)
+
+    def logits(tokens, count, heard=()):
         ids = torch.tensor([tokens])
+        media = {"pixel_values": pictures[:count]} if count else {}
+        if heard:
+            media["input_features"] = torch.stack([sounds[index] for index in heard])
+            media["input_features_mask"] = torch.ones(media["input_features"].shape[:2], dtype=torch.bool)
         with torch.no_grad():
-            return model(input_ids=ids, pixel_values=pictures[:count], attention_mask=torch.ones_like(ids),
-                         use_cache=False).logits[0].numpy()
+            return model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **media).logits[0].numpy()
+
+    def sound_rows(sound):
+        rows = model.model.get_audio_features(sound[None], torch.zeros(1, len(sound), dtype=torch.bool)).pooler_output[0]
+        fixed = model.model.embed_audio(input_ids=torch.tensor([[VOCAB - 1, SOUND_END]]))[0]
+        return torch.cat([rows, fixed[:1].expand(SOUND_ROWS - len(rows), -1), fixed[1:]]).numpy()
 
     with torch.no_grad():
         rows = model.model.get_image_features(pictures).pooler_output
@@ -105,6 +131,14 @@ def main(out):
     rows.astype(np.float32).tofile(out / "rows.f32")
     logits(ONE, 1).astype(np.float32).tofile(out / "logits.f32")
     logits(TWO, 2).astype(np.float32).tofile(out / "two.f32")
+
+    with torch.no_grad():
+        rows = np.stack([sound_rows(sound) for sound in sounds])
+    features.tofile(out / "sounds.f32")
+    rows.astype(np.float32).tofile(out / "sound_rows.f32")
+    logits(HEARD, 0, [2]).astype(np.float32).tofile(out / "heard.f32")
+    logits(HEARD_TWO, 0, [0, 1]).astype(np.float32).tofile(out / "heard_two.f32")
+    logits(SEEN_AND_HEARD, 1, [0]).astype(np.float32).tofile(out / "seen_and_heard.f32")
 
     # timm has added functions to the arguments.
     model.config.vision_config.model_args = tower_arguments()
@@ -117,13 +151,16 @@ def main(out):
     saved.rmdir()
     processor = {"image_processor_type": "SiglipImageProcessorFast", "do_normalize": False, "do_rescale": True,
                  "do_resize": True, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "image_seq_length": ROWS,
-                 "rescale_factor": 1 / 255, "resample": 2, "size": {"height": SIDE, "width": SIDE}}
+                 "rescale_factor": 1 / 255, "resample": 2, "size": {"height": SIDE, "width": SIDE},
+                 "feature_extractor_type": "Gemma3nAudioFeatureExtractor", "feature_size": BINS}
     (out / "preprocessor_config.json").write_text(json.dumps(processor, indent=1) + "\n")
 
     with torch.device("meta"):
         published = timm.create_model("mobilenetv5_300m_enc")
-    lines = [f"{name} {' '.join(map(str, weight.shape))}\n" for name, weight in published.named_parameters()]
-    (out / "shapes.txt").write_text("".join(lines))
+        audio = transformers.models.gemma3n.modeling_gemma3n.Gemma3nAudioEncoder(transformers.Gemma3nAudioConfig())
+    for name, module in [("shapes.txt", published), ("audio_shapes.txt", audio)]:
+        lines = [f"{name} {' '.join(map(str, weight.shape))}\n" for name, weight in module.named_parameters()]
+        (out / name).write_text("".join(lines))
 
 
 main(Path(sys.argv[1]))

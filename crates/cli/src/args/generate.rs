@@ -41,6 +41,11 @@ pub(crate) struct MediaArgs {
     /// repeatable
     #[arg(long = "image", value_name = "FILE")]
     pub(crate) images: Vec<PathBuf>,
+
+    /// A sound that the question is about, or the first question of a conversation: WAV, MP3, FLAC, Ogg, Opus, M4A, AAC, WebM
+    /// or AIFF; repeatable
+    #[arg(long = "audio", value_name = "FILE")]
+    pub(crate) sounds: Vec<PathBuf>,
 }
 
 /// `narthex run`: the arguments of `chat`, with the model first.

@@ -5,13 +5,13 @@ use std::io::{IsTerminal, stdin};
 use narthex_gateway::{
     Error, Gateway,
     models::{ModelKind, Purpose},
-    request::{CompletionRequest, Echo, GenerateOptions, MediaKind, Message, Prompt, Role},
+    request::{CompletionRequest, Echo, GenerateOptions, Message, Prompt, Role},
 };
 
 use super::{
     converse::{self, OpenModel, first_messages},
     generation::{RunningAnswer, finish, options, print},
-    images, load,
+    load, media,
     tools::{self, ChatTools},
 };
 use crate::{
@@ -40,11 +40,7 @@ pub(crate) fn run(gateway: &Gateway, args: &ChatArgs) -> anyhow::Result<()> {
     if prompt.is_none() && args.generate.json {
         return Err(Error::invalid("json", "expected a question with --json, found none").into());
     }
-    let images =
-        args.media.images.iter().map(|file| images::read(file)).collect::<anyhow::Result<Vec<_>>>()?;
-    if !images.is_empty() {
-        gateway.check_reads(args.model(), MediaKind::Image)?;
-    }
+    let media = media::of_args(gateway, args.model(), &args.media)?;
     let mut tools = ChatTools::open(&args.tools)?;
     let model = OpenModel::open(gateway, args, args.model(), tools.as_ref())?;
     if args.is_demonstration() && !args.generate.quiet {
@@ -52,10 +48,10 @@ pub(crate) fn run(gateway: &Gateway, args: &ChatArgs) -> anyhow::Result<()> {
     }
 
     let Some(prompt) = prompt else {
-        return converse::run(gateway, args, model, tools, images);
+        return converse::run(gateway, args, model, tools, media);
     };
     let mut messages = first_messages(args.system.as_deref());
-    messages.push(Message::new(Role::User, images::question(images, prompt)));
+    messages.push(Message::new(Role::User, media::question(media, prompt)));
     let to_answer = model.to_answer(gateway, &args.generate);
     finish(&args.generate, &model.status, &tools::answer(&to_answer, tools.as_mut(), &mut messages)?)
 }

@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
-use narthex_gateway::request::{Content, Message, Part, Role};
+use narthex_gateway::request::{Content, MediaKind, Message, Part, Role};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::images;
+use super::media;
 use crate::output::NewFile;
 
 /// Maximum size of a file in bytes.
@@ -44,13 +44,20 @@ pub(super) fn load(path: &Path) -> anyhow::Result<Vec<Message>> {
     Ok(messages)
 }
 
-/// Returns a message as JSON. Content with images is a list of parts.
+/// Returns a message as JSON. Content with media is a list of parts.
 fn written(message: &Message) -> anyhow::Result<Value> {
     let mut written = serde_json::to_value(message)?;
     if message.content.media().next().is_some() {
         let parts = message.content.parts().iter().map(|part| match part {
             Part::Text { text, .. } => json!({"type": "text", "text": text}),
-            Part::Media(image) => json!({"type": "image_url", "image_url": {"url": image.data_url()}}),
+            Part::Media(media) => match media.kind() {
+                MediaKind::Image => json!({"type": "image_url", "image_url": {"url": media.data_url()}}),
+                MediaKind::Audio => {
+                    let format = media.media_type().and_then(|found| found.strip_prefix("audio/"));
+                    let audio = json!({"data": media.base64(), "format": format});
+                    json!({"type": "input_audio", "input_audio": audio})
+                }
+            },
         });
         written["content"] = parts.collect();
     }
@@ -67,11 +74,17 @@ fn message(mut value: Value) -> anyhow::Result<Message> {
 
 /// Reads a part of a message.
 fn part(value: &Value) -> anyhow::Result<Part> {
-    let url = &value["image_url"]["url"];
-    match (&value["text"], url) {
-        (Value::String(text), Value::Null) => Ok(Part::text(text)),
-        (Value::Null, Value::String(url)) => Ok(Part::Media(images::of_data_url(url)?)),
-        _ => bail!("expected a part with a text or an image_url, found one of the type {}", value["type"]),
+    let audio = &value["input_audio"];
+    match (&value["text"], &value["image_url"]["url"], &audio["data"]) {
+        (Value::String(text), Value::Null, Value::Null) => Ok(Part::text(text)),
+        (Value::Null, Value::String(url), Value::Null) => Ok(Part::Media(media::of_data_url(url)?)),
+        (Value::Null, Value::Null, Value::String(data)) => {
+            Ok(Part::Media(media::of_base64(data, audio["format"].as_str())?))
+        }
+        _ => bail!(
+            "expected a part with a text, an image_url or an input_audio, found one of the type {}",
+            value["type"]
+        ),
     }
 }
 
@@ -89,10 +102,14 @@ mod tests {
     fn a_saved_conversation_is_loaded_again() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("talk.json");
-        let picture = images::read(Path::new("../image/tests/fixtures/rgb.png")).unwrap();
+        let picture = media::read(MediaKind::Image, Path::new("../image/tests/fixtures/rgb.png")).unwrap();
+        let sound = folder.path().join("tone.wav");
+        let wav = narthex_audio::Pcm { samples: vec![0.25; 1600], sample_rate: 16_000 }.to_wav();
+        std::fs::write(&sound, wav).unwrap();
+        let sound = media::read(MediaKind::Audio, &sound).unwrap();
         let messages = [
             Message::new(Role::System, "be brief".to_owned()),
-            Message::new(Role::User, images::question(vec![picture], "what is it?".to_owned())),
+            Message::new(Role::User, media::question(vec![picture, sound], "what is it?".to_owned())),
             Message {
                 reasoning_content: Some("hm".to_owned()),
                 ..Message::new(Role::Assistant, "hi".to_owned())
@@ -115,6 +132,8 @@ mod tests {
             (r#"{"messages": []}"#.to_owned(), "found none"),
             (r#"{"messages": [{"role": "user", "content": 5}]}"#.to_owned(), "expected a string"),
             (parts(r#"{"type": "input_audio"}"#), "found one of the type \"input_audio\""),
+            (parts(r#"{"input_audio": {"data": "!"}}"#), "expected audio in base64"),
+            (parts(r#"{"input_audio": {"data": "AAAA"}}"#), "expected audio (wav"),
             (parts(r#"{"image_url": {"url": "https://example.org"}}"#), "expected an image as a data URL"),
             (parts(r#"{"image_url": {"url": "data:image/png;base64,!"}}"#), "in base64"),
             (parts(r#"{"image_url": {"url": "data:image/png;base64,AAAA"}}"#), "expected a picture"),

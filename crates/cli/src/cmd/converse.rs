@@ -12,7 +12,7 @@ use rustyline::error::ReadlineError;
 use super::{
     conversation_file,
     generation::{ChatModel, options, print_speed},
-    images, load, stated_scheme,
+    load, media, stated_scheme,
     tools::{self, ChatTools},
 };
 use crate::{
@@ -26,6 +26,7 @@ use crate::{
 const HELP: &str = r#"/system [TEXT]    show the instructions, or start a new conversation with these
 /clear            start a new conversation
 /image FILE       attach an image to the next message
+/audio FILE       attach a sound to the next message
 /regenerate       answer the last question again
 /model [NAME]     show the model, or continue with this one
 /set [NAME VALUE] show the options of generating text, or change one
@@ -38,6 +39,7 @@ Ctrl-C stops an answer."#;
 
 /// Names of the commands, for completion.
 const COMMANDS: &[&str] = &[
+    "/audio",
     "/clear",
     "/exit",
     "/help",
@@ -58,7 +60,7 @@ enum ChatInput<'a> {
     Help,
     Clear,
     System(&'a str),
-    Image(&'a str),
+    Attach(MediaKind, &'a str),
     Regenerate,
     Model(&'a str),
     Set(&'a str),
@@ -85,7 +87,8 @@ fn parse(line: &str) -> ChatInput<'_> {
         "/help" | "/?" => ChatInput::Help,
         "/clear" => ChatInput::Clear,
         "/system" => ChatInput::System(rest),
-        "/image" => ChatInput::Image(unquoted(rest)),
+        "/image" => ChatInput::Attach(MediaKind::Image, unquoted(rest)),
+        "/audio" => ChatInput::Attach(MediaKind::Audio, unquoted(rest)),
         "/regenerate" => ChatInput::Regenerate,
         "/model" => ChatInput::Model(rest),
         "/set" => ChatInput::Set(rest),
@@ -110,13 +113,13 @@ pub(super) fn first_messages(system: Option<&str>) -> Vec<Message> {
     system.into_iter().map(|text| Message::new(Role::System, text.to_owned())).collect()
 }
 
-/// Runs a conversation until the user leaves. Its first question is about these images.
+/// Runs a conversation until the user leaves. Its first question is about these media.
 pub(crate) fn run(
     gateway: &Gateway,
     args: &ChatArgs,
     model: OpenModel,
     tools: Option<ChatTools>,
-    images: Vec<Media>,
+    media: Vec<Media>,
 ) -> anyhow::Result<()> {
     let system = args.system.clone();
     let mut conversation = Conversation {
@@ -127,7 +130,7 @@ pub(crate) fn run(
         tools,
         messages: first_messages(system.as_deref()),
         system,
-        images,
+        media,
     };
     let mut editor = ChatEditor::new(gateway.chat_history(), COMMANDS);
     output::note(format!("{}; /help lists the commands.", conversation.model.readiness(gateway)));
@@ -222,8 +225,8 @@ struct Conversation<'a> {
     tools: Option<ChatTools>,
     system: Option<String>,
     messages: Vec<Message>,
-    /// Images that go with the next message.
-    images: Vec<Media>,
+    /// Images and sounds that go with the next message.
+    media: Vec<Media>,
 }
 
 impl Conversation<'_> {
@@ -237,8 +240,9 @@ impl Conversation<'_> {
                 output::note(self.system.as_deref().unwrap_or("There are no instructions."));
             }
             ChatInput::System(text) => self.restart(Some(text.to_owned())),
-            ChatInput::Image("") => output::note("expected the file of an image"),
-            ChatInput::Image(file) => self.attach(Path::new(file))?,
+            ChatInput::Attach(MediaKind::Image, "") => output::note("expected the file of an image"),
+            ChatInput::Attach(MediaKind::Audio, "") => output::note("expected the file of a sound"),
+            ChatInput::Attach(kind, file) => self.attach(kind, Path::new(file))?,
             ChatInput::Regenerate => self.regenerate()?,
             ChatInput::Model("") => output::note(self.model.status.id()),
             ChatInput::Model(name) => self.change_model(name)?,
@@ -257,8 +261,8 @@ impl Conversation<'_> {
             }
             ChatInput::Unknown(word) => output::note(format!("unknown command {word}\n{HELP}")),
             ChatInput::Message(text) => {
-                let images = std::mem::take(&mut self.images);
-                self.ask(images::question(images, text.to_owned()))?;
+                let media = std::mem::take(&mut self.media);
+                self.ask(media::question(media, text.to_owned()))?;
             }
         }
 
@@ -268,13 +272,13 @@ impl Conversation<'_> {
     fn restart(&mut self, system: Option<String>) {
         self.messages = first_messages(system.as_deref());
         self.system = system;
-        self.images.clear();
+        self.media.clear();
     }
 
-    /// Attaches an image to the next message.
-    fn attach(&mut self, file: &Path) -> anyhow::Result<()> {
-        self.gateway.check_reads(&self.model.name, MediaKind::Image)?;
-        self.images.push(images::read(file)?);
+    /// Attaches an image or a sound to the next message.
+    fn attach(&mut self, kind: MediaKind, file: &Path) -> anyhow::Result<()> {
+        self.gateway.check_reads(&self.model.name, kind)?;
+        self.media.push(media::read(kind, file)?);
         output::note(format!("{} goes with the next message", file.display()));
         Ok(())
     }
@@ -327,7 +331,7 @@ impl Conversation<'_> {
         )
     }
 
-    /// Prints the answer to a question. Without one, the question is forgotten with its images.
+    /// Prints the answer to a question. Without one, the question is forgotten with its media.
     fn ask(&mut self, question: Content) -> anyhow::Result<()> {
         let before = self.messages.len();
         self.messages.push(Message::new(Role::User, question));
@@ -358,10 +362,12 @@ mod tests {
         check("/system", ChatInput::System(""));
         check("/set temperature 0.5", ChatInput::Set("temperature 0.5"));
         check("/load  a file.json ", ChatInput::Load("a file.json"));
-        check("/image  my cat.png ", ChatInput::Image("my cat.png"));
-        check("/image 'my cat.png'", ChatInput::Image("my cat.png"));
-        check("/image \"a's cat.png\"", ChatInput::Image("a's cat.png"));
-        check("/image '", ChatInput::Image("'"));
+        let image = |file| ChatInput::Attach(MediaKind::Image, file);
+        check("/image  my cat.png ", image("my cat.png"));
+        check("/image 'my cat.png'", image("my cat.png"));
+        check("/image \"a's cat.png\"", image("a's cat.png"));
+        check("/image '", image("'"));
+        check("/audio 'my cat.wav'", ChatInput::Attach(MediaKind::Audio, "my cat.wav"));
         check("/regenerate", ChatInput::Regenerate);
         check("/exit", ChatInput::Exit);
         check("/nope x", ChatInput::Unknown("/nope"));

@@ -63,8 +63,12 @@ pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing) -> String {
         let here = here.map(|kv_cache| format!("; on this CPU in {kv_cache}")).unwrap_or_default();
         lines.insert(5, format!("KV cache     {} per 1000 tokens in f32{here}", bytes(kv as u64 * 1000)));
     }
-    if let Some(text) = vision(&manifest.architecture) {
-        lines.insert(2, format!("vision       {text}"));
+    if let Structure::Decoder(arch) = &manifest.architecture {
+        let vision = arch.vision.as_ref().map(|tower| ("vision", tower.describe()));
+        let audio = arch.audio.as_ref().map(|tower| ("audio", tower.describe()));
+        for (name, structure) in audio.into_iter().chain(vision) {
+            lines.insert(2, format!("{name:<12} {structure}, on the CPU"));
+        }
     }
     if let Some(text) = pooling(&manifest.architecture) {
         lines.insert(2, format!("pooling      {text}"));
@@ -159,12 +163,6 @@ fn source_weights(weights: &[SourceWeights]) -> String {
         format!("{tensors} tensors {encoding} in {bits} bits{rounded}")
     });
     format!(", as in its checkpoint: {}", parts.collect::<Vec<_>>().join("; "))
-}
-
-/// Renders the vision tower of a model.
-fn vision(structure: &Structure) -> Option<String> {
-    let Structure::Decoder(arch) = structure else { return None };
-    Some(format!("{}, on the CPU", arch.vision.as_ref()?.describe()))
 }
 
 /// Renders how an embedding model makes one vector of a text's rows.

@@ -16,9 +16,11 @@ pub(crate) fn plan(report: &PlanReport) -> String {
     let mut text = format!("{}\n", report.subject);
     let mut fact = |name: &str, value: String| text.push_str(&format!("  {name:<11} {value}\n"));
     fact("structure", estimate.structure.clone());
-    if let Some(tower) = &estimate.vision {
-        let share = thousands(tower.parameters);
-        fact("vision", format!("{}; {share} of the parameters", tower.structure));
+    for (name, tower) in [("vision", &estimate.vision), ("audio", &estimate.audio)] {
+        if let Some(tower) = tower {
+            let share = thousands(tower.parameters);
+            fact(name, format!("{}; {share} of the parameters", tower.structure));
+        }
     }
     fact("parameters", thousands(estimate.parameters));
     fact("context", format!("{} tokens at most", estimate.longest));

@@ -1,4 +1,4 @@
-//! `narthex chat` with images, over the tiny Gemma 3 with a vision tower.
+//! `narthex chat` with images and sounds, over the tiny Gemma 3 with a vision tower.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
@@ -8,6 +8,7 @@ use std::{
     process::{Command, Output},
 };
 
+use narthex_audio::Pcm;
 use narthex_testkit::checkpoint::{PICTURE_POSITIONS, tiny_gemma_with_vision};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -91,6 +92,30 @@ fn images_that_cannot_be_read_are_refused_before_a_model_is_fetched() {
         "rgb.png",
         2,
         &["smollm2:135m does not read images", "hint: these models", "gemma3:4b"],
+    );
+}
+
+#[test]
+fn sounds_that_cannot_be_heard_are_refused_before_a_model_is_fetched() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("bird.txt"), "a bird").unwrap();
+    let wav = Pcm { sample_rate: 16_000, samples: vec![0.25; 1600] }.to_wav();
+    std::fs::write(folder.path().join("bird.wav"), wav).unwrap();
+    let check = |model: &str, file: &str, code: i32, expect: &[&str]| {
+        let mut command =
+            with_runtime(&folder.path().join("store"), &["chat", "-m", model, "--audio", file, "?"]);
+        let output = command.current_dir(folder.path()).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{error}");
+        assert!(expect.iter().all(|expect| error.contains(expect)), "{expect:?} are not in {error}");
+    };
+    check("gemma3n:e2b", "bird.txt", 2, &["cannot read bird.txt: audio: expected audio (wav"]);
+    check("gemma3n:e2b", "no-such.wav", 3, &["cannot read no-such.wav"]);
+    check(
+        "gemma3:4b",
+        "bird.wav",
+        2,
+        &["gemma3:4b does not read audio", "hint: these models", "gemma3n:e2b"],
     );
 }
 

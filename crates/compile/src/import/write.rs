@@ -169,6 +169,7 @@ impl Import {
             chat,
             speech: None,
             vision: None,
+            audio: None,
             voice: None,
             prompts: self.prompts,
             sampling: self.text.sampling,

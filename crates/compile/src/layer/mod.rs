@@ -5,6 +5,7 @@
 
 pub(crate) mod altup;
 pub(crate) mod attention;
+pub(crate) mod connector;
 pub(crate) mod embed;
 pub(crate) mod encoder_attention;
 pub(crate) mod encoder_head;
@@ -13,7 +14,6 @@ pub(crate) mod head;
 pub(crate) mod linear;
 pub(crate) mod mlp;
 pub(crate) mod norm;
-pub(crate) mod picture;
 pub(crate) mod rope;
 pub(crate) mod scaled_dot_product_attention;
 pub(crate) mod unmasked_attention;

@@ -236,5 +236,5 @@ fn encoder_output(
 }
 
 fn close(e: &mut Emitter<'_>, entry: GraphEntry, tables: Vec<HostTable>) -> Result<LoweredModel> {
-    Ok(LoweredModel { graphs: vec![(e.finish_graph()?, entry)], tables, vision: Vec::new() })
+    Ok(LoweredModel { graphs: vec![(e.finish_graph()?, entry)], tables, towers: Vec::new() })
 }

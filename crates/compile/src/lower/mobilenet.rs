@@ -12,10 +12,10 @@ use crate::{
     emit::Emitter,
     error::Result,
     layer::{
+        connector::{TokenRows, pooled, unscaled},
         linear::{Bias, linear},
         mlp::activation,
         norm::{Norm, unit_norm},
-        picture::{pooled, unscaled},
     },
 };
 
@@ -252,26 +252,12 @@ fn connector(e: &mut Emitter<'_>, arch: &DecoderArch, tower: &MobileNetTower, x:
     let epsilon = tower.norm_epsilon / tower.hidden as f32;
     let soft = Norm { kind: NormKind::Rms, width: tower.hidden, epsilon };
     let soft = soft.apply(e, &scope.child("norm"), x)?;
-    let end = end_row(e, tower)?;
+    let MobileNetTower { hidden: width, end, norm_epsilon, .. } = *tower;
+    let end = TokenRows { tokens: end.tokens, rows: &[end.row], width, norm_epsilon }.add(e, &scope)?;
     let x = e.graph.concat(&scope, &[soft, end], 1)?;
     let x = linear(e, &scope.child("linear"), x, tower.hidden, Bias::Without)?;
     let x = unit_norm(e, &scope.child("out_norm"), x, arch.hidden, tower.norm_epsilon)?;
     unscaled(e, &scope, arch, x)
-}
-
-/// Returns the normed embedding of the token after a picture, `[1, 1, hidden]`.
-fn end_row(e: &mut Emitter<'_>, tower: &MobileNetTower) -> Result<Tensor> {
-    const EMBEDDING: &str = "connector.embed.weight";
-    let &MobileNetTower { hidden, end, norm_epsilon, .. } = tower;
-    e.tensor("connector.end", &[1, 1, hidden], |e| {
-        let mut row = vec![0.0; hidden];
-        e.weight(EMBEDDING, &[end.tokens, hidden])?.read_row(end.row, &mut row);
-        e.weights.check_finite(EMBEDDING, &row)?;
-        let gain = e.values("connector.embed_norm.weight", &[hidden])?;
-        let square = row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / hidden as f64;
-        let factor = (square + f64::from(norm_epsilon)).sqrt().recip() as f32;
-        Ok(row.into_iter().zip(gain).map(|(x, gain)| x * factor * gain).collect())
-    })
 }
 
 /// Adds a depthwise convolution.

@@ -1,6 +1,8 @@
 //! Lowering of architectures to graphs: `dynamic` writes variant A, `static_shapes` variant B. Both share the layers.
-//! `speech` writes the graphs of models that transcribe speech, `vision` those of vision towers.
+//! `speech` writes the graphs of models that transcribe speech, `vision` those of vision towers, `conformer` those of audio
+//! towers.
 
+mod conformer;
 mod decoder;
 pub(crate) mod dynamic;
 mod encoder;
@@ -15,7 +17,8 @@ mod vision;
 
 use narthex_graph::Graph;
 use narthex_spec::{
-    arch::Architecture,
+    DType, Variant,
+    arch::{Architecture, DecoderArch},
     manifest::{GraphEntry, HostTable},
 };
 
@@ -25,8 +28,8 @@ pub(crate) struct LoweredModel {
     /// Each graph with its inputs, outputs and cache.
     pub(crate) graphs: Vec<(Graph, GraphEntry)>,
     pub(crate) tables: Vec<HostTable>,
-    /// Graphs of the vision tower.
-    pub(crate) vision: Vec<(Graph, GraphEntry)>,
+    /// Graphs of the towers.
+    pub(crate) towers: Vec<(Graph, GraphEntry)>,
 }
 
 /// Lowers an architecture to variant A, and to variant B if the recipe has shapes for it.
@@ -41,10 +44,33 @@ pub(crate) fn lower(e: &mut Emitter<'_>, architecture: &Architecture) -> Result<
         lowered.graphs.extend(fixed.graphs);
         lowered.tables.extend(fixed.tables);
     }
-    if let Architecture::Decoder(arch) = architecture
-        && let Some(tower) = &arch.vision
-    {
-        lowered.vision = vision::graphs(e, arch, tower)?;
+    if let Architecture::Decoder(arch) = architecture {
+        lowered.towers = towers(e, arch)?;
     }
     Ok(lowered)
+}
+
+/// Lowers the towers of a decoder to variant A, and to variant B if the recipe has shapes for it.
+fn towers(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<Vec<(Graph, GraphEntry)>> {
+    let mut variants = vec![(Variant::Dynamic, DType::F32, "")];
+    if e.recipe.fixed.is_some() {
+        variants.push((Variant::Static, DType::F16, "-fixed"));
+    }
+    let mut graphs = Vec::new();
+    for (variant, dtype, suffix) in variants {
+        e.compute = dtype;
+        if let Some(tower) = &arch.vision {
+            let name = format!("vision{suffix}");
+            e.begin_graph(&name);
+            let entry = vision::lower(e, arch, tower, variant, &format!("{name}.onnx"))?;
+            graphs.push((e.finish_graph()?, entry));
+        }
+        if let Some(tower) = &arch.audio {
+            let name = format!("audio{suffix}");
+            e.begin_graph(&name);
+            let entry = conformer::lower(e, arch, tower, variant, &format!("{name}.onnx"))?;
+            graphs.push((e.finish_graph()?, entry));
+        }
+    }
+    Ok(graphs)
 }

@@ -43,7 +43,7 @@ pub(super) fn dynamic(e: &mut Emitter<'_>, arch: &SpeechArch) -> Result<LoweredM
     e.begin_graph("decoder");
     let (decoder, tables) = decoder(e, arch)?;
     let decoder = (e.finish_graph()?, decoder);
-    Ok(LoweredModel { graphs: vec![encoder, decoder], tables, vision: Vec::new() })
+    Ok(LoweredModel { graphs: vec![encoder, decoder], tables, towers: Vec::new() })
 }
 
 /// One side of the model.

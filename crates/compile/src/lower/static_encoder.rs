@@ -29,7 +29,7 @@ pub(super) fn graphs(e: &mut Emitter<'_>, arch: &EncoderArch, shapes: &FixedShap
         let entry = masked_lm(e, arch, activation)?;
         graphs.push((e.finish_graph()?, entry));
     }
-    Ok(LoweredModel { graphs, tables: Vec::new(), vision: Vec::new() })
+    Ok(LoweredModel { graphs, tables: Vec::new(), towers: Vec::new() })
 }
 
 /// Lowers an encoder for one text of at most `length` tokens.

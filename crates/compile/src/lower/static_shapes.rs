@@ -72,7 +72,7 @@ fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch, shapes: &FixedShapes) -> Res
     // Variant A wrote the angles of every position. It lists the tables itself if the host supplies the angles to it
     // too.
     let tables = if arch.switch().is_none() { rope::host_tables(e, arch) } else { Vec::new() };
-    Ok(LoweredModel { graphs, tables, vision: Vec::new() })
+    Ok(LoweredModel { graphs, tables, towers: Vec::new() })
 }
 
 /// Slots for cosines and sines, and the prefix of their names in the graph.

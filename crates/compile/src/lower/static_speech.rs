@@ -55,7 +55,7 @@ pub(super) fn graphs(e: &mut Emitter<'_>, arch: &SpeechArch, shapes: &FixedShape
     let entry = head(e, arch)?;
     graphs.push((e.finish_graph()?, entry));
     // Variant A wrote the tables.
-    Ok(LoweredModel { graphs, tables: Vec::new(), vision: Vec::new() })
+    Ok(LoweredModel { graphs, tables: Vec::new(), towers: Vec::new() })
 }
 
 /// Graph of a range of the decoder's layers for a fixed number of new tokens and a fixed past.

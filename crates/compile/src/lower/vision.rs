@@ -1,11 +1,8 @@
 //! Vision towers: a graph for one picture of fixed size, in either variant. `mobilenet` has the layers of MobileNetV5.
 
-use narthex_graph::{
-    Graph,
-    typed::{KeyValue, PatchConv, Scope, Tensor, TensorType},
-};
+use narthex_graph::typed::{KeyValue, PatchConv, Scope, Tensor, TensorType};
 use narthex_spec::{
-    DType, Variant,
+    Variant,
     arch::{Connector, DecoderArch, Mlp, NormKind, PatchTower, VisionArch},
     dtype::Dim,
     manifest::{GraphEntry, Part, Slot},
@@ -16,36 +13,16 @@ use crate::{
     emit::Emitter,
     error::Result,
     layer::{
+        connector::{pooled, unscaled},
         linear::{Bias, StackedLinear, linear, stacked_linear},
         mlp,
         norm::{Norm, ResidualForm, ResidualStream, StreamNorms},
-        picture::{pooled, unscaled},
         unmasked_attention::{COLUMNS, HeadRows, ROWS},
     },
 };
 
-/// Lowers the tower of a decoder to variant A, and to variant B if the recipe has shapes for it.
-pub(super) fn graphs(
-    e: &mut Emitter<'_>,
-    arch: &DecoderArch,
-    vision: &VisionArch,
-) -> Result<Vec<(Graph, GraphEntry)>> {
-    let mut variants = vec![(Variant::Dynamic, DType::F32, "vision")];
-    if e.recipe.fixed.is_some() {
-        variants.push((Variant::Static, DType::F16, "vision-fixed"));
-    }
-    let mut graphs = Vec::with_capacity(variants.len());
-    for (variant, dtype, name) in variants {
-        e.compute = dtype;
-        e.begin_graph(name);
-        let entry = lower(e, arch, vision, variant, &format!("{name}.onnx"))?;
-        graphs.push((e.finish_graph()?, entry));
-    }
-    Ok(graphs)
-}
-
 /// Lowers a tower to the graph under construction.
-fn lower(
+pub(super) fn lower(
     e: &mut Emitter<'_>,
     arch: &DecoderArch,
     vision: &VisionArch,

@@ -7,7 +7,7 @@ use narthex_spec::{
     BlockSize, DType, Recipe, Scheme,
     arch::{
         Architecture, BottleneckAttention, DecoderArch, EncoderArch, EncoderHead, KvSource, PerLayer,
-        SpeechArch, VisionArch,
+        SpeechArch,
     },
     manifest::SourceWeights,
 };
@@ -173,7 +173,7 @@ impl Plan {
             (Scheme::W4 | Scheme::W4A16, false) => Storage::W4,
             (Scheme::W4 | Scheme::W4A16, true) => Storage::W4Symmetric,
         };
-        // The activations of streams, whose scale differs between the variants, and of vision towers are floats.
+        // The activations of streams, whose scale differs between the variants, and of towers are floats.
         let beside = if recipe.activations.is_some() { Storage::F16 } else { inner };
         let mut plan = Self { weights: Vec::new() };
         match architecture {
@@ -183,7 +183,10 @@ impl Plan {
                 plan.head(arch, inner);
                 plan.per_layer_table(arch, recipe);
                 if let Some(vision) = &arch.vision {
-                    plan.vision(vision, arch.hidden, beside);
+                    plan.tower(towers::vision_weights(vision, arch.hidden), beside);
+                }
+                if let Some(audio) = &arch.audio {
+                    plan.tower(towers::audio_weights(audio, arch.hidden), beside);
                 }
             }
             Architecture::Encoder(arch) => plan.encoder(arch, inner),
@@ -191,8 +194,8 @@ impl Plan {
         }
         for planned in &mut plan.weights {
             // Qualcomm's backend takes whole blocks only, and the inner width of SigLIP, 4304, is no multiple of 32.
-            let is_tower =
-                planned.name.starts_with("vision.") || matches!(architecture, Architecture::Speech(_));
+            let is_tower = ["vision.", "audio."].iter().any(|prefix| planned.name.starts_with(prefix))
+                || matches!(architecture, Architecture::Speech(_));
             let is_padded =
                 is_tower && !planned.cols.is_multiple_of(recipe.block.operator_block(planned.cols));
             if planned.storage.plain().is_none() && (is_padded || !recipe.block.divides(planned.cols)) {
@@ -296,6 +299,7 @@ impl Plan {
                     let tokens = table("embed.weight", arch.vocab, arch.hidden, element);
                     tokens
                         + arch.vision.as_deref().map_or(0, towers::convolution_bytes)
+                        + arch.audio.as_deref().map_or(0, towers::audio_convolution_bytes)
                         + table("position.weight", positions, arch.hidden, 4)
                         + per_layer
                         + angle_bytes(arch)
@@ -391,12 +395,11 @@ impl Plan {
         }
     }
 
-    /// Plans a vision tower whose rows have `width` elements. It has 8 bits in `w4`, because its errors reach every answer
-    /// about a picture, and it is small compared with the decoder. Convolutions, as the embedding of patches, are not
-    /// quantised.
-    fn vision(&mut self, arch: &VisionArch, width: usize, inner: Storage) {
+    /// Plans the linear weights of a tower. They have 8 bits in `w4`, because their errors reach every answer about a medium, and
+    /// towers are small compared with the decoder. Convolutions, as the embedding of patches, are not quantised.
+    fn tower(&mut self, weights: Vec<TowerWeight>, inner: Storage) {
         let storage = if inner == Storage::W4 { Storage::W8Zeros } else { inner };
-        for TowerWeight { name, rows, cols } in towers::linear_weights(arch, width) {
+        for TowerWeight { name, rows, cols } in weights {
             self.push(name, rows, cols, storage);
         }
     }

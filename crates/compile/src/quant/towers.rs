@@ -1,6 +1,6 @@
-//! The weights of vision towers.
+//! The weights of towers.
 
-use narthex_spec::arch::{MobileBlock, MobileNetTower, PatchTower, VisionArch};
+use narthex_spec::arch::{ConformerTower, MobileBlock, MobileNetTower, PatchTower, VisionArch};
 
 /// Linear weight of a tower.
 pub(super) struct TowerWeight {
@@ -16,8 +16,8 @@ impl TowerWeight {
     }
 }
 
-/// Returns the linear weights of a tower and of its connector, whose rows have `width` elements.
-pub(super) fn linear_weights(arch: &VisionArch, width: usize) -> Vec<TowerWeight> {
+/// Returns the linear weights of a vision tower and of its connector, whose rows have `width` elements.
+pub(super) fn vision_weights(arch: &VisionArch, width: usize) -> Vec<TowerWeight> {
     match arch {
         VisionArch::Patches(tower) => patch_tower(tower, width),
         VisionArch::MobileNet(tower) => mobilenet(tower, width),
@@ -69,7 +69,40 @@ fn mobilenet(tower: &MobileNetTower, width: usize) -> Vec<TowerWeight> {
     weights
 }
 
-/// Returns the size in bytes of a tower's convolutions and of the embedding of positions.
+/// Returns the linear weights of an audio tower and of its connector, whose rows have `width` elements. The projection of
+/// relative positions is applied when a package is compiled.
+pub(super) fn audio_weights(tower: &ConformerTower, width: usize) -> Vec<TowerWeight> {
+    let hidden = tower.hidden;
+    let inner = ConformerTower::INNER * hidden;
+    let mut weights = vec![TowerWeight::new("audio.input", hidden, tower.input_width())];
+    for index in 0..tower.layers {
+        let scope = format!("audio.layers.{index}");
+        for part in ["before", "after"] {
+            weights.push(TowerWeight::new(&format!("{scope}.{part}.up_proj"), inner, hidden));
+            weights.push(TowerWeight::new(&format!("{scope}.{part}.down_proj"), hidden, inner));
+        }
+        for part in ["q", "k", "v", "o"] {
+            weights.push(TowerWeight::new(&format!("{scope}.attn.{part}_proj"), hidden, hidden));
+        }
+        weights.push(TowerWeight::new(&format!("{scope}.conv.expand"), 2 * hidden, hidden));
+        weights.push(TowerWeight::new(&format!("{scope}.conv.project"), hidden, hidden));
+    }
+    weights.push(TowerWeight::new("audio_connector.linear", width, hidden));
+    weights
+}
+
+/// Returns the size in bytes of an audio tower's convolutions and of the keys of relative positions.
+pub(super) fn audio_convolution_bytes(tower: &ConformerTower) -> u64 {
+    let mut input = 1;
+    let mut elements = tower.layers * tower.hidden * (tower.kernel + tower.left + tower.right + 1);
+    for convolution in &tower.convolutions {
+        elements += convolution.channels * input * convolution.kernel.iter().product::<usize>();
+        input = convolution.channels;
+    }
+    (elements * 4) as u64
+}
+
+/// Returns the size in bytes of a vision tower's convolutions and of the embedding of positions.
 pub(super) fn convolution_bytes(arch: &VisionArch) -> u64 {
     let elements = match arch {
         VisionArch::Patches(tower) => {

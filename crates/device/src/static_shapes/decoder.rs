@@ -102,7 +102,8 @@ impl StaticExecutor {
                 | Part::Bucket { .. }
                 | Part::Encoder
                 | Part::Decoder
-                | Part::Vision => {}
+                | Part::Vision
+                | Part::Audio => {}
             }
         }
 

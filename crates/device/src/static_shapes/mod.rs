@@ -1,9 +1,10 @@
 //! Variant B: graphs of fixed shapes, on an NPU, on an emulation of one, or on the CPU as their reference.
 //!
 //! [`StaticExecutor`] implements the engine's port for decoders, [`StaticEncoder`] for encoders, [`StaticSpeech`] for models
-//! that transcribe speech; [`StaticVisionTower`] runs vision towers. The graphs depend neither on positions nor on lengths:
+//! that transcribe speech; [`StaticVisionTower`] runs vision towers, [`StaticAudioTower`] audio towers. The graphs depend neither on positions nor on lengths:
 //! the host writes rotary angles and masks, and maintains the cache.
 
+mod audio;
 mod cache;
 mod decoder;
 mod encoder;
@@ -22,6 +23,7 @@ use narthex_spec::{
     manifest::{GraphEntry, Manifest},
 };
 
+pub use audio::StaticAudioTower;
 pub use decoder::{StaticExecutor, StaticOptions};
 pub use encoder::StaticEncoder;
 pub use speech::StaticSpeech;

@@ -83,7 +83,12 @@ impl SpeechGraphs {
                     graphs.layers.entry(past).or_default().entry(tokens).or_default().push(graph);
                 }
                 Part::Head { .. } => graphs.head = Some(graph),
-                Part::Whole | Part::Chunk { .. } | Part::Bucket { .. } | Part::Decoder | Part::Vision => {}
+                Part::Whole
+                | Part::Chunk { .. }
+                | Part::Bucket { .. }
+                | Part::Decoder
+                | Part::Vision
+                | Part::Audio => {}
             }
         }
         Ok(graphs)

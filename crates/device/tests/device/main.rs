@@ -6,6 +6,7 @@ mod support;
 
 mod broken;
 mod calibration;
+mod conformer;
 mod device_loss;
 mod encoder;
 mod encoders;

@@ -199,6 +199,7 @@ enum ContextGroup {
     Layers(usize),
     Head,
     Vision,
+    Audio,
 }
 
 impl ContextGroup {
@@ -208,6 +209,7 @@ impl ContextGroup {
             Part::Layers { range, .. } => Self::Layers(range.map_or(0, |range| range.first)),
             Part::Encoder => Self::Encoder,
             Part::Vision => Self::Vision,
+            Part::Audio => Self::Audio,
             Part::Whole | Part::Chunk { .. } | Part::Bucket { .. } | Part::Decoder => Self::Layers(0),
         }
     }
@@ -270,7 +272,7 @@ pub(crate) fn compile_for(
 }
 
 /// Groups the graphs that share weights: those of one part of the layers, or an encoder's. A head joins the only part of
-/// the layers if there is room for it. The encoder of speech and a vision tower are groups of their own.
+/// the layers if there is room for it. The encoder of speech and the towers are groups of their own.
 fn groups(folder: &Path, manifest: &Manifest) -> Result<Vec<Vec<String>>, Error> {
     let mut groups = BTreeMap::<ContextGroup, Vec<String>>::new();
     for entry in manifest.every_graph().filter(|graph| graph.variant == Variant::Static) {

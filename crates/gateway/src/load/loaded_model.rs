@@ -30,6 +30,7 @@ use crate::{
         prefix_cache,
         request::LoadRequest,
         sessions::Model,
+        sound_tower::SoundTower,
         speech_detector::DetectorSource,
         tokenizer_reader::TokenizerReader,
         voice::{OpenVoice, Voice},
@@ -57,7 +58,7 @@ pub(crate) struct LoadedModel {
     pub(crate) template: Option<ChatTemplate>,
     pub(crate) template_abilities: Abilities,
     /// Readers of pictures and sounds.
-    towers: Option<Box<dyn MediaTowers>>,
+    towers: MediaTowers,
     /// Format of tool calls.
     pub(crate) tool_format: ToolFormat,
     /// Maximum number of sequences that run or wait.
@@ -112,13 +113,18 @@ impl LoadedModel {
             other @ (Model::Encoder(_) | Model::Speech(_)) => other,
         };
         let config = &request.config;
-        let mut towers: Option<Box<dyn MediaTowers>> = None;
+        let mut towers = MediaTowers::default();
         if let Model::Decoder(executor) = &model {
             check_context(config, &request.package.key.name, executor.limits())?;
             if let Some(width) = executor.media_width() {
-                let tower = PictureTower::open(request, &tokenizer, width)?;
-                report.towers.extend(tower.as_ref().map(|tower| tower.report().clone()));
-                towers = tower.map(|tower| Box::new(tower) as Box<dyn MediaTowers>);
+                if let Some(tower) = PictureTower::open(request, &tokenizer, width)? {
+                    report.towers.push(tower.report().clone());
+                    towers.push(tower);
+                }
+                if let Some(tower) = SoundTower::open(request, &tokenizer, width)? {
+                    report.towers.push(tower.report().clone());
+                    towers.push(tower);
+                }
             }
         }
         let is_on_cpu = report.place().devices().contains(&DeviceName::Cpu);
@@ -154,7 +160,7 @@ impl LoadedModel {
         Self {
             package: request.package.clone(),
             tokenizer: None,
-            towers: None,
+            towers: MediaTowers::default(),
             template_abilities: Abilities::default(),
             tool_format: ToolFormat::Hermes,
             template: None,
@@ -225,9 +231,9 @@ impl LoadedModel {
         self.tokenizer.as_ref().ok_or_else(|| self.wrong_kind(ModelKind::Chat))
     }
 
-    /// Returns the readers of pictures and sounds, if the model has any.
-    pub(crate) fn towers(&self) -> Option<&dyn MediaTowers> {
-        self.towers.as_deref()
+    /// Returns the readers of pictures and sounds.
+    pub(crate) fn towers(&self) -> &MediaTowers {
+        &self.towers
     }
 
     fn wrong_kind(&self, wanted: ModelKind) -> Error {
@@ -308,9 +314,7 @@ impl LoadedModel {
             Worker::Speech(queue) => queue.has_ended(),
             Worker::Voice(queue) => queue.has_ended(),
         };
-        has_ended
-            || self.towers.as_ref().is_some_and(|towers| towers.has_ended())
-            || self.monitors.iter().any(NumericsMonitor::has_failed)
+        has_ended || self.towers.has_ended() || self.monitors.iter().any(NumericsMonitor::has_failed)
     }
 
     /// Returns whether the packages in the store are still the ones in memory.

@@ -1,6 +1,6 @@
 //! The vision tower of a loaded decoder: decodes pictures, runs the tower on the CPU, and keeps the rows of recent pictures.
 
-use std::{collections::VecDeque, num::NonZeroUsize, time::Duration};
+use std::num::NonZeroUsize;
 
 use narthex_device::{
     ep::Device,
@@ -9,30 +9,17 @@ use narthex_device::{
 use narthex_engine::position::{MediaDigest, MediaRows};
 use narthex_image::{Decoder, PictureError, PictureInputs, preprocess, tiles};
 use narthex_spec::{
-    MediaKind, Sha256, TokenId,
-    manifest::{Manifest, PicturePlaceholder, PicturePreprocessing, VisionEntry},
+    MediaKind, TokenId,
+    manifest::{PicturePlaceholder, PicturePreprocessing},
 };
 use narthex_text::{
     media::{MediaPlaceholder, MediaSpan, MediaSpans},
     template::Media,
     tokenizer::Tokenizer,
 };
-use parking_lot::Mutex;
 
-use super::{media_towers::MediaTowers, placement, request::LoadRequest};
-use crate::{
-    cancel::Cancel,
-    error::Error,
-    library::package::bad_package,
-    report::placement::TowerReport,
-    turn_queue::{QueueLimits, TurnQueue},
-};
-
-/// Delay before a client should retry when too many pictures wait for the tower.
-const RETRY_AFTER: Duration = Duration::from_secs(5);
-
-/// Maximum bytes of the rows that are kept.
-const RECENT_BYTES: usize = 64 << 20;
+use super::{media_towers::MediaTower, placement, request::LoadRequest, tower_queue::TowerQueue};
+use crate::{cancel::Cancel, error::Error, library::package::bad_package, report::placement::TowerReport};
 
 /// Lines around the rows of a picture, as in transformers' `Gemma3Processor` and `Gemma3nProcessor`.
 const AROUND: &str = "\n\n";
@@ -43,17 +30,13 @@ const WHOLE: &str = "<global-img>";
 
 /// The vision tower of a decoder.
 pub(crate) struct PictureTower {
-    /// One picture is read at a time, which bounds the memory of decoded pictures.
-    queue: TurnQueue<VisionTower>,
+    queue: TowerQueue<VisionTower>,
     preprocessing: PicturePreprocessing,
-    placeholders: [MediaPlaceholder; 1],
+    placeholder: MediaPlaceholder,
     frame: PictureFrame,
     /// Rows of an input of the tower.
     rows: NonZeroUsize,
-    /// Digest of the tower and of the preprocessing.
-    identity: Sha256,
     report: TowerReport,
-    recent: Mutex<RecentRows>,
 }
 
 /// Texts around the rows of a picture.
@@ -62,13 +45,6 @@ enum PictureFrame {
     Single { before: String, after: String },
     /// Before the rows of each input.
     Tiles,
-}
-
-/// Rows of the pictures that were read last, the latest one at the end.
-#[derive(Default)]
-struct RecentRows {
-    rows: VecDeque<(MediaDigest, MediaRows)>,
-    bytes: usize,
 }
 
 impl PictureTower {
@@ -114,16 +90,14 @@ impl PictureTower {
             PicturePlaceholder::Tiled { row } => (text(row)?, PictureFrame::Tiles),
         };
         let token = entry.placeholder.row();
-        let limits = QueueLimits { waiting: request.config.max_queue, retry_after: RETRY_AFTER };
+        let waiting = request.config.max_queue;
         Ok(Some(Self {
-            queue: TurnQueue::new(tower, limits),
+            queue: TowerQueue::new(tower, manifest, &entry.graphs, &entry.preprocessing, waiting),
             preprocessing: entry.preprocessing,
-            placeholders: [MediaPlaceholder { kind: MediaKind::Image, text: written, token }],
+            placeholder: MediaPlaceholder { kind: MediaKind::Image, text: written, token },
             frame,
             rows,
-            identity: identity(manifest, entry),
             report,
-            recent: Mutex::default(),
         }))
     }
 
@@ -155,9 +129,9 @@ impl PictureTower {
     }
 }
 
-impl MediaTowers for PictureTower {
-    fn placeholders(&self) -> &[MediaPlaceholder] {
-        &self.placeholders
+impl MediaTower for PictureTower {
+    fn placeholder(&self) -> &MediaPlaceholder {
+        &self.placeholder
     }
 
     fn spans(&self, media: &Media) -> Result<MediaSpans, Error> {
@@ -181,19 +155,7 @@ impl MediaTowers for PictureTower {
     }
 
     fn rows(&self, media: &Media, cancel: &Cancel) -> Result<MediaRows, Error> {
-        let digest = Sha256::of(&[self.identity.0, media.digest().0].concat()).0;
-        if let Some(rows) = self.recent.lock().get(digest) {
-            return Ok(rows);
-        }
-        self.queue.enter(cancel)?.turn(|tower| {
-            // Another request may have read the same picture meanwhile.
-            if let Some(rows) = self.recent.lock().get(digest) {
-                return Ok(rows);
-            }
-            let rows = self.compute(tower, media, digest, cancel)?;
-            self.recent.lock().insert(digest, &rows);
-            Ok(rows)
-        })
+        self.queue.rows(media, cancel, |tower, digest| self.compute(tower, media, digest, cancel))
     }
 }
 
@@ -217,49 +179,12 @@ fn tile_spans([rows, columns]: [usize; 2], count: NonZeroUsize) -> Vec<MediaSpan
     spans
 }
 
-impl RecentRows {
-    /// Returns the rows of a picture, which becomes the latest one.
-    fn get(&mut self, digest: MediaDigest) -> Option<MediaRows> {
-        let index = self.rows.iter().position(|(other, _)| *other == digest)?;
-        let entry = self.rows.remove(index)?;
-        let rows = entry.1.clone();
-        self.rows.push_back(entry);
-        Some(rows)
-    }
-
-    /// Adds the rows of a picture that has none here, and removes the oldest ones beyond [`RECENT_BYTES`].
-    fn insert(&mut self, digest: MediaDigest, rows: &MediaRows) {
-        self.bytes += bytes(rows);
-        self.rows.push_back((digest, rows.clone()));
-        while self.bytes > RECENT_BYTES
-            && let Some((_, oldest)) = self.rows.pop_front()
-        {
-            self.bytes -= bytes(&oldest);
-        }
-    }
-}
-
-fn bytes(rows: &MediaRows) -> usize {
-    rows.rows() * rows.width() * size_of::<f32>()
-}
-
-/// Returns the digest of the tower's weights and of the preprocessing, which, with the picture, determine its rows.
-fn identity(manifest: &Manifest, entry: &VisionEntry) -> Sha256 {
-    let files = entry.graphs.iter().filter_map(|graph| manifest.files.get(&graph.file));
-    let digests: Vec<u8> = files.flat_map(|file| file.sha256.0).collect();
-    // Plain numbers and names always serialise.
-    let settings = serde_json::to_vec(&entry.preprocessing).unwrap_or_default();
-    Sha256::of(&[digests, settings].concat())
-}
-
 fn unreadable(error: PictureError) -> Error {
     Error::invalid("messages", error)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
 
     #[test]
@@ -275,28 +200,5 @@ mod tests {
         assert_eq!(written([0, 0]), "|*..|");
         assert_eq!(written([1, 2]), "|<row_1_col_1>..|<row_1_col_2>..\n\n|*..|");
         assert_eq!(written([2, 1]), "|<row_1_col_1>..\n|<row_2_col_1>..\n\n|*..|");
-    }
-
-    #[test]
-    fn the_oldest_rows_leave_first() {
-        let rows = |byte: u8, count: usize| {
-            let values: Arc<[f32]> = vec![0.0; count].into();
-            MediaRows::new([byte; 32], count, values).unwrap()
-        };
-        let quarter = RECENT_BYTES / size_of::<f32>() / 4;
-        let mut recent = RecentRows::default();
-        for byte in 1..=4 {
-            recent.insert([byte; 32], &rows(byte, quarter));
-        }
-        assert!(recent.get([1; 32]).is_some(), "the budget holds all four");
-        recent.insert([5; 32], &rows(5, quarter));
-        assert!(recent.get([2; 32]).is_none(), "the second was used least recently");
-        for byte in [1, 3, 4, 5] {
-            assert!(recent.get([byte; 32]).is_some(), "{byte}");
-        }
-        assert_eq!(recent.bytes, RECENT_BYTES);
-        // Rows that alone exceed the budget are not kept.
-        recent.insert([6; 32], &rows(6, RECENT_BYTES / size_of::<f32>() + 1));
-        assert_eq!((recent.bytes, recent.rows.len()), (0, 0));
     }
 }

@@ -139,7 +139,7 @@ fn phase_shares(done: &[(Part, Compute)]) -> Option<PhaseShares> {
             }
             // Its decoder's steps are a part of each window.
             Part::Encoder => return None,
-            Part::Whole | Part::Bucket { .. } | Part::Decoder | Part::Vision => {}
+            Part::Whole | Part::Bucket { .. } | Part::Decoder | Part::Vision | Part::Audio => {}
         }
     }
 

@@ -282,10 +282,9 @@ fn prompt(
     drop(permit);
 
     let towers = model.towers();
-    let spans = media.iter().filter_map(|media| towers.map(|towers| towers.spans(media)));
+    let spans = media.iter().filter_map(|media| Some(towers.reader(media.kind())?.spans(media)));
     let spans = spans.collect::<Result<Vec<_>, Error>>()?;
-    let placeholders = towers.map_or(&[][..], |towers| towers.placeholders());
-    let placements = Placements::new(tokenizer, placeholders, &spans).map_err(unplaced)?;
+    let placements = Placements::new(tokenizer, towers.placeholders(), &spans).map_err(unplaced)?;
     if placements.rows() >= limit {
         let rows = TokenCount::AtLeast(placements.rows());
         return Err(generation::prompt_too_long("messages", rows, model.engine()?.limits()));

@@ -34,9 +34,10 @@ impl PromptMedia {
     ) -> Result<(Vec<Position>, Vec<MediaRows>), Error> {
         let mut rows = Vec::with_capacity(self.media.len());
         for media in &self.media {
-            let towers = model.towers().ok_or_else(|| not_read(model.name(), media.kind()))?;
+            let tower = model.towers().reader(media.kind());
+            let tower = tower.ok_or_else(|| not_read(model.name(), media.kind()))?;
             cancel.check()?;
-            rows.push(towers.rows(media, cancel)?);
+            rows.push(tower.rows(media, cancel)?);
         }
         Ok((positions(tokens, &self.runs, &rows)?, rows))
     }
@@ -61,8 +62,7 @@ fn positions(tokens: &[TokenId], runs: &[RowRun], media: &[MediaRows]) -> Result
 /// Checks that the model reads the media of a conversation. Those that it does not read become notes in the results of
 /// tools, because an agent that has received one sends it with every later request.
 pub(super) fn check(model: &LoadedModel, messages: &mut [Message]) -> Result<(), Error> {
-    let placeholders = model.towers().map_or(&[][..], |towers| towers.placeholders());
-    check_kinds(model.name(), placeholders, messages)
+    check_kinds(model.name(), model.towers().placeholders(), messages)
 }
 
 fn check_kinds(

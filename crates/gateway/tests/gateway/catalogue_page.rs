@@ -40,8 +40,8 @@ fn page(catalog: &Catalog) -> String {
          The rules were measured with Qualcomm's compiler; [nothing has run on a real NPU](devices/snapdragon.md).\n\
          - **Status**: *tested* means that the published weights have answered in our tests or recorded runs. *Family tested*\n  \
          means that a small model of the same structure agrees with the reference implementation, and that we have not run\n  \
-         these weights. *Gated* means that the publisher asks you to accept a licence before the download. *Reads images* means\n  \
-         that [conversations](vision.md) may have images.\n",
+         these weights. *Gated* means that the publisher asks you to accept a licence before the download. *Reads images* and\n  \
+         *reads audio* mean that conversations may have [images](vision.md) and [sounds](hearing.md).\n",
     );
     for (kind, title) in KINDS {
         let mut entries: Vec<&Entry> = catalog.entries().iter().filter(|entry| entry.kind == kind).collect();

@@ -22,5 +22,6 @@ mod packed_weights;
 mod pictures;
 mod prefix_cache;
 mod reductions;
+mod sounds;
 mod speech;
 mod transcription;

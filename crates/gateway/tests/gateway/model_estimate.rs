@@ -95,6 +95,29 @@ fn what_an_npu_takes_is_scored_whole() {
 }
 
 #[test]
+fn the_audio_tower_is_part_of_a_plan() {
+    let catalog = Catalog::builtin().unwrap();
+    let mut config = catalog.get(&"gemma3n:e2b".parse().unwrap()).unwrap().config.clone();
+    let estimate = |config| {
+        let architecture = narthex_checkpoint::architecture_from_config(config, None).unwrap();
+        ModelEstimate::new(&architecture, &[]).unwrap()
+    };
+    let whole = estimate(config.clone());
+    config.as_object_mut().unwrap().remove("audio_config");
+    let deaf = estimate(config);
+    let parameters = 684_694_048;
+    assert_eq!(whole.parameters - deaf.parameters, parameters);
+    let structure = "12 conformer layers, width 1536, 188 rows".to_owned();
+    let tower = TowerEstimate { structure, parameters };
+    assert_eq!((whole.audio.as_ref(), deaf.audio.as_ref()), (Some(&tower), None));
+    // Of the embedding of 128 tokens, two rows are stored, and of the projections of positions, the keys of 13 distances.
+    let stored = parameters - 126 * 1536 - 12 * 1536 * (1536 - 13);
+    let bytes = |estimate: &ModelEstimate| estimate.scheme(Scheme::F32).unwrap().bytes;
+    let tower = (bytes(&whole) - bytes(&deaf)) as f64 / 4.0 / stored as f64;
+    assert!((1.0..1.01).contains(&tower), "{tower}");
+}
+
+#[test]
 fn the_vision_tower_is_part_of_a_plan() {
     let catalog = Catalog::builtin().unwrap();
     let check = |name: &str, expect: TowerEstimate, stored: u64| {

@@ -116,10 +116,10 @@ impl Tiny {
         self.compile(folder)
     }
 
-    /// Compiles the tiny Gemma 3n with a vision tower in `f32`. Returns its name.
-    pub(crate) fn gemma3n_vision_chat(&self) -> String {
+    /// Compiles the tiny Gemma 3n with its towers in `f32`. Returns its name.
+    pub(crate) fn gemma3n_chat(&self) -> String {
         let folder = self.folder.path().join("tiny-gemma3n");
-        checkpoint::tiny_gemma3n_with_vision(&folder).unwrap();
+        checkpoint::tiny_gemma3n(&folder).unwrap();
         self.compile(folder)
     }
 

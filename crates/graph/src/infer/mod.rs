@@ -120,8 +120,16 @@ fn declared(graph: &Graph, value: &Value, bind: &dyn Fn(&str) -> Option<u64>) ->
     }
 }
 
-/// Returns the extent of a symbol, or of a sum of symbols and numbers such as `past_length + 1`.
+/// Returns the extent of a symbol, or of a sum of products of symbols and numbers, such as `past_length + 1` or `48*units`.
 pub fn evaluate(symbol: &str, bind: &dyn Fn(&str) -> Option<u64>) -> Option<u64> {
+    if symbol.contains('*') {
+        return symbol.split('+').try_fold(0_u64, |sum, term| {
+            let product = term.split('*').map(str::trim).try_fold(1_u64, |product, factor| {
+                product.checked_mul(factor.parse().ok().or_else(|| bind(factor))?)
+            })?;
+            sum.checked_add(product)
+        });
+    }
     bind(symbol).or_else(|| {
         let terms = symbol.split('+').map(str::trim);
         (symbol.contains('+')).then(|| {

@@ -161,6 +161,18 @@ impl TypedBuilder {
         Ok(self.onnx(scope, "Slice", &[x, start, end, axis], &[], kind))
     }
 
+    /// Adds a slice of an axis from its start to `count` elements before its end.
+    pub fn slice_but_last(&mut self, scope: &Scope, x: Tensor, axis: usize, count: usize) -> Result<Tensor> {
+        let [mut kind] = self.types(scope, "Slice", [x])?;
+        let shorter = kind.shape.get(axis).and_then(|dim| add(dim, -(count as i64)));
+        let Some(shorter) = shorter.filter(|_| count > 0) else {
+            return Err(mismatch(scope, "Slice", format!("{count} elements along axis {axis}"), &[&kind]));
+        };
+        kind.shape[axis] = shorter;
+        let [start, end, axis] = [0, -(count as i64), axis as i64].map(|value| self.ints(&[1], &[value]));
+        Ok(self.onnx(scope, "Slice", &[x, start, end, axis], &[], kind))
+    }
+
     /// Adds a gather along an axis. The indices may have any shape.
     pub fn gather(&mut self, scope: &Scope, x: Tensor, indices: Tensor, axis: usize) -> Result<Tensor> {
         let [kind, at] = self.types(scope, "Gather", [x, indices])?;
@@ -192,15 +204,22 @@ impl TypedBuilder {
 
     /// Pads the end of an axis with zeros.
     pub fn pad_end(&mut self, scope: &Scope, x: Tensor, axis: usize, zeros: usize) -> Result<Tensor> {
+        self.pad(scope, x, axis, [0, zeros])
+    }
+
+    /// Pads the start and the end of an axis with zeros.
+    pub fn pad(&mut self, scope: &Scope, x: Tensor, axis: usize, zeros: [usize; 2]) -> Result<Tensor> {
         let [mut kind] = self.types(scope, "Pad", [x])?;
-        let longer = kind.shape.get(axis).and_then(|dim| add(dim, zeros as i64));
+        let [before, after] = zeros.map(|zeros| zeros as i64);
+        let longer = kind.shape.get(axis).and_then(|dim| add(dim, before + after));
         let Some(longer) = longer else {
             return Err(mismatch(scope, "Pad", format!("an axis {axis}"), &[&kind]));
         };
         kind.shape[axis] = longer;
         let rank = kind.shape.len();
         let mut pads = vec![0; 2 * rank];
-        pads[rank + axis] = zeros as i64;
+        pads[axis] = before;
+        pads[rank + axis] = after;
         let pads = self.ints(&[2 * rank], &pads);
         Ok(self.onnx(scope, "Pad", &[x, pads], &[], kind))
     }

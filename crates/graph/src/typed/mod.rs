@@ -24,7 +24,7 @@ use narthex_spec::{DType, dtype::Dim};
 
 pub use self::{
     contrib::{GroupQueryAttention, KeyValue, MatMulNBits, SkipNorm},
-    onnx::{Conv1d, Conv2d, PatchConv, Reduction},
+    onnx::{Conv1d, Conv2d, PaddedConv, PatchConv, Reduction},
     quantized::{IntegerBits, Rounding, RowWeight},
     scope::Scope,
 };

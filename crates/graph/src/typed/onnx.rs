@@ -4,7 +4,7 @@ use narthex_spec::{DType, dtype::Dim};
 
 use super::{
     CheckedNode, Result, Scope, Tensor, TensorType, TypedBuilder, mismatch,
-    shape::{axis_of, broadcast},
+    shape::{axis_of, broadcast, divided},
 };
 use crate::{element::Element, graph::Attribute};
 
@@ -44,6 +44,24 @@ pub struct Conv2d {
     pub bias: Option<Tensor>,
     /// Distance of two windows of the input.
     pub stride: usize,
+    /// Number of groups of channels that are convolved separately.
+    pub groups: usize,
+}
+
+/// A convolution over two axes with zeros before and after each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PaddedConv {
+    /// Input `[batch, channels, height, width]`. The height may be a multiple of a symbol if the zeros around it are one less
+    /// than the kernel's height and the distance of windows divides it.
+    pub x: Tensor,
+    /// Weight `[outputs, channels / groups, kernel height, kernel width]`.
+    pub weight: Tensor,
+    /// Distances of two windows in height and width.
+    pub strides: [usize; 2],
+    /// Zeros before the height and the width.
+    pub before: [usize; 2],
+    /// Zeros after the height and the width.
+    pub after: [usize; 2],
     /// Number of groups of channels that are convolved separately.
     pub groups: usize,
 }
@@ -94,6 +112,32 @@ impl TypedBuilder {
     /// Adds `max(x, 0)`.
     pub fn relu(&mut self, scope: &Scope, x: Tensor) -> Result<Tensor> {
         self.unary(scope, "Relu", x, &[])
+    }
+
+    /// Adds the square root of `x`.
+    pub fn sqrt(&mut self, scope: &Scope, x: Tensor) -> Result<Tensor> {
+        self.unary(scope, "Sqrt", x, &[])
+    }
+
+    /// Adds `x`, limited to the range between two scalars.
+    pub fn clip(&mut self, scope: &Scope, x: Tensor, least: Tensor, most: Tensor) -> Result<Tensor> {
+        let [kind, low, high] = self.types(scope, "Clip", [x, least, most])?;
+        let scalar = TensorType::new(kind.dtype, &[]);
+        if !is_float(kind.dtype) || low != scalar || high != scalar {
+            let expected = "floating point and two scalars of the same element type";
+            return Err(mismatch(scope, "Clip", expected, &[&kind, &low, &high]));
+        }
+        Ok(self.onnx(scope, "Clip", &[x, least, most], &[], kind))
+    }
+
+    /// Adds the sums of the elements along an axis up to each one.
+    pub fn cumulative_sum(&mut self, scope: &Scope, x: Tensor, axis: usize) -> Result<Tensor> {
+        let [kind] = self.types(scope, "CumSum", [x])?;
+        if axis >= kind.shape.len() {
+            return Err(mismatch(scope, "CumSum", format!("an axis {axis}"), &[&kind]));
+        }
+        let axis = self.ints(&[], &[axis as i64]);
+        Ok(self.onnx(scope, "CumSum", &[x, axis], &[], kind))
     }
 
     /// Adds GELU; `approximate`: `none` or `tanh`.
@@ -290,6 +334,44 @@ impl TypedBuilder {
         Ok(self.onnx(scope, OP, &inputs, &attributes, out))
     }
 
+    /// Adds a convolution over two axes, `[batch, outputs, windows of the height, windows of the width]`.
+    pub fn padded_conv(&mut self, scope: &Scope, conv: &PaddedConv) -> Result<Tensor> {
+        const OP: &str = "Conv";
+        let &PaddedConv { x, weight, strides, before, after, groups } = conv;
+        let [kind, weight_kind] = self.types(scope, OP, [x, weight])?;
+        let (
+            [batch, Dim::Fixed(channels), height, width],
+            [Dim::Fixed(outputs), Dim::Fixed(inner), Dim::Fixed(rows), Dim::Fixed(columns)],
+        ) = (&kind.shape[..], &weight_kind.shape[..])
+        else {
+            let expected = "[batch, channels, height, width] and [outputs, channels, height, width]";
+            return Err(mismatch(scope, OP, expected, &[&kind, &weight_kind]));
+        };
+        let count = groups as u64;
+        let is_grouped = count > 0 && inner.checked_mul(count) == Some(*channels) && outputs % count == 0;
+        let axes = [(height, *rows), (width, *columns)];
+        let windows: Option<Vec<Dim>> = (0..2)
+            .map(|axis| {
+                let (extent, kernel) = axes[axis];
+                windows(extent, (before[axis] + after[axis]) as u64, kernel, strides[axis] as u64)
+            })
+            .collect();
+        let Some(windows) = windows.filter(|_| is_grouped && kind.dtype == weight_kind.dtype) else {
+            let expected = format!("{groups} groups of channels, one element type and windows that fit");
+            return Err(mismatch(scope, OP, expected, &[&kind, &weight_kind]));
+        };
+
+        let out = [batch.clone(), Dim::Fixed(*outputs)].into_iter().chain(windows);
+        let out = TensorType::new(kind.dtype, &out.collect::<Vec<_>>());
+        let pads = before.into_iter().chain(after).map(|zeros| zeros as i64).collect();
+        let attributes = [
+            ("group", Attribute::from(groups)),
+            ("pads", Attribute::Ints(pads)),
+            ("strides", Attribute::Ints(strides.map(|stride| stride as i64).to_vec())),
+        ];
+        Ok(self.onnx(scope, OP, &[x, weight], &attributes, out))
+    }
+
     /// Adds a reduction of one axis, which keeps the axis with extent 1.
     pub fn reduce(&mut self, scope: &Scope, reduction: Reduction, x: Tensor, axis: i64) -> Result<Tensor> {
         self.reduced(scope, reduction, x, axis, true)
@@ -374,6 +456,18 @@ impl TypedBuilder {
 
 fn is_float(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::F16 | DType::Bf16)
+}
+
+/// Returns the number of windows of a padded axis, if they fit.
+fn windows(extent: &Dim, zeros: u64, kernel: u64, stride: u64) -> Option<Dim> {
+    match extent {
+        Dim::Fixed(extent) => {
+            let steps = extent.checked_add(zeros)?.checked_sub(kernel)?.checked_div(stride)?;
+            Some(Dim::Fixed(steps + 1))
+        }
+        Dim::Symbol(_) if kernel > 0 && zeros == kernel - 1 => divided(extent, stride),
+        Dim::Symbol(_) => None,
+    }
 }
 
 /// Returns the shape of the matrix product of two tensors, if they have one.

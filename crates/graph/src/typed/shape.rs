@@ -100,6 +100,11 @@ impl<'a> Count<'a> {
     }
 }
 
+/// Returns a dimension divided by a number, if the number divides it.
+pub(super) fn divided(dim: &Dim, divisor: u64) -> Option<Dim> {
+    Count::of([dim])?.divided_by(&Count { number: divisor, symbols: Vec::new() })
+}
+
 /// Returns the output shape of `Reshape`: 0 keeps a dimension, one -1 takes the remaining elements. The result is
 /// `None` if the numbers of elements differ.
 pub(super) fn reshape(shape: &[Dim], extents: &[i64]) -> Option<Vec<Dim>> {

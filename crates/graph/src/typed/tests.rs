@@ -105,3 +105,31 @@ fn types_follow_the_operators() {
     let wide = b.unsqueeze(&scope, cast, &[1, 2]).unwrap();
     assert_eq!(kind(&b, wide), "f16 [batch, 1, 1, sequence, 64]");
 }
+
+#[test]
+fn convolutions_and_slices_divide_symbols() {
+    let mut b = builder();
+    let scope = Scope::root().child("conv");
+    let kind = |shape: &[&str]| {
+        let dims = shape.iter().map(|word| word.parse().map_or_else(|_| Dim::symbol(word), Dim::Fixed));
+        TensorType::new(DType::F32, &dims.collect::<Vec<_>>())
+    };
+    let x = b.input("x", kind(&["1", "1", "48*units", "16"]));
+    let weight = b.input("w", kind(&["4", "1", "3", "3"]));
+    let conv = PaddedConv { x, weight, strides: [2; 2], before: [0, 1], after: [2, 1], groups: 1 };
+    let found = b.padded_conv(&scope, &conv).unwrap();
+    assert_eq!(b.get(found), Some(&kind(&["1", "4", "24*units", "8"])));
+    // The number of windows of a symbol would be unknown.
+    assert!(b.padded_conv(&scope, &PaddedConv { after: [1, 1], ..conv }).is_err());
+    assert!(b.padded_conv(&scope, &PaddedConv { strides: [5, 2], ..conv }).is_err());
+    assert!(b.padded_conv(&scope, &PaddedConv { groups: 2, ..conv }).is_err());
+
+    let chunks = b.input("chunks", kind(&["units", "12", "16"]));
+    let padded = b.pad(&scope, chunks, 0, [2, 1]).unwrap();
+    assert_eq!(b.get(padded), Some(&kind(&["units+3", "12", "16"])));
+    let later = b.slice_from(&scope, padded, 0, 1).unwrap();
+    let part = b.slice_but_last(&scope, later, 0, 2).unwrap();
+    assert_eq!(b.get(part), Some(&kind(&["units", "12", "16"])));
+    assert!(b.slice_but_last(&scope, padded, 0, 0).is_err());
+    assert!(b.clip(&scope, chunks, x, x).is_err());
+}

@@ -49,7 +49,7 @@ struct OllamaMessage {
     /// Id of the call that this result answers.
     tool_call_id: Option<String>,
     tool_calls: Option<Vec<OllamaCall>>,
-    /// Pictures in base64, which stand before the text.
+    /// Pictures and sounds in base64, which stand before the text.
     #[schemars(with = "Option<Vec<String>>")]
     images: Option<Vec<Base64File>>,
 }
@@ -103,7 +103,7 @@ impl OllamaMessage {
         let path = format!("messages[{index}].images");
         let mut content = Content::default();
         for (number, image) in self.images.into_iter().flatten().enumerate() {
-            content.push(match image.into_image(None, &format!("{path}[{number}]")) {
+            content.push(match image.into_media(&format!("{path}[{number}]")) {
                 Ok(image) => Part::Media(image),
                 Err(_) if self.role == Role::Tool => Part::text(omission_note("image")),
                 Err(error) => return Err(error),

@@ -94,8 +94,8 @@ impl FromBody for ParsedGenerate {
             let system = body.system.filter(|text| !text.is_empty());
             let system = system.map(|text| Message::new(Role::System, text));
             let images = images.into_iter().enumerate();
-            let parts = images
-                .map(|(index, image)| image.into_image(None, &format!("images[{index}]")).map(Part::Media));
+            let parts =
+                images.map(|(index, image)| image.into_media(&format!("images[{index}]")).map(Part::Media));
             let content: Content = parts.chain([Ok(Part::text(prompt))]).collect::<Result<_, ApiError>>()?;
             let messages = system.into_iter().chain([Message::new(Role::User, content)]).collect();
             let tools = ToolSettings::default();

@@ -225,6 +225,19 @@ fn media(
         .map_err(|problem| ApiError::bad_request(path, format!("{path}: {problem}")))
 }
 
+/// Returns whether a file begins as one of the formats of sound.
+fn is_sound(bytes: &[u8]) -> bool {
+    match bytes {
+        [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'A', b'V', b'E', ..] => true,
+        [b'F', b'O', b'R', b'M', _, _, _, _, b'A', b'I', b'F', b'F' | b'C', ..] => true,
+        [_, _, _, _, b'f', b't', b'y', b'p', ..] => true,
+        // Frames of MPEG audio and of AAC, and Matroska.
+        [0xff, second, ..] if second & 0xe0 == 0xe0 => true,
+        [0x1a, 0x45, 0xdf, 0xa3, ..] => true,
+        _ => [b"ID3".as_slice(), b"fLaC", b"OggS"].iter().any(|start| bytes.starts_with(start)),
+    }
+}
+
 /// Checks that a stated media type is of a kind.
 fn check_type(kind: MediaKind, media_type: Option<&str>, path: &str) -> Result<(), ApiError> {
     let Some(media_type) = media_type.filter(|media_type| !media_type.starts_with(&format!("{kind}/")))
@@ -265,6 +278,12 @@ impl InputAudio {
 }
 
 impl Base64File {
+    /// Returns the picture or the sound, by its content. `path` is the path of the file for errors.
+    pub(crate) fn into_media(self, path: &str) -> Result<Media, ApiError> {
+        let is_sound = self.0.0.as_deref().is_ok_and(is_sound);
+        media(if is_sound { MediaKind::Audio } else { MediaKind::Image }, None, self.0, path)
+    }
+
     /// Returns the picture with this stated type. `path` is the path of the file for errors.
     pub(crate) fn into_image(self, media_type: Option<String>, path: &str) -> Result<Media, ApiError> {
         check_type(MediaKind::Image, media_type.as_deref(), path)?;
@@ -286,6 +305,32 @@ mod tests {
             assert_eq!((error.status().as_u16(), &body["error"]["param"]), (400, &json!(param)));
             body["error"]["message"].as_str().unwrap().to_owned()
         })
+    }
+
+    #[test]
+    fn files_of_ollama_s_images_may_be_sounds() {
+        let kind = |bytes: &[u8]| {
+            let file: Base64File = serde_json::from_value(json!(BASE64.encode(bytes))).unwrap();
+            file.into_media("images[0]").unwrap().kind()
+        };
+        for sound in [
+            &b"RIFF\x24\0\0\0WAVEfmt "[..],
+            b"FORM\0\0\0\x2eAIFFCOMM",
+            b"\0\0\0\x20ftypM4A ",
+            b"ID3\x04",
+            b"\xff\xfb\x90",
+            b"\xff\xf1\x50",
+            b"fLaC\0",
+            b"OggS\0",
+            b"\x1a\x45\xdf\xa3\x9f",
+        ] {
+            assert_eq!(kind(sound), MediaKind::Audio, "{sound:?}");
+        }
+        for image in
+            [&b"\x89PNG"[..], b"\xff\xd8\xff\xe0", b"RIFF\x24\0\0\0WEBPVP8 ", b"GIF89a", b"BM", b"text", b"R"]
+        {
+            assert_eq!(kind(image), MediaKind::Image, "{image:?}");
+        }
     }
 
     #[test]

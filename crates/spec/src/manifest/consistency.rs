@@ -36,6 +36,7 @@ pub fn check_consistency(manifest: &Manifest) -> Result<(), Contradiction> {
         Structure::Decoder(arch) => {
             check_decoder(arch)?;
             check_vision(arch, manifest)?;
+            check_audio(arch, manifest)?;
         }
         Structure::Speech(arch) => check_speech(arch, manifest)?,
         _ => {}
@@ -64,7 +65,7 @@ fn check_decoder(arch: &DecoderArch) -> Result<(), Contradiction> {
 /// Largest extent of a vision tower. SigLIP has a side of 896.
 const MAX_VISION_EXTENT: usize = 1 << 16;
 
-/// Largest number of values of a picture, or of its rows.
+/// Largest number of values of a picture, or of the rows of a medium.
 const MAX_PICTURE_VALUES: usize = 1 << 26;
 
 fn check_vision(arch: &DecoderArch, manifest: &Manifest) -> Result<(), Contradiction> {
@@ -90,6 +91,22 @@ fn check_vision(arch: &DecoderArch, manifest: &Manifest) -> Result<(), Contradic
     match &manifest.vision {
         Some(entry) => entry.check(vision, arch.vocab),
         None => Err(Contradiction::new("the tokens of pictures", "none")),
+    }
+}
+
+fn check_audio(arch: &DecoderArch, manifest: &Manifest) -> Result<(), Contradiction> {
+    let Some(audio) = arch.audio.as_deref() else {
+        return ensure(manifest.audio.is_none(), "an audio tower for sounds", "none");
+    };
+    if let Some([expected, found]) = audio.contradiction() {
+        return Err(Contradiction::new(expected, found));
+    }
+    let expected = format!("rows of a sound with at most {MAX_PICTURE_VALUES} values");
+    let values = (audio.rows + 1).saturating_mul(arch.hidden);
+    ensure(values <= MAX_PICTURE_VALUES, expected, values)?;
+    match &manifest.audio {
+        Some(entry) => entry.check(audio, arch.vocab),
+        None => Err(Contradiction::new("the tokens of sounds", "none")),
     }
 }
 

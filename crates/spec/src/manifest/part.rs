@@ -37,6 +37,8 @@ pub enum Part {
     Decoder,
     /// A tower that turns a picture into embedding rows of the decoder.
     Vision,
+    /// A tower that turns a sound into embedding rows of the decoder.
+    Audio,
     /// An encoder for one text in a bucket of fixed length.
     Bucket {
         /// Number of tokens, including padding.

@@ -111,12 +111,14 @@ pub enum ResizeFilter {
 impl Manifest {
     /// Returns the kinds of media that the model reads in conversations.
     pub fn reads(&self) -> Vec<MediaKind> {
-        self.vision.iter().map(|_| MediaKind::Image).collect()
+        let image = self.vision.iter().map(|_| MediaKind::Image);
+        image.chain(self.audio.iter().map(|_| MediaKind::Audio)).collect()
     }
 
     /// Returns the graphs of towers.
     pub fn tower_graphs(&self) -> impl Iterator<Item = &GraphEntry> {
-        self.vision.iter().flat_map(|vision| &vision.graphs)
+        let vision = self.vision.iter().flat_map(|vision| &vision.graphs);
+        vision.chain(self.audio.iter().flat_map(|audio| &audio.graphs))
     }
 
     /// Returns every graph: those of the core, and those of towers.

@@ -1,13 +1,14 @@
-//! Tiny models with vision towers: the weights whose results the goldens of `narthex-checkpoint` have, with a vocabulary
+//! Tiny models with towers: the weights whose results the goldens of `narthex-checkpoint` have, with a vocabulary
 //! and a chat template.
 
 use std::{fs, io, path::Path};
 
 use serde_json::{Value, json};
 
-/// Template of a model whose control token for an image is `IMAGE`.
+/// Template of a model whose control token for an image is `IMAGE`, and that for a sound `AUDIO`.
 const TEMPLATE: &str = "{% for m in messages %}{{ m.role[0] }}:{% if m.content is string %}{{ m.content }}{% else %}\
-    {% for part in m.content %}{% if part.type == 'image' %}IMAGE{% else %}{{ part.text }}{% endif %}\
+    {% for part in m.content %}{% if part.type == 'image' %}IMAGE{% elif part.type == 'audio' %}AUDIO{% else %}\
+    {{ part.text }}{% endif %}\
     {% endfor %}{% endif %};{% endfor %}{% if add_generation_prompt %}a:{% endif %}";
 
 /// Positions of a picture in a prompt of the tiny Gemma 3: 16 rows, a control token on either side, and two line breaks
@@ -17,14 +18,17 @@ pub const PICTURE_POSITIONS: usize = 16 + 2 + 4;
 /// Positions of a picture in a prompt of the tiny Gemma 3n: four rows, control tokens and line breaks as in Gemma 3.
 pub const GEMMA3N_PICTURE_POSITIONS: usize = 4 + 2 + 4;
 
+/// Positions of a sound in a prompt of the tiny Gemma 3n: ten rows, control tokens and line breaks as those of a picture.
+pub const GEMMA3N_SOUND_POSITIONS: usize = 10 + 2 + 4;
+
 /// Writes a tiny Gemma 3 with a vision tower into `folder`.
 pub fn tiny_gemma_with_vision(folder: &Path) -> io::Result<()> {
     let control = ["<start_of_image>", "<image_soft_token>", "<end_of_image>"];
     write(folder, "vision", "<start_of_image>", &control.map(str::to_owned))
 }
 
-/// Writes a tiny Gemma 3n with a vision tower into `folder`. The last tokens of its vocabulary stand for sound.
-pub fn tiny_gemma3n_with_vision(folder: &Path) -> io::Result<()> {
+/// Writes a tiny Gemma 3n with its towers into `folder`. It reads sounds of at most 1.63 seconds.
+pub fn tiny_gemma3n(folder: &Path) -> io::Result<()> {
     let control = ["<start_of_image>", "<end_of_image>", "<image_soft_token>", "<83>", "<84>"];
     let sound = ["<end_of_audio>", "<audio_soft_token>", "<87>"];
     let control: Vec<String> = control.into_iter().chain(sound).map(str::to_owned).collect();
@@ -58,7 +62,7 @@ fn write(folder: &Path, model: &str, image: &str, control: &[String]) -> io::Res
         tokens.extend(added);
     }
     fs::write(folder.join("tokenizer.json"), tokenizer.to_string())?;
-    let template = TEMPLATE.replace("IMAGE", image);
+    let template = TEMPLATE.replace("IMAGE", image).replace("AUDIO", "<audio_soft_token>");
     let settings = json!({"chat_template": template, "bos_token": "<2>", "eos_token": "<1>"});
     fs::write(folder.join("tokenizer_config.json"), settings.to_string())
 }

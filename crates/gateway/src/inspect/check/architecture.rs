@@ -114,15 +114,14 @@ mod tests {
         assert!(matches!(unknown.verdict, Verdict::Refused { .. }));
     }
 
-    /// Checks that a decoder with this tower satisfies the rules of Snapdragon X.
-    fn check_tower(vision: VisionArch) {
-        let arch = DecoderArch { vision: Some(Box::new(vision)), ..example::llama() };
+    /// Checks that a decoder with one tower satisfies the rules of Snapdragon X.
+    fn check_tower(arch: DecoderArch, file: &str) {
         let options = CheckOptions { target: "qnn:x-elite".parse().unwrap(), extents: BTreeMap::new() };
         let dry_run =
             DryRun::with_static_shapes(&Architecture::Decoder(arch), Scheme::W8, &options.target).unwrap();
         let report = check_dry_run("tower", &dry_run, &options);
         let tower = report.parts.last().unwrap();
-        assert_eq!(tower.name, "vision-fixed.onnx");
+        assert_eq!(tower.name, file);
         assert!(!matches!(report.verdict, Verdict::Refused { .. }), "{:?}", report.verdict);
         let blocking: Vec<_> =
             report.findings.iter().filter(|finding| finding.severity == Severity::Blocking).collect();
@@ -130,15 +129,16 @@ mod tests {
     }
 
     #[test]
-    fn the_vision_tower_of_gemma_3n_is_checked_too() {
+    fn the_towers_of_gemma_3n_are_checked_too() {
         let keys = serde_json::json!({
-            "architectures": ["Gemma3nForConditionalGeneration"], "text_config": {}, "vision_config": {}
+            "architectures": ["Gemma3nForConditionalGeneration"], "text_config": {}, "vision_config": {}, "audio_config": {}
         });
         let Architecture::Decoder(arch) = narthex_checkpoint::architecture_from_config(keys, None).unwrap()
         else {
             panic!("no decoder")
         };
-        check_tower(*arch.vision.unwrap());
+        check_tower(DecoderArch { vision: arch.vision, ..example::llama() }, "vision-fixed.onnx");
+        check_tower(DecoderArch { audio: arch.audio, ..example::llama() }, "audio-fixed.onnx");
     }
 
     #[test]
@@ -155,6 +155,7 @@ mod tests {
             connector: Connector::Pooled { pool: 4, norm_epsilon: 1e-6 },
         };
         assert_eq!(vision.rows(), 256);
-        check_tower(VisionArch::Patches(vision));
+        let vision = Some(Box::new(VisionArch::Patches(vision)));
+        check_tower(DecoderArch { vision, ..example::llama() }, "vision-fixed.onnx");
     }
 }

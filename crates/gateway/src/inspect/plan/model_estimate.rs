@@ -26,6 +26,9 @@ pub struct ModelEstimate {
     /// Vision tower, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vision: Option<TowerEstimate>,
+    /// Audio tower, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub audio: Option<TowerEstimate>,
     /// Number of parameters: the elements of every compiled weight.
     pub parameters: u64,
     /// Maximum sequence length of the weights in tokens.
@@ -38,7 +41,7 @@ pub struct ModelEstimate {
     pub npu_token_bytes: u64,
 }
 
-/// A tower that reads images. The other figures include it.
+/// A tower that reads media. The other figures include it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct TowerEstimate {
     /// Structure in words.
@@ -48,14 +51,25 @@ pub struct TowerEstimate {
 }
 
 impl TowerEstimate {
-    fn new(architecture: &Architecture) -> Option<Self> {
+    fn vision(architecture: &Architecture) -> Option<Self> {
         let Architecture::Decoder(decoder) = architecture else { return None };
         let structure = decoder.vision.as_ref()?.describe();
-        let blind = Architecture::Decoder(DecoderArch { vision: None, ..decoder.clone() });
-        let parameters =
-            narthex_checkpoint::parameters(architecture) - narthex_checkpoint::parameters(&blind);
-        Some(Self { structure, parameters })
+        let blind = DecoderArch { vision: None, ..decoder.clone() };
+        Some(Self { structure, parameters: additional_parameters(architecture, blind) })
     }
+
+    fn audio(architecture: &Architecture) -> Option<Self> {
+        let Architecture::Decoder(decoder) = architecture else { return None };
+        let structure = decoder.audio.as_ref()?.describe();
+        let deaf = DecoderArch { audio: None, ..decoder.clone() };
+        Some(Self { structure, parameters: additional_parameters(architecture, deaf) })
+    }
+}
+
+/// Returns the number of parameters that an architecture has more than a decoder without one of its towers.
+fn additional_parameters(architecture: &Architecture, without: DecoderArch) -> u64 {
+    narthex_checkpoint::parameters(architecture)
+        - narthex_checkpoint::parameters(&Architecture::Decoder(without))
 }
 
 /// Figures of a model in one scheme.
@@ -168,7 +182,8 @@ impl ModelEstimate {
 
         Ok(Self {
             structure: architecture.describe(),
-            vision: TowerEstimate::new(architecture),
+            vision: TowerEstimate::vision(architecture),
+            audio: TowerEstimate::audio(architecture),
             parameters: narthex_checkpoint::parameters(architecture),
             longest: architecture.longest(),
             schemes,
@@ -349,6 +364,7 @@ mod tests {
         ModelEstimate {
             structure: String::new(),
             vision: None,
+            audio: None,
             parameters: 0,
             longest: 0,
             schemes: found.iter().map(scheme).collect(),

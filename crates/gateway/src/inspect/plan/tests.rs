@@ -29,6 +29,7 @@ pub(super) fn estimate(longest: usize) -> ModelEstimate {
     ModelEstimate {
         structure: "a model".to_owned(),
         vision: None,
+        audio: None,
         parameters: 8_000_000_000,
         longest,
         schemes: vec![scheme(Scheme::W8, 8_000_000_000), scheme(Scheme::W4, 4_000_000_000)],

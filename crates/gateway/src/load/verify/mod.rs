@@ -185,7 +185,8 @@ pub(crate) fn reference_texts(package: &Package) -> Result<Vec<Vec<TokenId>>, Er
             | Part::Head { .. }
             | Part::Encoder
             | Part::Decoder
-            | Part::Vision => {}
+            | Part::Vision
+            | Part::Audio => {}
         }
     }
     let mut texts = fill_buckets(texts, longest, &buckets);
