@@ -286,8 +286,40 @@ export interface LoadedModel {
     dtype: string;
     loss: { perplexity_change: number; divergence: number; positions: number } | null;
   } | null;
+  /** Loss of the weights, if the compile measured it. */
+  certificate: Certificate | null;
+  /** Comparisons of the devices with the CPU, which the model passed. */
+  numerics: NumericsCheck[];
   draft_model: { name: string; scheme: string; bytes: number } | null;
   engine: Engine | null;
+}
+
+export type Certificate = { date: string; accepted_loss: boolean } & (
+  | { of: "decoder"; positions: number; perplexity_change: number; divergence: number; agreement: number }
+  | { of: "encoder"; texts: number; mean_cosine: number; lowest_cosine: number }
+);
+
+export type NumericsCheck = { device: string } & (
+  | { of: "decoder"; positions: number; divergence: number; agreement: number }
+  | { of: "encoder"; texts: number; lowest_cosine: number }
+);
+
+/** A request that has ended. */
+export interface FinishedRequest {
+  /** Seconds since 1970. */
+  time: number;
+  id: string | null;
+  route: string;
+  /** Null if the client disconnected before the response. */
+  status: number | null;
+  total_ms: number;
+  device: string | null;
+  model: string | null;
+  tokens: number;
+  cached_tokens: number;
+  generated_tokens: number;
+  first_token_ms: number | null;
+  tokens_per_second: number | null;
 }
 
 /** The last hour of the server, oldest sample first. */

@@ -4,6 +4,7 @@ import { computed, signal } from "@preact/signals";
 import {
   ApiError,
   type CatalogueModel,
+  type FinishedRequest,
   type Health,
   type InstalledModel,
   json,
@@ -38,6 +39,8 @@ export const outage = signal<string | null>(null);
 export const metrics = signal<Metric[] | null>(null);
 /** The last hour, as the server recorded it. */
 export const lastHour = signal<ServerHistory | null>(null);
+/** The last requests, newest first; null without the rights to read them. */
+export const lastRequests = signal<FinishedRequest[] | null>(null);
 /** Samples since the page was opened, oldest first. */
 export const history = signal<Sample[]>([]);
 
@@ -161,6 +164,16 @@ export async function refreshMetrics(): Promise<void> {
   }
 }
 
+/** Reads the last requests, if the caller may. */
+async function refreshRequests(): Promise<void> {
+  try {
+    lastRequests.value = (await json<{ requests: FinishedRequest[] }>("/health/requests")).requests;
+  } catch (error) {
+    if (error instanceof ApiError && error.status === 403) lastRequests.value = null;
+    else throw error;
+  }
+}
+
 /** Reads the last hour again, if the server has a new sample. */
 async function refreshLastHour(): Promise<void> {
   const newest = lastHour.value?.samples.at(-1)?.time ?? 0;
@@ -173,7 +186,7 @@ async function poll(withDetails: () => boolean): Promise<void> {
   try {
     await refreshHealth();
     if (models.value === null && keyDemand.value === "none") await refreshModels();
-    if (withDetails()) await Promise.all([refreshMetrics(), refreshLastHour()]);
+    if (withDetails()) await Promise.all([refreshMetrics(), refreshLastHour(), refreshRequests()]);
     outage.value = null;
   } catch (error) {
     if (!(error instanceof ApiError && error.status === 401)) outage.value = messageFor(error);

@@ -667,10 +667,12 @@ const tests = {
     const page = await open(`${base}/#/proof`);
     await page.waitForSelector(".verdict");
     const { models } = await (await fetch(`${base}/health`)).json();
-    const lines = models.find((model) => model.id === MODEL).placement;
+    const { placement: lines, certificate } = models.find((model) => model.id === MODEL);
     const nodes = lines.reduce((sum, line) => sum + line.nodes, 0);
     const proof = page.getByRole("region", { name: `Proof of ${MODEL}` });
     assert.match(await proof.locator(".verdict").innerText(), new RegExp(`All ${nodes} nodes run on the CPU`));
+    const loss = certificate ? `Compared with f32 on ${certificate.date}: perplexity` : "was not measured";
+    await proof.getByText(loss).waitFor();
     await accessible(page, "the proof");
     await shot(page, "proof");
     await page.context().close();
@@ -690,7 +692,9 @@ const tests = {
     assert.equal(await decode.locator("[data-kind=npu]").count(), 8);
     assert.equal(await decode.locator("[data-kind=cpu]").count(), 4);
     const text = await page.locator(".proof").innerText();
-    for (const part of ["/lm_head/MatMul", "compile with --head-parts 3", "quarantined", "i8: perplexity +0.21 % and 0.0031 nats", "another driver"]) {
+    const certificate = "perplexity +0.35 % and 0.0042 nats, the same best token at 98.1 % of 512 positions";
+    const numerics = "The Snapdragon NPU agrees with the CPU: 0.0011 nats on average, the same best token at 100 % of 16 positions";
+    for (const part of [certificate, numerics, "/lm_head/MatMul", "compile with --head-parts 3", "quarantined", "i8: perplexity +0.21 % and 0.0031 nats", "another driver"]) {
       assert(text.includes(part), `${part} is missing in ${text}`);
     }
     await accessible(page, "a proof with refusals");
@@ -703,6 +707,12 @@ const tests = {
     await page.waitForSelector("text=Requests since the start");
     const bar = await page.getByRole("img", { name: /^Weights .*, KV cache .*, Other use .*, Free / }).boundingBox();
     assert(bar.width > 500);
+    // The requests are listed without their texts.
+    const list = page.getByRole("region", { name: "Last requests" });
+    const chat = list.getByRole("row", { name: /POST \/v1\/chat\/completions/ }).first();
+    assert.match(await chat.innerText(), new RegExp(`${MODEL}@w8[\\s\\S]*CPU[\\s\\S]*(ms|s)[\\s\\S]*200`));
+    const { requests } = await (await fetch(`${base}/health/requests`)).json();
+    assert(requests.some((one) => one.generated_tokens > 0 && one.first_token_ms > 0));
     await page.waitForFunction(() => document.querySelectorAll(".spark .line").length === 3);
     await accessible(page, "the system view");
     await page.context().close();

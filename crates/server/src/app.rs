@@ -20,7 +20,13 @@ use crate::{
     jobs::Jobs,
     keys::{Caller, admins_only},
     live_sessions::LiveSessions,
-    reports::{devices::DeviceList, history::History, memory_reports::MemoryReports, metrics::Metrics},
+    reports::{
+        devices::DeviceList,
+        history::History,
+        memory_reports::MemoryReports,
+        metrics::Metrics,
+        requests::{RecentRequests, WorkRecord},
+    },
     settings_editor::SettingsEditor,
 };
 
@@ -58,6 +64,7 @@ pub(crate) struct ServerResources {
     pub(crate) devices: DeviceList,
     pub(crate) memory: MemoryReports,
     pub(crate) history: History,
+    pub(crate) requests: RecentRequests,
     pub(crate) options: RequestOptions,
     pub(crate) settings: Option<SettingsEditor>,
     /// Sessions of live transcripts.
@@ -75,6 +82,7 @@ impl ServerResources {
             devices,
             memory: MemoryReports::default(),
             history: History::default(),
+            requests: RecentRequests::default(),
             options,
             settings: None,
             sessions: LiveSessions::default(),
@@ -82,22 +90,26 @@ impl ServerResources {
     }
 }
 
-/// Counters for the work of one caller: the server's metrics, and the tokens that the caller's key is charged.
+/// Counters for the work of one request: the server's metrics, the tokens that the caller's key is charged, and the record
+/// of the request.
 #[derive(Clone)]
 pub(crate) struct Meter {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) caller: Caller,
+    pub(crate) work: WorkRecord,
 }
 
 impl Meter {
     /// Counts a finished generation.
     pub(crate) fn generation(&self, summary: &Summary) {
         self.metrics.generation(summary);
+        self.work.add_generation(summary);
         self.caller.charge(summary.prompt_tokens + summary.completion_tokens);
     }
 
     /// Charges tokens of a request without generation, or of one whose client disconnected.
     pub(crate) fn tokens(&self, tokens: usize) {
+        self.work.add_tokens(tokens);
         self.caller.charge(tokens);
     }
 }

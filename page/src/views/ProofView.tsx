@@ -1,5 +1,5 @@
 import { type ComponentChildren } from "preact";
-import type { Fallen, Line, LoadedModel, Refusal } from "../api";
+import type { Certificate, Fallen, Line, LoadedModel, NumericsCheck, Refusal } from "../api";
 import { bytes, count, deviceName, kindOf, percent } from "../format";
 import { health } from "../server";
 import { Table } from "../table";
@@ -64,6 +64,12 @@ function ModelProof({ model }: { model: LoadedModel }) {
       )}
       {fallen && fallen.count > 0 && <Refused title="Nodes on another device than intended" fallen={fallen} />}
       <dl class="facts-list">
+        {placement && <Fact name="Quality certificate">{certificate(model.certificate)}</Fact>}
+        {model.numerics.map((check) => (
+          <Fact key={check.device} name="Numerics check">
+            {numerics(check)}
+          </Fact>
+        ))}
         {model.kv_cache && <Fact name="KV cache">{kvCache(model.kv_cache)}</Fact>}
         {model.why && <Fact name="Choice of devices">{model.why}</Fact>}
         {notes?.map((note) => (
@@ -82,13 +88,39 @@ function ModelProof({ model }: { model: LoadedModel }) {
   );
 }
 
+/** The loss of the weights, which the compile measured. */
+function certificate(loss: Certificate | null): string {
+  if (!loss) return "The loss of this package was not measured.";
+  const accepted = loss.accepted_loss ? "; above the bound, and accepted" : "";
+  const figures =
+    loss.of === "decoder"
+      ? `perplexity ${signed(loss.perplexity_change)} and ${loss.divergence.toFixed(4)} nats, the same best token at ` +
+        `${percent(loss.agreement)} of ${count(loss.positions)} positions`
+      : `cosines of ${loss.mean_cosine.toFixed(4)} on average and ${loss.lowest_cosine.toFixed(4)} at worst, over ` +
+        `${count(loss.texts)} texts`;
+  return `Compared with f32 on ${loss.date}: ${figures}${accepted}`;
+}
+
+/** The comparison of a device with the CPU. */
+function numerics(check: NumericsCheck): string {
+  const figures =
+    check.of === "decoder"
+      ? `${check.divergence.toFixed(4)} nats on average, the same best token at ${percent(check.agreement)} of ` +
+        `${count(check.positions)} positions`
+      : `a cosine of ${check.lowest_cosine.toFixed(5)} at worst, over ${count(check.texts)} texts`;
+  return `The ${deviceName(check.device)} agrees with the CPU: ${figures}`;
+}
+
+/** A relative change: `+0.35 %`. */
+function signed(change: number): string {
+  return `${change < 0 ? "−" : "+"}${Math.abs(change * 100).toFixed(2)} %`;
+}
+
 /** The element type of the KV cache, and what it costs. */
 function kvCache({ dtype, loss }: NonNullable<LoadedModel["kv_cache"]>): string {
   if (!loss) return dtype;
-  const change = loss.perplexity_change * 100;
-  const signed = `${change < 0 ? "−" : "+"}${Math.abs(change).toFixed(2)} %`;
   const { divergence, positions } = loss;
-  return `${dtype}: perplexity ${signed} and ${divergence.toFixed(4)} nats from f32, over ${count(positions)} positions`;
+  return `${dtype}: perplexity ${signed(loss.perplexity_change)} and ${divergence.toFixed(4)} nats from f32, over ${count(positions)} positions`;
 }
 
 function Fact({ name, children }: { name: string; children: ComponentChildren }) {

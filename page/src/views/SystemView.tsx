@@ -1,7 +1,8 @@
+import { useState } from "preact/hooks";
 import type { Health, LoadedModel } from "../api";
-import { bytes, count, deviceName, duration, kindOf, percent } from "../format";
+import { bytes, count, deviceName, duration, kindOf, percent, rate } from "../format";
 import { Plot, Sparkline } from "../plot";
-import { health, history, lastHour, metrics, type Sample } from "../server";
+import { health, history, lastHour, lastRequests, metrics, type Sample } from "../server";
 import { Table } from "../table";
 
 export function SystemView() {
@@ -29,6 +30,7 @@ export function SystemView() {
       <Memory memory={report.memory} />
       <Engines models={report.models} />
       <Devices report={report} />
+      <LastRequests />
       <Requests />
     </div>
   );
@@ -249,6 +251,63 @@ function DeviceList({ devices }: { devices: Health["devices"] }) {
         </li>
       ))}
     </ul>
+  );
+}
+
+/** Requests that are shown before the others are asked for. */
+const SHOWN_REQUESTS = 10;
+
+/** The last requests, without their texts, for callers who may see those of others. */
+function LastRequests() {
+  const all = lastRequests.value;
+  const [showsAll, setShowsAll] = useState(false);
+  if (!all || all.length === 0) return null;
+  return (
+    <section class="block" aria-labelledby="last-requests-title">
+      <h2 id="last-requests-title">Last requests</h2>
+      <Table
+        label="Last requests"
+        columns={[
+          { title: "Time" },
+          { title: "Request" },
+          { title: "Model" },
+          { title: "First token", align: "right" },
+          { title: "Total", align: "right" },
+          { title: "Tokens", align: "right" },
+          { title: "Status", align: "right" },
+        ]}
+      >
+        {all.slice(0, showsAll ? all.length : SHOWN_REQUESTS).map((one) => (
+          <tr key={one.id}>
+            <td>
+              <time dateTime={new Date(one.time * 1000).toISOString()}>
+                {new Date(one.time * 1000).toLocaleTimeString()}
+              </time>
+            </td>
+            <td>
+              <code>{one.route}</code>
+              {one.id && <small>{one.id}</small>}
+            </td>
+            <td>
+              {one.model}
+              {one.device && <small>{deviceName(one.device)}</small>}
+            </td>
+            <td data-align="right">{one.first_token_ms === null ? "–" : duration(one.first_token_ms)}</td>
+            <td data-align="right">{duration(one.total_ms)}</td>
+            <td data-align="right">
+              {one.tokens > 0 ? count(one.tokens) : "–"}
+              {one.tokens_per_second !== null && <small>{rate(one.tokens_per_second)}</small>}
+            </td>
+            <td data-align="right">{one.status ?? "disconnected"}</td>
+          </tr>
+        ))}
+      </Table>
+      {all.length > SHOWN_REQUESTS && (
+        <button type="button" class="button" onClick={() => setShowsAll(!showsAll)}>
+          {showsAll ? "Show fewer" : `Show all ${all.length}`}
+        </button>
+      )}
+    </section>
   );
 }
 

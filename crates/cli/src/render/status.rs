@@ -140,6 +140,8 @@ mod tests {
             engine: None,
             max_length: None,
             kv_cache: None,
+            certificate: None,
+            numerics: Vec::new(),
             package_bytes: None,
             draft_model: None,
             expires_in: None,

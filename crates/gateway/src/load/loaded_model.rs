@@ -38,7 +38,10 @@ use crate::{
     model_settings::ResidenceSettings,
     report::{
         kv_cache,
-        models::{DeviceRefusal, EngineCounters, KvCacheStatus, ModelKind, ModelState, ModelStatus},
+        models::{
+            CertifiedLoss, DeviceRefusal, EngineCounters, KvCacheStatus, ModelKind, ModelState, ModelStatus,
+            NumericsCheck,
+        },
         placement::{AnsweringDevice, PlacementReport},
     },
     turn_queue::{QueueLimits, TurnQueue},
@@ -72,6 +75,7 @@ pub(crate) struct LoadedModel {
     /// KV cache of a decoder on the CPU.
     kv_cache: Option<KvCacheStatus>,
     passed_over: Vec<DeviceRefusal>,
+    numerics: Vec<NumericsCheck>,
     monitors: Vec<NumericsMonitor>,
     /// Package of the draft model.
     draft: Option<Arc<Package>>,
@@ -106,7 +110,7 @@ impl LoadedModel {
         let own = chat.as_ref().and_then(|chat| chat.tools);
         let tools = ToolFormatChoice::new(own, [name.as_str(), &provenance.source], tool_format);
         let abilities = template.as_ref().map_or_else(Abilities::default, ChatTemplate::abilities);
-        let OpenModel { model, mut report, passed_over, monitors } = open(request)?;
+        let OpenModel { model, mut report, passed_over, numerics, monitors } = open(request)?;
         let tokenizer = tokenizer.finish()?;
         let model = match model {
             Model::Decoder(executor) => Model::Decoder(executor.with_vocabulary(tokenizer.vocab_size())),
@@ -148,6 +152,7 @@ impl LoadedModel {
             placement: report,
             kv_cache: kv_cache.flatten(),
             passed_over,
+            numerics,
             monitors,
             _reservation: request.reservation.clone(),
         })
@@ -172,6 +177,7 @@ impl LoadedModel {
             placement: open.report,
             kv_cache: None,
             passed_over: Vec::new(),
+            numerics: Vec::new(),
             monitors: Vec::new(),
             residence: ResidenceSettings::default(),
             _reservation: request.reservation.clone(),
@@ -274,6 +280,8 @@ impl LoadedModel {
             engine: Some(self.counters()),
             max_length: Some(self.max_length()),
             kv_cache: self.kv_cache,
+            certificate: self.package.manifest.certificate.as_ref().map(CertifiedLoss::from),
+            numerics: self.numerics.clone(),
             package_bytes: Some(self.package.bytes() + self.draft.as_deref().map_or(0, Package::bytes)),
             draft_model: self.draft.as_deref().map(draft_model::status),
             expires_in: None,

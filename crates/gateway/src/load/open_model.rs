@@ -7,7 +7,10 @@ use narthex_spec::{DevicePlacement, HeadSplit, ModelName, PhaseSplit};
 use crate::{
     error::Error,
     load::{cache_key::to_json, sessions::Model},
-    report::{models::DeviceRefusal, placement::PlacementReport},
+    report::{
+        models::{DeviceRefusal, NumericsCheck},
+        placement::PlacementReport,
+    },
 };
 
 /// Target of the log line with the device of a loaded model, so that programs can show only this line.
@@ -28,6 +31,8 @@ pub(crate) struct OpenModel {
     pub(crate) report: PlacementReport,
     /// Preferred devices that refused the model.
     pub(crate) passed_over: Vec<DeviceRefusal>,
+    /// Comparisons of the devices with the CPU.
+    pub(crate) numerics: Vec<NumericsCheck>,
     /// Monitors of the devices' numerics.
     pub(crate) monitors: Vec<NumericsMonitor>,
 }

@@ -6,4 +6,5 @@ pub(crate) mod load_forecast;
 pub(crate) mod memory;
 pub mod models;
 pub(crate) mod placement;
+pub(crate) mod proof;
 pub(crate) mod unix_seconds;

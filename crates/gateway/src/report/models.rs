@@ -18,8 +18,11 @@ use narthex_spec::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use crate::report::kv_cache::{KvCacheLoss, KvCacheStatus};
 use crate::report::{fallback::FallbackNodes, placement::PlacementReport};
+pub use crate::report::{
+    kv_cache::{KvCacheLoss, KvCacheStatus},
+    proof::{CertifiedLoss, LossFigures, NumericsCheck, NumericsFigures},
+};
 
 /// A model that is installed or in the catalogue.
 ///
@@ -189,6 +192,12 @@ pub struct ModelStatus {
     /// KV cache of a chat model on the CPU.
     #[serde(default)]
     pub kv_cache: Option<KvCacheStatus>,
+    /// Loss of its weights, if its compile measured it.
+    #[serde(default)]
+    pub certificate: Option<CertifiedLoss>,
+    /// Comparisons of its devices with the CPU.
+    #[serde(default)]
+    pub numerics: Vec<NumericsCheck>,
     /// Bytes of its package, once loaded, with those of its draft model.
     #[serde(default)]
     pub package_bytes: Option<u64>,
@@ -227,6 +236,8 @@ impl ModelStatus {
             engine: None,
             max_length: None,
             kv_cache: None,
+            certificate: None,
+            numerics: Vec::new(),
             package_bytes: None,
             draft_model: None,
             expires_in: None,

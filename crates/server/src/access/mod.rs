@@ -34,7 +34,7 @@ use crate::{
     error::ApiError,
     http::{budget::AnswerMemory, held_body::hold},
     keys::{self, Caller, KeyPolicy, KeyRing},
-    reports::metrics::Metrics,
+    reports::{metrics::Metrics, requests::WorkRecord},
 };
 
 /// Access to a server.
@@ -157,22 +157,30 @@ impl Access {
             _ => None,
         };
         let gateway = self.keys.gateway(&caller);
-        let meter = Meter { metrics: self.metrics(), caller };
+        let work = WorkRecord::default();
+        let running = (!path.is_unmetered).then(|| self.shared.requests.start(&request, work.clone()));
+        let meter = Meter { metrics: self.metrics(), caller, work };
         let answer = AnswerMemory::new(&self.shared.bodies);
         request.extensions_mut().insert(App { gateway, meter, shared: self.shared.clone(), answer });
 
-        let Some(key) = key else { return Ok(next.run(request).await) };
-        let mut response = match key.start(Instant::now()) {
+        let mut response = match key.as_ref().map(|key| key.start(Instant::now())).transpose() {
             Ok(permit) => {
-                let permit = Arc::new(permit);
-                // A session that takes over the connection holds the permit too.
-                request.extensions_mut().insert(permit.clone());
+                let permit = permit.map(Arc::new);
+                if let Some(permit) = &permit {
+                    // A session that takes over the connection holds the permit too.
+                    request.extensions_mut().insert(permit.clone());
+                }
                 hold(permit, next.run(request).await)
             }
             Err(error) => error.into_response(),
         };
-        key.write_headers(Instant::now(), response.headers_mut());
-        Ok(response)
+        if let Some(key) = key {
+            key.write_headers(Instant::now(), response.headers_mut());
+        }
+
+        let Some(mut running) = running else { return Ok(response) };
+        running.respond(&response);
+        Ok(hold(running, response))
     }
 }
 

@@ -8,7 +8,7 @@ use axum::{
 use narthex_gateway::AnsweringDevice;
 
 /// Name of the device as in `--providers`, or of two devices as in `--place`.
-const DEVICE: &str = "x-narthex-device";
+pub(crate) const DEVICE: &str = "x-narthex-device";
 
 /// Nodes and work on the device: `qnn 1470/1470 nodes, 100 % of MACs`.
 const PLACEMENT: &str = "x-narthex-placement";

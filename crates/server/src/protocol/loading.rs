@@ -11,7 +11,10 @@ pub(crate) async fn wait(app: &App, model: &str) -> Result<ReadyModel, ApiError>
     let gateway = app.gateway.clone();
     let name = model.to_owned();
     let load = match app.shared.jobs.run(move || gateway.start_load(&name)).await? {
-        LoadStart::Ready(model) => return Ok(model),
+        LoadStart::Ready(model) => {
+            app.meter.work.add_model(&model.id());
+            return Ok(model);
+        }
         LoadStart::Pending(load) => load,
     };
     let (ended, end) = oneshot::channel();
@@ -19,5 +22,7 @@ pub(crate) async fn wait(app: &App, model: &str) -> Result<ReadyModel, ApiError>
     let _place = load.on_end(move || _ = ended.send(()))?;
     // The outcome of the load is read below, also after a timeout.
     let _ = wait_for("a model that is loading", timeout(app.gateway.config().load_wait, end)).await;
-    Ok(load.model()?)
+    let model = load.model()?;
+    app.meter.work.add_model(&model.id());
+    Ok(model)
 }

@@ -1,7 +1,8 @@
-//! Reports about the server: `/health`, `/health/history`, the metrics, and what they read.
+//! Reports about the server: `/health`, `/health/history`, `/health/requests`, the metrics, and what they read.
 
 pub(crate) mod devices;
 pub(crate) mod health;
 pub(crate) mod history;
 pub(crate) mod memory_reports;
 pub(crate) mod metrics;
+pub(crate) mod requests;

@@ -80,7 +80,7 @@ use crate::{
         shared_fields::SharedFields,
         tools::ToolOptions,
     },
-    reports::{health::HealthReport, history::ServerHistory, metrics::Metrics},
+    reports::{health::HealthReport, history::ServerHistory, metrics::Metrics, requests::RequestList},
 };
 
 /// Header with the id of a request, for the logs of clients and proxies.
@@ -314,6 +314,9 @@ fn of_others() -> Vec<Operation> {
         Op::get("/health/history", history, "Report the last hour of the server")
             .unmetered()
             .answers::<ServerHistory>(),
+        Op::get("/health/requests", requests, "List the last requests, without texts")
+            .unmetered()
+            .answers::<RequestList>(),
         Op::get("/metrics", metrics_text, "Return metrics for Prometheus")
             .unmetered()
             .report()
@@ -378,6 +381,11 @@ async fn health(app: App) -> Json<HealthReport> {
 
 async fn history(app: App) -> Json<ServerHistory> {
     Json(app.shared.history.report())
+}
+
+async fn requests(app: App) -> Result<Json<RequestList>, ApiError> {
+    app.check_admin("/health/requests")?;
+    Ok(Json(app.shared.requests.report()))
 }
 
 async fn metrics_text(app: App) -> Result<impl IntoResponse, ApiError> {

@@ -100,6 +100,7 @@ fn answers_are_those_of_the_document() {
         "/api/version",
         "/health",
         "/health/history",
+        "/health/requests",
     ] {
         check(&document, "get", path, 200, &live.get(path).json());
     }

@@ -24,7 +24,7 @@ use crate::{
         run_record::RunRecord,
         sessions::{self, Model, Sessions},
         supervise::{monitored, supervised},
-        verify,
+        verify::{self, CheckResult},
     },
 };
 
@@ -75,16 +75,24 @@ pub(super) fn open(
     let report = placement::report(request, &devices, &placements, notes)?;
     if name.kind() == DeviceKind::Cpu && devices.head.is_none() {
         // The CPU is the reference.
-        return Ok(OpenModel { model, report, passed_over: Vec::new(), monitors: Vec::new() });
+        return Ok(OpenModel {
+            model,
+            report,
+            passed_over: Vec::new(),
+            numerics: Vec::new(),
+            monitors: Vec::new(),
+        });
     }
 
     // If one of the two devices is an NPU, models take turns on that one.
     let shared = devices.head.as_ref().map(|head| head.name).filter(|head| head.kind() == DeviceKind::Npu);
     let reopen = reopen(request, &devices, &cache);
     model = supervised(model, shared.unwrap_or(name), reopen);
-    if let Some(refusal) = verify::check(request, &devices, &cache, &mut model)? {
-        return Err(AttemptError::Refused(refusal));
-    }
+    let numerics = match verify::check(request, &devices, &cache, &mut model)? {
+        CheckResult::NotCompared => Vec::new(),
+        CheckResult::Passed(check) => vec![check],
+        CheckResult::Quarantined(refusal) => return Err(AttemptError::Refused(refusal)),
+    };
     RunRecord::store(&cache, &report);
 
     let model_name = manifest.name.clone();
@@ -97,7 +105,7 @@ pub(super) fn open(
     });
 
     let model = monitored(model, &monitor);
-    Ok(OpenModel { model, report, passed_over: Vec::new(), monitors: vec![monitor] })
+    Ok(OpenModel { model, report, passed_over: Vec::new(), numerics, monitors: vec![monitor] })
 }
 
 /// Probes a device, loads its provider and returns it with its cache key.

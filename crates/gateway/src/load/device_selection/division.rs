@@ -14,7 +14,7 @@ use super::{
 use crate::{
     config::Config,
     load::{auto, eligibility, open_model::OpenModel, request::LoadRequest, sessions::Model},
-    report::placement::PlacementReport,
+    report::{models::NumericsCheck, placement::PlacementReport},
 };
 
 /// Opens a decoder on one device for prefill and one for decode.
@@ -32,12 +32,15 @@ pub(super) fn open_phases(request: &LoadRequest<'_>, split: PhaseSplit) -> Resul
         ..PlacementReport::joined(prefill.report, decode.report)
     };
 
+    let mut numerics = prefill.numerics;
+    numerics.extend(decode.numerics);
     let mut monitors = prefill.monitors;
     monitors.extend(decode.monitors);
     Ok(OpenModel {
         model: Model::Decoder(Box::new(joined).into()),
         report,
         passed_over: Vec::new(),
+        numerics,
         monitors,
     })
 }
@@ -46,14 +49,15 @@ pub(super) fn open_phases(request: &LoadRequest<'_>, split: PhaseSplit) -> Resul
 struct Phase {
     executor: SupervisedExecutor,
     report: PlacementReport,
+    numerics: Vec<NumericsCheck>,
     monitors: Vec<NumericsMonitor>,
 }
 
 fn open_phase(request: &LoadRequest<'_>, device: DeviceName) -> Result<Phase, AttemptError> {
     check_enabled(&request.config, device).map_err(AttemptError::Refused)?;
-    let OpenModel { model, report, monitors, .. } = attempt::open(request, device, None)?;
+    let OpenModel { model, report, numerics, monitors, .. } = attempt::open(request, device, None)?;
     let executor = model.decoder(&request.manifest().name)?;
-    Ok(Phase { executor, report, monitors })
+    Ok(Phase { executor, report, numerics, monitors })
 }
 
 /// Opens a decoder's layers on one device and its head on another.

@@ -54,6 +54,12 @@ impl ReadyModel {
         Self { answers, ..self }
     }
 
+    /// Returns the model's name with its scheme, as in [`ModelStatus::id`](crate::models::ModelStatus::id).
+    pub fn id(&self) -> String {
+        let key = &self.loaded.package.key;
+        format!("{}@{}", key.name, key.scheme)
+    }
+
     /// Returns the device that the model runs on.
     pub fn ran_on(&self) -> AnsweringDevice {
         self.loaded.ran_on()

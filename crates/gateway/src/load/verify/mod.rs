@@ -34,6 +34,7 @@ use crate::{
         request::{DeviceAssignment, LoadRequest},
         sessions::{self, Model},
     },
+    report::models::{NumericsCheck, NumericsFigures},
 };
 use compare::{Position, TextSimilarity};
 
@@ -85,9 +86,43 @@ impl Verification {
         let texts = Vec::new();
         Self { version: CHECK_VERSION, key: cache.key.clone(), quarantine: None, positions, texts }
     }
+
+    fn result(&self, device: DeviceName) -> CheckResult {
+        match (&self.quarantine, self.figures()) {
+            (Some(reason), _) => CheckResult::Quarantined(refusal(device, reason)),
+            (None, Some(figures)) => CheckResult::Passed(NumericsCheck { device, figures }),
+            (None, None) => CheckResult::NotCompared,
+        }
+    }
+
+    /// Returns the figures of a check that has passed; `None` if it compared nothing.
+    fn figures(&self) -> Option<NumericsFigures> {
+        if let Some(lowest_cosine) = self.texts.iter().filter_map(|text| text.cosine).reduce(f64::min) {
+            return Some(NumericsFigures::Encoder { texts: self.texts.len(), lowest_cosine });
+        }
+        let positions = self.positions.len();
+        let sum: f64 = self.positions.iter().filter_map(|position| position.divergence).sum();
+        let agreeing = self.positions.iter().filter(|position| position.agrees).count();
+        (positions > 0).then(|| NumericsFigures::Decoder {
+            positions,
+            divergence: sum / positions as f64,
+            agreement: agreeing as f64 / positions as f64,
+        })
+    }
 }
 
-/// Checks a model on its device, unless a valid record exists. Returns the refusal of a quarantined device.
+/// Result of a check.
+#[derive(Debug)]
+pub(crate) enum CheckResult {
+    /// The CPU cannot run the package, so that nothing was compared.
+    NotCompared,
+    /// The device agrees with the CPU.
+    Passed(NumericsCheck),
+    /// The device does not agree, or has computed values that are not finite.
+    Quarantined(Refusal),
+}
+
+/// Checks a model on its device, unless a valid record exists.
 ///
 /// # Errors
 /// Errors that prevented the check.
@@ -96,16 +131,15 @@ pub(crate) fn check(
     devices: &DeviceAssignment,
     cache: &DeviceCache,
     model: &mut Model,
-) -> Result<Option<Refusal>, Error> {
+) -> Result<CheckResult, Error> {
     let name = devices.main.name;
     if let Some(record) = cache.record::<Verification>(RECORD, CHECK_VERSION)? {
-        return Ok(record.quarantine.map(|reason| refusal(name, &reason)));
+        return Ok(record.result(name));
     }
 
     let manifest = request.manifest();
     if manifest.bound.is_some() {
-        // The CPU cannot run the package's graphs.
-        return Ok(None);
+        return Ok(CheckResult::NotCompared);
     }
 
     tracing::info!("checking {} on {} against the CPU, once", manifest.name, name.describe());
@@ -144,7 +178,7 @@ pub(crate) fn check(
     }
 
     cache.store(RECORD, &found, "the check");
-    Ok(found.quarantine.map(|reason| refusal(name, &reason)))
+    Ok(found.result(name))
 }
 
 /// Quarantines a device whose values were not finite while it served.

@@ -49,6 +49,33 @@ impl Executor for RotatedRows {
 }
 
 #[test]
+fn a_record_states_the_figures_of_a_check_that_passed() {
+    let position =
+        |divergence, agrees| Position { text: 0, at: 1, divergence: Some(divergence), margin: 0.1, agrees };
+    let text = |cosine| TextSimilarity { text: 0, tokens: 4, cosine: Some(cosine) };
+    let figures = |positions: Vec<Position>, texts: Vec<TextSimilarity>| {
+        let key = CacheKey {
+            device: DeviceName::Qnn,
+            runtime: "1.31.1".into(),
+            provider: "onnxruntime-qnn 2.7.0".into(),
+            driver: "unknown".into(),
+            settings: std::collections::BTreeMap::new(),
+        };
+        let record = Verification { version: CHECK_VERSION, key, quarantine: None, positions, texts };
+        match record.result(DeviceName::Qnn) {
+            CheckResult::Passed(NumericsCheck { device: DeviceName::Qnn, figures }) => Some(figures),
+            _ => None,
+        }
+    };
+    let positions = vec![position(0.01, true), position(0.03, false)];
+    let expected = NumericsFigures::Decoder { positions: 2, divergence: 0.02, agreement: 0.5 };
+    assert_eq!(figures(positions, Vec::new()), Some(expected));
+    let expected = NumericsFigures::Encoder { texts: 2, lowest_cosine: 0.9995 };
+    assert_eq!(figures(Vec::new(), vec![text(0.9999), text(0.9995)]), Some(expected));
+    assert_eq!(figures(Vec::new(), Vec::new()), None);
+}
+
+#[test]
 fn other_arithmetic_is_found_out() {
     let mut turned = RotatedRows(executor(16), Vec::new());
     let positions =
@@ -143,8 +170,9 @@ fn a_record_is_valid_until_the_key_changes() {
     let record = |cache: &DeviceCache| cache.record::<Verification>(RECORD, CHECK_VERSION).unwrap();
     assert!(record(&cache).is_none());
     quarantine(&cache, "it returned logits that are not finite".into());
-    let found = record(&cache).unwrap();
-    let refusal = refusal(DeviceName::Qnn, &found.quarantine.unwrap());
+    let CheckResult::Quarantined(refusal) = record(&cache).unwrap().result(DeviceName::Qnn) else {
+        panic!("the record has no quarantine")
+    };
     assert!(refusal.reason.contains("quarantine") && refusal.reason.contains("not finite"), "{refusal:?}");
     let newer = CacheKey { provider: "onnxruntime-qnn 2.8.0".into(), ..cache.key.clone() };
     let newer = DeviceCache { key: newer, ..cache.clone() };

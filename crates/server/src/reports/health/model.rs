@@ -2,7 +2,10 @@
 
 use narthex_gateway::{
     FallbackNode, FallbackNodes, PhaseShares, PlacementLine, PlacementReport, TowerReport,
-    models::{DeviceRefusal, DraftModelStatus, EngineCounters, KvCacheStatus, ModelState, ModelStatus},
+    models::{
+        CertifiedLoss, DeviceRefusal, DraftModelStatus, EngineCounters, KvCacheStatus, ModelState,
+        ModelStatus, NumericsCheck,
+    },
 };
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -41,6 +44,10 @@ pub(super) struct ModelHealth {
     max_length: Option<usize>,
     /// Element type of the KV cache on the CPU, with the measured loss.
     kv_cache: Option<KvCacheStatus>,
+    /// Loss of the weights, if the compile measured it.
+    certificate: Option<CertifiedLoss>,
+    /// Comparisons of the devices with the CPU, which the model passed.
+    numerics: Vec<NumericsCheck>,
     /// Bytes of the packages of the model and of its draft model.
     package_bytes: Option<u64>,
     draft_model: Option<DraftModelStatus>,
@@ -65,6 +72,8 @@ impl From<&ModelStatus> for ModelHealth {
             passed_over: model.passed_over.iter().map(public_refusal).collect(),
             max_length: model.max_length,
             kv_cache: model.kv_cache,
+            certificate: model.certificate.clone(),
+            numerics: model.numerics.clone(),
             package_bytes: model.package_bytes,
             draft_model: model.draft_model.clone(),
             engine: model.engine,
@@ -123,6 +132,8 @@ pub(super) mod samples {
             engine: None,
             max_length: None,
             kv_cache: None,
+            certificate: None,
+            numerics: Vec::new(),
             package_bytes: None,
             draft_model: None,
             expires_in: None,
@@ -134,6 +145,7 @@ pub(super) mod samples {
 mod tests {
     use std::collections::BTreeMap;
 
+    use narthex_gateway::models::{LossFigures, NumericsFigures};
     use narthex_spec::{DeviceName, Ep, MediaKind};
     use serde_json::{Value, json};
 
@@ -198,8 +210,15 @@ mod tests {
         status.engine = Some(EngineCounters { cached_tokens: 5, ..EngineCounters::default() });
         status.draft_model =
             Some(DraftModelStatus { name: "small".parse().unwrap(), scheme: status.scheme, bytes: 9 });
+        let figures = NumericsFigures::Decoder { positions: 12, divergence: 0.002, agreement: 1.0 };
+        status.numerics = vec![NumericsCheck { device: DeviceName::Qnn, figures }];
+        let figures = LossFigures::Encoder { texts: 2, mean_cosine: 0.999, lowest_cosine: 0.998 };
+        status.certificate =
+            Some(CertifiedLoss { figures, date: "2026-11-29".to_owned(), accepted_loss: false });
         let found = json!(ModelHealth::from(&status));
         check_schema(&found);
+        assert_eq!(found["numerics"][0]["positions"], 12);
+        assert_eq!(found["certificate"]["lowest_cosine"], 0.998);
         assert_eq!((&found["id"], &found["scheme"]), (&json!("tiny"), &json!("w8")));
         assert_eq!(found["device"], "prefill=qnn,decode=cpu");
         assert_eq!(found["why"], "measured on this machine");

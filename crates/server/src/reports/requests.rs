@@ -1,0 +1,225 @@
+//! The last requests of the server: their models, devices, times and tokens, without texts. The page lists them.
+
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    time::{Duration, Instant, SystemTime},
+};
+
+use axum::{
+    extract::MatchedPath,
+    http::{Method, Request, Response},
+};
+use narthex_gateway::request::{Summary, Times};
+use narthex_spec::date::unix_seconds;
+use parking_lot::Mutex;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use crate::protocol::{device_headers, id::RequestId};
+
+/// Number of requests that are kept.
+const REQUESTS: usize = 200;
+
+/// The last requests that have ended. Clones share them.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct RecentRequests(Arc<Mutex<VecDeque<FinishedRequest>>>);
+
+/// The last requests that have ended.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct RequestList {
+    /// Newest first.
+    requests: Vec<FinishedRequest>,
+}
+
+/// A request that has ended.
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+struct FinishedRequest {
+    /// Start in seconds since 1970.
+    time: u64,
+    /// Id in `x-request-id` and in the log.
+    id: Option<String>,
+    /// Method and path in the route table: `POST /v1/chat/completions`.
+    route: String,
+    /// Status; null if the client disconnected before the response.
+    status: Option<u16>,
+    /// Milliseconds until the end of the response.
+    total_ms: f64,
+    /// Device that computed the answer, as in `x-narthex-device`.
+    device: Option<String>,
+    #[serde(flatten)]
+    work: RequestWork,
+}
+
+/// Work that a request has caused so far.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema)]
+struct RequestWork {
+    /// Model that the request named, once it was in memory.
+    model: Option<String>,
+    /// Tokens that were read or generated.
+    tokens: usize,
+    /// Prompt tokens among them that were in the KV cache.
+    cached_tokens: usize,
+    /// Generated tokens among them.
+    generated_tokens: usize,
+    /// Milliseconds until the first token. Null without a generation, and if software stood in for an NPU.
+    first_token_ms: Option<f64>,
+    /// Generated tokens per second after the first one.
+    tokens_per_second: Option<f64>,
+}
+
+/// Work of a request that runs. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct WorkRecord(Arc<Mutex<RequestWork>>);
+
+impl WorkRecord {
+    /// Adds the model that answers.
+    pub(crate) fn add_model(&self, model: &str) {
+        self.0.lock().model = Some(model.to_owned());
+    }
+
+    /// Adds tokens that were read or generated.
+    pub(crate) fn add_tokens(&self, tokens: usize) {
+        self.0.lock().tokens += tokens;
+    }
+
+    /// Adds a finished generation.
+    pub(crate) fn add_generation(&self, summary: &Summary) {
+        let mut work = self.0.lock();
+        work.tokens += summary.prompt_tokens + summary.completion_tokens;
+        work.cached_tokens += summary.cached_tokens;
+        work.generated_tokens += summary.completion_tokens;
+        if let Some(times) = summary.times {
+            let Times { first_token, .. } = times;
+            work.first_token_ms = Some(milliseconds(first_token));
+            let rate = times.decode_rate(summary.completion_tokens);
+            work.tokens_per_second = (rate > 0.0).then(|| (rate * 10.0).round() / 10.0);
+        }
+    }
+}
+
+/// A request that runs. It is listed when this is dropped: with the last part of its response.
+pub(crate) struct RunningRequest {
+    requests: RecentRequests,
+    start: Instant,
+    request: FinishedRequest,
+    work: WorkRecord,
+}
+
+impl RecentRequests {
+    /// Starts the time of a request.
+    pub(crate) fn start<B>(&self, request: &Request<B>, work: WorkRecord) -> RunningRequest {
+        let id = request.extensions().get::<RequestId>().and_then(|RequestId(id)| id.to_str().ok());
+        let path = request.extensions().get::<MatchedPath>().map_or("unknown path", MatchedPath::as_str);
+        let request = FinishedRequest {
+            time: unix_seconds(SystemTime::now()),
+            id: id.map(str::to_owned),
+            route: route(request.method(), path),
+            status: None,
+            total_ms: 0.0,
+            device: None,
+            work: RequestWork::default(),
+        };
+        RunningRequest { requests: self.clone(), start: Instant::now(), request, work }
+    }
+
+    /// Returns the last requests that have ended.
+    pub(crate) fn report(&self) -> RequestList {
+        RequestList { requests: self.0.lock().iter().rev().cloned().collect() }
+    }
+
+    fn add(&self, request: FinishedRequest) {
+        let mut requests = self.0.lock();
+        if requests.len() == REQUESTS {
+            requests.pop_front();
+        }
+        requests.push_back(request);
+    }
+}
+
+impl RunningRequest {
+    /// Adds the status and the device of the response.
+    pub(crate) fn respond<B>(&mut self, response: &Response<B>) {
+        self.request.status = Some(response.status().as_u16());
+        let device = response.headers().get(device_headers::DEVICE);
+        self.request.device = device.and_then(|device| device.to_str().ok()).map(str::to_owned);
+    }
+}
+
+impl Drop for RunningRequest {
+    fn drop(&mut self) {
+        let total_ms = milliseconds(self.start.elapsed());
+        let work = self.work.0.lock().clone();
+        self.requests.add(FinishedRequest { total_ms, work, ..self.request.clone() });
+    }
+}
+
+/// Returns the route of a request. Methods that HTTP does not define may be long.
+fn route(method: &Method, path: &str) -> String {
+    let is_usual = [Method::GET, Method::POST, Method::PUT, Method::DELETE, Method::HEAD, Method::PATCH]
+        .contains(method);
+    format!("{} {path}", if is_usual { method.as_str() } else { "other method" })
+}
+
+/// Returns milliseconds with two decimals.
+fn milliseconds(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e5).round() / 100.0
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn finish(requests: &RecentRequests, method: &str, work: WorkRecord) {
+        let request = Request::builder().method(method).uri("/secret?key=1").body(()).unwrap();
+        let mut running = requests.start(&request, work);
+        let response = Response::builder().header("x-narthex-device", "cpu").body(()).unwrap();
+        running.respond(&response);
+    }
+
+    #[test]
+    fn a_request_is_listed_with_its_work_at_its_end() {
+        let requests = RecentRequests::default();
+        let work = WorkRecord::default();
+        let request = Request::builder().method("POST").uri("/v1/completions").body(()).unwrap();
+        let running = requests.start(&request, work.clone());
+        work.add_model("tiny@w8");
+        let times = Times { first_token: Duration::from_millis(250), total: Duration::from_millis(1250) };
+        let summary = Summary {
+            prompt_tokens: 7,
+            cached_tokens: 6,
+            completion_tokens: 5,
+            times: Some(times),
+            ..Summary::default()
+        };
+        work.add_generation(&summary);
+        work.add_tokens(2);
+        assert!(requests.report().requests.is_empty(), "the response has not ended");
+        drop(running);
+
+        let listed = json!(requests.report().requests[0]);
+        assert_eq!((&listed["status"], &listed["device"]), (&json!(null), &json!(null)), "{listed}");
+        let figures =
+            ["model", "tokens", "cached_tokens", "generated_tokens", "first_token_ms", "tokens_per_second"];
+        let expect = [json!("tiny@w8"), json!(14), json!(6), json!(5), json!(250.0), json!(4.0)];
+        assert_eq!(figures.map(|name| listed[name].clone()), expect, "{listed}");
+    }
+
+    #[test]
+    fn the_list_is_bounded_and_states_no_address() {
+        let requests = RecentRequests::default();
+        for _ in 0..REQUESTS + 5 {
+            finish(&requests, "GET", WorkRecord::default());
+        }
+        finish(&requests, &"M".repeat(60_000), WorkRecord::default());
+        let RequestList { requests } = requests.report();
+        assert_eq!(requests.len(), REQUESTS);
+        assert_eq!(
+            [&requests[0].route, &requests[1].route],
+            ["other method unknown path", "GET unknown path"]
+        );
+        assert_eq!((requests[1].status, requests[1].device.as_deref()), (Some(200), Some("cpu")));
+    }
+}
