@@ -49,16 +49,21 @@ pub fn log_mel_frames(samples: &[f32], spec: &SoundPreprocessing) -> Vec<f32> {
 
 /// Returns an element of the frame that begins at `start`, after emphasis.
 fn emphasized(samples: &[f32], start: usize, at: usize, spec: &SoundPreprocessing) -> f64 {
-    let sample = |at: usize| spec.scale * f64::from(samples.get(start + at).copied().unwrap_or(0.0));
+    let sample = sample_at(samples, start + at, spec.scale);
     if spec.preemphasis <= 0.0 {
-        sample(at)
+        sample
     } else if !spec.emphasis_in_frames {
-        sample(at + 1) - spec.preemphasis * sample(at)
+        sample_at(samples, start + at + 1, spec.scale) - spec.preemphasis * sample
     } else if at == 0 {
-        sample(0) * (1.0 - spec.preemphasis)
+        sample * (1.0 - spec.preemphasis)
     } else {
-        sample(at) - spec.preemphasis * sample(at - 1)
+        sample - spec.preemphasis * sample_at(samples, start + at - 1, spec.scale)
     }
+}
+
+/// Returns a scaled sample, or silence after the end.
+fn sample_at(samples: &[f32], at: usize, scale: f64) -> f64 {
+    scale * f64::from(samples.get(at).copied().unwrap_or(0.0))
 }
 
 /// Returns triangular filters at equal distances on HTK's mel scale.
@@ -66,10 +71,10 @@ fn filters(spec: &SoundPreprocessing) -> Vec<Filter> {
     let &SoundPreprocessing { bins, transform, min_frequency, max_frequency, .. } = spec;
     let step = spec.sample_rate as f64 / transform as f64;
     let [lowest, highest] = [min_frequency, max_frequency].map(mel);
-    let edge = |at: usize| hertz(lowest + (highest - lowest) * at as f64 / (bins + 1) as f64);
-    (0..bins)
-        .map(|bin| Filter::triangle([edge(bin), edge(bin + 1), edge(bin + 2)], transform / 2 + 1, step))
-        .collect()
+    let edges: Vec<f64> =
+        (0..bins + 2).map(|at| hertz(lowest + (highest - lowest) * at as f64 / (bins + 1) as f64)).collect();
+    let triangles = edges.windows(3);
+    triangles.map(|edges| Filter::triangle([edges[0], edges[1], edges[2]], transform / 2 + 1, step)).collect()
 }
 
 fn mel(hertz: f64) -> f64 {

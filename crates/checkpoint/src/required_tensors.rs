@@ -204,42 +204,50 @@ fn mobilenet(needed: &mut RequiredTensors, tower: &MobileNetTower, width: usize)
 /// Pushes the weights of a conformer whose rows have `width` elements.
 fn conformer(needed: &mut RequiredTensors, tower: &ConformerTower, width: usize) {
     let &ConformerTower { hidden, heads, kernel, end, .. } = tower;
-    let mut push = |name: String, shape: &[usize]| needed.push((format!("{name}.weight"), shape.to_vec()));
     let mut input = 1;
     for (index, convolution) in tower.convolutions.iter().enumerate() {
         let [frames, bins] = convolution.kernel;
-        push(format!("audio.subsample.{index}.conv"), &[convolution.channels, input, frames, bins]);
-        push(format!("audio.subsample.{index}.norm"), &[convolution.channels]);
+        push_weight(
+            needed,
+            format!("audio.subsample.{index}.conv"),
+            &[convolution.channels, input, frames, bins],
+        );
+        push_weight(needed, format!("audio.subsample.{index}.norm"), &[convolution.channels]);
         input = convolution.channels;
     }
-    push("audio.input".to_owned(), &[hidden, tower.input_width()]);
+    push_weight(needed, "audio.input".to_owned(), &[hidden, tower.input_width()]);
 
     let inner = ConformerTower::INNER * hidden;
     for i in 0..tower.layers {
-        let name = |module: &str| format!("audio.layers.{i}.{module}");
+        let layer = format!("audio.layers.{i}");
         for part in ["before", "after"] {
-            push(name(&format!("{part}.norm")), &[hidden]);
-            push(name(&format!("{part}.up_proj")), &[inner, hidden]);
-            push(name(&format!("{part}.down_proj")), &[hidden, inner]);
-            push(name(&format!("{part}.out_norm")), &[hidden]);
+            push_weight(needed, format!("{layer}.{part}.norm"), &[hidden]);
+            push_weight(needed, format!("{layer}.{part}.up_proj"), &[inner, hidden]);
+            push_weight(needed, format!("{layer}.{part}.down_proj"), &[hidden, inner]);
+            push_weight(needed, format!("{layer}.{part}.out_norm"), &[hidden]);
         }
         for part in ["q_proj", "k_proj", "v_proj", "o_proj", "positions"] {
-            push(name(&format!("attn.{part}")), &[hidden; 2]);
+            push_weight(needed, format!("{layer}.attn.{part}"), &[hidden; 2]);
         }
-        push(name("attn.scale"), &[hidden / heads]);
-        push(name("conv.expand"), &[2 * hidden, hidden]);
-        push(name("conv.depthwise"), &[hidden, 1, kernel]);
-        push(name("conv.project"), &[hidden; 2]);
+        push_weight(needed, format!("{layer}.attn.scale"), &[hidden / heads]);
+        push_weight(needed, format!("{layer}.conv.expand"), &[2 * hidden, hidden]);
+        push_weight(needed, format!("{layer}.conv.depthwise"), &[hidden, 1, kernel]);
+        push_weight(needed, format!("{layer}.conv.project"), &[hidden; 2]);
         for norm in ["attn_norm", "attn_out_norm", "conv.norm", "conv.inner_norm", "norm"] {
-            push(name(norm), &[hidden]);
+            push_weight(needed, format!("{layer}.{norm}"), &[hidden]);
         }
     }
 
     for norm in ["norm", "embed_norm"] {
-        push(format!("audio_connector.{norm}"), &[hidden]);
+        push_weight(needed, format!("audio_connector.{norm}"), &[hidden]);
     }
-    push("audio_connector.linear".to_owned(), &[width, hidden]);
-    push("audio_connector.embed".to_owned(), &[end.tokens, hidden]);
+    push_weight(needed, "audio_connector.linear".to_owned(), &[width, hidden]);
+    push_weight(needed, "audio_connector.embed".to_owned(), &[end.tokens, hidden]);
+}
+
+/// Pushes the weight of a module.
+fn push_weight(needed: &mut RequiredTensors, module: String, shape: &[usize]) {
+    needed.push((format!("{module}.weight"), shape.to_vec()));
 }
 
 /// Passes the weights of a block to `push`.

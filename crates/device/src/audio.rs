@@ -47,7 +47,7 @@ impl AudioTower {
         threads: usize,
     ) -> Result<Self, DeviceError> {
         package::takes_dynamic(device, manifest)?;
-        let TowerParts { arch, audio, entry } = tower(manifest, Variant::Dynamic)?;
+        let AudioParts { arch, audio, entry } = tower(manifest, Variant::Dynamic)?;
         let features = binding(entry.input(Slot::FrameFeatures), "features")?;
         let mask = binding(entry.input(Slot::FrameMask), "mask")?;
         let rows = binding(entry.output(Slot::SoundRows), "rows")?;
@@ -155,7 +155,7 @@ pub(crate) fn sound_rows(
 }
 
 /// Parts of a manifest with an audio tower.
-pub(crate) struct TowerParts<'a> {
+pub(crate) struct AudioParts<'a> {
     arch: &'a DecoderArch,
     pub(crate) audio: &'a ConformerTower,
     /// Graph of the tower.
@@ -163,13 +163,13 @@ pub(crate) struct TowerParts<'a> {
 }
 
 /// Returns the audio tower of a package, with its graph of this variant.
-pub(crate) fn tower(manifest: &Manifest, variant: Variant) -> Result<TowerParts<'_>, DeviceError> {
+pub(crate) fn tower(manifest: &Manifest, variant: Variant) -> Result<AudioParts<'_>, DeviceError> {
     let (Structure::Decoder(arch), Some(entry)) = (&manifest.architecture, &manifest.audio) else {
         return Err(DeviceError::package("a decoder with an audio tower", "none"));
     };
     let graph = entry.graphs.iter().find(|graph| graph.variant == variant);
     match (&arch.audio, graph) {
-        (Some(audio), Some(entry)) => Ok(TowerParts { arch, audio, entry }),
+        (Some(audio), Some(entry)) => Ok(AudioParts { arch, audio, entry }),
         _ => Err(DeviceError::package(format!("a graph of the audio tower in {variant:?} shapes"), "none")),
     }
 }

@@ -17,6 +17,7 @@ mod paths;
 mod quality;
 mod sampling;
 mod seal;
+mod slot;
 mod source_weights;
 mod speech;
 mod vision;
@@ -44,6 +45,7 @@ pub use paths::{BadPath, check_path};
 pub use quality::Quality;
 pub use sampling::PublishedSampling;
 pub use seal::{ManifestChanged, check_digest, to_json};
+pub use slot::Slot;
 pub use source_weights::SourceWeights;
 pub use speech::SpeechEntry;
 pub use vision::{PictureFit, PicturePlaceholder, PicturePreprocessing, ResizeFilter, VisionEntry};
@@ -197,157 +199,6 @@ pub struct PlacementRecord {
     pub subgraphs: BTreeMap<Ep, usize>,
     /// Nodes per provider and operator.
     pub nodes: BTreeMap<Ep, BTreeMap<String, usize>>,
-}
-
-/// A typed role of a graph input or output.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(tag = "role", rename_all = "snake_case")]
-pub enum Slot {
-    /// Input `[batch, sequence, hidden]`: embedded tokens.
-    Embeds,
-    /// Input `[batch, sequence]` i64: token ids, for imported graphs that contain their embedding.
-    Tokens,
-    /// Input `[batch, sequence]` i64: 0 for tokens of the first text, 1 for those of the second.
-    Segments,
-    /// Input `[batch, sequence]` i64: index of each token in its text, for rotary positions.
-    Positions,
-    /// Input `[batch, sequence, layers · width]`: the tokens' rows of the per-layer table.
-    PerLayerEmbeds,
-    /// Input `[batch]` i32: for each row, the number of past and new tokens together, minus one.
-    SeqlensK,
-    /// Input scalar i32: maximum over the batch of the number of past and new tokens together.
-    TotalLength,
-    /// Input `[rows]` i64: rows of the flattened `[batch · sequence]` hidden states to compute logits for.
-    LogitsRows,
-    /// Input `[batch, sequence]` i32: 1 for a token, 0 for padding.
-    PaddingMask,
-    /// Input `[batch, kv_heads, capacity, head_size]`: past keys.
-    PastKey {
-        /// Entry of the cache.
-        layer: usize,
-    },
-    /// Input, as [`Slot::PastKey`]: past values.
-    PastValue {
-        /// Entry of the cache.
-        layer: usize,
-    },
-    /// Output, the same buffer as [`Slot::PastKey`]: past and new keys. Each layer that shares an entry has such an
-    /// output and writes the same values again.
-    PresentKey {
-        /// Entry of the cache.
-        layer: usize,
-    },
-    /// Output, the same buffer as [`Slot::PastValue`]: past and new values.
-    PresentValue {
-        /// Entry of the cache.
-        layer: usize,
-    },
-    /// Output `[rows, vocab]`: logits of the kept tokens.
-    Logits,
-    /// Output `[batch, hidden]`: one vector per text.
-    Embedding,
-    /// Input `[1, 1, tokens, head_size / 2]`: cosines of the new tokens' rotary angles.
-    Cos,
-    /// Input, as [`Slot::Cos`]: sines.
-    Sin,
-    /// Input, as [`Slot::Cos`], for layers with local rotary positions.
-    LocalCos,
-    /// Input, as [`Slot::LocalCos`]: sines.
-    LocalSin,
-    /// Input `[positions, head_size / 2]`: cosines of the rotary angles of every position, for models with two sets of
-    /// rotary factors. It has at least as many positions as the longest sequence of the batch has tokens.
-    CosTable,
-    /// Input, as [`Slot::CosTable`]: sines.
-    SinTable,
-    /// Input `[1, 1, tokens, past + tokens]`, or `[1, 1, 1, length]` for an encoder: additive attention mask, 0 for
-    /// visible tokens.
-    Mask {
-        /// Sliding window of the layers that use it.
-        window: Option<usize>,
-    },
-    /// Output `[1, kv_heads, head_size, tokens]`, or `[1, kv_heads, tokens, head_size]` if the cache has keys in rows:
-    /// keys of the new tokens. The host writes them into the cache.
-    NewKey {
-        /// Entry of the cache.
-        layer: usize,
-    },
-    /// Output `[1, kv_heads, tokens, head_size]`: the new tokens' values, as [`Slot::NewKey`].
-    NewValue {
-        /// Entry of the cache.
-        layer: usize,
-    },
-    /// Hidden states after a graph's last layer, `[1, tokens, hidden]`: the input of further layers or of the head.
-    /// With several residual streams, all of them: `[1, tokens, streams · hidden]`.
-    Hidden,
-    /// Gated per-layer rows of the tokens, `[1, tokens, layers · width]`: an output of the first of several graphs and
-    /// an input of the others.
-    PerLayerRows,
-    /// Input `[1, 1, length]`: weight of each row in an encoder's pooled vector.
-    PoolWeights,
-    /// Input `[batch, sequence, hidden]`: sum of position and segment embeddings, for factored embeddings.
-    PositionEmbeds,
-    /// Output `[batch, labels]`: scores of a text or of a pair of texts.
-    Scores,
-    /// Output `[batch, sequence, 2]`: start and end scores of an answer at each token.
-    Spans,
-    /// Input `[1, bins, frames]`: the log-mel spectrogram of a window.
-    Features,
-    /// Output of an encoder and input of its decoder, `[1, heads, positions, head_size]`: keys of the encoder's rows in
-    /// one of the decoder's layers.
-    CrossKey {
-        /// The decoder's layer.
-        layer: usize,
-    },
-    /// As [`Slot::CrossKey`]: values.
-    CrossValue {
-        /// The decoder's layer.
-        layer: usize,
-    },
-    /// Output `[1, tokens, heads · head_size]`: queries of the tokens to the encoder's rows, in a layer with alignment
-    /// heads.
-    CrossQuery {
-        /// The decoder's layer.
-        layer: usize,
-    },
-    /// Input `[1, 3, height, width]`: values of a picture.
-    Pixels,
-    /// Output `[1, rows, hidden]`: embedding rows of a picture, in place of embedded tokens.
-    PictureRows,
-    /// Input `[1, frames, bins]`: the log-mel spectrogram of a sound, and zeros after its end.
-    FrameFeatures,
-    /// Input `[1, frames]`: 1 for a frame of the sound, 0 after its end.
-    FrameMask,
-    /// Output `[1, rows + 2, hidden]`: embedding rows of the frames of a sound, and those of the tokens in place of missing rows
-    /// and after the rows.
-    SoundRows,
-    /// Input `[1, phonemes]` i64: ids of phonemes, between two zeros.
-    Phonemes,
-    /// Input `[1]` f32: factor of the speed of speech.
-    Speed,
-    /// Output `[1, bins, frames]`: logarithm of the magnitude of the harmonics of speech.
-    HarmonicMagnitude,
-    /// Output `[1, bins, frames]`: phase of the harmonics, before its limitation to -π to π.
-    HarmonicPhase,
-    /// Output `[1, bins, frames]`: logarithm of the magnitude of noise.
-    NoiseMagnitude,
-    /// Output `[1, bins, frames]`: logarithm of the magnitude of the rest of the spectrum.
-    RestMagnitude,
-    /// Output `[1, bins, frames]`: phase of the rest of the spectrum.
-    RestPhase,
-    /// Output `[1, frames]`: pitch in Hz, 0 without a voice.
-    Pitch,
-}
-
-impl Slot {
-    /// Outputs of a voice that computes a spectrum.
-    pub const SPECTRUM: [Self; 6] = [
-        Self::HarmonicMagnitude,
-        Self::HarmonicPhase,
-        Self::NoiseMagnitude,
-        Self::RestMagnitude,
-        Self::RestPhase,
-        Self::Pitch,
-    ];
 }
 
 /// Tensor of a slot.

@@ -150,7 +150,6 @@ pub(crate) fn read(
         return Err(unsupported("sampling_rate", "16000", rate).in_file(&path));
     }
 
-    let samples = |milliseconds: f64| (SAMPLE_RATE as f64 * milliseconds / 1000.0).round_ties_even() as usize;
     let frame = samples(keys.frame_length_ms.unwrap_or(32.0)).clamp(1, MAX_SAMPLES);
     let overdrive = if keys.fft_overdrive.unwrap_or(true) { 2 } else { 1 };
     let preprocessing = SoundPreprocessing {
@@ -187,6 +186,11 @@ pub(crate) fn read(
     };
     let max_samples = longest(&preprocessing, arch);
     Ok((SoundPreprocessing { max_samples, ..preprocessing }, placeholder))
+}
+
+/// Returns the number of samples of a duration, rounded as Python does.
+fn samples(milliseconds: f64) -> usize {
+    (SAMPLE_RATE as f64 * milliseconds / 1000.0).round_ties_even() as usize
 }
 
 /// Returns the maximum number of samples of a sound: those that the extractor keeps, if their frames have no more rows than a
