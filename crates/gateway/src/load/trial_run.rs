@@ -24,7 +24,7 @@ use crate::{
         runtime_choice::{cpu_library, cpu_runtime},
         sessions::{self, Model},
         verify::{feed, reference_texts},
-        voice::{self, SpeechSettings},
+        voice::{self, Run},
     },
 };
 
@@ -89,9 +89,9 @@ fn is_unavailable(message: &str) -> bool {
 
 /// Speaks a word.
 fn speak_once(request: &LoadRequest<'_>) -> Result<(), Error> {
-    let language = voice::speaker(request.manifest(), None).map_or("", |speaker| &speaker.language);
-    let settings = SpeechSettings { language, speed: 1.0, seed: 0 };
-    voice::open(request)?.voice.speak("Hello.", settings).map(drop)
+    let mut voice = voice::open(request)?.voice;
+    let Some(speaker) = voice::speaker(request.manifest(), None) else { return Ok(()) };
+    voice.speak("Hello.", Run { speaker, speed: 1.0, seed: 0 }).map(drop)
 }
 
 fn run_once(request: &LoadRequest<'_>) -> Result<(), Error> {

@@ -10,7 +10,7 @@ use crate::{
     error::Error,
     load::{
         residency::ReadyModel,
-        voice::{SpeechSettings, accent, speaker},
+        voice::{Run, accent, speaker},
     },
     serve::{
         options::unique_number,
@@ -63,8 +63,7 @@ impl ReadyModel {
         };
         for (sentence, place) in sentences.iter().zip(0u64..) {
             let seed = seed.wrapping_add(place);
-            let settings = SpeechSettings { language: &speaker.language, speed: *speed, seed };
-            let samples = queued.turn(|voice| voice.speak(sentence, settings))?;
+            let samples = queued.turn(|voice| voice.speak(sentence, Run { speaker, speed: *speed, seed }))?;
             if samples.is_empty() {
                 continue;
             }

@@ -27,16 +27,16 @@ pub enum Structure {
 pub struct ImportedVoice {
     /// Samples per second.
     pub sample_rate: u32,
-    /// Output of the graph.
-    pub output: VoiceOutput,
+    /// Family, which decides the inputs and outputs of the graph.
+    pub family: VoiceFamily,
 }
 
-/// Output of the graph of a voice.
+/// Family of a voice: the inputs and outputs of its graph, and the notation of its phonemes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum VoiceOutput {
-    /// A spectrum in frames, from which the host computes samples.
-    Spectrum,
+pub enum VoiceFamily {
+    /// Hibari: the graph computes a spectrum in frames, from which the host computes samples.
+    Hibari,
 }
 
 /// An imported decoder, whose graph reads tokens.
@@ -133,7 +133,7 @@ mod tests {
             let encoder = ImportedEncoder { vocab: 9, width: 8, pooled_by_graph, head };
             check(Structure::ImportedEncoder(encoder), "imported_encoder");
         }
-        let voice = ImportedVoice { sample_rate: 24_000, output: VoiceOutput::Spectrum };
+        let voice = ImportedVoice { sample_rate: 24_000, family: VoiceFamily::Hibari };
         check(Structure::ImportedVoice(voice), "imported_voice");
     }
 }

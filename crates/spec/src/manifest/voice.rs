@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Contradiction, Manifest, Slot, paths};
-use crate::arch::{ImportedVoice, VoiceOutput};
+use crate::arch::{ImportedVoice, VoiceFamily};
 
 /// Maximum number of speakers of a package. Kokoro has 54; some Piper voices have a thousand.
 const MAX_SPEAKERS: usize = 4096;
@@ -125,12 +125,13 @@ pub(super) fn check(manifest: &Manifest, voice: &ImportedVoice) -> Result<(), Co
     let [graph] = manifest.graphs.as_slice() else {
         return Err(Contradiction::new("one graph of a voice", manifest.graphs.len()));
     };
-    let VoiceOutput::Spectrum = voice.output;
-    let inputs = [Slot::Phonemes, Slot::Speed];
+    let (inputs, outputs) = match voice.family {
+        VoiceFamily::Hibari => ([Slot::Phonemes, Slot::Speed], Slot::SPECTRUM),
+    };
     if let Some(missing) = inputs.iter().find(|slot| graph.input(**slot).is_none()) {
         return Err(Contradiction::new(format!("an input for {missing:?} in {}", graph.file), "none"));
     }
-    match Slot::SPECTRUM.iter().find(|slot| graph.output(**slot).is_none()) {
+    match outputs.iter().find(|slot| graph.output(**slot).is_none()) {
         Some(missing) => {
             Err(Contradiction::new(format!("an output for {missing:?} in {}", graph.file), "none"))
         }

@@ -1,0 +1,134 @@
+//! A voice in memory: its graph and the pronunciations of its languages.
+//!
+//! Voices run on the CPU: their graphs have shapes that depend on the text. [`graph`] runs the graph of each family, and
+//! [`pronunciation`] has the phonemes of a language.
+
+mod graph;
+mod pronunciation;
+
+use narthex_device::{cpu_graph::CpuGraph, placement::GraphPlacement};
+use narthex_spec::{
+    DeviceName, NpuPolicy,
+    arch::Structure,
+    manifest::{Manifest, Speaker},
+};
+use narthex_speech::phonemes;
+
+use self::{graph::VoiceGraph, pronunciation::SpokenLanguage};
+use crate::{
+    error::Error,
+    library::package::bad_package,
+    load::{
+        placement,
+        request::{DeviceAssignment, LoadRequest},
+    },
+    report::{fallback::FallbackNodes, models::DeviceRefusal, placement::PlacementReport},
+};
+
+pub(crate) use self::pronunciation::accent;
+
+/// A voice whose graphs are open.
+pub(crate) struct OpenVoice {
+    pub(crate) voice: Voice,
+    pub(crate) report: PlacementReport,
+}
+
+/// A voice that speaks sentences.
+pub(crate) struct Voice {
+    graph: VoiceGraph,
+    pronunciations: Vec<SpokenLanguage>,
+    /// Maximum number of phonemes of a run.
+    max_phonemes: usize,
+}
+
+/// Settings of a run.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Run<'a> {
+    pub(crate) speaker: &'a Speaker,
+    /// Factor of the speed.
+    pub(crate) speed: f32,
+    /// Seed of the noise.
+    pub(crate) seed: u64,
+}
+
+/// Opens a voice on the CPU.
+///
+/// # Errors
+/// [`Error::NoDevice`] if the CPU is not one of the configured devices; [`Error::BadPackage`] for files that cannot be
+/// read.
+pub(crate) fn open(request: &LoadRequest<'_>) -> Result<OpenVoice, Error> {
+    check_cpu(request)?;
+    let manifest = request.manifest();
+    let key = &request.package.key;
+    let (Structure::ImportedVoice(imported), Some(entry)) = (&manifest.architecture, &manifest.voice) else {
+        return Err(bad_package(key, "it is not a voice"));
+    };
+    let graph = VoiceGraph::open(request, imported)?;
+    let file = manifest.graphs.first().map(|graph| graph.file.clone()).unwrap_or_default();
+    let placement = GraphPlacement { graph: file, placement: graph.graph.placement().clone() };
+    let mut report = placement::report(request, &DeviceAssignment::cpu(), &[placement], Vec::new())?;
+    report.why = Some("voices run on the CPU".to_owned());
+
+    let pronunciations = entry.pronunciations.iter().map(|entry| SpokenLanguage::open(request, entry));
+    let voice = Voice {
+        graph,
+        pronunciations: pronunciations.collect::<Result<_, _>>()?,
+        max_phonemes: manifest.max_length,
+    };
+    Ok(OpenVoice { voice, report })
+}
+
+/// Fails if the settings exclude the CPU.
+fn check_cpu(request: &LoadRequest<'_>) -> Result<(), Error> {
+    let config = &request.config;
+    let has_cpu = config.providers.devices().contains(&DeviceName::Cpu);
+    if has_cpu && config.npu != NpuPolicy::Require {
+        return Ok(());
+    }
+    let refusal = DeviceRefusal {
+        device: DeviceName::Cpu,
+        reason: "voices run on the CPU, which the settings exclude".to_owned(),
+        fix: Some("allow the CPU: --npu prefer, and `cpu` in --providers".to_owned()),
+        announced: true,
+        fallback: FallbackNodes::default(),
+    };
+    let name = request.manifest().name.clone();
+    Err(Error::NoDevice { name, policy: config.npu, passed_over: vec![refusal] })
+}
+
+fn open_graph(request: &LoadRequest<'_>, file: &str) -> Result<CpuGraph, Error> {
+    let path = request.package.folder.join(file);
+    Ok(CpuGraph::open(request.runtime, &path, request.config.threads)?)
+}
+
+impl Voice {
+    /// Returns the samples of a normalised sentence, in -1 to 1.
+    pub(crate) fn speak(&mut self, sentence: &str, run: Run<'_>) -> Result<Vec<f32>, Error> {
+        let language = &run.speaker.language;
+        let spoken = self.pronunciations.iter_mut().find(|spoken| spoken.language == *language);
+        let Some(spoken) = spoken else { return Ok(Vec::new()) };
+        let mut phonemes = spoken.phonemes(sentence)?;
+        // Without punctuation, the last word would sound cut off.
+        if phonemes.ends_with(char::is_alphabetic) {
+            phonemes.push('.');
+        }
+
+        // Slow speech takes more frames for a phoneme.
+        let limit = (self.max_phonemes as f32 * run.speed.min(1.0)) as usize;
+        let mut samples = Vec::new();
+        for (part, place) in phonemes::divide(&phonemes, limit.max(1)).into_iter().zip(0u64..) {
+            let seed = run.seed.wrapping_add(place << 32);
+            samples.extend(self.graph.samples(part, Run { seed, ..run })?);
+        }
+        Ok(samples)
+    }
+}
+
+/// Returns the speaker of a name, or the default one without a name.
+pub(crate) fn speaker<'a>(manifest: &'a Manifest, name: Option<&str>) -> Option<&'a Speaker> {
+    let speakers = &manifest.voice.as_ref()?.speakers;
+    match name {
+        None => speakers.first(),
+        Some(name) => speakers.iter().find(|speaker| speaker.name == name),
+    }
+}
