@@ -29,6 +29,7 @@ const FILES: &[(&str, &str)] = &[
     ("gpt2.toml", include_str!("../entries/gpt2.toml")),
     ("granite.toml", include_str!("../entries/granite.toml")),
     ("hibari.toml", include_str!("../entries/hibari.toml")),
+    ("kokoro.toml", include_str!("../entries/kokoro.toml")),
     ("llama.toml", include_str!("../entries/llama.toml")),
     ("minilm.toml", include_str!("../entries/minilm.toml")),
     ("mistral.toml", include_str!("../entries/mistral.toml")),

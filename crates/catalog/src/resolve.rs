@@ -145,7 +145,15 @@ pub fn import_name(path: &Path) -> Result<ModelName, Error> {
         Some(repository) => repository.into(),
         None => folder.file_name().unwrap_or_default().to_string_lossy(),
     };
-    Ok(local::safe_name(&name).parse()?)
+    model_name(&name)
+}
+
+/// Returns a name as the name of a model, with unsafe characters replaced.
+///
+/// # Errors
+/// [`Error::BadName`] for a name that is empty or too long.
+pub fn model_name(name: &str) -> Result<ModelName, Error> {
+    Ok(local::safe_name(name).parse()?)
 }
 
 /// Checks that no link of the hub's cache leads out of its repository, if a path is in a snapshot of the cache.

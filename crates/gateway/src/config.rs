@@ -40,6 +40,8 @@ pub struct Config {
     pub network: Network,
     /// Library of ONNX Runtime; `None` for `ORT_DYLIB_PATH`, else the store's, which is installed on first need.
     pub runtime: Option<PathBuf>,
+    /// Program of espeak-ng, which pronounces the texts of some voices; `None` for `NARTHEX_ESPEAK`, else `espeak-ng`.
+    pub espeak: Option<PathBuf>,
     /// Weight scheme of models that are named without one; `None` for `w8`, else any installed scheme.
     pub scheme: Option<Scheme>,
     /// Additional names of models in requests, such as `gpt-4o`, each with the name of a model.
@@ -222,6 +224,7 @@ impl Config {
             home: None,
             network: Network::Allowed,
             runtime: None,
+            espeak: None,
             scheme: None,
             aliases: BTreeMap::new(),
             models: BTreeMap::new(),

@@ -13,6 +13,7 @@ pub mod graph;
 pub mod half_precision;
 pub mod infer;
 pub mod kv_cache;
+pub mod noise;
 pub mod onnx;
 mod order;
 pub mod patch;

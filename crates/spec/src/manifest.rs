@@ -49,7 +49,9 @@ pub use slot::Slot;
 pub use source_weights::SourceWeights;
 pub use speech::SpeechEntry;
 pub use vision::{PictureFit, PicturePlaceholder, PicturePreprocessing, ResizeFilter, VisionEntry};
-pub use voice::{EnglishPronunciation, PhonemeSource, Pronunciation, Speaker, VoiceEntry};
+pub use voice::{
+    EnglishPronunciation, NoiseScales, PhonemeSource, Pronunciation, Speaker, VoiceEntry, is_espeak_name,
+};
 
 /// Version that this build writes, and the only one that it reads.
 pub const FORMAT: u32 = 1;

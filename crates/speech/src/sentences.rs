@@ -159,7 +159,7 @@ pub fn sentences(paragraph: &str) -> Vec<&str> {
 }
 
 fn is_end(c: char) -> bool {
-    matches!(c, '.' | '!' | '?' | '…' | '。' | '！' | '？')
+    matches!(c, '.' | '!' | '?' | '…' | '。' | '！' | '？' | '।')
 }
 
 /// Returns the offset after the punctuation at `start` and the marks that close the sentence.
@@ -243,6 +243,7 @@ mod tests {
         check("It is new. iPhone users wait.", &["It is new.", "iPhone users wait."]);
         check("Acme Inc. Reported profits.", &["Acme Inc. Reported profits."]);
         check("今日は。いい天気。", &["今日は。", "いい天気。"]);
+        check("नमस्ते। आप कैसे हैं?", &["नमस्ते।", "आप कैसे हैं?"]);
         check("...", &["..."]);
         check("  ", &[]);
     }

@@ -1,5 +1,6 @@
 //! Sentences in words, and the phonemes that the Python of hibari-tts 0.2.1 gives for them.
-//! `conformance/speech/pronunciation.py` records the phonemes.
+//! `conformance/speech/pronunciation.py` records the phonemes, and `conformance/speech/phoneme_ids.py` ids of phonemes and
+//! what misaki makes of the output of espeak-ng.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::{collections::BTreeMap, convert::Infallible};
@@ -7,12 +8,16 @@ use std::{collections::BTreeMap, convert::Infallible};
 use narthex_speech::{
     SpeechError,
     english::{Accent, English, EnglishFiles, LetterModel},
+    espeak::{self, ClauseReader, Notation},
     normalize::normalize,
+    phonemes::Alphabet,
 };
 use serde_json::Value;
 
 const SENTENCES: &str = include_str!("goldens/sentences.tsv");
 const RECORDED: &str = include_str!("goldens/english.json");
+const PHONEME_IDS: &str = include_str!("goldens/phoneme_ids.json");
+const KOKORO_ALPHABET: &str = include_str!("../../compile/src/voice/kokoro_alphabet.json");
 
 #[test]
 fn sentences_are_read_in_words() {
@@ -89,6 +94,55 @@ fn sentences_have_the_phonemes_of_the_reference() {
         let report = differences.join("\n");
         assert!(differences.is_empty(), "{accent:?}: {} differ:\n{report}", differences.len());
         assert!(phonemes.len() > 200, "{} sentences", phonemes.len());
+    }
+}
+
+/// Recorded output of espeak-ng by clause.
+struct RecordedClauses<'a>(&'a Value);
+
+impl ClauseReader for RecordedClauses<'_> {
+    type Error = String;
+
+    fn read(&mut self, clause: &str) -> Result<String, String> {
+        self.0[clause].as_str().map(str::to_owned).ok_or_else(|| format!("no clause {clause:?}"))
+    }
+}
+
+fn ids(value: &Value) -> Vec<i64> {
+    serde_json::from_value(value.clone()).unwrap()
+}
+
+#[test]
+fn phonemes_have_the_ids_of_kokoro() {
+    let recorded: Value = serde_json::from_str(PHONEME_IDS).unwrap();
+    let vocabulary: Value = serde_json::from_str(KOKORO_ALPHABET).unwrap();
+    assert_eq!(vocabulary, recorded["vocabulary"]);
+    let alphabet = Alphabet::from_json(KOKORO_ALPHABET.as_bytes()).unwrap();
+    let sentences = recorded["kokoro"].as_object().unwrap();
+    for (phonemes, expect) in sentences {
+        assert_eq!(alphabet.ids(phonemes), ids(expect), "{phonemes}");
+    }
+    assert!(sentences.len() > 30, "{} sentences", sentences.len());
+}
+
+#[test]
+fn the_output_of_espeak_has_the_phonemes_of_misaki() {
+    let recorded: Value = serde_json::from_str(PHONEME_IDS).unwrap();
+    let alphabet = Alphabet::from_json(KOKORO_ALPHABET.as_bytes()).unwrap();
+    for sentence in recorded["sentences"].as_array().unwrap() {
+        let text = sentence["text"].as_str().unwrap();
+        let mut clauses = RecordedClauses(&sentence["clauses"]);
+        let phonemes = espeak::phonemes(text, Notation::Kokoro, &mut clauses).unwrap();
+        assert_eq!(alphabet.ids(&phonemes), ids(&sentence["ids"]), "{text}: {phonemes}");
+    }
+}
+
+#[test]
+fn phonemes_have_the_ids_of_piper() {
+    let recorded: Value = serde_json::from_str(PHONEME_IDS).unwrap();
+    let alphabet = Alphabet::from_json(recorded["piper"]["map"].to_string().as_bytes()).unwrap();
+    for (phonemes, expect) in recorded["piper"]["ids"].as_object().unwrap() {
+        assert_eq!(alphabet.ids_with_pads(phonemes), ids(expect), "{phonemes}");
     }
 }
 

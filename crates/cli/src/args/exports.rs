@@ -10,11 +10,11 @@ use narthex_spec::{ModelName, arch::Pooling};
 #[derive(Debug, ClapArgs)]
 pub(crate) struct ImportArgs {
     /// A folder with an ONNX export (onnxruntime-genai, including a `decoder-pipeline` of Olive or AI Hub,
-    /// AMD's `model_generate`, Optimum, transformers.js, sentence-transformers), one file of it, or a file that
-    /// `narthex export --package` wrote
+    /// AMD's `model_generate`, Optimum, transformers.js, sentence-transformers) or with a voice (hibari, Kokoro, Piper),
+    /// one file of it, or a file that `narthex export --package` wrote
     pub(crate) path: PathBuf,
 
-    /// Name of the package [default: the name of the folder]
+    /// Name of the package [default: the name of the folder, or of the file for a voice of Piper]
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<ModelName>,
 

@@ -6,13 +6,23 @@ use std::{io::Read, path::Path, sync::atomic::AtomicBool};
 use flate2::read::GzDecoder;
 use narthex_spec::manifest::{EnglishPronunciation, PhonemeSource, Pronunciation};
 
-use super::{MAX_BYTES, read, read_graph};
+use super::{MAX_BYTES, open_graph, read};
 use crate::{error::Result, import::refused, package::PackageWriter};
 
 /// Tagger of the words.
 pub(super) const TAGGER: &str = "tagger.json.gz";
 /// Texts that are divided into tokens differently.
 const EXCEPTIONS: &str = "tokenizer_exceptions.json";
+
+/// Returns whether a file is one of the graphs for unknown words.
+pub(super) fn is_graph(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name == "oov.onnx" || name == "oov_gb.onnx")
+}
+
+/// Returns whether a folder has the files.
+pub(super) fn is_in(folder: &Path) -> bool {
+    folder.join(TAGGER).is_file()
+}
 
 /// Writes the files of the pronunciations of some English languages.
 pub(super) fn write(
@@ -64,7 +74,7 @@ fn write_accent(
     package.write(&alphabet, &read(folder, &format!("{letters}.json"))?)?;
     let letters_graph = format!("{name}-letters.onnx");
     let graph = folder.join(format!("{letters}.onnx"));
-    read_graph(&graph)?;
+    open_graph(&graph)?;
     package.copy(&letters_graph, &graph, cancel)?;
     Ok(EnglishPronunciation {
         gold,

@@ -9,12 +9,8 @@ use narthex_spec::{
 };
 use serde::Deserialize;
 
-use super::{NamedSlot, VoiceParts, english, graph_entry, read, read_graph};
-use crate::{
-    error::Result,
-    import::refused,
-    package::{GRAPH_FILE, PackageWriter},
-};
+use super::{NamedSlot, VoiceParts, english, graph_entry, read, write_graph};
+use crate::{error::Result, import::refused, package::PackageWriter};
 
 /// Speakers and their graphs.
 const SPEAKERS: &str = "voices.json";
@@ -59,8 +55,7 @@ pub(super) fn write(
     cancel: &AtomicBool,
 ) -> Result<VoiceParts> {
     let (name, speaker) = speaker(folder, file)?;
-    let graph = read_graph(&folder.join(&speaker.file))?;
-    package.copy(GRAPH_FILE, &folder.join(&speaker.file), cancel)?;
+    let graph = write_graph(&folder.join(&speaker.file), package, cancel)?;
     package.write("phonemes.json", &read(folder, ALPHABET)?)?;
 
     let language = speaker.language;
@@ -69,10 +64,12 @@ pub(super) fn write(
         voice: ImportedVoice { sample_rate: SAMPLE_RATE, family: VoiceFamily::Hibari },
         entry: VoiceEntry {
             alphabet: "phonemes.json".to_owned(),
-            speakers: vec![Speaker { name, language }],
+            styles: None,
+            noise: None,
+            speakers: vec![Speaker { name, language, number: 0 }],
             pronunciations,
         },
-        graph: graph_entry(&graph, &speaker.file, &NAMES)?,
+        graph: graph_entry(&graph, &speaker.file, &NAMES, NAMES.len())?,
         max_phonemes: MAX_PHONEMES,
     })
 }

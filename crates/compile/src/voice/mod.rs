@@ -1,9 +1,12 @@
-//! Imports of voices as packages. The graphs are not compiled.
+//! Imports of voices as packages. The graphs are not compiled, but noise that they draw is made to depend on a seed.
 //!
-//! Each family has a file with its layout: [`hibari`]. [`english`] has the files of the English pronunciation.
+//! Each family has a file with its layout: `hibari`, `kokoro` and `piper`. `english` has the files of the English
+//! pronunciation.
 
 mod english;
 mod hibari;
+mod kokoro;
+mod piper;
 
 use std::{
     collections::BTreeMap,
@@ -13,10 +16,11 @@ use std::{
 
 use narthex_graph::{
     Graph, Value,
+    noise::seed_noise,
     onnx::files::{OnnxFile, OnnxFileError, open_files},
 };
 use narthex_spec::{
-    DType, ModelName, Recipe, Scheme, Variant,
+    DType, ModelName, ProgressSink, Recipe, Scheme, Variant,
     arch::{ImportedVoice, Structure},
     manifest::{
         Binding, FORMAT, GraphEntry, Manifest, Part, Prompts, Provenance, PublishedSampling, Slot, VoiceEntry,
@@ -29,39 +33,85 @@ use crate::{
     package::{GRAPH_FILE, PackageWriter},
 };
 
+pub use self::{kokoro::KokoroFiles, piper::PiperFiles};
+
 /// Maximum size in bytes of a file that is read or decompressed.
 const MAX_BYTES: u64 = 64 << 20;
 
 /// Name of an input or output of a graph, with its meaning and element type.
 type NamedSlot = (&'static str, Slot, DType);
 
+/// Input with the seed of the noise, which is added to graphs that draw random numbers.
+const SEED: NamedSlot = ("narthex.seed", Slot::Seed, DType::I64);
+
 /// A voice to import.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct VoiceJob<'a> {
-    /// Folder of the voice.
-    pub folder: &'a Path,
-    /// Name of the graph's file, if it is not that of the first speaker.
+    /// Files of the voice.
+    pub files: &'a VoiceFiles,
+    /// Name of the graph's file, if the folder has several.
     pub file: Option<&'a str>,
+    /// Folder with the files of the English pronunciation, for voices that [need them](VoiceFiles::needs_english).
+    pub english: Option<&'a Path>,
     /// Name of the package.
     pub name: ModelName,
     /// An empty folder; on success it contains the package.
     pub out: &'a Path,
     /// Origin of the voice.
     pub provenance: Provenance,
+    /// Receiver of notes.
+    pub progress: &'a dyn ProgressSink,
 }
 
-/// What a family states about a voice whose files are written.
+/// Files of a voice, by its family.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum VoiceFiles {
+    /// Folder of a voice of hibari.
+    Hibari(PathBuf),
+    /// Kokoro 82M.
+    Kokoro(KokoroFiles),
+    /// A voice of Piper.
+    Piper(PiperFiles),
+}
+
+impl VoiceFiles {
+    /// Returns the files of a voice in a folder, or of the voice of a graph; `None` for other files. `file` is the name
+    /// of the graph's file, if the folder has several.
+    pub fn find(path: &Path, file: Option<&str>) -> Option<Self> {
+        if hibari::is_layout(path) {
+            return Some(Self::Hibari(path.to_owned()));
+        }
+        let kokoro = KokoroFiles::find(path).map(Self::Kokoro);
+        kokoro.or_else(|| PiperFiles::find(path, file).map(Self::Piper))
+    }
+
+    /// Returns whether the voice needs the files of the English pronunciation, which its folder does not have.
+    ///
+    /// # Errors
+    /// [`CompileError::Foreign`](crate::CompileError::Foreign) for a list of speakers that cannot be read.
+    pub fn needs_english(&self) -> Result<bool> {
+        match self {
+            Self::Hibari(_) | Self::Piper(_) => Ok(false),
+            Self::Kokoro(files) => files.needs_english(),
+        }
+    }
+
+    /// Returns the name of a voice that is one file of several in its folder; `None` for a voice with a folder of its own.
+    pub fn name(&self) -> Option<String> {
+        match self {
+            Self::Hibari(_) | Self::Kokoro(_) => None,
+            Self::Piper(files) => Some(files.name()),
+        }
+    }
+}
+
+/// Parts of the manifest that a family states.
 struct VoiceParts {
     voice: ImportedVoice,
     entry: VoiceEntry,
     graph: GraphEntry,
     /// Maximum number of phonemes that the graph reads at once.
     max_phonemes: usize,
-}
-
-/// Returns whether a folder holds a voice.
-pub fn is_voice(folder: &Path) -> bool {
-    hibari::is_layout(folder)
 }
 
 /// Writes the package of a voice.
@@ -72,7 +122,11 @@ pub fn is_voice(folder: &Path) -> bool {
 /// [`CompileError::Write`](crate::CompileError::Write), [`CompileError::Cancelled`](crate::CompileError::Cancelled).
 pub fn import(job: VoiceJob<'_>, cancel: &AtomicBool) -> Result<Manifest> {
     let package = PackageWriter::new(job.out);
-    let parts = hibari::write(job.folder, job.file, &package, cancel)?;
+    let parts = match job.files {
+        VoiceFiles::Hibari(folder) => hibari::write(folder, job.file, &package, cancel)?,
+        VoiceFiles::Kokoro(files) => files.write(job.file, job.english, &package, job.progress, cancel)?,
+        VoiceFiles::Piper(files) => files.write(&package, cancel)?,
+    };
     let mut manifest = Manifest {
         format: FORMAT,
         name: job.name,
@@ -104,12 +158,12 @@ pub fn import(job: VoiceJob<'_>, cancel: &AtomicBool) -> Result<Manifest> {
     Ok(manifest)
 }
 
-/// Reads a graph without data files.
-fn read_graph(path: &Path) -> Result<Graph> {
+/// Opens a graph without data files.
+fn open_graph(path: &Path) -> Result<OnnxFile> {
     let mut files = open_files(&[path.to_owned()])?;
     let what = || path.display().to_string();
     match files.pop() {
-        Some(OnnxFile { graph, data_files, .. }) if data_files.is_empty() => Ok(graph),
+        Some(file) if file.data_files.is_empty() => Ok(file),
         Some(file) => {
             let names: Vec<&str> = file.data_files.keys().map(String::as_str).collect();
             Err(refused(what(), "a graph in one file", names.join(", ")))
@@ -118,13 +172,35 @@ fn read_graph(path: &Path) -> Result<Graph> {
     }
 }
 
-/// Returns the entry of a graph with all of these inputs and outputs.
-fn graph_entry(graph: &Graph, file: &str, names: &[NamedSlot]) -> Result<GraphEntry> {
-    let inputs = bindings(&graph.inputs, names);
+/// Writes the graph of a voice and returns it. Noise that it draws depends on the seed of a run.
+fn write_graph(path: &Path, package: &PackageWriter, cancel: &AtomicBool) -> Result<Graph> {
+    let mut file = open_graph(path)?;
+    let (name, ..) = SEED;
+    let replaced = seed_noise(&mut file.graph, name)
+        .map_err(|error| refused(path.display().to_string(), "noise that a seed decides", error))?;
+    if replaced == 0 {
+        package.copy(GRAPH_FILE, path, cancel)?;
+    } else {
+        if let Some(part) = file.graph.unread.first() {
+            return Err(refused(path.display().to_string(), "a graph that can be written again", part));
+        }
+        package.write(GRAPH_FILE, &file.graph.encode())?;
+    }
+    file.check_unchanged()?;
+    Ok(file.graph)
+}
+
+/// Returns the entry of a graph. All of its inputs and `count` inputs and outputs together must have these names, beside
+/// the seed.
+fn graph_entry(graph: &Graph, file: &str, names: &[NamedSlot], count: usize) -> Result<GraphEntry> {
+    let mut inputs = bindings(&graph.inputs, names);
     let outputs = bindings(&graph.outputs, names);
-    if inputs.len() != graph.inputs.len() || inputs.len() + outputs.len() != names.len() {
+    let has_all = inputs.len() + outputs.len() == count;
+    inputs.extend(bindings(&graph.inputs, &[SEED]));
+    if !has_all || inputs.len() != graph.inputs.len() {
         let found = graph.inputs.iter().chain(&graph.outputs).map(|value| value.name.as_str());
-        let expected: Vec<&str> = names.iter().map(|(name, ..)| *name).collect();
+        let expected: Vec<String> =
+            names.iter().map(|(name, _, dtype)| format!("{name} ({dtype:?})")).collect();
         let found = found.collect::<Vec<_>>().join(", ");
         return Err(refused(format!("tensors of {file}"), expected.join(", "), found));
     }

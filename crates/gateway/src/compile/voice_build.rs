@@ -3,13 +3,16 @@
 use std::path::PathBuf;
 
 use narthex_catalog::{fetch::CheckpointFiles, resolve::CheckpointSource};
-use narthex_compile::voice::{self, VoiceJob};
+use narthex_compile::voice::{self, VoiceFiles, VoiceJob};
 
 use super::{
     package_build::{PackageBuild, provenance},
     request::CompileRequest,
 };
-use crate::{error::Error, library::DEFAULT_SCHEME};
+use crate::{
+    error::Error,
+    library::{DEFAULT_SCHEME, english_files, package::bad_package},
+};
 
 impl PackageBuild<'_> {
     /// Refuses settings of a compile for a voice, whose graph is imported as it is.
@@ -36,16 +39,25 @@ impl PackageBuild<'_> {
         files: CheckpointFiles,
     ) -> Result<PathBuf, Error> {
         let Self { library, key, cancel, .. } = self;
+        let progress = self.steps.sink();
+        let Some(voice) = VoiceFiles::find(&files.path, None) else {
+            let reason = format!("expected the files of a voice in {}, found none", files.path.display());
+            return Err(bad_package(key, reason));
+        };
+        let english = english_files::folder(library, &voice, progress, cancel)?;
+
         let staging = library.store.stage_package(&key.name, key.scheme)?;
         let job = VoiceJob {
-            folder: &files.path,
+            files: &voice,
             file: None,
+            english: english.as_deref(),
             name: key.name.clone(),
             out: staging.path(),
             provenance: provenance(CheckpointFiles {
                 license: files.license.clone().or_else(|| resolved.license.clone()),
                 ..files.clone()
             }),
+            progress,
         };
         voice::import(job, cancel.flag())?;
         Ok(staging.commit()?)

@@ -20,6 +20,11 @@ pub(super) fn other_schemes(installed: &[Scheme]) -> String {
     format!(", where the model is installed in {}", names.join(" and "))
 }
 
+/// Ways to install espeak-ng.
+pub(super) const ESPEAK: &str = "install espeak-ng: `apt install espeak-ng` on Debian and Ubuntu, `dnf install espeak-ng` on \
+                                 Fedora, `brew install espeak-ng` on macOS, its installer on Windows; NARTHEX_ESPEAK names \
+                                 a program elsewhere";
+
 /// Returns the hint to the models of a kind.
 pub(super) fn models_of_kind(kind: ModelKind) -> String {
     format!("`narthex list --available --kind {}` lists suitable models", kind.as_str())

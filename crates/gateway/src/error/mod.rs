@@ -294,6 +294,16 @@ pub enum Error {
     /// Audio that cannot be read.
     #[error(transparent)]
     Audio(#[from] narthex_audio::AudioError),
+    /// The program that pronounces texts is missing or failed.
+    #[error("{program}, which pronounces texts for this voice, {reason}")]
+    Espeak {
+        /// The program.
+        program: String,
+        /// Reason.
+        reason: String,
+        /// True if the program is not installed.
+        is_missing: bool,
+    },
     /// The device failed during a step.
     #[error(transparent)]
     Step(#[from] narthex_engine::executor::StepError),
@@ -346,6 +356,7 @@ impl Error {
             | Self::NotWhole { .. }
             | Self::VendorCompiler { .. }
             | Self::Device(_)
+            | Self::Espeak { .. }
             | Self::Step(_) => ErrorKind::Unavailable,
             Self::Io { source, .. } => ErrorKind::of_io(source),
             Self::Catalog(error) => catalog_kind(error),
@@ -387,6 +398,7 @@ impl Error {
     /// Returns the next step, if it is known.
     pub fn hint(&self) -> Option<String> {
         match self {
+            Self::Espeak { is_missing: true, .. } => Some(hint::ESPEAK.to_owned()),
             Self::UnknownModel { name, .. } => Some(unknown_hint(name)),
             Self::PathAsModel => Some(
                 "GET /v1/models lists the names, and `narthex pull PATH` installs a file under a name"

@@ -6,13 +6,13 @@ use std::{
 };
 
 use narthex_catalog::{
-    resolve::{check_digests, check_links, import_name},
+    resolve::{check_digests, check_links, import_name, model_name},
     store::{PACKAGE_EXTENSION, UnpackedPackage},
 };
 use narthex_compile::{
     import::{self, Import, ImportJob},
     package::add_files,
-    voice::{self, VoiceJob},
+    voice::{self, VoiceFiles, VoiceJob},
 };
 use narthex_graph::onnx::files::graph_files;
 use narthex_spec::{ModelName, ProgressSink, arch::Pooling, manifest::Provenance, progress::Progress};
@@ -20,7 +20,7 @@ use narthex_spec::{ModelName, ProgressSink, arch::Pooling, manifest::Provenance,
 use crate::{
     cancel::Cancel,
     error::Error,
-    library::{DEFAULT_SCHEME, Library, package, package_key::PackageKey},
+    library::{DEFAULT_SCHEME, Library, english_files, package, package_key::PackageKey},
 };
 
 /// Import of an ONNX export.
@@ -114,9 +114,11 @@ pub(crate) fn import(
     if is_package_file(&request.path) {
         return import_package(library, request, progress, cancel);
     }
-    let name = match &request.name {
-        Some(name) => name.clone(),
-        None => import_name(&import::folder(&request.path))?,
+    let voice = VoiceFiles::find(&request.path, request.file.as_deref());
+    let name = match (&request.name, voice.as_ref().and_then(VoiceFiles::name)) {
+        (Some(name), _) => name.clone(),
+        (None, Some(file)) => model_name(&file)?,
+        (None, None) => import_name(&import::folder(&request.path))?,
     };
     let folder = import::folder(&request.path);
     check_links(&folder)?;
@@ -124,8 +126,9 @@ pub(crate) fn import(
     let source = format!("local {}", path.display());
     library.check_name(&name, None, &source)?;
 
-    if voice::is_voice(&request.path) {
-        return import_voice(library, request, VoiceOrigin { name, source }, trial, cancel);
+    if let Some(files) = voice {
+        let import = VoiceImport { library, request, files, name, source };
+        return import.run(trial, progress, cancel);
     }
     let intact = |error| check_digests(&folder, cancel.flag()).map_or_else(Error::from, |()| error);
     let export = open(request).map_err(intact)?;
@@ -148,42 +151,53 @@ pub(crate) fn import(
     Ok((key, staging.commit()?))
 }
 
-/// Name of a new package, and the source that it states.
-struct VoiceOrigin {
+/// Import of a voice.
+struct VoiceImport<'a> {
+    library: &'a Library,
+    request: &'a ImportRequest,
+    files: VoiceFiles,
+    /// Name of the new package.
     name: ModelName,
+    /// Source that the package states.
     source: String,
 }
 
-/// Imports a voice that passes the trial run.
-fn import_voice(
-    library: &Library,
-    request: &ImportRequest,
-    VoiceOrigin { name, source }: VoiceOrigin,
-    trial: TrialRun<'_>,
-    cancel: &Cancel,
-) -> Result<(PackageKey, PathBuf), Error> {
-    if request.pooling.is_some() {
-        let message = format!("--pooling is for embedding models, and {} is a voice", request.path.display());
-        return Err(Error::invalid("pooling", message));
-    }
+impl VoiceImport<'_> {
+    /// Imports a voice that passes the trial run.
+    fn run(
+        self,
+        trial: TrialRun<'_>,
+        progress: &dyn ProgressSink,
+        cancel: &Cancel,
+    ) -> Result<(PackageKey, PathBuf), Error> {
+        let Self { library, request, files, name, source } = self;
+        if request.pooling.is_some() {
+            let message =
+                format!("--pooling is for embedding models, and {} is a voice", request.path.display());
+            return Err(Error::invalid("pooling", message));
+        }
 
-    let key = PackageKey { name: name.clone(), scheme: DEFAULT_SCHEME };
-    let staging = library.store.stage_package(&name, key.scheme)?;
-    let job = VoiceJob {
-        folder: &request.path,
-        file: request.file.as_deref(),
-        name,
-        out: staging.path(),
-        provenance: Provenance {
-            source,
-            checkpoint: BTreeMap::new(),
-            license: None,
-            compiler: format!("narthex {}", env!("CARGO_PKG_VERSION")),
-        },
-    };
-    voice::import(job, cancel.flag())?;
-    trial(&key, staging.path())?;
-    Ok((key, staging.commit()?))
+        let english = english_files::folder(library, &files, progress, cancel)?;
+        let key = PackageKey { name: name.clone(), scheme: DEFAULT_SCHEME };
+        let staging = library.store.stage_package(&name, key.scheme)?;
+        let job = VoiceJob {
+            files: &files,
+            file: request.file.as_deref(),
+            english: english.as_deref(),
+            name,
+            out: staging.path(),
+            provenance: Provenance {
+                source,
+                checkpoint: BTreeMap::new(),
+                license: None,
+                compiler: format!("narthex {}", env!("CARGO_PKG_VERSION")),
+            },
+            progress,
+        };
+        voice::import(job, cancel.flag())?;
+        trial(&key, staging.path())?;
+        Ok((key, staging.commit()?))
+    }
 }
 
 /// Opens the export. A checkpoint in its place has an error of its own.

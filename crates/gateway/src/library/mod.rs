@@ -1,6 +1,7 @@
 //! The models of this machine: names, installed packages, the catalogue, imports, exports and runtime libraries.
 //! Nothing here loads a model.
 
+pub(crate) mod english_files;
 pub(crate) mod export;
 pub(crate) mod import;
 pub(crate) mod model_ref;

@@ -375,7 +375,7 @@ impl Library {
             let key = PackageKey { name: info.name, scheme: info.scheme };
             if let Ok(Manifest { voice: Some(entry), .. }) = package::read_manifest(&info.dir, &key) {
                 let speakers = entry.speakers.iter().enumerate();
-                voices.extend(speakers.map(|(index, Speaker { name, language })| VoiceInfo {
+                voices.extend(speakers.map(|(index, Speaker { name, language, .. })| VoiceInfo {
                     is_installed: true,
                     ..voice_info(&key.name, index, name, language)
                 }));

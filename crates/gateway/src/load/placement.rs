@@ -9,7 +9,7 @@ use narthex_device::{
     RefusedNode,
     placement::{GraphPlacement, Placement},
 };
-use narthex_graph::{Graph, context::CONTEXT_OP, work::multiply_accumulates};
+use narthex_graph::{Bytes, Graph, context::CONTEXT_OP, work::multiply_accumulates};
 use narthex_spec::{
     DeviceKind, DeviceName, Ep, MediaKind,
     manifest::{GraphEntry, Part},
@@ -17,7 +17,6 @@ use narthex_spec::{
 
 use crate::{
     error::Error,
-    library::package,
     load::{
         fallback,
         request::{DeviceAssignment, LoadRequest, SelectedDevice},
@@ -176,8 +175,9 @@ fn device_of<'a>(entries: &[GraphEntry], graph: &str, devices: &'a DeviceAssignm
 
 /// Returns the costs of a graph's nodes, by path.
 fn node_costs(folder: &Path, file: &str) -> Result<BTreeMap<String, NodeCost>, Error> {
-    let bytes = package::read(folder, file)?;
-    let graph = Graph::decode(&bytes).map_err(|error| Error::Io {
+    let path = folder.join(file);
+    let bytes = narthex_files::map(&path).map_err(Error::io("read", &path))?;
+    let graph = Graph::decode_shared(Bytes::from_owner(bytes)).map_err(|error| Error::Io {
         what: format!("cannot read {file} of the package"),
         source: std::io::Error::other(error.to_string()),
     })?;
@@ -266,6 +266,7 @@ fn node_providers<'a>(placement: &Placement, costs: &'a BTreeMap<String, NodeCos
 #[cfg(test)]
 mod tests {
     use narthex_device::{ep::Device, placement::PlacedNode};
+    use narthex_graph::{Initializer, InitializerData};
     use narthex_spec::{DType, Variant};
 
     use super::*;
@@ -347,6 +348,21 @@ mod tests {
         let work: u64 =
             node_costs(folder.path(), "g.onnx").unwrap().values().map(|node| node.multiply_accumulates).sum();
         assert_eq!(work, NOMINAL_TOKENS * 4 * 8);
+    }
+
+    #[test]
+    fn a_graph_may_contain_its_weights() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut graph = narthex_graph::Builder::new("g", &[("", 20)]).finish();
+        let bytes = vec![0; (64 << 20) + 1];
+        graph.initializers.push(Initializer {
+            name: "w".to_owned(),
+            dtype: DType::I8.into(),
+            shape: vec![bytes.len()],
+            data: InitializerData::Inline(bytes.into()),
+        });
+        std::fs::write(folder.path().join("g.onnx"), graph.encode()).unwrap();
+        assert!(node_costs(folder.path(), "g.onnx").unwrap().is_empty());
     }
 
     #[test]

@@ -7,6 +7,7 @@ use narthex_device::{DeviceError, ep::Facts, runtime::Runtime, static_shapes::Fo
 use narthex_engine::encoder::{Encoder, Text};
 use narthex_spec::{
     ProgressSink, Variant,
+    manifest::{PhonemeSource, Pronunciation},
     progress::{Progress, Stage, Unit},
 };
 
@@ -24,7 +25,7 @@ use crate::{
         runtime_choice::{cpu_library, cpu_runtime},
         sessions::{self, Model},
         verify::{feed, reference_texts},
-        voice::{self, Run},
+        voice,
     },
 };
 
@@ -87,11 +88,19 @@ fn is_unavailable(message: &str) -> bool {
     message.contains("NOT_IMPLEMENTED") || message.contains("Could not find an implementation")
 }
 
-/// Speaks a word.
+/// Speaks a few phonemes.
 fn speak_once(request: &LoadRequest<'_>) -> Result<(), Error> {
+    let entry = request.manifest().voice.iter();
+    let is_espeak = |spoken: &Pronunciation| matches!(spoken.source, PhonemeSource::Espeak { .. });
+    if entry.flat_map(|entry| &entry.pronunciations).any(is_espeak)
+        && let Err(error) = voice::espeak::check_installed(&request.config)
+    {
+        let note = format!("{error}; {}.", error.hint().unwrap_or_default());
+        request.progress.event(Progress::Note(note));
+    }
     let mut voice = voice::open(request)?.voice;
     let Some(speaker) = voice::speaker(request.manifest(), None) else { return Ok(()) };
-    voice.speak("Hello.", Run { speaker, speed: 1.0, seed: 0 }).map(drop)
+    voice.try_out(speaker)
 }
 
 fn run_once(request: &LoadRequest<'_>) -> Result<(), Error> {

@@ -3,14 +3,16 @@
 use std::ops::ControlFlow;
 
 use narthex_catalog::resolve::excerpt;
-use narthex_speech::{utterance::utterances, vocoder::SAMPLE_RATE};
+use narthex_spec::arch::Structure;
+use narthex_speech::utterance::{plain_sentences, utterances};
 
 use crate::{
     cancel::Cancel,
     error::Error,
+    library::package::bad_package,
     load::{
         residency::ReadyModel,
-        voice::{Run, accent, speaker},
+        voice::{Run, accent, is_english, speaker},
     },
     serve::{
         options::unique_number,
@@ -52,11 +54,19 @@ impl ReadyModel {
         };
 
         let queued = queue.enter(cancel)?;
-        let sentences = utterances(text, accent(&speaker.language));
+        let sentences = if is_english(&speaker.language) {
+            utterances(text, accent(&speaker.language))
+        } else {
+            plain_sentences(text)
+        };
+        let sample_rate = match &manifest.architecture {
+            Structure::ImportedVoice(voice) => voice.sample_rate,
+            _ => return Err(bad_package(&model.package.key, "it is not a voice")),
+        };
         let seed = seed.unwrap_or_else(unique_number);
         let mut summary = SpeechSummary {
             voice: speaker.name.clone(),
-            sample_rate: SAMPLE_RATE,
+            sample_rate,
             sentences: 0,
             samples: 0,
             ran_on: model.ran_on(),
@@ -69,7 +79,7 @@ impl ReadyModel {
             }
             summary.sentences += 1;
             summary.samples += samples.len();
-            if on(SpeechEvent { sample_rate: SAMPLE_RATE, samples }).is_break() {
+            if on(SpeechEvent { sample_rate, samples }).is_break() {
                 return Err(Error::Cancelled);
             }
         }

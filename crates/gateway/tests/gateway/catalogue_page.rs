@@ -93,8 +93,9 @@ fn row(catalog: &Catalog, entry: &Entry) -> String {
 /// Returns the row of a voice, which is imported as it is.
 fn voice_row(entry: &Entry) -> String {
     let download = entry.checkpoint_bytes().unwrap();
+    let status = if entry.tested { "tested" } else { "family tested" };
     format!(
-        "| `{}` | {} | {} | {} | – | – | {} | on the CPU | tested |\n",
+        "| `{}` | {} | {} | {} | – | – | {} | on the CPU | {status} |\n",
         entry.name,
         parameters(entry.parameters),
         size(download),

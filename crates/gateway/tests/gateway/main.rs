@@ -25,3 +25,4 @@ mod reductions;
 mod sounds;
 mod speech;
 mod transcription;
+mod voices;

@@ -37,6 +37,10 @@ pub struct ImportedVoice {
 pub enum VoiceFamily {
     /// Hibari: the graph computes a spectrum in frames, from which the host computes samples.
     Hibari,
+    /// Kokoro: the graph computes samples in the style of a speaker, which depends on the number of phonemes.
+    Kokoro,
+    /// Piper: the graph computes samples from phonemes with pads between them, and scales of its noise.
+    Piper,
 }
 
 /// An imported decoder, whose graph reads tokens.
@@ -133,7 +137,9 @@ mod tests {
             let encoder = ImportedEncoder { vocab: 9, width: 8, pooled_by_graph, head };
             check(Structure::ImportedEncoder(encoder), "imported_encoder");
         }
-        let voice = ImportedVoice { sample_rate: 24_000, family: VoiceFamily::Hibari };
-        check(Structure::ImportedVoice(voice), "imported_voice");
+        for family in [VoiceFamily::Hibari, VoiceFamily::Kokoro, VoiceFamily::Piper] {
+            let voice = ImportedVoice { sample_rate: 24_000, family };
+            check(Structure::ImportedVoice(voice), "imported_voice");
+        }
     }
 }

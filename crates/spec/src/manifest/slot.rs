@@ -123,10 +123,22 @@ pub enum Slot {
     /// Output `[1, rows + 2, hidden]`: embedding rows of the frames of a sound, and those of the tokens in place of missing rows
     /// and after the rows.
     SoundRows,
-    /// Input `[1, phonemes]` i64: ids of phonemes, between two zeros.
+    /// Input `[1, phonemes]` i64: ids of phonemes, between two zeros or with pads.
     Phonemes,
+    /// Input `[1]` i64: length of [`Slot::Phonemes`].
+    PhonemeCount,
     /// Input `[1]` f32: factor of the speed of speech.
     Speed,
+    /// Input `[1, width]` f32: style of a speaker for a number of phonemes.
+    Style,
+    /// Input `[1]` i64: number of a speaker.
+    SpeakerNumber,
+    /// Input `[3]` f32: scales of the noise, of the durations, and of the noise of the durations.
+    NoiseScales,
+    /// Input `[1]` i64: seed of the noise, from 0 to 2³¹ - 2.
+    Seed,
+    /// Output f32: samples of speech.
+    Samples,
     /// Output `[1, bins, frames]`: logarithm of the magnitude of the harmonics of speech.
     HarmonicMagnitude,
     /// Output `[1, bins, frames]`: phase of the harmonics, before its limitation to -π to π.

@@ -11,12 +11,22 @@ const MAX_SPEAKERS: usize = 4096;
 /// Highest sample rate of a voice, in Hz.
 const MAX_SAMPLE_RATE: u32 = 192_000;
 
+/// Maximum length of the name of a voice of espeak-ng.
+const MAX_ESPEAK_NAME: usize = 64;
+
 /// Speakers of a voice, and their pronunciations.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct VoiceEntry {
-    /// Ids of phonemes: a JSON object from a phoneme to its id, relative to the package.
+    /// Ids of phonemes: a JSON object from a phoneme to its id, or to several ids, relative to the package.
     #[serde(deserialize_with = "paths::path")]
     pub alphabet: String,
+    /// Styles of the speakers in the order of their numbers, relative to the package: for each number of phonemes up to the
+    /// maximum length, a row of little-endian f32. For voices of Kokoro.
+    #[serde(default, deserialize_with = "paths::optional", skip_serializing_if = "Option::is_none")]
+    pub styles: Option<String>,
+    /// Scales of the noise, for voices of Piper.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub noise: Option<NoiseScales>,
     /// The speakers; the first is the default.
     pub speakers: Vec<Speaker>,
     /// Pronunciations of the speakers' languages.
@@ -30,6 +40,26 @@ pub struct Speaker {
     pub name: String,
     /// Language as a tag of BCP 47, such as `en-US`.
     pub language: String,
+    /// Number of the speaker in the graph or in the styles.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub number: usize,
+}
+
+/// Returns whether a number is the default.
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
+fn is_zero(number: &usize) -> bool {
+    *number == 0
+}
+
+/// Scales of the noise of a voice of Piper.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct NoiseScales {
+    /// Scale of the noise of the sound.
+    pub sound: f32,
+    /// Scale of the durations of phonemes, at the usual speed.
+    pub duration: f32,
+    /// Scale of the noise of the durations.
+    pub duration_noise: f32,
 }
 
 /// Pronunciation of a language.
@@ -47,6 +77,11 @@ pub struct Pronunciation {
 pub enum PhonemeSource {
     /// Dictionaries and rules for English.
     English(EnglishPronunciation),
+    /// The program espeak-ng.
+    Espeak {
+        /// Name of its voice, such as `fr-fr`.
+        voice: String,
+    },
 }
 
 /// Files of an English pronunciation, relative to the package.
@@ -75,22 +110,23 @@ pub struct EnglishPronunciation {
 impl VoiceEntry {
     /// Returns the graphs besides those of [`Manifest::graphs`].
     pub fn graphs(&self) -> impl Iterator<Item = &String> {
-        self.pronunciations.iter().map(|pronunciation| match &pronunciation.source {
-            PhonemeSource::English(english) => &english.letters_graph,
-        })
+        self.english().map(|english| &english.letters_graph)
     }
 
     /// Returns the files that the entry names.
     pub(super) fn files(&self) -> impl Iterator<Item = &String> {
-        let pronunciations =
-            self.pronunciations.iter().flat_map(|pronunciation| match &pronunciation.source {
-                PhonemeSource::English(english) => {
-                    let EnglishPronunciation { gold, silver, tagger, exceptions, letters_graph, letters } =
-                        english;
-                    [gold, silver, tagger, exceptions, letters_graph, letters]
-                }
-            });
-        std::iter::once(&self.alphabet).chain(pronunciations)
+        let pronunciations = self.english().flat_map(|english| {
+            let EnglishPronunciation { gold, silver, tagger, exceptions, letters_graph, letters } = english;
+            [gold, silver, tagger, exceptions, letters_graph, letters]
+        });
+        std::iter::once(&self.alphabet).chain(&self.styles).chain(pronunciations)
+    }
+
+    fn english(&self) -> impl Iterator<Item = &EnglishPronunciation> {
+        self.pronunciations.iter().filter_map(|pronunciation| match &pronunciation.source {
+            PhonemeSource::English(english) => Some(english),
+            PhonemeSource::Espeak { .. } => None,
+        })
     }
 
     /// Returns the pronunciation of a language.
@@ -108,11 +144,12 @@ pub(super) fn check(manifest: &Manifest, voice: &ImportedVoice) -> Result<(), Co
     let Some(entry) = &manifest.voice else {
         return Err(Contradiction::new("the speakers of a voice", "none"));
     };
+
     let speakers = entry.speakers.len();
     if !(1..=MAX_SPEAKERS).contains(&speakers) {
         return Err(Contradiction::new(format!("1 to {MAX_SPEAKERS} speakers"), speakers));
     }
-    for (index, Speaker { name, language }) in entry.speakers.iter().enumerate() {
+    for (index, Speaker { name, language, .. }) in entry.speakers.iter().enumerate() {
         if entry.pronunciation(language).is_none() {
             return Err(Contradiction::new(format!("a pronunciation of {language} for {name}"), "none"));
         }
@@ -122,19 +159,62 @@ pub(super) fn check(manifest: &Manifest, voice: &ImportedVoice) -> Result<(), Co
         }
     }
 
+    for Pronunciation { source, .. } in &entry.pronunciations {
+        if let PhonemeSource::Espeak { voice } = source
+            && !is_espeak_name(voice)
+        {
+            return Err(Contradiction::new("the name of a voice of espeak-ng", format!("{voice:?}")));
+        }
+    }
+    check_graph(manifest, entry, voice.family)
+}
+
+/// Returns whether a text is the name of a voice of espeak-ng, and not an option or a path.
+pub fn is_espeak_name(name: &str) -> bool {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || "-+_".contains(c);
+    name.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && name.len() <= MAX_ESPEAK_NAME
+        && name.chars().all(is_part)
+}
+
+/// Fails if the graph of a voice lacks an input or output of its family.
+fn check_graph(manifest: &Manifest, entry: &VoiceEntry, family: VoiceFamily) -> Result<(), Contradiction> {
     let [graph] = manifest.graphs.as_slice() else {
         return Err(Contradiction::new("one graph of a voice", manifest.graphs.len()));
     };
-    let (inputs, outputs) = match voice.family {
-        VoiceFamily::Hibari => ([Slot::Phonemes, Slot::Speed], Slot::SPECTRUM),
+    let (inputs, outputs): (&[Slot], &[Slot]) = match family {
+        VoiceFamily::Hibari => (&[Slot::Phonemes, Slot::Speed], &Slot::SPECTRUM),
+        VoiceFamily::Kokoro => (&[Slot::Phonemes, Slot::Style, Slot::Speed], &[Slot::Samples]),
+        VoiceFamily::Piper => (&[Slot::Phonemes, Slot::PhonemeCount, Slot::NoiseScales], &[Slot::Samples]),
     };
     if let Some(missing) = inputs.iter().find(|slot| graph.input(**slot).is_none()) {
         return Err(Contradiction::new(format!("an input for {missing:?} in {}", graph.file), "none"));
     }
-    match outputs.iter().find(|slot| graph.output(**slot).is_none()) {
-        Some(missing) => {
-            Err(Contradiction::new(format!("an output for {missing:?} in {}", graph.file), "none"))
+    if let Some(missing) = outputs.iter().find(|slot| graph.output(**slot).is_none()) {
+        return Err(Contradiction::new(format!("an output for {missing:?} in {}", graph.file), "none"));
+    }
+    match family {
+        VoiceFamily::Kokoro if entry.styles.is_none() => {
+            Err(Contradiction::new("a file with the styles of the speakers", "none"))
         }
-        None => Ok(()),
+        VoiceFamily::Piper if entry.noise.is_none() => Err(Contradiction::new("scales of the noise", "none")),
+        VoiceFamily::Hibari | VoiceFamily::Kokoro | VoiceFamily::Piper => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn voices_of_espeak_are_names_and_no_options_or_paths() {
+        let check = |name: &str, expect: bool| assert_eq!(is_espeak_name(name), expect, "{name:?}");
+        for name in ["en-us", "pt-br", "zh", "en-gb-x-rp", "en+f3", "cmn_latn"] {
+            check(name, true);
+        }
+        for name in ["", "-v", "--path=x", "a b", "../x", "a/b", "en\n"] {
+            check(name, false);
+        }
+        check(&"a".repeat(65), false);
     }
 }

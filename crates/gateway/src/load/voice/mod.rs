@@ -1,18 +1,21 @@
 //! A voice in memory: its graph and the pronunciations of its languages.
 //!
-//! Voices run on the CPU: their graphs have shapes that depend on the text. [`graph`] runs the graph of each family, and
-//! [`pronunciation`] has the phonemes of a language.
+//! Voices run on the CPU: their graphs have shapes that depend on the text. `graph` runs the graph of each family,
+//! `pronunciation` has the phonemes of a language, and `espeak` runs the program espeak-ng.
 
+pub(crate) mod espeak;
 mod graph;
 mod pronunciation;
+
+use std::ops::RangeInclusive;
 
 use narthex_device::{cpu_graph::CpuGraph, placement::GraphPlacement};
 use narthex_spec::{
     DeviceName, NpuPolicy,
-    arch::Structure,
+    arch::{Structure, VoiceFamily},
     manifest::{Manifest, Speaker},
 };
-use narthex_speech::phonemes;
+use narthex_speech::{espeak::Notation, phonemes};
 
 use self::{graph::VoiceGraph, pronunciation::SpokenLanguage};
 use crate::{
@@ -25,7 +28,13 @@ use crate::{
     report::{fallback::FallbackNodes, models::DeviceRefusal, placement::PlacementReport},
 };
 
-pub(crate) use self::pronunciation::accent;
+pub(crate) use self::pronunciation::{accent, is_english};
+
+/// Marks of a phoneme on the letter before them.
+const COMBINING: RangeInclusive<char> = '\u{300}'..='\u{36f}';
+
+/// Number of phonemes of a trial run.
+const TRIED_PHONEMES: usize = 8;
 
 /// A voice whose graphs are open.
 pub(crate) struct OpenVoice {
@@ -69,7 +78,12 @@ pub(crate) fn open(request: &LoadRequest<'_>) -> Result<OpenVoice, Error> {
     let mut report = placement::report(request, &DeviceAssignment::cpu(), &[placement], Vec::new())?;
     report.why = Some("voices run on the CPU".to_owned());
 
-    let pronunciations = entry.pronunciations.iter().map(|entry| SpokenLanguage::open(request, entry));
+    let notation = match imported.family {
+        VoiceFamily::Hibari | VoiceFamily::Kokoro => Notation::Kokoro,
+        VoiceFamily::Piper => Notation::Ipa,
+    };
+    let pronunciations =
+        entry.pronunciations.iter().map(|entry| SpokenLanguage::open(request, entry, notation));
     let voice = Voice {
         graph,
         pronunciations: pronunciations.collect::<Result<_, _>>()?,
@@ -109,7 +123,7 @@ impl Voice {
         let Some(spoken) = spoken else { return Ok(Vec::new()) };
         let mut phonemes = spoken.phonemes(sentence)?;
         // Without punctuation, the last word would sound cut off.
-        if phonemes.ends_with(char::is_alphabetic) {
+        if phonemes.ends_with(|c: char| c.is_alphabetic() || COMBINING.contains(&c)) {
             phonemes.push('.');
         }
 
@@ -121,6 +135,12 @@ impl Voice {
             samples.extend(self.graph.samples(part, Run { seed, ..run })?);
         }
         Ok(samples)
+    }
+
+    /// Runs the graph once with a few phonemes. No pronunciation is needed.
+    pub(crate) fn try_out(&mut self, speaker: &Speaker) -> Result<(), Error> {
+        let letters: String = self.graph.letters().chars().take(TRIED_PHONEMES).collect();
+        self.graph.samples(&letters, Run { speaker, speed: 1.0, seed: 0 }).map(drop)
     }
 }
 

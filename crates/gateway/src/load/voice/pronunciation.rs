@@ -5,9 +5,12 @@ use narthex_spec::{
     Elements, Feed,
     manifest::{EnglishPronunciation, PhonemeSource, Pronunciation},
 };
-use narthex_speech::english::{Accent, English, EnglishFiles, LetterModel};
+use narthex_speech::{
+    english::{Accent, English, EnglishFiles, LetterModel},
+    espeak::{self, Notation},
+};
 
-use super::open_graph;
+use super::{espeak::Espeak, open_graph};
 use crate::{
     error::Error,
     library::package::{self, bad_package},
@@ -20,10 +23,12 @@ pub(super) struct SpokenLanguage {
     reader: Reader,
 }
 
-/// What turns a sentence into phonemes.
+/// Source of the phonemes of a sentence.
 enum Reader {
     /// Dictionaries and rules, with the graph for unknown words.
     English(Box<English>, LetterGraph),
+    /// A program.
+    Espeak(Espeak),
 }
 
 /// Graph that spells the pronunciation of a word from its letters.
@@ -34,10 +39,16 @@ struct LetterGraph {
 }
 
 impl SpokenLanguage {
-    pub(super) fn open(request: &LoadRequest<'_>, pronunciation: &Pronunciation) -> Result<Self, Error> {
+    /// Opens a pronunciation. Phonemes of espeak-ng are in a notation.
+    pub(super) fn open(
+        request: &LoadRequest<'_>,
+        pronunciation: &Pronunciation,
+        notation: Notation,
+    ) -> Result<Self, Error> {
         let Pronunciation { language, source } = pronunciation;
         let reader = match source {
             PhonemeSource::English(files) => open_english(request, accent(language), files)?,
+            PhonemeSource::Espeak { voice } => Reader::Espeak(Espeak::new(&request.config, voice, notation)),
         };
         Ok(Self { language: language.clone(), reader })
     }
@@ -46,6 +57,7 @@ impl SpokenLanguage {
     pub(super) fn phonemes(&mut self, sentence: &str) -> Result<String, Error> {
         match &mut self.reader {
             Reader::English(english, letters) => english.phonemes(sentence, letters),
+            Reader::Espeak(program) => espeak::phonemes(sentence, program.notation(), program),
         }
     }
 }
@@ -74,6 +86,11 @@ fn open_english(
     let names = [graph.inputs().first().copied(), graph.outputs().first().copied()];
     let [input, output] = names.map(|name| name.unwrap_or_default().to_owned());
     Ok(Reader::English(Box::new(english), LetterGraph { graph, input, output }))
+}
+
+/// Returns whether a language tag is one of English, whose texts are normalised.
+pub(crate) fn is_english(language: &str) -> bool {
+    language.split('-').next() == Some("en")
 }
 
 /// Returns the accent of a language tag.
