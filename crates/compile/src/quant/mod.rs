@@ -7,9 +7,11 @@ pub mod hybrid;
 mod key_balance;
 pub mod plan;
 pub mod scaling;
+mod storage;
 mod towers;
 
 pub use activations::ActivationRanges;
 pub(crate) use key_balance::balance_keys;
-pub use plan::{Plan, Storage};
+pub use plan::Plan;
 pub use scaling::Scaling;
+pub use storage::Storage;

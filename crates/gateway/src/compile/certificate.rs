@@ -15,7 +15,7 @@ use narthex_spec::{
 
 use super::{
     package_build::{CompileOutput, PackageBuild},
-    request::Certification,
+    request::{AFFORDABLE, Certification},
 };
 use crate::{
     error::Error,
@@ -28,9 +28,6 @@ use crate::{
         },
     },
 };
-
-/// Largest float model in bytes whose package is built for a certificate that nobody asked for.
-pub(super) const AFFORDABLE: u64 = 4_000_000_000;
 
 /// Maximum number of layers that a refusal names.
 const NAMED_LAYERS: usize = 3;

@@ -29,9 +29,9 @@ use narthex_spec::{
 use super::{
     build_permits::BuildRight,
     calibration::CpuRunner,
-    certificate, precompile,
+    precompile,
     quality::{self, ComparedPackage},
-    request::{Certification, CompileRequest, Rebuild},
+    request::{AFFORDABLE, Certification, CompileRequest, Rebuild},
 };
 use crate::{
     cancel::Cancel,
@@ -359,7 +359,7 @@ impl PackageBuild<'_> {
         let measured_bytes = match request.certification {
             _ if request.layer_losses => u64::MAX,
             Certification::Never => 0,
-            Certification::IfAffordable => certificate::AFFORDABLE,
+            Certification::IfAffordable => AFFORDABLE,
             Certification::Always | Certification::AcceptLoss => u64::MAX,
         };
         let output = CompileOutput { folder, keep_stages: request.keep_stages.as_deref(), measured_bytes };

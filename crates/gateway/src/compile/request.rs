@@ -151,6 +151,9 @@ pub fn width_plan(file: &Path) -> Result<WidthPlan, Error> {
     Ok(WidthPlan::read(file).map_err(CompileError::from)?)
 }
 
+/// Largest float model in bytes whose package is built for a certificate that nobody asked for.
+pub(super) const AFFORDABLE: u64 = 4_000_000_000;
+
 /// Measurement of a package's loss against the model in `f32`, which its manifest then states. A loss above the bound of
 /// the scheme is an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

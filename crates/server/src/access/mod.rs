@@ -34,6 +34,7 @@ use crate::{
     error::ApiError,
     http::{budget::AnswerMemory, held_body::hold},
     keys::{self, Caller, KeyPolicy, KeyRing},
+    protocol::{device_headers::DEVICE, id::RequestId},
     reports::{metrics::Metrics, requests::WorkRecord},
 };
 
@@ -158,7 +159,10 @@ impl Access {
         };
         let gateway = self.keys.gateway(&caller);
         let work = WorkRecord::default();
-        let running = (!path.is_unmetered).then(|| self.shared.requests.start(&request, work.clone()));
+        let running = (!path.is_unmetered).then(|| {
+            let id = request.extensions().get().map(|RequestId(id)| id);
+            self.shared.requests.start(&request, id, work.clone())
+        });
         let meter = Meter { metrics: self.metrics(), caller, work };
         let answer = AnswerMemory::new(&self.shared.bodies);
         request.extensions_mut().insert(App { gateway, meter, shared: self.shared.clone(), answer });
@@ -179,7 +183,7 @@ impl Access {
         }
 
         let Some(mut running) = running else { return Ok(response) };
-        running.respond(&response);
+        running.respond(response.status(), response.headers().get(DEVICE));
         Ok(hold(running, response))
     }
 }

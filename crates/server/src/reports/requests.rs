@@ -8,15 +8,13 @@ use std::{
 
 use axum::{
     extract::MatchedPath,
-    http::{Method, Request, Response},
+    http::{HeaderValue, Method, Request, StatusCode},
 };
 use narthex_gateway::request::{Summary, Times};
 use narthex_spec::date::unix_seconds;
 use parking_lot::Mutex;
 use schemars::JsonSchema;
 use serde::Serialize;
-
-use crate::protocol::{device_headers, id::RequestId};
 
 /// Number of requests that are kept.
 const REQUESTS: usize = 200;
@@ -107,13 +105,17 @@ pub(crate) struct RunningRequest {
 }
 
 impl RecentRequests {
-    /// Starts the time of a request.
-    pub(crate) fn start<B>(&self, request: &Request<B>, work: WorkRecord) -> RunningRequest {
-        let id = request.extensions().get::<RequestId>().and_then(|RequestId(id)| id.to_str().ok());
+    /// Starts the time of a request with this id.
+    pub(crate) fn start<B>(
+        &self,
+        request: &Request<B>,
+        id: Option<&HeaderValue>,
+        work: WorkRecord,
+    ) -> RunningRequest {
         let path = request.extensions().get::<MatchedPath>().map_or("unknown path", MatchedPath::as_str);
         let request = FinishedRequest {
             time: unix_seconds(SystemTime::now()),
-            id: id.map(str::to_owned),
+            id: id.and_then(text),
             route: route(request.method(), path),
             status: None,
             total_ms: 0.0,
@@ -139,10 +141,9 @@ impl RecentRequests {
 
 impl RunningRequest {
     /// Adds the status and the device of the response.
-    pub(crate) fn respond<B>(&mut self, response: &Response<B>) {
-        self.request.status = Some(response.status().as_u16());
-        let device = response.headers().get(device_headers::DEVICE);
-        self.request.device = device.and_then(|device| device.to_str().ok()).map(str::to_owned);
+    pub(crate) fn respond(&mut self, status: StatusCode, device: Option<&HeaderValue>) {
+        self.request.status = Some(status.as_u16());
+        self.request.device = device.and_then(text);
     }
 }
 
@@ -161,6 +162,10 @@ fn route(method: &Method, path: &str) -> String {
     format!("{} {path}", if is_usual { method.as_str() } else { "other method" })
 }
 
+fn text(value: &HeaderValue) -> Option<String> {
+    value.to_str().ok().map(str::to_owned)
+}
+
 /// Returns milliseconds with two decimals.
 fn milliseconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e5).round() / 100.0
@@ -174,9 +179,8 @@ mod tests {
 
     fn finish(requests: &RecentRequests, method: &str, work: WorkRecord) {
         let request = Request::builder().method(method).uri("/secret?key=1").body(()).unwrap();
-        let mut running = requests.start(&request, work);
-        let response = Response::builder().header("x-narthex-device", "cpu").body(()).unwrap();
-        running.respond(&response);
+        let mut running = requests.start(&request, None, work);
+        running.respond(StatusCode::OK, Some(&HeaderValue::from_static("cpu")));
     }
 
     #[test]
@@ -184,7 +188,7 @@ mod tests {
         let requests = RecentRequests::default();
         let work = WorkRecord::default();
         let request = Request::builder().method("POST").uri("/v1/completions").body(()).unwrap();
-        let running = requests.start(&request, work.clone());
+        let running = requests.start(&request, Some(&HeaderValue::from_static("req_1")), work.clone());
         work.add_model("tiny@w8");
         let times = Times { first_token: Duration::from_millis(250), total: Duration::from_millis(1250) };
         let summary = Summary {
