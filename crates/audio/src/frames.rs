@@ -155,9 +155,12 @@ mod tests {
             let features = log_mel_frames(&samples(case.samples), &spec);
             assert_eq!(features.len(), case.count * case.bins, "{} samples", case.samples);
             for (frame, expect) in case.frames.iter().zip(&case.features) {
+                // The reference transforms in single precision: its errors are shares of the loudest bin of a frame.
+                let loudest = expect.iter().copied().fold(f32::MIN, f32::max);
                 for (found, expect) in features[frame * case.bins..].iter().zip(expect) {
                     let distance = (found - expect).abs();
-                    assert!(distance < 2e-4, "{} frame {frame}: {found}, not {expect}", case.variant);
+                    let bound = 2e-4 + 4e-9 * (loudest - expect).exp();
+                    assert!(distance < bound, "{} frame {frame}: {found}, not {expect}", case.variant);
                 }
             }
         }

@@ -83,7 +83,8 @@ pub(super) fn names(dim: &Dim, symbol: &str) -> bool {
         Dim::Fixed(_) => false,
         Dim::Symbol(text) => {
             // If all other terms of a sum are known, it depends on the unknown one.
-            infer::evaluate(text, &|name| (name != symbol && !name.contains('+')).then_some(1)).is_none()
+            let is_other = |name: &str| name != symbol && !name.contains(['+', '*']);
+            text == symbol || infer::evaluate(text, &|name| is_other(name).then_some(1)).is_none()
         }
     }
 }
@@ -112,7 +113,8 @@ mod tests {
         check("height", None);
         check("kv_cache_dim", None);
         check("Min(128, sequence)", None);
-        check("2*sequence_length", None);
+        check("2*sequence_length", Some(128));
+        check("2*height", None);
         check("height + 1", None);
     }
 
@@ -121,5 +123,7 @@ mod tests {
         let dim = Dim::symbol("past + sequence");
         assert!(names(&dim, "past") && names(&dim, "sequence") && !names(&dim, "batch"));
         assert!(names(&Dim::symbol("batch"), "batch") && !names(&Dim::Fixed(3), "batch"));
+        let dim = Dim::symbol("2*sequence");
+        assert!(names(&dim, "2*sequence") && names(&dim, "sequence") && !names(&dim, "batch"));
     }
 }

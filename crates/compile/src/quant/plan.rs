@@ -96,7 +96,8 @@ impl Plan {
         }
         for planned in &mut plan.weights {
             // Qualcomm's backend takes whole blocks only, and the inner width of SigLIP, 4304, is no multiple of 32.
-            let is_tower = ["vision.", "audio."].iter().any(|prefix| planned.name.starts_with(prefix))
+            let prefixes = ["vision.", "connector.", "audio.", "audio_connector."];
+            let is_tower = prefixes.iter().any(|prefix| planned.name.starts_with(prefix))
                 || matches!(architecture, Architecture::Speech(_));
             let is_padded =
                 is_tower && !planned.cols.is_multiple_of(recipe.block.operator_block(planned.cols));

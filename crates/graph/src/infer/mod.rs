@@ -122,21 +122,23 @@ fn declared(graph: &Graph, value: &Value, bind: &dyn Fn(&str) -> Option<u64>) ->
 
 /// Returns the extent of a symbol, or of a sum of products of symbols and numbers, such as `past_length + 1` or `48*units`.
 pub fn evaluate(symbol: &str, bind: &dyn Fn(&str) -> Option<u64>) -> Option<u64> {
-    if symbol.contains('*') {
-        return symbol.split('+').try_fold(0_u64, |sum, term| {
-            let product = term.split('*').map(str::trim).try_fold(1_u64, |product, factor| {
-                product.checked_mul(factor.parse().ok().or_else(|| bind(factor))?)
-            })?;
-            sum.checked_add(product)
-        });
+    if let Some(extent) = bind(symbol) {
+        return Some(extent);
     }
-    bind(symbol).or_else(|| {
-        let terms = symbol.split('+').map(str::trim);
-        (symbol.contains('+')).then(|| {
-            terms
-                .map(|term| term.parse().ok().or_else(|| bind(term)))
-                .try_fold(0u64, |sum, term| sum.checked_add(term?))
-        })?
+    if !symbol.contains(['+', '*']) {
+        return None;
+    }
+    symbol.split('+').map(str::trim).try_fold(0_u64, |sum, term| {
+        let extent = bind(term).or_else(|| product(term, bind))?;
+        sum.checked_add(extent)
+    })
+}
+
+/// Returns the extent of a product of symbols and numbers.
+fn product(term: &str, bind: &dyn Fn(&str) -> Option<u64>) -> Option<u64> {
+    term.split('*').map(str::trim).try_fold(1_u64, |product, factor| {
+        let extent = factor.parse().ok().or_else(|| bind(factor))?;
+        product.checked_mul(extent)
     })
 }
 

@@ -173,4 +173,7 @@ fn symbols_may_be_multiplied() {
     ] {
         assert_eq!(evaluate(symbol, &bind), expect, "{symbol}");
     }
+    // A product may have an extent of its own.
+    let bind = |symbol: &str| Some(5).filter(|_| symbol == "48*frames");
+    assert_eq!([evaluate("48*frames", &bind), evaluate("48*frames+1", &bind)], [Some(5), Some(6)]);
 }
