@@ -708,9 +708,12 @@ const tests = {
     const bar = await page.getByRole("img", { name: /^Weights .*, KV cache .*, Other use .*, Free / }).boundingBox();
     assert(bar.width > 500);
     // The requests are listed without their texts.
-    const list = page.getByRole("region", { name: "Last requests" });
-    const chat = list.getByRole("row", { name: /POST \/v1\/chat\/completions/ }).first();
-    assert.match(await chat.innerText(), new RegExp(`${MODEL}@w8[\\s\\S]*CPU[\\s\\S]*(ms|s)[\\s\\S]*200`));
+    const list = page.locator(".scroller[aria-label='Last requests']");
+    await list.waitFor();
+    const all = page.getByRole("button", { name: /^Show all \d+/ });
+    if ((await all.count()) > 0) await all.click();
+    const name = new RegExp(`POST /v1/chat/completions .*${MODEL}@w8 .*CPU .*tokens/s 200$`);
+    await list.getByRole("row", { name }).first().waitFor();
     const { requests } = await (await fetch(`${base}/health/requests`)).json();
     assert(requests.some((one) => one.generated_tokens > 0 && one.first_token_ms > 0));
     await page.waitForFunction(() => document.querySelectorAll(".spark .line").length === 3);

@@ -19,7 +19,8 @@ use serde::Serialize;
 /// Number of requests that are kept.
 const REQUESTS: usize = 200;
 
-/// The last requests that have ended. Clones share them.
+/// The last requests that have ended. Clones share them. Those that only read lists, as the page does often, are not part of
+/// it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct RecentRequests(Arc<Mutex<VecDeque<FinishedRequest>>>);
 
@@ -102,6 +103,8 @@ pub(crate) struct RunningRequest {
     start: Instant,
     request: FinishedRequest,
     work: WorkRecord,
+    /// Set for a request without effect, unless a model answers it.
+    is_read: bool,
 }
 
 impl RecentRequests {
@@ -113,6 +116,7 @@ impl RecentRequests {
         work: WorkRecord,
     ) -> RunningRequest {
         let path = request.extensions().get::<MatchedPath>().map_or("unknown path", MatchedPath::as_str);
+        let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
         let request = FinishedRequest {
             time: unix_seconds(SystemTime::now()),
             id: id.and_then(text),
@@ -122,7 +126,7 @@ impl RecentRequests {
             device: None,
             work: RequestWork::default(),
         };
-        RunningRequest { requests: self.clone(), start: Instant::now(), request, work }
+        RunningRequest { requests: self.clone(), start: Instant::now(), request, work, is_read }
     }
 
     /// Returns the last requests that have ended.
@@ -151,6 +155,9 @@ impl Drop for RunningRequest {
     fn drop(&mut self) {
         let total_ms = milliseconds(self.start.elapsed());
         let work = self.work.0.lock().clone();
+        if self.is_read && work.model.is_none() {
+            return;
+        }
         self.requests.add(FinishedRequest { total_ms, work, ..self.request.clone() });
     }
 }
@@ -215,6 +222,7 @@ mod tests {
     fn the_list_is_bounded_and_states_no_address() {
         let requests = RecentRequests::default();
         for _ in 0..REQUESTS + 5 {
+            finish(&requests, "POST", WorkRecord::default());
             finish(&requests, "GET", WorkRecord::default());
         }
         finish(&requests, &"M".repeat(60_000), WorkRecord::default());
@@ -222,7 +230,7 @@ mod tests {
         assert_eq!(requests.len(), REQUESTS);
         assert_eq!(
             [&requests[0].route, &requests[1].route],
-            ["other method unknown path", "GET unknown path"]
+            ["other method unknown path", "POST unknown path"]
         );
         assert_eq!((requests[1].status, requests[1].device.as_deref()), (Some(200), Some("cpu")));
     }
