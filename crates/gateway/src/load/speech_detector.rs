@@ -48,7 +48,7 @@ pub(crate) fn detector_not_installed() -> Error {
     Error::invalid("vad", message)
 }
 
-/// Detector of speech in one sound, from [`ReadyModel::open_speech_detector`].
+/// Detector of speech in one sound, from [`ReadyModel::open_speech_detector`](crate::ReadyModel::open_speech_detector).
 pub struct SpeechDetector {
     graph: CpuGraph,
     /// Last samples of the frame before.
