@@ -4,19 +4,18 @@ use std::path::Path;
 
 use narthex_engine::executor::StepError;
 use narthex_spec::{
-    DType, Elements, Feed, Variant,
+    Elements, Feed, Variant,
     arch::{ConformerTower, DecoderArch, Structure},
-    manifest::{Binding, GraphEntry, Manifest, Slot},
+    manifest::{GraphEntry, Manifest, Slot},
 };
 
 use crate::{
     ep::Device,
     error::DeviceError,
-    inventory,
-    ort::{Session, SessionOptions},
-    package,
+    ort::Session,
     placement::Placement,
     runtime::Runtime,
+    tower::{self, binding},
 };
 
 /// A loaded audio tower, in variant A.
@@ -46,17 +45,12 @@ impl AudioTower {
         device: &Device,
         threads: usize,
     ) -> Result<Self, DeviceError> {
-        package::takes_dynamic(device, manifest)?;
-        let AudioParts { arch, audio, entry } = tower(manifest, Variant::Dynamic)?;
-        let features = binding(entry.input(Slot::FrameFeatures), "features")?;
-        let mask = binding(entry.input(Slot::FrameMask), "mask")?;
-        let rows = binding(entry.output(Slot::SoundRows), "rows")?;
-
-        let settings = SessionOptions::on(device, inventory::threads(threads));
-        let session = Session::open(runtime, &package::path(package, &entry.file)?, settings)?;
-        session.check_names(entry)?;
+        let AudioParts { arch, audio, entry } = parts(manifest, Variant::Dynamic)?;
+        let features = binding(entry.input(Slot::FrameFeatures), "features of the audio tower", None)?;
+        let mask = binding(entry.input(Slot::FrameMask), "mask of the audio tower", None)?;
+        let rows = binding(entry.output(Slot::SoundRows), "rows of the audio tower", None)?;
         Ok(Self {
-            session,
+            session: tower::open(runtime, package, manifest, entry, device, threads)?,
             graph: entry.file.clone(),
             features: features.name.clone(),
             mask: mask.name.clone(),
@@ -156,32 +150,19 @@ pub(crate) fn sound_rows(
 
 /// Parts of a manifest with an audio tower.
 pub(crate) struct AudioParts<'a> {
-    arch: &'a DecoderArch,
+    pub(crate) arch: &'a DecoderArch,
     pub(crate) audio: &'a ConformerTower,
     /// Graph of the tower.
     pub(crate) entry: &'a GraphEntry,
 }
 
 /// Returns the audio tower of a package, with its graph of this variant.
-pub(crate) fn tower(manifest: &Manifest, variant: Variant) -> Result<AudioParts<'_>, DeviceError> {
-    let (Structure::Decoder(arch), Some(entry)) = (&manifest.architecture, &manifest.audio) else {
-        return Err(DeviceError::package("a decoder with an audio tower", "none"));
-    };
-    let graph = entry.graphs.iter().find(|graph| graph.variant == variant);
-    match (&arch.audio, graph) {
-        (Some(audio), Some(entry)) => Ok(AudioParts { arch, audio, entry }),
-        _ => Err(DeviceError::package(format!("a graph of the audio tower in {variant:?} shapes"), "none")),
+pub(crate) fn parts(manifest: &Manifest, variant: Variant) -> Result<AudioParts<'_>, DeviceError> {
+    if let (Structure::Decoder(arch), Some(entry)) = (&manifest.architecture, &manifest.audio)
+        && let Some(audio) = &arch.audio
+    {
+        let entry = tower::graph(&entry.graphs, variant, "audio tower")?;
+        return Ok(AudioParts { arch, audio, entry });
     }
-}
-
-/// Returns a tensor of the tower after a check of its type.
-fn binding<'a>(binding: Option<&'a Binding>, what: &str) -> Result<&'a Binding, DeviceError> {
-    match binding {
-        Some(binding) if binding.dtype == DType::F32 => Ok(binding),
-        Some(other) => Err(DeviceError::package(
-            format!("{what} of the audio tower in f32"),
-            format!("{:?}", other.dtype),
-        )),
-        None => Err(DeviceError::package(format!("{what} of the audio tower"), "none")),
-    }
+    Err(DeviceError::package("a decoder with an audio tower", "none"))
 }

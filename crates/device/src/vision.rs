@@ -4,29 +4,19 @@ use std::path::Path;
 
 use narthex_engine::executor::StepError;
 use narthex_spec::{
-    DType, Elements, Feed, Variant,
+    Elements, Feed, Variant,
     arch::{DecoderArch, Structure, VisionArch},
-    manifest::{Binding, GraphEntry, Manifest, Slot},
+    manifest::{GraphEntry, Manifest, Slot},
 };
 
 use crate::{
     ep::Device,
     error::DeviceError,
-    inventory,
-    ort::{Session, SessionOptions},
-    package,
+    ort::Session,
     placement::Placement,
     runtime::Runtime,
+    tower::{self, binding},
 };
-
-/// Options of a vision tower.
-#[derive(Debug, Clone, Copy)]
-pub struct VisionOptions<'a> {
-    /// Number of threads. 0 means one per physical core that this process may use.
-    pub threads: usize,
-    /// Folder with the packed weights that an earlier load of the package has stored.
-    pub packed_weights: Option<&'a Path>,
-}
 
 /// A loaded vision tower, in variant A.
 pub struct VisionTower {
@@ -41,7 +31,8 @@ pub struct VisionTower {
 }
 
 impl VisionTower {
-    /// Loads the tower of a package on a device.
+    /// Loads the tower of a package on a device. `threads` is the number of threads; 0 means one per physical core that this
+    /// process may use.
     ///
     /// # Errors
     /// [`DeviceError::Package`] for a package without a tower for this device, [`DeviceError::Ort`] for a graph that ONNX
@@ -51,24 +42,20 @@ impl VisionTower {
         package: &Path,
         manifest: &Manifest,
         device: &Device,
-        options: &VisionOptions<'_>,
+        threads: usize,
     ) -> Result<Self, DeviceError> {
-        package::takes_dynamic(device, manifest)?;
-        let TowerParts { arch, vision, entry } = tower(manifest, Variant::Dynamic)?;
+        let VisionParts { arch, vision, entry } = parts(manifest, Variant::Dynamic)?;
         let output = [vision.rows(), arch.hidden];
-        let pixels = binding(entry.input(Slot::Pixels), "pixels", &vision.pixels())?;
-        let rows = binding(entry.output(Slot::PictureRows), "rows", &[1, output[0], output[1]])?;
-
-        let settings = SessionOptions::on(device, inventory::threads(options.threads));
-        let settings = SessionOptions { packed_weights: options.packed_weights, ..settings };
-        let session = Session::open(runtime, &package::path(package, &entry.file)?, settings)?;
-        session.check_names(entry)?;
+        let shape = vision.pixels();
+        let pixels = binding(entry.input(Slot::Pixels), "pixels of the vision tower", Some(&shape))?;
+        let rows = Some(&[1, output[0], output[1]][..]);
+        let rows = binding(entry.output(Slot::PictureRows), "rows of the vision tower", rows)?;
         Ok(Self {
-            session,
+            session: tower::open(runtime, package, manifest, entry, device, threads)?,
             graph: entry.file.clone(),
             pixels: pixels.name.clone(),
             rows: rows.name.clone(),
-            shape: vision.pixels(),
+            shape,
             output,
         })
     }
@@ -119,7 +106,7 @@ pub(crate) fn check_pixels(pixels: &[f32], expected: usize) -> Result<(), StepEr
 }
 
 /// Parts of a manifest with a vision tower.
-pub(crate) struct TowerParts<'a> {
+pub(crate) struct VisionParts<'a> {
     arch: &'a DecoderArch,
     vision: &'a VisionArch,
     /// Graph of the tower.
@@ -127,30 +114,12 @@ pub(crate) struct TowerParts<'a> {
 }
 
 /// Returns the vision tower of a package, with its graph of this variant.
-pub(crate) fn tower(manifest: &Manifest, variant: Variant) -> Result<TowerParts<'_>, DeviceError> {
-    let (Structure::Decoder(arch), Some(entry)) = (&manifest.architecture, &manifest.vision) else {
-        return Err(DeviceError::package("a decoder with a vision tower", "none"));
-    };
-    let graph = entry.graphs.iter().find(|graph| graph.variant == variant);
-    match (&arch.vision, graph) {
-        (Some(vision), Some(entry)) => Ok(TowerParts { arch, vision, entry }),
-        _ => Err(DeviceError::package(format!("a graph of the vision tower in {variant:?} shapes"), "none")),
+pub(crate) fn parts(manifest: &Manifest, variant: Variant) -> Result<VisionParts<'_>, DeviceError> {
+    if let (Structure::Decoder(arch), Some(entry)) = (&manifest.architecture, &manifest.vision)
+        && let Some(vision) = &arch.vision
+    {
+        let entry = tower::graph(&entry.graphs, variant, "vision tower")?;
+        return Ok(VisionParts { arch, vision, entry });
     }
-}
-
-/// Returns a tensor of the tower after a check of its type and shape.
-fn binding<'a>(
-    binding: Option<&'a Binding>,
-    what: &str,
-    shape: &[usize],
-) -> Result<&'a Binding, DeviceError> {
-    let expected: Vec<_> = shape.iter().map(|&extent| extent.into()).collect();
-    match binding {
-        Some(binding) if binding.dtype == DType::F32 && binding.shape == expected => Ok(binding),
-        Some(other) => Err(DeviceError::package(
-            format!("{what} of the vision tower in f32 {shape:?}"),
-            format!("{:?} {:?}", other.dtype, other.shape),
-        )),
-        None => Err(DeviceError::package(format!("{what} of the vision tower"), "none")),
-    }
+    Err(DeviceError::package("a decoder with a vision tower", "none"))
 }

@@ -36,6 +36,7 @@ use support::{
     families::{self, FAMILIES, Format},
     fixed::{agree, logits, open, open_encoder, open_speech, plugin, shapes, vectors},
     prompt, relative, runtime, texts,
+    towers::{ON_CPU, WIDTH, package_of},
 };
 
 /// Maximum relative L2 distance between HTP emulation and the CPU.
@@ -52,6 +53,19 @@ fn emulation(chips: &[QnnChip]) -> Device {
     let library = plugin(Ep::Qnn);
     runtime().register(Ep::Qnn, &library).unwrap_or_else(|error| panic!("{error}"));
     Device::Qnn(QnnOptions::new(&library, chips))
+}
+
+/// Checks that every node of a graph is on the NPU, in one part.
+fn check_whole(GraphPlacement { graph, placement }: GraphPlacement, model: &str) {
+    let places: Vec<Ep> = placement.ops_per_ep().into_keys().collect();
+    assert_eq!((places, placement.subgraphs[&Ep::Qnn]), (vec![Ep::Qnn], 1), "{model} {graph}");
+}
+
+/// Checks that the rows of a medium agree with those of the CPU.
+fn agree_in_rows(found: &[f32], expected: &[f32]) {
+    let [found, expected] =
+        [found, expected].map(|values| values.chunks_exact(WIDTH).map(<[f32]>::to_vec).collect::<Vec<_>>());
+    agree(&found, &expected, EMULATED);
 }
 
 /// Compiles every fixed graph for some chips, and adds the contexts to the package's manifest.
@@ -93,23 +107,15 @@ fn a_decoder_runs_whole_under_htp_emulation_and_agrees_with_the_cpu() {
         // Graphs for one token, for eight tokens and for the head, each in one part.
         let placements = emulated.placements();
         assert_eq!(placements.len(), 3);
-        for GraphPlacement { graph, placement } in placements {
-            let places: Vec<Ep> = placement.ops_per_ep().into_keys().collect();
-            assert_eq!((places, placement.subgraphs[&Ep::Qnn]), (vec![Ep::Qnn], 1), "{scheme} {graph}");
+        for placement in placements {
+            check_whole(placement, &scheme.to_string());
         }
     }
 }
 
-/// A tiny model with a vision tower: `vision` (Gemma 3) or `gemma3n` of `crates/checkpoint/tests/goldens`.
+/// A tiny model with towers: `vision` (Gemma 3) or `gemma3n` of `crates/checkpoint/tests/goldens`.
 fn tower_package(model: &str, scheme: Scheme) -> Package {
-    let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/goldens");
-    let folder = tempfile::tempdir().unwrap();
-    for file in ["config.json", "preprocessor_config.json", "model.safetensors"] {
-        fs::copy(goldens.join(model).join(file), folder.path().join(file)).unwrap();
-    }
-    fs::copy(goldens.join("families/tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
-    let recipe = Recipe { accuracy_level: 0, fixed: Some(shapes()), ..Recipe::new(scheme) };
-    Package::make(folder.path().to_owned(), recipe)
+    package_of(model, Recipe { fixed: Some(shapes()), ..Recipe::new(scheme) })
 }
 
 #[test]
@@ -127,17 +133,14 @@ fn check_tower(emulated: &Device, model: &str, scheme: Scheme, side: usize) {
     let pixels: Vec<f32> = (0..3 * side * side).map(|i| ((i * 37) % 101) as f32 / 50.0 - 1.0).collect();
     let package = tower_package(model, scheme);
     let open = |device: &Device| {
-        let place = GraphLoad { device, threads: 1, form: Form::Graph, fallback: FallbackPolicy::Refused };
+        let place = GraphLoad { device, ..ON_CPU };
         StaticVisionTower::open(runtime(), package.folder.path(), &package.manifest, place).unwrap()
     };
     let expected = open(&Device::Cpu).encode(&pixels).unwrap();
     let mut tower = open(emulated);
-    let GraphPlacement { graph, placement } = tower.placement();
-    let places: Vec<Ep> = placement.ops_per_ep().into_keys().collect();
-    assert_eq!((places, placement.subgraphs[&Ep::Qnn]), (vec![Ep::Qnn], 1), "{model} {scheme} {graph}");
+    check_whole(tower.placement(), &format!("{model} {scheme}"));
     let found = tower.encode(&pixels).unwrap();
-    let rows = |values: &[f32]| values.chunks_exact(32).map(<[f32]>::to_vec).collect::<Vec<_>>();
-    agree(&rows(&found), &rows(&expected), EMULATED);
+    agree_in_rows(&found, &expected);
 }
 
 #[test]
@@ -147,18 +150,14 @@ fn the_audio_tower_runs_whole_under_htp_emulation_and_agrees_with_the_cpu() {
     for scheme in [Scheme::W8, Scheme::F16] {
         let package = tower_package("gemma3n", scheme);
         let open = |device: &Device| {
-            let place =
-                GraphLoad { device, threads: 1, form: Form::Graph, fallback: FallbackPolicy::Refused };
+            let place = GraphLoad { device, ..ON_CPU };
             StaticAudioTower::open(runtime(), package.folder.path(), &package.manifest, place).unwrap()
         };
         let expected = open(&Device::Cpu).encode(&features).unwrap();
         let mut tower = open(&emulated);
-        let GraphPlacement { graph, placement } = tower.placement();
-        let places: Vec<Ep> = placement.ops_per_ep().into_keys().collect();
-        assert_eq!((places, placement.subgraphs[&Ep::Qnn]), (vec![Ep::Qnn], 1), "{scheme} {graph}");
+        check_whole(tower.placement(), &scheme.to_string());
         let found = tower.encode(&features).unwrap();
-        let rows = |values: &[f32]| values.chunks_exact(32).map(<[f32]>::to_vec).collect::<Vec<_>>();
-        agree(&rows(&found), &rows(&expected), EMULATED);
+        agree_in_rows(&found, &expected);
     }
 }
 
@@ -197,9 +196,8 @@ fn speech_under_emulation(scheme: Scheme) -> f32 {
     // The encoder, the layers for one token and for ten tokens, and the head.
     let placements = model.placements();
     assert_eq!(placements.len(), 4);
-    for GraphPlacement { graph, placement } in placements {
-        let places: Vec<Ep> = placement.ops_per_ep().into_keys().collect();
-        assert_eq!((places, placement.subgraphs[&Ep::Qnn]), (vec![Ep::Qnn], 1), "{scheme} {graph}");
+    for placement in placements {
+        check_whole(placement, &scheme.to_string());
     }
     agree(&transcript(&mut model), &expected, EMULATED)
 }
@@ -230,9 +228,8 @@ fn every_part_of_a_divided_decoder_runs_whole_under_htp_emulation() {
     agree(&logits(&mut emulated, &tokens), &expected, 2.0 * EMULATED);
     let placements = emulated.placements();
     assert_eq!(placements.len(), 5, "two parts for one token, two for eight, and the head");
-    for GraphPlacement { graph, placement } in placements {
-        let places: Vec<Ep> = placement.ops_per_ep().into_keys().collect();
-        assert_eq!((places, placement.subgraphs[&Ep::Qnn]), (vec![Ep::Qnn], 1), "{graph}");
+    for placement in placements {
+        check_whole(placement, "divided");
     }
 }
 
@@ -284,9 +281,8 @@ fn family_under_emulation(device: &Device, family: &str, scheme: Scheme, chunk: 
     let tokens = families::tokens();
     let expected = in_chunks(&mut open(&package, &Device::Cpu, Form::Graph).unwrap(), &tokens, chunk);
     let mut emulated = open(&package, device, Form::Graph).unwrap();
-    for GraphPlacement { graph, placement } in emulated.placements() {
-        let places: Vec<Ep> = placement.ops_per_ep().into_keys().collect();
-        assert_eq!((places, placement.subgraphs[&Ep::Qnn]), (vec![Ep::Qnn], 1), "{family} {scheme} {graph}");
+    for placement in emulated.placements() {
+        check_whole(placement, &format!("{family} {scheme}"));
     }
     let found = in_chunks(&mut emulated, &tokens, chunk);
     // For one of the tokens, the tiny Gemma 3n triples each rounding error, on the CPU as well.
@@ -370,9 +366,8 @@ fn every_encoder_family_and_head_runs_whole_under_htp_emulation() {
             let (inputs, _) = golden.texts(head);
             let texts = texts(&inputs);
             let mut emulated = open_encoder(&package, &device);
-            for GraphPlacement { graph, placement } in emulated.placements() {
-                let places: Vec<Ep> = placement.ops_per_ep().into_keys().collect();
-                assert_eq!((places, placement.subgraphs[&Ep::Qnn]), (vec![Ep::Qnn], 1), "{what} {graph}");
+            for placement in emulated.placements() {
+                check_whole(placement, &what);
             }
             let (found, expected) =
                 (emulated.run(&texts).unwrap(), open_encoder(&package, &Device::Cpu).run(&texts).unwrap());

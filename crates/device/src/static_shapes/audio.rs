@@ -12,7 +12,7 @@ use narthex_spec::{
 
 use super::{GraphLoad, graph::StaticGraph, open};
 use crate::{
-    audio::{frames, sound_rows, tower},
+    audio::{frames, parts, sound_rows},
     error::DeviceError,
     placement::GraphPlacement,
     runtime::Runtime,
@@ -22,6 +22,8 @@ use crate::{
 pub struct StaticAudioTower {
     graph: StaticGraph,
     arch: ConformerTower,
+    /// Number of elements of a row.
+    width: usize,
 }
 
 impl StaticAudioTower {
@@ -36,9 +38,9 @@ impl StaticAudioTower {
         manifest: &Manifest,
         place: GraphLoad<'_>,
     ) -> Result<Self, DeviceError> {
-        let parts = tower(manifest, Variant::Static)?;
+        let parts = parts(manifest, Variant::Static)?;
         let graph = StaticGraph::new(parts.entry, open(runtime, folder, manifest, parts.entry, place)?)?;
-        Ok(Self { graph, arch: parts.audio.clone() })
+        Ok(Self { graph, arch: parts.audio.clone(), width: parts.arch.hidden })
     }
 
     /// Returns the placement of the graph's nodes.
@@ -68,9 +70,7 @@ impl StaticAudioTower {
         self.graph.run()?;
         let output: Vec<f32> =
             self.graph.output(Slot::SoundRows).iter().map(|value| value.to_f32()).collect();
-        let positions = self.arch.padded_frames(self.arch.max_frames()) / self.arch.frames_of_position();
-        let width = output.len() / (positions / self.arch.reduction + 2);
-        sound_rows(&self.arch, &output, frames, width).ok_or_else(|| StepError::Device {
+        sound_rows(&self.arch, &output, frames, self.width).ok_or_else(|| StepError::Device {
             message: format!("read a sound: no rows for {frames} frames"),
         })
     }

@@ -14,7 +14,7 @@ use crate::{
     error::DeviceError,
     placement::GraphPlacement,
     runtime::Runtime,
-    vision::{check_pixels, tower},
+    vision::{check_pixels, parts},
 };
 
 /// A vision tower on an NPU, on an emulation of one, or on the CPU as their reference.
@@ -34,7 +34,7 @@ impl StaticVisionTower {
         manifest: &Manifest,
         place: GraphLoad<'_>,
     ) -> Result<Self, DeviceError> {
-        let entry = tower(manifest, Variant::Static)?.entry;
+        let entry = parts(manifest, Variant::Static)?.entry;
         let graph = StaticGraph::new(entry, open(runtime, folder, manifest, entry, place)?)?;
         Ok(Self { graph })
     }

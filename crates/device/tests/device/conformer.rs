@@ -6,14 +6,19 @@
 use narthex_device::{
     audio::AudioTower,
     ep::Device,
-    precompile::FallbackPolicy,
-    static_shapes::{Form, GraphLoad, StaticAudioTower},
+    static_shapes::{Form, StaticAudioTower},
 };
 use narthex_engine::position::{MediaRows, Position};
 use narthex_spec::{Recipe, Scheme, TokenId, Variant, manifest::SoundPlaceholder};
 
-use super::vision::{numbers_of, package_of, run, shapes, tower as vision_tower};
-use crate::support::{Package, distance, farthest, fixed, relative, runtime};
+use super::mobilenet::{pictures, reference};
+use crate::support::{
+    Package, farthest, fixed, runtime,
+    towers::{
+        self, ON_CPU, check_logits, check_other_medium, check_rows, media, numbers_of, package_of, run,
+        scaled, shapes,
+    },
+};
 
 /// Tokens of the reference. [`SOUND`] stands for a sound and the token after it, [`PICTURE`] for a picture.
 const ONE: [TokenId; 9] = [2, 7, 11, 79, SOUND, 40, 41, 9, 33];
@@ -48,11 +53,6 @@ fn features() -> [Vec<f32>; 3] {
     })
 }
 
-/// Returns rows as the decoder's graph multiplies them.
-fn scaled(rows: Vec<f32>) -> Vec<f32> {
-    rows.into_iter().map(|x| x * 32f32.sqrt()).collect()
-}
-
 #[test]
 fn rows_are_the_reference_s() {
     let expected = numbers_of("gemma3n", "sound_rows.f32");
@@ -62,11 +62,7 @@ fn rows_are_the_reference_s() {
         let mut tower = tower(&package);
         assert_eq!((tower.rows(), tower.width()), (ROWS, 32));
         for (features, expected) in features().into_iter().zip(expected.chunks_exact(ROWS * 32)) {
-            let rows = scaled(tower.encode(features).unwrap());
-            let farthest = rows.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-            assert!(scheme != Scheme::F32 || farthest < 1e-3, "{farthest}");
-            let distance = relative(&rows, expected);
-            assert!(distance <= bound, "{scheme}: {distance}");
+            check_rows(&scaled(tower.encode(features).unwrap()), expected, scheme, bound);
         }
     }
 }
@@ -76,18 +72,11 @@ fn rows_of_the_graph_of_fixed_shape_are_the_reference_s() {
     let expected = numbers_of("gemma3n", "sound_rows.f32");
     for (scheme, bound) in [(Scheme::F16, 1e-2), (Scheme::W8, 0.05)] {
         let package = package(Recipe { fixed: Some(shapes(12)), ..Recipe::new(scheme) });
-        let place = GraphLoad {
-            device: &Device::Cpu,
-            threads: 1,
-            form: Form::Graph,
-            fallback: FallbackPolicy::Refused,
-        };
         let folder = package.folder.path();
-        let mut tower = StaticAudioTower::open(runtime(), folder, &package.manifest, place).unwrap();
+        let mut tower = StaticAudioTower::open(runtime(), folder, &package.manifest, ON_CPU).unwrap();
         // The longest one first: nothing of it remains in the input of a shorter one.
         for (features, expected) in features().into_iter().zip(expected.chunks_exact(ROWS * 32)) {
-            let distance = relative(&scaled(tower.encode(&features).unwrap()), expected);
-            assert!(distance <= bound, "{scheme}: {distance}");
+            check_rows(&scaled(tower.encode(&features).unwrap()), expected, scheme, bound);
         }
     }
 }
@@ -115,47 +104,24 @@ fn the_manifest_states_the_tower() {
     assert!(package.manifest.unlisted().is_empty());
 }
 
-/// Returns the rows of the three sounds, and of both pictures.
-fn media(package: &Package) -> [Vec<MediaRows>; 2] {
+/// Returns the rows of the three sounds.
+fn sounds(package: &Package) -> Vec<MediaRows> {
     let mut tower = tower(package);
-    let sounds = features().into_iter().zip([[241; 32], [242; 32], [243; 32]]);
-    let sounds = sounds.map(|(features, digest)| {
-        MediaRows::new(digest, 32, tower.encode(features).unwrap().into()).unwrap()
-    });
-    let pixels = numbers_of("gemma3n", "pixels.f32");
-    let pictures = pixels.chunks_exact(3 * 64 * 64).zip([[231; 32], [232; 32]]);
-    let mut tower = vision_tower(package);
-    let pictures = pictures.map(|(pixels, digest)| {
-        MediaRows::new(digest, 32, tower.encode(pixels.to_vec()).unwrap().into()).unwrap()
-    });
-    [sounds.collect(), pictures.collect()]
+    media(241, features().into_iter().map(|features| tower.encode(features).unwrap()))
 }
 
 /// Returns the positions of a chat whose media are these, in order.
 fn positions(tokens: &[TokenId], media: &[MediaRows]) -> Vec<Position> {
-    let mut media = media.iter();
-    let mut positions = Vec::new();
-    for &token in tokens {
-        match token {
-            SOUND | PICTURE => positions.extend(media.next().unwrap().positions()),
-            _ => positions.push(Position::token(token)),
-        }
-    }
-    positions
-}
-
-/// Returns the logits of the reference.
-fn reference(name: &str) -> Vec<Vec<f32>> {
-    numbers_of("gemma3n", name).chunks_exact(88).map(<[f32]>::to_vec).collect()
+    towers::positions(tokens, SOUND.min(PICTURE), media)
 }
 
 #[test]
 fn a_chat_with_sounds_has_the_reference_s_logits() {
     for (scheme, bound) in [(Scheme::F32, 1e-4), (Scheme::F16, 6e-3), (Scheme::W8, 0.08)] {
         let package = package(Recipe::new(scheme));
-        let [sounds, pictures] = media(&package);
+        let sounds = sounds(&package);
         let mut executor = package.executor();
-        let both = [pictures[0].clone(), sounds[0].clone()];
+        let both = [pictures(&package)[0].clone(), sounds[0].clone()];
         // A step may end within a sound.
         let chats = [
             ("heard.f32", &ONE[..], &sounds[2..], &[19][..]),
@@ -167,13 +133,10 @@ fn a_chat_with_sounds_has_the_reference_s_logits() {
         for (name, tokens, media, lengths) in chats {
             let expected = reference(name);
             let found = run(&mut executor, &positions(tokens, media), media, lengths).unwrap();
-            assert_eq!(found.len(), expected.len(), "{name}");
             // The logits within a sound have the errors of its rows in 8 bits. Those after it begin the answer.
             let first = if scheme == Scheme::W8 { found.len() - 1 } else { 0 };
-            let farthest = farthest(&found[first..], &expected[first..]);
-            assert!(farthest <= bound, "{name} {lengths:?} in {scheme}: {farthest}");
-            let most = found.iter().zip(&expected).map(|(a, b)| distance(a, b)).fold(0.0, f32::max);
-            assert!(scheme != Scheme::F32 || most < 1e-3, "{name}: {most}");
+            let chat = format!("{name} {lengths:?}");
+            check_logits(&found[first..], &expected[first..], scheme, bound, &chat);
         }
     }
 }
@@ -181,7 +144,7 @@ fn a_chat_with_sounds_has_the_reference_s_logits() {
 #[test]
 fn graphs_of_fixed_shape_hear_sounds_as_the_reference() {
     let package = package(Recipe { fixed: Some(shapes(12)), ..Recipe::new(Scheme::F16) });
-    let [sounds, _] = media(&package);
+    let sounds = sounds(&package);
     let mut executor = fixed::open(&package, &Device::Cpu, Form::Graph).unwrap();
     let found = run(&mut executor, &positions(&ONE, &sounds[2..]), &sounds[2..], &[12, 7]).unwrap();
     let farthest = farthest(&found, &reference("heard.f32"));
@@ -191,14 +154,7 @@ fn graphs_of_fixed_shape_hear_sounds_as_the_reference() {
 #[test]
 fn the_other_sound_gives_other_logits() {
     let package = package(Recipe::new(Scheme::F32));
-    let [sounds, _] = media(&package);
-    let mut executor = package.executor();
-    let [first, second] = [0, 1].map(|index: usize| {
-        let media = &sounds[index..=index];
-        run(&mut executor, &positions(&ONE, media), media, &[19]).unwrap()
-    });
-    assert_eq!(first[..4], second[..4]);
-    assert!(first[4..].iter().zip(&second[4..]).all(|(a, b)| relative(a, b) > 0.01));
+    check_other_medium(&package, &sounds(&package), |media| positions(&ONE, media), 19);
 }
 
 #[test]
@@ -206,6 +162,5 @@ fn a_smaller_model_keeps_the_tower() {
     let matformer = Some("ffn=32".parse().unwrap());
     let package = package(Recipe { matformer, ..Recipe::new(Scheme::F32) });
     let rows = scaled(tower(&package).encode(features()[0].clone()).unwrap());
-    let distance = relative(&rows, &numbers_of("gemma3n", "sound_rows.f32")[..ROWS * 32]);
-    assert!(distance <= 1e-5, "{distance}");
+    check_rows(&rows, &numbers_of("gemma3n", "sound_rows.f32")[..ROWS * 32], Scheme::F32, 1e-5);
 }

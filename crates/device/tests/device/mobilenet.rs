@@ -7,8 +7,7 @@ use std::fs;
 
 use narthex_device::{
     ep::Device,
-    precompile::FallbackPolicy,
-    static_shapes::{Form, GraphLoad, StaticVisionTower},
+    static_shapes::{Form, StaticVisionTower},
 };
 use narthex_engine::{
     executor::Executor,
@@ -20,8 +19,13 @@ use narthex_spec::{
     manifest::{PictureFit, PicturePlaceholder, ResizeFilter},
 };
 
-use super::vision::{golden, numbers_of, package_of, run, shapes, tower};
-use crate::support::{Package, distance, farthest, fixed, relative, runtime};
+use crate::support::{
+    Package, farthest, fixed, runtime,
+    towers::{
+        self, ON_CPU, check_logits, check_other_medium, check_rows, golden, media, numbers_of, package_of,
+        run, scaled, shapes, vision_tower,
+    },
+};
 
 /// Tokens of the reference. [`PICTURE`] stands for a picture and the token after it.
 const ONE: [TokenId; 11] = [2, 7, 11, 80, PICTURE, 40, 41, 9, 33, 12, 70];
@@ -38,11 +42,6 @@ fn package(recipe: Recipe) -> Package {
     package_of("gemma3n", recipe)
 }
 
-/// Factor by which the decoder's graph multiplies rows.
-fn embed_scale() -> f32 {
-    32f32.sqrt()
-}
-
 #[test]
 fn rows_are_the_reference_s() {
     let pixels = numbers_of("gemma3n", "pixels.f32");
@@ -50,15 +49,10 @@ fn rows_are_the_reference_s() {
     for (scheme, bound) in [(Scheme::F32, 1e-5), (Scheme::F16, 3e-3), (Scheme::W8, 0.03), (Scheme::W4, 0.03)]
     {
         let package = package(Recipe::new(scheme));
-        let mut tower = tower(&package);
+        let mut tower = vision_tower(&package);
         assert_eq!((tower.rows(), tower.width()), (ROWS, 32));
         for (pixels, expected) in pixels.chunks_exact(PIXELS).zip(expected.chunks_exact(ROWS * 32)) {
-            let rows = tower.encode(pixels.to_vec()).unwrap();
-            let rows: Vec<f32> = rows.into_iter().map(|x| x * embed_scale()).collect();
-            let farthest = rows.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-            assert!(scheme != Scheme::F32 || farthest < 1e-3, "{farthest}");
-            let distance = relative(&rows, expected);
-            assert!(distance <= bound, "{scheme}: {distance}");
+            check_rows(&scaled(tower.encode(pixels.to_vec()).unwrap()), expected, scheme, bound);
         }
     }
 }
@@ -69,18 +63,9 @@ fn rows_of_the_graph_of_fixed_shape_are_the_reference_s() {
     let expected = numbers_of("gemma3n", "rows.f32");
     for (scheme, bound) in [(Scheme::F16, 1e-2), (Scheme::W8, 0.03)] {
         let package = package(Recipe { fixed: Some(shapes(12)), ..Recipe::new(scheme) });
-        let place = GraphLoad {
-            device: &Device::Cpu,
-            threads: 1,
-            form: Form::Graph,
-            fallback: FallbackPolicy::Refused,
-        };
         let folder = package.folder.path();
-        let mut tower = StaticVisionTower::open(runtime(), folder, &package.manifest, place).unwrap();
-        let rows = tower.encode(&pixels[PIXELS..]).unwrap();
-        let rows: Vec<f32> = rows.into_iter().map(|x| x * embed_scale()).collect();
-        let distance = relative(&rows, &expected[ROWS * 32..]);
-        assert!(distance <= bound, "{scheme}: {distance}");
+        let mut tower = StaticVisionTower::open(runtime(), folder, &package.manifest, ON_CPU).unwrap();
+        check_rows(&scaled(tower.encode(&pixels[PIXELS..]).unwrap()), &expected[ROWS * 32..], scheme, bound);
     }
 }
 
@@ -101,30 +86,19 @@ fn the_manifest_states_the_tower() {
 }
 
 /// Returns the rows of both pictures.
-fn pictures(package: &Package) -> Vec<MediaRows> {
-    let mut tower = tower(package);
+pub(super) fn pictures(package: &Package) -> Vec<MediaRows> {
+    let mut tower = vision_tower(package);
     let pixels = numbers_of("gemma3n", "pixels.f32");
-    let rows = pixels.chunks_exact(PIXELS).map(|pixels| tower.encode(pixels.to_vec()).unwrap());
-    let digests = [[231; 32], [232; 32]];
-    rows.zip(digests).map(|(rows, digest)| MediaRows::new(digest, 32, rows.into()).unwrap()).collect()
+    media(231, pixels.chunks_exact(PIXELS).map(|pixels| tower.encode(pixels.to_vec()).unwrap()))
 }
 
 /// Returns the positions of a chat.
 fn positions(tokens: &[TokenId], pictures: &[MediaRows]) -> Vec<Position> {
-    let mut pictures = pictures.iter();
-    let mut positions = Vec::new();
-    for &token in tokens {
-        if token == PICTURE {
-            positions.extend(pictures.next().unwrap().positions());
-        } else {
-            positions.push(Position::token(token));
-        }
-    }
-    positions
+    towers::positions(tokens, PICTURE, pictures)
 }
 
 /// Returns the logits of the reference.
-fn reference(name: &str) -> Vec<Vec<f32>> {
+pub(super) fn reference(name: &str) -> Vec<Vec<f32>> {
     numbers_of("gemma3n", name).chunks_exact(88).map(<[f32]>::to_vec).collect()
 }
 
@@ -147,10 +121,8 @@ fn a_chat_with_pictures_has_the_reference_s_logits() {
             let found = run(&mut executor, &positions(tokens, &pictures), &pictures, lengths).unwrap();
             // The logits within a picture have the errors of its rows in 8 bits. Those after it begin the answer.
             let first = if scheme == Scheme::W8 { found.len() - 1 } else { 0 };
-            let farthest = farthest(&found[first..], &expected[first..]);
-            assert!(farthest <= bound, "{name} {lengths:?} in {scheme}: {farthest}");
-            let most = found.iter().zip(&expected).map(|(a, b)| distance(a, b)).fold(0.0, f32::max);
-            assert!(scheme != Scheme::F32 || most < 1e-3, "{name}: {most}");
+            let chat = format!("{name} {lengths:?}");
+            check_logits(&found[first..], &expected[first..], scheme, bound, &chat);
         }
     }
 }
@@ -172,14 +144,7 @@ fn graphs_of_fixed_shape_see_pictures_as_the_reference() {
 #[test]
 fn the_other_picture_gives_other_logits() {
     let package = package(Recipe::new(Scheme::F32));
-    let pictures = pictures(&package);
-    let mut executor = package.executor();
-    let [first, second] = [0, 1].map(|index: usize| {
-        let media = &pictures[index..=index];
-        run(&mut executor, &positions(&ONE, media), media, &[15]).unwrap()
-    });
-    assert_eq!(first[..4], second[..4]);
-    assert!(first[4..].iter().zip(&second[4..]).all(|(a, b)| relative(a, b) > 0.01));
+    check_other_medium(&package, &pictures(&package), |media| positions(&ONE, media), 15);
 }
 
 #[test]
@@ -187,10 +152,8 @@ fn a_smaller_model_keeps_the_tower() {
     let matformer = Some("ffn=32".parse().unwrap());
     let package = package(Recipe { matformer, ..Recipe::new(Scheme::F32) });
     let pixels = numbers_of("gemma3n", "pixels.f32");
-    let rows = tower(&package).encode(pixels[..PIXELS].to_vec()).unwrap();
-    let rows: Vec<f32> = rows.into_iter().map(|x| x * embed_scale()).collect();
-    let distance = relative(&rows, &numbers_of("gemma3n", "rows.f32")[..ROWS * 32]);
-    assert!(distance <= 1e-5, "{distance}");
+    let rows = scaled(vision_tower(&package).encode(pixels[..PIXELS].to_vec()).unwrap());
+    check_rows(&rows, &numbers_of("gemma3n", "rows.f32")[..ROWS * 32], Scheme::F32, 1e-5);
 }
 
 #[test]

@@ -3,85 +3,57 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::{fs, path::PathBuf};
+use std::fs;
 
 use narthex_device::{
     ep::Device,
-    precompile::FallbackPolicy,
-    static_shapes::{Form, GraphLoad, StaticVisionTower},
-    vision::{VisionOptions, VisionTower},
+    static_shapes::{Form, StaticVisionTower},
+    vision::VisionTower,
 };
 use narthex_engine::{
-    executor::{Executor, LogitRows, StepError, StepPlan},
+    executor::Executor,
     position::{MediaRows, Position},
 };
 use narthex_spec::{
-    Recipe, Scheme, SlotId, TokenId, Variant,
+    Recipe, Scheme, TokenId, Variant,
     manifest::{PictureFit, PicturePlaceholder, ResizeFilter},
-    recipe::FixedShapes,
 };
 
-use crate::support::{OPTIONS, Package, distance, farthest, fixed, relative, runtime};
+use crate::support::{
+    OPTIONS, Package, farthest, fixed, relative, runtime,
+    towers::{
+        self, ON_CPU, check_logits, check_other_medium, check_rows, golden, media, numbers_of, package_of,
+        run, scaled, shapes, vision_tower,
+    },
+};
 
-/// Tokens of the reference. [`PICTURE`] stands for a picture between its tokens.
-const ONE: [TokenId; 10] = [2, 7, 11, PICTURE, 40, 41, 9, 33, 12, 70];
-const TWO: [TokenId; 9] = [2, 7, PICTURE, 40, 5, PICTURE, 41, 9, 33];
+/// Tokens of the reference. [`PICTURE`] stands for the rows of a picture.
+const ONE: [TokenId; 12] = [2, 7, 11, 80, PICTURE, 82, 40, 41, 9, 33, 12, 70];
+const TWO: [TokenId; 13] = [2, 7, 80, PICTURE, 82, 40, 5, 80, PICTURE, 82, 41, 9, 33];
 const PICTURE: TokenId = 1000;
 
 /// Number of values of a picture.
 const PIXELS: usize = 3 * 32 * 32;
 
-pub(super) fn golden(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/goldens").join(name)
-}
-
 fn numbers(name: &str) -> Vec<f32> {
     numbers_of("vision", name)
-}
-
-pub(super) fn numbers_of(model: &str, name: &str) -> Vec<f32> {
-    let bytes = fs::read(golden(model).join(name)).unwrap();
-    bytes.chunks_exact(4).map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]])).collect()
 }
 
 fn package(recipe: Recipe) -> Package {
     package_of("vision", recipe)
 }
 
-pub(super) fn package_of(model: &str, recipe: Recipe) -> Package {
-    let folder = tempfile::tempdir().unwrap();
-    for file in ["config.json", "preprocessor_config.json", "model.safetensors"] {
-        fs::copy(golden(model).join(file), folder.path().join(file)).unwrap();
-    }
-    fs::copy(golden("families/tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
-    Package::make(folder.path().to_owned(), Recipe { accuracy_level: 0, ..recipe })
-}
-
-pub(super) fn tower(package: &Package) -> VisionTower {
-    let options = VisionOptions { threads: 1, packed_weights: None };
-    let folder = package.folder.path();
-    VisionTower::open(runtime(), folder, &package.manifest, &Device::Cpu, &options)
-        .unwrap_or_else(|error| panic!("{error}"))
-}
-
 #[test]
 fn rows_are_the_reference_s() {
     let pixels = numbers("pixels.f32");
     let expected = numbers("rows.f32");
-    // The decoder's graph multiplies rows by the embedding scale.
-    let scale = 32f32.sqrt();
     for (scheme, bound) in [(Scheme::F32, 1e-3), (Scheme::F16, 2e-3), (Scheme::W8, 0.03), (Scheme::W4, 0.03)]
     {
         let package = package(Recipe::new(scheme));
-        let mut tower = tower(&package);
+        let mut tower = vision_tower(&package);
         assert_eq!((tower.rows(), tower.width()), (16, 32));
         for (pixels, expected) in pixels.chunks_exact(PIXELS).zip(expected.chunks_exact(16 * 32)) {
-            let rows = tower.encode(pixels.to_vec()).unwrap();
-            let rows: Vec<f32> = rows.into_iter().map(|x| x * scale).collect();
-            let farthest = rows.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-            assert!(scheme != Scheme::F32 || farthest < 1e-3, "{farthest}");
-            let distance = relative(&rows, expected);
-            assert!(distance <= bound, "{scheme}: {distance}");
+            check_rows(&scaled(tower.encode(pixels.to_vec()).unwrap()), expected, scheme, bound);
         }
         let error = tower.encode(vec![0.0; 3]).unwrap_err().to_string();
         assert!(error.contains("expected 3072 values of a picture, found 3"), "{error}");
@@ -94,18 +66,9 @@ fn rows_of_the_graph_of_fixed_shape_are_the_reference_s() {
     let expected = numbers("rows.f32");
     for (scheme, bound) in [(Scheme::F16, 5e-3), (Scheme::W8, 0.03)] {
         let package = package(Recipe { fixed: Some(shapes(12)), ..Recipe::new(scheme) });
-        let place = GraphLoad {
-            device: &Device::Cpu,
-            threads: 1,
-            form: Form::Graph,
-            fallback: FallbackPolicy::Refused,
-        };
         let folder = package.folder.path();
-        let mut tower = StaticVisionTower::open(runtime(), folder, &package.manifest, place).unwrap();
-        let rows = tower.encode(&pixels[PIXELS..]).unwrap();
-        let rows: Vec<f32> = rows.into_iter().map(|x| x * 32f32.sqrt()).collect();
-        let distance = relative(&rows, &expected[16 * 32..]);
-        assert!(distance <= bound, "{scheme}: {distance}");
+        let mut tower = StaticVisionTower::open(runtime(), folder, &package.manifest, ON_CPU).unwrap();
+        check_rows(&scaled(tower.encode(&pixels[PIXELS..]).unwrap()), &expected[16 * 32..], scheme, bound);
         assert!(tower.encode(&[0.0]).is_err());
     }
 }
@@ -141,62 +104,23 @@ fn a_checkpoint_without_the_tower_s_weights_is_a_text_model() {
     fs::write(folder.path().join("model.safetensors"), renamed).unwrap();
     let package = Package::make(folder.path().to_owned(), Recipe::new(Scheme::F32));
     assert_eq!(package.manifest.vision, None);
-    let options = VisionOptions { threads: 1, packed_weights: None };
-    let opened =
-        VisionTower::open(runtime(), package.folder.path(), &package.manifest, &Device::Cpu, &options);
+    let opened = VisionTower::open(runtime(), package.folder.path(), &package.manifest, &Device::Cpu, 1);
     let error = opened.err().unwrap().to_string();
     assert!(error.contains("expected a decoder with a vision tower, found none"), "{error}");
 }
 
-pub(super) fn shapes(prefill: usize) -> FixedShapes {
-    FixedShapes { context: 96, shorter: vec![], prefill: vec![prefill], buckets: vec![16] }
-}
-
 /// Returns the rows of both pictures.
 fn pictures(package: &Package) -> Vec<MediaRows> {
-    let mut tower = tower(package);
-    let pixels = numbers("pixels.f32");
-    let digests = [[221; 32], [222; 32]];
-    let rows = pixels.chunks_exact(PIXELS).map(|pixels| tower.encode(pixels.to_vec()).unwrap());
-    rows.zip(digests).map(|(rows, digest)| MediaRows::new(digest, 32, rows.into()).unwrap()).collect()
+    let mut tower = vision_tower(package);
+    media(
+        221,
+        numbers("pixels.f32").chunks_exact(PIXELS).map(|pixels| tower.encode(pixels.to_vec()).unwrap()),
+    )
 }
 
 /// Returns the positions of a chat.
 fn positions(tokens: &[TokenId], pictures: &[MediaRows]) -> Vec<Position> {
-    let mut pictures = pictures.iter();
-    let mut positions = Vec::new();
-    for &token in tokens {
-        if token == PICTURE {
-            positions.push(Position::token(80));
-            positions.extend(pictures.next().unwrap().positions());
-            positions.push(Position::token(82));
-        } else {
-            positions.push(Position::token(token));
-        }
-    }
-    positions
-}
-
-/// Runs positions in spans of these lengths. Returns the logits after each of them.
-pub(super) fn run(
-    executor: &mut dyn Executor,
-    positions: &[Position],
-    media: &[MediaRows],
-    lengths: &[usize],
-) -> Result<Vec<Vec<f32>>, StepError> {
-    let mut rows = Vec::new();
-    let mut at = 0;
-    for &length in lengths {
-        let mut plan = StepPlan { media: media.to_vec(), ..StepPlan::default() };
-        let part = &positions[at..at + length];
-        plan.push_span(SlotId(0), at, part.iter().copied(), LogitRows::All);
-        let logits = executor.step(&plan)?;
-        rows.extend((0..logits.rows()).map(|row| logits.row(row).to_vec()));
-        at += length;
-    }
-    assert_eq!(at, positions.len());
-    executor.truncate(SlotId(0), 0)?;
-    Ok(rows)
+    towers::positions(tokens, PICTURE, pictures)
 }
 
 /// Returns the logits of the reference.
@@ -216,10 +140,7 @@ fn a_chat_with_pictures_has_the_reference_s_logits() {
             let expected = reference(name);
             let positions = positions(tokens, &pictures);
             let found = run(&mut executor, &positions, &pictures, &lengths).unwrap();
-            let farthest = farthest(&found, &expected);
-            assert!(farthest <= bound, "{name} in {scheme}: {farthest}");
-            let most = found.iter().zip(&expected).map(|(a, b)| distance(a, b)).fold(0.0, f32::max);
-            assert!(scheme != Scheme::F32 || most < 1e-3, "{name}: {most}");
+            check_logits(&found, &expected, scheme, bound, name);
         }
         // Steps that end before, after or between the pictures.
         let expected = run(&mut executor, &positions(&TWO, &pictures), &pictures, &[43]).unwrap();
@@ -237,14 +158,7 @@ fn a_chat_with_pictures_has_the_reference_s_logits() {
 #[test]
 fn the_other_picture_gives_other_logits() {
     let package = package(Recipe::new(Scheme::F32));
-    let pictures = pictures(&package);
-    let mut executor = package.executor();
-    let [first, second] = [0, 1].map(|index: usize| {
-        let media = &pictures[index..=index];
-        run(&mut executor, &positions(&ONE, media), media, &[27]).unwrap()
-    });
-    assert_eq!(first[..4], second[..4]);
-    assert!(first[4..].iter().zip(&second[4..]).all(|(a, b)| relative(a, b) > 0.01));
+    check_other_medium(&package, &pictures(&package), |media| positions(&ONE, media), 27);
 }
 
 #[test]
@@ -288,7 +202,7 @@ const TILED: usize = 66;
 
 /// Returns the rows of a picture of two tiles, as one medium.
 fn tiled_picture(package: &Package) -> MediaRows {
-    let mut tower = tower(package);
+    let mut tower = vision_tower(package);
     let pixels = numbers_of("idefics3", "pixels.f32");
     let rows = pixels.chunks_exact(PIXELS).flat_map(|pixels| tower.encode(pixels.to_vec()).unwrap());
     MediaRows::new([223; 32], 32, rows.collect::<Vec<f32>>().into()).unwrap()
@@ -316,7 +230,7 @@ fn rows_of_tiles_are_the_reference_s() {
     for (scheme, bound) in [(Scheme::F32, 1e-5), (Scheme::F16, 2e-3), (Scheme::W8, 0.03), (Scheme::W4, 0.03)]
     {
         let package = package_of("idefics3", Recipe::new(scheme));
-        let mut tower = tower(&package);
+        let mut tower = vision_tower(&package);
         assert_eq!((tower.rows(), tower.width()), (16, 32));
         let pixels = numbers_of("idefics3", "pixels.f32");
         for (pixels, expected) in pixels.chunks_exact(PIXELS).zip(expected.chunks_exact(16 * 32)) {
@@ -326,10 +240,8 @@ fn rows_of_tiles_are_the_reference_s() {
     }
 
     let package = package_of("idefics3", Recipe { fixed: Some(shapes(12)), ..Recipe::new(Scheme::F16) });
-    let place =
-        GraphLoad { device: &Device::Cpu, threads: 1, form: Form::Graph, fallback: FallbackPolicy::Refused };
     let folder = package.folder.path();
-    let mut tower = StaticVisionTower::open(runtime(), folder, &package.manifest, place).unwrap();
+    let mut tower = StaticVisionTower::open(runtime(), folder, &package.manifest, ON_CPU).unwrap();
     let rows = tower.encode(&numbers_of("idefics3", "pixels.f32")[..PIXELS]).unwrap();
     let distance = relative(&rows, &expected[..16 * 32]);
     assert!(distance <= 5e-3, "{distance}");

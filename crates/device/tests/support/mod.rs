@@ -6,6 +6,7 @@
 pub(crate) mod encoders;
 pub(crate) mod families;
 pub(crate) mod fixed;
+pub(crate) mod towers;
 
 use std::{
     fs,

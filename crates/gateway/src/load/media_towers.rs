@@ -1,13 +1,20 @@
 //! The towers of a model, which turn media into rows of the decoder's input.
 
-use narthex_engine::position::MediaRows;
-use narthex_spec::MediaKind;
+use std::num::NonZeroUsize;
+
+use narthex_engine::position::{MediaDigest, MediaRows};
+use narthex_spec::{MediaKind, TokenId};
 use narthex_text::{
     media::{MediaPlaceholder, MediaSpans},
     template::Media,
+    tokenizer::Tokenizer,
 };
 
-use crate::{cancel::Cancel, error::Error};
+use crate::{
+    cancel::Cancel,
+    error::Error,
+    library::{package::bad_package, package_key::PackageKey},
+};
 
 /// The interface of a tower, which reads media of one kind.
 pub(crate) trait MediaTower: Send + Sync {
@@ -22,6 +29,43 @@ pub(crate) trait MediaTower: Send + Sync {
 
     /// Returns the rows of a medium, as many as its spans have. Ends with [`Error::Cancelled`] once `cancel` is set.
     fn rows(&self, media: &Media, cancel: &Cancel) -> Result<MediaRows, Error>;
+}
+
+/// Returns the number of rows of a tower, whose `[rows, width]` must have the width that the decoder takes.
+pub(super) fn row_count(
+    key: &PackageKey,
+    kind: MediaKind,
+    [rows, width]: [usize; 2],
+    expected: usize,
+) -> Result<NonZeroUsize, Error> {
+    NonZeroUsize::new(rows).filter(|_| width == expected).ok_or_else(|| {
+        let message = format!(
+            "expected rows of {expected} elements from its tower for {}, found {rows} of {width}",
+            kind.plural()
+        );
+        bad_package(key, message)
+    })
+}
+
+/// Returns the text of a token that stands for media.
+pub(super) fn token_text(
+    key: &PackageKey,
+    tokenizer: &Tokenizer,
+    kind: MediaKind,
+    token: TokenId,
+) -> Result<String, Error> {
+    tokenizer.id_text(token).ok_or_else(|| {
+        let message = format!("its vocabulary has no token {token}, which stands for {}", kind.plural());
+        bad_package(key, message)
+    })
+}
+
+/// Returns the values that a tower computed for a medium as rows.
+pub(super) fn media_rows(digest: MediaDigest, width: usize, values: Vec<f32>) -> Result<MediaRows, Error> {
+    MediaRows::new(digest, width, values.into()).ok_or_else(|| Error::Invalid {
+        param: "messages",
+        message: "expected whole rows from the tower that reads the medium".to_owned(),
+    })
 }
 
 /// The towers of a model.

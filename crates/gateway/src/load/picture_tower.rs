@@ -2,14 +2,11 @@
 
 use std::num::NonZeroUsize;
 
-use narthex_device::{
-    ep::Device,
-    vision::{VisionOptions, VisionTower},
-};
+use narthex_device::{ep::Device, vision::VisionTower};
 use narthex_engine::position::{MediaDigest, MediaRows};
 use narthex_image::{Decoder, PictureError, PictureInputs, preprocess, tiles};
 use narthex_spec::{
-    MediaKind, TokenId,
+    MediaKind,
     manifest::{PicturePlaceholder, PicturePreprocessing},
 };
 use narthex_text::{
@@ -18,8 +15,13 @@ use narthex_text::{
     tokenizer::Tokenizer,
 };
 
-use super::{media_towers::MediaTower, placement, request::LoadRequest, tower_queue::TowerQueue};
-use crate::{cancel::Cancel, error::Error, library::package::bad_package, report::placement::TowerReport};
+use super::{
+    media_towers::{MediaTower, media_rows, row_count, token_text},
+    placement,
+    request::LoadRequest,
+    tower_queue::TowerQueue,
+};
+use crate::{cancel::Cancel, error::Error, report::placement::TowerReport};
 
 /// Lines around the rows of a picture, as in transformers' `Gemma3Processor` and `Gemma3nProcessor`.
 const AROUND: &str = "\n\n";
@@ -57,26 +59,15 @@ impl PictureTower {
     ) -> Result<Option<Self>, Error> {
         let manifest = request.manifest();
         let Some(entry) = &manifest.vision else { return Ok(None) };
-        let options = VisionOptions { threads: request.config.threads, packed_weights: None };
         let folder = &request.package.folder;
-        let tower = VisionTower::open(request.runtime, folder, manifest, &Device::Cpu, &options)?;
+        let tower =
+            VisionTower::open(request.runtime, folder, manifest, &Device::Cpu, request.config.threads)?;
         let report = placement::tower_report(folder, tower.graph(), tower.placement(), MediaKind::Image)?;
         let key = &request.package.key;
-        let rows = NonZeroUsize::new(tower.rows()).filter(|_| tower.width() == width);
-        let Some(rows) = rows else {
-            let message = format!(
-                "expected rows of {width} elements from its vision tower, found {} of {}",
-                tower.rows(),
-                tower.width()
-            );
-            return Err(bad_package(key, message));
-        };
+        let kind = MediaKind::Image;
+        let rows = row_count(key, kind, [tower.rows(), tower.width()], width)?;
 
-        let text = |token: TokenId| {
-            tokenizer.id_text(token).ok_or_else(|| {
-                bad_package(key, format!("its vocabulary has no token {token}, which stands for pictures"))
-            })
-        };
+        let text = |token| token_text(key, tokenizer, kind, token);
         let (written, frame) = match entry.placeholder {
             PicturePlaceholder::Framed { start, end, .. } => {
                 let start = text(start)?;
@@ -94,7 +85,7 @@ impl PictureTower {
         Ok(Some(Self {
             queue: TowerQueue::new(tower, manifest, &entry.graphs, &entry.preprocessing, waiting),
             preprocessing: entry.preprocessing,
-            placeholder: MediaPlaceholder { kind: MediaKind::Image, text: written, token },
+            placeholder: MediaPlaceholder { kind, text: written, token },
             frame,
             rows,
             report,
@@ -122,10 +113,7 @@ impl PictureTower {
             cancel.check()?;
             values.extend(tower.encode(pixels)?);
         }
-        MediaRows::new(digest, tower.width(), values.into()).ok_or_else(|| {
-            let message = "expected whole rows of a picture from the vision tower".to_owned();
-            Error::Invalid { param: "messages", message }
-        })
+        media_rows(digest, tower.width(), values)
     }
 }
 

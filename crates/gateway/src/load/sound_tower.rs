@@ -5,15 +5,23 @@ use std::{io::Cursor, num::NonZeroUsize};
 use narthex_audio::{AudioError, Decoder, log_mel_frames};
 use narthex_device::{audio::AudioTower, ep::Device};
 use narthex_engine::position::{MediaDigest, MediaRows};
-use narthex_spec::{MediaKind, TokenId, manifest::SoundPreprocessing};
+use narthex_spec::{
+    MediaKind,
+    manifest::{SoundPlaceholder, SoundPreprocessing},
+};
 use narthex_text::{
     media::{MediaPlaceholder, MediaSpan, MediaSpans},
     template::Media,
     tokenizer::Tokenizer,
 };
 
-use super::{media_towers::MediaTower, placement, request::LoadRequest, tower_queue::TowerQueue};
-use crate::{cancel::Cancel, error::Error, library::package::bad_package, report::placement::TowerReport};
+use super::{
+    media_towers::{MediaTower, media_rows, row_count, token_text},
+    placement,
+    request::LoadRequest,
+    tower_queue::TowerQueue,
+};
+use crate::{cancel::Cancel, error::Error, report::placement::TowerReport};
 
 /// Lines around the rows of a sound, as in transformers' `Gemma3nProcessor`.
 const AROUND: &str = "\n\n";
@@ -45,20 +53,13 @@ impl SoundTower {
             AudioTower::open(request.runtime, folder, manifest, &Device::Cpu, request.config.threads)?;
         let report = placement::tower_report(folder, tower.graph(), tower.placement(), MediaKind::Audio)?;
         let key = &request.package.key;
-        let Some(rows) = NonZeroUsize::new(tower.rows()).filter(|_| tower.width() == width) else {
-            let message =
-                format!("expected rows of {width} elements from its audio tower, found {}", tower.width());
-            return Err(bad_package(key, message));
-        };
+        let kind = MediaKind::Audio;
+        let rows = row_count(key, kind, [tower.rows(), tower.width()], width)?;
 
-        let text = |token: TokenId| {
-            tokenizer.id_text(token).ok_or_else(|| {
-                bad_package(key, format!("its vocabulary has no token {token}, which stands for sounds"))
-            })
-        };
-        let before = format!("{AROUND}{}", text(entry.placeholder.start)?);
-        let token = entry.placeholder.row;
-        let placeholder = MediaPlaceholder { kind: MediaKind::Audio, text: text(token)?, token };
+        let SoundPlaceholder { start, row } = entry.placeholder;
+        let before = format!("{AROUND}{}", token_text(key, tokenizer, kind, start)?);
+        let text = token_text(key, tokenizer, kind, row)?;
+        let placeholder = MediaPlaceholder { kind, text, token: row };
         let waiting = request.config.max_queue;
         Ok(Some(Self {
             queue: TowerQueue::new(tower, manifest, &entry.graphs, &entry.preprocessing, waiting),
@@ -88,10 +89,7 @@ impl SoundTower {
         drop(samples);
         cancel.check()?;
         let values = tower.encode(features)?;
-        MediaRows::new(digest, tower.width(), values.into()).ok_or_else(|| {
-            let message = "expected whole rows of a sound from the audio tower".to_owned();
-            Error::Invalid { param: "messages", message }
-        })
+        media_rows(digest, tower.width(), values)
     }
 }
 

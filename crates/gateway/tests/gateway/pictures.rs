@@ -3,45 +3,20 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
-use std::{fs, path::PathBuf};
-
 use narthex_gateway::{
-    Error, ErrorKind, Gateway,
-    request::{ChatRequest, GenerateOptions},
+    ErrorKind,
+    request::{Media, Part},
 };
 use narthex_spec::{DeviceName, MediaKind};
 use narthex_testkit::checkpoint::{GEMMA3N_PICTURE_POSITIONS, PICTURE_POSITIONS};
-use narthex_text::template::{Content, Media, Message, Part, Role};
 
-use crate::support::{Answer, Tiny, ask, events, greedy, question};
+use crate::support::{
+    Tiny, ask,
+    media::{about, picture, refusal, scores},
+};
 
 /// Rows of a picture.
 const ROWS: usize = 16;
-
-fn repository(path: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
-}
-
-fn picture(file: &str) -> Part {
-    let bytes = fs::read(repository("crates/image/tests/fixtures").join(file)).unwrap();
-    Part::Media(Media::new(MediaKind::Image, None, bytes))
-}
-
-fn about(parts: impl IntoIterator<Item = Part>) -> ChatRequest {
-    let options = GenerateOptions { logprobs: Some(2), ..greedy(6) };
-    let content = parts.into_iter().chain([Part::text("what is it?")]).collect::<Content>();
-    ChatRequest { messages: vec![Message::new(Role::User, content)], ..question("", options) }
-}
-
-/// Returns the log-probabilities of an answer's tokens.
-fn scores(answer: &Answer) -> Vec<Option<f32>> {
-    answer.tokens.iter().map(|token| token.logprob).collect()
-}
-
-fn refusal(gateway: &Gateway, model: &str, request: ChatRequest) -> Error {
-    let (sink, _events) = events();
-    gateway.chat(model, request, sink).err().expect("the request is refused")
-}
 
 #[test]
 fn a_picture_is_part_of_the_prompt() {

@@ -3,18 +3,20 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
-use std::{f32::consts::TAU, fs, path::PathBuf};
+use std::f32::consts::TAU;
 
 use narthex_audio::Pcm;
 use narthex_gateway::{
     ErrorKind,
-    request::{ChatRequest, GenerateOptions},
+    request::{Media, Part},
 };
 use narthex_spec::{DeviceName, MediaKind};
 use narthex_testkit::checkpoint::{GEMMA3N_PICTURE_POSITIONS, GEMMA3N_SOUND_POSITIONS};
-use narthex_text::template::{Content, Media, Message, Part, Role};
 
-use crate::support::{Answer, Tiny, ask, events, greedy, question};
+use crate::support::{
+    Tiny, ask,
+    media::{about, picture, refusal, scores},
+};
 
 /// Returns the WAV file of a tone.
 fn wav(hertz: f32, milliseconds: usize) -> Vec<u8> {
@@ -28,22 +30,6 @@ fn sound(bytes: Vec<u8>) -> Part {
 
 fn tone(hertz: f32) -> Part {
     sound(wav(hertz, 1500))
-}
-
-fn picture() -> Part {
-    let file = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../image/tests/fixtures/rgb.png");
-    Part::Media(Media::new(MediaKind::Image, None, fs::read(file).unwrap()))
-}
-
-fn about(parts: impl IntoIterator<Item = Part>) -> ChatRequest {
-    let options = GenerateOptions { logprobs: Some(2), ..greedy(6) };
-    let content = parts.into_iter().chain([Part::text("what is it?")]).collect::<Content>();
-    ChatRequest { messages: vec![Message::new(Role::User, content)], ..question("", options) }
-}
-
-/// Returns the log-probabilities of an answer's tokens.
-fn scores(answer: &Answer) -> Vec<Option<f32>> {
-    answer.tokens.iter().map(|token| token.logprob).collect()
 }
 
 #[test]
@@ -80,8 +66,12 @@ fn pictures_and_sounds_have_any_order() {
     let model = tiny.gemma3n_chat();
     let gateway = tiny.gateway();
     let plain = ask(&gateway, &model, about([])).summary.prompt_tokens;
-    let answers = [[picture(), tone(440.0)], [tone(440.0), picture()], [picture(), tone(1000.0)]]
-        .map(|parts| ask(&gateway, &model, about(parts)));
+    let answers = [
+        [picture("rgb.png"), tone(440.0)],
+        [tone(440.0), picture("rgb.png")],
+        [picture("rgb.png"), tone(1000.0)],
+    ]
+    .map(|parts| ask(&gateway, &model, about(parts)));
     for answer in &answers {
         let positions = GEMMA3N_PICTURE_POSITIONS + GEMMA3N_SOUND_POSITIONS;
         assert_eq!(answer.summary.prompt_tokens, plain + positions);
@@ -99,8 +89,7 @@ fn sounds_that_cannot_be_read_are_refused() {
     let model = tiny.gemma3n_chat();
     let gateway = tiny.gateway();
     let check = |bytes: Vec<u8>, expect: &str| {
-        let (sink, _events) = events();
-        let error = gateway.chat(&model, about([sound(bytes)]), sink).err().expect("the request is refused");
+        let error = refusal(&gateway, &model, about([sound(bytes)]));
         assert_eq!((error.kind(), error.param()), (ErrorKind::BadRequest, Some("messages")), "{error}");
         assert!(error.to_string().contains(expect), "{error}");
     };

@@ -5,6 +5,7 @@
 
 #[path = "../../../device/tests/support/encoders.rs"]
 pub(crate) mod encoders;
+pub(crate) mod media;
 pub(crate) mod warnings;
 
 use std::{fs, path::PathBuf, sync::mpsc, time::Duration};
