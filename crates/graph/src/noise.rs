@@ -54,6 +54,7 @@ pub enum NoiseError {
 /// [`NoiseError`] for other random operators, and for those inside the bodies of nodes.
 pub fn seed_noise(graph: &mut Graph, seed: &str) -> Result<usize, NoiseError> {
     let opset = graph.opset().unwrap_or(0);
+    let inferred = graph.infer(&|_| None);
     let mut patches: Vec<Patch> = Vec::new();
     for node in &graph.nodes {
         check_bodies(node)?;
@@ -64,7 +65,10 @@ pub fn seed_noise(graph: &mut Graph, seed: &str) -> Result<usize, NoiseError> {
             let reason = format!("expected operators of ONNX {MIN_OPSET} or later, found {opset}");
             return Err(NoiseError::Unsupported { node: node.path(), reason });
         }
-        patches.extend(replacement(node, seed, patches.len() as i64, opset)?);
+        // ONNX Runtime refuses the graph if the input of unknown type is not in single precision.
+        let dtype = inferred.output(node).element.unwrap_or(DType::F32.into());
+        let dtype = Some(dtype).filter(|dtype| *dtype != DType::F32);
+        patches.extend(replacement(node, seed, patches.len() as i64, opset, dtype)?);
     }
 
     if patches.is_empty() {
@@ -107,8 +111,14 @@ fn check_bodies(node: &Node) -> Result<(), NoiseError> {
     Ok(())
 }
 
-/// Returns the nodes that compute the numbers of a node.
-fn replacement(node: &Node, seed: &str, number: i64, opset: i64) -> Result<Option<Patch>, NoiseError> {
+/// Returns the nodes that compute the numbers of a node. `dtype` is their type if it is not single precision.
+fn replacement(
+    node: &Node,
+    seed: &str,
+    number: i64,
+    opset: i64,
+    dtype: Option<Element>,
+) -> Result<Option<Patch>, NoiseError> {
     let is_normal = match node.op.as_str() {
         "RandomNormal" | "RandomNormalLike" => true,
         "RandomUniform" | "RandomUniformLike" => false,
@@ -139,13 +149,13 @@ fn replacement(node: &Node, seed: &str, number: i64, opset: i64) -> Result<Optio
     let output = node.outputs.first().map(String::as_str).unwrap_or_default();
     let allow_zero: &[(&str, Attribute)] =
         if opset >= ALLOW_ZERO_OPSET { &[("allowzero", Attribute::Int(1))] } else { &[] };
-    match node.int("dtype").map(|code| Element::from_code(i32::try_from(code).unwrap_or_default())) {
-        Some(dtype) if dtype != DType::F32 => {
+    match dtype {
+        Some(dtype) => {
             let shaped = nodes.new.op("Reshape", &[&numbers, &shape], allow_zero);
             let to = [("to", Attribute::Int(i64::from(dtype.code())))];
             nodes.new.op_to("Cast", &[&shaped], &to, &[output]);
         }
-        _ => nodes.new.op_to("Reshape", &[&numbers, &shape], allow_zero, &[output]),
+        None => nodes.new.op_to("Reshape", &[&numbers, &shape], allow_zero, &[output]),
     }
     Ok(nodes.new.patch("compute noise from a seed"))
 }
@@ -242,7 +252,7 @@ impl NoiseNodes<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Builder;
+    use crate::{Builder, build::NodeSpec};
 
     fn random(op: &str, opset: i64) -> Graph {
         let mut graph = Builder::new("noise", &[("", opset)]);
@@ -263,6 +273,29 @@ mod tests {
                 ["x", "seed"]
             );
             graph.check().unwrap();
+        }
+    }
+
+    #[test]
+    fn numbers_have_the_type_of_the_node() {
+        let check = |op: &str, input: DType, stated: Option<DType>, expect: DType| {
+            let mut builder = Builder::new("noise", &[("", 15)]);
+            let x = builder.input("x", input, &["n".into()]);
+            let dtype = stated.map(|dtype| ("dtype", Attribute::Int(Element::from(dtype).code().into())));
+            let spec =
+                NodeSpec { name: "/noise", op, domain: "", inputs: &[&x], attributes: dtype.as_slice() };
+            let noise = builder.node(spec);
+            builder.output(&noise, expect, &["n".into()]);
+            let mut graph = builder.finish();
+            seed_noise(&mut graph, "seed").unwrap();
+            let found = graph.infer(&|_| None).get(&noise).element;
+            assert_eq!(found, Some(expect.into()), "{op} of {input:?} with {stated:?}");
+        };
+        for op in ["RandomNormalLike", "RandomUniformLike"] {
+            check(op, DType::F16, None, DType::F16);
+            check(op, DType::F32, None, DType::F32);
+            check(op, DType::F16, Some(DType::F32), DType::F32);
+            check(op, DType::F32, Some(DType::F16), DType::F16);
         }
     }
 

@@ -285,6 +285,9 @@ fn skip_norm(at: &NodeContext<'_>) -> Vec<Option<Shape>> {
 pub(super) fn element(at: &NodeContext<'_>, output: usize) -> Option<Element> {
     match (at.node.op.as_str(), output) {
         ("Shape" | "Size" | "NonZero" | "ArgMax" | "ArgMin", _) | ("TopK", 1) => known(DType::I64),
+        ("RandomNormal" | "RandomUniform", _) => stated(at).or(known(DType::F32)),
+        ("RandomNormalLike" | "RandomUniformLike" | "Bernoulli", _) => stated(at).or(at.element(0)),
+        ("Multinomial", _) => stated(at).or(known(DType::I32)),
         ("Cast", _) => at.node.int("to").and_then(|to| i32::try_from(to).ok()).map(Element::from_code),
         ("CastLike", _) => at.element(1),
         ("Equal" | "Greater" | "GreaterOrEqual" | "Less" | "LessOrEqual" | "IsNaN" | "IsInf", _) => {
@@ -310,6 +313,11 @@ pub(super) fn element(at: &NodeContext<'_>, output: usize) -> Option<Element> {
         _ if at.node.domain.is_empty() || at.node.domain == MICROSOFT => at.element(0),
         _ => None,
     }
+}
+
+/// Returns the element type in the attribute `dtype`.
+fn stated(at: &NodeContext<'_>) -> Option<Element> {
+    at.node.int("dtype").and_then(|code| i32::try_from(code).ok()).map(Element::from_code)
 }
 
 fn known(dtype: DType) -> Option<Element> {
