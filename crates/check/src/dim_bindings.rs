@@ -5,7 +5,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
 };
 
-use narthex_graph::{Graph, infer};
+use narthex_graph::{Graph, formula};
 use narthex_spec::dtype::Dim;
 
 /// Default number of new tokens and of all tokens in a step.
@@ -41,7 +41,7 @@ impl DimBindings {
     }
 }
 
-/// Returns the usual extent of a dimension with this name. The caller splits sums; other formulas, such as
+/// Returns the usual extent of a dimension with this name. The caller splits sums and products; other formulas, such as
 /// `Min(128, sequence)`, are not names.
 fn usual(symbol: &str) -> Option<u64> {
     if !symbol.chars().all(|c| c.is_alphanumeric() || "_-.:/#".contains(c)) {
@@ -65,13 +65,12 @@ fn usual(symbol: &str) -> Option<u64> {
     }
 }
 
-/// Returns the symbols in the shapes of a graph's inputs, ordered by name; sums are split into their terms.
+/// Returns the symbols in the shapes of a graph's inputs, ordered by name. Sums and products have those of their parts.
 pub(super) fn symbols(graph: &Graph) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for dim in graph.inputs.iter().flat_map(|input| &input.shape) {
         if let Dim::Symbol(symbol) = dim {
-            let terms = symbol.split('+').map(str::trim).filter(|term| term.parse::<u64>().is_err());
-            found.extend(terms.map(str::to_owned));
+            found.extend(formula::symbols(symbol).into_iter().map(str::to_owned));
         }
     }
     found
@@ -82,9 +81,9 @@ pub(super) fn names(dim: &Dim, symbol: &str) -> bool {
     match dim {
         Dim::Fixed(_) => false,
         Dim::Symbol(text) => {
-            // If all other terms of a sum are known, it depends on the unknown one.
+            // If all other symbols of a formula are known, it depends on the unknown one.
             let is_other = |name: &str| name != symbol && !name.contains(['+', '*']);
-            text == symbol || infer::evaluate(text, &|name| is_other(name).then_some(1)).is_none()
+            text == symbol || formula::evaluate(text, &|name| is_other(name).then_some(1)).is_none()
         }
     }
 }
@@ -98,7 +97,7 @@ mod tests {
         let given = BTreeMap::from([("n".to_owned(), 9), ("batch_size".to_owned(), 4)]);
         let check = |symbol: &str, expect: Option<u64>| {
             assert_eq!(
-                infer::evaluate(symbol, &|name| DimBindings::new(&given).get(name)),
+                formula::evaluate(symbol, &|name| DimBindings::new(&given).get(name)),
                 expect,
                 "{symbol}"
             );

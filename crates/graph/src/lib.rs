@@ -9,6 +9,7 @@ pub mod context;
 pub mod dump;
 pub mod element;
 mod extract;
+pub mod formula;
 pub mod graph;
 pub mod half_precision;
 pub mod infer;

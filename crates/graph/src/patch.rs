@@ -8,8 +8,8 @@ use std::collections::{HashMap, HashSet};
 use narthex_spec::dtype::Dim;
 
 use crate::{
+    formula,
     graph::{Graph, Initializer, Node},
-    infer,
 };
 
 /// Metadata key of the list of applied patches.
@@ -147,7 +147,8 @@ impl Graph {
         for value in self.inputs.iter_mut().chain(&mut self.outputs).chain(&mut self.values) {
             for dim in &mut value.shape {
                 if let Dim::Symbol(symbol) = dim
-                    && let Some(extent) = infer::evaluate(symbol, &|symbol: &str| bound.get(symbol).copied())
+                    && let Some(extent) =
+                        formula::evaluate(symbol, &|symbol: &str| bound.get(symbol).copied())
                 {
                     *dim = Dim::Fixed(extent);
                 }

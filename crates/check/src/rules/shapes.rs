@@ -71,8 +71,8 @@ fn dynamic(view: &PlacedGraph<'_>, extents: &DimBindings, symbol: &str) -> Findi
     let inputs = inputs(view, symbol);
     // All other symbols have an extent here, so an extent that is still unknown depends on this symbol.
     let known = view.graph().infer(&|other| {
-        // The inference splits sums into their terms.
-        (other != symbol && !other.contains('+')).then(|| extents.get(other).unwrap_or(2))
+        // The inference splits sums and products.
+        (other != symbol && !other.contains(['+', '*'])).then(|| extents.get(other).unwrap_or(2))
     });
     let touched: Vec<String> = view
         .placed()

@@ -49,6 +49,23 @@ fn a_dimension_of_many_inputs_is_named_with_some_of_them() {
 }
 
 #[test]
+fn a_product_depends_on_its_symbols() {
+    let mut b = Builder::new("g", &[("", 17)]);
+    let x = b.input("x", F32, &[Dim::symbol("2*(height+1)"), 4.into()]);
+    let y = b.op("/layers.0", "Relu", &[&x]);
+    b.output(&y, F32, &dims("rows 4"));
+    let parts = [part(b.finish())];
+    let report = check("m.onnx", &parts, &options("qnn:x-elite", &[]));
+    let found = report.findings.iter().find(|finding| finding.rule == Rule::DynamicDimension).unwrap();
+    assert_eq!(found.severity, Severity::Fallback, "{report}");
+    assert!(found.message.starts_with("dimension \"height\" of x [2*(height+1), 4] is dynamic"), "{report}");
+    assert!(found.message.ends_with("/layers.0/Relu reads it and would run elsewhere"), "{report}");
+
+    let bound = bound(&parts, &options("qnn:x-elite", &[("height", 5)])).unwrap();
+    assert_eq!(bound[0].graph.inputs[0].shape, dims("12 4"));
+}
+
+#[test]
 fn a_dynamic_dimension_refuses_a_graph_whatever_else_it_has() {
     let mut b = Builder::new("g", &[("", 17)]);
     let x = b.input("x", F32, &dims("height 4"));

@@ -13,6 +13,7 @@ use narthex_spec::{DType, dtype::Dim};
 
 use crate::{
     element::Element,
+    formula::evaluate,
     graph::{Attribute, Graph, Initializer, InitializerData, Node, Value},
 };
 
@@ -118,28 +119,6 @@ fn declared(graph: &Graph, value: &Value, bind: &dyn Fn(&str) -> Option<u64>) ->
         }),
         ..TensorInfo::default()
     }
-}
-
-/// Returns the extent of a symbol, or of a sum of products of symbols and numbers, such as `past_length + 1` or `48*units`.
-pub fn evaluate(symbol: &str, bind: &dyn Fn(&str) -> Option<u64>) -> Option<u64> {
-    if let Some(extent) = bind(symbol) {
-        return Some(extent);
-    }
-    if !symbol.contains(['+', '*']) {
-        return None;
-    }
-    symbol.split('+').map(str::trim).try_fold(0_u64, |sum, term| {
-        let extent = bind(term).or_else(|| product(term, bind))?;
-        sum.checked_add(extent)
-    })
-}
-
-/// Returns the extent of a product of symbols and numbers.
-fn product(term: &str, bind: &dyn Fn(&str) -> Option<u64>) -> Option<u64> {
-    term.split('*').map(str::trim).try_fold(1_u64, |product, factor| {
-        let extent = factor.parse().ok().or_else(|| bind(factor))?;
-        product.checked_mul(extent)
-    })
 }
 
 /// Replaces unknown properties by those that the file declares.

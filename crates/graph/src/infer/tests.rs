@@ -160,20 +160,3 @@ fn what_a_file_states_fills_the_gaps() {
     assert_eq!(known.get(&z).shape, Some(vec![Some(7), Some(3)]));
     assert_eq!(known.get(&z).element, Some(DType::F16.into()));
 }
-
-#[test]
-fn symbols_may_be_multiplied() {
-    let bind = |symbol: &str| Some(3).filter(|_| symbol == "units");
-    for (symbol, expect) in [
-        ("48*units", Some(144)),
-        ("3*units+2", Some(11)),
-        ("2*units*units", Some(18)),
-        ("48*frames", None),
-        ("18446744073709551615*units", None),
-    ] {
-        assert_eq!(evaluate(symbol, &bind), expect, "{symbol}");
-    }
-    // A product may have an extent of its own.
-    let bind = |symbol: &str| Some(5).filter(|_| symbol == "48*frames");
-    assert_eq!([evaluate("48*frames", &bind), evaluate("48*frames+1", &bind)], [Some(5), Some(6)]);
-}

@@ -2,6 +2,8 @@
 
 use narthex_spec::dtype::Dim;
 
+use crate::formula;
+
 const ONE: Dim = Dim::Fixed(1);
 
 /// Returns an axis counted from the front.
@@ -71,7 +73,7 @@ impl<'a> Count<'a> {
             match dim {
                 Dim::Fixed(extent) => count.number = count.number.checked_mul(*extent)?,
                 Dim::Symbol(symbol) => {
-                    for factor in symbol.split('*') {
+                    for factor in factors(symbol) {
                         match factor.parse::<u64>() {
                             Ok(number) => count.number = count.number.checked_mul(number)?,
                             Err(_) => count.symbols.push(factor),
@@ -92,12 +94,32 @@ impl<'a> Count<'a> {
         }
         let number =
             self.number.checked_div(rest.number).filter(|_| self.number.is_multiple_of(rest.number))?;
-        Some(match (number, self.symbols.is_empty()) {
-            (number, true) => Dim::Fixed(number),
-            (1, false) => Dim::Symbol(self.symbols.join("*")),
-            (number, false) => Dim::Symbol(format!("{number}*{}", self.symbols.join("*"))),
+        Some(match (number, self.symbols.as_slice()) {
+            (number, []) => Dim::Fixed(number),
+            (1, [symbol]) => Dim::symbol(symbol),
+            (number, symbols) => {
+                let number = (number != 1).then(|| number.to_string());
+                let symbols = symbols
+                    .iter()
+                    .map(|symbol| if is_sum(symbol) { format!("({symbol})") } else { (*symbol).to_owned() });
+                Dim::Symbol(number.into_iter().chain(symbols).collect::<Vec<_>>().join("*"))
+            }
         })
     }
+}
+
+/// Returns the factors of a symbol: those of a product, or the whole of a sum.
+fn factors(symbol: &str) -> Vec<&str> {
+    if is_sum(symbol) {
+        return vec![symbol];
+    }
+    let factors = formula::split(symbol, '*').into_iter();
+    factors.map(|factor| formula::inside(factor).unwrap_or(factor)).collect()
+}
+
+/// Returns true for a symbol that [`sum`] writes.
+fn is_sum(symbol: &str) -> bool {
+    formula::split(symbol, '+').len() > 1 || terms(symbol).1 != 0
 }
 
 /// Returns a dimension divided by a number, if the number divides it.
@@ -171,6 +193,11 @@ mod tests {
         check("batch sequence 64", &[-1, 64], Some("batch*sequence 64"));
         check("batch*sequence 64", &[-1, 16], Some("4*batch*sequence 16"));
         check("1 8 64", &[1, 8, -1], Some("1 8 64"));
+        check("batch past+sequence 64", &[-1, 32], Some("2*batch*(past+sequence) 32"));
+        check("2*batch*(past+sequence) 32", &[-1, 64], Some("batch*(past+sequence) 64"));
+        check("1 12*units+2 64", &[0, -1, 32], Some("1 2*(12*units+2) 32"));
+        check("12*units+2 64", &[-1, 128], None);
+        check("2*(n-1) 8", &[-1, 16], Some("n-1 16"));
         check("batch sequence 64", &[0, 0, 4, 8], None);
         check("batch sequence 64", &[3, -1], None);
         check("1 8", &[3, -1], None);
