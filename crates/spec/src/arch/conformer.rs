@@ -10,7 +10,7 @@ const MAX_EXTENT: usize = 1 << 16;
 /// Largest extent of a kernel, a stride, or a chunk with its context.
 const MAX_WINDOW: usize = 512;
 
-/// Largest number of values between two layers of a tower.
+/// Largest number of values between two layers of a tower, and inside a layer.
 const MAX_VALUES: usize = 1 << 26;
 
 /// Convolutions over the frames of a sound, a conformer (Gulati et al. 2020, arXiv:2005.08100) whose positions attend to
@@ -198,7 +198,22 @@ impl ConformerTower {
             let expected = format!("an audio tower with at most {MAX_VALUES} values between layers");
             return disagree(expected, values.to_string());
         }
+        let inner = self.inner_values(frames);
+        if inner > MAX_VALUES {
+            let expected = format!("an audio tower with at most {MAX_VALUES} values inside a layer");
+            return disagree(expected, inner.to_string());
+        }
         None
+    }
+
+    /// Returns the largest number of values inside a layer for a number of frames: weights of the running means, which have
+    /// one for each pair of frames, scores of attention, or keys around each chunk.
+    fn inner_values(&self, frames: usize) -> usize {
+        let reduced = frames.div_ceil(self.convolutions[0].stride[0]);
+        let positions = frames.div_ceil(self.frames_of_position());
+        let scores = positions.saturating_mul(self.heads).saturating_mul(self.context() + 1);
+        let keys = positions.div_ceil(self.chunk).saturating_mul(self.context()).saturating_mul(self.hidden);
+        reduced.saturating_mul(reduced).max(scores).max(keys)
     }
 }
 
@@ -261,5 +276,24 @@ mod tests {
         check(|tower| tower.score_cap = 0.0, "above 0, found 0");
         check(|tower| tower.residual_weight = f32::NAN, "a finite factor");
         check(|tower| tower.rows = 60_000, "values between layers");
+    }
+
+    #[test]
+    fn values_inside_layers_are_bounded() {
+        let narrow = || ConformerTower { bins: 16, hidden: 64, rows: 500, ..published() };
+        assert_eq!(narrow().contradiction(), None);
+        let check = |tower: ConformerTower, expect: &str| {
+            let [expected, found] = tower.contradiction().unwrap();
+            assert!(
+                expected.ends_with("values inside a layer") && found == expect,
+                "{expected}, found {found}"
+            );
+        };
+        // Weights of the means of frames.
+        check(ConformerTower { rows: 2000, ..narrow() }, "256768576");
+        let wide = ConformerTower { chunk: 512, left: 511, right: 511, ..narrow() };
+        check(ConformerTower { heads: 64, ..wide.clone() }, "246778880");
+        // Keys of chunks.
+        check(ConformerTower { chunk: 1, hidden: 128, heads: 1, ..wide }, "262411776");
     }
 }

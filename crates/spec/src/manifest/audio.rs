@@ -65,6 +65,12 @@ impl SoundPreprocessing {
     /// Largest number of samples of a sound, and of a transform.
     pub const MAX_SAMPLES: usize = 1 << 24;
 
+    /// Largest number of weights of the mel filters: the bins of a transform.
+    const MAX_FILTERS: usize = 1 << 24;
+
+    /// Largest number of samples of the transforms of all frames.
+    const MAX_TRANSFORMED: usize = 1 << 28;
+
     /// Sounds are extended by silence to a multiple of this number of samples, as the extractor does.
     pub const PADDING: usize = 128;
 
@@ -95,6 +101,15 @@ impl SoundPreprocessing {
         if !self.transform.is_power_of_two() || self.transform < self.frame {
             let expected = format!("a transform of a power of two from {}", self.frame);
             return Some([expected, self.transform.to_string()]);
+        }
+        let filters = self.bins.saturating_mul(self.transform);
+        let transformed = self.frames(self.max_samples).saturating_mul(self.transform);
+        let costs = [
+            (filters, Self::MAX_FILTERS, "mel bins times the samples of a transform"),
+            (transformed, Self::MAX_TRANSFORMED, "frames times the samples of a transform"),
+        ];
+        if let Some((found, most, what)) = costs.into_iter().find(|(found, most, _)| found > most) {
+            return Some([format!("at most {most} {what}"), found.to_string()]);
         }
 
         let vectors = [&self.mean, &self.std].into_iter().flatten();
@@ -146,5 +161,55 @@ impl AudioEntry {
             }
             None => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn published() -> SoundPreprocessing {
+        SoundPreprocessing {
+            sample_rate: 16_000,
+            max_samples: 480_000,
+            bins: 128,
+            frame: 512,
+            hop: 160,
+            transform: 1024,
+            min_frequency: 125.0,
+            max_frequency: 7600.0,
+            preemphasis: 0.97,
+            emphasis_in_frames: true,
+            scale: 1.0,
+            floor: 1e-5,
+            mean: None,
+            std: None,
+        }
+    }
+
+    #[test]
+    fn costs_of_features_are_bounded() {
+        assert_eq!(published().contradiction(), None);
+        let check = |change: fn(&mut SoundPreprocessing), expect: &str| {
+            let mut numbers = published();
+            change(&mut numbers);
+            let [expected, found] = numbers.contradiction().unwrap();
+            assert_eq!(format!("{expected}, found {found}"), expect);
+        };
+        check(
+            |numbers| numbers.bins = 16_385,
+            "at most 16777216 mel bins times the samples of a transform, found 16778240",
+        );
+        check(
+            |numbers| {
+                numbers.hop = 1;
+                numbers.max_samples = 1 << 20;
+            },
+            "at most 268435456 frames times the samples of a transform, found 1073217536",
+        );
+        check(
+            |numbers| numbers.transform = 0,
+            "numbers of the features of sounds from 1 to 16777216, found 0",
+        );
     }
 }
