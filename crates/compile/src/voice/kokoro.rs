@@ -180,22 +180,8 @@ impl KokoroFiles {
         check_width(&graph)?;
         package.write("phonemes.json", &self.alphabet()?)?;
 
-        let styles = self.speakers()?;
-        let rows = rows(&styles)?;
-        let (readable, unreadable): (Vec<Style>, Vec<Style>) =
-            styles.into_iter().partition(|style| language(&style.name).is_some());
-        if readable.is_empty() {
-            return Err(refused("speakers", "a speaker of a language that can be read", "none"));
-        }
-        if !unreadable.is_empty() {
-            let names: Vec<&str> = unreadable.iter().map(|style| style.name.as_str()).collect();
-            let note = format!(
-                "Speakers of Japanese and Chinese are left out, because their texts cannot be pronounced: {}.",
-                names.join(", ")
-            );
-            progress.event(Progress::Note(note));
-        }
-
+        let readable = readable(self.speakers()?, progress)?;
+        let rows = rows(&readable)?;
         let bytes: Vec<u8> =
             readable.iter().flat_map(|style| &style.bytes[..rows * WIDTH * 4]).copied().collect();
         package.write(STYLES, &bytes)?;
@@ -310,6 +296,24 @@ fn check_width(graph: &Graph) -> Result<()> {
     }
 }
 
+/// Returns the styles of the speakers whose languages can be read. Notes the others.
+fn readable(styles: Vec<Style>, progress: &dyn ProgressSink) -> Result<Vec<Style>> {
+    let (readable, unreadable): (Vec<Style>, Vec<Style>) =
+        styles.into_iter().partition(|style| language(&style.name).is_some());
+    if readable.is_empty() {
+        return Err(refused("speakers", "a speaker of a language that can be read", "none"));
+    }
+    if !unreadable.is_empty() {
+        let names: Vec<&str> = unreadable.iter().map(|style| style.name.as_str()).collect();
+        let note = format!(
+            "Speakers of Japanese and Chinese are left out, because their texts cannot be pronounced: {}.",
+            names.join(", ")
+        );
+        progress.event(Progress::Note(note));
+    }
+    Ok(readable)
+}
+
 /// Returns the number of rows that every style has, which is the maximum number of phonemes.
 fn rows(styles: &[Style]) -> Result<usize> {
     let mut rows = MAX_PHONEMES;
@@ -420,7 +424,9 @@ fn stem(path: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
+    use std::{io::Write, sync::Mutex};
+
+    use narthex_spec::progress::Quiet;
 
     use super::*;
 
@@ -484,6 +490,23 @@ mod tests {
         fs::write(folder.path().join("voices-v1.0.bin"), "PK").unwrap();
         let message = files.speakers().err().unwrap().to_string();
         assert!(message.contains("an archive of NumPy"), "{message}");
+    }
+
+    #[test]
+    fn rows_are_those_of_speakers_that_can_be_read() {
+        let style = |name: &str, rows: usize| Style { name: name.to_owned(), bytes: vec![0; rows * 1024] };
+        let notes = Mutex::new(Vec::new());
+        let sink = |event: Progress| notes.lock().unwrap().push(event);
+        let styles = vec![style("af_heart", 500), style("jf_alpha", 0), style("bm_george", 400)];
+        let found = readable(styles, &sink).unwrap();
+        assert_eq!(
+            found.iter().map(|style| style.name.as_str()).collect::<Vec<_>>(),
+            ["af_heart", "bm_george"]
+        );
+        assert_eq!(rows(&found).unwrap(), 400);
+        let notes = notes.into_inner().unwrap();
+        assert!(matches!(&notes[..], [Progress::Note(note)] if note.ends_with(": jf_alpha.")), "{notes:?}");
+        assert!(readable(vec![style("zm_yunxi", 500)], &Quiet).is_err());
     }
 
     #[test]
