@@ -301,7 +301,7 @@ impl Plan {
     /// Plans the linear weights of a tower. They have 8 bits in `w4`, because their errors reach every answer about a medium, and
     /// towers are small compared with the decoder. Convolutions, as the embedding of patches, are not quantised.
     fn tower(&mut self, weights: Vec<TowerWeight>, inner: Storage) {
-        let storage = if inner == Storage::W4 { Storage::W8Zeros } else { inner };
+        let storage = inner.with_eight_bits();
         for TowerWeight { name, rows, cols } in weights {
             self.push(name, rows, cols, storage);
         }
@@ -411,7 +411,9 @@ fn angle_bytes(arch: &DecoderArch) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use narthex_spec::arch::{Activation, Attention, DecoderLayer, EncoderNorm, Family, Pooling};
+    use narthex_spec::arch::{
+        Activation, Attention, Connector, DecoderLayer, EncoderNorm, Family, PatchTower, Pooling, VisionArch,
+    };
     use narthex_testkit::architecture as example;
 
     use super::*;
@@ -531,5 +533,56 @@ mod tests {
         check(EncoderHead::Spans {}, &[("spans.weight", Storage::F32)]);
         let logits = [("mlm.dense.weight", Storage::W4), ("embed.word.weight", Storage::W8)];
         check(EncoderHead::MaskedLm { activation: Some(Activation::Gelu) }, &logits);
+    }
+
+    #[test]
+    fn towers_have_8_bits_in_every_scheme_of_4() {
+        let tower = PatchTower {
+            side: 16,
+            patch: 4,
+            hidden: 64,
+            layers: 1,
+            heads: 4,
+            inner: 96,
+            activation: Activation::Gelu,
+            norm_epsilon: 1e-6,
+            connector: Connector::PixelShuffle { factor: 2 },
+        };
+        let Architecture::Decoder(arch) = decoder(true) else { panic!("no decoder") };
+        let arch = DecoderArch { vision: Some(Box::new(VisionArch::Patches(tower))), ..arch };
+        let arch = Architecture::Decoder(arch);
+        let check = |recipe: Recipe, expect: Storage| {
+            let plan = Plan::new(&arch, &recipe);
+            let tower = ["vision.layers.0.mlp.up_proj.weight", "connector.linear.weight"];
+            assert_eq!(tower.map(|name| plan.storage(name)), [Some(expect); 2], "{recipe:?}");
+        };
+        check(Recipe::new(Scheme::W4), Storage::W8Zeros);
+        check(Recipe { symmetric: true, ..Recipe::new(Scheme::W4) }, Storage::W8);
+        check(Recipe::new(Scheme::W8), Storage::W8Zeros);
+        check(Recipe::new(Scheme::W4A16), Storage::F16);
+    }
+
+    #[test]
+    fn source_weights_have_the_bits_of_their_storage() {
+        let weight = |storage, source| WeightPlan {
+            name: "layers.0.mlp.up_proj.weight".to_owned(),
+            rows: 64,
+            cols: 40,
+            storage,
+            source: Some(source),
+        };
+        let weights = vec![
+            weight(Storage::F16, "F32"),
+            weight(Storage::F32, "F32"),
+            weight(Storage::W4Copied, "Q4_0"),
+            weight(Storage::W8Zeros, "Q6_K"),
+        ];
+        let found: Vec<_> = Plan { weights }
+            .source_weights()
+            .into_iter()
+            .map(|weights| (weights.encoding, weights.bits))
+            .collect();
+        let expected = [("F32", 16), ("F32", 32), ("Q4_0", 4), ("Q6_K", 8)];
+        assert_eq!(found, expected.map(|(encoding, bits)| (encoding.to_owned(), bits)));
     }
 }

@@ -44,11 +44,13 @@ impl Storage {
         }
     }
 
-    /// Returns the width of an integer; 8 for weights that are not in blocks.
+    /// Returns the width of an integer, or of a float of a weight that is not in blocks.
     pub(crate) fn bits(self) -> usize {
         match self {
+            Self::F32 => 32,
+            Self::F16 => 16,
             Self::W4 | Self::W4Copied | Self::W4Symmetric | Self::W4SymmetricCopied | Self::W4Offsets => 4,
-            _ => 8,
+            Self::W8 | Self::W8Zeros | Self::W8Copied | Self::W8Offsets => 8,
         }
     }
 

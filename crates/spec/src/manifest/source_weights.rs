@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 pub struct SourceWeights {
     /// Encoding in the checkpoint, such as `Q4_K`.
     pub encoding: String,
-    /// Number of bits of an integer in the package.
+    /// Number of bits of an element in the package: an integer of 4 or 8, or a float of 16 or 32.
     pub bits: usize,
-    /// The package has the integers of the checkpoint; otherwise, they are rounded to `bits` bits.
+    /// The package has the integers of the checkpoint; otherwise, the elements are rounded to `bits` bits.
     pub copied: bool,
     /// Number of tensors.
     pub tensors: usize,
