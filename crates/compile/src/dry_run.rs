@@ -5,7 +5,7 @@
 //! result of calibration is unknown before a model has run. Calibration adds at most eight columns to a head that
 //! shares its weight with the token table.
 
-use std::{path::PathBuf, sync::atomic::AtomicBool};
+use std::{collections::BTreeMap, path::PathBuf, sync::atomic::AtomicBool};
 
 use narthex_checkpoint::{CheckpointError, Weight, WeightSource};
 use narthex_graph::{Graph, onnx::external::ExternalWriter};
@@ -35,6 +35,8 @@ pub struct DryRun {
     pub tables: Vec<HostTable>,
     /// Size of the weights file in bytes.
     pub data_bytes: u64,
+    /// Weights of each linear layer of the graphs, by its path.
+    pub(crate) products: BTreeMap<String, Vec<String>>,
 }
 
 impl DryRun {
@@ -44,13 +46,25 @@ impl DryRun {
     /// [`CompileError::Unsupported`](crate::CompileError::Unsupported) if the architecture cannot have the shapes of
     /// the recipe.
     pub fn new(name: &str, architecture: &Architecture, recipe: &Recipe) -> Result<Self> {
-        let plan = Plan::new(architecture, recipe);
+        Self::of_plan(name, architecture, recipe, &Plan::new(architecture, recipe))
+    }
+
+    /// Compiles an architecture without weights, in the storage of a plan.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub(crate) fn of_plan(
+        name: &str,
+        architecture: &Architecture,
+        recipe: &Recipe,
+        plan: &Plan,
+    ) -> Result<Self> {
         let stage = Stage::start(&Quiet, "dry run", Unit::Nothing, None);
         let cancel = AtomicBool::new(false);
         let mut emitter = Emitter {
             graph: new_graph(name),
             weights: &NoWeights,
-            plan: &plan,
+            plan,
             scaling: &Scaling::default(),
             rounded: &RoundedWeights::default(),
             ranges: &ActivationRanges::default(),
@@ -62,10 +76,12 @@ impl DryRun {
             written: WrittenTensors::default(),
             compute: DType::F32,
         };
+
         let lowered = lower::lower(&mut emitter, architecture)?;
+        let products = std::mem::take(&mut emitter.written.products);
         let data_bytes = emitter.close()?;
         let LoweredModel { graphs, tables, towers } = lowered;
-        Ok(Self { graphs, towers, tables, data_bytes })
+        Ok(Self { graphs, towers, tables, data_bytes, products })
     }
 
     /// Compiles an architecture without weights, with the default static shapes for a target.

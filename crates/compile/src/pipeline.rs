@@ -1,5 +1,6 @@
 //! The stages of a compile: checkpoint → plan → graphs → package.
 
+mod space;
 mod widths;
 
 use std::{
@@ -9,20 +10,19 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use narthex_checkpoint::{self as checkpoint, Checkpoint, TokenizerSource, WeightSource};
+use narthex_checkpoint::{self as checkpoint, Checkpoint, TokenizerSource};
 use narthex_graph::onnx::external::ExternalWriter;
 use narthex_spec::{
     Calibration, DType, ModelName, Pass, ProgressSink, Recipe, Scheme, Sha256, Variant,
     arch::{Architecture, DecoderArch, Pooling},
     manifest::{AudioEntry, FORMAT, LayerWidth, Manifest, Part, Provenance, TokenizerEntry, VisionEntry},
-    progress::{Progress, Quiet, Stage, Unit},
+    progress::{Progress, Stage, Unit},
     recipe::KeptTokens,
 };
 use narthex_text::tokenizer::Tokenizer;
 
 use crate::{
     calibration::{CalibrationGraph, CalibrationModel, GraphRunner, activation_ranges, calibrate},
-    dry_run::{DryRun, NoWeights},
     emit::{Emitter, RoundedWeights, WeightSink, WrittenTensors, new_graph},
     error::{CompileError, Result, unwritable},
     lower::{self, LoweredModel, parts},
@@ -96,9 +96,12 @@ pub fn compile(
     let plan = Plan::of_source(&checkpoint.architecture, &job.recipe, checkpoint.weights.as_ref())?;
     keep(job.keep_stages, "architecture.json", || json(&checkpoint.architecture))?;
     keep(job.keep_stages, "plan.json", || json(&plan))?;
+    let sweep =
+        WeightPass { job: &job, checkpoint: &checkpoint, plan: &plan, package: &package, progress, cancel };
+    let layers = sweep.narrow_layers()?;
     // What the dry run refuses, the compile refuses with the weights at hand.
-    if let Ok(dry_run) = DryRun::new(job.name.as_str(), &checkpoint.architecture, &job.recipe) {
-        package.check_space(dry_run.data_bytes)?;
+    if let Ok(bytes) = sweep.peak_bytes(&layers) {
+        package.check_space(bytes)?;
     }
 
     package.write(TOKENIZER_FILE, &checkpoint.tokenizer.package_json()?)?;
@@ -106,8 +109,6 @@ pub fn compile(
         package.write(TEMPLATE_FILE, template.as_bytes())?;
     }
 
-    let sweep =
-        WeightPass { job: &job, checkpoint: &checkpoint, plan: &plan, package: &package, progress, cancel };
     let mut recipe = job.recipe.clone();
     let calibrated = sweep.calibrate(&tokenizer)?;
     if let Some(scaling) = &calibrated {
@@ -119,7 +120,7 @@ pub fn compile(
         balance_keys(arch, &plan, checkpoint.weights.as_ref(), &mut scaling)?;
     }
 
-    let Hybrid { plan, rounded, widths } = sweep.hybrid(&tokenizer, &scaling, &mut recipe)?;
+    let Hybrid { plan, rounded, widths } = sweep.hybrid(layers, &tokenizer, &scaling, &mut recipe)?;
     let sweep = WeightPass { plan: &plan, ..sweep };
 
     let mut ranges = ActivationRanges::default();
@@ -204,38 +205,17 @@ impl WeightPass<'_> {
         let total = self.plan.data_bytes(&self.checkpoint.architecture, recipe);
         let stage = Stage::start(self.progress, title, Unit::Bytes, Some(total));
         let file = WeightSink::File(self.package.create(DATA_FILE)?);
-        self.lower_into(file, self.checkpoint.weights.as_ref(), &stage, measured, recipe)
-    }
-
-    /// Returns the graphs without reading or writing weights.
-    fn lower_dry(&self, recipe: &Recipe) -> Result<Lowering> {
-        let stage = Stage::start(&Quiet, "dry run", Unit::Nothing, None);
-        let scaling = Scaling::default();
-        let rounded = RoundedWeights::default();
-        let ranges = ActivationRanges::default();
-        let measured = CalibrationResults { scaling: &scaling, rounded: &rounded, ranges: &ranges };
-        self.lower_into(WeightSink::Discard, &NoWeights, &stage, measured, recipe)
-    }
-
-    fn lower_into(
-        &self,
-        sink: WeightSink,
-        weights: &dyn WeightSource,
-        stage: &Stage<'_>,
-        measured: CalibrationResults<'_>,
-        recipe: &Recipe,
-    ) -> Result<Lowering> {
         let mut emitter = Emitter {
             graph: new_graph(self.job.name.as_str()),
-            weights,
+            weights: self.checkpoint.weights.as_ref(),
             plan: self.plan,
             scaling: measured.scaling,
             rounded: measured.rounded,
             ranges: measured.ranges,
             recipe,
             data_file: DATA_FILE,
-            data: ExternalWriter::new(sink),
-            stage,
+            data: ExternalWriter::new(file),
+            stage: &stage,
             cancel: self.cancel,
             written: WrittenTensors::default(),
             compute: DType::F32,

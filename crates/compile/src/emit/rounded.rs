@@ -35,6 +35,18 @@ pub(crate) struct RowShape {
     pub(crate) form: Form4,
 }
 
+impl RowShape {
+    /// Returns the number of bytes of the zero points.
+    fn zeros(self) -> usize {
+        if self.form == Form4::Zeros { self.blocks.div_ceil(2) } else { 0 }
+    }
+
+    /// Returns the number of bytes in the file.
+    pub(crate) fn bytes(self) -> usize {
+        self.blocks * self.block / 2 + self.blocks * size_of::<f16>() + self.zeros()
+    }
+}
+
 impl RoundedWeights {
     /// Creates the file.
     pub(crate) fn create(path: &Path) -> Result<Self> {
@@ -78,12 +90,11 @@ impl RoundedWeights {
         let mut reader = BufReader::with_capacity(1 << 20, file);
         reader.seek(SeekFrom::Start(offset)).map_err(unreadable)?;
 
-        let RowShape { blocks, block, form } = shape;
-        let zeros = if form == Form4::Zeros { blocks.div_ceil(2) } else { 0 };
+        let RowShape { blocks, block, .. } = shape;
         let mut row = QuantRow {
             quants: vec![0; blocks * block / 2],
             scales: vec![f16::ZERO; blocks],
-            zeros: vec![0; zeros],
+            zeros: vec![0; shape.zeros()],
             offsets: Vec::new(),
         };
         for _ in 0..rows {
@@ -106,7 +117,6 @@ impl RoundedWeights {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "a step that fails fails its test")]
 mod tests {
     use super::*;
 
@@ -119,7 +129,10 @@ mod tests {
         let rows = |form: Form4| [3, 5].map(|seed| form.quantize(&values(seed).collect::<Vec<_>>(), 32));
         for (name, form) in [("a", Form4::Zeros), ("b", Form4::Symmetric)] {
             weights.begin(name);
+            let before = weights.length;
             rows(form).iter().try_for_each(|row| weights.append(std::iter::once(row))).unwrap();
+            let bytes = RowShape { blocks: 3, block: 32, form }.bytes() as u64;
+            assert_eq!(weights.length - before, 2 * bytes, "{name}");
         }
         for (name, form) in [("b", Form4::Symmetric), ("a", Form4::Zeros)] {
             let mut read = Vec::new();

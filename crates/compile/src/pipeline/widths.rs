@@ -14,6 +14,7 @@ use narthex_text::tokenizer::Tokenizer;
 use super::{CalibrationRun, Hybrid, WeightPass, json, keep, not_calibrated};
 use crate::{
     calibration::{CalibrationModel, GraphRunner, RunnerError, sampled_logits},
+    dry_run::DryRun,
     emit::RoundedWeights,
     error::{CompileError, Result},
     quant::{
@@ -22,6 +23,7 @@ use crate::{
         plan::WeightPlan,
     },
     weight_rounding::{Rounding, WeightRounder},
+    width_plan::WidthPlan,
 };
 
 /// Maximum number of plans whose divergence is measured for a budget. Each is compiled and run.
@@ -37,6 +39,12 @@ struct LayerMeasurements {
     logits: Vec<Vec<f32>>,
 }
 
+/// A decoder whose layers are measured.
+pub(super) struct MeasuredDecoder<'a> {
+    runner: &'a dyn GraphRunner,
+    arch: &'a DecoderArch,
+}
+
 /// A decoder that is run over the calibration text.
 #[derive(Clone, Copy)]
 struct Subject<'a> {
@@ -47,27 +55,24 @@ struct Subject<'a> {
 }
 
 impl WeightPass<'_> {
-    /// Rounds the weights of 4 bits, and selects the layers that have 8 bits. `recipe` gets the settings that were applied.
+    /// Rounds the weights of 4 bits, and selects which of the layers have 8 bits. `recipe` gets the settings that were
+    /// applied.
     pub(super) fn hybrid(
         &self,
+        mut layers: Vec<NarrowLayer>,
         tokenizer: &Tokenizer,
         scaling: &Scaling,
         recipe: &mut Recipe,
     ) -> Result<Hybrid> {
         *recipe = Recipe { rounding: RoundingMethod::Nearest, budget: None, plan: None, ..recipe.clone() };
-        let mut layers = self.narrow_layers()?;
-        if let Some(widths) = self.job.widths {
-            let paths: Vec<&str> = layers.iter().map(|layer| layer.path.as_str()).collect();
-            widths.check(&paths)?;
-            layers.iter_mut().for_each(|layer| layer.is_wide = widths.is_wide(&layer.path));
-            recipe.plan = Some(widths.sha256());
-        }
+        recipe.plan = self.job.widths.map(WidthPlan::sha256);
 
         let planned = self.with_wide(&layers);
         let sweep = WeightPass { plan: &planned, ..*self };
-        let subject = sweep.subject(tokenizer, scaling);
+        sweep.check_request()?;
         let mut rounded = RoundedWeights::default();
-        if let Some(subject) = subject {
+        if let Some(MeasuredDecoder { runner, arch }) = sweep.measured() {
+            let subject = Subject { runner, arch, tokenizer, scaling };
             let measurements = sweep.measure_layers(subject)?;
             layers.iter_mut().for_each(|layer| layer.loss = measurements.losses.get(&layer.path).copied());
             rounded = measurements.rounded;
@@ -103,25 +108,31 @@ impl WeightPass<'_> {
         Ok(Hybrid { plan, rounded, widths: widths.collect() })
     }
 
-    /// Returns the linear layers of a decoder whose weights are rounded to 4 bits, in the order of the graph.
-    fn narrow_layers(&self) -> Result<Vec<NarrowLayer>> {
-        let is_narrow = |weight: &WeightPlan| weight.storage.form_of_4_bits().is_some();
-        let is_decoder = matches!(self.checkpoint.architecture, Architecture::Decoder(_));
-        if !is_decoder || !self.plan.weights.iter().any(is_narrow) {
-            return Ok(Vec::new());
+    /// Returns the linear layers of a decoder whose weights are rounded to 4 bits, in the order of the graph, with the widths
+    /// that the job states.
+    pub(super) fn narrow_layers(&self) -> Result<Vec<NarrowLayer>> {
+        let mut layers = Vec::new();
+        if matches!(self.checkpoint.architecture, Architecture::Decoder(_)) && self.has_narrow() {
+            let recipe = self.calibration_recipe(0);
+            let name = self.job.name.as_str();
+            let dry_run = DryRun::of_plan(name, &self.checkpoint.architecture, &recipe, self.plan)?;
+            let mut products = dry_run.products;
+            for node in dry_run.graphs.iter().flat_map(|(graph, _)| &graph.nodes) {
+                let path = node.name.strip_suffix("/MatMulNBits");
+                let Some((path, weights)) = path.and_then(|path| products.remove_entry(path)) else {
+                    continue;
+                };
+                if weights.iter().all(|name| self.plan.get(name).is_some_and(WeightPlan::is_narrow)) {
+                    let bytes = weights.iter().map(|name| self.additional_bytes(name)).sum();
+                    layers.push(NarrowLayer { path, weights, loss: None, bytes, is_wide: false });
+                }
+            }
         }
 
-        let mut lowering = self.lower_dry(&self.calibration_recipe(0))?;
-        let mut layers = Vec::new();
-        for node in lowering.lowered.graphs.iter().flat_map(|(graph, _)| &graph.nodes) {
-            let path = node.name.strip_suffix("/MatMulNBits");
-            let Some((path, weights)) = path.and_then(|path| lowering.products.remove_entry(path)) else {
-                continue;
-            };
-            if weights.iter().all(|name| self.plan.get(name).is_some_and(is_narrow)) {
-                let bytes = weights.iter().map(|name| self.additional_bytes(name)).sum();
-                layers.push(NarrowLayer { path, weights, loss: None, bytes, is_wide: false });
-            }
+        if let Some(widths) = self.job.widths {
+            let paths: Vec<&str> = layers.iter().map(|layer| layer.path.as_str()).collect();
+            widths.check(&paths)?;
+            layers.iter_mut().for_each(|layer| layer.is_wide = widths.is_wide(&layer.path));
         }
         Ok(layers)
     }
@@ -135,35 +146,64 @@ impl WeightPass<'_> {
     }
 
     /// Returns the plan in which these layers have their widths.
-    fn with_wide(&self, layers: &[NarrowLayer]) -> Plan {
+    pub(super) fn with_wide(&self, layers: &[NarrowLayer]) -> Plan {
         let mut plan = self.plan.clone();
         layers.iter().filter(|layer| layer.is_wide).for_each(|layer| plan.widen(&layer.weights));
         plan
     }
 
     /// Returns the decoder if its layers are to be measured: to round them by GPTQ, for a budget, or for a certificate.
-    /// Notes the reason if a requested measurement is impossible.
-    fn subject<'a>(&'a self, tokenizer: &'a Tokenizer, scaling: &'a Scaling) -> Option<Subject<'a>> {
+    pub(super) fn measured(&self) -> Option<MeasuredDecoder<'_>> {
         let (Some(runner), Architecture::Decoder(arch)) = (self.job.runner, &self.checkpoint.architecture)
         else {
             return None;
         };
-        let requested = &self.job.recipe;
-        let is_requested = is_calibrated(requested);
         let elements: u64 = self.plan.weights.iter().map(|weight| (weight.rows * weight.cols) as u64).sum();
-        let has_narrow = self.plan.weights.iter().any(|weight| weight.storage.form_of_4_bits().is_some());
-        if !has_narrow || !(is_requested || elements.saturating_mul(4) <= self.job.measured_bytes) {
-            return None;
+        let is_wanted =
+            is_calibrated(&self.job.recipe) || elements.saturating_mul(4) <= self.job.measured_bytes;
+        (is_wanted && self.obstacle().is_none()).then_some(MeasuredDecoder { runner, arch })
+    }
+
+    /// Fails if the rounding or the budget of the recipe needs measurements and nothing can be run. Notes the reason if it has
+    /// no effect.
+    fn check_request(&self) -> Result<()> {
+        let recipe = &self.job.recipe;
+        let rounding = self.rounds_by_gptq().then(|| format!("rounding {}", recipe.rounding));
+        let budget = recipe.budget.map(|budget| format!("budget {budget}"));
+        let requested = rounding.into_iter().chain(budget).collect::<Vec<_>>().join(" with ");
+        if requested.is_empty() {
+            return Ok(());
         }
-        let Some(reason) = not_calibrated(arch) else {
-            return Some(Subject { runner, arch, tokenizer, scaling });
-        };
-        if is_requested {
-            let name = &self.job.name;
-            let note = format!("The weights of {name} are rounded to nearest, in one width: {reason}.");
+        if let Some(reason) = self.obstacle() {
+            let note = format!("The {requested} has no effect on {}: {reason}.", self.job.name);
             self.progress.event(Progress::Note(note));
+        } else if self.job.runner.is_none() {
+            let reason =
+                "its layers must be measured on a text; compile with --calibrate standard".to_owned();
+            return Err(CompileError::Unsupported { what: requested, reason });
         }
-        None
+        Ok(())
+    }
+
+    /// Returns why the layers cannot be measured, or need not be.
+    fn obstacle(&self) -> Option<String> {
+        match &self.checkpoint.architecture {
+            Architecture::Decoder(_) if !self.has_narrow() => {
+                Some("none of its weights is rounded to 4 bits".to_owned())
+            }
+            Architecture::Decoder(arch) => not_calibrated(arch),
+            _ => Some("only layers of chat models are measured".to_owned()),
+        }
+    }
+
+    /// Returns true if a weight is rounded to 4 bits.
+    fn has_narrow(&self) -> bool {
+        self.plan.weights.iter().any(WeightPlan::is_narrow)
+    }
+
+    /// Returns true if the recipe requests GPTQ.
+    pub(super) fn rounds_by_gptq(&self) -> bool {
+        self.job.recipe.rounding == RoundingMethod::Gptq
     }
 
     /// Rounds the weights of 4 bits as the recipe requests, and measures the losses of the layers.
@@ -181,13 +221,13 @@ impl WeightPass<'_> {
             false => Vec::new(),
         };
 
-        let is_gptq = self.job.recipe.rounding == RoundingMethod::Gptq;
+        let is_gptq = self.rounds_by_gptq();
         let name = &self.job.name;
         let title = match is_gptq {
             true => format!("Rounding the weights of {name}"),
             false => format!("Measuring the layers of {name} in 4 bits"),
         };
-        let narrow = self.plan.weights.iter().filter(|weight| weight.storage.form_of_4_bits().is_some());
+        let narrow = self.plan.weights.iter().filter(|weight| weight.is_narrow());
         let stage = Stage::start(self.progress, title, Unit::Items, Some(narrow.count() as u64));
         let rounder = WeightRounder {
             model: &model,
@@ -232,6 +272,14 @@ impl WeightPass<'_> {
                 return Ok(());
             }
             hybrid::widen_to_loss(layers, loss * most / divergence);
+        }
+        if hybrid::remaining_loss(layers) > 0.0 {
+            let note = format!(
+                "The divergence of {} with the selected layers in 8 bits is predicted and not measured: none of \
+                 {MEASURED_PLANS} measured selections was within kl={most}.",
+                self.job.name
+            );
+            self.progress.event(Progress::Note(note));
         }
         Ok(())
     }

@@ -44,6 +44,11 @@ pub struct WeightPlan {
 }
 
 impl WeightPlan {
+    /// Returns true if the weight is rounded to 4 bits.
+    pub(crate) fn is_narrow(&self) -> bool {
+        self.storage.form_of_4_bits().is_some()
+    }
+
     /// Returns the size in bytes of the weight with its scales and zero points, in blocks of this size.
     pub fn bytes(&self, block: BlockSize) -> u64 {
         let rows = self.rows as u64;

@@ -347,9 +347,98 @@ fn gptq_refuses_inputs_that_are_not_finite() {
     };
     let error = compile(&recipe, Some(&runner as &dyn GraphRunner)).unwrap_err();
     assert!(error.to_string().contains("not finite: moments/layers.0/attn/qkv_proj"), "{error}");
-    assert_eq!(compile(&recipe, None).unwrap().recipe.rounding, RoundingMethod::Nearest);
     // The blocks of the checkpoint are copied, so nothing is measured.
     assert_eq!(compile(&copied, Some(&Broken)).unwrap().recipe.rounding, RoundingMethod::Nearest);
+}
+
+/// Compiles, and returns the result with the notes.
+fn noted(job: CompileJob<'_>) -> (Result<Manifest, CompileError>, Vec<String>) {
+    let notes = Mutex::new(Vec::new());
+    let sink = |event: Progress| {
+        if let Progress::Note(note) = event {
+            notes.lock().unwrap().push(note);
+        }
+    };
+    let made = pipeline::compile(job, &sink, &AtomicBool::new(false));
+    (made, notes.into_inner().unwrap())
+}
+
+#[test]
+fn requests_that_need_measurements_are_refused_or_noted_without_them() {
+    let source = tempfile::tempdir().unwrap();
+    let gguf = llama(source.path());
+    let bert = source.path().join("bert");
+    fs::create_dir(&bert).unwrap();
+    tiny_bert_safetensors(&bert, 7).unwrap();
+    let gptq = Recipe { rounding: RoundingMethod::Gptq, ..Recipe::new(Scheme::W4) };
+    let budget = Recipe { budget: Some("kl=0.1".parse().unwrap()), ..Recipe::new(Scheme::W4) };
+    let compile = |checkpoint: &Path, recipe: &Recipe, runner| {
+        let out = tempfile::tempdir().unwrap();
+        noted(CompileJob { runner, ..job(checkpoint, recipe.clone(), out.path()) })
+    };
+
+    let refused = |recipe: &Recipe, expected: &str| {
+        let error = compile(&gguf, recipe, None).0.unwrap_err().to_string();
+        assert!(error.starts_with(expected) && error.contains("--calibrate standard"), "{error}");
+    };
+    refused(&Recipe { symmetric: true, ..gptq.clone() }, "rounding gptq ");
+    refused(&Recipe { symmetric: true, ..budget.clone() }, "budget kl=0.1 ");
+    refused(
+        &Recipe { symmetric: true, rounding: RoundingMethod::Gptq, ..budget.clone() },
+        "rounding gptq with budget kl=0.1 ",
+    );
+
+    let has_note = |checkpoint: &Path, recipe: &Recipe, expected: &str| {
+        let (made, notes) = compile(checkpoint, recipe, Some(&Broken));
+        assert_eq!(made.unwrap().recipe.rounding, RoundingMethod::Nearest);
+        assert!(notes.iter().any(|note| note == expected), "{notes:?}");
+    };
+    let none = "has no effect on tiny: none of its weights is rounded to 4 bits.";
+    has_note(&gguf, &gptq, &format!("The rounding gptq {none}"));
+    has_note(&gguf, &budget, &format!("The budget kl=0.1 {none}"));
+    let only = "The rounding gptq has no effect on tiny: only layers of chat models are measured.";
+    has_note(&bert, &gptq, only);
+}
+
+/// A runner whose logits differ from the first ones by the same divergence in all later runs.
+#[derive(Default)]
+struct Divergent {
+    runs: std::cell::Cell<usize>,
+    windows: usize,
+}
+
+impl GraphRunner for Divergent {
+    fn run(&self, _: &Path, _: Vec<Feed>, wanted: &[Fetch]) -> Result<Vec<Vec<f32>>, RunnerError> {
+        let Some(logits) = wanted.iter().find(|fetch| fetch.name == "logits") else {
+            return Ok(wanted.iter().map(|fetch| vec![1.0; fetch.shape.iter().product()]).collect());
+        };
+        let run = self.runs.replace(self.runs.get() + 1);
+        let vocab = *logits.shape.last().unwrap();
+        let first = if run < self.windows { 0.0 } else { 3.0 };
+        let value = |at: usize| if at.is_multiple_of(vocab) { first } else { 0.0 };
+        Ok(vec![(0..logits.shape.iter().product()).map(value).collect()])
+    }
+}
+
+#[test]
+fn a_divergence_that_was_not_measured_is_noted() {
+    let source = tempfile::tempdir().unwrap();
+    let gguf = llama(source.path());
+    let notes_of = |budget: &str| {
+        let out = tempfile::tempdir().unwrap();
+        let recipe =
+            Recipe { budget: Some(budget.parse().unwrap()), symmetric: true, ..Recipe::new(Scheme::W4) };
+        let runner = Divergent { windows: 4, ..Divergent::default() };
+        let (made, notes) = noted(CompileJob { runner: Some(&runner), ..job(&gguf, recipe, out.path()) });
+        made.unwrap();
+        notes.into_iter().filter(|note| note.contains("predicted and not measured")).collect::<Vec<_>>()
+    };
+    // The divergence of each selection is 0.052 nats.
+    assert_eq!(notes_of("kl=0.053"), Vec::<String>::new());
+    let predicted = notes_of("kl=0.051");
+    assert!(predicted.len() == 1 && predicted[0].contains("none of 4 measured selections"), "{predicted:?}");
+    // Every layer has 8 bits.
+    assert_eq!(notes_of("kl=0.000001"), Vec::<String>::new());
 }
 
 #[test]
@@ -399,16 +488,10 @@ fn heads_that_onnx_runtime_cannot_run_are_not_calibrated() {
         gguf.set(&format!("llama.{key}"), Meta::U32(value));
     }
     fs::write(&path, gguf.to_bytes()).unwrap();
-    let (out, notes) = (tempfile::tempdir().unwrap(), Mutex::new(Vec::new()));
-    let sink = |event: Progress| {
-        if let Progress::Note(note) = event {
-            notes.lock().unwrap().push(note);
-        }
-    };
+    let out = tempfile::tempdir().unwrap();
     let job = CompileJob { runner: Some(&Broken), ..job(&path, Recipe::new(Scheme::W8), out.path()) };
-    let manifest = pipeline::compile(job, &sink, &AtomicBool::new(false)).unwrap();
-    assert_eq!(manifest.recipe.calibration, Calibration::None);
-    let notes = notes.into_inner().unwrap();
+    let (made, notes) = noted(job);
+    assert_eq!(made.unwrap().recipe.calibration, Calibration::None);
     assert!(notes.iter().any(|note| note.contains("this model has heads of 4")), "{notes:?}");
 }
 

@@ -7,7 +7,7 @@ use narthex_compile::calibration::text_digest;
 use narthex_device::inventory;
 use narthex_files::environment;
 use narthex_spec::{
-    Budget, Calibration, Date, Recipe, Scheme, Sha256,
+    Budget, Calibration, Date, Recipe, RoundingMethod, Scheme, Sha256,
     arch::Structure,
     manifest::{Certificate, CertificateFigures, LayerWidth, Manifest},
     progress::Progress,
@@ -104,6 +104,7 @@ impl PackageBuild<'_> {
             fixed: None,
             passes: BTreeSet::new(),
             targets: Vec::new(),
+            rounding: RoundingMethod::Nearest,
             budget: None,
             plan: None,
             ..recipe.clone()

@@ -62,6 +62,11 @@ pub(crate) fn check_request(request: &CompileRequest) -> Result<(), Error> {
         let message = format!("GPTQ rounds weights of 4 bits; expected --scheme w4 or w4a16, found {scheme}");
         return Err(Error::invalid("rounding", message));
     }
+    if request.rounding == Some(RoundingMethod::Gptq) && request.calibration == Calibration::None {
+        let message =
+            "GPTQ measures the inputs of layers on a text; expected --calibrate standard, found none";
+        return Err(Error::invalid("rounding", message.to_owned()));
+    }
     check_widths(request)?;
     if request.ranges.is_some() && default.activations.is_none() {
         let message = format!(

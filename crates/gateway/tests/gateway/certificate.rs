@@ -98,7 +98,9 @@ fn integer_activations_are_measured_in_the_graphs_that_have_them() {
         "expected --scheme w4 or w4a16",
     );
     let compensated = CompileRequest { rounding: Some(RoundingMethod::Gptq), ..plain.clone() };
-    refused(compensated, "expected --scheme w4 or w4a16, found w8a16");
+    refused(compensated.clone(), "expected --scheme w4 or w4a16, found w8a16");
+    let unmeasured = CompileRequest { scheme: Scheme::W4, calibration: Calibration::None, ..compensated };
+    refused(unmeasured, "GPTQ measures the inputs of layers on a text; expected --calibrate standard");
     refused(
         CompileRequest { block: Some(BlockSize::Elements(32)), ..plain.clone() },
         "expected channel, as its weights",
