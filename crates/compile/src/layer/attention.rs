@@ -81,6 +81,9 @@ impl AttentionLayer<'_> {
     }
 }
 
+/// Value that is added to the scores of hidden keys, far below the scores of others. Half precision represents it.
+pub(crate) const PADDING_SCORE: f64 = -1e4;
+
 /// Adds `softmax(scores + mask)` over the last axis.
 pub(crate) fn masked_softmax(
     e: &mut Emitter<'_>,

@@ -3,6 +3,10 @@
 use narthex_graph::typed::{Reduction, Scope, Tensor};
 use narthex_spec::arch::DecoderArch;
 
+use super::{
+    linear::{Bias, linear},
+    norm::unit_norm,
+};
 use crate::{emit::Emitter, error::Result};
 
 /// Adds the factor of the rows of a medium: the decoder's graph multiplies its input by the embedding scale, which does not
@@ -47,9 +51,29 @@ pub(crate) struct TokenRows<'a> {
     pub(crate) norm_epsilon: f32,
 }
 
+/// Adds the end of a connector of Gemma 3n, `[1, rows, decoder's hidden]`, after the normed rows of a medium.
+///
+/// ```text
+/// x ── Concat(tokens) ── linear ── norm ── Mul(1 / embedding scale)
+/// ```
+pub(crate) fn with_tokens(
+    e: &mut Emitter<'_>,
+    scope: &Scope,
+    arch: &DecoderArch,
+    x: Tensor,
+    tokens: TokenRows<'_>,
+) -> Result<Tensor> {
+    let TokenRows { width, norm_epsilon, .. } = tokens;
+    let rows = tokens.add(e, scope)?;
+    let x = e.graph.concat(scope, &[x, rows], 1)?;
+    let x = linear(e, &scope.child("linear"), x, width, Bias::Without)?;
+    let x = unit_norm(e, &scope.child("out_norm"), x, arch.hidden, norm_epsilon)?;
+    unscaled(e, scope, arch, x)
+}
+
 impl TokenRows<'_> {
     /// Returns the normed rows of a connector's embedding, `[1, rows, width]`.
-    pub(crate) fn add(&self, e: &mut Emitter<'_>, connector: &Scope) -> Result<Tensor> {
+    fn add(&self, e: &mut Emitter<'_>, connector: &Scope) -> Result<Tensor> {
         let &Self { tokens, rows, width, norm_epsilon } = self;
         let embedding = connector.child("embed").parameter("weight");
         let norm = connector.child("embed_norm").parameter("weight");

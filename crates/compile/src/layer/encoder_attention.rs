@@ -4,7 +4,7 @@ use narthex_graph::typed::{Scope, Tensor};
 use narthex_spec::{DType, arch::EncoderArch};
 
 use super::{
-    attention::{Projection, join_heads, masked_softmax},
+    attention::{PADDING_SCORE, Projection, join_heads, masked_softmax},
     linear::{Bias, linear},
     rope::apply_rope,
 };
@@ -75,9 +75,6 @@ impl EncoderRotary {
         Ok(Some([cos, constant("sin", Trigonometric::Sin)?]))
     }
 }
-
-/// Value that is added to the scores of padding, far below the scores of tokens.
-const PADDING_SCORE: f64 = -1e4;
 
 /// Returns the mask `[batch, 1, 1, sequence]` to add to scores, from a padding mask `[batch, sequence]`.
 ///

@@ -16,15 +16,13 @@ use crate::{
     emit::Emitter,
     error::Result,
     layer::{
-        connector::{TokenRows, unscaled},
+        attention::{PADDING_SCORE, masked_softmax, soft_cap},
+        connector::{TokenRows, with_tokens},
         linear::{Bias, StackedLinear, linear, stacked_linear},
         mlp::activation,
-        norm::{Norm, unit_norm},
+        norm::Norm,
     },
 };
-
-/// Added to the scores of keys that a position does not attend to. Half precision represents it.
-const HIDDEN_KEY: f64 = -1e4;
 
 /// Largest finite value of half precision.
 const HALF_MAX: f64 = 65_504.0;
@@ -122,6 +120,7 @@ impl TowerGraph<'_> {
             let conv_of_frames = PaddedConv {
                 x,
                 weight,
+                bias: None,
                 strides: convolution.stride,
                 before: [0, ConformerTower::BIN_PADDING],
                 after: [frames - 1, ConformerTower::BIN_PADDING],
@@ -194,7 +193,7 @@ impl TowerGraph<'_> {
         let visible = e.graph.mul(&scope, keys, window)?;
         let one = e.number(1.0);
         let hidden = e.graph.sub(&scope, one, visible)?;
-        e.scale(&scope.child("scale"), hidden, HIDDEN_KEY)
+        e.scale(&scope.child("scale"), hidden, PADDING_SCORE)
     }
 
     /// Returns chunks `[chunks, chunk, width]` with the positions around each, `[chunks, context, width]`. Zeros stand for
@@ -300,12 +299,8 @@ impl TowerGraph<'_> {
         let scores = e.graph.mat_mul(&scope.child("scores"), query, key)?;
         let positions = self.position_scores(e, &scope, query)?;
         let scores = e.graph.add(&scope.child("scores"), scores, positions)?;
-        let cap = f64::from(self.tower.score_cap);
-        let scores = e.scale(&scope.child("scores").child("down"), scores, cap.recip())?;
-        let scores = e.graph.tanh(&scope.child("scores"), scores)?;
-        let scores = e.scale(&scope.child("scores").child("up"), scores, cap)?;
-        let scores = e.graph.add(&scope.child("masked"), scores, mask)?;
-        let weights = e.graph.softmax(&scope, scores)?;
+        let scores = soft_cap(e, &scope.child("cap"), scores, self.tower.score_cap)?;
+        let weights = masked_softmax(e, &scope, scores, mask)?;
         let mixed = e.graph.mat_mul(&scope.child("mix"), weights, value)?;
 
         let mixed = e.graph.transpose(&scope.child("mix"), mixed, &[0, 2, 1, 3])?;
@@ -389,6 +384,7 @@ impl TowerGraph<'_> {
         let conv = PaddedConv {
             x: y,
             weight,
+            bias: None,
             strides: [1; 2],
             before: [kernel - 1, 0],
             after: [0; 2],
@@ -412,11 +408,7 @@ impl TowerGraph<'_> {
         let x = every(e, &scope.child("reduced"), x, reduction, hidden)?;
         let soft = self.norm(norm_epsilon).apply(e, &scope.child("norm"), x)?;
         let tokens = TokenRows { tokens: end.tokens, rows: &[padding, end.row], width: hidden, norm_epsilon };
-        let tokens = tokens.add(e, &scope)?;
-        let x = e.graph.concat(&scope, &[soft, tokens], 1)?;
-        let x = linear(e, &scope.child("linear"), x, hidden, Bias::Without)?;
-        let x = unit_norm(e, &scope.child("out_norm"), x, arch.hidden, norm_epsilon)?;
-        unscaled(e, &scope, arch, x)
+        with_tokens(e, &scope, arch, soft, tokens)
     }
 }
 

@@ -12,10 +12,10 @@ use crate::{
     emit::Emitter,
     error::Result,
     layer::{
-        connector::{TokenRows, pooled, unscaled},
+        connector::{TokenRows, pooled, with_tokens},
         linear::{Bias, linear},
         mlp::activation,
-        norm::{Norm, unit_norm},
+        norm::Norm,
     },
 };
 
@@ -253,11 +253,8 @@ fn connector(e: &mut Emitter<'_>, arch: &DecoderArch, tower: &MobileNetTower, x:
     let soft = Norm { kind: NormKind::Rms, width: tower.hidden, epsilon };
     let soft = soft.apply(e, &scope.child("norm"), x)?;
     let MobileNetTower { hidden: width, end, norm_epsilon, .. } = *tower;
-    let end = TokenRows { tokens: end.tokens, rows: &[end.row], width, norm_epsilon }.add(e, &scope)?;
-    let x = e.graph.concat(&scope, &[soft, end], 1)?;
-    let x = linear(e, &scope.child("linear"), x, tower.hidden, Bias::Without)?;
-    let x = unit_norm(e, &scope.child("out_norm"), x, arch.hidden, tower.norm_epsilon)?;
-    unscaled(e, &scope, arch, x)
+    let end = TokenRows { tokens: end.tokens, rows: &[end.row], width, norm_epsilon };
+    with_tokens(e, &scope, arch, soft, end)
 }
 
 /// Adds a depthwise convolution.

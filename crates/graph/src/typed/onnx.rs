@@ -56,6 +56,8 @@ pub struct PaddedConv {
     pub x: Tensor,
     /// Weight `[outputs, channels / groups, kernel height, kernel width]`.
     pub weight: Tensor,
+    /// Bias `[outputs]`.
+    pub bias: Option<Tensor>,
     /// Distances of two windows in height and width.
     pub strides: [usize; 2],
     /// Zeros before the height and the width.
@@ -294,50 +296,25 @@ impl TypedBuilder {
         const OP: &str = "Conv";
         let &Conv2d { x, weight, bias, stride, groups } = conv;
         let [kind, weight_kind] = self.types(scope, OP, [x, weight])?;
-        let (
-            [batch, Dim::Fixed(channels), Dim::Fixed(height), Dim::Fixed(width)],
-            [Dim::Fixed(outputs), Dim::Fixed(inner), Dim::Fixed(rows), Dim::Fixed(columns)],
-        ) = (&kind.shape[..], &weight_kind.shape[..])
+        let ([_, _, Dim::Fixed(height), Dim::Fixed(width)], [_, _, Dim::Fixed(rows), Dim::Fixed(columns)]) =
+            (&kind.shape[..], &weight_kind.shape[..])
         else {
             let expected = "[batch, channels, height, width] and [outputs, channels, height, width]";
             return Err(mismatch(scope, OP, expected, &[&kind, &weight_kind]));
         };
-        let count = groups as u64;
-        let is_grouped = count > 0 && inner.checked_mul(count) == Some(*channels) && outputs % count == 0;
-        if !is_grouped || kind.dtype != weight_kind.dtype || stride == 0 || *rows == 0 || *columns == 0 {
-            let expected = format!("{groups} groups of channels, one element type and a stride");
-            return Err(mismatch(scope, OP, expected, &[&kind, &weight_kind]));
-        }
-
-        let out = [batch.clone(), Dim::Fixed(*outputs)].into_iter();
-        let windows = [height, width].map(|extent| Dim::Fixed(extent.div_ceil(stride as u64)));
-        let out = TensorType::new(kind.dtype, &out.chain(windows).collect::<Vec<_>>());
-        if let Some(bias) = bias {
-            let [found] = self.types(scope, OP, [bias])?;
-            if found != TensorType::new(kind.dtype, &[Dim::Fixed(*outputs)]) {
-                return Err(mismatch(scope, OP, "a bias of the outputs", &[&weight_kind, &found]));
-            }
-        }
-
+        let distance = stride.max(1) as u64;
         let zeros = [(height, rows), (width, columns)].map(|(&extent, &kernel)| {
-            let stride = stride as u64;
-            ((extent.div_ceil(stride).max(1) - 1) * stride + kernel).saturating_sub(extent) as i64
+            ((extent.div_ceil(distance).max(1) - 1) * distance + kernel).saturating_sub(extent) as usize
         });
         let before = zeros.map(|zeros| zeros / 2);
         let after = zeros.map(|zeros| zeros - zeros / 2);
-        let attributes = [
-            ("group", Attribute::from(groups)),
-            ("pads", Attribute::Ints([before, after].concat())),
-            ("strides", Attribute::Ints(vec![stride as i64; 2])),
-        ];
-        let inputs: Vec<Tensor> = [x, weight].into_iter().chain(bias).collect();
-        Ok(self.onnx(scope, OP, &inputs, &attributes, out))
+        self.padded_conv(scope, &PaddedConv { x, weight, bias, strides: [stride; 2], before, after, groups })
     }
 
     /// Adds a convolution over two axes, `[batch, outputs, windows of the height, windows of the width]`.
     pub fn padded_conv(&mut self, scope: &Scope, conv: &PaddedConv) -> Result<Tensor> {
         const OP: &str = "Conv";
-        let &PaddedConv { x, weight, strides, before, after, groups } = conv;
+        let &PaddedConv { x, weight, bias, strides, before, after, groups } = conv;
         let [kind, weight_kind] = self.types(scope, OP, [x, weight])?;
         let (
             [batch, Dim::Fixed(channels), height, width],
@@ -360,6 +337,12 @@ impl TypedBuilder {
             let expected = format!("{groups} groups of channels, one element type and windows that fit");
             return Err(mismatch(scope, OP, expected, &[&kind, &weight_kind]));
         };
+        if let Some(bias) = bias {
+            let [found] = self.types(scope, OP, [bias])?;
+            if found != TensorType::new(kind.dtype, &[Dim::Fixed(*outputs)]) {
+                return Err(mismatch(scope, OP, "a bias of the outputs", &[&weight_kind, &found]));
+            }
+        }
 
         let out = [batch.clone(), Dim::Fixed(*outputs)].into_iter().chain(windows);
         let out = TensorType::new(kind.dtype, &out.collect::<Vec<_>>());
@@ -369,7 +352,8 @@ impl TypedBuilder {
             ("pads", Attribute::Ints(pads)),
             ("strides", Attribute::Ints(strides.map(|stride| stride as i64).to_vec())),
         ];
-        Ok(self.onnx(scope, OP, &[x, weight], &attributes, out))
+        let inputs: Vec<Tensor> = [x, weight].into_iter().chain(bias).collect();
+        Ok(self.onnx(scope, OP, &inputs, &attributes, out))
     }
 
     /// Adds a reduction of one axis, which keeps the axis with extent 1.
@@ -461,12 +445,12 @@ fn is_float(dtype: DType) -> bool {
 /// Returns the number of windows of a padded axis, if they fit.
 fn windows(extent: &Dim, zeros: u64, kernel: u64, stride: u64) -> Option<Dim> {
     match extent {
-        Dim::Fixed(extent) => {
+        Dim::Fixed(extent) if kernel > 0 => {
             let steps = extent.checked_add(zeros)?.checked_sub(kernel)?.checked_div(stride)?;
             Some(Dim::Fixed(steps + 1))
         }
         Dim::Symbol(_) if kernel > 0 && zeros == kernel - 1 => divided(extent, stride),
-        Dim::Symbol(_) => None,
+        _ => None,
     }
 }
 

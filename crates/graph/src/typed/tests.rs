@@ -116,7 +116,8 @@ fn convolutions_and_slices_divide_symbols() {
     };
     let x = b.input("x", kind(&["1", "1", "48*units", "16"]));
     let weight = b.input("w", kind(&["4", "1", "3", "3"]));
-    let conv = PaddedConv { x, weight, strides: [2; 2], before: [0, 1], after: [2, 1], groups: 1 };
+    let conv =
+        PaddedConv { x, weight, bias: None, strides: [2; 2], before: [0, 1], after: [2, 1], groups: 1 };
     let found = b.padded_conv(&scope, &conv).unwrap();
     assert_eq!(b.get(found), Some(&kind(&["1", "4", "24*units", "8"])));
     // The number of windows of a symbol would be unknown.
