@@ -172,6 +172,18 @@ impl Graph {
         self.initializers.iter().map(Initializer::bytes).sum()
     }
 
+    /// Calls `each` with every node, including those in the bodies of nodes.
+    pub fn for_each_node<'a>(&'a self, each: &mut dyn FnMut(&'a Node)) {
+        for node in &self.nodes {
+            each(node);
+            for (_, attribute) in &node.attributes {
+                if let Attribute::Graph(body) = attribute {
+                    body.for_each_node(each);
+                }
+            }
+        }
+    }
+
     /// Calls `read` with the name of each value that a node, its bodies or an output of the graph reads. A value occurs
     /// as often as it is read.
     pub fn for_each_read<'a>(&'a self, read: &mut dyn FnMut(&'a str)) {

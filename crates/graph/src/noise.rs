@@ -98,17 +98,19 @@ fn is_random(node: &Node) -> bool {
 
 /// Refuses random operators in the bodies of a node.
 fn check_bodies(node: &Node) -> Result<(), NoiseError> {
+    let mut found = None;
     for (_, attribute) in &node.attributes {
-        let Attribute::Graph(body) = attribute else { continue };
-        for inner in &body.nodes {
-            if is_random(inner) {
-                let reason = format!("it is inside {}", node.path());
-                return Err(NoiseError::Unsupported { node: inner.path(), reason });
-            }
-            check_bodies(inner)?;
+        if let Attribute::Graph(body) = attribute {
+            body.for_each_node(&mut |inner| found = found.or(Some(inner).filter(|inner| is_random(inner))));
         }
     }
-    Ok(())
+    match found {
+        Some(inner) => {
+            let reason = format!("it is inside {}", node.path());
+            Err(NoiseError::Unsupported { node: inner.path(), reason })
+        }
+        None => Ok(()),
+    }
 }
 
 /// Returns the nodes that compute the numbers of a node. `dtype` is their type if it is not single precision.

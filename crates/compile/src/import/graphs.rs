@@ -2,23 +2,11 @@
 
 use std::collections::HashSet;
 
-use narthex_graph::{Attribute, Graph, Node, Value};
+use narthex_graph::{Graph, Value};
 use narthex_spec::{DType, dtype::Dim};
 
 use super::refused;
 use crate::error::Result;
-
-/// Calls `each` with every node of a graph, including those in the bodies of nodes.
-pub(super) fn for_each_node<'a>(graph: &'a Graph, each: &mut dyn FnMut(&'a Node)) {
-    for node in &graph.nodes {
-        each(node);
-        for (_, attribute) in &node.attributes {
-            if let Attribute::Graph(body) = attribute {
-                for_each_node(body, each);
-            }
-        }
-    }
-}
 
 /// Removes the constants from the inputs; old files list them there.
 pub(super) fn remove_constant_inputs(graph: &mut Graph) {

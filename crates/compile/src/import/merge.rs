@@ -6,12 +6,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use narthex_graph::{Attribute, Graph, Initializer, InitializerData, Node, Value};
 use sha2::{Digest, Sha256};
 
-use super::{
-    device_bundle,
-    graphs::{for_each_node, remove_constant_inputs},
-    names::BRANCH,
-    refused,
-};
+use super::{device_bundle, graphs::remove_constant_inputs, names::BRANCH, refused};
 use crate::error::Result;
 
 /// Input of a merged decoder for the embedded tokens.
@@ -212,7 +207,8 @@ fn opsets(into: &mut Graph, other: &Graph) -> Result<()> {
         }
 
         let mut same = domain.is_empty() && known.min(*version) >= 13;
-        for_each_node(if known < *version { into } else { other }, &mut |node| {
+        let older = if known < *version { &*into } else { other };
+        older.for_each_node(&mut |node| {
             same &= !node.domain.is_empty() || CHANGED.split_ascii_whitespace().all(|op| op != node.op);
         });
         if !uses(into, domain) {

@@ -49,7 +49,6 @@ use crate::{
     package::TOKENIZER_FILE,
 };
 use decoder::{Decoder, decoder};
-use graphs::for_each_node;
 use names::TensorNames;
 use pipeline::JoinedPipeline;
 use selection::{Composition, GraphSelection};
@@ -342,7 +341,7 @@ fn recipe<'a>(graphs: impl IntoIterator<Item = &'a Graph>) -> Recipe {
     let mut recipe = Recipe::new(Scheme::F32);
     let mut found = None;
     for graph in graphs {
-        for_each_node(graph, &mut |node| {
+        graph.for_each_node(&mut |node| {
             if found.is_none() && node.op == "MatMulNBits" {
                 found = Some((node.int("block_size"), node.int("accuracy_level")));
             }
@@ -360,7 +359,7 @@ fn recipe<'a>(graphs: impl IntoIterator<Item = &'a Graph>) -> Recipe {
 fn scheme(graph: &Graph) -> Scheme {
     let mut four = false;
     let mut eight = false;
-    for_each_node(graph, &mut |node| match (node.op.as_str(), node.int("bits")) {
+    graph.for_each_node(&mut |node| match (node.op.as_str(), node.int("bits")) {
         ("MatMulNBits" | "GatherBlockQuantized", Some(4) | None) | ("MatMulBnb4", _) => four = true,
         ("MatMulNBits" | "GatherBlockQuantized", Some(_))
         | ("MatMulInteger" | "DynamicQuantizeMatMul" | "QLinearMatMul" | "DequantizeLinear", _) => {

@@ -8,7 +8,7 @@ use narthex_graph::Graph;
 use narthex_spec::{Ep, manifest::BoundDevice};
 use serde_json::Value;
 
-use super::{device_bundle, graphs::for_each_node};
+use super::device_bundle;
 use crate::error::{CompileError, Result};
 
 /// Domains of ONNX Runtime's operators.
@@ -34,7 +34,7 @@ pub(super) fn bound<'a>(
     let there = graphs.is_some();
 
     for graph in graphs.into_iter().flatten() {
-        for_each_node(graph, &mut |node| {
+        graph.for_each_node(&mut |node| {
             if foreign.is_none() && !OWN.contains(&node.domain.as_str()) {
                 foreign = Some((node.domain.clone(), node.op.clone()));
             }
