@@ -21,7 +21,9 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use zip::ZipArchive;
 
-use super::{MAX_BYTES, NamedSlot, VoiceParts, english, graph_entry, read, write_graph};
+use super::{
+    MAX_BYTES, NamedSlot, VoiceParts, english, graph_entry, read, read_file, unreadable, write_graph,
+};
 use crate::{
     error::{CompileError, Result},
     import::refused,
@@ -42,9 +44,6 @@ const MAX_PHONEMES: usize = 510;
 
 /// Samples per second.
 const SAMPLE_RATE: u32 = 24_000;
-
-/// Maximum number of files of an archive.
-const MAX_MEMBERS: usize = 4096;
 
 /// Graph that is the default of several.
 const USUAL_GRAPH: &str = "model.onnx";
@@ -145,10 +144,10 @@ impl KokoroFiles {
 
     /// Returns the graph that `file` names, or else the only one or the one without a suffix.
     fn graph(&self, file: Option<&str>) -> Result<&Path> {
-        let is_chosen = |path: &&PathBuf| {
-            file.is_none_or(|file| path.strip_prefix(&self.folder).is_ok_and(|inside| inside.ends_with(file)))
-        };
-        let chosen: Vec<&PathBuf> = self.graphs.iter().filter(is_chosen).collect();
+        let mut chosen: Vec<&PathBuf> = self.graphs.iter().collect();
+        if let Some(file) = file {
+            chosen.retain(|path| path.strip_prefix(&self.folder).is_ok_and(|inside| inside.ends_with(file)));
+        }
         if let [graph] = chosen[..] {
             return Ok(graph);
         }
@@ -230,10 +229,7 @@ impl KokoroFiles {
     fn speakers(&self) -> Result<Vec<Style>> {
         let mut styles = match &self.styles {
             StyleFiles::Each(files) => {
-                let read = files.iter().map(|path| {
-                    let bytes = narthex_files::read(path, MAX_BYTES).map_err(unreadable(path))?;
-                    Ok(Style { name: stem(path), bytes })
-                });
+                let read = files.iter().map(|path| Ok(Style { name: stem(path), bytes: read_file(path)? }));
                 read.collect::<Result<Vec<_>>>()?
             }
             StyleFiles::Archive(path) => archived_styles(path)?,
@@ -385,19 +381,15 @@ fn array_elements(name: &str, array: Vec<u8>) -> Result<Vec<u8>> {
 fn open_archive(path: &Path) -> Result<ZipArchive<BufReader<File>>> {
     let file = narthex_files::open_regular(path).map_err(unreadable(path))?;
     let archive = ZipArchive::new(BufReader::new(file)).map_err(bad_archive(path))?;
-    if archive.len() > MAX_MEMBERS {
-        let found = archive.len();
-        return Err(refused(path.display().to_string(), format!("at most {MAX_MEMBERS} speakers"), found));
+    if archive.len() > VoiceEntry::MAX_SPEAKERS {
+        let expected = format!("at most {} speakers", VoiceEntry::MAX_SPEAKERS);
+        return Err(refused(path.display().to_string(), expected, archive.len()));
     }
     Ok(archive)
 }
 
 fn bad_archive(path: &Path) -> impl Fn(zip::result::ZipError) -> CompileError {
     move |error| refused(path.display().to_string(), "an archive of NumPy", error)
-}
-
-fn unreadable(path: &Path) -> impl Fn(std::io::Error) -> CompileError {
-    move |source| narthex_graph::onnx::files::OnnxFileError::Read { path: path.to_owned(), source }.into()
 }
 
 /// Returns whether a file begins as an archive.

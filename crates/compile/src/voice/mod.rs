@@ -28,7 +28,7 @@ use narthex_spec::{
 };
 
 use crate::{
-    error::Result,
+    error::{CompileError, Result},
     import::refused,
     package::{GRAPH_FILE, PackageWriter},
 };
@@ -229,6 +229,15 @@ fn bindings(values: &[Value], names: &[NamedSlot]) -> Vec<Binding> {
 }
 
 fn read(folder: &Path, file: &str) -> Result<Vec<u8>> {
-    let path: PathBuf = folder.join(file);
-    Ok(narthex_files::read(&path, MAX_BYTES).map_err(|source| OnnxFileError::Read { path, source })?)
+    read_file(&folder.join(file))
+}
+
+/// Reads a file of at most [`MAX_BYTES`].
+fn read_file(path: &Path) -> Result<Vec<u8>> {
+    narthex_files::read(path, MAX_BYTES).map_err(unreadable(path))
+}
+
+/// Returns the conversion of the system's error for a file that cannot be read.
+fn unreadable(path: &Path) -> impl Fn(std::io::Error) -> CompileError {
+    move |source| OnnxFileError::Read { path: path.to_owned(), source }.into()
 }

@@ -14,14 +14,11 @@ use narthex_spec::{
 };
 use serde::Deserialize;
 
-use super::{MAX_BYTES, NamedSlot, VoiceParts, graph_entry, write_graph};
+use super::{NamedSlot, VoiceParts, graph_entry, read_file, write_graph};
 use crate::{error::Result, import::refused, package::PackageWriter};
 
 /// Maximum number of phonemes that the graph reads at once.
 const MAX_PHONEMES: usize = 500;
-
-/// Maximum number of speakers.
-const MAX_SPEAKERS: usize = 4096;
 
 /// Phonemes that every voice must have: the beginning and the end of a text, and the pad.
 const FRAME: [&str; 3] = ["^", "$", "_"];
@@ -41,7 +38,9 @@ const SPEAKER: NamedSlot = ("sid", Slot::SpeakerNumber, DType::I64);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PiperFiles {
     graph: PathBuf,
-    settings: PathBuf,
+    /// Path of the settings.
+    file: PathBuf,
+    settings: serde_json::Value,
 }
 
 /// Settings of a voice.
@@ -116,14 +115,14 @@ impl PiperFiles {
 
     fn of_graph(graph: &Path) -> Option<Self> {
         let name = graph.file_name()?.to_string_lossy().into_owned();
-        let settings = graph.with_file_name(format!("{name}.json"));
         let is_graph = graph.extension().is_some_and(|found| found.eq_ignore_ascii_case("onnx"));
-        let files = Self { graph: graph.to_owned(), settings };
-        let has_phonemes = || {
-            let json = narthex_files::read(&files.settings, MAX_BYTES).ok()?;
-            serde_json::from_slice::<serde_json::Value>(&json).ok()?.get("phoneme_id_map").map(drop)
-        };
-        (is_graph && graph.is_file() && has_phonemes().is_some()).then_some(files)
+        if !is_graph || !graph.is_file() {
+            return None;
+        }
+        let file = graph.with_file_name(format!("{name}.json"));
+        let settings: serde_json::Value = serde_json::from_slice(&read_file(&file).ok()?).ok()?;
+        settings.get("phoneme_id_map")?;
+        Some(Self { graph: graph.to_owned(), file, settings })
     }
 
     /// Returns the name of the voice, which is that of its graph.
@@ -133,12 +132,8 @@ impl PiperFiles {
 
     /// Writes the files of the voice.
     pub(super) fn write(&self, package: &PackageWriter, cancel: &AtomicBool) -> Result<VoiceParts> {
-        let file = self.settings.display().to_string();
-        let json = narthex_files::read(&self.settings, MAX_BYTES).map_err(|source| {
-            let path = self.settings.clone();
-            narthex_graph::onnx::files::OnnxFileError::Read { path, source }
-        })?;
-        let settings: PiperSettings = serde_json::from_slice(&json)
+        let file = self.file.display().to_string();
+        let settings = PiperSettings::deserialize(&self.settings)
             .map_err(|error| refused(&*file, "the settings of a voice of Piper", error))?;
         settings.check(&file)?;
         // espeak-ng writes single characters, so that no other phonemes occur.
@@ -188,8 +183,9 @@ impl PiperSettings {
         if let Some((phoneme, _)) = self.phoneme_map.iter().next() {
             return Err(refused(format!("phoneme_map of {file}"), "no replacements of phonemes", phoneme));
         }
-        if let Some(count) = self.num_speakers.filter(|count| *count > MAX_SPEAKERS) {
-            return Err(refused(format!("num_speakers of {file}"), format!("at most {MAX_SPEAKERS}"), count));
+        if let Some(count) = self.num_speakers.filter(|count| *count > VoiceEntry::MAX_SPEAKERS) {
+            let expected = format!("at most {}", VoiceEntry::MAX_SPEAKERS);
+            return Err(refused(format!("num_speakers of {file}"), expected, count));
         }
         let ids = &self.phoneme_id_map;
         if let Some(missing) = FRAME.into_iter().find(|phoneme| ids.get(*phoneme).is_none_or(Vec::is_empty)) {

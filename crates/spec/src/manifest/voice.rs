@@ -5,9 +5,6 @@ use serde::{Deserialize, Serialize};
 use super::{Contradiction, Manifest, Slot, paths};
 use crate::arch::{ImportedVoice, VoiceFamily};
 
-/// Maximum number of speakers of a package. Kokoro has 54; some Piper voices have a thousand.
-const MAX_SPEAKERS: usize = 4096;
-
 /// Highest sample rate of a voice, in Hz.
 const MAX_SAMPLE_RATE: u32 = 192_000;
 
@@ -108,6 +105,9 @@ pub struct EnglishPronunciation {
 }
 
 impl VoiceEntry {
+    /// Maximum number of speakers of a package. Kokoro has 54; some Piper voices have a thousand.
+    pub const MAX_SPEAKERS: usize = 4096;
+
     /// Returns the graphs besides those of [`Manifest::graphs`].
     pub fn graphs(&self) -> impl Iterator<Item = &String> {
         self.english().map(|english| &english.letters_graph)
@@ -146,8 +146,8 @@ pub(super) fn check(manifest: &Manifest, voice: &ImportedVoice) -> Result<(), Co
     };
 
     let speakers = entry.speakers.len();
-    if !(1..=MAX_SPEAKERS).contains(&speakers) {
-        return Err(Contradiction::new(format!("1 to {MAX_SPEAKERS} speakers"), speakers));
+    if !(1..=VoiceEntry::MAX_SPEAKERS).contains(&speakers) {
+        return Err(Contradiction::new(format!("1 to {} speakers", VoiceEntry::MAX_SPEAKERS), speakers));
     }
     for (index, Speaker { name, language, .. }) in entry.speakers.iter().enumerate() {
         if entry.pronunciation(language).is_none() {
