@@ -4,6 +4,8 @@
 
 use std::{f64::consts::PI, sync::Arc};
 
+use narthex_spec::divisor::greatest_common_divisor;
+
 use crate::SPEECH_RATE;
 
 /// Zero crossings of the sinc on each side.
@@ -54,7 +56,7 @@ impl Resampler {
 
     /// Creates a resampler between two rates in Hz, from 8,000 to 192,000.
     pub fn between(input: u32, output: u32) -> Self {
-        let divisor = greatest_common_divisor(u64::from(input), u64::from(output)).max(1);
+        let divisor = greatest_common_divisor(input as usize, output as usize).max(1) as u64;
         let ratio = Ratio { input: u64::from(input) / divisor, output: u64::from(output) / divisor };
         // Below the output's Nyquist frequency, the filter is wider by the ratio.
         let scale = (f64::from(input) / f64::from(output)).max(1.0);
@@ -162,10 +164,6 @@ fn dot(left: &[f32], right: &[f32]) -> f32 {
         }
     }
     lanes.iter().sum()
-}
-
-fn greatest_common_divisor(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use narthex_engine::executor::{
     Executor, KvBlock, KvCopy, KvLimits, Limits, LogitRows, Logits, RowScan, Span, StepError, StepPlan,
     check_read, check_truncate,
 };
-use narthex_spec::SlotId;
+use narthex_spec::{SlotId, divisor::greatest_common_divisor};
 
 use crate::error::DeviceError;
 
@@ -391,8 +391,4 @@ fn joined_kv(sides: [&Limits; 2], context: usize) -> KvLimits {
     let bytes_per_token = sides[0].kv.bytes_per_token.saturating_add(sides[1].kv.bytes_per_token);
     let budget = tokens.into_iter().flatten().min().map(|tokens| tokens.saturating_mul(bytes_per_token));
     KvLimits { bytes_per_token, step, budget: budget.unwrap_or(usize::MAX) }
-}
-
-fn greatest_common_divisor(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }

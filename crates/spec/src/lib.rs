@@ -11,6 +11,7 @@ pub mod context_factor;
 pub mod date;
 pub mod device;
 pub mod device_order;
+pub mod divisor;
 pub mod dtype;
 pub mod feed;
 pub mod id;

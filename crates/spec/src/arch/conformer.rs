@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::EndToken;
+use crate::divisor::greatest_common_divisor;
 
 /// Largest extent of a tower. The widest layer of Gemma 3n's has 6144 channels.
 const MAX_EXTENT: usize = 1 << 16;
@@ -215,10 +216,6 @@ impl ConformerTower {
         let keys = positions.div_ceil(self.chunk).saturating_mul(self.context()).saturating_mul(self.hidden);
         reduced.saturating_mul(reduced).max(scores).max(keys)
     }
-}
-
-fn greatest_common_divisor(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
 #[cfg(test)]
