@@ -9,7 +9,6 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use narthex_checkpoint::CheckpointError;
 use narthex_spec::{BlockSize, progress::Stage};
 use rayon::prelude::*;
 
@@ -24,6 +23,7 @@ use crate::{
         Plan, Scaling,
         block::Form4,
         gptq::{Compensation, Moments, RoundedRow},
+        plan::WeightPlan,
     },
 };
 
@@ -142,22 +142,15 @@ impl WeightRounder<'_> {
 
     /// Returns the squared change of the outputs of one weight for inputs of these mean squares, if it is rounded to nearest.
     fn error_of_nearest(&self, name: &str, squares: &[f32]) -> Result<f64> {
-        let (Some(planned), Some(form)) = (self.plan.get(name), self.form(name)) else { return Ok(0.0) };
-        let cols = planned.cols;
-        let block = self.block.elements(cols);
-        let weights = self.model.checkpoint.weights.as_ref();
-        let weight = ScaledWeight::open(weights, self.scaling, name, [planned.rows, cols], block)?;
+        let Some(NarrowWeight { weight, cols, rows, block, form }) = self.open(name)? else { return Ok(0.0) };
         let mut error = 0.0;
-        pieces(0..planned.rows, cols).try_for_each(|piece| {
-            if self.cancel.load(Ordering::Relaxed) {
-                return Err(CompileError::Cancelled);
-            }
-            let values = decoded(&weight, piece, cols)?;
+        pieces(0..rows, cols).try_for_each(|piece| {
+            let values = self.decoded(&weight, piece, cols)?;
             let errors: Vec<f64> =
                 values.par_chunks(cols.max(1)).map(|row| form.error(row, block, squares)).collect();
             // The order of the sum is that of the rows, so that it is always the same.
             error += errors.iter().sum::<f64>();
-            Ok(())
+            Ok::<_, CompileError>(())
         })?;
         Ok(error)
     }
@@ -169,25 +162,48 @@ impl WeightRounder<'_> {
         compensation: &Compensation,
         rounded: &mut RoundedWeights,
     ) -> Result<f64> {
-        let (Some(planned), Some(form)) = (self.plan.get(name), self.form(name)) else { return Ok(0.0) };
-        let cols = planned.cols;
-        let block = self.block.elements(cols);
-        let weights = self.model.checkpoint.weights.as_ref();
-        let weight = ScaledWeight::open(weights, self.scaling, name, [planned.rows, cols], block)?;
-
+        let Some(NarrowWeight { weight, cols, rows, block, form }) = self.open(name)? else { return Ok(0.0) };
         let mut error = 0.0;
         rounded.begin(name);
-        pieces(0..planned.rows, cols).try_for_each(|piece| {
-            if self.cancel.load(Ordering::Relaxed) {
-                return Err(CompileError::Cancelled);
-            }
-            let mut values = decoded(&weight, piece, cols)?;
+        pieces(0..rows, cols).try_for_each(|piece| {
+            let mut values = self.decoded(&weight, piece, cols)?;
             let rows: Vec<RoundedRow> = compensation.round(&mut values, block, form);
             error += rows.iter().map(|row| row.error).sum::<f64>();
             rounded.append(rows.iter().map(|row| &row.row))
         })?;
         Ok(error)
     }
+
+    /// Opens a weight that is rounded; `None` for another one.
+    fn open(&self, name: &str) -> Result<Option<NarrowWeight<'_>>> {
+        let (Some(planned), Some(form)) = (self.plan.get(name), self.form(name)) else { return Ok(None) };
+        let WeightPlan { rows, cols, .. } = *planned;
+        let block = self.block.elements(cols);
+        let weights = self.model.checkpoint.weights.as_ref();
+        let weight = ScaledWeight::open(weights, self.scaling, name, [rows, cols], block)?;
+        Ok(Some(NarrowWeight { weight, rows, cols, block, form }))
+    }
+
+    /// Decodes and scales some rows in parallel.
+    fn decoded(&self, weight: &ScaledWeight<'_>, rows: Range<usize>, cols: usize) -> Result<Vec<f32>> {
+        if self.cancel.load(Ordering::Relaxed) {
+            return Err(CompileError::Cancelled);
+        }
+        let mut values = vec![0.0; rows.len() * cols];
+        let decoded = values.par_chunks_mut(cols.max(1)).zip(rows);
+        decoded.try_for_each(|(out, row)| weight.read_row(row, out))?;
+        Ok(values)
+    }
+}
+
+/// A weight that is rounded to 4 bits.
+struct NarrowWeight<'a> {
+    weight: ScaledWeight<'a>,
+    rows: usize,
+    cols: usize,
+    /// Elements of a block.
+    block: usize,
+    form: Form4,
 }
 
 /// Returns the compensation for the layers that read an input.
@@ -201,12 +217,4 @@ fn compensation(input: &SharedInput, moments: &Moments) -> Result<Compensation> 
             hint: Some("compile with --rounding nearest".to_owned()),
         })
     })
-}
-
-/// Decodes and scales some rows in parallel.
-fn decoded(weight: &ScaledWeight<'_>, rows: Range<usize>, cols: usize) -> Result<Vec<f32>, CheckpointError> {
-    let mut values = vec![0.0; rows.len() * cols];
-    let decoded = values.par_chunks_mut(cols.max(1)).zip(rows);
-    decoded.try_for_each(|(out, row)| weight.read_row(row, out))?;
-    Ok(values)
 }

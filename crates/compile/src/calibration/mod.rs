@@ -115,12 +115,10 @@ pub(crate) fn calibrate(
     let tokens = model.tokens()?;
     let run = ProbeRun { model, entry: &entry, logits: tokens.len(), folder, most_bytes: AT_ONCE };
     let mut outputs = run.outputs(runner, &probe, tokens)?;
-    let measured =
-        inputs.iter().map(|input| take(&mut outputs, &output(input))).collect::<Result<Vec<_>>>()?;
-
-    check(&inputs, &measured)?;
     let mut scaling = Scaling::default();
-    for (input, mean_squares) in inputs.into_iter().zip(measured) {
+    for input in inputs {
+        let squares = MeasuredSquares { output: &output(&input), of: &input.name, channels: input.channels };
+        let mean_squares = squares.take(&mut outputs)?;
         scaling.add(input, &mean_squares);
     }
     Ok(scaling)
@@ -221,37 +219,55 @@ pub(crate) fn input_squares(
 
     let mut squares = MeanSquares { inputs: Vec::new(), outputs: BTreeMap::new() };
     for input in inputs {
-        squares.inputs.push(take_squares(&mut measured, &input.output, input.channels)?);
+        let output = &input.output;
+        let of_input = MeasuredSquares { output, of: output, channels: input.channels };
+        squares.inputs.push(of_input.take(&mut measured)?);
         for layer in &input.layers {
-            let mean = take_squares(&mut measured, &layer.mean_square, 1)?;
+            let of_output = MeasuredSquares { output: &layer.mean_square, of: &layer.path, channels: 1 };
+            let mean = of_output.take(&mut measured)?;
             squares.outputs.insert(layer.path.clone(), mean.first().copied().map_or(0.0, f64::from));
         }
     }
     Ok(squares)
 }
 
-/// Takes mean squares from the outputs of a probe.
-fn take_squares(outputs: &mut HashMap<String, Vec<f32>>, name: &str, count: usize) -> Result<Vec<f32>> {
-    let values = take(outputs, name)?;
-    match values.iter().find(|value| !value.is_finite() || **value < 0.0) {
-        Some(value) => bad(format!("the activations of the model are not finite: {name} is {value}")),
-        None if values.len() != count => {
-            bad(format!("{name} has {count} values, but {} were measured", values.len()))
+/// Mean squares that a probe measures.
+struct MeasuredSquares<'a> {
+    /// Output of the probe.
+    output: &'a str,
+    /// Name of the measured activations.
+    of: &'a str,
+    channels: usize,
+}
+
+impl MeasuredSquares<'_> {
+    /// Takes one finite mean square for each channel from the outputs of a probe.
+    fn take(&self, outputs: &mut HashMap<String, Vec<f32>>) -> Result<Vec<f32>> {
+        let Self { output, of, channels } = self;
+        let values = take(outputs, output)?;
+        if values.len() != *channels {
+            return bad(format!("{of} has {channels} channels, but {} were measured", values.len()));
         }
-        None => Ok(values),
+        match values.iter().find(|value| !value.is_finite() || **value < 0.0) {
+            Some(value) => {
+                bad(format!("the activations of the model are not finite: a mean square of {of} is {value}"))
+            }
+            None => Ok(values),
+        }
     }
 }
 
-/// Returns the logits of a decoder after [`MEASURED_LOGITS`] tokens of each of a few windows of the text. The rows of a
-/// window follow each other.
+/// Passes the logits of a decoder after [`MEASURED_LOGITS`] tokens of each of a few windows of the text to `take`. The rows of
+/// a window follow each other.
 ///
 /// # Errors
-/// As [`calibrate`].
+/// As [`calibrate`], and the errors of `take`.
 pub(crate) fn sampled_logits(
     runner: &dyn GraphRunner,
     model: &CalibrationModel<'_>,
     graph: CalibrationGraph<'_>,
-) -> Result<Vec<Vec<f32>>> {
+    take: &mut dyn FnMut(Vec<f32>) -> Result<()>,
+) -> Result<()> {
     let CalibrationGraph { graph, entry, folder } = graph;
     let logits = entry.outputs.iter().find(|binding| binding.slot == Slot::Logits);
     let Some(logits) = logits else { return bad("the graph has no logits".to_owned()) };
@@ -260,12 +276,7 @@ pub(crate) fn sampled_logits(
     windows.truncate(COMPARED_WINDOWS);
     let rows = windows.first().map_or(0, Vec::len).min(MEASURED_LOGITS);
     let run = ProbeRun { model, entry: &entry, logits: rows, folder, most_bytes: AT_ONCE };
-    let mut all = Vec::with_capacity(windows.len());
-    run.each_output(runner, &probe, &windows, &mut |_, values| {
-        all.push(values);
-        Ok(())
-    })?;
-    Ok(all)
+    run.each_output(runner, &probe, &windows, &mut |_, values| take(values))
 }
 
 /// Takes the distribution of one side of a layer from the outputs of a probe.
@@ -360,22 +371,4 @@ impl CalibrationModel<'_> {
         }
         Ok(rows)
     }
-}
-
-/// Checks that there is one finite mean square for each channel.
-fn check(inputs: &[Input], measured: &[Vec<f32>]) -> Result<()> {
-    for (input, values) in inputs.iter().zip(measured) {
-        if values.len() != input.channels {
-            let name = &input.name;
-            let channels = input.channels;
-            return bad(format!("{name} has {channels} channels, but {} were measured", values.len()));
-        }
-        if let Some(value) = values.iter().find(|value| !value.is_finite() || **value < 0.0) {
-            return bad(format!(
-                "the activations of the model are not finite: a mean square of {} is {value}",
-                input.name
-            ));
-        }
-    }
-    Ok(())
 }

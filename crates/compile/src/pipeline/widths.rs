@@ -1,5 +1,5 @@
-//! Widths of the layers of a decoder with weights of 4 bits: those of a plan, or those that a budget allows to the layers
-//! that lose most.
+//! Widths of the layers of a decoder with weights of 4 bits. A plan states them, or a budget decides them: the layers that
+//! lose most have 8 bits.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use crate::{
     emit::RoundedWeights,
     error::{CompileError, Result},
     quant::{
-        Plan, Scaling,
+        Plan, Scaling, Storage,
         hybrid::{self, NarrowLayer},
         plan::WeightPlan,
     },
@@ -122,7 +122,10 @@ impl WeightPass<'_> {
                 let Some((path, weights)) = path.and_then(|path| products.remove_entry(path)) else {
                     continue;
                 };
-                if weights.iter().all(|name| self.plan.get(name).is_some_and(WeightPlan::is_narrow)) {
+                if weights
+                    .iter()
+                    .all(|name| self.plan.storage(name).is_some_and(Storage::is_rounded_to_4_bits))
+                {
                     let bytes = weights.iter().map(|name| self.additional_bytes(name)).sum();
                     layers.push(NarrowLayer { path, weights, loss: None, bytes, is_wide: false });
                 }
@@ -198,7 +201,7 @@ impl WeightPass<'_> {
 
     /// Returns true if a weight is rounded to 4 bits.
     fn has_narrow(&self) -> bool {
-        self.plan.weights.iter().any(WeightPlan::is_narrow)
+        self.plan.weights.iter().any(|weight| weight.storage.is_rounded_to_4_bits())
     }
 
     /// Returns true if the recipe requests GPTQ.
@@ -216,10 +219,13 @@ impl WeightPass<'_> {
         let Some(CalibrationRun { graph, products }) = run else { return Err(no_graph()) };
         let model = self.model(subject);
         let is_divergence = matches!(self.job.recipe.budget, Some(Budget::Divergence { .. }));
-        let logits = match is_divergence {
-            true => sampled_logits(runner, &model, graph.clone())?,
-            false => Vec::new(),
-        };
+        let mut logits = Vec::new();
+        if is_divergence {
+            sampled_logits(runner, &model, graph.clone(), &mut |rows| {
+                logits.push(rows);
+                Ok(())
+            })?;
+        }
 
         let is_gptq = self.rounds_by_gptq();
         let name = &self.job.name;
@@ -227,7 +233,7 @@ impl WeightPass<'_> {
             true => format!("Rounding the weights of {name}"),
             false => format!("Measuring the layers of {name} in 4 bits"),
         };
-        let narrow = self.plan.weights.iter().filter(|weight| weight.is_narrow());
+        let narrow = self.plan.weights.iter().filter(|weight| weight.storage.is_rounded_to_4_bits());
         let stage = Stage::start(self.progress, title, Unit::Items, Some(narrow.count() as u64));
         let rounder = WeightRounder {
             model: &model,
@@ -251,9 +257,9 @@ impl WeightPass<'_> {
         CalibrationModel { checkpoint: self.checkpoint, arch, tokenizer }
     }
 
-    /// Lets as few layers have 8 bits that the divergence from the model in 8 bits, whose logits are `reference`, is within
-    /// the budget. The divergence of a plan is estimated as proportional to the losses of its layers with 4 bits; the
-    /// factor is that of the last plan that was measured.
+    /// Gives 8 bits to as few layers as the budget allows for the divergence from the model in 8 bits, whose logits are
+    /// `reference`. The divergence of a plan is predicted: it is proportional to the losses of its layers with 4 bits, by the
+    /// factor of the last measured plan.
     fn widen_to_divergence(
         &self,
         subject: Subject<'_>,
@@ -273,6 +279,7 @@ impl WeightPass<'_> {
             }
             hybrid::widen_to_loss(layers, loss * most / divergence);
         }
+
         if hybrid::remaining_loss(layers) > 0.0 {
             let note = format!(
                 "The divergence of {} with the selected layers in 8 bits is predicted and not measured: none of \
@@ -296,11 +303,17 @@ impl WeightPass<'_> {
         let sweep = WeightPass { plan: &plan, ..*self };
         let run = sweep.calibration_graph(subject.scaling, rounded, 0)?;
         let Some(CalibrationRun { graph, .. }) = run else { return Err(no_graph()) };
-        let logits = sampled_logits(subject.runner, &self.model(subject), graph)?;
 
         let vocab = subject.arch.head_rows().max(1);
-        let rows = reference.iter().zip(&logits).flat_map(|(a, b)| a.chunks(vocab).zip(b.chunks(vocab)));
-        let divergences: Vec<f64> = rows.map(|(expected, found)| divergence(expected, found)).collect();
+        let mut windows = reference.iter();
+        let mut divergences = Vec::new();
+        sampled_logits(subject.runner, &self.model(subject), graph, &mut |rows| {
+            let expected = windows.next().into_iter().flat_map(|rows| rows.chunks(vocab));
+            divergences.extend(
+                expected.zip(rows.chunks(vocab)).map(|(expected, found)| divergence(expected, found)),
+            );
+            Ok(())
+        })?;
         let mean = divergences.iter().sum::<f64>() / divergences.len().max(1) as f64;
         if mean.is_finite() {
             return Ok(mean);

@@ -1,4 +1,4 @@
-//! Hybrid precision: the layers of a package of 4 bits that keep 8 bits are those that lose most for each byte.
+//! Hybrid precision: in a package of 4 bits, the layers that lose most for each byte keep 8 bits.
 
 use serde::Serialize;
 
@@ -24,7 +24,7 @@ impl NarrowLayer {
     }
 }
 
-/// Returns the indices of the layers, those first that lose most for each byte.
+/// Returns the indices of the layers, the largest loss for each byte first.
 fn by_density(layers: &[NarrowLayer]) -> Vec<usize> {
     let density = |layer: &NarrowLayer| layer.loss() / layer.bytes.max(1) as f64;
     let mut order: Vec<usize> = (0..layers.len()).collect();
@@ -32,7 +32,7 @@ fn by_density(layers: &[NarrowLayer]) -> Vec<usize> {
     order
 }
 
-/// Lets layers keep 8 bits that take at most `budget` more bytes together.
+/// Gives 8 bits to the layers that lose most for each byte, within `budget` additional bytes.
 pub fn widen(layers: &mut [NarrowLayer], budget: u64) {
     let mut rest = budget;
     for index in by_density(layers) {
@@ -44,7 +44,7 @@ pub fn widen(layers: &mut [NarrowLayer], budget: u64) {
     }
 }
 
-/// Lets as few layers keep 8 bits that the loss of the others is at most `most` together.
+/// Gives 8 bits to as few layers as possible, so that the others lose at most `most` together.
 pub fn widen_to_loss(layers: &mut [NarrowLayer], most: f64) {
     layers.iter_mut().for_each(|layer| layer.is_wide = false);
     for index in by_density(layers) {

@@ -41,14 +41,12 @@ pub struct WeightPlan {
     /// Encoding in the checkpoint, if the storage depends on it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<&'static str>,
+    /// True for a weight of a tower or of a speech model, whose blocks are whole.
+    #[serde(skip)]
+    pub is_tower: bool,
 }
 
 impl WeightPlan {
-    /// Returns true if the weight is rounded to 4 bits.
-    pub(crate) fn is_narrow(&self) -> bool {
-        self.storage.form_of_4_bits().is_some()
-    }
-
     /// Returns the size in bytes of the weight with its scales and zero points, in blocks of this size.
     pub fn bytes(&self, block: BlockSize) -> u64 {
         let rows = self.rows as u64;
@@ -101,11 +99,8 @@ impl Plan {
         }
         for planned in &mut plan.weights {
             // Qualcomm's backend takes whole blocks only, and the inner width of SigLIP, 4304, is no multiple of 32.
-            let prefixes = ["vision.", "connector.", "audio.", "audio_connector."];
-            let is_tower = prefixes.iter().any(|prefix| planned.name.starts_with(prefix))
-                || matches!(architecture, Architecture::Speech(_));
-            let is_padded =
-                is_tower && !planned.cols.is_multiple_of(recipe.block.operator_block(planned.cols));
+            let block = recipe.block.operator_block(planned.cols);
+            let is_padded = planned.is_tower && !planned.cols.is_multiple_of(block);
             if planned.storage.plain().is_none() && (is_padded || !recipe.block.divides(planned.cols)) {
                 planned.storage = Storage::F16;
             }
@@ -230,7 +225,7 @@ impl Plan {
     }
 
     fn push(&mut self, name: String, rows: usize, cols: usize, storage: Storage) {
-        self.weights.push(WeightPlan { name, rows, cols, storage, source: None });
+        self.weights.push(WeightPlan { name, rows, cols, storage, source: None, is_tower: false });
     }
 
     fn decoder(&mut self, arch: &DecoderArch, inner: Storage) {
@@ -307,9 +302,14 @@ impl Plan {
     /// towers are small compared with the decoder. Convolutions, as the embedding of patches, are not quantised.
     fn tower(&mut self, weights: Vec<TowerWeight>, inner: Storage) {
         let storage = inner.with_eight_bits();
-        for TowerWeight { name, rows, cols } in weights {
-            self.push(name, rows, cols, storage);
-        }
+        self.weights.extend(weights.into_iter().map(|TowerWeight { name, rows, cols }| WeightPlan {
+            name,
+            rows,
+            cols,
+            storage,
+            source: None,
+            is_tower: true,
+        }));
     }
 
     /// Plans both sides and the head, which shares its weight with the token table. Convolutions are not quantised.
@@ -330,6 +330,7 @@ impl Plan {
         }
         let head = if inner.plain().is_some() { inner } else { Storage::W8 };
         self.push("embed.weight".to_owned(), arch.vocab, hidden, head);
+        self.weights.iter_mut().for_each(|planned| planned.is_tower = true);
     }
 
     fn encoder(&mut self, arch: &EncoderArch, inner: Storage) {
@@ -575,6 +576,7 @@ mod tests {
             cols: 40,
             storage,
             source: Some(source),
+            is_tower: false,
         };
         let weights = vec![
             weight(Storage::F16, "F32"),

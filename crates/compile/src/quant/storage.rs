@@ -72,6 +72,11 @@ impl Storage {
         }
     }
 
+    /// Returns true for blocks of integers that are rounded to 4 bits.
+    pub(crate) fn is_rounded_to_4_bits(self) -> bool {
+        self.form_of_4_bits().is_some()
+    }
+
     /// Returns the 8-bit storage of weights that keep 8 bits in a package of 4 bits.
     pub(crate) fn with_eight_bits(self) -> Self {
         match self {
