@@ -1,4 +1,4 @@
-//! The audio tower of a decoder, in variant A: turns the features of a sound into embedding rows.
+//! The audio tower of a decoder, in the dynamic variant: turns the features of a sound into embedding rows.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ use crate::{
     tower::{self, binding},
 };
 
-/// A loaded audio tower, in variant A.
+/// A loaded audio tower, in the dynamic variant.
 pub struct AudioTower {
     session: Session,
     /// File of the graph in the package.

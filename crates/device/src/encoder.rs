@@ -1,4 +1,4 @@
-//! Variant A of an encoder, on the CPU or a GPU. It implements the engine's [`Encoder`].
+//! The dynamic variant of an encoder, on the CPU or a GPU. It implements the engine's [`Encoder`].
 
 mod input;
 mod tables;
@@ -78,7 +78,7 @@ impl DynamicEncoder {
     /// # Errors
     /// [`DeviceError::Variant`] for a device that takes only graphs of fixed shape, [`DeviceError::NoDevice`] for an
     /// absent device, [`DeviceError::Package`] and [`DeviceError::Read`] for a package that is not a whole encoder of
-    /// variant A, [`DeviceError::Ort`] for a graph that ONNX Runtime refuses.
+    /// the dynamic variant, [`DeviceError::Ort`] for a graph that ONNX Runtime refuses.
     pub fn open(
         runtime: &Runtime,
         package: &Path,

@@ -1,8 +1,8 @@
 //! ONNX Runtime. This is the only crate with `ort`, dynamic libraries and FFI. It implements the engine's ports.
 //!
 //! Start at [`runtime::Runtime`], which loads the library once per process; [`dynamic`], [`encoder`], [`speech`], [`vision`]
-//! and [`audio`] run variant A, [`static_shapes`] runs variant B, [`cpu_graph`] runs voices, [`split`] joins two executors,
-//! and [`ep`] holds each provider's options.
+//! and [`audio`] run the dynamic variant, [`static_shapes`] runs the static variant, [`cpu_graph`] runs voices,
+//! [`split`] joins two executors, and [`ep`] holds each provider's options.
 
 pub mod audio;
 pub mod cpu_graph;

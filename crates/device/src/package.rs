@@ -21,7 +21,7 @@ pub(crate) fn path(package: &Path, file: &str) -> Result<PathBuf, DeviceError> {
     }
 }
 
-/// Checks that a device can run a package's variant A: the device to which the package is bound, or any device that
+/// Checks that a device can run a package's dynamic variant: the device to which the package is bound, or any device that
 /// takes symbolic shapes and computes all operators of the model.
 pub(crate) fn takes_dynamic(device: &Device, manifest: &Manifest) -> Result<(), DeviceError> {
     let name = device.name();

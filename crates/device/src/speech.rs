@@ -1,4 +1,4 @@
-//! Variant A of a model that transcribes speech, on the CPU. It implements the engine's [`SpeechModel`].
+//! The dynamic variant of a model that transcribes speech, on the CPU. It implements the engine's [`SpeechModel`].
 //!
 //! The encoder writes the keys and values of a window into buffers that the decoder reads. The decoder updates its own
 //! cache in place.

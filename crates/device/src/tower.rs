@@ -16,8 +16,8 @@ use crate::{
     runtime::Runtime,
 };
 
-/// Loads the graph of a tower in variant A. `threads` is the number of threads; 0 means one per physical core that this
-/// process may use.
+/// Loads the graph of a tower in the dynamic variant. `threads` is the number of threads; 0 means one per physical core
+/// that this process may use.
 pub(crate) fn open(
     runtime: &Runtime,
     package: &Path,

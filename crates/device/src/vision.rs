@@ -1,4 +1,4 @@
-//! The vision tower of a decoder, in variant A: turns the values of a picture into embedding rows.
+//! The vision tower of a decoder, in the dynamic variant: turns the values of a picture into embedding rows.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ use crate::{
     tower::{self, binding},
 };
 
-/// A loaded vision tower, in variant A.
+/// A loaded vision tower, in the dynamic variant.
 pub struct VisionTower {
     session: Session,
     /// File of the graph in the package.

@@ -1,4 +1,4 @@
-//! Variant A on a GPU: the contents of a cache in the GPU's own memory, and the results of encoders.
+//! The dynamic variant on a GPU: the contents of a cache in the GPU's own memory, and the results of encoders.
 //!
 //! A process has one ONNX Runtime, so these tests need one of their own, which `ORT_DYLIB_PATH` names. `cargo xtask npu`
 //! runs them on SwiftShader, a GPU in software, with `onnxruntime-webgpu` 1.27.0: `NARTHEX_SWIFTSHADER` and

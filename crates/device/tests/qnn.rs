@@ -493,7 +493,7 @@ fn a_damaged_context_is_refused() {
 
 #[test]
 fn a_graph_that_the_npu_refuses_names_its_nodes() {
-    // The NPU does not support variant A's attention and skip norms, nor symbolic shapes.
+    // The NPU does not support the dynamic variant's attention and skip norms, nor symbolic shapes.
     let package = Package::fixed_llama(Scheme::W8, shapes());
     let folder = package.folder.path();
     let (graph, context) = (folder.join("model.onnx"), folder.join("context.onnx"));

@@ -97,7 +97,7 @@ impl RoundingMethod {
 
 named_set!(RoundingMethod, "rounding method");
 
-/// Integers that represent the inputs and outputs of linear layers in variant B.
+/// Integers that represent the inputs and outputs of linear layers in the static variant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct IntegerActivations {
     /// Width of the integers.
@@ -137,7 +137,7 @@ pub struct Recipe {
     /// Form of attention in graphs with fixed shapes.
     #[serde(default, skip_serializing_if = "HeadOrder::is_default")]
     pub head_order: HeadOrder,
-    /// Integers for activations in variant B; `None` for floats.
+    /// Integers for activations in the static variant; `None` for floats.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub activations: Option<IntegerActivations>,
     /// `accuracy_level` of `MatMulNBits`: 0 computes in the activations' type, 4 with int8 activations.
@@ -157,7 +157,7 @@ pub struct Recipe {
     /// Tokens that the head keeps, set by the compile; `None` for all tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vocabulary: Option<KeptTokens>,
-    /// Shapes of variant B; `None` without variant B.
+    /// Shapes of the static variant; `None` without it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fixed: Option<FixedShapes>,
     /// Maximum size of the weights of one graph of a decoder's fixed layers, in bytes. A larger model has several
@@ -186,7 +186,7 @@ fn usual_part_bytes() -> u64 {
     1 << 30
 }
 
-/// The shapes of variant B.
+/// The shapes of the static variant.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FixedShapes {
     /// Maximum sequence length of a decoder, in tokens.

@@ -19,13 +19,14 @@ pub enum Scheme {
     /// Linear layers as 4-bit `MatMulNBits` with blocks of 32. The head and a tied embedding remain 8-bit. Layers of a 4-bit
     /// checkpoint have at least its bits.
     W4,
-    /// All weights in half precision. Variant A computes with them in single precision.
+    /// All weights in half precision. The dynamic variant computes with them in single precision.
     F16,
-    /// Linear layers with 8 bits and one scale per output channel. In variant B, they compute with activations of 16 bits.
+    /// Linear layers with 8 bits and one scale per output channel. In the static variant, they compute with activations
+    /// of 16 bits.
     W8A16,
     /// As `W8A16` with activations of 8 bits. The head, and layers that lose much in 8 bits, have activations of 16 bits.
     W8A8,
-    /// As `W4`. In variant B, linear layers compute with activations of 16 bits.
+    /// As `W4`. In the static variant, linear layers compute with activations of 16 bits.
     W4A16,
 }
 
@@ -57,7 +58,7 @@ impl Scheme {
         }
     }
 
-    /// Returns the bits of activations in variant B; `None` for floats.
+    /// Returns the bits of activations in the static variant; `None` for floats.
     pub fn activation_bits(self) -> Option<ActivationBits> {
         match self {
             Self::W8A16 | Self::W4A16 => Some(ActivationBits::Sixteen),

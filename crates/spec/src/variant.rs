@@ -6,16 +6,15 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Variant {
-    /// Variant A: symbolic shapes, fused attention; for the CPU, WebGPU, CUDA and DirectML.
+    /// Symbolic shapes, fused attention; for the CPU, WebGPU, CUDA and DirectML.
     #[default]
     Dynamic,
-    /// Variant B: fixed shapes, plain operators, half precision; for NPUs, and for the CPU as the reference of variant
-    /// B.
+    /// Fixed shapes, plain operators, half precision; for NPUs, and for the CPU as the reference of NPUs.
     Static,
 }
 
 impl Variant {
-    /// Returns `true` for variant A.
+    /// Returns `true` for [`Self::Dynamic`].
     pub fn is_dynamic(&self) -> bool {
         *self == Self::Dynamic
     }

@@ -1,5 +1,5 @@
-//! Variant A in the form that onnxruntime-genai runs: the inputs are tokens and a mask, the outputs the logits of every
-//! token.
+//! The dynamic variant in the form that onnxruntime-genai runs: the inputs are tokens and a mask, the outputs the
+//! logits of every token.
 //!
 //! The cache needs no change: onnxruntime-genai also uses one buffer for past and present.
 

@@ -1,6 +1,6 @@
 //! Exports of models for other software.
 //!
-//! [`genai()`] writes a package as a folder for onnxruntime-genai: variant A preceded by its embedding,
+//! [`genai()`] writes a package as a folder for onnxruntime-genai: the dynamic variant preceded by its embedding,
 //! `genai_config.json`, and the tokenizer's files; the weights are a byte-identical copy. [`quark()`] writes a
 //! checkpoint in the form that AMD's tools read; its weights have another form than those of a package.
 

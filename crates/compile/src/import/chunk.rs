@@ -1,6 +1,6 @@
 //! Decoders of fixed shapes for NPUs: one graph for a fixed number of new tokens, and one for a single token. Each is
-//! connected to the slots of variant A: nodes before it pad the tokens and arrange the past, and nodes after it extract
-//! the real tokens from the outputs.
+//! connected to the slots of the dynamic variant: nodes before it pad the tokens and arrange the past, and nodes after
+//! it extract the real tokens from the outputs.
 //!
 //! An integer past is cached as its numeric values; only the graph knows their scale.
 

@@ -1,4 +1,4 @@
-//! Decoders of any length: connects tokens, mask, positions and past of a graph to the slots of variant A.
+//! Decoders of any length: connects tokens, mask, positions and past of a graph to the slots of the dynamic variant.
 //!
 //! If the attention is GroupQueryAttention in f32, past and present share one buffer, as in packages compiled by
 //! Narthex. Other graphs append to their past and return both: a slice before the graph reads the existing tokens from

@@ -103,7 +103,7 @@ pub(crate) fn stacked_linear(e: &mut Emitter<'_>, x: Tensor, layer: &StackedLine
     }
 }
 
-/// Returns the settings of integer activations in variant B; `None` for floats.
+/// Returns the settings of integer activations in the static variant; `None` for floats.
 fn integer_activations(e: &Emitter<'_>) -> Option<IntegerActivations> {
     e.recipe.activations.filter(|_| e.compute == DType::F16)
 }

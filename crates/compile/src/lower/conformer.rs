@@ -1,7 +1,8 @@
 //! Conformers as audio towers, with their connector, in either variant.
 //!
-//! Rows are `[1, positions, hidden]`. In variant A, the number of positions is a multiple of the symbol `units`; in variant B, it
-//! is that of the longest sound. The mask of the frames is the only input that depends on the length of a sound.
+//! Rows are `[1, positions, hidden]`. In the dynamic variant, the number of positions is a multiple of the symbol
+//! `units`; in the static variant, it is that of the longest sound. The mask of the frames is the only input that
+//! depends on the length of a sound.
 
 use narthex_graph::typed::{PaddedConv, Reduction, Scope, Tensor, TensorType};
 use narthex_spec::{
@@ -412,8 +413,8 @@ impl TowerGraph<'_> {
     }
 }
 
-/// Means over the frames up to each one: sums and counts in variant A, and in variant B a product, because sums over many frames
-/// exceed the precision of halves.
+/// Means over the frames up to each one: sums and counts in the dynamic variant, and in the static variant a product,
+/// because sums over many frames exceed the precision of halves.
 enum RunningMean {
     /// Weights `[frames, frames]` of the frames in each mean.
     Weights(Tensor),

@@ -1,4 +1,4 @@
-//! Variant A: one graph with symbolic shapes, for the CPU, WebGPU, CUDA and DirectML.
+//! The dynamic variant: one graph with symbolic shapes, for the CPU, WebGPU, CUDA and DirectML.
 //!
 //! Attention with RoPE is one operator over a cache that is updated in place. The head computes only the requested
 //! rows.

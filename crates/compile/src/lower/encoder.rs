@@ -1,6 +1,7 @@
 //! The layers of an encoder, which both variants share, and its host tables.
 //!
-//! Residual additions with norms are one operator in variant A, and plain operators in variant B; nothing else differs.
+//! Residual additions with norms are one operator in the dynamic variant, and plain operators in the static variant;
+//! nothing else differs.
 
 use narthex_graph::typed::{Scope, Tensor, TensorType};
 use narthex_spec::{
@@ -30,7 +31,7 @@ use crate::{
 pub(super) struct EncoderInput {
     /// Mask that is added to scores.
     pub(super) mask: Tensor,
-    /// Fixed length of the one text in variant B; `None` for any number of texts of any length.
+    /// Fixed length of the one text in the static variant; `None` for any number of texts of any length.
     pub(super) length: Option<usize>,
     /// Rotary positions.
     pub(super) rotary: Option<EncoderRotary>,

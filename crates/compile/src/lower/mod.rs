@@ -1,4 +1,5 @@
-//! Lowering of architectures to graphs: `dynamic` writes variant A, `static_shapes` variant B. Both share the layers.
+//! Lowering of architectures to graphs: `dynamic` writes the dynamic variant, `static_shapes` the static variant. Both
+//! share the layers.
 //! `speech` writes the graphs of models that transcribe speech, `vision` those of vision towers, `conformer` those of audio
 //! towers.
 
@@ -32,7 +33,7 @@ pub(crate) struct LoweredModel {
     pub(crate) towers: Vec<(Graph, GraphEntry)>,
 }
 
-/// Lowers an architecture to variant A, and to variant B if the recipe has shapes for it.
+/// Lowers an architecture to the dynamic variant, and to the static variant if the recipe has shapes for it.
 pub(crate) fn lower(e: &mut Emitter<'_>, architecture: &Architecture) -> Result<LoweredModel> {
     let mut lowered = match architecture {
         Architecture::Decoder(arch) => dynamic::decoder(e, arch)?,
@@ -50,7 +51,7 @@ pub(crate) fn lower(e: &mut Emitter<'_>, architecture: &Architecture) -> Result<
     Ok(lowered)
 }
 
-/// Lowers the towers of a decoder to variant A, and to variant B if the recipe has shapes for it.
+/// Lowers the towers of a decoder to the dynamic variant, and to the static variant if the recipe has shapes for it.
 fn towers(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<Vec<(Graph, GraphEntry)>> {
     let mut variants = vec![(Variant::Dynamic, DType::F32, "")];
     if e.recipe.fixed.is_some() {

@@ -1,5 +1,5 @@
 //! Models that transcribe speech: an encoder for the spectrogram of one window, in both variants, and a decoder with a
-//! cache, in variant A. `static_speech` has the decoder's variant B.
+//! cache, in the dynamic variant. `static_speech` has the decoder's static variant.
 //!
 //! The encoder also computes the keys and values of its rows for each of the decoder's layers, which the decoder reads
 //! while it writes the transcript of the window.
@@ -169,7 +169,8 @@ pub(super) fn encoder(
     Ok((e.finish_graph()?, entry))
 }
 
-/// Adds attention of every row of the encoder to every row: one operator in variant A, plain operators in variant B.
+/// Adds attention of every row of the encoder to every row: one operator in the dynamic variant, plain operators in the
+/// static variant.
 fn encoder_attention(
     e: &mut Emitter<'_>,
     side: &SpeechSide<'_>,
@@ -195,7 +196,7 @@ fn decoder_heads(arch: &SpeechArch) -> HeadRows {
     HeadRows { rows: arch.source_positions, heads: arch.decoder.heads, size: arch.head_size() }
 }
 
-/// Types of the keys and values of the encoder's rows. In variant B, keys are columns.
+/// Types of the keys and values of the encoder's rows. In the static variant, keys are columns.
 pub(super) struct CrossTypes {
     pub(super) key: TensorType,
     pub(super) value: TensorType,

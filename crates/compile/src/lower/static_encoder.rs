@@ -1,4 +1,4 @@
-//! Variant B of encoders: a graph for each text length, and one for the logits over the vocabulary.
+//! The static variant of encoders: a graph for each text length, and one for the logits over the vocabulary.
 
 use narthex_spec::{
     Variant,

@@ -1,9 +1,9 @@
-//! Variant B: fixed shapes and plain operators in half precision, for NPUs.
+//! The static variant: fixed shapes and plain operators in half precision, for NPUs.
 //!
 //! For each context, a decoder becomes a graph for one new token and a graph for each prefill length; all of them share
 //! a graph for the head. The host supplies embeddings, rotary angles and masks. The graphs output only the new keys and
-//! values. All graphs read the weights that variant A wrote. Encoders are in `static_encoder`, and models that transcribe
-//! speech in `static_speech`.
+//! values. All graphs read the weights that the dynamic variant wrote. Encoders are in `static_encoder`, and models
+//! that transcribe speech in `static_speech`.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +37,7 @@ use crate::{
     rotary,
 };
 
-/// Lowers the graphs for the given shapes. Variant A must have been lowered with the same emitter.
+/// Lowers the graphs for the given shapes. The dynamic variant must have been lowered with the same emitter.
 pub(crate) fn lower(
     e: &mut Emitter<'_>,
     architecture: &Architecture,
@@ -69,7 +69,7 @@ fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch, shapes: &FixedShapes) -> Res
     }
     let entry = head(e, arch)?;
     graphs.push((e.finish_graph()?, entry));
-    // Variant A wrote the angles of every position. It lists the tables itself if the host supplies the angles to it
+    // The dynamic variant wrote the angles of every position. It lists the tables itself if the host supplies the angles to it
     // too.
     let tables = if arch.switch().is_none() { rope::host_tables(e, arch) } else { Vec::new() };
     Ok(LoweredModel { graphs, tables, towers: Vec::new() })

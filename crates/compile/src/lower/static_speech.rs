@@ -1,4 +1,4 @@
-//! Variant B of models that transcribe speech: the encoder of a window, the decoder's layers for each number of new
+//! The static variant of models that transcribe speech: the encoder of a window, the decoder's layers for each number of new
 //! tokens, and the head. The decoder reads the keys and values of the window's rows, which the encoder writes once.
 
 use narthex_graph::typed::{KeyValue, Tensor};
@@ -54,7 +54,7 @@ pub(super) fn graphs(e: &mut Emitter<'_>, arch: &SpeechArch, shapes: &FixedShape
     }
     let entry = head(e, arch)?;
     graphs.push((e.finish_graph()?, entry));
-    // Variant A wrote the tables.
+    // The dynamic variant wrote the tables.
     Ok(LoweredModel { graphs, tables: Vec::new(), towers: Vec::new() })
 }
 

@@ -114,7 +114,8 @@ impl PatchGraph<'_> {
         Ok(e.graph.add(&scope, rows, positions)?)
     }
 
-    /// Adds attention of every patch to every patch: one operator in variant A, plain operators in variant B.
+    /// Adds attention of every patch to every patch: one operator in the dynamic variant, plain operators in the static
+    /// variant.
     fn attention(&self, e: &mut Emitter<'_>, scope: &Scope, x: Tensor) -> Result<Tensor> {
         let &PatchTower { hidden, heads, .. } = self.tower;
         let qkv = scope.child("qkv_proj");

@@ -1,4 +1,4 @@
-//! Variant A of a decoder, on the CPU or a GPU. It implements the engine's [`Executor`].
+//! The dynamic variant of a decoder, on the CPU or a GPU. It implements the engine's [`Executor`].
 //!
 //! A step becomes one run for all single tokens, batched over neighbouring rows of the cache, and one run for each
 //! longer span, because GroupQueryAttention accepts several new tokens after a past in only one row.
@@ -94,7 +94,7 @@ impl DynamicExecutor {
     ///
     /// [`DeviceError::Variant`] for a device that takes only graphs of fixed shape, [`DeviceError::NoDevice`] for an
     /// absent device, [`DeviceError::Package`] and [`DeviceError::Read`] for a package that is not a whole decoder of
-    /// variant A, [`DeviceError::Ort`] for a graph that ONNX Runtime refuses, [`DeviceError::Option`] for an option
+    /// the dynamic variant, [`DeviceError::Ort`] for a graph that ONNX Runtime refuses, [`DeviceError::Option`] for an option
     /// that is zero.
     pub fn open(
         runtime: &'static Runtime,

@@ -1,4 +1,4 @@
-//! Parts of a package that an executor of variant A reads, and its loaded graphs.
+//! Parts of a package that an executor of the dynamic variant reads, and its loaded graphs.
 
 use std::path::Path;
 

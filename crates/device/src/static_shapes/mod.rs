@@ -1,4 +1,4 @@
-//! Variant B: graphs of fixed shapes, on an NPU, on an emulation of one, or on the CPU as their reference.
+//! The static variant: graphs of fixed shapes, on an NPU, on an emulation of one, or on the CPU as their reference.
 //!
 //! [`StaticExecutor`] implements the engine's port for decoders, [`StaticEncoder`] for encoders, [`StaticSpeech`] for models
 //! that transcribe speech; [`StaticVisionTower`] runs vision towers, [`StaticAudioTower`] audio towers. The graphs depend neither on positions nor on lengths:

@@ -26,7 +26,7 @@ impl StaticVisionTower {
     /// Loads the tower of a package on a device.
     ///
     /// # Errors
-    /// [`DeviceError::Package`] for a package without a tower in variant B, and the errors of
+    /// [`DeviceError::Package`] for a package without a tower in the static variant, and the errors of
     /// [`StaticExecutor::open`](super::StaticExecutor::open).
     pub fn open(
         runtime: &Runtime,

@@ -1,4 +1,4 @@
-//! Variant B computes the same as variant A, for any division of its tokens into steps.
+//! The static variant computes the same as the dynamic variant, for any division of its tokens into steps.
 
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -49,7 +49,7 @@ fn run(
     (0..logits.rows()).map(|row| logits.row(row).to_vec()).collect()
 }
 
-/// Returns the logits of variant A after every token.
+/// Returns the logits of the dynamic variant after every token.
 fn expected(package: &Package, tokens: &[TokenId]) -> Vec<Vec<f32>> {
     let mut executor: DynamicExecutor = package.executor();
     run(&mut executor, 0, 0, tokens, LogitRows::All)

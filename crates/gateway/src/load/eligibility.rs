@@ -160,7 +160,8 @@ pub(crate) fn check_amd_tools(manifest: &Manifest, name: DeviceName, facts: &Fac
     })
 }
 
-/// Refuses GPUs for a model that transcribes speech. The CPU runs variant A, and devices with static graphs variant B.
+/// Refuses GPUs for a model that transcribes speech. The CPU runs the dynamic variant, and devices with static graphs
+/// the static variant.
 pub(crate) fn check_speech(manifest: &Manifest, name: DeviceName) -> Result<(), Refusal> {
     let is_speech = matches!(manifest.architecture, Structure::Speech(_));
     if !is_speech || name == DeviceName::Cpu || name.variant() == Variant::Static {
