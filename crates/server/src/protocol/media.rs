@@ -225,12 +225,17 @@ fn media(
         .map_err(|problem| ApiError::bad_request(path, format!("{path}: {problem}")))
 }
 
+/// Brands of pictures in ISO's container, which sounds have too: HEIF, its codecs HEVC (HEIC) and AV1 (AVIF), and Canon's.
+const PICTURE_BRANDS: [&[u8]; 6] = [b"hei", b"hev", b"avi", b"mif", b"msf", b"crx "];
+
 /// Returns whether a file begins as one of the formats of sound.
 fn is_sound(bytes: &[u8]) -> bool {
     match bytes {
         [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'A', b'V', b'E', ..] => true,
         [b'F', b'O', b'R', b'M', _, _, _, _, b'A', b'I', b'F', b'F' | b'C', ..] => true,
-        [_, _, _, _, b'f', b't', b'y', b'p', ..] => true,
+        [_, _, _, _, b'f', b't', b'y', b'p', brand @ ..] => {
+            !PICTURE_BRANDS.iter().any(|picture| brand.starts_with(picture))
+        }
         // Frames of MPEG audio and of AAC, and Matroska.
         [0xff, second, ..] if second & 0xe0 == 0xe0 => true,
         [0x1a, 0x45, 0xdf, 0xa3, ..] => true,
@@ -317,6 +322,7 @@ mod tests {
             &b"RIFF\x24\0\0\0WAVEfmt "[..],
             b"FORM\0\0\0\x2eAIFFCOMM",
             b"\0\0\0\x20ftypM4A ",
+            b"\0\0\0\x20ftypisom",
             b"ID3\x04",
             b"\xff\xfb\x90",
             b"\xff\xf1\x50",
@@ -326,9 +332,19 @@ mod tests {
         ] {
             assert_eq!(kind(sound), MediaKind::Audio, "{sound:?}");
         }
-        for image in
-            [&b"\x89PNG"[..], b"\xff\xd8\xff\xe0", b"RIFF\x24\0\0\0WEBPVP8 ", b"GIF89a", b"BM", b"text", b"R"]
-        {
+        for image in [
+            &b"\x89PNG"[..],
+            b"\xff\xd8\xff\xe0",
+            b"RIFF\x24\0\0\0WEBPVP8 ",
+            b"\0\0\0\x18ftypheic",
+            b"\0\0\0\x18ftyphevx",
+            b"\0\0\0\x1cftypavif",
+            b"\0\0\0\x1cftypmif1",
+            b"GIF89a",
+            b"BM",
+            b"text",
+            b"R",
+        ] {
             assert_eq!(kind(image), MediaKind::Image, "{image:?}");
         }
     }
