@@ -2,6 +2,7 @@
 //! files. Neither program is run.
 
 use std::{
+    collections::BTreeSet,
     env,
     path::{Path, PathBuf},
 };
@@ -59,11 +60,8 @@ impl IndexSettings {
         build_index: Option<&str>,
     ) -> Self {
         let options: Vec<ConfigurationOption> = texts.pip.iter().flat_map(|text| options(text)).collect();
-        let mut uv_files = texts.uv.iter().rev().filter_map(|text| toml::from_str::<UvFile>(text).ok());
-        let uv = uv_files.find_map(|file| {
-            Some(file.indexes()).filter(|(index, more)| index.is_some() || !more.is_empty())
-        });
-        let (uv_index, uv_more) = uv.unwrap_or_default();
+        let uv_files = texts.uv.iter().rev().filter_map(|text| toml::from_str::<UvFile>(text).ok());
+        let (uv_index, uv_more) = uv_files.reduce(UvFile::over).unwrap_or_default().indexes();
         let without_index = variable(get, &["PIP_NO_INDEX"]).map(|(value, _)| value);
         if without_index.or_else(|| option(&options, "no-index")).is_some_and(|value| is_true(&value)) {
             return Self::default();
@@ -181,45 +179,62 @@ fn uv_files(get: &dyn Fn(&str) -> Option<String>, home: Option<&Path>) -> Vec<Pa
 }
 
 /// The package indexes in a configuration file of uv.
-#[derive(Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "kebab-case", default)]
 struct UvFile {
-    #[serde(default)]
     index: Vec<UvIndex>,
     index_url: Option<String>,
-    #[serde(default)]
     extra_index_url: Vec<String>,
-    pip: Option<UvPip>,
+    pip: UvPip,
 }
 
 #[derive(Deserialize)]
 struct UvIndex {
+    name: Option<String>,
     url: String,
     #[serde(default)]
     default: bool,
+    /// Set for an index that has only the packages for which a project names it.
+    #[serde(default)]
+    explicit: bool,
 }
 
 /// Settings that apply only to uv's interface for users of pip.
-#[derive(Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "kebab-case", default)]
 struct UvPip {
     index_url: Option<String>,
-    #[serde(default)]
     extra_index_url: Vec<String>,
 }
 
 impl UvFile {
+    /// Returns these settings with those of a file of lower precedence, as uv combines them: lists are joined.
+    fn over(self, lower: Self) -> Self {
+        Self {
+            index: [self.index, lower.index].into_iter().flatten().collect(),
+            index_url: self.index_url.or(lower.index_url),
+            extra_index_url: [self.extra_index_url, lower.extra_index_url].concat(),
+            pip: UvPip {
+                index_url: self.pip.index_url.or(lower.pip.index_url),
+                extra_index_url: [self.pip.extra_index_url, lower.pip.extra_index_url].concat(),
+            },
+        }
+    }
+
     /// Returns the default index, and the addresses of more.
     fn indexes(self) -> (Option<String>, Vec<String>) {
+        let mut names = BTreeSet::new();
+        let index = self.index.into_iter();
+        // The first index with a name replaces the others.
+        let index = index.filter(|index| index.name.clone().is_none_or(|name| names.insert(name)));
         let (defaults, others): (Vec<UvIndex>, Vec<UvIndex>) =
-            self.index.into_iter().partition(|index| index.default);
-        let (pip_index, pip_more) =
-            self.pip.map_or((None, Vec::new()), |pip| (pip.index_url, pip.extra_index_url));
+            index.filter(|index| !index.explicit).partition(|index| index.default);
         let default = defaults.into_iter().next().map(|index| index.url);
-        let more = others.into_iter().map(|index| index.url).chain(self.extra_index_url).chain(pip_more);
+        let more = others.into_iter().map(|index| index.url);
+        let more = more.chain(self.extra_index_url).chain(self.pip.extra_index_url);
         // Only addresses are of use here; a path is a folder of wheels.
         let more = more.filter(|url| url.contains("://")).collect();
-        (default.or(self.index_url).or(pip_index), more)
+        (default.or(self.index_url).or(self.pip.index_url), more)
     }
 }
 
@@ -295,6 +310,19 @@ mod tests {
         assert_eq!(indexes(&[], &[], &[system, user]), ["https://user/simple", "https://more/simple"]);
         assert_eq!(indexes(&[], &[], &[system, "index-url = 5"]), ["https://system/simple"]);
         assert_eq!(indexes(&[], &[], &["native-tls = true"]), ["https://build"]);
+        // The files of uv are combined, and the first index with a name is used.
+        let corp = "[[index]]\nname = \"more\"\nurl = \"https://corp/simple\"\n\
+                    [[index]]\nurl = \"https://corp/more\"\n";
+        assert_eq!(
+            indexes(&[], &[], &[corp, system, user]),
+            ["https://user/simple", "https://more/simple", "https://corp/more"]
+        );
+        assert_eq!(
+            indexes(&[], &[], &[corp, system]),
+            ["https://system/simple", "https://corp/simple", "https://corp/more"]
+        );
+        let explicit = "[[index]]\nname = \"gpu\"\nurl = \"https://gpu/simple\"\nexplicit = true\n";
+        assert_eq!(indexes(&[], &[], &[system, explicit]), ["https://system/simple"]);
         let of_pip = "[pip]\nindex-url = \"https://pip/simple\"\nextra-index-url = [\"https://b\"]";
         assert_eq!(indexes(&[], &[], &[of_pip]), ["https://pip/simple", "https://b"]);
         let configured = "[global]\nindex-url = https://conf/simple\n";
