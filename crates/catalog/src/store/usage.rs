@@ -78,19 +78,14 @@ impl Store {
             });
         }
 
-        let mut checkpoints = Vec::new();
-        for folder in entries(&self.root().join("checkpoints")) {
-            let Some(receipt) = Receipt::read(&folder.join(RECEIPT_FILE)) else { continue };
-            checkpoints.push(CheckpointUsage {
-                bytes: files::tree_bytes(&folder),
-                installed: packages.iter().any(|package| package.name.as_str() == receipt.made_for),
-                made_for: receipt.made_for,
-                folder,
-            });
-        }
-
+        let checkpoints = self.checkpoints().map(|(receipt, folder)| CheckpointUsage {
+            bytes: files::tree_bytes(&folder),
+            installed: packages.iter().any(|package| package.name.as_str() == receipt.made_for),
+            made_for: receipt.made_for,
+            folder,
+        });
         Ok(StoreUsage {
-            checkpoints,
+            checkpoints: checkpoints.collect(),
             runtimes: files::tree_bytes(&self.root().join("runtimes")),
             leftovers: self.leftovers()?.iter().map(|path| files::tree_bytes(path)).sum(),
             total: files::tree_bytes(self.root()),
@@ -99,14 +94,18 @@ impl Store {
     }
 
     /// Returns the bytes of the checkpoints in the store, by the names of the models for which they were fetched.
-    pub fn checkpoint_bytes(&self) -> BTreeMap<String, u64> {
+    pub fn stored_checkpoint_bytes(&self) -> BTreeMap<String, u64> {
         let mut bytes = BTreeMap::new();
-        for folder in entries(&self.root().join("checkpoints")) {
-            if let Some(receipt) = Receipt::read(&folder.join(RECEIPT_FILE)) {
-                *bytes.entry(receipt.made_for).or_default() += files::tree_bytes(&folder);
-            }
+        for (receipt, folder) in self.checkpoints() {
+            *bytes.entry(receipt.made_for).or_default() += files::tree_bytes(&folder);
         }
         bytes
+    }
+
+    /// Returns the receipts and the folders of the checkpoints in the store.
+    fn checkpoints(&self) -> impl Iterator<Item = (Receipt, PathBuf)> + use<> {
+        let folders = entries(&self.root().join("checkpoints"));
+        folders.filter_map(|folder| Some((Receipt::read(&folder.join(RECEIPT_FILE))?, folder)))
     }
 
     /// Returns the bytes of the files that this machine made from the package in a folder.
@@ -194,7 +193,7 @@ mod tests {
         let [tiny] = usage.packages.as_slice() else { panic!("{usage:?}") };
         assert_eq!((tiny.name.as_str(), tiny.scheme, tiny.machine_bytes), ("tiny", Scheme::W8, 70));
         assert_eq!((usage.leftovers, usage.checkpoints.len()), (70, 2));
-        let checkpoints = store.checkpoint_bytes();
+        let checkpoints = store.stored_checkpoint_bytes();
         assert!(checkpoints["tiny"] > 1000 && checkpoints.contains_key("gone"), "{checkpoints:?}");
         assert!(usage.total >= tiny.bytes + tiny.machine_bytes + 2000 + 70, "{usage:?}");
         let freed = store.prune(CheckpointPruning::Unused).unwrap();

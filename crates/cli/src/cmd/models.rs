@@ -4,9 +4,10 @@ use std::io::{IsTerminal, stderr, stdin};
 
 use narthex_gateway::{
     Certification, CheckpointPruning, CompileRequest, DEFAULT_SCHEME, Error, Gateway, Rebuild,
-    models::{PulledModel, Removal},
+    models::{ModelListing, PulledModel, Removal},
     split_scheme, vocabulary, width_plan, width_plan_text,
 };
+use serde::Serialize;
 
 use super::stated_scheme;
 use crate::{
@@ -74,8 +75,13 @@ pub(crate) fn list(gateway: &Gateway, args: &ListArgs) -> anyhow::Result<()> {
         return Ok(());
     }
 
+    let checkpoints = gateway.checkpoint_bytes();
     if args.json {
-        return output::json(&models);
+        let models = models.iter().map(|model| ListedModel {
+            model,
+            checkpoint_bytes: checkpoints.get(model.name.as_str()).copied(),
+        });
+        return output::json(&models.collect::<Vec<_>>());
     }
     if models.is_empty() && !gateway.has_store() {
         output::note("The folder for models does not exist; the first download creates it.");
@@ -93,7 +99,17 @@ pub(crate) fn list(gateway: &Gateway, args: &ListArgs) -> anyhow::Result<()> {
         });
         return Ok(());
     }
-    output::report(render::installed(&models))
+    output::report(render::installed(&models, &checkpoints))
+}
+
+/// An installed model.
+#[derive(Serialize)]
+struct ListedModel<'a> {
+    #[serde(flatten)]
+    model: &'a ModelListing,
+    /// Bytes of its checkpoint in the store, if it was kept there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    checkpoint_bytes: Option<u64>,
 }
 
 /// Shows a package.
@@ -105,7 +121,9 @@ pub(crate) fn show(gateway: &Gateway, args: &ShowArgs) -> anyhow::Result<()> {
     if args.json {
         return output::json(&manifest);
     }
-    output::report(render::manifest(&manifest, &gateway.model(manifest.name.as_str())?))
+    let listing = gateway.model(manifest.name.as_str())?;
+    let checkpoint = gateway.checkpoint_bytes().remove(listing.name.as_str());
+    output::report(render::manifest(&manifest, &listing, checkpoint))
 }
 
 /// Removes a model's packages, after a question unless `--yes` is given.

@@ -1,6 +1,6 @@
 //! Installed models and the catalogue.
 
-use std::iter;
+use std::{collections::BTreeMap, iter};
 
 use comfy_table::{Cell, ContentArrangement};
 use console::Term;
@@ -20,8 +20,8 @@ pub(super) fn machine_bytes(bytes: u64) -> u64 {
     if bytes < SHOWN_BYTES { 0 } else { bytes }
 }
 
-/// Renders installed models. A checkpoint in the store is counted with the first package of its model.
-pub(crate) fn installed(models: &[ModelListing]) -> String {
+/// Renders installed models. The bytes of a checkpoint in the store are counted with the first package of its model.
+pub(crate) fn installed(models: &[ModelListing], checkpoints: &BTreeMap<String, u64>) -> String {
     let mut columns = vec!["MODEL", "KIND", "SCHEME", "SIZE", "ON DISK", "CONTEXT"];
     let mut packages = models.iter().flat_map(|model| &model.installed);
     let any_bound = packages.any(|package| package.bound.is_some());
@@ -29,7 +29,7 @@ pub(crate) fn installed(models: &[ModelListing]) -> String {
     let mut table = table(&columns);
     for model in models {
         for (index, package) in model.installed.iter().enumerate() {
-            let checkpoint = model.checkpoint_bytes.filter(|_| index == 0).unwrap_or(0);
+            let checkpoint = checkpoints.get(model.name.as_str()).filter(|_| index == 0).unwrap_or(&0);
             let on_disk = package.bytes + machine_bytes(package.machine_bytes) + checkpoint;
             let bound = package.bound.as_ref().map_or("", |bound| bound.device.as_str());
             let cells = [
@@ -229,7 +229,6 @@ mod tests {
             pick: None,
             notes: None,
             source: String::new(),
-            checkpoint_bytes: None,
             installed: Vec::new(),
             auto_pull: false,
         };
@@ -321,14 +320,14 @@ mod tests {
     fn the_checkpoint_is_counted_once_with_the_packages() {
         let mut model = ranked("tiny", None, Access::Open).model;
         model.installed = vec![package(Scheme::W8, 100_000_000), package(Scheme::W4, 60_000_000)];
-        let sizes = |model: &ModelListing| {
-            let text = installed(std::slice::from_ref(model));
+        let sizes = |checkpoints: &BTreeMap<String, u64>| {
+            let text = installed(std::slice::from_ref(&model), checkpoints);
             let sizes = rows(&text).into_iter().skip(1).map(|row| row[3..7].join(" "));
             sizes.collect::<Vec<_>>()
         };
-        assert_eq!(sizes(&model), ["100 MB 150 MB", "60 MB 90 MB"]);
-        model.checkpoint_bytes = Some(500_000_000);
-        assert_eq!(sizes(&model), ["100 MB 650 MB", "60 MB 90 MB"]);
+        assert_eq!(sizes(&BTreeMap::new()), ["100 MB 150 MB", "60 MB 90 MB"]);
+        let checkpoints = BTreeMap::from([("tiny".to_owned(), 500_000_000)]);
+        assert_eq!(sizes(&checkpoints), ["100 MB 650 MB", "60 MB 90 MB"]);
     }
 
     #[test]

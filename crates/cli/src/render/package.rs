@@ -20,8 +20,8 @@ use super::{
 /// Maximum number of layers whose loss is shown.
 const LOSSY_LAYERS: usize = 3;
 
-/// Renders a package and its catalogue entry.
-pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing) -> String {
+/// Renders a package and its catalogue entry, with the bytes of the model's checkpoint in the store.
+pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing, checkpoint: Option<u64>) -> String {
     let size = manifest.bytes();
     let package = listing.installed.iter().find(|package| package.scheme == manifest.recipe.scheme);
     let mut lines = vec![
@@ -34,7 +34,7 @@ pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing) -> String {
             source_weights(&manifest.source_weights)
         ),
         format!("context      {}", context(manifest, package)),
-        format!("size         {}{}", bytes(size), on_disk(package, listing.checkpoint_bytes)),
+        format!("size         {}{}", bytes(size), on_disk(package, checkpoint)),
         format!("source       {}", manifest.provenance.source),
         format!("licence      {}", manifest.provenance.license.as_deref().unwrap_or("not stated")),
         format!("compiled by  {}", manifest.provenance.compiler),
@@ -184,11 +184,8 @@ fn on_disk(package: Option<&InstalledPackage>, checkpoint: Option<u64>) -> Strin
     let machine = package.map_or(0, |package| machine_bytes(package.machine_bytes));
     let machine = (machine > 0).then(|| format!("{} of packed weights and other files", bytes(machine)));
     let checkpoint = checkpoint.map(|checkpoint| format!("{} of its checkpoint", bytes(checkpoint)));
-    match (machine, checkpoint) {
-        (None, None) => String::new(),
-        (Some(one), None) | (None, Some(one)) => format!(", and {one} on this machine"),
-        (Some(machine), Some(checkpoint)) => format!(", {machine} and {checkpoint} on this machine"),
-    }
+    let parts: Vec<String> = machine.into_iter().chain(checkpoint).collect();
+    if parts.is_empty() { String::new() } else { format!(", and {} on this machine", parts.join(" and ")) }
 }
 
 /// Renders each change to a model, and the loss.

@@ -1,6 +1,9 @@
 //! Methods for the store and the catalogue.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use narthex_catalog::{
     fetch,
@@ -129,7 +132,11 @@ impl Gateway {
     /// Returns the aliases of models that this gateway may use, with the names of the models.
     pub fn aliases(&self) -> Vec<(String, ModelName)> {
         let aliases = self.config().all_aliases().into_keys();
-        aliases.filter_map(|alias| self.model(&alias).ok().map(|model| (alias, model.name))).collect()
+        let named = aliases.filter_map(|alias| {
+            let name = self.library.requested(&alias).ok()?.key.name;
+            Some((alias, name))
+        });
+        named.filter(|(_, name)| self.rights.allows(name)).collect()
     }
 
     /// Returns whether a text is an additional name of a model.
@@ -203,6 +210,11 @@ impl Gateway {
         let pulled = self.pull(model, progress, cancel)?;
         let freed = folder.filter(|folder| folder.exists()).map(|folder| fetch::discard(&folder));
         Ok((pulled, freed.transpose()?.unwrap_or(0)))
+    }
+
+    /// Returns the bytes of the checkpoints in the store, by the names of their models. Reads the folders of all of them.
+    pub fn checkpoint_bytes(&self) -> BTreeMap<String, u64> {
+        self.library.store.stored_checkpoint_bytes()
     }
 
     /// Returns the space that the parts of the store take on disk.

@@ -358,9 +358,7 @@ impl Library {
             let listing = listings.entry(info.name.clone()).or_insert_with(|| manifest_listing(&manifest));
             listing.installed.push(self.installed_package(&info, manifest)?);
         }
-        let mut checkpoints = self.store.checkpoint_bytes();
         for listing in listings.values_mut() {
-            listing.checkpoint_bytes = checkpoints.remove(listing.name.as_str());
             if let Some(reads) = listing.usual_package().map(|package| package.reads.clone()) {
                 listing.reads = reads;
             }
@@ -430,7 +428,6 @@ impl Library {
             pick: entry.pick,
             notes: entry.notes.clone(),
             source: entry.source.to_string(),
-            checkpoint_bytes: None,
             installed: Vec::new(),
             auto_pull: entry.pinned_bytes().is_some_and(|bytes| bytes <= self.config.auto_pull_limit),
         }
@@ -491,7 +488,6 @@ fn manifest_listing(manifest: &Manifest) -> ModelListing {
         pick: None,
         notes: None,
         source: manifest.provenance.source.clone(),
-        checkpoint_bytes: None,
         installed: Vec::new(),
         auto_pull: false,
     }

@@ -239,7 +239,6 @@ mod tests {
             pick: None,
             notes: None,
             source: String::new(),
-            checkpoint_bytes: None,
             installed: Vec::new(),
             auto_pull: false,
         }

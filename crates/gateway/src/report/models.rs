@@ -71,9 +71,6 @@ pub struct ModelListing {
     pub notes: Option<String>,
     /// Source of the checkpoint.
     pub source: String,
-    /// Bytes of its checkpoint in the store, if it was kept there.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub checkpoint_bytes: Option<u64>,
     /// Packages on this machine.
     pub installed: Vec<InstalledPackage>,
     /// Permission of requests to download the model.
