@@ -11,7 +11,7 @@ use narthex_audio::{
 use super::{
     MAX_APPENDED, MAX_BUFFERED, SECOND,
     events::{AudioItem, EventContent},
-    settings::{SessionSettings, TurnDetection},
+    settings::{SessionSettings, TranscriptionSettings, TurnDetection},
     speech::{RecognisedSegment, Recognition},
     turn::{LiveTurn, TurnProgress},
 };
@@ -43,6 +43,8 @@ pub(super) struct Session {
 /// A turn that has ended.
 struct CommittedTurn {
     turn: LiveTurn,
+    /// Settings at its end, which later ones do not change.
+    settings: TranscriptionSettings,
     /// Audio that is not settled.
     samples: Vec<f32>,
     /// Number of samples of the whole turn.
@@ -226,9 +228,11 @@ impl Session {
         self.send(EventContent::Committed { previous_item_id: previous_item_id.clone(), item_id });
         self.send(EventContent::ItemAdded { previous_item_id: previous_item_id.clone(), item: item.clone() });
         self.send(EventContent::ItemDone { previous_item_id, item });
-        if self.settings.transcription.is_some() {
+        if let Some(settings) = self.settings.transcription.clone() {
             let length = end - turn.start;
-            self.committed.push_back(CommittedTurn { turn, samples, length });
+            self.committed.push_back(CommittedTurn { turn, settings, samples, length });
+        } else {
+            self.tokens += turn.uncharged_tokens();
         }
     }
 
@@ -246,21 +250,25 @@ impl Session {
         self.examined = self.received;
     }
 
+    /// Ends the session: counts the tokens of all turns without a transcript, and discards the audio.
+    pub(super) fn end(&mut self) {
+        self.discard();
+        self.tokens += self.committed.drain(..).map(|turn| turn.turn.uncharged_tokens()).sum::<usize>();
+    }
+
     /// Returns the audio to recognise next: that of the oldest complete turn, or of the open one.
     pub(super) fn next_recognition(&mut self) -> Option<Recognition> {
-        let settings = self.settings.transcription.clone().unwrap_or_default();
-        if let Some(CommittedTurn { turn, samples, .. }) = self.committed.front_mut() {
+        if let Some(CommittedTurn { turn, settings, samples, .. }) = self.committed.front_mut() {
             let context = turn.begin_recognition(self.received);
-            let samples = mem::take(samples);
             return Some(Recognition {
                 item_id: turn.item_id.clone(),
-                samples,
-                settings,
+                samples: mem::take(samples),
+                settings: settings.clone(),
                 context,
                 is_final: true,
             });
         }
-        self.settings.transcription.as_ref()?;
+        let settings = self.settings.transcription.clone()?;
         let turn = self.open.as_mut().filter(|turn| turn.is_due(self.received, self.buffer.len()))?;
         let context = turn.begin_recognition(self.received);
         let samples = self.buffer.clone();

@@ -385,7 +385,7 @@ impl<S: Socket, R: SpeechService> Driver<S, R> {
     async fn finish(&mut self, end: &SessionEnd) {
         self.recognition = None;
         self.preparation = None;
-        self.session.discard();
+        self.session.end();
         self.charge();
         if let SessionEnd::Server { code, reason } = end {
             let frame = CloseFrame { code: *code, reason: reason.as_str().into() };

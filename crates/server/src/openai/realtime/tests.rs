@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    mem,
     pin::Pin,
     sync::{
         Arc,
@@ -83,10 +84,35 @@ struct TestSpeech {
     /// If present, each recognition waits until its sender is used. Dropped recognitions close theirs.
     waiting: Option<Arc<Mutex<Vec<oneshot::Sender<()>>>>>,
     begun: Arc<AtomicUsize>,
+    /// Models of the recognitions.
+    models: Arc<Mutex<Vec<String>>>,
     charged: Arc<AtomicUsize>,
 }
 
 impl TestSpeech {
+    /// Returns a recogniser whose recognitions wait.
+    fn waiting() -> Self {
+        Self { waiting: Some(Arc::default()), ..Self::default() }
+    }
+
+    /// Waits until this number of recognitions has begun.
+    async fn begins(&self, count: usize) {
+        let begins = async {
+            while self.begun.load(Ordering::Relaxed) < count {
+                tokio::task::yield_now().await;
+            }
+        };
+        timeout(PATIENCE, begins).await.expect("a recognition");
+    }
+
+    /// Ends the recognitions that wait.
+    fn release(&self) {
+        self.waiting.iter().flat_map(|waiting| mem::take(&mut *waiting.lock())).for_each(|sender| {
+            // A cancelled recognition has dropped its receiver.
+            let _ = sender.send(());
+        });
+    }
+
     fn fail_next(&self, message: &str) {
         self.failures.lock().push(ApiError::plain(StatusCode::SERVICE_UNAVAILABLE, message));
     }
@@ -133,13 +159,14 @@ impl SpeechService for TestSpeech {
         &self,
         recognition: Recognition,
     ) -> BoxFuture<'static, Result<Vec<RecognisedSegment>, ApiError>> {
-        self.begun.fetch_add(1, Ordering::Relaxed);
+        self.models.lock().push(recognition.settings.model.clone());
         let failure = self.failures.lock().pop();
         let wait = self.waiting.as_ref().map(|waiting| {
             let (sender, receiver) = oneshot::channel();
             waiting.lock().push(sender);
             receiver
         });
+        self.begun.fetch_add(1, Ordering::Relaxed);
         Box::pin(async move {
             if let Some(wait) = wait {
                 wait.await.unwrap();
@@ -244,11 +271,16 @@ impl Client {
         }
     }
 
-    /// Expects the events of a turn that ends, and returns its transcript.
-    async fn transcript(&mut self) -> String {
+    /// Expects the events of a turn that ends, before its transcript.
+    async fn item(&mut self) {
         for kind in ["input_audio_buffer.committed", "conversation.item.added", "conversation.item.done"] {
             self.expect(kind).await;
         }
+    }
+
+    /// Expects the events of a turn that ends, and returns its transcript.
+    async fn transcript(&mut self) -> String {
+        self.item().await;
         self.expect(COMPLETED).await["transcript"].as_str().unwrap().to_owned()
     }
 
@@ -405,9 +437,7 @@ async fn a_failed_transcript_does_not_end_the_session() {
     client.say(0.5);
     speech.fail_next("no memory");
     client.send(json!({"type": "input_audio_buffer.commit"}));
-    for kind in ["input_audio_buffer.committed", "conversation.item.added", "conversation.item.done"] {
-        client.expect(kind).await;
-    }
+    client.item().await;
     let failed = client.expect(FAILED).await;
     assert_eq!((&failed["error"]["message"], &failed["content_index"]), (&json!("no memory"), &json!(0)));
     client.say(1.0);
@@ -449,9 +479,7 @@ async fn audio_has_no_transcript_if_it_is_switched_off() {
     assert_eq!(error["code"], "input_audio_buffer_full");
     client.expect("error").await;
     client.send(json!({"type": "input_audio_buffer.commit"}));
-    for kind in ["input_audio_buffer.committed", "conversation.item.added", "conversation.item.done"] {
-        client.expect(kind).await;
-    }
+    client.item().await;
     assert_eq!(speech.begun.load(Ordering::Relaxed), 0);
 }
 
@@ -477,9 +505,7 @@ async fn audio_waits_at_the_client_while_the_recogniser_is_slow() {
     let mut client = Client::with_settings(speech.clone(), manual()).await;
     client.say(0.5);
     client.send(json!({"type": "input_audio_buffer.commit"}));
-    for kind in ["input_audio_buffer.committed", "conversation.item.added", "conversation.item.done"] {
-        client.expect(kind).await;
-    }
+    client.item().await;
     client.say(150.0);
     client.send(json!({"type": "hello"}));
     assert!(timeout(QUIET, client.receiver.next()).await.is_err(), "the last event was read");
@@ -521,6 +547,51 @@ async fn a_turn_that_ends_cancels_the_recognition_of_its_beginning() {
     client.expect("conversation.item.added").await;
     client.expect("conversation.item.done").await;
     assert_eq!(client.expect(COMPLETED).await["transcript"], "w0");
+}
+
+#[tokio::test]
+async fn a_turn_keeps_the_settings_of_its_end() {
+    let speech = TestSpeech::waiting();
+    let mut client = Client::with_settings(speech.clone(), manual()).await;
+    for _ in 0..2 {
+        client.say(0.5);
+        client.send(json!({"type": "input_audio_buffer.commit"}));
+        client.item().await;
+    }
+    // The second turn waits for the first one.
+    for transcription in [json!({"model": "other"}), Value::Null] {
+        let session = json!({"type": "transcription", "audio": {"input": {"transcription": transcription}}});
+        client.send(json!({"type": "session.update", "session": session}));
+        client.expect("session.updated").await;
+    }
+    for turn in 1..=2 {
+        speech.begins(turn).await;
+        speech.release();
+        client.expect(COMPLETED).await;
+    }
+    assert_eq!(*speech.models.lock(), ["whisper:base", "whisper:base"]);
+}
+
+#[tokio::test]
+async fn text_without_a_transcript_is_charged_at_the_end() {
+    let check = async |commits: bool| {
+        let speech = TestSpeech::waiting();
+        let client = Client::with_settings(speech.clone(), manual()).await;
+        client.say(1.0);
+        speech.begins(1).await;
+        speech.release();
+        // The second recognition begins after the result of the first one.
+        client.say(1.0);
+        speech.begins(2).await;
+        if commits {
+            client.send(json!({"type": "input_audio_buffer.commit"}));
+            speech.begins(3).await;
+        }
+        client.leave().await;
+        assert_eq!(speech.charged.load(Ordering::Relaxed), 1, "{commits}");
+    };
+    check(false).await;
+    check(true).await;
 }
 
 #[tokio::test]
