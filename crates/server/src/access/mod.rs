@@ -161,8 +161,12 @@ impl Access {
         let work = WorkRecord::default();
         let running = (!path.is_unmetered).then(|| {
             let id = request.extensions().get().map(|RequestId(id)| id);
-            self.shared.requests.start(&request, id, work.clone())
+            Arc::new(self.shared.requests.start(&request, id, work.clone()))
         });
+        if let Some(running) = &running {
+            // A session that takes over the connection holds its request.
+            request.extensions_mut().insert(running.clone());
+        }
         let meter = Meter { metrics: self.metrics(), caller, work };
         let answer = AnswerMemory::new(&self.shared.bodies);
         request.extensions_mut().insert(App { gateway, meter, shared: self.shared.clone(), answer });
@@ -182,7 +186,7 @@ impl Access {
             key.write_headers(Instant::now(), response.headers_mut());
         }
 
-        let Some(mut running) = running else { return Ok(response) };
+        let Some(running) = running else { return Ok(response) };
         running.respond(response.status(), response.headers().get(DEVICE));
         Ok(hold(running, response))
     }

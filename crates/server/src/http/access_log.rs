@@ -10,10 +10,10 @@ use axum::http::{Method, StatusCode};
 /// Target of the lines in the log.
 const ACCESS: &str = "narthex::access";
 
-/// Maximum number of characters of a path in a line.
+/// Maximum number of characters of a path.
 const MAX_PATH_CHARS: usize = 100;
 
-/// Maximum number of characters of a method in a line. The longest registered one has 17 (RFC 4437).
+/// Maximum number of characters of a method. The longest registered one has 17 (RFC 4437).
 const MAX_METHOD_CHARS: usize = 20;
 
 /// A request whose line is written when this is dropped.
@@ -28,9 +28,7 @@ pub(crate) struct AccessLine {
 impl AccessLine {
     /// Starts the time of a request.
     pub(crate) fn new(method: &Method, path: &str) -> Self {
-        let path: String = path.chars().take(MAX_PATH_CHARS).collect();
-        let method: String = method.as_str().chars().take(MAX_METHOD_CHARS).collect();
-        Self { request: format!("{method} {path}"), began: Instant::now(), status: None, id: "-".to_owned() }
+        Self { request: request_line(method, path), began: Instant::now(), status: None, id: "-".to_owned() }
     }
 
     /// Adds the status and the id of the response.
@@ -49,6 +47,13 @@ impl Drop for AccessLine {
     }
 }
 
+/// Returns the method and the path of a request, each cut to a length for people.
+pub(crate) fn request_line(method: &Method, path: &str) -> String {
+    let path: String = path.chars().take(MAX_PATH_CHARS).collect();
+    let method: String = method.as_str().chars().take(MAX_METHOD_CHARS).collect();
+    format!("{method} {path}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -56,7 +61,7 @@ mod tests {
     #[test]
     fn methods_and_paths_are_cut() {
         let long = "M".repeat(60_000);
-        let line = AccessLine::new(&Method::from_bytes(long.as_bytes()).unwrap(), &long);
-        assert_eq!(line.request, format!("{} {}", &long[..MAX_METHOD_CHARS], &long[..MAX_PATH_CHARS]));
+        let line = request_line(&Method::from_bytes(long.as_bytes()).unwrap(), &long);
+        assert_eq!(line, format!("{} {}", &long[..MAX_METHOD_CHARS], &long[..MAX_PATH_CHARS]));
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{
     collections::VecDeque,
+    mem,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
@@ -16,11 +17,13 @@ use parking_lot::Mutex;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::http::access_log::request_line;
+
 /// Number of requests that are kept.
 const REQUESTS: usize = 200;
 
-/// The last requests that have ended. Clones share them. Those that only read lists, as the page does often, are not part of
-/// it.
+/// The last requests that have ended. Clones share them. Requests with GET and HEAD that no model answered are not part of
+/// them, because the page reads lists often.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct RecentRequests(Arc<Mutex<VecDeque<FinishedRequest>>>);
 
@@ -32,7 +35,7 @@ pub(crate) struct RequestList {
 }
 
 /// A request that has ended.
-#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema)]
 struct FinishedRequest {
     /// Start in seconds since 1970.
     time: u64,
@@ -97,11 +100,12 @@ impl WorkRecord {
     }
 }
 
-/// A request that runs. It is listed when this is dropped: with the last part of its response.
+/// A request that runs. It is listed when this is dropped: with the last part of its response, or at the end of the session
+/// that it opens.
 pub(crate) struct RunningRequest {
     requests: RecentRequests,
     start: Instant,
-    request: FinishedRequest,
+    request: Mutex<FinishedRequest>,
     work: WorkRecord,
     /// Set for a request without effect, unless a model answers it.
     is_read: bool,
@@ -120,12 +124,10 @@ impl RecentRequests {
         let request = FinishedRequest {
             time: unix_seconds(SystemTime::now()),
             id: id.and_then(text),
-            route: route(request.method(), path),
-            status: None,
-            total_ms: 0.0,
-            device: None,
-            work: RequestWork::default(),
+            route: request_line(request.method(), path),
+            ..FinishedRequest::default()
         };
+        let request = Mutex::new(request);
         RunningRequest { requests: self.clone(), start: Instant::now(), request, work, is_read }
     }
 
@@ -145,28 +147,23 @@ impl RecentRequests {
 
 impl RunningRequest {
     /// Adds the status and the device of the response.
-    pub(crate) fn respond(&mut self, status: StatusCode, device: Option<&HeaderValue>) {
-        self.request.status = Some(status.as_u16());
-        self.request.device = device.and_then(text);
+    pub(crate) fn respond(&self, status: StatusCode, device: Option<&HeaderValue>) {
+        let mut request = self.request.lock();
+        request.status = Some(status.as_u16());
+        request.device = device.and_then(text);
     }
 }
 
 impl Drop for RunningRequest {
     fn drop(&mut self) {
         let total_ms = milliseconds(self.start.elapsed());
-        let work = self.work.0.lock().clone();
+        let work = mem::take(&mut *self.work.0.lock());
         if self.is_read && work.model.is_none() {
             return;
         }
-        self.requests.add(FinishedRequest { total_ms, work, ..self.request.clone() });
+        let request = mem::take(self.request.get_mut());
+        self.requests.add(FinishedRequest { total_ms, work, ..request });
     }
-}
-
-/// Returns the route of a request. Methods that HTTP does not define may be long.
-fn route(method: &Method, path: &str) -> String {
-    let is_usual = [Method::GET, Method::POST, Method::PUT, Method::DELETE, Method::HEAD, Method::PATCH]
-        .contains(method);
-    format!("{} {path}", if is_usual { method.as_str() } else { "other method" })
 }
 
 fn text(value: &HeaderValue) -> Option<String> {
@@ -186,7 +183,7 @@ mod tests {
 
     fn finish(requests: &RecentRequests, method: &str, work: WorkRecord) {
         let request = Request::builder().method(method).uri("/secret?key=1").body(()).unwrap();
-        let mut running = requests.start(&request, None, work);
+        let running = requests.start(&request, None, work);
         running.respond(StatusCode::OK, Some(&HeaderValue::from_static("cpu")));
     }
 
@@ -228,10 +225,8 @@ mod tests {
         finish(&requests, &"M".repeat(60_000), WorkRecord::default());
         let RequestList { requests } = requests.report();
         assert_eq!(requests.len(), REQUESTS);
-        assert_eq!(
-            [&requests[0].route, &requests[1].route],
-            ["other method unknown path", "POST unknown path"]
-        );
+        let routes = [&requests[0].route, &requests[1].route];
+        assert_eq!(routes, ["MMMMMMMMMMMMMMMMMMMM unknown path", "POST unknown path"]);
         assert_eq!((requests[1].status, requests[1].device.as_deref()), (Some(200), Some("cpu")));
     }
 }

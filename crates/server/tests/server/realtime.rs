@@ -63,6 +63,12 @@ impl Session {
         }
     }
 
+    /// Closes the session, and waits for its end.
+    fn leave(mut self) {
+        self.0.close(None).unwrap();
+        while self.0.read().is_ok() {}
+    }
+
     /// Returns the events up to one of this type.
     fn until(&mut self, kind: &str) -> Vec<Value> {
         let mut events = vec![self.next().unwrap()];
@@ -142,7 +148,28 @@ fn speech_is_found_and_transcribed() {
         assert!(validator.is_valid(event), "{event}");
     }
 
-    // A shutdown ends the session with a reason.
+    session.leave();
+    let listed = || {
+        let list = live.get("/health/requests").json();
+        list["requests"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|request| request["route"] == "GET /v1/realtime")
+            .cloned()
+    };
+    crate::support::eventually("the session is listed", || listed().is_some());
+    let request = listed().unwrap();
+    assert_eq!(request["status"], 101, "{request}");
+    assert!(request["model"].as_str().unwrap().starts_with(&model), "{request}");
+    assert!(
+        request["tokens"].as_u64().unwrap() > 0 && request["total_ms"].as_f64().unwrap() > 0.0,
+        "{request}"
+    );
+
+    // A shutdown ends a session with a reason.
+    let mut session = Session::open(&live, "", &[]).unwrap();
+    session.until("session.created");
     live.signal();
     assert_eq!(session.next(), Err(CloseCode::Away));
     drop(session);
@@ -204,7 +231,6 @@ fn sessions_need_a_key_and_count_as_its_answers() {
     let bearer = format!("Bearer {secret}");
     let of_client = [("Authorization", bearer.as_str())];
     assert_eq!(Session::open(&live, "", &of_client).err(), Some(429));
-    session.0.close(None).unwrap();
-    while session.0.read().is_ok() {}
+    session.leave();
     crate::support::eventually("the place is free", || Session::open(&live, "", &of_client).is_ok());
 }

@@ -29,7 +29,7 @@ use crate::{
     error::ApiError,
     http::connection::{ConnectionEnd, RequestConnection},
     keys::Permit,
-    reports::metrics::OpenStream,
+    reports::{metrics::OpenStream, requests::RunningRequest},
 };
 
 /// Bytes of the buffers of a connection for reading and for writing.
@@ -68,6 +68,7 @@ pub(crate) async fn connect(
     app: App,
     query: Result<Query<SessionQuery>, QueryRejection>,
     permit: Option<Extension<Arc<Permit>>>,
+    running: Option<Extension<Arc<RunningRequest>>>,
     connection: Option<Extension<RequestConnection>>,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Response {
@@ -93,8 +94,8 @@ pub(crate) async fn connect(
         .write_buffer_size(BUFFER_BYTES)
         .max_write_buffer_size(MAX_MESSAGE_BYTES)
         .on_upgrade(async move |socket| {
-            // The permit of the key, the place and the connection are free after the session.
-            let _held = (permit, place, OpenStream::new(app.meter.metrics.clone()));
+            // The permit of the key, the place and the connection are free after the session, and its request is listed.
+            let _held = (permit, place, running, OpenStream::new(app.meter.metrics.clone()));
             let closing = async {
                 match &connection {
                     None => std::future::pending().await,
