@@ -50,14 +50,20 @@ fn count(keyword: &str, value: &Value) -> Result<u64, GrammarError> {
     number.map(|number| number as u64).ok_or_else(|| wrong(keyword, value, "expected a whole number from 0"))
 }
 
+fn is_schema(value: &Value) -> bool {
+    value.is_object() || value.is_boolean()
+}
+
+fn is_type(value: &Value) -> bool {
+    value.as_str().is_some_and(|name| TYPES.contains(&name))
+}
+
 /// Returns the kind of value that a keyword has, if this one is of another kind.
 fn expected_instead(keyword: &str, value: &Value) -> Option<&'static str> {
-    let is_schema = |value: &Value| value.is_object() || value.is_boolean();
     let all = |is: &dyn Fn(&Value) -> bool| value.as_array().is_some_and(|values| values.iter().all(is));
     let has_values = value.as_array().is_some_and(|values| !values.is_empty());
     let (is_valid, expected) = match keyword {
         "type" => {
-            let is_type = |value: &Value| value.as_str().is_some_and(|name| TYPES.contains(&name));
             let expected = "\"null\", \"boolean\", \"integer\", \"number\", \"string\", \"array\", \"object\" or a list of \
                             them";
             (is_type(value) || has_values && all(&is_type), expected)

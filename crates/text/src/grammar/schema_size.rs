@@ -277,8 +277,7 @@ impl<'a> Estimate<'a> {
 
     /// Adds the size of the keywords for lists.
     fn items(&mut self, own: &[&'a Map<String, Value>]) -> Result<(), TooLarge> {
-        let places = |schema: &&'a Map<String, Value>| schema.get("prefixItems").and_then(Value::as_array);
-        let longest = own.iter().filter_map(places).map(Vec::len).max().unwrap_or(0);
+        let longest = own.iter().filter_map(|schema| places(schema)).map(Vec::len).max().unwrap_or(0);
         for at in 0..longest {
             let here =
                 own.iter().filter_map(|schema| match places(schema).and_then(|places| places.get(at)) {
@@ -310,6 +309,11 @@ impl<'a> Estimate<'a> {
         }
         Some(found)
     }
+}
+
+/// Returns the schemas of the first elements of a list.
+fn places(schema: &Map<String, Value>) -> Option<&Vec<Value>> {
+    schema.get("prefixItems")?.as_array()
 }
 
 #[cfg(test)]

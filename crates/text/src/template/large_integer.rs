@@ -59,7 +59,6 @@ struct Written<'a> {
 impl Serialize for Written<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let Self { json, integer } = *self;
-        let inner = |json| Written { json, integer };
         match json {
             Json::String(text) => match (text.strip_prefix(MARK), integer) {
                 (None, _) => to.serialize_str(text),
@@ -72,8 +71,10 @@ impl Serialize for Written<'_> {
                     Err(_) => to.serialize_str(digits),
                 },
             },
-            Json::Array(items) => to.collect_seq(items.iter().map(inner)),
-            Json::Object(fields) => to.collect_map(fields.iter().map(|(name, json)| (name, inner(json)))),
+            Json::Array(items) => to.collect_seq(items.iter().map(|json| Written { json, integer })),
+            Json::Object(fields) => {
+                to.collect_map(fields.iter().map(|(name, json)| (name, Written { json, integer })))
+            }
             other => other.serialize(to),
         }
     }

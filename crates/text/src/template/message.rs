@@ -200,11 +200,14 @@ pub(super) fn join_runs(messages: &[Message]) -> Vec<Message> {
     joined
 }
 
+fn is_system(message: &Message) -> bool {
+    matches!(message.role, Role::System | Role::Developer)
+}
+
 /// Returns the messages with the leading system messages at the head of the first user message, which is created if missing.
 /// Later system messages become user messages in their place, so that a new one does not change the beginning of the
 /// prompt.
 pub(super) fn fold_system(messages: &[Message]) -> Vec<Message> {
-    let is_system = |message: &Message| matches!(message.role, Role::System | Role::Developer);
     let leading = messages.iter().take_while(|message| is_system(message)).count();
     let (leading, rest) = messages.split_at(leading);
     let mut system = Message::new(Role::User, Content::default());

@@ -242,9 +242,8 @@ fn word_piece(vocab: &GgufVocab) -> Value {
             None => format!("##{token}"),
         })
         .collect();
-    let id = |text: &str| pieces.iter().position(|piece| piece == text);
-    let around = match (id("[CLS]"), id("[SEP]")) {
-        (Some(cls), Some(sep)) => {
+    let around = match ["[CLS]", "[SEP]"].map(|text| pieces.iter().position(|piece| piece == text)) {
+        [Some(cls), Some(sep)] => {
             json!({"type": "BertProcessing", "sep": ["[SEP]", sep], "cls": ["[CLS]", cls]})
         }
         _ => Value::Null,

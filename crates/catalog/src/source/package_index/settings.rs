@@ -131,19 +131,23 @@ fn is_true(value: &str) -> bool {
     ["1", "true", "yes", "on", "y", "t"].contains(&value.trim().to_ascii_lowercase().as_str())
 }
 
+/// Returns the path in a variable, if there is one.
+fn path_of(get: &dyn Fn(&str) -> Option<String>, name: &str) -> Option<PathBuf> {
+    get(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
 /// Returns the paths of pip's configuration files, of the system before those of the user. They may not exist.
 fn configuration_files(get: &dyn Fn(&str) -> Option<String>, home: Option<&Path>) -> Vec<PathBuf> {
-    let folder = |name: &str| get(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let named = folder("PIP_CONFIG_FILE");
+    let named = path_of(get, "PIP_CONFIG_FILE");
     if named.as_deref().is_some_and(|path| path == Path::new("/dev/null") || path == Path::new("nul")) {
         return Vec::new();
     }
 
     let mut files = Vec::new();
     if cfg!(windows) {
-        files.extend(folder("ProgramData").map(|folder| folder.join("pip").join("pip.ini")));
+        files.extend(path_of(get, "ProgramData").map(|folder| folder.join("pip").join("pip.ini")));
         files.extend(home.map(|home| home.join("pip").join("pip.ini")));
-        files.extend(folder("APPDATA").map(|folder| folder.join("pip").join("pip.ini")));
+        files.extend(path_of(get, "APPDATA").map(|folder| folder.join("pip").join("pip.ini")));
     } else {
         if cfg!(target_os = "macos") {
             files.push(PathBuf::from("/Library/Application Support/pip/pip.conf"));
@@ -153,7 +157,7 @@ fn configuration_files(get: &dyn Fn(&str) -> Option<String>, home: Option<&Path>
         files.extend(system.split(':').map(|folder| Path::new(folder).join("pip/pip.conf")));
         files.push(PathBuf::from("/etc/pip.conf"));
         files.extend(home.map(|home| home.join(".pip/pip.conf")));
-        let user = folder("XDG_CONFIG_HOME").or_else(|| Some(home?.join(".config")));
+        let user = path_of(get, "XDG_CONFIG_HOME").or_else(|| Some(home?.join(".config")));
         files.extend(user.map(|folder| folder.join("pip/pip.conf")));
         if cfg!(target_os = "macos") {
             files.extend(home.map(|home| home.join("Library/Application Support/pip/pip.conf")));
@@ -165,14 +169,13 @@ fn configuration_files(get: &dyn Fn(&str) -> Option<String>, home: Option<&Path>
 
 /// Returns the paths of uv's configuration files, of the system before that of the user. They may not exist.
 fn uv_files(get: &dyn Fn(&str) -> Option<String>, home: Option<&Path>) -> Vec<PathBuf> {
-    let folder = |name: &str| get(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    if let Some(named) = folder("UV_CONFIG_FILE") {
+    if let Some(named) = path_of(get, "UV_CONFIG_FILE") {
         return vec![named];
     }
     let folders = if cfg!(windows) {
-        [folder("ProgramData"), folder("APPDATA")]
+        [path_of(get, "ProgramData"), path_of(get, "APPDATA")]
     } else {
-        let user = folder("XDG_CONFIG_HOME").or_else(|| Some(home?.join(".config")));
+        let user = path_of(get, "XDG_CONFIG_HOME").or_else(|| Some(home?.join(".config")));
         [Some(PathBuf::from("/etc")), user]
     };
     folders.into_iter().flatten().map(|folder| folder.join("uv").join("uv.toml")).collect()
