@@ -127,7 +127,7 @@ impl HttpClient {
         let proxy = proxy.or_else(NamedProxy::from_environment);
         let roots = match certificates.or_else(CertificateFile::from_environment) {
             Some(file) => file.read()?,
-            None => system_roots(),
+            None => ROOTS.clone(),
         };
         let agent = Agent::config_builder()
             .user_agent(concat!("narthex/", env!("CARGO_PKG_VERSION")))
@@ -282,17 +282,16 @@ impl CertificateFile {
     }
 }
 
-/// Returns the certificates of the system, which may have those of a company, or else the built-in ones.
-fn system_roots() -> RootCerts {
-    static ROOTS: LazyLock<Vec<Certificate<'static>>> = LazyLock::new(|| {
-        let loaded = rustls_native_certs::load_native_certs();
-        for error in loaded.errors {
-            tracing::debug!(%error, "a certificate of the system cannot be read");
-        }
-        loaded.certs.iter().map(|certificate| Certificate::from_der(certificate).to_owned()).collect()
-    });
-    if ROOTS.is_empty() { RootCerts::WebPki } else { RootCerts::new_with_certs(&ROOTS) }
-}
+/// Certificates of the system, which may have those of a company, or else the built-in ones.
+static ROOTS: LazyLock<RootCerts> = LazyLock::new(|| {
+    let loaded = rustls_native_certs::load_native_certs();
+    for error in loaded.errors {
+        tracing::debug!(%error, "a certificate of the system cannot be read");
+    }
+    let roots: Vec<_> =
+        loaded.certs.iter().map(|certificate| Certificate::from_der(certificate).to_owned()).collect();
+    if roots.is_empty() { RootCerts::WebPki } else { RootCerts::new_with_certs(&roots) }
+});
 
 /// Returns the error of a connection that ended during a response.
 pub(super) fn broken(what: &str, source: ureq::Error) -> ConnectionError {
