@@ -13,7 +13,7 @@ use std::{
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use narthex_gateway::{
     Rights,
-    keys::{ApiKey, KeyHash, KeyRole},
+    keys::{ApiKey, KeyHash, KeyLimits, KeyRole},
 };
 use parking_lot::Mutex;
 
@@ -74,6 +74,17 @@ struct KeyCounts {
     running: u32,
 }
 
+impl KeyCounts {
+    /// Fails if the tokens of the minute are spent.
+    fn check_tokens(&mut self, limits: &KeyLimits, now: Instant) -> Result<(), ApiError> {
+        let (Some(limit), Some(tokens)) = (limits.tokens_per_minute, &mut self.tokens) else {
+            return Ok(());
+        };
+        tokens.refill(now);
+        tokens.wait_for(1.0).map_or(Ok(()), |wait| Err(refused(limit, "tokens per minute", wait)))
+    }
+}
+
 /// Answers of a key that count as running until the permit is dropped.
 pub(crate) struct Permit {
     key: Arc<KeyState>,
@@ -124,29 +135,20 @@ impl KeyState {
     /// # Errors
     /// 429 with the wait if a limit is reached. A refused request is not counted.
     pub(crate) fn start(self: &Arc<Self>, now: Instant) -> Result<Permit, ApiError> {
-        let mut counts = self.counts.lock();
-        let KeyCounts { requests, tokens, running } = &mut *counts;
         let limits = &self.key.limits;
-
-        if let Some(limit) = limits.concurrency.filter(|limit| *running >= limit.get()) {
+        let mut counts = self.counts.lock();
+        if let Some(limit) = limits.concurrency.filter(|limit| counts.running >= limit.get()) {
             return Err(refused(limit, "concurrent answers", Duration::from_secs(1)));
         }
-        for bucket in [&mut *requests, tokens].into_iter().flatten() {
+        counts.check_tokens(limits, now)?;
+        if let (Some(limit), Some(bucket)) = (limits.requests_per_minute, &mut counts.requests) {
             bucket.refill(now);
-        }
-
-        if let (Some(limit), Some(wait)) =
-            (limits.tokens_per_minute, tokens.as_ref().and_then(|bucket| bucket.wait_for(1.0)))
-        {
-            return Err(refused(limit, "tokens per minute", wait));
-        }
-        if let (Some(limit), Some(bucket)) = (limits.requests_per_minute, requests) {
             if let Some(wait) = bucket.wait_for(1.0) {
                 return Err(refused(limit, "requests per minute", wait));
             }
             bucket.level -= 1.0;
         }
-        *running += 1;
+        counts.running += 1;
         Ok(Permit { key: self.clone(), answers: 1 })
     }
 
@@ -173,12 +175,7 @@ impl KeyState {
     /// # Errors
     /// 429 with the wait if it has spent those of the minute.
     pub(crate) fn check_tokens(&self, now: Instant) -> Result<(), ApiError> {
-        let mut counts = self.counts.lock();
-        let (Some(limit), Some(tokens)) = (self.key.limits.tokens_per_minute, &mut counts.tokens) else {
-            return Ok(());
-        };
-        tokens.refill(now);
-        tokens.wait_for(1.0).map_or(Ok(()), |wait| Err(refused(limit, "tokens per minute", wait)))
+        self.counts.lock().check_tokens(&self.key.limits, now)
     }
 
     /// Charges the tokens of an answer.
@@ -220,7 +217,6 @@ impl KeyState {
 
 #[cfg(test)]
 mod tests {
-    use narthex_gateway::keys::KeyLimits;
 
     use super::*;
 
