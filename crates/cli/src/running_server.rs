@@ -19,7 +19,7 @@ use narthex_gateway::{
     models::{ModelState, ModelStatus},
     request::{
         ChatRequest, FinishReason, GenerateOptions, GenerationEvent, GenerationSink, Grammar, Media, Message,
-        Repetition, Summary, Times,
+        Repetition, RequestGrammar, Summary, Times,
     },
 };
 use narthex_spec::Scheme;
@@ -252,7 +252,7 @@ fn body(model: &str, request: &ChatRequest) -> Value {
     let ChatRequest { messages, options, .. } = request;
     let messages: Vec<Value> = messages.iter().map(message_body).collect();
     let mut body = json!({"model": model, "messages": messages, "options": sampling(options)});
-    if let Some(Grammar::JsonSchema(schema)) = &options.grammar {
+    if let Some(RequestGrammar { grammar: Grammar::JsonSchema(schema), .. }) = &options.grammar {
         body["format"] = schema.clone();
     }
     body
@@ -463,7 +463,7 @@ mod tests {
         let mut request = ChatRequest::user("hello");
         request.options.temperature = Some(0.2);
         request.options.repetition = Repetition::End;
-        request.options.grammar = Some(Grammar::JsonSchema(json!({"type": "object"})));
+        request.options.grammar = Some(Grammar::JsonSchema(json!({"type": "object"})).into());
         let body = body("tiny@w8", &request);
         let options = json!({
             "temperature": 0.2, "presence_penalty": 0.0, "frequency_penalty": 0.0, "stop": [],

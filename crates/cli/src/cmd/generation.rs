@@ -12,8 +12,8 @@ use narthex_gateway::{
     models::ModelStatus,
     request::{
         ChatRequest, FinishReason, GenerateOptions, GenerationEvent, GenerationSink, Grammar,
-        HistoryOverflow, Message, ReasoningSettings, Repetition, Summary, ToolCallDelta, ToolCallStart,
-        ToolSettings,
+        HistoryOverflow, Message, ReasoningSettings, Repetition, RequestGrammar, Summary, ToolCallDelta,
+        ToolCallStart, ToolSettings,
     },
 };
 use narthex_mcp::rounds::WrittenCall;
@@ -330,8 +330,7 @@ pub(super) fn options(args: &GenerateArgs) -> anyhow::Result<GenerateOptions> {
         frequency_penalty: args.frequency_penalty,
         seed: args.seed,
         stop: args.sampling.stop.clone(),
-        grammar,
-        grammar_field: Some("--format"),
+        grammar: grammar.map(|grammar| RequestGrammar { grammar, field: "--format" }),
         repetition: if is_free { Repetition::End } else { Repetition::Allow },
         ..GenerateOptions::api_defaults()
     })

@@ -20,7 +20,7 @@ use crate::{
     load::loaded_model::LoadedModel,
     serve::{
         permits::GRAMMARS,
-        request::{GenerateOptions, Grammar, ToolChoice, ToolSettings},
+        request::{GenerateOptions, Grammar, RequestGrammar, ToolChoice, ToolSettings},
         tools::{self, CallRules},
     },
 };
@@ -95,11 +95,10 @@ impl AnswerRules {
 /// Fails if there are both a grammar and calls that must be valid. A grammar might allow other texts that are read as
 /// calls. A schema does not, and required calls leave no text for it.
 fn check_grammar(tools: &ToolSettings, options: &GenerateOptions) -> Result<(), Error> {
-    let has_grammar = matches!(options.grammar, Some(Grammar::Lark(_) | Grammar::Regex(_)));
-    if !has_grammar || !tools::guarantees_calls(tools) {
+    let own = options.grammar.as_ref().filter(|own| !matches!(own.grammar, Grammar::JsonSchema(_)));
+    let Some(&RequestGrammar { field, .. }) = own.filter(|_| tools::guarantees_calls(tools)) else {
         return Ok(());
-    }
-    let field = grammar_field(options);
+    };
     let message = format!(
         "{field} cannot be combined with tools that have strict: true, nor with a tool_choice that requires a call; \
          remove {field} or tools, or send tool_choice: \"none\" or a response_format"
@@ -118,7 +117,7 @@ fn compile(
     options: &GenerateOptions,
     scope: &CompileScope<'_>,
 ) -> Result<Option<GrammarMatcher>, GrammarError> {
-    let content = options.grammar.as_ref();
+    let content = options.grammar.as_ref().map(|own| &own.grammar);
     let grammar = tools::answer_grammar(tools, model.tool_format, tokenizer, content)?;
     grammar.map(|grammar| model.compile_grammar(&grammar, scope)).transpose()
 }
@@ -143,14 +142,14 @@ fn grammar_refusal(
         .take(MAX_TRIED)
         .take_while(|_| (scope.is_needed)());
 
-    let own_field = || Cow::Borrowed(grammar_field(options));
+    let own = options.grammar.as_ref();
     let (field, place, error) = match error {
         GrammarError::Thread(error) => return error.into(),
-        error if tools.tools.is_empty() => (own_field(), String::new(), error),
-        error => options
-            .grammar
-            .as_ref()
-            .and_then(|grammar| Some((own_field(), String::new(), alone(grammar)?)))
+        error if tools.tools.is_empty() => {
+            (Cow::Borrowed(own.map_or("response_format", |own| own.field)), String::new(), error)
+        }
+        error => own
+            .and_then(|own| Some((Cow::Borrowed(own.field), String::new(), alone(&own.grammar)?)))
             .or_else(|| {
                 tried.find_map(|tool| {
                     let error = match tools::enforced_schema(tool) {
@@ -168,13 +167,4 @@ fn grammar_refusal(
         GrammarError::Thread(error) => error.into(),
         error => Error::Grammar { field, message: format!("{place}{error}") },
     }
-}
-
-/// Returns the name of the field with the grammar in the API.
-fn grammar_field(options: &GenerateOptions) -> &'static str {
-    options.grammar_field.unwrap_or(match options.grammar {
-        Some(Grammar::Lark(_)) => "grammar",
-        Some(Grammar::Regex(_)) => "regex",
-        Some(Grammar::JsonSchema(_)) | None => "response_format",
-    })
 }

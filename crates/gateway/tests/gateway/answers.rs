@@ -425,7 +425,7 @@ fn a_malformed_call_is_named_in_the_log() {
         .first()
         .unwrap();
     let mut options =
-        GenerateOptions { grammar: Some(Grammar::Regex("<tool_call>x".to_owned())), ..greedy(60) };
+        GenerateOptions { grammar: Some(Grammar::Regex("<tool_call>x".to_owned()).into()), ..greedy(60) };
     options.logit_bias.insert(x, 100.0);
     let answer = ask(&gateway, &model, ChatRequest { tools, ..request(options) });
     assert_eq!((answer.text.as_str(), answer.reason), ("<tool_call>x", FinishReason::MalformedCall));

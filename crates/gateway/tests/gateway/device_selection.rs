@@ -248,7 +248,7 @@ fn tools_grammars_prefixes_and_drafts_work_on_every_placement() {
         let config = Config { place, speculation: Speculation::Auto, ..config(&tiny, providers) };
         let gateway = Gateway::open(config.clone()).unwrap();
 
-        let regex = Some(Grammar::Regex("(yes|no)!".to_owned()));
+        let regex = Some(Grammar::Regex("(yes|no)!".to_owned()).into());
         let options = GenerateOptions { grammar: regex, ..greedy(16) };
         let answer = ask(&gateway, &model, question("the cat", options));
         assert!(["yes!", "no!"].contains(&answer.text.as_str()), "{answer:?}");

@@ -9,7 +9,7 @@ use narthex_gateway::{
     plan::PlanRequest,
     request::{
         ChatRequest, EmbedRequest, FinishReason, GenerateOptions, GenerationEvent, Grammar, HistoryOverflow,
-        InputOverflow, Message, Prompt, ReasoningSettings, RerankRequest, Role, ToolSettings,
+        InputOverflow, Message, Prompt, ReasoningSettings, RequestGrammar, RerankRequest, Role, ToolSettings,
     },
 };
 use narthex_spec::Target;
@@ -263,8 +263,10 @@ impl CallSite {
                 max_tokens: Some(limit),
                 temperature,
                 default_temperature: 0.0,
-                grammar: schema.map(|schema| Grammar::JsonSchema(Value::Object(schema))),
-                grammar_field: Some("schema"),
+                grammar: schema.map(|schema| RequestGrammar {
+                    grammar: Grammar::JsonSchema(Value::Object(schema)),
+                    field: "schema",
+                }),
                 ..GenerateOptions::api_defaults()
             },
         };

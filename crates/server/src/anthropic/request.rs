@@ -2,7 +2,7 @@
 
 use narthex_gateway::request::{
     CallLimit, ChatRequest, Content, ExactJson, FunctionCall, GenerateOptions, Grammar, HistoryOverflow,
-    Message, ReasoningSettings, Role, Thinking, Tool, ToolCall, ToolChoice, ToolSettings,
+    Message, ReasoningSettings, RequestGrammar, Role, Thinking, Tool, ToolCall, ToolChoice, ToolSettings,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -248,14 +248,14 @@ impl MessagesBody {
             self.output_config.map_or((None, None), |config| (config.format, config.effort));
         let format = format.map(|format| (format, "output_config.format"));
         let format = format.or(self.output_format.map(|format| (format, "output_format")));
-        let format =
-            format.map(|(OutputFormat::JsonSchema { schema }, field)| (Grammar::JsonSchema(schema), field));
-        let (grammar, grammar_field) = shared.grammar.grammar(format)?.unzip();
+        let format = format.map(|(OutputFormat::JsonSchema { schema }, field)| RequestGrammar {
+            grammar: Grammar::JsonSchema(schema),
+            field,
+        });
         let options = GenerateOptions {
             max_tokens: self.max_tokens.or(options.max_tokens),
             stop: self.stop_sequences.unwrap_or(options.stop),
-            grammar,
-            grammar_field,
+            grammar: shared.grammar.grammar(format)?,
             ..options
         };
 
@@ -551,7 +551,7 @@ mod tests {
     fn the_schema_of_the_answer_has_two_places() {
         let format = json!({"type": "json_schema", "schema": {"type": "object"}});
         for fields in [json!({"output_config": {"format": format}}), json!({"output_format": format})] {
-            assert_eq!(request(fields).options.grammar, Some(Grammar::json_object()));
+            assert_eq!(request(fields).options.grammar.unwrap().grammar, Grammar::json_object());
         }
     }
 }

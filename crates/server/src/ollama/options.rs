@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use narthex_gateway::{
     KeepAlive,
-    request::{GenerateOptions, Grammar, ReasoningSettings, Thinking},
+    request::{GenerateOptions, Grammar, ReasoningSettings, RequestGrammar, Thinking},
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -170,9 +170,8 @@ impl AnswerFields {
     ) -> Result<GenerateOptions, ApiError> {
         let options = read("options", self.options, ignored)?.or(sampling).options()?;
         let logprobs = (self.logprobs == Some(true)).then(|| self.top_logprobs.unwrap_or(0));
-        let format = grammar(self.format)?.map(|grammar| (grammar, "format"));
-        let (grammar, grammar_field) = shared.grammar(format)?.unzip();
-        Ok(GenerateOptions { grammar, grammar_field, logprobs, ..options })
+        let format = grammar(self.format)?.map(|grammar| RequestGrammar { grammar, field: "format" });
+        Ok(GenerateOptions { grammar: shared.grammar(format)?, logprobs, ..options })
     }
 }
 

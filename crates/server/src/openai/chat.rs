@@ -101,10 +101,9 @@ impl FromBody for ParsedChat {
         let reasoning = reasoning.settings_after(chat.reasoning());
         chat.check()?;
 
-        let (grammar, grammar_field) = grammar.grammar(None)?.unzip();
+        let grammar = grammar.grammar(None)?;
         let logprobs = chat.top_logprobs()?;
-        let options =
-            GenerateOptions { n: choices.n(), grammar, grammar_field, logprobs, ..sampling.options()? };
+        let options = GenerateOptions { n: choices.n(), grammar, logprobs, ..sampling.options()? };
         let messages = into_messages(chat.messages)?;
         let request = ChatRequest { messages, tools, reasoning, overflow: HistoryOverflow::Refuse, options };
         let streaming = choices.streaming();

@@ -72,7 +72,7 @@ impl FromBody for ParsedCompletion {
         let grammar: GrammarOptions = fields.read()?;
         hints::ignore(fields, &[], ignored)?;
 
-        let (grammar, grammar_field) = grammar.grammar(None)?.unzip();
+        let grammar = grammar.grammar(None)?;
         if request.logprobs.is_some_and(|top| top > MAX_LOGPROBS) {
             return Err(ApiError::bad_request(
                 "logprobs",
@@ -80,13 +80,8 @@ impl FromBody for ParsedCompletion {
             ));
         }
 
-        let mut options = GenerateOptions {
-            n: choices.n(),
-            logprobs: request.logprobs,
-            grammar,
-            grammar_field,
-            ..sampling.options()?
-        };
+        let mut options =
+            GenerateOptions { n: choices.n(), logprobs: request.logprobs, grammar, ..sampling.options()? };
         if !sampling.has_limit() {
             options.max_tokens = Some(DEFAULT_TOKENS);
         }

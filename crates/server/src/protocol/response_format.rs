@@ -1,6 +1,6 @@
 //! `response_format`, and other grammars of an answer.
 
-use narthex_gateway::request::{Grammar, best_effort};
+use narthex_gateway::request::{Grammar, RequestGrammar, best_effort};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
@@ -20,21 +20,17 @@ pub(crate) struct GrammarOptions {
 }
 
 impl GrammarOptions {
-    /// Returns the grammar and the name of its field; `None` for any text. `own` is that of the protocol's own parameter.
+    /// Returns the grammar with its field; `None` for any text. `own` is that of the protocol's own parameter.
     ///
     /// # Errors
     /// 400 for more than one grammar.
-    pub(crate) fn grammar(
-        self,
-        own: Option<(Grammar, &'static str)>,
-    ) -> Result<Option<(Grammar, &'static str)>, ApiError> {
+    pub(crate) fn grammar(self, own: Option<RequestGrammar>) -> Result<Option<RequestGrammar>, ApiError> {
         let format = self.response_format.and_then(ResponseFormat::into_grammar);
-        let format = format.map(|grammar| (grammar, "response_format"));
-        let lark = self.grammar.map(|source| (Grammar::Lark(source), "grammar"));
-        let regex = self.regex.map(|source| (Grammar::Regex(source), "regex"));
-        let mut given = [own, format, lark, regex].into_iter().flatten();
+        let [lark, regex] = [self.grammar.map(Grammar::Lark), self.regex.map(Grammar::Regex)];
+        let given = [format, lark, regex].into_iter().flatten().map(RequestGrammar::from);
+        let mut given = own.into_iter().chain(given);
         match (given.next(), given.next()) {
-            (Some((_, first)), Some((_, second))) => {
+            (Some(RequestGrammar { field: first, .. }), Some(RequestGrammar { field: second, .. })) => {
                 let message =
                     format!("{second}: expected one grammar, found also {first}; remove one of them");
                 Err(ApiError::bad_request(second, message))

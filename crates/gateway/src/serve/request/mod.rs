@@ -147,7 +147,7 @@ pub enum Echo {
 /// let options = GenerateOptions {
 ///     temperature: Some(0.0),
 ///     max_tokens: Some(200),
-///     grammar: Some(Grammar::json_object()),
+///     grammar: Some(Grammar::json_object().into()),
 ///     ..GenerateOptions::api_defaults()
 /// };
 /// assert_eq!(options.n, 1);
@@ -186,9 +186,7 @@ pub struct GenerateOptions {
     /// Number of alternatives with log-probabilities for each token; `None` for no log-probabilities.
     pub logprobs: Option<usize>,
     /// Grammar that the text must follow; `None` for any text.
-    pub grammar: Option<Grammar>,
-    /// Name of the field with the grammar in errors; `None` for that of OpenAI's chat API.
-    pub grammar_field: Option<&'static str>,
+    pub grammar: Option<RequestGrammar>,
     /// Treatment of the model's stop tokens.
     pub stop_tokens: StopTokens,
     /// Treatment of other special tokens in the text.
@@ -199,6 +197,27 @@ pub struct GenerateOptions {
     pub repetition: Repetition,
     /// Verification of several tokens in one step, unless the settings disable it. It does not change answers.
     pub speculation: Speculation,
+}
+
+/// Grammar of a request.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RequestGrammar {
+    /// The grammar.
+    pub grammar: Grammar,
+    /// Name of its field in errors.
+    pub field: &'static str,
+}
+
+impl From<Grammar> for RequestGrammar {
+    /// Returns the grammar with the name of its field in OpenAI's chat API, or in that of other local servers.
+    fn from(grammar: Grammar) -> Self {
+        let field = match grammar {
+            Grammar::Lark(_) => "grammar",
+            Grammar::Regex(_) => "regex",
+            Grammar::JsonSchema(_) => "response_format",
+        };
+        Self { grammar, field }
+    }
 }
 
 /// Sampling settings of a generation.
@@ -259,7 +278,6 @@ impl GenerateOptions {
             n: 1,
             logprobs: None,
             grammar: None,
-            grammar_field: None,
             stop_tokens: StopTokens::End,
             special_tokens: SpecialTokens::Skip,
             min_tokens: 0,

@@ -3,8 +3,8 @@
 use std::{fmt, marker::PhantomData};
 
 use narthex_gateway::request::{
-    Content, ExactJson, GenerateOptions, Grammar, Message, ReasoningSettings, Role, Tool, ToolChoice,
-    ToolSettings,
+    Content, ExactJson, GenerateOptions, Grammar, Message, ReasoningSettings, RequestGrammar, Role, Tool,
+    ToolChoice, ToolSettings,
 };
 use schemars::JsonSchema;
 use serde::{
@@ -439,11 +439,11 @@ impl ResponsesBody {
             Some(TextFormat::JsonSchema { schema, strict }) => Some(schema_grammar(schema, strict)),
         };
         let logprobs = logprobs(self.include.unwrap_or_default(), self.top_logprobs, ignored);
-        let format = format.map(|grammar| (grammar, "text.format"));
-        let (grammar, grammar_field) = shared.grammar.grammar(format)?.unzip();
+        let format = format.map(|grammar| RequestGrammar { grammar, field: "text.format" });
+        let grammar = shared.grammar.grammar(format)?;
         let options = shared.sampling.options()?;
         let max_tokens = self.max_output_tokens.or(options.max_tokens);
-        let options = GenerateOptions { max_tokens, grammar, grammar_field, logprobs, ..options };
+        let options = GenerateOptions { max_tokens, grammar, logprobs, ..options };
         let instructions = self.instructions.map(|text| Message::new(Role::System, text));
         let (effort, summary) =
             self.reasoning.map_or((None, None), |reasoning| (reasoning.effort, reasoning.summary));
@@ -658,6 +658,6 @@ mod tests {
         assert_eq!(names, ["w", "s.w", "s.p"]);
         assert_eq!(request.tools.choice, ToolChoice::Function("w".to_owned()));
         assert_eq!(request.tools.tools[0].strictness, Strictness::Strict);
-        assert_eq!(request.options.grammar, Some(Grammar::json_object()));
+        assert_eq!(request.options.grammar.unwrap().grammar, Grammar::json_object());
     }
 }
