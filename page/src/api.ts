@@ -306,6 +306,8 @@ export type NumericsCheck = { device: string } & (
 
 /** A request that has ended. */
 export interface FinishedRequest {
+  /** Unique in the list, unlike the id, which clients choose. */
+  number: number;
   /** Seconds since 1970. */
   time: number;
   id: string | null;

@@ -278,7 +278,7 @@ function LastRequests() {
         ]}
       >
         {all.slice(0, showsAll ? all.length : SHOWN_REQUESTS).map((one) => (
-          <tr key={one.id}>
+          <tr key={one.number}>
             <td>
               <time dateTime={new Date(one.time * 1000).toISOString()}>
                 {new Date(one.time * 1000).toLocaleTimeString()}

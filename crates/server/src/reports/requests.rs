@@ -25,7 +25,14 @@ const REQUESTS: usize = 200;
 /// The last requests that have ended. Clones share them. Requests with GET and HEAD that no model answered are not part of
 /// them, because the page reads lists often.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct RecentRequests(Arc<Mutex<VecDeque<FinishedRequest>>>);
+pub(crate) struct RecentRequests(Arc<Mutex<FinishedRequests>>);
+
+#[derive(Debug, Default)]
+struct FinishedRequests {
+    requests: VecDeque<FinishedRequest>,
+    /// Number of requests since the server's start, with those that are no longer kept.
+    count: u64,
+}
 
 /// The last requests that have ended.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -37,6 +44,8 @@ pub(crate) struct RequestList {
 /// A request that has ended.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema)]
 struct FinishedRequest {
+    /// Number of the request in the list since the server's start. Clients may send an id twice.
+    number: u64,
     /// Start in seconds since 1970.
     time: u64,
     /// Id in `x-request-id` and in the log.
@@ -133,15 +142,16 @@ impl RecentRequests {
 
     /// Returns the last requests that have ended.
     pub(crate) fn report(&self) -> RequestList {
-        RequestList { requests: self.0.lock().iter().rev().cloned().collect() }
+        RequestList { requests: self.0.lock().requests.iter().rev().cloned().collect() }
     }
 
     fn add(&self, request: FinishedRequest) {
-        let mut requests = self.0.lock();
+        let FinishedRequests { requests, count } = &mut *self.0.lock();
         if requests.len() == REQUESTS {
             requests.pop_front();
         }
-        requests.push_back(request);
+        *count += 1;
+        requests.push_back(FinishedRequest { number: *count, ..request });
     }
 }
 
@@ -225,6 +235,8 @@ mod tests {
         finish(&requests, &"M".repeat(60_000), WorkRecord::default());
         let RequestList { requests } = requests.report();
         assert_eq!(requests.len(), REQUESTS);
+        let numbers: Vec<u64> = requests.iter().map(|request| request.number).collect();
+        assert!(numbers.is_sorted_by(|newer, older| *newer == older + 1), "{numbers:?}");
         let routes = [&requests[0].route, &requests[1].route];
         assert_eq!(routes, ["MMMMMMMMMMMMMMMMMMMM unknown path", "POST unknown path"]);
         assert_eq!((requests[1].status, requests[1].device.as_deref()), (Some(200), Some("cpu")));
