@@ -1,7 +1,8 @@
 //! Ctrl-C, SIGTERM and, except in a server, SIGHUP: the first signal cancels the running job, the second ends the process at
 //! once. While a command waits for input, the first signal ends the process too. If a job does not stop within [`GRACE`],
 //! because ONNX Runtime or a vendor's compiler cannot be interrupted, the process ends; the store tolerates this. A SIGHUP
-//! that was ignored at the start, as under `nohup`, remains ignored. On Windows, the end of the console is a signal too.
+//! that was ignored at the start, as under `nohup`, remains ignored. On Windows, the close of the console is a signal too, and
+//! ends the process within seconds.
 
 #[cfg(unix)]
 use std::fs::File;
@@ -106,21 +107,22 @@ pub(crate) fn install() {
     end_with_console();
 }
 
-/// Ends the running job, or a server, when the console closes, the user logs off or Windows shuts down.
+/// Ends the running job, or a server, when the console is closed. Windows reports its shutdown only to services, and to nobody
+/// the logoff of this user; other programs end without notice.
 #[cfg(windows)]
 #[allow(unsafe_code, reason = "only the system's function installs this handler")]
 fn end_with_console() {
     use windows_sys::{
-        Win32::System::Console::{
-            CTRL_CLOSE_EVENT, CTRL_LOGOFF_EVENT, CTRL_SHUTDOWN_EVENT, SetConsoleCtrlHandler,
-        },
+        Win32::System::Console::{CTRL_CLOSE_EVENT, CTRL_SHUTDOWN_EVENT, SetConsoleCtrlHandler},
         core::BOOL,
     };
-    /// Time for a clean end. Windows ends the process when the handler returns, or five seconds after the event.
+    /// Time for a clean end. Windows ends the process when the handler returns, and about five seconds after the close of
+    /// the console in any case.
     const TIME: Duration = Duration::from_secs(4);
 
     unsafe extern "system" fn handle(event: u32) -> BOOL {
-        let ends = matches!(event, CTRL_CLOSE_EVENT | CTRL_LOGOFF_EVENT | CTRL_SHUTDOWN_EVENT);
+        // A service also receives the logoff of any user, which does not end it.
+        let ends = matches!(event, CTRL_CLOSE_EVENT | CTRL_SHUTDOWN_EVENT);
         if !ends || IN_CHILD.load(Ordering::Relaxed) {
             return 0;
         }

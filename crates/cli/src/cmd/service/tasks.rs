@@ -1,4 +1,4 @@
-//! The task of Windows' Task Scheduler, which starts at login. It is no service of the service manager.
+//! A task of Windows' Task Scheduler, which starts the server at login. It is no Windows service, and ends at logout.
 
 use std::path::PathBuf;
 
