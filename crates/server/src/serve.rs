@@ -39,7 +39,7 @@ const GRACE: Duration = Duration::from_secs(60);
 ///
 /// let access = AccessOptions { cors_origins: vec!["https://app.example".parse()?], ..AccessOptions::default() };
 /// let options = ServeOptions { access, ..ServeOptions::local(8000) };
-/// assert_eq!(options.host, "127.0.0.1");
+/// assert_eq!(options.host, "localhost");
 /// # Ok::<(), narthex_server::BadOrigin>(())
 /// ```
 #[derive(Debug, Clone)]
@@ -67,7 +67,7 @@ impl ServeOptions {
     /// Returns options for a server that only programs of this machine can reach.
     pub fn local(port: u16) -> Self {
         Self {
-            host: "127.0.0.1".to_owned(),
+            host: "localhost".to_owned(),
             port,
             unix_socket: None,
             tls: None,
@@ -224,7 +224,7 @@ impl ServeError {
                     .to_owned(),
             ),
             Self::NoKey { .. } => Some(
-                "create a key with `narthex key add NAME`, or listen on 127.0.0.1; --insecure-no-auth serves without keys"
+                "create a key with `narthex key add NAME`, or listen on localhost; --insecure-no-auth serves without keys"
                     .to_owned(),
             ),
             Self::Keys(error) => error.hint(),

@@ -1,5 +1,6 @@
 //! The listening sockets of a host and a port. `localhost` is the loopback address of IPv4 and that of IPv6, because clients
-//! try either first; other hosts have one socket. No other process can listen on the port at the same time.
+//! try either first; other hosts have one socket. No other process can listen on the same address and port meanwhile. On some systems, one can
+//! listen on the wildcard address (`0.0.0.0`) with the port, and receives no connection to this address.
 
 use std::{
     io,
@@ -88,7 +89,7 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// Lets the port of a server that has ended be bound again at once. Unix lets only one socket listen on an address.
+/// Lets the port of a server that has ended be bound again at once. Unix lets only one socket listen on an address and port.
 #[cfg(not(windows))]
 fn exclude_others(socket: &TcpSocket) -> io::Result<()> {
     socket.set_reuseaddr(true)
@@ -143,12 +144,15 @@ mod tests {
             for host in ["localhost", "127.0.0.1"] {
                 let sockets = TcpSockets::bind(host, 0).await.unwrap();
                 let port = sockets.address().unwrap().port();
-                for other in ["localhost", "127.0.0.1", "0.0.0.0"] {
+                // Other systems let a socket listen on the wildcard address beside one of a single address.
+                let has_wildcard = cfg!(any(windows, target_os = "linux"));
+                let wildcards = has_wildcard.then_some(Ipv4Addr::UNSPECIFIED);
+                for other in ["localhost", "127.0.0.1"].into_iter().chain(has_wildcard.then_some("0.0.0.0")) {
                     let error = TcpSockets::bind(other, port).await.err().unwrap();
                     assert_eq!(error.kind(), io::ErrorKind::AddrInUse, "{host} {other}: {error}");
                 }
                 // The standard library asks for SO_REUSEADDR on Unix.
-                for other in [Ipv4Addr::LOCALHOST, Ipv4Addr::UNSPECIFIED] {
+                for other in [Ipv4Addr::LOCALHOST].into_iter().chain(wildcards) {
                     let error = std::net::TcpListener::bind((other, port)).err().unwrap();
                     assert_eq!(error.kind(), io::ErrorKind::AddrInUse, "{host} {other}: {error}");
                 }
