@@ -89,7 +89,7 @@ pub enum Error {
         /// Its digest.
         found: Sha256,
     },
-    /// There is no Python with pip, and no package index in pip's settings; or the user named a Python without pip.
+    /// There is no Python with pip, and no package index in the settings of pip and uv; or the user named a Python without pip.
     #[error("{package} {version} cannot be downloaded: none of these commands has pip: {}", tried.join(", "))]
     NoPip {
         /// The required package.

@@ -11,9 +11,9 @@ pub enum PackageIndexError {
     /// The address of an index is malformed. It is not shown, because it may have a password.
     #[error("the address of the package index is malformed: expected http:// or https:// and a host")]
     BadAddress,
-    /// The proxy of pip's settings is malformed.
+    /// The proxy in pip's settings is malformed.
     #[error(
-        "the proxy of pip's settings is malformed: expected an address such as http://proxy.example:8080"
+        "the proxy in pip's settings is malformed: expected an address such as http://proxy.example:8080"
     )]
     BadProxy,
     /// The index refuses the request.
@@ -86,8 +86,8 @@ impl PackageIndexError {
     pub(crate) fn hint(&self) -> String {
         let text = match self {
             Self::Connection(error) => return error.hint(),
-            Self::BadAddress => "correct PIP_INDEX_URL, or index-url in pip's configuration",
-            Self::BadProxy => "correct PIP_PROXY, or proxy in pip's configuration",
+            Self::BadAddress => "correct PIP_INDEX_URL, or index-url in the settings of pip or uv",
+            Self::BadProxy => "correct PIP_PROXY, or proxy in pip's settings",
             Self::Refused { .. } => "check the user name and the password in the address of the index",
             Self::Status { .. } | Self::WrongLength { .. } => "run the command again, or use another index",
             Self::NotListed { .. } => {

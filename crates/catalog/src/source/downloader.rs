@@ -47,7 +47,7 @@ impl fmt::Display for Downloader {
 }
 
 impl Downloader {
-    /// Finds a Python with pip, or else the package index of pip's settings.
+    /// Finds a Python with pip, or else the package index in the settings of pip and uv.
     ///
     /// # Errors
     /// [`Error::NoPip`] if there is neither, or if `NARTHEX_PYTHON` names a Python without pip; [`Error::Cancelled`].

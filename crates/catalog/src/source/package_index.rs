@@ -2,7 +2,7 @@
 //!
 //! The index has the simple repository API: PEP 691 (JSON), or PEP 503 (HTML), which most mirrors have. A wheel is
 //! selected by its pinned digest, so neither the index nor the connection needs to be trusted. Reading order: this file
-//! (one wheel), `settings` (pip's settings), `page` (the files of a package).
+//! (one wheel), `settings` (those of pip and uv), `page` (the files of a package).
 
 mod page;
 mod settings;
@@ -66,7 +66,7 @@ impl PackageIndex {
         (!settings.indexes.is_empty()).then_some(Self { settings, backoff })
     }
 
-    /// Returns the indexes of pip's settings, or else that of this build; `None` without both.
+    /// Returns the indexes in the settings of pip and uv, or else that of this build; `None` without both.
     pub(crate) fn from_environment() -> Option<Self> {
         Self::new(IndexSettings::from_environment(), Duration::from_millis(500))
     }

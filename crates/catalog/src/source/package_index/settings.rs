@@ -1,5 +1,5 @@
-//! The user's settings of pip and uv: index, proxy and certificates, from their environment variables and configuration
-//! files. Neither program is run.
+//! The user's settings of pip and uv: the indexes of both, and pip's proxy and certificates, from environment variables and
+//! configuration files. Neither program is run.
 
 use std::{
     collections::BTreeSet,
@@ -27,8 +27,8 @@ const EXTRA_VARIABLES: [&str; 3] = ["PIP_EXTRA_INDEX_URL", "UV_INDEX", "UV_EXTRA
 /// Variables with a file of certificates, after [`CERTIFICATES`], which applies to all downloads.
 const CERTIFICATE_VARIABLES: [&str; 3] = [CERTIFICATES, "PIP_CERT", "REQUESTS_CA_BUNDLE"];
 
-/// Name of a setting of the configuration files in errors.
-const CONFIGURATION: &str = "pip's configuration";
+/// Name of a setting of pip's configuration files in errors.
+const CONFIGURATION: &str = "pip's settings";
 
 /// Settings of the user's package indexes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
