@@ -214,7 +214,7 @@ pub(crate) enum Command {
 /// `narthex serve`.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct ServeArgs {
-    /// Address to listen on; localhost is the loopback address of IPv4 and that of IPv6
+    /// Address to listen on; localhost means both loopback addresses, 127.0.0.1 and ::1
     #[arg(long, default_value = "localhost", value_parser = host)]
     pub(crate) host: String,
 

@@ -240,7 +240,7 @@ fn rights(key: &ApiKey, auto_pull: AutoPull) -> Rights {
     Rights { models: key.limits.models.clone(), auto_pull }
 }
 
-/// Start of the name of the protocol of a WebSocket with a key after it. Pages cannot send other headers.
+/// Prefix of a WebSocket subprotocol that carries a key. A page that opens a WebSocket can set no other header.
 const KEY_PROTOCOL: &str = "openai-insecure-api-key.";
 
 /// Returns the secrets that a request presents, in the headers of OpenAI, Anthropic and Azure.

@@ -109,7 +109,7 @@ pub(crate) async fn serve(
                 if let Err(error) = outcome {
                     tracing::debug!(%error, "a connection failed");
                 }
-                // A session of another protocol has the stream, and its end is that of the connection.
+                // A session of another protocol may have taken over the stream; the connection ends with it.
                 state.upgrade_ended().await;
                 return;
             }

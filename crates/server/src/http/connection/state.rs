@@ -218,9 +218,7 @@ impl ConnectionState {
             }
         }
     }
-}
 
-impl ConnectionState {
     /// Waits for the end of a session of another protocol, if there is one.
     pub(super) async fn upgrade_ended(&self) {
         loop {

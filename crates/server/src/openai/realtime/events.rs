@@ -64,36 +64,36 @@ pub(super) enum EventContent {
     /// Speech was found in the audio.
     #[serde(rename = "input_audio_buffer.speech_started")]
     SpeechStarted {
-        /// Start of its audio, in milliseconds from that of all audio.
+        /// Start of the turn, in milliseconds of the session's audio.
         audio_start_ms: u64,
         item_id: String,
     },
-    /// A pause ends the speech.
+    /// The speech has ended with a pause.
     #[serde(rename = "input_audio_buffer.speech_stopped")]
     SpeechStopped {
-        /// End of its audio, in milliseconds from the start of all audio.
+        /// End of the turn, in milliseconds of the session's audio.
         audio_end_ms: u64,
         item_id: String,
     },
-    /// The audio has become an item.
+    /// The audio of a turn has become an item.
     #[serde(rename = "input_audio_buffer.committed")]
     Committed { previous_item_id: Option<String>, item_id: String },
     /// The audio was discarded.
     #[serde(rename = "input_audio_buffer.cleared")]
     Cleared,
-    /// The item of audio.
+    /// An item was added.
     #[serde(rename = "conversation.item.added")]
     ItemAdded { previous_item_id: Option<String>, item: AudioItem },
-    /// The item of audio is complete, except for its transcript.
+    /// An item is complete, except for its transcript.
     #[serde(rename = "conversation.item.done")]
     ItemDone { previous_item_id: Option<String>, item: AudioItem },
-    /// Text that follows in the transcript of an item. It may come before the item is added.
+    /// The next text of an item's transcript. It may come before the item is added.
     #[serde(rename = "conversation.item.input_audio_transcription.delta")]
     TranscriptDelta { item_id: String, content_index: u32, delta: String },
-    /// The transcript of an item: all of its deltas.
+    /// The whole transcript of an item, which is its deltas joined.
     #[serde(rename = "conversation.item.input_audio_transcription.completed")]
     TranscriptCompleted { item_id: String, content_index: u32, transcript: String, usage: Usage },
-    /// An item has no transcript.
+    /// The transcript of an item failed.
     #[serde(rename = "conversation.item.input_audio_transcription.failed")]
     TranscriptFailed { item_id: String, content_index: u32, error: OpenAiError },
     /// An event of the client, or work for the session, failed.
@@ -120,7 +120,7 @@ pub(super) struct EventError {
     event_id: Option<String>,
 }
 
-/// A message of the user that consists of audio.
+/// A user's message with audio.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 pub(super) struct AudioItem {
     id: String,
@@ -134,7 +134,7 @@ pub(super) struct AudioItem {
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 struct AudioContent {
     r#type: &'static str,
-    /// Follows in events of its own.
+    /// Always null; events of their own have the transcript.
     transcript: Option<String>,
 }
 

@@ -1,12 +1,12 @@
 //! `GET /v1/realtime`: transcripts of live audio over a WebSocket, with the events of OpenAI's Realtime API (GA) for sessions
 //! of the type `transcription`.
 //!
-//! `connect` upgrades a request, within the number of sessions of `live_sessions`. `socket` drives a session: it reads the
-//! client's events, and starts the work that [`session::Session`] asks for. The session itself is a state machine without
-//! I/O. It divides the audio into turns and keeps their text. `speech` is the interface to the recogniser.
+//! `connect` upgrades a request to a WebSocket if `live_sessions` has a place for another session. `socket` drives a session: it
+//! reads the client's events, and starts the work that [`session::Session`] asks for. The session itself is a state machine
+//! without I/O. It divides the audio into turns and keeps their text. `speech` is the interface to the recogniser.
 //!
-//! A session has one recognition at a time. If its client reads nothing, no event is read from it and no recognition is
-//! started, so that nothing accumulates; the recogniser never waits for a client.
+//! A session runs one recognition at a time. If the client reads nothing, the session reads no event and starts no recognition,
+//! so nothing accumulates. The recogniser never waits for a client.
 
 mod audio_input;
 pub(crate) mod connect;
