@@ -559,7 +559,7 @@ async fn a_turn_keeps_the_settings_of_its_end() {
         client.item().await;
     }
     // The second turn waits for the first one.
-    for transcription in [json!({"model": "other"}), Value::Null] {
+    for transcription in [Value::Null, json!({"model": "other"})] {
         let session = json!({"type": "transcription", "audio": {"input": {"transcription": transcription}}});
         client.send(json!({"type": "session.update", "session": session}));
         client.expect("session.updated").await;
