@@ -68,7 +68,7 @@ export async function request(
   if (isJson) headers["Content-Type"] = "application/json";
   const content = isJson ? JSON.stringify(body) : (body as FormData | undefined);
   if (typeof content === "string" && content.length > MAX_BODY) {
-    throw new ApiError(413, "The texts and pictures of this conversation exceed 32 MiB. Begin a new conversation.");
+    throw new ApiError(413, "The texts, pictures and sounds of this conversation exceed 32 MiB. Begin a new conversation.");
   }
   let response: Response;
   try {

@@ -111,9 +111,11 @@ async function openWith(change, path = base, options = {}) {
   return page;
 }
 
-/** Lets the model of the tests see. */
-const seeing = (list) =>
-  list.map((model) => (model.id === MODEL ? { ...model, capabilities: [...model.capabilities, "vision"] } : model));
+/** Lets the model of the tests have a capability. */
+const capable = (capability) => (list) =>
+  list.map((model) => (model.id === MODEL ? { ...model, capabilities: [...model.capabilities, capability] } : model));
+const seeing = capable("vision");
+const hearing = capable("audio");
 
 /** Adds a model. */
 const adding = (id, kind) => (list) => [
@@ -325,6 +327,39 @@ const tests = {
     const hostile = exported.replaceAll("data:image/png", "data:text/html");
     await page.setInputFiles("[aria-label='File with a conversation']", file(hostile));
     await page.waitForSelector("text=expected pictures with a name and a data URL of type png");
+    await page.context().close();
+  },
+
+  async "sounds are added, sent, kept and exported"() {
+    const page = await openWith(hearing);
+    await page.waitForSelector(".prompts button:enabled");
+    const bodies = await answerWith(page, [answerChunks({ content: "Silence." })]);
+    const file = { name: "talk.wav", mimeType: "audio/wav", buffer: sound() };
+    const composed = page.locator(".composer .sounds audio");
+    await page.setInputFiles("[aria-label='Files for the message']", file);
+    await composed.nth(0).waitFor();
+    await give(page, ".chat-main", "drop", { ...file, name: "dropped.wav" });
+    await composed.nth(1).waitFor();
+    await accessible(page, "a message with sounds");
+    await page.click("[aria-label='Remove dropped.wav']");
+    assert.equal(await composed.count(), 1);
+    await ask(page, "What is it?");
+    assert.equal(await composed.count(), 0);
+    const data = file.buffer.toString("base64");
+    const part = { type: "input_audio", input_audio: { data } };
+    assert.deepEqual(bodies[0].messages.at(-1).content, [part, { type: "text", text: "What is it?" }]);
+
+    // The browser reads the file, also after a reload.
+    await page.reload();
+    const player = page.locator(".message.user .sounds audio");
+    await player.waitFor();
+    await page.waitForFunction(() => document.querySelector(".message.user audio").duration > 0.05);
+    await page.click("[aria-label='Settings of the conversation']");
+    const [json] = await Promise.all([page.waitForEvent("download"), page.click("text=Export as JSON")]);
+    const exported = readFileSync(await json.path(), "utf8");
+    const hostile = { name: "x.json", mimeType: "application/json", buffer: Buffer.from(exported.replaceAll("data:audio/wav", "data:text/html")) };
+    await page.setInputFiles("[aria-label='File with a conversation']", hostile);
+    await page.waitForSelector("text=expected sounds with a name and a data URL of a type of audio or video");
     await page.context().close();
   },
 

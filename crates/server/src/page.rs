@@ -29,7 +29,7 @@ const LINE: &str = "Narthex is running";
 
 /// Policy of the page, which may load its own files and answers of this server.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; \
-                      connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+                      media-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// Headers that keep pages of other origins from reading or controlling this page.
 const ISOLATION: [(HeaderName, &str); 6] = [

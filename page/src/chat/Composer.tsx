@@ -2,15 +2,18 @@ import { useLayoutEffect, useRef } from "preact/hooks";
 import { Close, Microphone, Paperclip, Send, Stop } from "../icons";
 import { current, preferredModel, send, stop } from "./chats";
 import { cancel, canRecord, dictation, finish, seconds, transcriber } from "./dictation";
-import { attach, filesOf, pictures, refusal, seesPictures, speak, text } from "./draft";
+import { attach, attachments, filesOf, hearsSounds, refusal, seesPictures, speak, text } from "./draft";
+import { type Attachments, NOTHING } from "./files";
 import { Pictures } from "./PictureList";
+import { Sounds } from "./SoundList";
 
-/** The field for the next message, with its pictures and the microphone. */
+/** The field for the next message, with its pictures, its sounds and the microphone. */
 export function Composer({ isRunning }: { isRunning: boolean }) {
   const area = useRef<HTMLTextAreaElement>(null);
   const id = current.value?.id;
   const hasModel = Boolean(current.value?.model || preferredModel.value);
-  const isEmpty = !text.value.trim() && pictures.value.length === 0;
+  const { pictures, sounds } = attachments.value;
+  const isEmpty = !text.value.trim() && pictures.length === 0 && sounds.length === 0;
   const isBusy = dictation.value !== "off";
   useLayoutEffect(() => {
     // On a touch screen, the focus would open the keyboard.
@@ -27,11 +30,15 @@ export function Composer({ isRunning }: { isRunning: boolean }) {
   }, [isBusy]);
   const submit = () => {
     if (isEmpty || isRunning || !hasModel || isBusy) return;
-    const [prompt, attached] = [text.value.trim(), pictures.value];
+    const prompt = text.value.trim();
     text.value = "";
-    pictures.value = [];
+    attachments.value = NOTHING;
     refusal.value = "";
-    void send(prompt, attached);
+    void send(prompt, { pictures, sounds });
+  };
+  const keep = (kept: Partial<Attachments>) => {
+    attachments.value = { pictures, sounds, ...kept };
+    area.current?.focus();
   };
   return (
     <form
@@ -51,17 +58,17 @@ export function Composer({ isRunning }: { isRunning: boolean }) {
         </p>
       )}
       <div class="composer-box">
-        {pictures.value.length > 0 && (
+        {pictures.length > 0 && (
           <Pictures
-            pictures={pictures.value}
-            remove={(index) => {
-              pictures.value = pictures.value.filter((_, other) => other !== index);
-              area.current?.focus();
-            }}
+            pictures={pictures}
+            remove={(index) => keep({ pictures: pictures.filter((_, other) => other !== index) })}
           />
         )}
+        {sounds.length > 0 && (
+          <Sounds sounds={sounds} remove={(index) => keep({ sounds: sounds.filter((_, other) => other !== index) })} />
+        )}
         <div class="composer-row">
-          {(seesPictures.value || transcriber.value) && <AttachButton />}
+          {(seesPictures.value || hearsSounds.value || transcriber.value) && <AttachButton />}
           <label class="sr-only" for="prompt">
             Message
           </label>
@@ -114,11 +121,12 @@ export function Composer({ isRunning }: { isRunning: boolean }) {
   );
 }
 
-/** A button that adds files: pictures if the model reads them, sounds if a model transcribes them. */
+/** A button that adds files: pictures if the model reads them, sounds if it reads them or another model transcribes them. */
 function AttachButton() {
   const input = useRef<HTMLInputElement>(null);
-  const [sees, hears] = [seesPictures.value, Boolean(transcriber.value)];
-  const label = sees ? (hears ? "Add pictures or a sound" : "Add pictures") : "Add the text of a sound";
+  const [sees, hears] = [seesPictures.value, hearsSounds.value || Boolean(transcriber.value)];
+  const sound = hearsSounds.value ? "Add a sound" : "Add the text of a sound";
+  const label = sees ? (hears ? "Add pictures or a sound" : "Add pictures") : sound;
   return (
     <>
       <button

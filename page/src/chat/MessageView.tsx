@@ -7,7 +7,8 @@ import { SpeakButton } from "../speech";
 import { retry, send, sendResults, update } from "./chats";
 import { children, choose, type Conversation, type Message } from "./conversation";
 import { Pictures } from "./PictureList";
-import type { Picture } from "./pictures";
+import { Sounds } from "./SoundList";
+import { type Attachments, NOTHING } from "./files";
 
 interface Props {
   message: Message;
@@ -72,7 +73,7 @@ function Branches({ message, conversation, isRunning }: Props) {
 function UserMessage(props: Props) {
   const { message, isRunning } = props;
   const [draft, setDraft] = useState<string | null>(null);
-  const [kept, setKept] = useState<Picture[]>([]);
+  const [kept, setKept] = useState<Attachments>(NOTHING);
   const area = useRef<HTMLTextAreaElement>(null);
   const isEditing = draft !== null;
   useLayoutEffect(() => {
@@ -80,15 +81,24 @@ function UserMessage(props: Props) {
   }, [isEditing]);
   const submit = () => {
     const text = draft?.trim() ?? "";
-    if ((!text && kept.length === 0) || isRunning) return;
+    if ((!text && kept.pictures.length === 0 && kept.sounds.length === 0) || isRunning) return;
     setDraft(null);
     void send(text, kept, message.parent);
   };
   if (isEditing) {
     return (
       <article class="message user editing" aria-label="Your message">
-        {kept.length > 0 && (
-          <Pictures pictures={kept} remove={(index) => setKept(kept.filter((_, other) => other !== index))} />
+        {kept.pictures.length > 0 && (
+          <Pictures
+            pictures={kept.pictures}
+            remove={(index) => setKept({ ...kept, pictures: kept.pictures.filter((_, other) => other !== index) })}
+          />
+        )}
+        {kept.sounds.length > 0 && (
+          <Sounds
+            sounds={kept.sounds}
+            remove={(index) => setKept({ ...kept, sounds: kept.sounds.filter((_, other) => other !== index) })}
+          />
         )}
         <label class="sr-only" for={`edit-${message.id}`}>
           Edit the message
@@ -118,6 +128,7 @@ function UserMessage(props: Props) {
   return (
     <article class="message user" aria-label="Your message">
       {message.pictures && <Pictures pictures={message.pictures} />}
+      {message.sounds && <Sounds sounds={message.sounds} />}
       {message.content && <div class="bubble">{message.content}</div>}
       <div class="message-bar">
         <Branches {...props} />
@@ -129,7 +140,7 @@ function UserMessage(props: Props) {
           title="Edit"
           disabled={isRunning}
           onClick={() => {
-            setKept(message.pictures ?? []);
+            setKept({ pictures: message.pictures ?? [], sounds: message.sounds ?? [] });
             setDraft(message.content);
           }}
         >

@@ -16,7 +16,7 @@ import {
   type Settings,
   type ToolCall,
 } from "./conversation";
-import type { Picture } from "./pictures";
+import { type Attachments, NOTHING } from "./files";
 import * as storage from "./storage";
 
 export const conversations = signal<Conversation[]>([]);
@@ -121,8 +121,9 @@ export function stop(): void {
   running.value[currentId.value]?.abort();
 }
 
-/** Sends a text with pictures after a message, or at the end. With the parent of another message, it is a new branch. */
-export async function send(text: string, pictures: Picture[] = [], parent?: string | null): Promise<void> {
+/** Sends a text with media after a message, or at the end. With the parent of another message, it is a new branch. */
+export async function send(text: string, attachments: Attachments = NOTHING, parent?: string | null): Promise<void> {
+  const { pictures, sounds } = attachments;
   const conversation = ensure();
   const last = branch(conversation).at(-1)?.id ?? null;
   const message: Message = {
@@ -131,6 +132,7 @@ export async function send(text: string, pictures: Picture[] = [], parent?: stri
     role: "user",
     content: text,
     pictures: pictures.length > 0 ? pictures : undefined,
+    sounds: sounds.length > 0 ? sounds : undefined,
     time: Date.now(),
   };
   const next = add(conversation, message);

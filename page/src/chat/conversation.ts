@@ -2,6 +2,7 @@
 
 import type { Timings } from "../api";
 import { isPictureUrl, type Picture } from "./pictures";
+import { base64Of, isSoundUrl, type Sound } from "./sounds";
 
 export interface ToolCall {
   id: string;
@@ -16,6 +17,8 @@ export interface Message {
   content: string;
   /** Pictures of a user's message. */
   pictures?: Picture[];
+  /** Sounds of a user's message. */
+  sounds?: Sound[];
   time: number;
   reasoning?: string;
   calls?: ToolCall[];
@@ -117,7 +120,7 @@ export function choose(conversation: Conversation, message: Message): Conversati
 }
 
 function titleOf(message: Message): string {
-  const line = message.content.trim().split("\n")[0] || message.pictures?.[0]?.name || "";
+  const line = message.content.trim().split("\n")[0] || message.pictures?.[0]?.name || message.sounds?.[0]?.name || "";
   return line.length > 60 ? `${line.slice(0, 57).trimEnd()}…` : line;
 }
 
@@ -148,11 +151,12 @@ function tools(text: string): unknown[] | undefined {
   return list.map((tool) => (tool && typeof tool === "object" && "name" in tool ? { type: "function", function: tool } : tool));
 }
 
-/** Returns the content of a message: its text, or a list with its pictures before the text. */
-function contentOf({ content, pictures }: Message): unknown {
-  if (!pictures?.length) return content;
+/** Returns the content of a message: its text, or a list with its media before the text. */
+function contentOf({ content, pictures = [], sounds = [] }: Message): unknown {
   const images = pictures.map(({ url }) => ({ type: "image_url", image_url: { url } }));
-  return content ? [...images, { type: "text", text: content }] : images;
+  const media = [...images, ...sounds.map((sound) => ({ type: "input_audio", input_audio: { data: base64Of(sound) } }))];
+  if (media.length === 0) return content;
+  return content ? [...media, { type: "text", text: content }] : media;
 }
 
 /** Returns the body of the request for the answer after a message. */
@@ -202,20 +206,26 @@ export function asMarkdown(conversation: Conversation): string {
   for (const message of branch(conversation)) {
     const name = { user: "User", assistant: message.model ?? "Assistant", tool: "Tool" }[message.role];
     const calls = (message.calls ?? []).map((call) => `\`\`\`json\n${call.name}(${call.arguments})\n\`\`\``);
-    const pictures = (message.pictures ?? []).map((picture) => `![${picture.name.replace(/[[\]\\]/g, "")}](${picture.url})`);
-    parts.push(`## ${name}\n\n${[...pictures, message.content.trim(), ...calls].filter(Boolean).join("\n\n")}\n`);
+    const title = (name: string) => name.replace(/[[\]\\]/g, "");
+    const pictures = (message.pictures ?? []).map((picture) => `![${title(picture.name)}](${picture.url})`);
+    const sounds = (message.sounds ?? []).map((sound) => `[${title(sound.name)}](${sound.url})`);
+    parts.push(`## ${name}\n\n${[...pictures, ...sounds, message.content.trim(), ...calls].filter(Boolean).join("\n\n")}\n`);
   }
   return parts.join("\n");
 }
 
-/** Reads the pictures of an exported message. */
-function picturesOf(id: string, value: unknown): Picture[] | undefined {
+/** A file of an exported message. */
+interface StoredFile {
+  name: string;
+  url: string;
+}
+
+/** Reads the pictures or sounds of an exported message. */
+function filesOf(value: unknown, isUrl: (url: string) => boolean, expected: string): StoredFile[] | undefined {
   if (value === undefined) return undefined;
-  const isPicture = (one: Partial<Picture> | null) => isText(one?.name) && isText(one.url) && isPictureUrl(one.url);
-  if (!Array.isArray(value) || !value.every(isPicture)) {
-    throw new Error(`message ${id}: expected pictures with a name and a data URL of type png, jpeg, webp or gif`);
-  }
-  return value.map(({ name, url }: Picture) => ({ name, url }));
+  const isFile = (one: Partial<StoredFile> | null) => isText(one?.name) && isText(one.url) && isUrl(one.url);
+  if (!Array.isArray(value) || !value.every(isFile)) throw new Error(expected);
+  return value.map(({ name, url }: StoredFile) => ({ name, url }));
 }
 
 const isText = (value: unknown): value is string => typeof value === "string";
@@ -243,7 +253,15 @@ function conversationOf(value: Partial<Conversation> | null): Conversation {
     if (!isMessage || !isText(content) || !(parent === null || (isText(parent) && parent in messages))) {
       throw new Error(`message ${id}: expected a role, a text and a parent among the messages`);
     }
-    known[id] = { ...message, id, time: Number(message.time) || 0, pictures: picturesOf(id, message.pictures) };
+    const pictures = `message ${id}: expected pictures with a name and a data URL of type png, jpeg, webp or gif`;
+    const sounds = `message ${id}: expected sounds with a name and a data URL of a type of audio or video`;
+    known[id] = {
+      ...message,
+      id,
+      time: Number(message.time) || 0,
+      pictures: filesOf(message.pictures, isPictureUrl, pictures),
+      sounds: filesOf(message.sounds, isSoundUrl, sounds),
+    };
   }
   const settings = { ...PLAIN };
   for (const name of Object.keys(PLAIN) as (keyof Settings)[]) {

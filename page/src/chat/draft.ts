@@ -1,25 +1,32 @@
-// The message that is being written: its text, its pictures, and what went wrong with a file.
+// The message that is being written: its text, its pictures and sounds, and what went wrong with a file.
 
 import { computed, signal } from "@preact/signals";
 import { messageFor } from "../api";
 import { chatModels, models } from "../server";
 import { current, preferredModel } from "./chats";
 import { dictate, dictation, transcribe, transcriber } from "./dictation";
-import { type Picture, readPicture } from "./pictures";
+import { type Attachments, NOTHING } from "./files";
+import { readPicture } from "./pictures";
+import { readSound } from "./sounds";
 
 export const text = signal("");
-export const pictures = signal<Picture[]>([]);
+export const attachments = signal<Attachments>(NOTHING);
 /** Why a file or a recording is not in the message. */
 export const refusal = signal("");
 
 /** The model of the shown conversation. */
 const modelId = computed(() => current.value?.model || preferredModel.value);
 
-/** Whether the model reads pictures. */
-export const seesPictures = computed(() => {
+function isCapable(capability: string): boolean {
   const model = models.value?.find((one) => one.id === modelId.value);
-  return model?.capabilities?.includes("vision") ?? false;
-});
+  return model?.capabilities?.includes(capability) ?? false;
+}
+
+/** Whether the model reads pictures. */
+export const seesPictures = computed(() => isCapable("vision"));
+
+/** Whether the model reads sounds. */
+export const hearsSounds = computed(() => isCapable("audio"));
 
 /** States why pictures are not taken, and which models take them. */
 function blindness(): string {
@@ -30,7 +37,7 @@ function blindness(): string {
 
 const isSound = (file: File) => file.type.startsWith("audio/") || file.type.startsWith("video/");
 
-/** Adds files to the message: pictures as they are, and the text of sounds. */
+/** Adds files to the message: pictures as they are, and sounds as they are if the model reads them, else their text. */
 export async function attach(files: File[]): Promise<void> {
   refusal.value = "";
   const images = files.filter((file) => file.type.startsWith("image/"));
@@ -38,11 +45,19 @@ export async function attach(files: File[]): Promise<void> {
   const others = files.filter((file) => !images.includes(file) && !sounds.includes(file));
   if (others[0]) refusal.value = `${others[0].name}: expected a picture or a sound.`;
   if (images.length > 0 && !seesPictures.value) refusal.value = blindness();
-  else await attempt(async () => void (pictures.value = [...pictures.value, ...(await Promise.all(images.map(readPicture)))]));
+  else await attempt(async () => add({ pictures: await Promise.all(images.map(readPicture)), sounds: [] }));
   for (const sound of sounds) {
-    if (transcriber.value && dictation.value === "off") await attempt(async () => append(await transcribe(sound, sound.name)));
-    else if (!transcriber.value) refusal.value = `${sound.name}: no installed model turns speech into text. The Models view lists some.`;
+    if (hearsSounds.value) await attempt(async () => add({ pictures: [], sounds: [await readSound(sound)] }));
+    else if (transcriber.value && dictation.value === "off") await attempt(async () => append(await transcribe(sound, sound.name)));
+    else if (!transcriber.value) {
+      refusal.value = `${sound.name}: no installed model hears or turns speech into text. The Models view lists some.`;
+    }
   }
+}
+
+function add({ pictures, sounds }: Attachments): void {
+  const { pictures: earlier, sounds: heard } = attachments.value;
+  attachments.value = { pictures: [...earlier, ...pictures], sounds: [...heard, ...sounds] };
 }
 
 /** Adds what the user says to the text. */

@@ -1,4 +1,6 @@
-// Pictures of messages. A file becomes a data URL, which stays in the conversation and in its exports.
+// Pictures of messages. A file becomes a data URL.
+
+import { dataUrl } from "./files";
 
 export interface Picture {
   name: string;
@@ -54,13 +56,4 @@ function drawn(image: HTMLImageElement): string {
   context.fillRect(0, 0, canvas.width, canvas.height);
   context.drawImage(image, 0, 0, canvas.width, canvas.height);
   return canvas.toDataURL("image/jpeg", QUALITY);
-}
-
-function dataUrl(file: File): Promise<string> {
-  return new Promise((resolve, reject) => {
-    const reader = new FileReader();
-    reader.onload = () => resolve(reader.result as string);
-    reader.onerror = () => reject(reader.error);
-    reader.readAsDataURL(file);
-  });
 }
