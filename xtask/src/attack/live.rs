@@ -4,6 +4,7 @@ use std::{
     fs,
     io::{Read, Write},
     net::TcpStream,
+    path::Path,
     thread,
     time::{Duration, Instant},
 };
@@ -31,15 +32,26 @@ impl Live {
         Self::serve(subject, limits, &["-m", "local/tiny"], None)
     }
 
-    /// Starts a server with further arguments. `hub` is the address of a server that replaces the hub.
+    /// Starts a server with the tiny model and further arguments. `hub` is the address of a server that replaces the hub.
     pub(super) fn serve(
         subject: &Subject<'_>,
         limits: &str,
         further: &[&str],
         hub: Option<&str>,
     ) -> anyhow::Result<Self> {
+        Self::of(subject, limits, further, hub, |home| files::package(subject, home))
+    }
+
+    /// Starts a server with further arguments and the store that `fill` writes.
+    pub(super) fn of(
+        subject: &Subject<'_>,
+        limits: &str,
+        further: &[&str],
+        hub: Option<&str>,
+        fill: impl FnOnce(&Path) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Self> {
         let home = tempfile::tempdir()?;
-        files::package(subject, home.path())?;
+        fill(home.path())?;
         let serve = [&["serve", "--port", "0", "--providers", "cpu", "--slots", "1"][..], further].concat();
         let mut narthex = subject.narthex(home.path(), &serve);
         if let Some(hub) = hub {

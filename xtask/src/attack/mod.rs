@@ -2,13 +2,14 @@
 //!
 //! Every attack has a number of cases and a bound on the time of each. A panic, a hang of more than [`HANG`], a death
 //! by a signal, memory of more than [`MEMORY`] beyond the model, a late answer of `/health` or `/metrics`, and a store
-//! that is not clean afterwards are findings, and any finding fails the run. Start at [`Attack`]; [`files`], [`kills`],
+//! that is not clean afterwards are findings, and any finding fails the run. Start at [`Attack`]; [`files`], [`kills`], [`media`],
 //! [`requests`] and [`routes`] implement the attacks, [`child`] and [`live`] watch the processes.
 
 mod child;
 mod files;
 mod kills;
 mod live;
+mod media;
 mod mutation;
 mod requests;
 mod routes;
@@ -66,6 +67,8 @@ pub(crate) enum Attack {
     Rounds,
     /// Silent connections under a low limit on open files.
     Sockets,
+    /// Malformed pictures and sounds, and hostile requests with them.
+    Media,
     /// Requests that wait for a load, while the server's health and metrics are queried.
     Waiting,
 }
@@ -102,6 +105,7 @@ impl Attack {
             Self::Bodies => requests::bodies(subject),
             Self::Rounds => requests::rounds(subject),
             Self::Sockets => requests::sockets(subject),
+            Self::Media => media::run(subject),
             Self::Waiting => requests::waiting(subject),
         }
     }
