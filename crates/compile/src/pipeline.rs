@@ -22,7 +22,10 @@ use narthex_spec::{
 use narthex_text::tokenizer::Tokenizer;
 
 use crate::{
-    calibration::{CalibrationGraph, CalibrationModel, GraphRunner, activation_ranges, calibrate},
+    calibration::{
+        CalibrationGraph, CalibrationModel, EncoderCalibration, GraphRunner, activation_ranges, calibrate,
+        encoder_activation_ranges,
+    },
     emit::{Emitter, RoundedWeights, WeightSink, WrittenTensors, new_graph},
     error::{CompileError, Result, unwritable},
     lower::{self, LoweredModel, parts},
@@ -270,15 +273,19 @@ impl WeightPass<'_> {
         let scheme = self.job.recipe.scheme;
         let unsupported =
             |reason: String| CompileError::Unsupported { what: format!("scheme {scheme}"), reason };
-        let Architecture::Decoder(arch) = &self.checkpoint.architecture else {
-            let reason = "only activations of chat models are measured; compile this model in w8".to_owned();
-            return Err(unsupported(reason));
-        };
+        let architecture = &self.checkpoint.architecture;
+        if let Architecture::Speech(_) = architecture {
+            let reason =
+                "activations of models that transcribe speech are not measured; compile this model in w8";
+            return Err(unsupported(reason.to_owned()));
+        }
         let Some(runner) = self.job.runner else {
             let reason = "its activations must be measured; compile with --calibrate standard, or in w8";
             return Err(unsupported(reason.to_owned()));
         };
-        if let Some(reason) = not_calibrated(arch) {
+        if let Architecture::Decoder(arch) = architecture
+            && let Some(reason) = not_calibrated(arch)
+        {
             return Err(unsupported(format!(
                 "its activations cannot be measured: {reason}; compile it in w8"
             )));
@@ -289,8 +296,16 @@ impl WeightPass<'_> {
         let Some(CalibrationRun { graph, .. }) = run else { return Ok(ActivationRanges::default()) };
         let title = format!("Measuring the activations of {}", self.job.name);
         let _stage = Stage::start(self.progress, title, Unit::Nothing, None);
-        let model = CalibrationModel { checkpoint: self.checkpoint, arch, tokenizer };
-        let ranges = activation_ranges(runner, &model, graph)?;
+        let checkpoint = self.checkpoint;
+        let ranges = match architecture {
+            Architecture::Decoder(arch) => {
+                activation_ranges(runner, &CalibrationModel { checkpoint, arch, tokenizer }, graph)?
+            }
+            Architecture::Encoder(arch) => {
+                encoder_activation_ranges(runner, &EncoderCalibration { checkpoint, arch, tokenizer }, graph)?
+            }
+            Architecture::Speech(_) => ActivationRanges::default(),
+        };
         keep(self.job.keep_stages, "ranges.json", || json(&ranges))?;
         Ok(ranges)
     }

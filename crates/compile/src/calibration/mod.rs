@@ -4,6 +4,7 @@
 //! The graph runs in segments, so calibration needs no more memory for a large model than the other stages of a
 //! compile. [`GraphRunner`] is the port to ONNX Runtime, which another crate implements. Start at `calibrate`.
 
+mod encoder;
 pub mod probe;
 mod probe_run;
 pub mod segment;
@@ -16,7 +17,7 @@ use std::{
 use narthex_checkpoint::Checkpoint;
 use narthex_graph::Graph;
 use narthex_spec::{
-    Feed, Fetch, RoundingMethod, Sha256, TokenId,
+    Elements, Feed, Fetch, RoundingMethod, Sha256, TokenId,
     arch::{DecoderArch, PerLayer, Rotation},
     manifest::{GraphEntry, Slot},
 };
@@ -38,6 +39,8 @@ use probe::{
     second_moments, with_one_output,
 };
 use probe_run::ProbeRun;
+
+pub(crate) use encoder::EncoderCalibration;
 
 /// Calibration text: prose, code, lists and dialogue, in several languages.
 pub const TEXT: &str = include_str!("text.txt");
@@ -69,7 +72,17 @@ pub trait GraphRunner {
     fn run(&self, graph: &Path, feeds: Vec<Feed>, wanted: &[Fetch]) -> Result<Vec<Vec<f32>>, RunnerError>;
 }
 
-/// The model that is run over the text.
+/// A model that is run over a text.
+pub(crate) trait ProbedModel {
+    /// Returns an input of the graph for one sequence without past tokens; `logits` is the number of tokens after which
+    /// logits are computed. `None` for an input of zeros.
+    ///
+    /// # Errors
+    /// Errors from reading the tables of the host.
+    fn input(&self, slot: Slot, tokens: &[TokenId], logits: usize) -> Result<Option<Elements>>;
+}
+
+/// The decoder that is run over the text.
 pub(crate) struct CalibrationModel<'a> {
     /// The model's checkpoint.
     pub(crate) checkpoint: &'a Checkpoint,
@@ -133,13 +146,39 @@ pub(crate) fn activation_ranges(
     model: &CalibrationModel<'_>,
     graph: CalibrationGraph<'_>,
 ) -> Result<ActivationRanges> {
+    ranges_of(runner, model, &[model.tokens()?], graph)
+}
+
+/// Measures the activations around the quantised linear layers of an encoder for texts from [`TEXT`] and [`PASSAGES`].
+///
+/// # Errors
+/// As [`calibrate`].
+pub(crate) fn encoder_activation_ranges(
+    runner: &dyn GraphRunner,
+    model: &EncoderCalibration<'_>,
+    graph: CalibrationGraph<'_>,
+) -> Result<ActivationRanges> {
+    ranges_of(runner, model, &model.windows()?, graph)
+}
+
+/// Measures the activations around quantised linear layers for texts of equal length.
+fn ranges_of(
+    runner: &dyn GraphRunner,
+    model: &dyn ProbedModel,
+    windows: &[Vec<TokenId>],
+    graph: CalibrationGraph<'_>,
+) -> Result<ActivationRanges> {
     let CalibrationGraph { graph, entry, folder } = graph;
     let layers = MeasuredLayer::all(&graph);
     let probe = distributions(graph, &layers)?;
-    let tokens = model.tokens()?;
-    let logits = tokens.len().min(MEASURED_LOGITS);
+    let logits = windows.first().map_or(0, Vec::len).min(MEASURED_LOGITS);
     let run = ProbeRun { model, entry: &entry, logits, folder, most_bytes: AT_ONCE };
-    let mut outputs = run.outputs(runner, &probe, tokens)?;
+    // Each output has one vector for each window.
+    let mut outputs: HashMap<String, Vec<Vec<f32>>> = HashMap::new();
+    run.each_output(runner, &probe, windows, &mut |name, values| {
+        outputs.entry(name).or_default().push(values);
+        Ok(())
+    })?;
 
     let mut ranges = ActivationRanges::default();
     for layer in layers {
@@ -279,17 +318,33 @@ pub(crate) fn sampled_logits(
     run.each_output(runner, &probe, &windows, &mut |_, values| take(values))
 }
 
-/// Takes the distribution of one side of a layer from the outputs of a probe.
-fn histogram(outputs: &mut HashMap<String, Vec<f32>>, path: &str, side: &SideOutputs) -> Result<Histogram> {
-    let low = take(outputs, &side.low)?;
-    let high = take(outputs, &side.high)?;
-    let counts = take(outputs, &side.counts)?;
-    match (low.as_slice(), high.as_slice()) {
-        (&[low], &[high]) if low.is_finite() && high.is_finite() => Ok(Histogram { low, high, counts }),
-        _ => bad(format!(
-            "the activations of the model are not finite: {path} reads or computes values from {low:?} to {high:?}"
-        )),
+/// Takes the distribution of one side of a layer over all windows from the outputs of a probe.
+fn histogram(
+    outputs: &mut HashMap<String, Vec<Vec<f32>>>,
+    path: &str,
+    side: &SideOutputs,
+) -> Result<Histogram> {
+    let [lows, highs, counts] = [&side.low, &side.high, &side.counts].map(|name| outputs.remove(name));
+    let (Some(lows), Some(highs), Some(counts)) = (lows, highs, counts) else {
+        return bad(format!("the activations of {path} were not measured"));
+    };
+    let mut all: Option<Histogram> = None;
+    for ((low, high), counts) in lows.iter().zip(&highs).zip(counts) {
+        let window = match (low.as_slice(), high.as_slice()) {
+            (&[low], &[high]) if low.is_finite() && high.is_finite() => Histogram { low, high, counts },
+            _ => {
+                return bad(format!(
+                    "the activations of the model are not finite: {path} reads or computes values from {low:?} to \
+                     {high:?}"
+                ));
+            }
+        };
+        match &mut all {
+            Some(all) => all.extend(&window),
+            None => all = Some(window),
+        }
     }
+    all.map_or_else(|| bad(format!("the activations of {path} were not measured")), Ok)
 }
 
 /// Takes an output of a probe.
@@ -299,6 +354,25 @@ fn take(outputs: &mut HashMap<String, Vec<f32>>, name: &str) -> Result<Vec<f32>>
 
 fn bad<T>(reason: String) -> Result<T> {
     Err(CompileError::Calibration(RunnerError { reason, hint: None }))
+}
+
+impl ProbedModel for CalibrationModel<'_> {
+    fn input(&self, slot: Slot, tokens: &[TokenId], logits: usize) -> Result<Option<Elements>> {
+        let count = tokens.len();
+        Ok(Some(match slot {
+            Slot::Embeds => Elements::F32(self.embeds(tokens)?),
+            Slot::PerLayerEmbeds => Elements::F32(self.per_layer(tokens)?),
+            Slot::SeqlensK => Elements::I32(vec![count as i32 - 1]),
+            Slot::TotalLength => Elements::I32(vec![count as i32]),
+            Slot::CosTable => Elements::F32(self.angles(count, Trigonometric::Cos)),
+            Slot::SinTable => Elements::F32(self.angles(count, Trigonometric::Sin)),
+            // The rows are those of tokens in equal distances.
+            Slot::LogitsRows => {
+                Elements::I64((0..logits).map(|row| (row * count / logits.max(1)) as i64).collect())
+            }
+            _ => return Ok(None),
+        }))
+    }
 }
 
 impl CalibrationModel<'_> {
@@ -336,15 +410,7 @@ impl CalibrationModel<'_> {
 
         let mut rows = vec![0.0; tokens.len() * hidden];
         for (&token, row) in tokens.iter().zip(rows.chunks_exact_mut(hidden)) {
-            if token as usize >= vocab {
-                return Err(CompileError::Calibration(RunnerError {
-                    reason: format!(
-                        "the tokenizer returned token {token}, but the model's vocabulary has {vocab} tokens"
-                    ),
-                    hint: Some("use the tokenizer that belongs to this checkpoint".to_owned()),
-                }));
-            }
-            table.read_row(token as usize, row);
+            table.read_row(known(token, vocab)?, row);
         }
 
         if self.arch.learned_positions() {
@@ -370,5 +436,18 @@ impl CalibrationModel<'_> {
             table.read_row(Some(token as usize).filter(|&row| row < vocab).unwrap_or(0), row);
         }
         Ok(rows)
+    }
+}
+
+/// Returns the row of a token in a table of `vocab` tokens.
+fn known(token: TokenId, vocab: usize) -> Result<usize> {
+    match token as usize {
+        row if row < vocab => Ok(row),
+        _ => Err(CompileError::Calibration(RunnerError {
+            reason: format!(
+                "the tokenizer returned token {token}, but the model's vocabulary has {vocab} tokens"
+            ),
+            hint: Some("use the tokenizer that belongs to this checkpoint".to_owned()),
+        })),
     }
 }

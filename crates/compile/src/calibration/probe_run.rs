@@ -3,27 +3,20 @@
 use std::{collections::HashMap, fs, path::Path};
 
 use narthex_graph::Graph;
-use narthex_spec::{
-    Elements, Feed, Fetch, TokenId,
-    dtype::Dim,
-    manifest::{GraphEntry, Slot},
-};
+use narthex_spec::{Elements, Feed, Fetch, TokenId, dtype::Dim, manifest::GraphEntry};
 
 use super::{
-    CalibrationModel, GraphRunner, bad,
+    GraphRunner, ProbedModel, bad,
     segment::{Segment, segments},
 };
-use crate::{
-    error::{CompileError, Result, unwritable},
-    rotary::Trigonometric,
-};
+use crate::error::{CompileError, Result, unwritable};
 
 /// File of the probe graph. It is written next to the weights and removed after the run.
 const PROBE_FILE: &str = "probe.onnx";
 
 /// A run of a probe over a text.
 pub(super) struct ProbeRun<'a> {
-    pub(super) model: &'a CalibrationModel<'a>,
+    pub(super) model: &'a dyn ProbedModel,
     pub(super) entry: &'a GraphEntry,
     /// Number of tokens of a sequence after which logits are computed.
     pub(super) logits: usize,
@@ -97,29 +90,18 @@ impl ProbeRun<'_> {
 
     /// Returns an input of the graph for one sequence without past tokens.
     fn feed(&self, name: &str, tokens: &[TokenId]) -> Result<Feed> {
-        let model = self.model;
-        let count = tokens.len();
         let Some(binding) = self.entry.inputs.iter().find(|binding| binding.name == name) else {
             return bad(format!("the probe reads {name}, which has no source"));
         };
         let extents = binding.shape.iter().map(|dim| match dim {
             Dim::Fixed(extent) => *extent as usize,
-            Dim::Symbol(symbol) => self.extent(symbol, count),
+            Dim::Symbol(symbol) => self.extent(symbol, tokens.len()),
         });
         let shape: Vec<usize> = extents.collect();
-        let elements = match binding.slot {
-            Slot::Embeds => Elements::F32(model.embeds(tokens)?),
-            Slot::PerLayerEmbeds => Elements::F32(model.per_layer(tokens)?),
-            Slot::SeqlensK => Elements::I32(vec![count as i32 - 1]),
-            Slot::TotalLength => Elements::I32(vec![count as i32]),
-            Slot::CosTable => Elements::F32(model.angles(count, Trigonometric::Cos)),
-            Slot::SinTable => Elements::F32(model.angles(count, Trigonometric::Sin)),
-            // The rows are those of tokens in equal distances.
-            Slot::LogitsRows => {
-                Elements::I64((0..self.logits).map(|row| (row * count / self.logits.max(1)) as i64).collect())
-            }
-            _ => Elements::F32(vec![0.0; shape.iter().product()]),
-        };
+        let elements = self
+            .model
+            .input(binding.slot, tokens, self.logits)?
+            .unwrap_or_else(|| Elements::F32(vec![0.0; shape.iter().product()]));
         Ok(Feed { name: binding.name.clone(), shape, elements })
     }
 }

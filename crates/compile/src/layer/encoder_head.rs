@@ -13,7 +13,7 @@ use narthex_spec::{
 use super::{
     embed::TableSource,
     head::product_of_row,
-    linear::{Bias, linear, quantized_linear},
+    linear::{Bias, head_rounding, linear, quantized_linear, rounded_linear},
     mlp::activation,
     norm::Norm,
 };
@@ -202,7 +202,10 @@ fn token_logits(e: &mut Emitter<'_>, x: Tensor, arch: &EncoderArch) -> Result<Te
     let storage = token_storage(e);
     let Some(dtype) = storage.plain() else {
         let weight = e.quantize(&[TOKEN_WEIGHT.to_owned()], shape[1], storage)?;
-        return quantized_linear(e, &scope, x, shape, &weight, None);
+        return match head_rounding(e, &scope)? {
+            Some(rounding) => rounded_linear(e, &scope, x, shape, &weight, rounding),
+            None => quantized_linear(e, &scope, x, shape, &weight, None),
+        };
     };
     let weight = e.stored(&scope.child("weight"), dtype, &shape, |e: &mut Emitter<'_>| {
         e.rows(TOKEN_WEIGHT, shape, 0..shape[0], dtype)

@@ -87,7 +87,7 @@ impl Histogram {
     }
 
     /// Adds the elements of another tensor.
-    fn extend(&mut self, other: &Self) {
+    pub(crate) fn extend(&mut self, other: &Self) {
         self.low = self.low.min(other.low);
         self.high = self.high.max(other.high);
         self.counts.iter_mut().zip(&other.counts).for_each(|(count, more)| *count += more);

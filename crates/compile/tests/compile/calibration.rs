@@ -16,7 +16,7 @@ use narthex_compile::{
 };
 use narthex_graph::{Graph, Initializer, InitializerData};
 use narthex_spec::{
-    Calibration, Feed, Fetch, Recipe, RoundingMethod, Scheme,
+    Calibration, Elements, Feed, Fetch, Recipe, RoundingMethod, Scheme,
     manifest::{MANIFEST_FILE, Manifest},
     progress::{Progress, Quiet},
     recipe::FixedShapes,
@@ -261,13 +261,44 @@ fn integer_activations_of_fixed_shapes_need_measurements() {
         assert!(error.contains(expected), "{error}");
     };
     check(&gguf, None, "compile with --calibrate standard");
-    check(&bert, Some(&Broken), "only activations of chat models are measured");
+    check(&bert, None, "compile with --calibrate standard");
+    check(&bert, Some(&Broken), "the library is gone");
     check(&small_heads, Some(&Broken), "this model has heads of 4");
     check(&gguf, Some(&Broken), "the library is gone");
     check(&gguf, Some(&MadeUp::new(|fetch| vec![f32::INFINITY; fetch.shape[0]])), "not finite");
     // Without fixed shapes, only the weights are quantised.
     compile(&gguf, Scheme::W8A16, None, None).unwrap();
     compile(&bert, Scheme::W8A8, None, None).unwrap();
+}
+
+#[test]
+fn encoders_are_measured_over_documents_without_padding() {
+    let source = tempfile::tempdir().unwrap();
+    let bert = source.path().join("bert");
+    fs::create_dir(&bert).unwrap();
+    tiny_bert_safetensors(&bert, 7).unwrap();
+    let out = tempfile::tempdir().unwrap();
+    let runner = MadeUp::new(|fetch| vec![1.0; fetch.shape[0]]);
+    let fixed = FixedShapes { buckets: vec![16], ..FixedShapes::new(32) };
+    let recipe = Recipe { fixed: Some(fixed), ..Recipe::new(Scheme::W8A8) };
+    let job = CompileJob { runner: Some(&runner), ..job(&bert, recipe, out.path()) };
+    let manifest = pipeline::compile(job, &Quiet, &AtomicBool::new(false)).unwrap();
+    assert_eq!(manifest.recipe.calibration, Calibration::Standard);
+
+    let calls = runner.calls.into_inner();
+    assert!(calls.len() > 1, "{} texts", calls.len());
+    let rows = |(_, feeds, _): &Call| {
+        let embeds = feeds.iter().find(|feed| feed.name == "embeds").unwrap();
+        let mask = feeds.iter().find(|feed| feed.name == "padding_mask").unwrap();
+        let Elements::F32(rows) = &embeds.elements else { panic!("no rows") };
+        assert_eq!(mask.elements, Elements::I32(vec![1; embeds.shape[1]]));
+        assert_eq!(embeds.shape[1], manifest.max_length);
+        let width = embeds.shape[2];
+        [rows[..width].to_vec(), rows[rows.len() - width..].to_vec(), rows[width..2 * width].to_vec()]
+    };
+    let [first, second] = [rows(&calls[0]), rows(&calls[1])];
+    assert_eq!(first[..2], second[..2], "every document begins and ends with the same special tokens");
+    assert_ne!(first[2], second[2], "the documents differ");
 }
 
 /// Second moments of inputs whose channels are independent and of equal size.

@@ -3,6 +3,8 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+use std::fs;
+
 use half::f16;
 use narthex_device::{
     encoder::{DynamicEncoder, EncoderOptions},
@@ -11,8 +13,9 @@ use narthex_device::{
     static_shapes::{Form, GraphLoad, StaticEncoder},
 };
 use narthex_engine::encoder::{Batching, Encoder, Text};
+use narthex_graph::Graph;
 use narthex_spec::{
-    Recipe, Scheme, TokenId,
+    Calibration, Recipe, Scheme, TokenId, Variant,
     arch::{EncoderHead, Structure},
     recipe::FixedShapes,
 };
@@ -20,8 +23,8 @@ use narthex_testkit::checkpoint::{Gguf, GgufTensor, GgufType, Meta, word_piece_m
 use serde_json::{Value, json};
 
 use crate::support::{
-    Package,
-    encoders::{Golden, Head},
+    CpuRunner, Package,
+    encoders::{Golden, Head, served},
     relative, runtime, texts,
 };
 
@@ -29,7 +32,10 @@ use crate::support::{
 const SINGLE: f32 = 1e-3;
 const HALF: f32 = 0.01;
 
-/// Schemes for NPUs.
+/// Schemes with integer activations, with the maximum distance to the dynamic variant.
+const INTEGERS: [(Scheme, f32); 3] = [(Scheme::W8A16, 0.015), (Scheme::W8A8, 0.15), (Scheme::W4A16, 0.015)];
+
+/// Schemes for NPUs with activations in floats.
 const SCHEMES: [Scheme; 3] = [Scheme::W8, Scheme::W4, Scheme::F16];
 
 fn shapes() -> FixedShapes {
@@ -141,6 +147,35 @@ fn the_fixed_variant_computes_what_the_dynamic_one_does() {
                 Scheme::F16 => agree(&what, &expected, &reference, HALF),
                 Scheme::W8 => agree(&what, &expected, &reference, 0.1),
                 _ => {}
+            }
+        }
+    }
+}
+
+/// Integer activations are rounded to 16 bits, or to 8 where they are enough.
+#[test]
+fn integer_activations_compute_what_the_dynamic_variant_does() {
+    for golden in Golden::every() {
+        let heads = golden.heads().filter(|head| matches!(head, Head::Mean | Head::Score | Head::Masked));
+        let heads = heads.flat_map(|head| INTEGERS.map(|(scheme, bound)| (head, scheme, bound)));
+        for (head, scheme, bound) in heads {
+            let what = format!("{} {head:?} {scheme}", golden.family);
+            let folder = golden.checkpoint(head);
+            let recipe = Recipe { accuracy_level: 0, fixed: Some(shapes()), ..Recipe::new(scheme) };
+            let package = Package::with_runner(folder.path().to_owned(), recipe, Some(&CpuRunner));
+            assert_eq!(package.manifest.recipe.calibration, Calibration::Standard);
+            let (inputs, _) = golden.texts(head);
+            let texts = texts(&inputs);
+            let expected = together(&mut dynamic(&package), &texts);
+            let served =
+                |rows: Vec<Vec<f32>>| rows.into_iter().map(|row| served(head, row)).collect::<Vec<_>>();
+            let found = served(together(&mut fixed(&package), &texts));
+            agree(&what, &found, &served(expected), bound);
+            for entry in package.manifest.graphs.iter().filter(|entry| entry.variant == Variant::Static) {
+                let path = package.folder.path().join(&entry.file);
+                let graph = Graph::decode(&fs::read(path).unwrap()).unwrap();
+                let count = |op: &str| graph.nodes.iter().filter(|node| node.op == op).count();
+                assert!(count("QuantizeLinear") >= 2, "{what} {}", entry.file);
             }
         }
     }
