@@ -13,9 +13,10 @@ use crate::{
     ep::Device,
     error::DeviceError,
     ort::Session,
+    packed_weights::PackedWeights,
     placement::Placement,
     runtime::Runtime,
-    tower::{self, binding},
+    tower::{self, TowerOptions, binding},
 };
 
 /// A loaded audio tower, in the dynamic variant.
@@ -32,8 +33,7 @@ pub struct AudioTower {
 }
 
 impl AudioTower {
-    /// Loads the tower of a package on a device. `threads` is the number of threads; 0 means one per physical core that this
-    /// process may use.
+    /// Loads the tower of a package on a device.
     ///
     /// # Errors
     /// [`DeviceError::Package`] for a package without a tower for this device, [`DeviceError::Ort`] for a graph that ONNX
@@ -43,14 +43,18 @@ impl AudioTower {
         package: &Path,
         manifest: &Manifest,
         device: &Device,
-        threads: usize,
+        options: &TowerOptions<'_>,
     ) -> Result<Self, DeviceError> {
         let AudioParts { arch, audio, entry } = parts(manifest, Variant::Dynamic)?;
         let features = binding(entry.input(Slot::FrameFeatures), "features of the audio tower", None)?;
         let mask = binding(entry.input(Slot::FrameMask), "mask of the audio tower", None)?;
         let rows = binding(entry.output(Slot::SoundRows), "rows of the audio tower", None)?;
+        if rows.shape.last() != Some(&arch.hidden.into()) {
+            let expected = format!("rows of the audio tower of {} elements", arch.hidden);
+            return Err(DeviceError::package(expected, format!("{:?}", rows.shape)));
+        }
         Ok(Self {
-            session: tower::open(runtime, package, manifest, entry, device, threads)?,
+            session: tower::open(runtime, package, manifest, entry, device, options)?,
             graph: entry.file.clone(),
             features: features.name.clone(),
             mask: mask.name.clone(),
@@ -78,6 +82,12 @@ impl AudioTower {
     /// Returns the placement of the graph's nodes.
     pub fn placement(&self) -> &Placement {
         self.session.placement()
+    }
+
+    /// Returns the packed weights of the graph, if the CPU computes with packed weights. A later load of the same package
+    /// need not pack them again if they are stored and passed in its options.
+    pub fn packed_weights(&self) -> Option<&PackedWeights> {
+        self.session.packed_weights()
     }
 
     /// Returns the rows `[rows, width]` for the features `[frames, bins]` of a sound.

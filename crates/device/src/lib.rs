@@ -29,7 +29,7 @@ pub mod speech;
 pub mod split;
 pub mod static_shapes;
 mod table;
-mod tower;
+pub mod tower;
 mod trace;
 pub mod vision;
 mod vocab_subset;

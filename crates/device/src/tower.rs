@@ -16,18 +16,27 @@ use crate::{
     runtime::Runtime,
 };
 
-/// Loads the graph of a tower in the dynamic variant. `threads` is the number of threads; 0 means one per physical core
-/// that this process may use.
+/// Options of a tower in the dynamic variant.
+#[derive(Debug, Clone, Copy)]
+pub struct TowerOptions<'a> {
+    /// Number of threads. 0 means one per physical core that this process may use.
+    pub threads: usize,
+    /// Folder with the packed weights that an earlier load of the package has stored.
+    pub packed_weights: Option<&'a Path>,
+}
+
+/// Loads the graph of a tower in the dynamic variant.
 pub(crate) fn open(
     runtime: &Runtime,
     package: &Path,
     manifest: &Manifest,
     entry: &GraphEntry,
     device: &Device,
-    threads: usize,
+    options: &TowerOptions<'_>,
 ) -> Result<Session, DeviceError> {
     package::takes_dynamic(device, manifest)?;
-    let settings = SessionOptions::on(device, inventory::threads(threads));
+    let settings = SessionOptions::on(device, inventory::threads(options.threads));
+    let settings = SessionOptions { packed_weights: options.packed_weights, ..settings };
     let session = Session::open(runtime, &package::path(package, &entry.file)?, settings)?;
     session.check_names(entry)?;
     Ok(session)

@@ -13,9 +13,10 @@ use crate::{
     ep::Device,
     error::DeviceError,
     ort::Session,
+    packed_weights::PackedWeights,
     placement::Placement,
     runtime::Runtime,
-    tower::{self, binding},
+    tower::{self, TowerOptions, binding},
 };
 
 /// A loaded vision tower, in the dynamic variant.
@@ -31,8 +32,7 @@ pub struct VisionTower {
 }
 
 impl VisionTower {
-    /// Loads the tower of a package on a device. `threads` is the number of threads; 0 means one per physical core that this
-    /// process may use.
+    /// Loads the tower of a package on a device.
     ///
     /// # Errors
     /// [`DeviceError::Package`] for a package without a tower for this device, [`DeviceError::Ort`] for a graph that ONNX
@@ -42,7 +42,7 @@ impl VisionTower {
         package: &Path,
         manifest: &Manifest,
         device: &Device,
-        threads: usize,
+        options: &TowerOptions<'_>,
     ) -> Result<Self, DeviceError> {
         let VisionParts { arch, vision, entry } = parts(manifest, Variant::Dynamic)?;
         let output = [vision.rows(), arch.hidden];
@@ -51,7 +51,7 @@ impl VisionTower {
         let rows = Some(&[1, output[0], output[1]][..]);
         let rows = binding(entry.output(Slot::PictureRows), "rows of the vision tower", rows)?;
         Ok(Self {
-            session: tower::open(runtime, package, manifest, entry, device, threads)?,
+            session: tower::open(runtime, package, manifest, entry, device, options)?,
             graph: entry.file.clone(),
             pixels: pixels.name.clone(),
             rows: rows.name.clone(),
@@ -78,6 +78,12 @@ impl VisionTower {
     /// Returns the placement of the graph's nodes.
     pub fn placement(&self) -> &Placement {
         self.session.placement()
+    }
+
+    /// Returns the packed weights of the graph, if the CPU computes with packed weights. A later load of the same package
+    /// need not pack them again if they are stored and passed in its options.
+    pub fn packed_weights(&self) -> Option<&PackedWeights> {
+        self.session.packed_weights()
     }
 
     /// Returns the rows `[rows, width]` for the values `[3, side, side]` of a picture.

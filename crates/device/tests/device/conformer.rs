@@ -39,7 +39,7 @@ fn package(recipe: Recipe) -> Package {
 }
 
 fn tower(package: &Package) -> AudioTower {
-    AudioTower::open(runtime(), package.folder.path(), &package.manifest, &Device::Cpu, 1)
+    AudioTower::open(runtime(), package.folder.path(), &package.manifest, &Device::Cpu, &towers::OPTIONS)
         .unwrap_or_else(|error| panic!("{error}"))
 }
 

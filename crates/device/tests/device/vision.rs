@@ -104,7 +104,8 @@ fn a_checkpoint_without_the_tower_s_weights_is_a_text_model() {
     fs::write(folder.path().join("model.safetensors"), renamed).unwrap();
     let package = Package::make(folder.path().to_owned(), Recipe::new(Scheme::F32));
     assert_eq!(package.manifest.vision, None);
-    let opened = VisionTower::open(runtime(), package.folder.path(), &package.manifest, &Device::Cpu, 1);
+    let (folder, manifest) = (package.folder.path(), &package.manifest);
+    let opened = VisionTower::open(runtime(), folder, manifest, &Device::Cpu, &towers::OPTIONS);
     let error = opened.err().unwrap().to_string();
     assert!(error.contains("expected a decoder with a vision tower, found none"), "{error}");
 }

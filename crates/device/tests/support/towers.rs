@@ -6,6 +6,7 @@ use narthex_device::{
     ep::Device,
     precompile::FallbackPolicy,
     static_shapes::{Form, GraphLoad},
+    tower::TowerOptions,
     vision::VisionTower,
 };
 use narthex_engine::{
@@ -45,8 +46,11 @@ pub(crate) fn shapes(prefill: usize) -> FixedShapes {
     FixedShapes { context: 96, shorter: vec![], prefill: vec![prefill], buckets: vec![16] }
 }
 
+/// Options of a tower in tests.
+pub(crate) const OPTIONS: TowerOptions<'_> = TowerOptions { threads: 1, packed_weights: None };
+
 pub(crate) fn vision_tower(package: &Package) -> VisionTower {
-    VisionTower::open(runtime(), package.folder.path(), &package.manifest, &Device::Cpu, 1)
+    VisionTower::open(runtime(), package.folder.path(), &package.manifest, &Device::Cpu, &OPTIONS)
         .unwrap_or_else(|error| panic!("{error}"))
 }
 

@@ -2,6 +2,7 @@
 
 use std::num::NonZeroUsize;
 
+use narthex_device::{DeviceError, packed_weights::PackedWeights, tower::TowerOptions};
 use narthex_engine::position::{MediaDigest, MediaRows};
 use narthex_spec::{MediaKind, TokenId};
 use narthex_text::{
@@ -10,6 +11,7 @@ use narthex_text::{
     tokenizer::Tokenizer,
 };
 
+use super::{packed_weights, request::LoadRequest};
 use crate::{
     cancel::Cancel,
     error::Error,
@@ -29,6 +31,21 @@ pub(crate) trait MediaTower: Send + Sync {
 
     /// Returns the rows of a medium, as many as its spans have. Ends with [`Error::Cancelled`] once `cancel` is set.
     fn rows(&self, media: &Media, cancel: &Cancel) -> Result<MediaRows, Error>;
+}
+
+/// Opens a tower on the CPU. Its packed weights come from the machine's folder, and are stored there by the first load.
+pub(super) fn open_on_cpu<T>(
+    request: &LoadRequest<'_>,
+    kind: MediaKind,
+    open: impl FnOnce(&TowerOptions<'_>) -> Result<T, DeviceError>,
+    packed: impl FnOnce(&T) -> Option<&PackedWeights>,
+) -> Result<T, Error> {
+    let machine = request.store.machine(&request.package.folder, &format!("cpu-{kind}"))?;
+    let stored = packed_weights::stored(&machine);
+    let threads = request.config.threads;
+    let tower = open(&TowerOptions { threads, packed_weights: stored.as_deref() })?;
+    packed_weights::store(&machine, packed(&tower).map_or(&[], std::slice::from_ref), request.progress);
+    Ok(tower)
 }
 
 /// Returns the number of rows of a tower, whose `[rows, width]` must have the width that the decoder takes.

@@ -16,7 +16,7 @@ use narthex_text::{
 };
 
 use super::{
-    media_towers::{MediaTower, media_rows, row_count, token_text},
+    media_towers::{MediaTower, media_rows, open_on_cpu, row_count, token_text},
     placement,
     request::LoadRequest,
     tower_queue::TowerQueue,
@@ -60,11 +60,15 @@ impl PictureTower {
         let manifest = request.manifest();
         let Some(entry) = &manifest.vision else { return Ok(None) };
         let folder = &request.package.folder;
-        let tower =
-            VisionTower::open(request.runtime, folder, manifest, &Device::Cpu, request.config.threads)?;
-        let report = placement::tower_report(folder, tower.graph(), tower.placement(), MediaKind::Image)?;
-        let key = &request.package.key;
         let kind = MediaKind::Image;
+        let tower = open_on_cpu(
+            request,
+            kind,
+            |options| VisionTower::open(request.runtime, folder, manifest, &Device::Cpu, options),
+            VisionTower::packed_weights,
+        )?;
+        let report = placement::tower_report(folder, tower.graph(), tower.placement(), kind)?;
+        let key = &request.package.key;
         let rows = row_count(key, kind, [tower.rows(), tower.width()], width)?;
 
         let text = |token| token_text(key, tokenizer, kind, token);
@@ -83,7 +87,7 @@ impl PictureTower {
         let token = entry.placeholder.row();
         let waiting = request.config.max_queue;
         Ok(Some(Self {
-            queue: TowerQueue::new(tower, manifest, &entry.graphs, &entry.preprocessing, waiting),
+            queue: TowerQueue::new(tower, manifest, &entry.preprocessing, waiting),
             preprocessing: entry.preprocessing,
             placeholder: MediaPlaceholder { kind, text: written, token },
             frame,

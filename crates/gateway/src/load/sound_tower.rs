@@ -2,7 +2,7 @@
 
 use std::{io::Cursor, num::NonZeroUsize};
 
-use narthex_audio::{AudioError, Decoder, log_mel_frames};
+use narthex_audio::{AudioError, Decoder, SPEECH_RATE, log_mel_frames};
 use narthex_device::{audio::AudioTower, ep::Device};
 use narthex_engine::position::{MediaDigest, MediaRows};
 use narthex_spec::{
@@ -16,12 +16,12 @@ use narthex_text::{
 };
 
 use super::{
-    media_towers::{MediaTower, media_rows, row_count, token_text},
+    media_towers::{MediaTower, media_rows, open_on_cpu, row_count, token_text},
     placement,
     request::LoadRequest,
     tower_queue::TowerQueue,
 };
-use crate::{cancel::Cancel, error::Error, report::placement::TowerReport};
+use crate::{cancel::Cancel, error::Error, library::package::bad_package, report::placement::TowerReport};
 
 /// Lines around the rows of a sound, as in transformers' `Gemma3nProcessor`.
 const AROUND: &str = "\n\n";
@@ -49,12 +49,21 @@ impl SoundTower {
         let manifest = request.manifest();
         let Some(entry) = &manifest.audio else { return Ok(None) };
         let folder = &request.package.folder;
-        let tower =
-            AudioTower::open(request.runtime, folder, manifest, &Device::Cpu, request.config.threads)?;
-        let report = placement::tower_report(folder, tower.graph(), tower.placement(), MediaKind::Audio)?;
-        let key = &request.package.key;
         let kind = MediaKind::Audio;
+        let tower = open_on_cpu(
+            request,
+            kind,
+            |options| AudioTower::open(request.runtime, folder, manifest, &Device::Cpu, options),
+            AudioTower::packed_weights,
+        )?;
+        let report = placement::tower_report(folder, tower.graph(), tower.placement(), kind)?;
+        let key = &request.package.key;
         let rows = row_count(key, kind, [tower.rows(), tower.width()], width)?;
+        let rate = entry.preprocessing.sample_rate;
+        if rate != SPEECH_RATE as usize {
+            let message = format!("expected a sample rate of sounds of {SPEECH_RATE} Hz, found {rate}");
+            return Err(bad_package(key, message));
+        }
 
         let SoundPlaceholder { start, row } = entry.placeholder;
         let before = format!("{AROUND}{}", token_text(key, tokenizer, kind, start)?);
@@ -62,7 +71,7 @@ impl SoundTower {
         let placeholder = MediaPlaceholder { kind, text, token: row };
         let waiting = request.config.max_queue;
         Ok(Some(Self {
-            queue: TowerQueue::new(tower, manifest, &entry.graphs, &entry.preprocessing, waiting),
+            queue: TowerQueue::new(tower, manifest, &entry.preprocessing, waiting),
             preprocessing: entry.preprocessing.clone(),
             placeholder,
             before,
@@ -117,13 +126,16 @@ impl MediaTower for SoundTower {
     }
 }
 
+/// Samples beyond the maximum that are cut, a tenth of a second: encoders extend a sound to whole packets.
+const PADDED_SAMPLES: usize = SPEECH_RATE as usize / 10;
+
 /// Returns the samples of a file of sound. Fails once it has more than a sound may have.
 fn samples(bytes: &[u8], spec: &SoundPreprocessing, cancel: &Cancel) -> Result<Vec<f32>, Error> {
     let mut samples = Vec::new();
     for chunk in Decoder::open(Cursor::new(bytes)).map_err(unreadable)? {
         cancel.check()?;
         samples.extend(chunk.map_err(unreadable)?);
-        if samples.len() > spec.max_samples {
+        if samples.len() > spec.max_samples + PADDED_SAMPLES {
             let message = format!(
                 "expected sounds of at most {} seconds, found a longer one; divide it, or turn its speech into text with \
                  POST /v1/audio/transcriptions",
@@ -132,6 +144,7 @@ fn samples(bytes: &[u8], spec: &SoundPreprocessing, cancel: &Cancel) -> Result<V
             return Err(Error::Invalid { param: "messages", message });
         }
     }
+    samples.truncate(spec.max_samples);
     Ok(samples)
 }
 

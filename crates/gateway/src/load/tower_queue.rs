@@ -3,10 +3,7 @@
 use std::{collections::VecDeque, time::Duration};
 
 use narthex_engine::position::{MediaDigest, MediaRows};
-use narthex_spec::{
-    Sha256,
-    manifest::{GraphEntry, Manifest},
-};
+use narthex_spec::{Sha256, manifest::Manifest};
 use narthex_text::template::Media;
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -32,22 +29,12 @@ pub(crate) struct TowerQueue<T> {
 }
 
 impl<T> TowerQueue<T> {
-    /// Creates a queue of at most `waiting` media. The weights in `graphs` and the preprocessing, with a medium, determine its
-    /// rows.
-    pub(crate) fn new(
-        tower: T,
-        manifest: &Manifest,
-        graphs: &[GraphEntry],
-        preprocessing: &impl Serialize,
-        waiting: usize,
-    ) -> Self {
-        let files = graphs.iter().filter_map(|graph| manifest.files.get(&graph.file));
-        let digests: Vec<u8> = files.flat_map(|file| file.sha256.0).collect();
-        // Plain numbers and names always serialise.
-        let settings = serde_json::to_vec(preprocessing).unwrap_or_default();
+    /// Creates a queue of at most `waiting` media. The files of the package and the preprocessing, with a medium, determine
+    /// its rows.
+    pub(crate) fn new(tower: T, manifest: &Manifest, preprocessing: &impl Serialize, waiting: usize) -> Self {
         Self {
             queue: TurnQueue::new(tower, QueueLimits { waiting, retry_after: RETRY_AFTER }),
-            identity: Sha256::of(&[digests, settings].concat()),
+            identity: identity(manifest, preprocessing),
             recent: Mutex::default(),
         }
     }
@@ -78,6 +65,14 @@ impl<T> TowerQueue<T> {
             Ok(rows)
         })
     }
+}
+
+/// Returns the digest of a package's files and of a tower's preprocessing.
+fn identity(manifest: &Manifest, preprocessing: &impl Serialize) -> Sha256 {
+    let digests: Vec<u8> = manifest.files.values().flat_map(|file| file.sha256.0).collect();
+    // Plain numbers and names always serialise.
+    let settings = serde_json::to_vec(preprocessing).unwrap_or_default();
+    Sha256::of(&[digests, settings].concat())
 }
 
 /// Rows of the media that were read last, the latest one at the end.

@@ -73,7 +73,8 @@ impl ReadyModel {
         };
         for (sentence, place) in sentences.iter().zip(0u64..) {
             let seed = seed.wrapping_add(place);
-            let samples = queued.turn(|voice| voice.speak(sentence, Run { speaker, speed: *speed, seed }))?;
+            let run = Run { speaker, speed: *speed, seed };
+            let samples = queued.turn(|voice| voice.speak(sentence, run, cancel))?;
             if samples.is_empty() {
                 continue;
             }

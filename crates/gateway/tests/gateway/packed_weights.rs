@@ -3,6 +3,7 @@
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
     sync::Mutex,
@@ -42,6 +43,21 @@ fn packed_file(folder: &Path) -> Option<PathBuf> {
     })
 }
 
+/// Returns the files of packed weights below a folder, with the times of their last changes.
+fn packed_files(folder: &Path) -> BTreeMap<PathBuf, SystemTime> {
+    let mut files = BTreeMap::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            files.extend(packed_files(&path));
+        } else if path.extension().is_some_and(|ending| ending == "packed") {
+            let changed = fs::metadata(&path).unwrap().modified().unwrap();
+            files.insert(path, changed);
+        }
+    }
+    files
+}
+
 /// Returns the bytes of a file and the time of its last change.
 fn state(file: &Path) -> (Vec<u8>, SystemTime) {
     (fs::read(file).unwrap(), fs::metadata(file).unwrap().modified().unwrap())
@@ -69,6 +85,21 @@ fn weights_are_packed_once_and_again_after_a_change() {
 
     tiny.gateway().remove(&model).unwrap();
     assert_eq!(packed_file(&tiny.home()), None);
+}
+
+#[test]
+fn weights_of_towers_are_packed_once() {
+    let tiny = Tiny::new();
+    let model = tiny.gemma3n_chat();
+    let load = || drop(open(&tiny).load(&model, &Quiet, &Cancel::new()).unwrap());
+    load();
+    let files = packed_files(&tiny.home());
+    let folders = ["/cpu/packed/", "/cpu-image/packed/", "/cpu-audio/packed/"];
+    for folder in folders {
+        assert!(files.keys().any(|path| path.to_string_lossy().contains(folder)), "{folder}: {files:?}");
+    }
+    load();
+    assert_eq!(packed_files(&tiny.home()), files, "the second load packed the weights again");
 }
 
 #[test]

@@ -13,7 +13,7 @@ use std::{
 
 use flate2::{Compression, write::GzEncoder};
 use narthex_gateway::{
-    Cancel, Config, Error, ErrorKind, Gateway, ImportRequest,
+    Cancel, Config, Error, ErrorKind, Gateway, ImportRequest, LoadStart,
     request::{SpeechEvent, SpeechRequest},
 };
 use narthex_graph::Builder;
@@ -176,6 +176,34 @@ fn kokoro_speaks_in_the_style_of_a_number_of_phonemes() {
     assert_eq!(sentences.len(), 1);
     let phonemes = sentences[0].len();
     assert!(phonemes >= 200 * 6, "{phonemes}");
+}
+
+#[test]
+fn a_client_that_leaves_ends_a_long_sentence() {
+    let tiny = Tiny::new();
+    let clauses = tiny.home().parent().unwrap().join("clauses");
+    let body = format!("cat >/dev/null; echo >>'{}'; sleep 0.05; echo a", clauses.display());
+    let gateway = gateway(&tiny, write_program(&tiny, &body));
+    let model = import(&gateway, kokoro_folder(&tiny), &Notes::default()).unwrap().name.to_string();
+    // The import ran the program once.
+    let clauses_read = || fs::read_to_string(&clauses).map_or(0, |text| text.lines().count());
+    let before = clauses_read();
+    gateway.load(&model, &Quiet, &Cancel::new()).unwrap();
+    let LoadStart::Ready(ready) = gateway.start_load(&model).unwrap() else { panic!("not loaded") };
+    let text = "Bonjour, ".repeat(200);
+    let request = SpeechRequest { voice: Some("ff_eve".to_owned()), ..SpeechRequest::new(&model, &text) };
+    let cancel = Cancel::new();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while clauses_read() == before {
+                std::thread::yield_now();
+            }
+            cancel.cancel();
+        });
+        let error = ready.speak(&request, &mut |_| ControlFlow::Continue(()), &cancel).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
+    });
+    assert!(clauses_read() < before + 200, "{}", clauses_read());
 }
 
 #[test]

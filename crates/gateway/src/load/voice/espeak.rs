@@ -12,7 +12,7 @@ use std::{
 };
 
 use narthex_catalog::keys::SECRET_VARIABLES;
-use narthex_speech::espeak::{ClauseReader, Notation};
+use narthex_speech::espeak::Notation;
 
 use crate::{config::Config, error::Error};
 
@@ -58,7 +58,7 @@ impl Espeak {
     }
 
     /// Runs the program with a text on its standard input.
-    fn run(&self, text: &str) -> Result<String, Error> {
+    pub(super) fn run(&self, text: &str) -> Result<String, Error> {
         let mut command = Command::new(&self.program);
         command.args(self.arguments());
         for name in SECRET_VARIABLES {
@@ -133,14 +133,6 @@ impl Espeak {
     }
 }
 
-impl ClauseReader for Espeak {
-    type Error = Error;
-
-    fn read(&mut self, clause: &str) -> Result<String, Error> {
-        self.run(clause)
-    }
-}
-
 /// Fails if the program is not installed.
 ///
 /// # Errors
@@ -196,32 +188,29 @@ mod tests {
     #[test]
     fn the_text_is_passed_on_standard_input() {
         let folder = tempfile::tempdir().unwrap();
-        let mut espeak = script(folder.path(), "echo \"$@\"; cat");
+        let espeak = script(folder.path(), "echo \"$@\"; cat");
         let text = "-v; $(touch x) `y` \"z\"";
         let expect = format!("-q --ipa -b 1 --stdin -v fr-fr --tie=^\n{text}");
-        assert_eq!(espeak.read(text).unwrap(), expect);
+        assert_eq!(espeak.run(text).unwrap(), expect);
     }
 
     #[test]
     fn failures_of_the_program_are_stated() {
         let folder = tempfile::tempdir().unwrap();
-        let check = |espeak: &mut Espeak, expect: &str| {
-            let error = espeak.read("a").unwrap_err();
+        let check = |espeak: &Espeak, expect: &str| {
+            let error = espeak.run("a").unwrap_err();
             let text = format!("{error}; {}", error.hint().unwrap_or_default());
             assert!(text.contains(expect), "{text}");
         };
-        check(
-            &mut script(folder.path(), "echo no such voice >&2; exit 3"),
-            "(exit status: 3): no such voice",
-        );
-        check(&mut script(folder.path(), "printf '\\377'"), "not UTF-8");
-        check(&mut script(folder.path(), "exec yes"), "wrote more than 1048576 bytes");
+        check(&script(folder.path(), "echo no such voice >&2; exit 3"), "(exit status: 3): no such voice");
+        check(&script(folder.path(), "printf '\\377'"), "not UTF-8");
+        check(&script(folder.path(), "exec yes"), "wrote more than 1048576 bytes");
         let mut slow = script(folder.path(), "exec sleep 60");
         slow.time_limit = Duration::from_millis(50);
-        check(&mut slow, "took longer than 50ms");
+        check(&slow, "took longer than 50ms");
 
         let config = Config { espeak: Some(folder.path().join("none")), ..Config::standard() };
-        check(&mut Espeak::new(&config, "de", Notation::Ipa), "apt install espeak-ng");
+        check(&Espeak::new(&config, "de", Notation::Ipa), "apt install espeak-ng");
         assert!(check_installed(&config).is_err());
         let present = Config { espeak: Some(folder.path().join("espeak")), ..Config::standard() };
         script(folder.path(), "exit 1");

@@ -19,6 +19,7 @@ use narthex_speech::{espeak::Notation, phonemes};
 
 use self::{graph::VoiceGraph, pronunciation::SpokenLanguage};
 use crate::{
+    cancel::Cancel,
     error::Error,
     library::package::bad_package,
     load::{
@@ -116,12 +117,12 @@ fn open_graph(request: &LoadRequest<'_>, file: &str) -> Result<CpuGraph, Error> 
 }
 
 impl Voice {
-    /// Returns the samples of a normalised sentence, in -1 to 1.
-    pub(crate) fn speak(&mut self, sentence: &str, run: Run<'_>) -> Result<Vec<f32>, Error> {
+    /// Returns the samples of a normalised sentence, in -1 to 1. Ends with [`Error::Cancelled`] once `cancel` is set.
+    pub(crate) fn speak(&mut self, sentence: &str, run: Run<'_>, cancel: &Cancel) -> Result<Vec<f32>, Error> {
         let language = &run.speaker.language;
         let spoken = self.pronunciations.iter_mut().find(|spoken| spoken.language == *language);
         let Some(spoken) = spoken else { return Ok(Vec::new()) };
-        let mut phonemes = spoken.phonemes(sentence)?;
+        let mut phonemes = spoken.phonemes(sentence, cancel)?;
         // Without punctuation, the last word would sound cut off.
         if phonemes.ends_with(|c: char| c.is_alphabetic() || COMBINING.contains(&c)) {
             phonemes.push('.');
@@ -131,6 +132,7 @@ impl Voice {
         let limit = (self.max_phonemes as f32 * run.speed.min(1.0)) as usize;
         let mut samples = Vec::new();
         for (part, place) in phonemes::divide(&phonemes, limit.max(1)).into_iter().zip(0u64..) {
+            cancel.check()?;
             let seed = run.seed.wrapping_add(place << 32);
             samples.extend(self.graph.samples(part, Run { seed, ..run })?);
         }

@@ -7,11 +7,12 @@ use narthex_spec::{
 };
 use narthex_speech::{
     english::{Accent, English, EnglishFiles, LetterModel},
-    espeak::{self, Notation},
+    espeak::{self, ClauseReader, Notation},
 };
 
 use super::{espeak::Espeak, open_graph};
 use crate::{
+    cancel::Cancel,
     error::Error,
     library::package::{self, bad_package},
     load::request::LoadRequest,
@@ -29,6 +30,21 @@ enum Reader {
     English(Box<English>, LetterGraph),
     /// A program.
     Espeak(Espeak),
+}
+
+/// Clauses of a sentence, which the program reads one by one.
+struct Clauses<'a> {
+    program: &'a Espeak,
+    cancel: &'a Cancel,
+}
+
+impl ClauseReader for Clauses<'_> {
+    type Error = Error;
+
+    fn read(&mut self, clause: &str) -> Result<String, Error> {
+        self.cancel.check()?;
+        self.program.run(clause)
+    }
 }
 
 /// Graph that spells the pronunciation of a word from its letters.
@@ -54,10 +70,12 @@ impl SpokenLanguage {
     }
 
     /// Returns the phonemes of a normalised sentence.
-    pub(super) fn phonemes(&mut self, sentence: &str) -> Result<String, Error> {
+    pub(super) fn phonemes(&mut self, sentence: &str, cancel: &Cancel) -> Result<String, Error> {
         match &mut self.reader {
             Reader::English(english, letters) => english.phonemes(sentence, letters),
-            Reader::Espeak(program) => espeak::phonemes(sentence, program.notation(), program),
+            Reader::Espeak(program) => {
+                espeak::phonemes(sentence, program.notation(), &mut Clauses { program, cancel })
+            }
         }
     }
 }
