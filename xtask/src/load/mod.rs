@@ -1,13 +1,15 @@
-//! `cargo xtask load`: runs several clients against a server with a chat and an embedding model, for minutes or for
-//! days.
+//! `cargo xtask load`: runs several clients against a server with models that chat, embed, see, hear, transcribe and speak,
+//! for minutes or for days.
 //!
 //! No answer may be wrong, and memory, threads, connections and sequences must not leak. The clients of [`traffic`]
 //! also disconnect early and send incomplete requests, malformed requests and requests for missing resources. The
 //! server is built with the profile of tests, and no times are reported.
 
+mod media;
 mod traffic;
 
 use std::{
+    path::Path,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
     time::{Duration, Instant},
@@ -21,6 +23,7 @@ use xtask_tools::{
     http::{Disconnect, Request, send},
     record::{self, RecordArgs},
     server::Server,
+    session::Session,
     terminal,
     usage::{Usage, quarters},
     workspace::Workspace,
@@ -64,14 +67,31 @@ struct Counts {
 pub(crate) fn run(workspace: &Workspace, args: LoadArgs) -> anyhow::Result<()> {
     let (commit, session) = test::prepare(workspace)?;
     let log = workspace.target.join("load.log");
-    let server = Server::start(&session, &log, &["--model", CHAT, "--model", EMBED])?;
+    let program = session.build_narthex()?;
+    media::install(&session, &program)?;
+    let outcome = run_server(workspace, args, &session, &log, &commit);
+    media::remove(&session, &program)?;
+    outcome
+}
+
+/// Runs a server with the installed models under load.
+fn run_server(
+    workspace: &Workspace,
+    args: LoadArgs,
+    session: &Session<'_>,
+    log: &Path,
+    commit: &str,
+) -> anyhow::Result<()> {
+    let models = [CHAT, EMBED, media::SEES, media::HEARS, media::SPEAKS];
+    let arguments: Vec<&str> = models.iter().flat_map(|model| ["--model", model]).collect();
+    let server = Server::start(session, log, &arguments)?;
     let counts = Counts::default();
     let samples =
         run_clients(&server, Duration::from_secs(60 * args.minutes), &counts).with_context(|| {
             format!("last lines of the server's log ({}):\n{}", log.display(), server.last_lines())
         })?;
     let drained = wait_until_drained(&server);
-    let page = report(&commit, &samples, &counts);
+    let page = report(commit, &samples, &counts);
     terminal::line(&page);
     if let Some(first) = counts.failures.lock().first() {
         bail!("{} requests had wrong answers, the first: {first}", counts.failed.into_inner());
@@ -212,8 +232,8 @@ fn report(commit: &str, samples: &[Usage], counts: &Counts) -> String {
         })
         .collect();
     format!(
-        "# A server under load, {}\n\nCommit {commit}; narthex {}, onnxruntime 1.31.1; {}; {CLIENTS} clients at once for {} minutes; {CHAT} and \
-         {EMBED}; the build that tests run. {} requests had wrong answers, {} were refused with 429. After the clients had disconnected, the server had no sequence, no \
+        "# A server under load, {}\n\nCommit {commit}; narthex {}, onnxruntime 1.31.1; {}; {CLIENTS} clients at once for {} minutes; {CHAT}, \
+         {EMBED}, a tiny Gemma 3n, a tiny Whisper and the voice hibari; the build that tests run. {} requests had wrong answers, {} were refused with 429. After the clients had disconnected, the server had no sequence, no \
          waiting request and no stream left.\n\n| Requests | |\n|---|---:|\n{kinds}\n\
          Resources of the server, sampled every second. Each row has the medians of a quarter of the run. Memory is RssAnon; the last quarter may be at most {} % above the second.\n\n\
          | Quarter | Memory | Threads | Open files |\n|---|---:|---:|---:|\n{rows}",

@@ -13,6 +13,8 @@ use serde_json::{Value, json};
 use strum::VariantArray;
 use xtask_tools::http::{self, Answer, Disconnect, Request};
 
+use super::media::{GreedyCheck, MediaAnswers, SPEAKS};
+
 /// The chat model.
 pub(super) const CHAT: &str = "smollm2:135m";
 
@@ -29,6 +31,9 @@ pub(super) enum RequestKind {
     Dropped,
     Completion,
     Embeddings,
+    Media,
+    Transcription,
+    Speech,
     Malformed,
     HalfSent,
     Silent,
@@ -47,6 +52,11 @@ impl RequestKind {
             Self::Dropped => "chat, streamed to a client that disconnects at the first bytes",
             Self::Completion => "two completions with log probabilities",
             Self::Embeddings => "embeddings of up to 16 texts",
+            Self::Media => {
+                "greedy chat about a picture or a sound, compared with the answer to a single client"
+            }
+            Self::Transcription => "transcripts of sounds, compared with the expected one",
+            Self::Speech => "speech, streamed sentence by sentence",
             Self::Malformed => "bodies with changed bytes",
             Self::HalfSent => "half a request, then a disconnect",
             Self::Silent => "connections that fall silent",
@@ -56,8 +66,8 @@ impl RequestKind {
     }
 }
 
-/// Kinds of requests, repeated by frequency. Three of ten requests are cancelled.
-const SHARES: [RequestKind; 40] = {
+/// Kinds of requests, repeated by frequency. A quarter of the requests are cancelled.
+const SHARES: [RequestKind; 48] = {
     use RequestKind as Kind;
     [
         Kind::Chat,
@@ -92,6 +102,14 @@ const SHARES: [RequestKind; 40] = {
         Kind::Completion,
         Kind::Embeddings,
         Kind::Embeddings,
+        Kind::Media,
+        Kind::Media,
+        Kind::Media,
+        Kind::Media,
+        Kind::Transcription,
+        Kind::Transcription,
+        Kind::Transcription,
+        Kind::Speech,
         Kind::Malformed,
         Kind::Malformed,
         Kind::Silent,
@@ -115,28 +133,23 @@ const LONG_ANSWER: usize = 192;
 /// Number of silent connections that a client keeps open.
 const SILENT: usize = 3;
 
-/// Result of a greedy request whose answer is not wrong.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum GreedyCheck {
-    /// The answer is that to a single client.
-    Equal,
-    /// The server was full.
-    Refused,
-}
-
 /// Answers to the greedy requests, collected without other load.
-pub(super) struct GreedyAnswers(Vec<String>);
+pub(super) struct GreedyAnswers {
+    texts: Vec<String>,
+    media: MediaAnswers,
+}
 
 impl GreedyAnswers {
     /// Sends every greedy request, one after another.
     pub(super) fn collect(address: &str) -> anyhow::Result<Self> {
         let alone = |index| answer_greedily(address, index)?.context("a single client is refused");
-        (0..GREEDY).map(alone).collect::<anyhow::Result<_>>().map(Self)
+        let texts = (0..GREEDY).map(alone).collect::<anyhow::Result<_>>()?;
+        Ok(Self { texts, media: MediaAnswers::collect(address)? })
     }
 
     /// Sends one of the requests and compares its answer.
     fn check(&self, address: &str, index: usize) -> anyhow::Result<GreedyCheck> {
-        let alone = &self.0[index];
+        let alone = &self.texts[index];
         let Some(found) = answer_greedily(address, index)? else { return Ok(GreedyCheck::Refused) };
         ensure!(found == *alone, "expected {alone:?}, as for a single client, found {found:?}");
         Ok(GreedyCheck::Equal)
@@ -267,10 +280,21 @@ impl Client {
         match kind {
             RequestKind::Chat => expect(post(chat, &self.chat(false), end)?, 200, "\"finish_reason\""),
             RequestKind::Greedy => {
-                if greedy.check(address, self.below(GREEDY))? == GreedyCheck::Refused {
-                    refused.fetch_add(1, Ordering::Relaxed);
-                }
+                count_refusal(greedy.check(address, self.below(GREEDY))?, refused);
                 Ok(())
+            }
+            RequestKind::Media => {
+                count_refusal(greedy.media.chat(address, self.below(GREEDY))?, refused);
+                Ok(())
+            }
+            RequestKind::Transcription => {
+                count_refusal(greedy.media.transcription(address, self.below(GREEDY))?, refused);
+                Ok(())
+            }
+            RequestKind::Speech => {
+                let input = format!("{}. {}.", self.text(8), self.text(8));
+                let body = json!({"model": SPEAKS, "input": input, "response_format": "wav"});
+                expect(post("/v1/audio/speech", &body, end)?, 200, "RIFF")
             }
             RequestKind::Long => expect(post(chat, &self.long(), end)?, 200, "data: [DONE]"),
             RequestKind::Silent => {
@@ -321,6 +345,12 @@ impl Client {
                 expect(post(chat, &body, end)?, 404, "\"error\"")
             }
         }
+    }
+}
+
+fn count_refusal(check: GreedyCheck, refused: &AtomicU64) {
+    if check == GreedyCheck::Refused {
+        refused.fetch_add(1, Ordering::Relaxed);
     }
 }
 

@@ -20,7 +20,7 @@ pub struct Request<'a> {
     pub method: &'a str,
     /// Path with its query.
     pub path: &'a str,
-    /// Bytes of the body.
+    /// Bytes of the body: JSON, or a form that begins with its boundary, `--b`.
     pub body: &'a [u8],
 }
 
@@ -66,8 +66,12 @@ pub fn send(address: &str, request: Request<'_>, disconnect: Disconnect) -> anyh
     let Request { method, path, body } = request;
     let mut stream = TcpStream::connect(address).context("no connection")?;
     stream.set_read_timeout(Some(READ_TIMEOUT))?;
+    let media_type = match body.starts_with(b"--b") {
+        true => "multipart/form-data; boundary=b",
+        false => "application/json",
+    };
     let mut bytes = format!(
-        "{method} {path} HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\
+        "{method} {path} HTTP/1.1\r\nHost: {address}\r\nContent-Type: {media_type}\r\nContent-Length: {}\r\n\
          Connection: close\r\n\r\n",
         body.len()
     )

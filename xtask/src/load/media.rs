@@ -1,0 +1,177 @@
+//! Models that see, hear and speak, and requests to them: a tiny Gemma 3n, whose towers read pictures and sounds, a tiny
+//! Whisper, and a voice.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context, ensure};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use narthex_audio::Pcm;
+use narthex_testkit::checkpoint::{tiny_gemma3n, tiny_whisper_safetensors};
+use serde_json::{Value, json};
+use xtask_tools::{
+    http::{self, Disconnect, Request},
+    session::Session,
+};
+
+use crate::fuzz::{Target, seeds};
+
+/// The model that reads pictures and sounds.
+pub(super) const SEES: &str = "tiny-gemma3n";
+
+/// The model that transcribes.
+pub(super) const HEARS: &str = "tiny-whisper";
+
+/// The voice.
+pub(super) const SPEAKS: &str = "hibari";
+
+/// Transcript of every sound.
+const TRANSCRIPT: &str = "the cat";
+
+/// Pictures of the requests.
+const PICTURES: [&str; 6] = ["rgb.png", "turned.jpg", "grey.png", "first.gif", "lossy.webp", "plain.bmp"];
+
+/// Frequencies of tones, in Hz.
+const TONES: [f32; 6] = [220.0, 330.0, 440.0, 550.0, 660.0, 880.0];
+
+/// Installs the models in the session's store. The tiny ones are compiled again in each run, in `w8`, in which greedy answers
+/// do not depend on other requests.
+pub(super) fn install(session: &Session<'_>, program: &Path) -> anyhow::Result<()> {
+    let checkpoints = tempfile::tempdir()?;
+    let [sees, hears] = [SEES, HEARS].map(|name| checkpoints.path().join(name));
+    tiny_gemma3n(&sees)?;
+    fs::create_dir_all(&hears)?;
+    tiny_whisper_safetensors(&hears, TRANSCRIPT)?;
+    for checkpoint in [sees, hears] {
+        narthex(session, program, &["compile", &checkpoint.to_string_lossy(), "--calibrate", "none"])?;
+    }
+    narthex(session, program, &["pull", SPEAKS])
+}
+
+/// Removes the tiny models, which other programs on the store do not expect.
+pub(super) fn remove(session: &Session<'_>, program: &Path) -> anyhow::Result<()> {
+    [SEES, HEARS].iter().try_for_each(|model| narthex(session, program, &["rm", model, "--yes"]))
+}
+
+fn narthex(session: &Session<'_>, program: &Path, arguments: &[&str]) -> anyhow::Result<()> {
+    let output = session.command(program).args(arguments).output()?;
+    let message = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "narthex {}: {message}", arguments.join(" "));
+    Ok(())
+}
+
+/// Result of a greedy request whose answer is not wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum GreedyCheck {
+    /// The answer is that to a single client.
+    Equal,
+    /// The server was full.
+    Refused,
+}
+
+/// Greedy requests with media, and their answers without other load.
+pub(super) struct MediaAnswers {
+    /// Bodies of chats about pictures and sounds, with their answers.
+    chats: Vec<(String, String)>,
+    /// Forms with sounds.
+    forms: Vec<Vec<u8>>,
+}
+
+impl MediaAnswers {
+    /// Sends every request, one after another.
+    pub(super) fn collect(address: &str) -> anyhow::Result<Self> {
+        let mut chats = Vec::new();
+        for part in parts()? {
+            let body = json!({
+                "model": SEES, "max_tokens": 8, "temperature": 0,
+                "messages": [{"role": "user", "content": [part, {"type": "text", "text": "What?"}]}],
+            });
+            let body = body.to_string();
+            let answer = chat(address, &body)?.context("a single client is refused")?;
+            chats.push((body, answer));
+        }
+        let forms: Vec<Vec<u8>> = TONES.iter().map(|tone| form(&wav(*tone))).collect();
+        let answers = Self { chats, forms };
+        for index in 0..TONES.len() {
+            ensure!(
+                answers.transcription(address, index)? == GreedyCheck::Equal,
+                "a single client is refused"
+            );
+        }
+        Ok(answers)
+    }
+
+    /// Sends a chat about a picture or a sound and compares its answer.
+    pub(super) fn chat(&self, address: &str, index: usize) -> anyhow::Result<GreedyCheck> {
+        let (body, alone) = &self.chats[index % self.chats.len()];
+        let Some(found) = chat(address, body)? else { return Ok(GreedyCheck::Refused) };
+        ensure!(found == *alone, "expected {alone:?}, as for a single client, found {found:?}");
+        Ok(GreedyCheck::Equal)
+    }
+
+    /// Sends a sound to be transcribed and compares its transcript.
+    pub(super) fn transcription(&self, address: &str, index: usize) -> anyhow::Result<GreedyCheck> {
+        let body = &self.forms[index % self.forms.len()];
+        let request = Request { method: "POST", path: "/v1/audio/transcriptions", body };
+        let answer = http::send(address, request, Disconnect::AfterAnswer)?;
+        if answer.status == 429 {
+            return Ok(GreedyCheck::Refused);
+        }
+        let found = answer.json()?["text"].as_str().map(str::to_owned);
+        ensure!(found.as_deref() == Some(TRANSCRIPT), "expected {TRANSCRIPT:?}, found {found:?}");
+        Ok(GreedyCheck::Equal)
+    }
+}
+
+/// Returns the answer to a chat; `None` if the server was full.
+fn chat(address: &str, body: &str) -> anyhow::Result<Option<String>> {
+    let request = Request { method: "POST", path: "/v1/chat/completions", body: body.as_bytes() };
+    let answer = http::send(address, request, Disconnect::AfterAnswer)?;
+    if answer.status == 429 {
+        return Ok(None);
+    }
+    let value = answer.json()?;
+    let text = value["choices"][0]["message"]["content"].as_str();
+    text.map(|text| Some(text.to_owned())).with_context(|| format!("expected a text, found {value}"))
+}
+
+/// Returns the parts of messages with pictures and sounds.
+fn parts() -> anyhow::Result<Vec<Value>> {
+    let files = seeds::of(Target::Image)?;
+    let mut parts = Vec::new();
+    for name in PICTURES {
+        let file =
+            files.iter().find(|file| file.name == name).with_context(|| format!("no picture {name}"))?;
+        let url = format!("data:image/png;base64,{}", STANDARD.encode(&file.bytes));
+        parts.push(json!({"type": "image_url", "image_url": {"url": url}}));
+    }
+    for tone in TONES {
+        let data = STANDARD.encode(wav(tone));
+        parts.push(json!({"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}));
+    }
+    Ok(parts)
+}
+
+/// Returns the WAV file of a tone of one and a half seconds.
+fn wav(hertz: f32) -> Vec<u8> {
+    let samples = (0..24_000).map(|at| 0.4 * (at as f32 * hertz * std::f32::consts::TAU / 16_000.0).sin());
+    Pcm { sample_rate: 16_000, samples: samples.collect() }.to_wav()
+}
+
+fn form(file: &[u8]) -> Vec<u8> {
+    let part = |name: &str, data: &[u8]| {
+        let head = format!("--b\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n");
+        [head.as_bytes(), data, b"\r\n"].concat()
+    };
+    [part("model", HEARS.as_bytes()), part("file", file), b"--b--\r\n".to_vec()].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_medium_is_there() {
+        assert_eq!(parts().unwrap().len(), PICTURES.len() + TONES.len());
+        assert!(form(&wav(440.0)).ends_with(b"--b--\r\n"));
+    }
+}
