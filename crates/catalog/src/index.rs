@@ -33,6 +33,7 @@ const FILES: &[(&str, &str)] = &[
     ("llama.toml", include_str!("../entries/llama.toml")),
     ("minilm.toml", include_str!("../entries/minilm.toml")),
     ("mistral.toml", include_str!("../entries/mistral.toml")),
+    ("modernbert.toml", include_str!("../entries/modernbert.toml")),
     ("nomic.toml", include_str!("../entries/nomic.toml")),
     ("openelm.toml", include_str!("../entries/openelm.toml")),
     ("phi.toml", include_str!("../entries/phi.toml")),
@@ -84,6 +85,9 @@ pub struct Entry {
     pub reads: Vec<MediaKind>,
     /// Pooling of an embedding model.
     pub pooling: Option<Pooling>,
+    /// Widths of linear layers between pooling and vector.
+    #[serde(default)]
+    pub dense: Vec<usize>,
     /// Prefixes of inputs by purpose, if the checkpoint does not state them.
     #[serde(default)]
     pub prompts: BTreeMap<String, String>,
@@ -461,6 +465,7 @@ mod tests {
             assert_eq!(entry.family.is_none(), entry.kind == ModelKind::Speech, "{name}");
             assert_eq!(entry.speakers.is_empty(), entry.kind != ModelKind::Speech, "{name}");
             assert_eq!(entry.pooling.is_some(), entry.kind == ModelKind::Embedding, "{name}");
+            assert!(entry.dense.is_empty() || entry.kind == ModelKind::Embedding, "{name}");
             assert!(entry.prompts.is_empty() || entry.kind == ModelKind::Embedding, "{name}");
             assert_eq!(entry.dtype.is_some(), matches!(entry.source, Source::Hub(_)), "{name}");
             assert!(

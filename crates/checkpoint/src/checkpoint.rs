@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use narthex_spec::{
     TokenId,
-    arch::{Architecture, EncoderHead, Pooling},
+    arch::{Architecture, EmbedderArch, EncoderArch, EncoderHead, Pooling},
     manifest::{
         PicturePlaceholder, PicturePreprocessing, Prompts, PublishedSampling, SoundPlaceholder,
         SoundPreprocessing, SpeechEntry,
@@ -96,7 +96,8 @@ impl Checkpoint {
     /// Returns a note for the user if the pooling is that of the model's family.
     pub fn pooling_note(&self) -> Option<String> {
         match &self.architecture {
-            Architecture::Encoder(arch) => match arch.head {
+            Architecture::Encoder(EncoderArch { head, .. })
+            | Architecture::Embedder(EmbedderArch { head, .. }) => match *head {
                 EncoderHead::Embedding { pooling, .. } => self.pooling.note(pooling),
                 _ => None,
             },
@@ -108,7 +109,8 @@ impl Checkpoint {
 /// Returns the pooling of an embedding model.
 fn embedding(architecture: &mut Architecture) -> Option<&mut Pooling> {
     match architecture {
-        Architecture::Encoder(arch) => match &mut arch.head {
+        Architecture::Encoder(EncoderArch { head, .. })
+        | Architecture::Embedder(EmbedderArch { head, .. }) => match head {
             EncoderHead::Embedding { pooling, .. } => Some(pooling),
             _ => None,
         },

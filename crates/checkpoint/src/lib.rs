@@ -38,7 +38,10 @@ pub use checkpoint::{Checkpoint, TokenizerSource};
 pub use encoding::{Encoding, IntegerBlocks};
 pub use error::{CheckpointError, Result};
 pub use file_watches::FileWatches;
-pub use open::{architecture, architecture_from_config, architecture_from_headers, header_length, open};
+pub use open::{
+    PublishedEmbedding, architecture, architecture_from_config, architecture_from_headers, header_length,
+    open,
+};
 pub use required_tensors::parameters;
 pub use slice::SliceError;
 pub use special::SpecialTokens;

@@ -97,6 +97,12 @@ pub(crate) fn check_architecture(path: &Path, architecture: &Architecture) -> Re
     match architecture {
         Architecture::Decoder(decoder) => check_decoder(path, decoder),
         Architecture::Encoder(encoder) => check_encoder(path, encoder),
+        Architecture::Embedder(embedder) => {
+            check_decoder(path, &embedder.decoder)?;
+            embedder.dense.iter().try_for_each(|&width| {
+                bounded(path, "a width of the layers after the pooling", width, &WIDTH).map(drop)
+            })
+        }
         Architecture::Speech(speech) => check_speech(path, speech),
     }
 }

@@ -50,7 +50,7 @@ pub(super) fn check(tensors: &Tensors, architecture: &Architecture) -> Result<()
 pub fn parameters(architecture: &Architecture) -> u64 {
     let segments = match architecture {
         Architecture::Encoder(encoder) => encoder.types as u64 * encoder.hidden as u64,
-        Architecture::Decoder(_) | Architecture::Speech(_) => 0,
+        Architecture::Decoder(_) | Architecture::Embedder(_) | Architecture::Speech(_) => 0,
     };
     let required = required_shapes(architecture);
     let elements =
@@ -63,6 +63,13 @@ pub(super) fn required_shapes(architecture: &Architecture) -> RequiredTensors {
     match architecture {
         Architecture::Decoder(decoder) => decoder_weights(decoder),
         Architecture::Encoder(encoder) => encoder_weights(encoder),
+        Architecture::Embedder(embedder) => {
+            let mut needed = decoder_weights(&embedder.decoder);
+            for (index, shape) in embedder.dense_shapes().enumerate() {
+                needed.push((format!("dense.{index}.weight"), shape.to_vec()));
+            }
+            needed
+        }
         Architecture::Speech(speech) => speech_weights(speech),
     }
 }
@@ -116,6 +123,9 @@ fn decoder_weights(decoder: &DecoderArch) -> RequiredTensors {
     let hidden = decoder.hidden;
     let mut needed = vec![("embed.weight".to_owned(), vec![decoder.vocab, hidden])];
     stream_norm(&mut needed, "norm".to_owned(), decoder);
+    if decoder.embed_norm {
+        stream_norm(&mut needed, "embed.norm".to_owned(), decoder);
+    }
     if !decoder.tied_head {
         needed.push(("head.weight".to_owned(), vec![decoder.vocab, hidden]));
     }
@@ -129,6 +139,7 @@ fn decoder_weights(decoder: &DecoderArch) -> RequiredTensors {
             Residual::Sequential => &["attn_norm", "mlp_norm"],
             Residual::Sandwich => &["attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm"],
             Residual::Parallel => &["attn_norm"],
+            Residual::Unnormed => &["mlp_norm"],
         };
         norms.iter().for_each(|norm| stream_norm(&mut needed, format!("{name}.{norm}"), decoder));
         attention_weights(&mut needed, &format!("{name}.attn"), hidden, &layer.attention);

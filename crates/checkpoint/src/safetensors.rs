@@ -87,6 +87,11 @@ pub(super) fn open(folder: &Path) -> Result<Shards> {
 
 impl Shards {
     fn read(&mut self, path: PathBuf) -> Result<()> {
+        self.read_as(path, "")
+    }
+
+    /// Adds the tensors of a file, with a prefix before their names.
+    pub(super) fn read_as(&mut self, path: PathBuf, prefix: &str) -> Result<()> {
         let bytes = map(&path)?;
         let tensors = locate(&path, &bytes, self.maps.len())?;
         let total = self.by_name.len() + tensors.len();
@@ -94,6 +99,7 @@ impl Shards {
             return Err(malformed(&path, format!("at most {MAX_TENSORS} tensors in all files"), total));
         }
         for (name, located) in tensors {
+            let name = format!("{prefix}{name}");
             if self.by_name.insert(name.clone(), located).is_some() {
                 return Err(malformed(&path, "each tensor in one file only", name));
             }

@@ -240,7 +240,10 @@ impl Checkpoint {
                 arch.layers = kept.len();
                 Slice { kept, widths: Vec::new(), per_layer: 0 }
             }
-            (Architecture::Encoder(_), Some(_), _) => {
+            (Architecture::Embedder(arch), _, Some(dropped)) => {
+                Slice::without(&arch.decoder, dropped)?.cut(&mut arch.decoder)
+            }
+            (Architecture::Encoder(_) | Architecture::Embedder(_), Some(_), _) => {
                 return Err(SliceError::Family { found: "an encoder".to_owned() });
             }
             (Architecture::Speech(_), Some(_), _) => {

@@ -3,6 +3,7 @@
 use std::{fs, path::Path};
 
 use narthex_checkpoint::{Checkpoint, CheckpointError, Encoding, open, parameters};
+use narthex_spec::arch::Architecture;
 use narthex_testkit::checkpoint::{
     TinyWeight, tiny_bert, tiny_bert_safetensors, tiny_bert_weights, tiny_llama, tiny_llama_gguf,
     tiny_llama_safetensors, tiny_llama_shards, tiny_llama_weights,
@@ -230,4 +231,28 @@ fn parameters_are_the_elements_of_the_checkpoint() {
     let weights = tiny_bert_weights(7);
     let elements: usize = weights.iter().map(|weight| weight.values.len()).sum();
     assert_eq!(parameters(&architecture), elements as u64);
+}
+
+#[test]
+fn models_without_a_head_need_the_list_of_their_modules() {
+    let check = |family: &str, expect: &str| {
+        let golden =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../device/tests/goldens/embedders").join(family);
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str| fs::copy(golden.join(name), folder.path().join(name)).unwrap();
+        file("config.json");
+        let error = narthex_checkpoint::architecture(folder.path()).unwrap_err().to_string();
+        assert!(error.contains("modules.json") && error.contains(expect), "{error}");
+        for module in ["1_Pooling/config.json", "2_Dense/config.json", "3_Dense/config.json"] {
+            if golden.join(module).is_file() {
+                fs::create_dir_all(folder.path().join(module).parent().unwrap()).unwrap();
+                file(module);
+            }
+        }
+        file("modules.json");
+        let architecture = narthex_checkpoint::architecture(folder.path()).unwrap();
+        assert!(matches!(architecture, Architecture::Embedder(_)), "{architecture:?}");
+    };
+    check("qwen3", "Qwen3Model");
+    check("gemma3", "bidirectional attention");
 }

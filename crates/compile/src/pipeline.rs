@@ -274,9 +274,8 @@ impl WeightPass<'_> {
         let unsupported =
             |reason: String| CompileError::Unsupported { what: format!("scheme {scheme}"), reason };
         let architecture = &self.checkpoint.architecture;
-        if let Architecture::Speech(_) = architecture {
-            let reason =
-                "activations of models that transcribe speech are not measured; compile this model in w8";
+        if let Architecture::Speech(_) | Architecture::Embedder(_) = architecture {
+            let reason = "activations of models of this kind are not measured; compile this model in w8";
             return Err(unsupported(reason.to_owned()));
         }
         let Some(runner) = self.job.runner else {
@@ -304,7 +303,7 @@ impl WeightPass<'_> {
             Architecture::Encoder(arch) => {
                 encoder_activation_ranges(runner, &EncoderCalibration { checkpoint, arch, tokenizer }, graph)?
             }
-            Architecture::Speech(_) => ActivationRanges::default(),
+            Architecture::Speech(_) | Architecture::Embedder(_) => ActivationRanges::default(),
         };
         keep(self.job.keep_stages, "ranges.json", || json(&ranges))?;
         Ok(ranges)

@@ -206,6 +206,7 @@ impl<'a> EncoderParts<'a> {
         let feed = EncoderInput::open(package, manifest)?;
         let (head, output_rows) = match &manifest.architecture {
             Structure::Encoder(arch) => (&arch.head, output_rows(arch)),
+            Structure::Embedder(arch) => (&arch.head, (Rows::Text, arch.width())),
             Structure::ImportedEncoder(ImportedEncoder { vocab, width, head, .. }) => {
                 (head, rows_of(head, *width, *vocab))
             }

@@ -46,7 +46,7 @@ pub fn read_package(package: &Path, manifest: &Manifest) -> Result<(), DeviceErr
             let kv = &parts.limits.kv;
             kv.bytes(parts.limits.slots, kv.capacity_for(parts.limits.context, parts.limits.context));
         }
-        Structure::Encoder(_) | Structure::ImportedEncoder(_) => {
+        Structure::Encoder(_) | Structure::Embedder(_) | Structure::ImportedEncoder(_) => {
             if let encoder::EncoderInput::Rows { tables, .. } =
                 encoder::EncoderParts::read(package, manifest)?.feed
             {

@@ -5,6 +5,7 @@
 
 mod altup;
 mod conformer;
+mod embedder;
 mod encoder;
 mod head;
 mod mobilenet;
@@ -17,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 pub use altup::{AltUp, PerLayer};
 pub use conformer::{ConformerTower, FrameConvolution};
+pub use embedder::{AttentionDirection, EmbedderArch};
 pub use encoder::{
     Bottleneck, BottleneckAttention, EncoderArch, EncoderHead, EncoderNorm, FactoredEmbedding, Pooling,
     UnknownPooling,
@@ -35,6 +37,8 @@ pub enum Architecture {
     Decoder(DecoderArch),
     /// A bidirectional encoder with a head, such as one vector per text.
     Encoder(EncoderArch),
+    /// An embedding model with the layers of a decoder.
+    Embedder(EmbedderArch),
     /// An encoder-decoder model that transcribes speech.
     Speech(SpeechArch),
 }
@@ -45,6 +49,7 @@ impl Architecture {
         match self {
             Self::Decoder(arch) => arch.context,
             Self::Encoder(arch) => arch.positions,
+            Self::Embedder(arch) => arch.decoder.context,
             Self::Speech(arch) => arch.target_positions,
         }
     }
@@ -57,6 +62,10 @@ impl Architecture {
             }
             Self::Encoder(arch) => {
                 format!("{} layers, width {}, {}", arch.layers, arch.hidden, arch.gives())
+            }
+            Self::Embedder(arch) => {
+                let DecoderArch { layers, hidden, .. } = &arch.decoder;
+                format!("{} layers, width {hidden}, {}", layers.len(), arch.head.gives(arch.width()))
             }
             Self::Speech(arch) => {
                 let SpeechArch { encoder, decoder, hidden, vocab, bins, .. } = arch;
@@ -114,6 +123,8 @@ pub enum Family {
     MobileBert,
     /// Nomic BERT, version 1 and 1.5.
     NomicBert,
+    /// ModernBERT.
+    ModernBert,
     /// Whisper and Distil-Whisper.
     Whisper,
 }
@@ -153,6 +164,9 @@ pub struct DecoderArch {
     pub local_rope: Option<Rope>,
     /// Factor on embedded tokens.
     pub embed_scale: Option<f32>,
+    /// True if embedded tokens have a norm, `embed.norm`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub embed_norm: bool,
     /// Soft cap of logits: `cap · tanh(x / cap)`.
     pub logit_cap: Option<f32>,
     /// Alternating updates over several residual streams.
@@ -184,6 +198,8 @@ pub enum NormKind {
     Rms,
     /// Layer norm, with a gain and a bias (Ba et al. 2016, arXiv:1607.06450).
     Layer,
+    /// Layer norm with a gain and without a bias.
+    Gain,
 }
 
 /// One decoder layer.
@@ -209,6 +225,8 @@ pub enum Residual {
     Sandwich,
     /// `x += attn(n) + mlp(n)`, where `n = attn_norm(x)`; there is no `mlp_norm`.
     Parallel,
+    /// `x += attn(x); x += mlp(mlp_norm(x))`; there is no `attn_norm`.
+    Unnormed,
 }
 
 /// Attention with grouped key/value heads (Ainslie et al. 2023, arXiv:2305.13245).

@@ -29,9 +29,10 @@ pub(super) const HF2: HfFamily = HfFamily {
     read: HfReader::Decoder(hf2),
 };
 
-/// `Gemma3ForCausalLM` (`Gemma3TextConfig`), and `Gemma3ForConditionalGeneration` with its vision tower.
+/// `Gemma3ForCausalLM` (`Gemma3TextConfig`), `Gemma3ForConditionalGeneration` with its vision tower, and
+/// `Gemma3TextModel` for embedding models.
 pub(super) const HF3: HfFamily = HfFamily {
-    classes: &["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"],
+    classes: &["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", "Gemma3TextModel"],
     model_type: "gemma3_text",
     names: &HF3_NAMES,
     read: HfReader::Decoder(hf3),
@@ -124,11 +125,11 @@ pub(super) struct GemmaKeys {
     use_bidirectional_attention: Option<bool>,
 }
 
-/// `rope_parameters` of Gemma 3, as newer versions of `transformers` write it.
+/// `rope_parameters` by the type of the layers, as newer versions of `transformers` write it.
 #[derive(Debug, Default, Deserialize)]
-struct RopeByType {
-    full_attention: Option<RopeKeys>,
-    sliding_attention: Option<RopeKeys>,
+pub(super) struct RopeByType {
+    pub(super) full_attention: Option<RopeKeys>,
+    pub(super) sliding_attention: Option<RopeKeys>,
 }
 
 /// Reads the settings that all generations share.
@@ -139,10 +140,6 @@ pub(super) fn shared(
 ) -> Result<(GemmaKeys, DecoderArch)> {
     let mut keys: DecoderKeys = config.keys()?;
     let gemma: GemmaKeys = config.keys()?;
-    if gemma.use_bidirectional_attention == Some(true) {
-        return Err(unsupported("use_bidirectional_attention", "false: a causal model", true));
-    }
-
     // In published files, the older key of the same setting names another function. The newer key states the function
     // that is computed.
     keys.hidden_act = None;
@@ -158,7 +155,13 @@ pub(super) fn shared(
     keys.apply_attention_bias(&mut arch);
     let pattern = gemma.sliding_window_pattern.unwrap_or(pattern);
     let types = keys.layer_types.clone().unwrap_or_else(|| layer_types(pattern, arch.layers.len()));
-    keys.windows(&mut arch, &types, keys.sliding_window.unwrap_or(Some(4096)));
+    let window = keys.sliding_window.unwrap_or(Some(4096));
+    let window = match gemma.use_bidirectional_attention {
+        // Half of the window is on each side of the token itself.
+        Some(true) => window.map(|window| window / 2 + 1),
+        _ => window,
+    };
+    keys.windows(&mut arch, &types, window);
 
     for (layer, kind) in arch.layers.iter_mut().zip(&types) {
         layer.attention.rotation =

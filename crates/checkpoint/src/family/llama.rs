@@ -29,7 +29,13 @@ pub(super) const GGUF: GgufFamily =
 pub(super) const HF_NAMES: NameTable = NameTable {
     prefixes: &["model.", ""],
     layer: "layers.",
-    outer: &[("embed", "embed_tokens"), ("norm", "norm"), ("head", "lm_head")],
+    outer: &[
+        ("embed", "embed_tokens"),
+        ("norm", "norm"),
+        ("head", "lm_head"),
+        // Modules of sentence-transformers, each in a folder of its own.
+        ("dense.#", "dense.#.linear"),
+    ],
     inner: &[
         ("attn_norm", "input_layernorm"),
         ("attn.q_proj", "self_attn.q_proj"),

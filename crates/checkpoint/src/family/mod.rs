@@ -17,6 +17,7 @@ mod idefics3;
 mod llama;
 mod mistral;
 mod mobilebert;
+mod modernbert;
 mod nomic;
 mod openelm;
 mod phi3;
@@ -65,6 +66,7 @@ pub(super) const HF: &[&HfFamily] = &[
     &roberta::HF_XLM,
     &distilbert::HF,
     &mobilebert::HF,
+    &modernbert::HF,
     &nomic::HF,
     &whisper::HF,
 ];
@@ -109,6 +111,8 @@ pub(super) enum HfReader {
     Decoder(fn(&Config) -> Result<Decoder>),
     /// For an encoder.
     Encoder(fn(&Config, &SentenceEmbedding) -> Result<EncoderArch>),
+    /// For an embedding model with the layers of a decoder, in which every token attends to all others.
+    Embedder(fn(&Config) -> Result<Decoder>),
     /// For a model that transcribes speech.
     Speech(fn(&Config) -> Result<SpeechArch>),
 }

@@ -23,9 +23,9 @@ pub(super) const HF2: HfFamily = HfFamily {
     read: HfReader::Decoder(hf2),
 };
 
-/// `Qwen3ForCausalLM` (`Qwen3Config` of `transformers`).
+/// `Qwen3ForCausalLM` (`Qwen3Config` of `transformers`), and `Qwen3Model` for embedding models.
 pub(super) const HF3: HfFamily = HfFamily {
-    classes: &["Qwen3ForCausalLM"],
+    classes: &["Qwen3ForCausalLM", "Qwen3Model"],
     model_type: "qwen3",
     names: &llama::HF_NAMES,
     read: HfReader::Decoder(hf3),

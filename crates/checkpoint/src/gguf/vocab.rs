@@ -56,7 +56,7 @@ pub(crate) fn read(metadata: &Metadata, architecture: &Architecture) -> Result<V
             pad: ids.pad,
             texts: ids.texts(&tokens),
         },
-        Architecture::Encoder(_) | Architecture::Speech(_) => {
+        Architecture::Encoder(_) | Architecture::Embedder(_) | Architecture::Speech(_) => {
             SpecialTokens { bos: None, stop: Vec::new(), pad: ids.pad, texts: ids.texts(&tokens) }
         }
     };
@@ -89,6 +89,7 @@ fn tokens(metadata: &Metadata, architecture: &Architecture) -> Result<Vec<String
     let rows = match architecture {
         Architecture::Decoder(decoder) => decoder.vocab,
         Architecture::Encoder(encoder) => encoder.vocab,
+        Architecture::Embedder(embedder) => embedder.decoder.vocab,
         Architecture::Speech(speech) => speech.vocab,
     };
     if tokens.is_empty() {

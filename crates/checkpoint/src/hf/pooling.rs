@@ -31,14 +31,25 @@ pub struct SentenceEmbedding {
     pub normalize: bool,
     /// Maximum text length, in tokens.
     pub max_length: Option<usize>,
+    /// Linear layers between pooling and vector.
+    pub dense: Vec<DenseModule>,
     /// True if these settings come from `modules.json`, false if from a default for folders without it.
     pub listed: bool,
+}
+
+/// A linear layer without a bias.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DenseModule {
+    /// Folder of its files.
+    pub folder: String,
+    /// Numbers of outputs and inputs.
+    pub shape: [usize; 2],
 }
 
 impl SentenceEmbedding {
     /// Returns the settings of a folder without files of sentence-transformers, with this pooling.
     pub(crate) fn of_pooling(pooling: Pooling, source: PoolingSource) -> Self {
-        Self { pooling, source, normalize: true, max_length: None, listed: false }
+        Self { pooling, source, normalize: true, max_length: None, dense: Vec::new(), listed: false }
     }
 
     /// Returns these settings with the pooling that the user states, if any.
@@ -88,12 +99,20 @@ struct PoolingKeys {
     rest: std::collections::BTreeMap<String, serde_json::Value>,
 }
 
+/// File that lists the modules.
+const MODULES: &str = "modules.json";
+
+/// Returns whether a folder has the list of modules.
+pub fn is_listed(folder: &Folder) -> bool {
+    folder.file(MODULES).is_file()
+}
+
 /// Reads `modules.json` and the files that it lists.
 pub fn read(folder: &mut Folder) -> Result<SentenceEmbedding> {
     let max_length = folder
         .json::<Limits>("sentence_bert_config.json", "an object with max_seq_length")?
         .and_then(|limits| limits.max_seq_length);
-    let Some(modules) = folder.json::<Vec<Module>>("modules.json", "a list of modules")? else {
+    let Some(modules) = folder.json::<Vec<Module>>(MODULES, "a list of modules")? else {
         let unlisted = match pooling(folder, USUAL_POOLING)? {
             Some(pooling) => SentenceEmbedding::of_pooling(pooling, PoolingSource::Files),
             None => of_family(folder)?,
@@ -110,7 +129,7 @@ pub fn read(folder: &mut Folder) -> Result<SentenceEmbedding> {
     for (at, module) in modules.iter().enumerate() {
         // The list is untrusted and must not refer to files outside the folder.
         if !inside(&module.path) {
-            return Err(malformed(&folder.file("modules.json"), "modules inside the folder", &module.path));
+            return Err(malformed(&folder.file(MODULES), "modules inside the folder", &module.path));
         }
         let name = module.kind.rsplit('.').next().unwrap_or_default();
         match (at, name) {
@@ -124,9 +143,10 @@ pub fn read(folder: &mut Folder) -> Result<SentenceEmbedding> {
                 sentence.pooling =
                     found.ok_or_else(|| malformed(&path, "a pooling configuration", "no file"))?;
             }
-            (2, "Normalize") => sentence.normalize = true,
+            (2.., "Dense") if !sentence.normalize => sentence.dense.push(dense(folder, &module.path)?),
+            (2.., "Normalize") if at + 1 == modules.len() => sentence.normalize = true,
             _ => {
-                let expected = "Transformer, Pooling and Normalize, in this order";
+                let expected = "Transformer, Pooling, Dense and Normalize, in this order";
                 return Err(unsupported("sentence-transformers module", expected, &module.kind));
             }
         }
@@ -149,6 +169,34 @@ fn of_family(folder: &mut Folder) -> Result<SentenceEmbedding> {
         Some((family, pooling)) => SentenceEmbedding::of_pooling(pooling, PoolingSource::Family(family)),
         None => SentenceEmbedding::of_pooling(Pooling::Mean, PoolingSource::Unknown),
     })
+}
+
+/// Keys of a linear layer.
+#[derive(Deserialize)]
+struct DenseKeys {
+    in_features: usize,
+    out_features: usize,
+    bias: Option<bool>,
+    activation_function: Option<String>,
+}
+
+/// Reads the settings of the linear layer in `path`.
+fn dense(folder: &mut Folder, path: &str) -> Result<DenseModule> {
+    let name = format!("{path}/config.json");
+    let keys = folder.json::<DenseKeys>(&name, "the settings of a Dense module")?;
+    let keys =
+        keys.ok_or_else(|| malformed(&folder.file(&name), "the settings of a Dense module", "no file"))?;
+    if keys.bias != Some(false) {
+        return Err(unsupported("bias of a Dense module", "false", true));
+    }
+    match keys.activation_function {
+        Some(function) if function.rsplit('.').next() == Some("Identity") => {}
+        other => {
+            let found = other.unwrap_or_else(|| "torch.nn.modules.activation.Tanh".to_owned());
+            return Err(unsupported("activation_function of a Dense module", "Identity", found));
+        }
+    }
+    Ok(DenseModule { folder: path.to_owned(), shape: [keys.out_features, keys.in_features] })
 }
 
 /// Returns the pooling of the module in `path`, or `None` if it has no configuration.
@@ -253,8 +301,27 @@ mod tests {
     fn other_modules_are_refused() {
         refused(&[modules(&[("Transformer", "0_Transformer")])], "path of the Transformer module");
         refused(&[modules(&[("Pooling", "1_Pooling")])], "module: found a.b.Pooling");
-        let dense = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Dense", "2_Dense")];
-        refused(&[modules(&dense), (USUAL, json!({MEAN: true}))], "module: found a.b.Dense");
+        let dense = modules(&[("Transformer", ""), ("Pooling", "1_Pooling"), ("Dense", "2_Dense")]);
+        let mean = (USUAL, json!({MEAN: true}));
+        let with = |keys: Value| [dense.clone(), mean.clone(), ("2_Dense/config.json", keys)];
+        let linear = json!({
+            "in_features": 8, "out_features": 16, "bias": false, "activation_function": "torch.nn.Identity",
+        });
+        let found = sentence(&with(linear.clone())).unwrap();
+        assert_eq!(found.dense, [DenseModule { folder: "2_Dense".to_owned(), shape: [16, 8] }]);
+        let changed = |key: &str, value: Value| {
+            let mut keys = linear.clone();
+            keys[key] = value;
+            with(keys)
+        };
+        refused(&changed("bias", json!(true)), "bias of a Dense module");
+        refused(
+            &changed("activation_function", json!("torch.nn.Tanh")),
+            "activation_function of a Dense module",
+        );
+        refused(&[dense.clone(), mean.clone()], "the settings of a Dense module, found no file");
+        let order = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2"), ("Dense", "3")];
+        refused(&[modules(&order), mean], "module: found a.b.Normalize");
         refused(
             &[modules(&[("Transformer", ""), ("Pooling", "../x")])],
             "modules inside the folder, found ../x",

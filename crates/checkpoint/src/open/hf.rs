@@ -4,11 +4,13 @@
 use std::path::{Path, PathBuf};
 
 use narthex_spec::{
-    arch::{Architecture, DecoderArch, EncoderHead, Pooling, VisionArch},
+    arch::{Architecture, AttentionDirection, DecoderArch, EmbedderArch, EncoderHead, Pooling, VisionArch},
     manifest::Prompts,
 };
+use serde::Deserialize;
 use serde_json::Value;
 
+use super::PublishedEmbedding;
 use crate::{
     checkpoint::{Checkpoint, TokenizerSource},
     error::Result,
@@ -18,11 +20,11 @@ use crate::{
         config::Config,
         conformer,
         folder::Folder,
-        pooling::{self, SentenceEmbedding},
+        pooling::{self, DenseModule, SentenceEmbedding},
         prompts, speech, tokenizer, vision,
     },
     layout::Layout,
-    limits::check_architecture,
+    limits::{check_architecture, unsupported},
     packed::{self, PackedFormat},
     pooling::PoolingSource,
     required_tensors, safetensors,
@@ -45,20 +47,36 @@ struct HfSettings {
     max_length: usize,
     /// Source of the pooling, for embedding models.
     pooling: PoolingSource,
+    /// Linear layers between pooling and vector, each in a folder.
+    dense: Vec<DenseModule>,
 }
 
-/// Returns the architecture from published settings: the keys of a [`CONFIG`], and an encoder's pooling.
-pub(super) fn architecture_from_config(keys: Value, pooling: Option<Pooling>) -> Result<Architecture> {
+/// Returns the architecture from published settings: the keys of a [`CONFIG`], and those of an embedding model.
+pub(super) fn architecture_from_config(
+    keys: Value,
+    embedding: Option<PublishedEmbedding<'_>>,
+) -> Result<Architecture> {
     let config = Config::new(CONFIG.into(), keys)?;
+    let sentence = embedding.map(|PublishedEmbedding { pooling, dense }| {
+        let modules = dense.iter().map(|&width| DenseModule { folder: String::new(), shape: [width, 0] });
+        SentenceEmbedding {
+            listed: true,
+            dense: modules.collect(),
+            ..SentenceEmbedding::of_pooling(pooling, PoolingSource::Files)
+        }
+    });
     let architecture = match hf_family(&config)?.read {
-        HfReader::Decoder(read) => read(&config).map(|decoder| Architecture::Decoder(decoder.arch)),
+        HfReader::Decoder(read) => {
+            read(&config).and_then(|decoder| decoder_or_embedder(&config, decoder.arch, sentence.as_ref()))
+        }
         HfReader::Speech(read) => read(&config).map(Architecture::Speech),
+        HfReader::Embedder(read) => read(&config).map(|decoder| {
+            let unknown = SentenceEmbedding::of_pooling(Pooling::Mean, PoolingSource::Files);
+            embedder(decoder.arch, AttentionDirection::Bidirectional, sentence.as_ref().unwrap_or(&unknown))
+        }),
         HfReader::Encoder(read) => {
-            let listed = pooling.is_some();
-            let sentence =
-                SentenceEmbedding::of_pooling(pooling.unwrap_or(Pooling::Mean), PoolingSource::Files);
-            let sentence = SentenceEmbedding { listed, ..sentence };
-            read(&config, &sentence).map(Architecture::Encoder)
+            let unknown = SentenceEmbedding::of_pooling(Pooling::Mean, PoolingSource::Files);
+            read(&config, &sentence.unwrap_or(unknown)).map(Architecture::Encoder)
         }
     }
     .map_err(|error| error.in_file(config.path()))?;
@@ -69,32 +87,120 @@ pub(super) fn architecture_from_config(keys: Value, pooling: Option<Pooling>) ->
 fn settings(folder: &mut Folder, config: &Config) -> Result<HfSettings> {
     let family = hf_family(config)?;
 
-    let (architecture, layout, max_length, pooling) = match family.read {
+    let settings = match family.read {
         HfReader::Decoder(read) => {
             let Decoder { mut arch, layout } = read(config).map_err(|error| error.in_file(config.path()))?;
             if let Some(VisionArch::MobileNet(tower)) = arch.vision.as_deref_mut() {
                 vision::set_side(folder, tower)?;
             }
-            let context = arch.context;
-            (Architecture::Decoder(arch), layout, context, PoolingSource::Unknown)
+            let sentence = if pooling::is_listed(folder) { Some(pooling::read(folder)?) } else { None };
+            let settings =
+                HfSettings::new(family, decoder_or_embedder(config, arch, sentence.as_ref())?, layout);
+            match sentence {
+                Some(sentence) => settings.of_sentences(folder, sentence)?,
+                None => settings,
+            }
         }
-
         HfReader::Encoder(read) => {
             let sentence = pooling::read(folder)?;
+            if !sentence.dense.is_empty() {
+                let expected = "Transformer, Pooling and Normalize for this family";
+                return Err(unsupported("sentence-transformers module", expected, "Dense"));
+            }
             let encoder = read(config, &sentence).map_err(|error| error.in_file(config.path()))?;
-            let longest = tokenizer::max_length(folder, &sentence)?.unwrap_or(usize::MAX);
-            let max_length = encoder.positions.min(longest);
-            (Architecture::Encoder(encoder), Layout::default(), max_length, sentence.source)
+            HfSettings::new(family, Architecture::Encoder(encoder), Layout::default())
+                .of_sentences(folder, sentence)?
+        }
+        HfReader::Embedder(read) => {
+            let sentence = pooling::read(folder)?;
+            let class = config.class().unwrap_or_default();
+            if !sentence.listed && !class.is_empty() && !class.ends_with("Model") {
+                let expected = "an embedding model with modules.json of sentence-transformers";
+                return Err(unsupported("class", expected, class));
+            }
+            let Decoder { arch, layout } = read(config).map_err(|error| error.in_file(config.path()))?;
+            let architecture = embedder(arch, AttentionDirection::Bidirectional, &sentence);
+            HfSettings::new(family, architecture, layout).of_sentences(folder, sentence)?
         }
         HfReader::Speech(read) => {
             let arch = read(config).map_err(|error| error.in_file(config.path()))?;
-            let context = arch.target_positions;
-            (Architecture::Speech(arch), Layout::default(), context, PoolingSource::Unknown)
+            HfSettings::new(family, Architecture::Speech(arch), Layout::default())
         }
     };
 
-    check_architecture(config.path(), &architecture)?;
-    Ok(HfSettings { family, architecture, layout, max_length, pooling })
+    check_architecture(config.path(), &settings.architecture)?;
+    Ok(settings)
+}
+
+impl HfSettings {
+    /// Returns the settings of a model that is not an embedding model.
+    fn new(family: &'static HfFamily, architecture: Architecture, layout: Layout) -> Self {
+        let max_length = architecture.longest();
+        let pooling = PoolingSource::Unknown;
+        Self { family, architecture, layout, max_length, pooling, dense: Vec::new() }
+    }
+
+    /// Adds the settings of sentence-transformers.
+    fn of_sentences(self, folder: &mut Folder, sentence: SentenceEmbedding) -> Result<Self> {
+        let longest = tokenizer::max_length(folder, &sentence)?.unwrap_or(usize::MAX);
+        let max_length = self.max_length.min(longest);
+        Ok(Self { max_length, pooling: sentence.source, dense: sentence.dense, ..self })
+    }
+}
+
+/// Keys of the tokens that a token attends to.
+#[derive(Deserialize)]
+struct DirectionKeys {
+    use_bidirectional_attention: Option<Value>,
+    is_causal: Option<Value>,
+    /// Keys of the decoder of a model with towers.
+    text_config: Option<Box<DirectionKeys>>,
+}
+
+impl DirectionKeys {
+    fn is_bidirectional(&self) -> bool {
+        self.use_bidirectional_attention == Some(Value::Bool(true))
+            || self.is_causal == Some(Value::Bool(false))
+            || self.text_config.as_deref().is_some_and(Self::is_bidirectional)
+    }
+}
+
+/// Classes of decoders that have no head.
+const WITHOUT_HEAD: [&str; 2] = ["Qwen3Model", "Gemma3TextModel"];
+
+/// Returns the embedding model with the layers of a decoder.
+fn embedder(arch: DecoderArch, attends: AttentionDirection, sentence: &SentenceEmbedding) -> Architecture {
+    let dense = sentence.dense.iter().map(|module| module.shape[0]).collect();
+    let decoder = DecoderArch { tied_head: true, vision: None, audio: None, ..arch };
+    Architecture::Embedder(EmbedderArch { decoder, attends, dense, head: sentence.embedding() })
+}
+
+/// Returns a decoder, or the embedding model with its layers if there are settings of sentence-transformers.
+fn decoder_or_embedder(
+    config: &Config,
+    arch: DecoderArch,
+    sentence: Option<&SentenceEmbedding>,
+) -> Result<Architecture> {
+    let keys: DirectionKeys = config.keys()?;
+    let attends = match keys.is_bidirectional() {
+        true => AttentionDirection::Bidirectional,
+        false => AttentionDirection::Causal,
+    };
+    if let Some(sentence) = sentence {
+        return Ok(embedder(arch, attends, sentence));
+    }
+    if attends == AttentionDirection::Bidirectional {
+        let expected =
+            "a causal model, or the files of sentence-transformers beside an embedding model: modules.json";
+        return Err(unsupported("attention", expected, "bidirectional attention"));
+    }
+    match config.class() {
+        Some(class) if WITHOUT_HEAD.contains(&class) => {
+            let expected = "modules.json of sentence-transformers beside a model without a head";
+            Err(unsupported("class", expected, class))
+        }
+        _ => Ok(Architecture::Decoder(arch)),
+    }
 }
 
 /// Returns the architecture of a folder whose weight files are truncated after their headers, and checks its tensors.
@@ -103,8 +209,17 @@ pub(super) fn architecture_from_headers(path: &Path) -> Result<Architecture> {
     let config = Config::read(&mut folder)?;
     let settings = settings(&mut folder, &config)?;
     let mut architecture = settings.architecture;
-    weights(path, settings.family, &mut architecture, settings.layout, config.packed_format()?)?;
+    let HfSettings { family, layout, dense, .. } = settings;
+    weights(path, family, &mut architecture, WeightFiles { layout, dense, packed: config.packed_format()? })?;
     Ok(architecture)
+}
+
+/// Files and layout of a folder's weights.
+struct WeightFiles {
+    layout: Layout,
+    /// Linear layers in folders of their own.
+    dense: Vec<DenseModule>,
+    packed: Option<PackedFormat>,
 }
 
 /// Returns the weights of a folder, and their files, after a check that every weight of the architecture is present. If the
@@ -113,10 +228,14 @@ fn weights(
     path: &Path,
     family: &HfFamily,
     architecture: &mut Architecture,
-    layout: Layout,
-    packed: Option<PackedFormat>,
+    files: WeightFiles,
 ) -> Result<(Tensors, Vec<PathBuf>)> {
+    let WeightFiles { layout, dense, packed } = files;
     let mut shards = safetensors::open(path)?;
+    for (index, module) in dense.iter().enumerate() {
+        let file = path.join(&module.folder).join(safetensors::SINGLE);
+        shards.read_as(file, &format!("dense.{index}."))?;
+    }
     if let Some(format) = packed {
         let maps = &shards.maps;
         packed::gather(path, &mut shards.by_name, format, |tensor| {
@@ -144,23 +263,24 @@ fn weights(
 pub(super) fn open(path: &Path) -> Result<Checkpoint> {
     let mut folder = Folder::new(path);
     let config = Config::read(&mut folder)?;
-    let HfSettings { family, mut architecture, layout, max_length, pooling } =
+    let HfSettings { family, mut architecture, layout, max_length, pooling, dense } =
         settings(&mut folder, &config)?;
     let (embeds, vocab) = match &architecture {
         Architecture::Decoder(arch) => (false, tokenizer::Vocab::Decoder(arch.vocab, Some(arch.family))),
         Architecture::Encoder(arch) => {
             (matches!(arch.head, EncoderHead::Embedding { .. }), tokenizer::Vocab::Encoder(arch.vocab))
         }
+        Architecture::Embedder(arch) => (true, tokenizer::Vocab::Encoder(arch.decoder.vocab)),
         Architecture::Speech(arch) => (false, tokenizer::Vocab::Encoder(arch.vocab)),
     };
 
     let prompts = if embeds { prompts::read(&mut folder)? } else { Prompts::default() };
-    let packed = config.packed_format()?;
-    let (tensors, files) = weights(path, family, &mut architecture, layout, packed)?;
+    let files = WeightFiles { layout, dense, packed: config.packed_format()? };
+    let (tensors, files) = weights(path, family, &mut architecture, files)?;
     let text = tokenizer::read(&mut folder, config.ids(), vocab)?;
     let speech = match &mut architecture {
         Architecture::Speech(arch) => Some(speech::read(&mut folder, &text.tokenizer, arch)?),
-        Architecture::Decoder(_) | Architecture::Encoder(_) => None,
+        Architecture::Decoder(_) | Architecture::Encoder(_) | Architecture::Embedder(_) => None,
     };
     let vision = match &architecture {
         Architecture::Decoder(DecoderArch { vision: Some(arch), .. }) => {

@@ -117,13 +117,25 @@ pub fn architecture_from_headers(path: &Path) -> Result<Architecture> {
     Ok(open(path)?.architecture)
 }
 
-/// Returns the architecture from a publisher's settings, without a folder: the keys of a `config.json`, and the pooling
-/// of an embedding model.
+/// Settings of an embedding model that its `config.json` does not have.
+#[derive(Debug, Clone, Copy)]
+pub struct PublishedEmbedding<'a> {
+    /// Pooling of rows into one vector.
+    pub pooling: Pooling,
+    /// Widths of linear layers between pooling and vector.
+    pub dense: &'a [usize],
+}
+
+/// Returns the architecture from a publisher's settings, without a folder: the keys of a `config.json`, and the settings of
+/// an embedding model.
 ///
 /// # Errors
 /// As [`open`], for keys that contradict each other or are not supported.
-pub fn architecture_from_config(config: serde_json::Value, pooling: Option<Pooling>) -> Result<Architecture> {
-    hf::architecture_from_config(config, pooling)
+pub fn architecture_from_config(
+    config: serde_json::Value,
+    embedding: Option<PublishedEmbedding<'_>>,
+) -> Result<Architecture> {
+    hf::architecture_from_config(config, embedding)
 }
 
 fn open_file(path: &Path) -> Result<Checkpoint> {

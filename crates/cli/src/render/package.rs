@@ -123,6 +123,11 @@ fn structure(manifest: &Manifest) -> String {
         Structure::Encoder(arch) => {
             format!("encoder, {} layers, {}, vocabulary {}", arch.layers, arch.gives(), arch.vocab)
         }
+        Structure::Embedder(arch) => {
+            let layers = arch.decoder.layers.len();
+            let vectors = arch.head.gives(arch.width());
+            format!("embedding model, {layers} layers, {vectors}, vocabulary {}", arch.decoder.vocab)
+        }
         Structure::Speech(arch) => format!(
             "speech recognition, {} and {} layers, width {}, {} mel bands, vocabulary {}",
             arch.encoder.layers, arch.decoder.layers, arch.hidden, arch.bins, arch.vocab
@@ -263,6 +268,7 @@ fn layers(structure: &Structure) -> Option<usize> {
     match structure {
         Structure::Decoder(arch) => Some(arch.layers.len()),
         Structure::Encoder(arch) => Some(arch.layers),
+        Structure::Embedder(arch) => Some(arch.decoder.layers.len()),
         Structure::Speech(arch) => Some(arch.encoder.layers + arch.decoder.layers),
         Structure::ImportedDecoder(_) | Structure::ImportedEncoder(_) | Structure::ImportedVoice(_) => None,
     }

@@ -74,7 +74,9 @@ fn decoder(manifest: &Manifest) -> Result<(&DecoderArch, &GraphEntry)> {
     };
     let arch = match &manifest.architecture {
         Structure::Decoder(arch) => arch,
-        Structure::Encoder(_) | Structure::ImportedEncoder(_) => return Err(other("an encoder")),
+        Structure::Encoder(_) | Structure::Embedder(_) | Structure::ImportedEncoder(_) => {
+            return Err(other("an encoder"));
+        }
         Structure::Speech(_) => return Err(other("a model that transcribes speech")),
         Structure::ImportedVoice(_) => return Err(other("a voice")),
         Structure::ImportedDecoder(_) => {

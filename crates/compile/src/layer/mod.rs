@@ -17,6 +17,7 @@ pub(crate) mod norm;
 pub(crate) mod rope;
 pub(crate) mod scaled_dot_product_attention;
 pub(crate) mod unmasked_attention;
+pub(crate) mod whole_attention;
 
 use narthex_graph::typed::Scope;
 

@@ -25,6 +25,10 @@ impl Norm {
     pub(crate) fn apply(self, e: &mut Emitter<'_>, scope: &Scope, x: Tensor) -> Result<Tensor> {
         match self.kind {
             NormKind::Rms => rms_norm(e, scope, x, self.width, self.epsilon),
+            NormKind::Gain => {
+                let gain = e.vector(&scope.parameter("weight"), self.width)?;
+                Ok(e.graph.layer_norm(scope, x, gain, None, self.epsilon)?)
+            }
             NormKind::Layer => {
                 let [gain, bias] = gain_and_bias(e, scope, self.width)?;
                 Ok(e.graph.layer_norm(scope, x, gain, Some(bias), self.epsilon)?)
@@ -74,6 +78,11 @@ impl Norm {
             NormKind::Layer => {
                 let [gain, bias] = gain_and_bias(e, scope, self.width)?;
                 (gain, Some(bias))
+            }
+            NormKind::Gain => {
+                let width = self.width;
+                let bias = e.tensor(&scope.node("zeros"), &[width], |_| Ok(vec![0.0; width]))?;
+                (e.vector(&scope.parameter("weight"), width)?, Some(bias))
             }
         };
         Ok(SkipNorm { residual, branch, gain, bias, epsilon: self.epsilon })
@@ -188,6 +197,14 @@ impl ResidualStream {
         let sum = rows("residual", self.sum)?;
         let pending = self.pending.map(|branch| rows("branch", branch)).transpose()?;
         Ok(Self { sum, pending, ..*self })
+    }
+
+    /// Returns the stream with a pending branch.
+    pub(crate) fn rows(&mut self, e: &mut Emitter<'_>, scope: &Scope) -> Result<Tensor> {
+        if let Some(branch) = self.pending.take() {
+            self.sum = e.graph.add(scope, self.sum, branch)?;
+        }
+        Ok(self.sum)
     }
 
     /// Returns the norm of the stream.

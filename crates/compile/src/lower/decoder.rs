@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use narthex_graph::typed::{Tensor, TensorType};
 use narthex_spec::{
-    arch::{AltUp, DecoderArch, PerLayer, Residual},
+    arch::{AltUp, DecoderArch, NormKind, PerLayer, Residual},
     dtype::Dim,
     manifest::Slot,
 };
@@ -16,7 +16,7 @@ use crate::{
     layer::{
         altup::Streams,
         layer_scope, mlp,
-        norm::{ResidualForm, ResidualStream, StreamNorms},
+        norm::{Norm, ResidualForm, ResidualStream, StreamNorms},
     },
 };
 
@@ -66,6 +66,7 @@ impl DecoderLayers<'_> {
     /// sandwich:    norm ── attention ── norm ── + ── norm ── mlp ── norm ── +
     /// parallel:    norm ─┬─ attention ── + ─┐
     ///                    └─ mlp ────────────┴─ +
+    /// unnormed:    attention ── + ── norm ── mlp ── +
     /// ```
     fn layer(
         &self,
@@ -78,7 +79,12 @@ impl DecoderLayers<'_> {
         let layer = &self.arch.layers[index];
         let scope = layer_scope(index);
         let StreamNorms { branch, scale, .. } = self.norms;
-        let normed = stream.normed(e, &scope.child("attn_norm"))?;
+        let normed = match layer.residual {
+            Residual::Unnormed => stream.rows(e, &scope)?,
+            Residual::Sequential | Residual::Sandwich | Residual::Parallel => {
+                stream.normed(e, &scope.child("attn_norm"))?
+            }
+        };
         let mut attended = attention.attend(e, io, index, normed)?;
         if layer.residual == Residual::Sandwich {
             attended = branch.apply_scaled(e, &scope.child("attn_post_norm"), attended, scale)?;
@@ -86,7 +92,9 @@ impl DecoderLayers<'_> {
         stream.add(e, &scope.child("attn"), attended)?;
         let mlp_input = match layer.residual {
             Residual::Parallel => normed,
-            Residual::Sequential | Residual::Sandwich => stream.normed(e, &scope.child("mlp_norm"))?,
+            Residual::Sequential | Residual::Sandwich | Residual::Unnormed => {
+                stream.normed(e, &scope.child("mlp_norm"))?
+            }
         };
 
         let mut fed = mlp::mlp(e, &scope.child("mlp"), mlp_input, self.arch.hidden, &layer.mlp)?;
@@ -144,4 +152,17 @@ impl DecoderLayers<'_> {
         }
         Ok(rows)
     }
+}
+
+/// Scale of a residual stream that would overflow in half precision: with it, values may reach 4 million.
+const STREAM_SCALE: f32 = 1.0 / 64.0;
+
+/// Returns the norms around the residual stream.
+///
+/// If every branch is normed before it is added to the stream, as in Gemma, nothing bounds the stream: that of Gemma 3
+/// exceeds the range of half precision within a few layers. Such a stream is scaled down.
+pub(super) fn stream_norms(arch: &DecoderArch) -> StreamNorms {
+    let sandwiched = arch.layers.iter().all(|layer| layer.residual == Residual::Sandwich);
+    let scale = if sandwiched && arch.norm == NormKind::Rms { STREAM_SCALE } else { 1.0 };
+    StreamNorms::new(Norm::of(arch), scale)
 }

@@ -6,6 +6,7 @@
 mod conformer;
 mod decoder;
 pub(crate) mod dynamic;
+mod embedder;
 mod encoder;
 mod io;
 mod mobilenet;
@@ -38,6 +39,7 @@ pub(crate) fn lower(e: &mut Emitter<'_>, architecture: &Architecture) -> Result<
     let mut lowered = match architecture {
         Architecture::Decoder(arch) => dynamic::decoder(e, arch)?,
         Architecture::Encoder(arch) => dynamic::encoder(e, arch)?,
+        Architecture::Embedder(arch) => embedder::dynamic(e, arch)?,
         Architecture::Speech(arch) => speech::dynamic(e, arch)?,
     };
     if let Some(shapes) = &e.recipe.fixed {

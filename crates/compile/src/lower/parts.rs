@@ -28,7 +28,7 @@ pub(crate) fn shapes(architecture: &Architecture, recipe: &Recipe, longest: usiz
         Architecture::Speech(arch) => {
             prefill(&layer_bytes(SPEECH_DECODER, arch.decoder.layers, &plan, recipe))
         }
-        Architecture::Encoder(_) => &[],
+        Architecture::Encoder(_) | Architecture::Embedder(_) => &[],
     };
     Some(recipe.fixed.clone()?.or_prefill(lengths).within(longest))
 }

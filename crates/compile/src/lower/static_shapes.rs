@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use narthex_graph::typed::{KeyValue, Scope, Tensor};
 use narthex_spec::{
     DType, HeadOrder, Scheme, Variant,
-    arch::{Architecture, Attention, DecoderArch, DecoderLayer, NormKind, Residual, Rotation},
+    arch::{Architecture, Attention, DecoderArch, DecoderLayer, Rotation},
     dtype::Dim,
     manifest::{GraphEntry, KvLayout, LayerRange, Part, Slot},
     recipe::{FixedShapes, StepShape},
@@ -18,7 +18,8 @@ use narthex_spec::{
 
 use super::{
     LoweredModel,
-    decoder::{AttentionLowering, DecoderLayers},
+    decoder::{AttentionLowering, DecoderLayers, stream_norms},
+    embedder,
     io::{GraphIo, f16, static_layout},
     parts, static_encoder, static_speech,
 };
@@ -30,7 +31,7 @@ use crate::{
         embed,
         head::head as lm_head,
         layer_scope,
-        norm::{Norm, ResidualForm, StreamNorms},
+        norm::{Norm, ResidualForm},
         rope::{self, Angles},
         scaled_dot_product_attention::{StaticCache, StaticStep, scaled_dot_product_attention},
     },
@@ -54,6 +55,7 @@ pub(crate) fn lower(
     match architecture {
         Architecture::Decoder(arch) => decoder(e, arch, shapes),
         Architecture::Encoder(arch) => static_encoder::graphs(e, arch, shapes),
+        Architecture::Embedder(arch) => embedder::fixed(e, arch, shapes),
         Architecture::Speech(arch) => static_speech::graphs(e, arch, shapes),
     }
 }
@@ -80,19 +82,6 @@ const ANGLES: [(Rotation, [Slot; 2], &str); 2] = [
     (Rotation::Global, [Slot::Cos, Slot::Sin], ""),
     (Rotation::Local, [Slot::LocalCos, Slot::LocalSin], "local."),
 ];
-
-/// Scale of a residual stream that would overflow in half precision: with it, values may reach 4 million.
-const STREAM_SCALE: f32 = 1.0 / 64.0;
-
-/// Returns the norms around the residual stream.
-///
-/// If every branch is normed before it is added to the stream, as in Gemma, nothing bounds the stream: that of Gemma 3
-/// exceeds the range of half precision within a few layers. Such a stream is scaled down.
-fn stream_norms(arch: &DecoderArch) -> StreamNorms {
-    let sandwiched = arch.layers.iter().all(|layer| layer.residual == Residual::Sandwich);
-    let scale = if sandwiched && arch.norm == NormKind::Rms { STREAM_SCALE } else { 1.0 };
-    StreamNorms::new(Norm::of(arch), scale)
-}
 
 /// Graph of a range of layers for a fixed number of new tokens and a fixed past.
 struct LayersGraph<'a> {

@@ -88,7 +88,7 @@ fn projected_sizes(
     let gain = weights.weight(&format!("{norm}.weight"))?.to_f32();
     let shift = match arch.norm {
         NormKind::Layer => weights.weight(&format!("{norm}.bias"))?.to_f32(),
-        NormKind::Rms => vec![0.0; arch.hidden],
+        NormKind::Rms | NormKind::Gain => vec![0.0; arch.hidden],
     };
 
     let name = format!("{module}.weight");

@@ -6,8 +6,8 @@ use narthex_checkpoint::{CheckpointError, IntegerBlocks, WeightSource};
 use narthex_spec::{
     BlockSize, Recipe, Scheme,
     arch::{
-        Architecture, BottleneckAttention, DecoderArch, EncoderArch, EncoderHead, KvSource, PerLayer,
-        SpeechArch,
+        Architecture, BottleneckAttention, DecoderArch, EmbedderArch, EncoderArch, EncoderHead, KvSource,
+        PerLayer, SpeechArch,
     },
     manifest::SourceWeights,
 };
@@ -95,6 +95,10 @@ impl Plan {
                 }
             }
             Architecture::Encoder(arch) => plan.encoder(arch, inner),
+            Architecture::Embedder(arch) => {
+                plan.decoder(&arch.decoder, inner);
+                plan.embedder(arch, inner);
+            }
             Architecture::Speech(arch) => plan.speech(arch, inner),
         }
         for planned in &mut plan.weights {
@@ -207,6 +211,7 @@ impl Plan {
                         + per_layer
                         + angle_bytes(arch)
                 }
+                Architecture::Embedder(arch) => angle_bytes(&arch.decoder),
                 Architecture::Encoder(arch) => {
                     let tokens = table("embed.word.weight", arch.vocab, arch.token_width(), element);
                     let positions = match &arch.rope {
@@ -331,6 +336,16 @@ impl Plan {
         let head = if inner.plain().is_some() { inner } else { Storage::W8 };
         self.push("embed.weight".to_owned(), arch.vocab, hidden, head);
         self.weights.iter_mut().for_each(|planned| planned.is_tower = true);
+    }
+
+    /// Plans the token table, whose rows the host reads, and the linear layers between pooling and vector, whose errors reach
+    /// the vector directly.
+    fn embedder(&mut self, arch: &EmbedderArch, inner: Storage) {
+        let table = if inner.plain().is_some() { inner } else { Storage::W8 };
+        self.push("embed.weight".to_owned(), arch.decoder.vocab, arch.decoder.hidden, table);
+        for (index, [rows, cols]) in arch.dense_shapes().enumerate() {
+            self.push(format!("dense.{index}.weight"), rows, cols, unquantised(inner));
+        }
     }
 
     fn encoder(&mut self, arch: &EncoderArch, inner: Storage) {

@@ -40,6 +40,10 @@ impl EncoderInput {
                 let tables = Box::new(EncoderTables::open(package, manifest, arch)?);
                 Ok(Self::Rows { tables, embeds: Vec::new(), positions: Vec::new(), indices: Vec::new() })
             }
+            Structure::Embedder(arch) => {
+                let tables = Box::new(EncoderTables::of_embedder(package, manifest, arch)?);
+                Ok(Self::Rows { tables, embeds: Vec::new(), positions: Vec::new(), indices: Vec::new() })
+            }
             Structure::ImportedEncoder(imported) => {
                 check_imported(imported, manifest.max_length)?;
                 Ok(Self::Tokens { vocab: imported.vocab, tokens: Vec::new(), segments: Vec::new() })

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use narthex_engine::{encoder::Text, executor::StepError};
 use narthex_spec::{
-    arch::{EncoderArch, EncoderHead, FactoredEmbedding},
+    arch::{DecoderArch, EmbedderArch, EncoderArch, EncoderHead, FactoredEmbedding},
     manifest::{Manifest, Slot, TableRole},
 };
 
@@ -46,6 +46,28 @@ fn table(
 }
 
 impl EncoderTables {
+    /// Opens the tables of an embedding model with the layers of a decoder: those of its tokens.
+    pub(crate) fn of_embedder(
+        package: &Path,
+        manifest: &Manifest,
+        arch: &EmbedderArch,
+    ) -> Result<Self, DeviceError> {
+        let DecoderArch { vocab, hidden, context, .. } = arch.decoder;
+        if !(1..=context).contains(&manifest.max_length) {
+            let expected = format!("a length of 1 to {context} tokens");
+            return Err(DeviceError::package(expected, manifest.max_length));
+        }
+        let token = table(package, manifest, TableRole::Token, [vocab, hidden])?;
+        Ok(Self {
+            token,
+            positions: vec![vec![0.0; hidden]],
+            rotary: true,
+            hidden,
+            factored: None,
+            input: hidden,
+        })
+    }
+
     pub(crate) fn open(package: &Path, manifest: &Manifest, arch: &EncoderArch) -> Result<Self, DeviceError> {
         let hidden = arch.hidden;
         let width = arch.token_width();

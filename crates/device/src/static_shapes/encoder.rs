@@ -50,8 +50,15 @@ impl StaticEncoder {
         manifest: &Manifest,
         place: GraphLoad<'_>,
     ) -> Result<Self, DeviceError> {
-        let Structure::Encoder(arch) = &manifest.architecture else {
-            return Err(DeviceError::package("an encoder", "a decoder"));
+        let (tables, (rows, width), text_head) = match &manifest.architecture {
+            Structure::Encoder(arch) => {
+                (EncoderTables::open(folder, manifest, arch)?, output_rows(arch), arch.head)
+            }
+            Structure::Embedder(arch) => {
+                let tables = EncoderTables::of_embedder(folder, manifest, arch)?;
+                (tables, (Rows::Text, arch.width()), arch.head)
+            }
+            _ => return Err(DeviceError::package("an encoder", "a decoder")),
         };
 
         let mut buckets = Vec::new();
@@ -71,7 +78,6 @@ impl StaticEncoder {
         let longest = buckets.last().map(|(length, _)| *length);
         let longest = longest.ok_or_else(|| DeviceError::package("an encoder in fixed graphs", "none"))?;
         let max_length = longest.min(manifest.max_length);
-        let (rows, width) = output_rows(arch);
         if rows == Rows::Requested && head.is_none() {
             return Err(DeviceError::package("a head in a fixed graph", "none"));
         }
@@ -84,14 +90,13 @@ impl StaticEncoder {
             width,
         };
 
-        let tables = EncoderTables::open(folder, manifest, arch)?;
-        let (pooling, normalize) = match arch.head {
+        let (pooling, normalize) = match text_head {
             EncoderHead::Embedding { pooling, normalize } => (pooling, normalize),
             _ => (Pooling::Cls, false),
         };
         let row = vec![0.0; tables.input];
         let apart = vec![0.0; tables.position_elements()];
-        let output = if rows == Rows::Requested { Slot::Hidden } else { output_slot(&arch.head) };
+        let output = if rows == Rows::Requested { Slot::Hidden } else { output_slot(&text_head) };
         Ok(Self { limits, tables, output, pooling, normalize, buckets, head, row, apart })
     }
 

@@ -8,6 +8,7 @@ mod broken;
 mod calibration;
 mod conformer;
 mod device_loss;
+mod embedders;
 mod encoder;
 mod encoders;
 mod executor;

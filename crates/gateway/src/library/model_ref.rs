@@ -14,7 +14,7 @@ use narthex_catalog::{
     source::hub::RepoSummary,
 };
 use narthex_check::CheckError;
-use narthex_checkpoint as checkpoint;
+use narthex_checkpoint::{self as checkpoint, PublishedEmbedding};
 use narthex_compile::CompileError;
 use narthex_graph::onnx::files::{OnnxFileError, graph_files};
 use narthex_spec::{ModelKind, Scheme, arch::Architecture, manifest::Manifest};
@@ -156,7 +156,8 @@ pub(crate) fn architecture(entry: &Entry) -> Result<Architecture, Error> {
         return Err(Error::invalid("model", message));
     }
     let pooling = entry.pooling.filter(|_| entry.kind == ModelKind::Embedding);
-    Ok(checkpoint::architecture_from_config(entry.config.clone(), pooling).map_err(CompileError::from)?)
+    let embedding = pooling.map(|pooling| PublishedEmbedding { pooling, dense: &entry.dense });
+    Ok(checkpoint::architecture_from_config(entry.config.clone(), embedding).map_err(CompileError::from)?)
 }
 
 #[cfg(test)]

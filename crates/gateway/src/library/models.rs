@@ -307,7 +307,9 @@ impl Library {
             return Ok(());
         }
         match self.manifest(key)?.architecture {
-            Structure::Decoder(_) | Structure::Encoder(_) | Structure::Speech(_) => Ok(()),
+            Structure::Decoder(_) | Structure::Encoder(_) | Structure::Embedder(_) | Structure::Speech(_) => {
+                Ok(())
+            }
             Structure::ImportedVoice(_) => {
                 let message = format!("{} is a voice, which is imported and not compiled", key.name);
                 Err(Error::invalid("model", message))

@@ -5,7 +5,7 @@
 use std::{collections::BTreeMap, fmt::Write, fs, path::Path, thread};
 
 use narthex_catalog::index::{Catalog, Entry, Figures};
-use narthex_checkpoint as checkpoint;
+use narthex_checkpoint::{self as checkpoint, PublishedEmbedding};
 use narthex_gateway::plan::ModelEstimate;
 use narthex_spec::{ModelKind, ModelName, Scheme, Target, arch::Architecture};
 
@@ -19,7 +19,8 @@ fn compiled(catalog: &Catalog) -> impl Iterator<Item = &Entry> {
 
 /// Returns the architecture of an entry's model.
 fn architecture(entry: &Entry) -> Architecture {
-    checkpoint::architecture_from_config(entry.config.clone(), entry.pooling)
+    let embedding = entry.pooling.map(|pooling| PublishedEmbedding { pooling, dense: &entry.dense });
+    checkpoint::architecture_from_config(entry.config.clone(), embedding)
         .unwrap_or_else(|error| panic!("{}: {error}", entry.name))
 }
 

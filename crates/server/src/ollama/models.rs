@@ -365,6 +365,7 @@ fn family(architecture: &Structure) -> Option<String> {
     let family = match architecture {
         Structure::Decoder(decoder) => decoder.family,
         Structure::Encoder(encoder) => encoder.family,
+        Structure::Embedder(embedder) => embedder.decoder.family,
         Structure::Speech(speech) => speech.family,
         Structure::ImportedDecoder(_) | Structure::ImportedEncoder(_) | Structure::ImportedVoice(_) => {
             return None;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Architecture, DecoderArch, EncoderArch, EncoderHead, SpeechArch};
+use super::{Architecture, DecoderArch, EmbedderArch, EncoderArch, EncoderHead, SpeechArch};
 
 /// The model of a package.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -12,6 +12,8 @@ pub enum Structure {
     Decoder(DecoderArch),
     /// An encoder that Narthex compiled.
     Encoder(EncoderArch),
+    /// An embedding model with the layers of a decoder, which Narthex compiled.
+    Embedder(EmbedderArch),
     /// A model that transcribes speech, which Narthex compiled.
     Speech(SpeechArch),
     /// A causal language model with an imported graph.
@@ -87,6 +89,7 @@ impl Structure {
     pub fn head(&self) -> Option<&EncoderHead> {
         match self {
             Self::Encoder(arch) => Some(&arch.head),
+            Self::Embedder(arch) => Some(&arch.head),
             Self::ImportedEncoder(imported) => Some(&imported.head),
             Self::Decoder(_) | Self::ImportedDecoder(_) | Self::Speech(_) | Self::ImportedVoice(_) => None,
         }
@@ -97,6 +100,7 @@ impl Structure {
         match self {
             Self::Decoder(arch) => Some(Architecture::Decoder(arch.clone())),
             Self::Encoder(arch) => Some(Architecture::Encoder(arch.clone())),
+            Self::Embedder(arch) => Some(Architecture::Embedder(arch.clone())),
             Self::Speech(arch) => Some(Architecture::Speech(arch.clone())),
             Self::ImportedDecoder(_) | Self::ImportedEncoder(_) | Self::ImportedVoice(_) => None,
         }
@@ -108,6 +112,7 @@ impl From<Architecture> for Structure {
         match architecture {
             Architecture::Decoder(arch) => Self::Decoder(arch),
             Architecture::Encoder(arch) => Self::Encoder(arch),
+            Architecture::Embedder(arch) => Self::Embedder(arch),
             Architecture::Speech(arch) => Self::Speech(arch),
         }
     }

@@ -2,8 +2,8 @@
 
 use super::{Contradiction, GraphEntry, KvLayout, Manifest, Part, Slot, sampling, voice};
 use crate::arch::{
-    DecoderArch, EncoderArch, ImportedDecoder, ImportedEncoder, KvSource, PatchTower, Rope, SpeechArch,
-    SpeechLayers, Structure, VisionArch,
+    DecoderArch, EmbedderArch, EncoderArch, EncoderHead, ImportedDecoder, ImportedEncoder, KvSource,
+    PatchTower, Rope, SpeechArch, SpeechLayers, Structure, VisionArch,
 };
 
 /// Fails if a condition does not hold.
@@ -22,6 +22,7 @@ pub fn check_consistency(manifest: &Manifest) -> Result<(), Contradiction> {
     let vocab = match &manifest.architecture {
         Structure::Decoder(DecoderArch { vocab, .. })
         | Structure::Encoder(EncoderArch { vocab, .. })
+        | Structure::Embedder(EmbedderArch { decoder: DecoderArch { vocab, .. }, .. })
         | Structure::Speech(SpeechArch { vocab, .. })
         | Structure::ImportedDecoder(ImportedDecoder { vocab, .. })
         | Structure::ImportedEncoder(ImportedEncoder { vocab, .. }) => *vocab,
@@ -38,6 +39,7 @@ pub fn check_consistency(manifest: &Manifest) -> Result<(), Contradiction> {
             check_vision(arch, manifest)?;
             check_audio(arch, manifest)?;
         }
+        Structure::Embedder(arch) => check_embedder(arch)?,
         Structure::Speech(arch) => check_speech(arch, manifest)?,
         _ => {}
     }
@@ -61,6 +63,20 @@ fn check_decoder(arch: &DecoderArch) -> Result<(), Contradiction> {
     }
     Ok(())
 }
+
+fn check_embedder(arch: &EmbedderArch) -> Result<(), Contradiction> {
+    check_decoder(&arch.decoder)?;
+    let is_embedding = matches!(arch.head, EncoderHead::Embedding { .. });
+    ensure(is_embedding, "a vector of an embedding model", format!("{:?}", arch.head))?;
+    let expected = format!("widths of linear layers from 1 to {MAX_DENSE_WIDTH}");
+    match arch.dense.iter().find(|width| !(1..=MAX_DENSE_WIDTH).contains(*width)) {
+        Some(width) => Err(Contradiction::new(expected, width.to_string())),
+        None => Ok(()),
+    }
+}
+
+/// Largest width of a linear layer between pooling and vector.
+const MAX_DENSE_WIDTH: usize = 1 << 20;
 
 /// Largest extent of a vision tower. SigLIP has a side of 896.
 const MAX_VISION_EXTENT: usize = 1 << 16;
