@@ -18,7 +18,7 @@ VOCAB = 80
 TEXTS = [[2, 7, 11, 40], [5], list(range(3, 40)), [2, 9, 33, 12, 70, 41, 41, 8, 3]]
 
 SIZE = dict(
-    vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+    vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
     head_dim=16, max_position_embeddings=64, rms_norm_eps=1e-6,
 )
 
