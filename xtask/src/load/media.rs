@@ -16,10 +16,10 @@ use xtask_tools::{
 use crate::fuzz::{Target, seeds};
 
 /// The model that reads pictures and sounds.
-pub(super) const SEES: &str = "tiny-gemma3n";
+pub(super) const SEES: &str = "local/tiny-gemma3n";
 
 /// The model that transcribes.
-pub(super) const HEARS: &str = "tiny-whisper";
+pub(super) const HEARS: &str = "local/tiny-whisper";
 
 /// The voice.
 pub(super) const SPEAKS: &str = "hibari";
@@ -38,8 +38,8 @@ const TONES: [f32; 6] = [220.0, 330.0, 440.0, 550.0, 660.0, 880.0];
 pub(super) fn install(session: &Session<'_>, program: &Path) -> anyhow::Result<()> {
     let checkpoints = tempfile::tempdir()?;
     let [sees, hears] = [SEES, HEARS].map(|name| checkpoints.path().join(name));
-    tiny_gemma3n(&sees)?;
     fs::create_dir_all(&hears)?;
+    tiny_gemma3n(&sees)?;
     tiny_whisper_safetensors(&hears, TRANSCRIPT)?;
     for checkpoint in [sees, hears] {
         narthex(session, program, &["compile", &checkpoint.to_string_lossy(), "--calibrate", "none"])?;
