@@ -92,7 +92,7 @@ pub(crate) fn packages(comparison: &PackageComparison) -> String {
 
     let machine = &comparison.machine;
     format!(
-        "{}\nquality on the CPU over one text · {} threads of {} · narthex {} · ONNX Runtime {}",
+        "{}\nquality on the CPU over one text\n{} threads of {}\nnarthex {} · ONNX Runtime {}",
         table.trim_fmt(),
         machine.threads,
         machine.cpu,
