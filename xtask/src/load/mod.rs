@@ -36,6 +36,10 @@ use traffic::{CHAT, Client, EMBED, GreedyAnswers, RequestKind};
 /// Number of concurrent clients.
 const CLIENTS: u64 = 32;
 
+/// Memory in MiB for the keys and values of a model. Those of earlier conversations use the rest of it, so that a small budget
+/// is full before usage is compared.
+const KV_BUDGET: &str = "192";
+
 /// Maximum growth of memory from the second to the last quarter, as a share.
 const GROWTH: f64 = 0.02;
 
@@ -83,7 +87,8 @@ fn run_server(
     commit: &str,
 ) -> anyhow::Result<()> {
     let models = [CHAT, EMBED, media::SEES, media::HEARS, media::SPEAKS];
-    let arguments: Vec<&str> = models.iter().flat_map(|model| ["--model", model]).collect();
+    let mut arguments: Vec<&str> = models.iter().flat_map(|model| ["--model", model]).collect();
+    arguments.extend(["--kv-budget", KV_BUDGET]);
     let server = Server::start(session, log, &arguments)?;
     let counts = Counts::default();
     let samples =
