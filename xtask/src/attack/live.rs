@@ -16,7 +16,7 @@ use super::{
     child::{peak_memory, resident_memory},
     files,
 };
-use xtask_tools::server::Server;
+use xtask_tools::{http::media_type, server::Server};
 
 /// A server under attack.
 pub(super) struct Live {
@@ -106,15 +106,11 @@ impl Live {
     }
 
     pub(super) fn request(&self, method: &str, path: &str, body: &[u8]) -> Vec<u8> {
-        // A form begins with its boundary.
-        let media_type = match body.strip_prefix(b"--") {
-            Some(_) => "multipart/form-data; boundary=b",
-            None => "application/json",
-        };
         let head = format!(
-            "{method} {path} HTTP/1.1\r\nHost: {}\r\nContent-Type: {media_type}\r\nContent-Length: {}\r\n\
+            "{method} {path} HTTP/1.1\r\nHost: {}\r\nContent-Type: {}\r\nContent-Length: {}\r\n\
              Connection: close\r\n\r\n",
             self.server.address,
+            media_type(body),
             body.len()
         );
         [head.as_bytes(), body].concat()

@@ -7,6 +7,7 @@ use anyhow::ensure;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use narthex_testkit::checkpoint::{tiny_gemma3n, tiny_whisper_safetensors};
 use serde_json::{Value, json};
+use xtask_tools::http;
 
 use super::{
     Outcome, Subject,
@@ -33,7 +34,7 @@ const CONTAINED: &str = "/symphonia-";
 /// Width and height of a picture that is refused before it is decoded.
 const HUGE_SIDE: u32 = 32_768;
 
-/// A request, and what it has.
+/// A request with a description of its contents.
 struct Request {
     what: String,
     bytes: Vec<u8>,
@@ -253,16 +254,9 @@ fn chat(live: &Live, part: &Value) -> Vec<u8> {
 
 /// Returns a form with a file and further fields.
 fn form(file: &[u8], fields: &[(&str, &str)]) -> Vec<u8> {
-    let part = |name: &str, data: &[u8]| {
-        let head = format!("--b\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n");
-        [head.as_bytes(), data, b"\r\n"].concat()
-    };
-    let mut form = [part("model", SPEECH.as_bytes()), part("file", file)].concat();
-    for (name, value) in fields {
-        form.extend(part(name, value.as_bytes()));
-    }
-    form.extend(b"--b--\r\n");
-    form
+    let mut all = vec![("model", SPEECH.as_bytes()), ("file", file)];
+    all.extend(fields.iter().map(|&(name, value)| (name, value.as_bytes())));
+    http::form(&all)
 }
 
 /// Returns a WAV file whose header states as many samples as it can, and has a few.

@@ -8,6 +8,7 @@ use std::{
 };
 
 use narthex_testkit::hub::{HubServer, Reply};
+use xtask_tools::http;
 
 use super::{
     Outcome, Subject,
@@ -56,10 +57,7 @@ fn filled(size: usize, head: &str, piece: &str, tail: &str) -> Vec<u8> {
 
 /// Returns a form with a file that has these bytes.
 fn form(file: &str) -> Vec<u8> {
-    let part = |name: &str, data: &str| {
-        format!("--b\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n{data}\r\n")
-    };
-    [part("model", "local/tiny"), part("file", file), "--b--\r\n".to_owned()].concat().into_bytes()
+    http::form(&[("model", b"local/tiny"), ("file", file.as_bytes())])
 }
 
 /// Returns costly bodies with pictures, each with its path: a huge one, and many.

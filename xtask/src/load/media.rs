@@ -72,7 +72,7 @@ pub(super) enum GreedyCheck {
 pub(super) struct MediaAnswers {
     /// Bodies of chats about pictures and sounds, with their answers.
     chats: Vec<(String, String)>,
-    /// Forms with sounds.
+    /// Forms with sounds to transcribe.
     forms: Vec<Vec<u8>>,
 }
 
@@ -89,7 +89,7 @@ impl MediaAnswers {
             let answer = chat(address, &body)?.context("a single client is refused")?;
             chats.push((body, answer));
         }
-        let forms: Vec<Vec<u8>> = TONES.iter().map(|tone| form(&wav(*tone))).collect();
+        let forms: Vec<Vec<u8>> = TONES.iter().map(|tone| form(*tone)).collect();
         let answers = Self { chats, forms };
         for index in 0..TONES.len() {
             ensure!(
@@ -157,12 +157,9 @@ fn wav(hertz: f32) -> Vec<u8> {
     Pcm { sample_rate: 16_000, samples: samples.collect() }.to_wav()
 }
 
-fn form(file: &[u8]) -> Vec<u8> {
-    let part = |name: &str, data: &[u8]| {
-        let head = format!("--b\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n");
-        [head.as_bytes(), data, b"\r\n"].concat()
-    };
-    [part("model", HEARS.as_bytes()), part("file", file), b"--b--\r\n".to_vec()].concat()
+/// Returns a form with a tone to transcribe.
+fn form(hertz: f32) -> Vec<u8> {
+    http::form(&[("model", HEARS.as_bytes()), ("file", &wav(hertz))])
 }
 
 #[cfg(test)]
@@ -172,6 +169,6 @@ mod tests {
     #[test]
     fn every_medium_is_there() {
         assert_eq!(parts().unwrap().len(), PICTURES.len() + TONES.len());
-        assert!(form(&wav(440.0)).ends_with(b"--b--\r\n"));
+        assert!(form(440.0).ends_with(b"--b--\r\n"));
     }
 }

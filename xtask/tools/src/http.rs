@@ -20,7 +20,7 @@ pub struct Request<'a> {
     pub method: &'a str,
     /// Path with its query.
     pub path: &'a str,
-    /// Bytes of the body: JSON, or a form that begins with its boundary, `--b`.
+    /// Bytes of the body: JSON, or a [`form`].
     pub body: &'a [u8],
 }
 
@@ -54,6 +54,23 @@ impl Answer {
     }
 }
 
+/// Returns a form with fields of these names and values (RFC 7578).
+pub fn form(fields: &[(&str, &[u8])]) -> Vec<u8> {
+    let mut form = Vec::new();
+    for (name, value) in fields {
+        form.extend(format!("--b\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n").into_bytes());
+        form.extend_from_slice(value);
+        form.extend(b"\r\n");
+    }
+    form.extend(b"--b--\r\n");
+    form
+}
+
+/// Returns the media type of a body, which is that of a [`form`] if it begins as one.
+pub fn media_type(body: &[u8]) -> &'static str {
+    if body.starts_with(b"--") { "multipart/form-data; boundary=b" } else { "application/json" }
+}
+
 /// Opens a connection that sends only the first line of a request.
 pub fn fall_silent(address: &str) -> anyhow::Result<TcpStream> {
     let mut stream = TcpStream::connect(address).context("no connection")?;
@@ -66,13 +83,10 @@ pub fn send(address: &str, request: Request<'_>, disconnect: Disconnect) -> anyh
     let Request { method, path, body } = request;
     let mut stream = TcpStream::connect(address).context("no connection")?;
     stream.set_read_timeout(Some(READ_TIMEOUT))?;
-    let media_type = match body.starts_with(b"--b") {
-        true => "multipart/form-data; boundary=b",
-        false => "application/json",
-    };
     let mut bytes = format!(
-        "{method} {path} HTTP/1.1\r\nHost: {address}\r\nContent-Type: {media_type}\r\nContent-Length: {}\r\n\
+        "{method} {path} HTTP/1.1\r\nHost: {address}\r\nContent-Type: {}\r\nContent-Length: {}\r\n\
          Connection: close\r\n\r\n",
+        media_type(body),
         body.len()
     )
     .into_bytes();
@@ -112,6 +126,16 @@ mod tests {
     use std::{net::TcpListener, thread};
 
     use super::*;
+
+    #[test]
+    fn forms_have_their_fields_between_boundaries() {
+        let form = form(&[("model", b"m"), ("file", b"\0\xff")]);
+        let head = "--b\r\nContent-Disposition: form-data; name=";
+        let expect = format!("{head}\"model\"\r\n\r\nm\r\n{head}\"file\"\r\n\r\n");
+        assert_eq!(form, [expect.as_bytes(), b"\0\xff\r\n--b--\r\n"].concat());
+        assert_eq!(media_type(&form), "multipart/form-data; boundary=b");
+        assert_eq!(media_type(b"{}"), "application/json");
+    }
 
     #[test]
     fn a_request_is_sent_and_its_answer_read() {

@@ -2,6 +2,7 @@
 //! `attack/routes.rs` writes it.
 
 use serde_json::{Value, json};
+use xtask_tools::http::form;
 
 use super::Input;
 
@@ -235,13 +236,6 @@ fn forms() -> Vec<Input> {
         ("vad_filter", b"true"),
         ("user", b"ann"),
     ];
-    let form = |fields: &[(&str, &[u8])]| {
-        let part = |(name, data): &(&str, &[u8])| {
-            let head = format!("--b\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n");
-            [head.as_bytes(), data, b"\r\n"].concat()
-        };
-        [fields.iter().flat_map(part).collect(), b"--b--\r\n".to_vec()].concat()
-    };
     vec![
         Input::valid("audio-transcriptions", form(&fields)),
         Input::valid("audio-translations", form(&fields[..2])),
