@@ -6,9 +6,9 @@ use narthex_spec::{
     arch::{EncoderArch, FactoredEmbedding},
     manifest::Slot,
 };
-use narthex_text::tokenizer::{Specials, Tokenizer};
+use narthex_text::tokenizer::Tokenizer;
 
-use super::{PASSAGES, ProbedModel, TEXT, known};
+use super::{ProbedModel, all_tokens, known, spread_rows, token_rows};
 use crate::{error::Result, layer::encoder_head::TOKEN_WEIGHT};
 
 /// Maximum number of tokens of a text.
@@ -21,7 +21,7 @@ const MAX_TEXTS: usize = 8;
 pub(crate) struct EncoderCalibration<'a> {
     /// The model's checkpoint.
     pub(crate) checkpoint: &'a Checkpoint,
-    /// Its architecture.
+    /// The model's architecture.
     pub(crate) arch: &'a EncoderArch,
     pub(crate) tokenizer: &'a Tokenizer,
 }
@@ -41,10 +41,7 @@ impl ProbedModel for EncoderCalibration<'_> {
             }
             Slot::Positions => Elements::I64((0..count as i64).collect()),
             Slot::PaddingMask => Elements::I32(vec![1; count]),
-            // The rows are those of tokens in equal distances.
-            Slot::LogitsRows => {
-                Elements::I64((0..logits).map(|row| (row * count / logits.max(1)) as i64).collect())
-            }
+            Slot::LogitsRows => spread_rows(count, logits),
             _ => return Ok(None),
         }))
     }
@@ -54,8 +51,7 @@ impl EncoderCalibration<'_> {
     /// Returns texts of equal length, each with the tokens that the tokenizer adds to a document.
     pub(super) fn windows(&self) -> Result<Vec<Vec<TokenId>>> {
         let [before, after] = self.tokenizer.document_frame()?;
-        let mut tokens = self.tokenizer.encode(TEXT, Specials::AsText)?;
-        tokens.extend(self.tokenizer.encode(PASSAGES, Specials::AsText)?);
+        let tokens = all_tokens(self.tokenizer)?;
         let longest = MAX_LENGTH.min(self.checkpoint.max_length).min(self.arch.positions);
         let length = longest.saturating_sub(before.len() + after.len()).clamp(1, tokens.len().max(1));
         let texts = tokens.chunks_exact(length).take(MAX_TEXTS);
@@ -65,12 +61,7 @@ impl EncoderCalibration<'_> {
     /// Returns the sums of the rows of tokens, positions and the first segment, `[tokens, hidden]`.
     fn rows(&self, tokens: &[TokenId]) -> Result<Vec<f32>> {
         let EncoderArch { vocab, hidden, .. } = *self.arch;
-        let table = self.checkpoint.weights.weight(TOKEN_WEIGHT)?;
-        table.expect_shape(&[vocab, hidden])?;
-        let mut rows = vec![0.0; tokens.len() * hidden];
-        for (&token, row) in tokens.iter().zip(rows.chunks_exact_mut(hidden)) {
-            table.read_row(known(token, vocab)?, row);
-        }
+        let mut rows = token_rows(self.checkpoint.weights.weight(TOKEN_WEIGHT)?, tokens, [vocab, hidden])?;
         self.add_positions(&mut rows)?;
         Ok(rows)
     }

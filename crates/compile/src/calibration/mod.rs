@@ -14,7 +14,7 @@ use std::{
     path::Path,
 };
 
-use narthex_checkpoint::Checkpoint;
+use narthex_checkpoint::{Checkpoint, Weight};
 use narthex_graph::Graph;
 use narthex_spec::{
     Elements, Feed, Fetch, RoundingMethod, Sha256, TokenId,
@@ -86,7 +86,7 @@ pub(crate) trait ProbedModel {
 pub(crate) struct CalibrationModel<'a> {
     /// The model's checkpoint.
     pub(crate) checkpoint: &'a Checkpoint,
-    /// Its architecture.
+    /// The model's architecture.
     pub(crate) arch: &'a DecoderArch,
     pub(crate) tokenizer: &'a Tokenizer,
 }
@@ -366,10 +366,7 @@ impl ProbedModel for CalibrationModel<'_> {
             Slot::TotalLength => Elements::I32(vec![count as i32]),
             Slot::CosTable => Elements::F32(self.angles(count, Trigonometric::Cos)),
             Slot::SinTable => Elements::F32(self.angles(count, Trigonometric::Sin)),
-            // The rows are those of tokens in equal distances.
-            Slot::LogitsRows => {
-                Elements::I64((0..logits).map(|row| (row * count / logits.max(1)) as i64).collect())
-            }
+            Slot::LogitsRows => spread_rows(count, logits),
             _ => return Ok(None),
         }))
     }
@@ -394,8 +391,7 @@ impl CalibrationModel<'_> {
     /// Returns the tokens of the text and of [`PASSAGES`] in windows of equal length.
     fn windows(&self) -> Result<Vec<Vec<TokenId>>> {
         let first = self.checkpoint.special.bos;
-        let mut tokens = self.tokenizer.encode(TEXT, Specials::AsText)?;
-        tokens.extend(self.tokenizer.encode(PASSAGES, Specials::AsText)?);
+        let tokens = all_tokens(self.tokenizer)?;
         let length = MAX_TOKENS.min(self.arch.context).saturating_sub(first.iter().len()).min(tokens.len());
         let windows = tokens.chunks_exact(length.max(1)).take(MAX_WINDOWS);
         Ok(windows.map(|window| first.into_iter().chain(window.iter().copied()).collect()).collect())
@@ -405,14 +401,7 @@ impl CalibrationModel<'_> {
     fn embeds(&self, tokens: &[TokenId]) -> Result<Vec<f32>> {
         let vocab = self.arch.vocab;
         let hidden = self.arch.hidden;
-        let table = self.checkpoint.weights.weight("embed.weight")?;
-        table.expect_shape(&[vocab, hidden])?;
-
-        let mut rows = vec![0.0; tokens.len() * hidden];
-        for (&token, row) in tokens.iter().zip(rows.chunks_exact_mut(hidden)) {
-            table.read_row(known(token, vocab)?, row);
-        }
-
+        let mut rows = token_rows(self.checkpoint.weights.weight("embed.weight")?, tokens, [vocab, hidden])?;
         if self.arch.learned_positions() {
             let table = self.checkpoint.weights.weight("position.weight")?;
             table.expect_shape(&[self.arch.context, hidden])?;
@@ -437,6 +426,28 @@ impl CalibrationModel<'_> {
         }
         Ok(rows)
     }
+}
+
+/// Returns the tokens of [`TEXT`] and [`PASSAGES`].
+fn all_tokens(tokenizer: &Tokenizer) -> Result<Vec<TokenId>> {
+    let mut tokens = tokenizer.encode(TEXT, Specials::AsText)?;
+    tokens.extend(tokenizer.encode(PASSAGES, Specials::AsText)?);
+    Ok(tokens)
+}
+
+/// Returns the rows of `logits` tokens at equal distances, of a sequence of `count` tokens.
+fn spread_rows(count: usize, logits: usize) -> Elements {
+    Elements::I64((0..logits).map(|row| (row * count / logits.max(1)) as i64).collect())
+}
+
+/// Returns the rows of tokens in a table `[vocab, width]`.
+fn token_rows(table: Weight<'_>, tokens: &[TokenId], [vocab, width]: [usize; 2]) -> Result<Vec<f32>> {
+    table.expect_shape(&[vocab, width])?;
+    let mut rows = vec![0.0; tokens.len() * width];
+    for (&token, row) in tokens.iter().zip(rows.chunks_exact_mut(width)) {
+        table.read_row(known(token, vocab)?, row);
+    }
+    Ok(rows)
 }
 
 /// Returns the row of a token in a table of `vocab` tokens.
