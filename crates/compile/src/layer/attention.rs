@@ -74,6 +74,16 @@ impl AttentionLayer<'_> {
         }
     }
 
+    /// Adds the weights of values, the softmax of `scores + mask` over the last axis. Scores are capped before if the layer caps
+    /// them.
+    pub(crate) fn weights(&self, e: &mut Emitter<'_>, scores: Tensor, mask: Tensor) -> Result<Tensor> {
+        let scores = match self.spec.score_cap {
+            Some(cap) => soft_cap(e, &self.scope.child("cap"), scores, cap)?,
+            None => scores,
+        };
+        masked_softmax(e, self.scope, scores, mask)
+    }
+
     /// Adds the output projection of concatenated heads, `[.., heads · size]`.
     pub(crate) fn output(&self, e: &mut Emitter<'_>, x: Tensor) -> Result<Tensor> {
         let cols = self.spec.heads * self.spec.head_size;

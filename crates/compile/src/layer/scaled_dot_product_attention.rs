@@ -4,7 +4,7 @@ use narthex_graph::typed::{KeyValue, Scope, Tensor};
 use narthex_spec::{HeadOrder, arch::QkNorm};
 
 use super::{
-    attention::{AttentionLayer, Projection, join_heads, masked_softmax, soft_cap},
+    attention::{AttentionLayer, Projection, join_heads},
     linear::{StackedLinear, stacked_linear},
     rope::apply_rope,
 };
@@ -112,11 +112,7 @@ fn attend(
     let q = regroup(e, &scope.child("q").child("groups"), q, [1, kv, grouped, size])?;
     let scores = e.graph.mat_mul(&scope.child("scores"), q, key_value.key)?;
     let scores = regroup(e, &scope.child("scores"), scores, [1, spec.heads, tokens, seen])?;
-    let scores = match spec.score_cap {
-        Some(cap) => soft_cap(e, &scope.child("cap"), scores, cap)?,
-        None => scores,
-    };
-    let weights = masked_softmax(e, scope, scores, step.mask)?;
+    let weights = layer.weights(e, scores, step.mask)?;
     let weights = regroup(e, &scope.child("groups"), weights, [1, kv, grouped, seen])?;
     let mixed = e.graph.mat_mul(&scope.child("mix"), weights, key_value.value)?;
     Ok(regroup(e, &scope.child("mix").child("heads"), mixed, [1, spec.heads, tokens, size])?)

@@ -3,7 +3,7 @@
 use narthex_graph::typed::{Scope, Tensor};
 
 use super::{
-    attention::{AttentionLayer, Projection, join_heads, masked_softmax, soft_cap},
+    attention::{AttentionLayer, Projection, join_heads},
     linear::linear,
     rope::apply_rope,
 };
@@ -87,7 +87,8 @@ fn grouped(
     let k = ordered("k", k, 1, [0, 2, 3, 4, 1])?;
     let v = ordered("v", v, 1, [0, 2, 3, 1, 4])?;
 
-    let weights = weights(e, layer, q, k, mask)?;
+    let scores = e.graph.mat_mul(&scope.child("scores"), q, k)?;
+    let weights = layer.weights(e, scores, mask)?;
     let mix = scope.child("mix");
     let mixed = e.graph.mat_mul(&mix, weights, v)?;
     let rows = e.graph.transpose(&mix, mixed, &[0, 3, 1, 2, 4])?;
@@ -118,7 +119,7 @@ fn flat(
     let q = regrouped(e, &scope.child("q").child("groups"), q, [1, kv_heads, rows, size])?;
     let scores = e.graph.mat_mul(&scope.child("scores"), q, k)?;
     let scores = regrouped(e, &scope.child("scores"), scores, [1, heads, length, length])?;
-    let weights = softmax(e, layer, scores, mask)?;
+    let weights = layer.weights(e, scores, mask)?;
     let weights = regrouped(e, &scope.child("groups"), weights, [1, kv_heads, rows, length])?;
     let mixed = e.graph.mat_mul(&scope.child("mix"), weights, v)?;
     let mixed = regrouped(e, &scope.child("mix").child("heads"), mixed, [1, heads, length, size])?;
@@ -131,23 +132,4 @@ fn regrouped(e: &mut Emitter<'_>, scope: &Scope, x: Tensor, shape: [usize; 4]) -
         return Ok(x);
     }
     Ok(e.graph.reshape(scope, x, &shape.map(|extent| extent as i64))?)
-}
-
-fn weights(
-    e: &mut Emitter<'_>,
-    layer: &AttentionLayer<'_>,
-    q: Tensor,
-    k: Tensor,
-    mask: Tensor,
-) -> Result<Tensor> {
-    let scores = e.graph.mat_mul(&layer.scope.child("scores"), q, k)?;
-    softmax(e, layer, scores, mask)
-}
-
-fn softmax(e: &mut Emitter<'_>, layer: &AttentionLayer<'_>, scores: Tensor, mask: Tensor) -> Result<Tensor> {
-    let scores = match layer.spec.score_cap {
-        Some(cap) => soft_cap(e, &layer.scope.child("cap"), scores, cap)?,
-        None => scores,
-    };
-    masked_softmax(e, layer.scope, scores, mask)
 }
