@@ -30,7 +30,7 @@ use narthex_catalog::{CancelFlag, fetch::fetch, index::Catalog, resolve::ModelRe
 use narthex_device::{
     DeviceError,
     dynamic::{DynamicExecutor, ExecutorOptions},
-    encoder::{DynamicEncoder, EncoderOptions},
+    encoder::DynamicEncoder,
     ep::{Device, WebGpuOptions},
     split::{SplitExecutor, SplitOptions},
 };
@@ -277,9 +277,7 @@ fn every_decoder_family_on_the_gpu_computes_what_the_cpu_does() {
 
 /// Opens an encoder and checks that every node is placed on the device.
 fn encoder(package: &Package, device: &Device) -> DynamicEncoder {
-    let options = EncoderOptions { threads: 1, max_batch_tokens: 1000, packed_weights: None };
-    let encoder = DynamicEncoder::open(runtime(), package.folder.path(), &package.manifest, device, &options)
-        .unwrap_or_else(|error| panic!("{error}"));
+    let encoder = package.encoder(device);
     // A provider that is part of ONNX Runtime records no nodes; nodes on the CPU would be recorded.
     let fallen = encoder.placement().nodes.iter().find(|node| node.ep != device.ep());
     assert_eq!(fallen, None);

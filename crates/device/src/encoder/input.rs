@@ -36,20 +36,19 @@ pub(crate) enum EncoderInput {
 impl EncoderInput {
     pub(super) fn open(package: &Path, manifest: &Manifest) -> Result<Self, DeviceError> {
         match &manifest.architecture {
-            Structure::Encoder(arch) => {
-                let tables = Box::new(EncoderTables::open(package, manifest, arch)?);
-                Ok(Self::Rows { tables, embeds: Vec::new(), positions: Vec::new(), indices: Vec::new() })
-            }
-            Structure::Embedder(arch) => {
-                let tables = Box::new(EncoderTables::of_embedder(package, manifest, arch)?);
-                Ok(Self::Rows { tables, embeds: Vec::new(), positions: Vec::new(), indices: Vec::new() })
-            }
+            Structure::Encoder(arch) => Ok(Self::rows(EncoderTables::open(package, manifest, arch)?)),
+            Structure::Embedder(arch) => Ok(Self::rows(EncoderTables::of_embedder(package, manifest, arch)?)),
             Structure::ImportedEncoder(imported) => {
                 check_imported(imported, manifest.max_length)?;
                 Ok(Self::Tokens { vocab: imported.vocab, tokens: Vec::new(), segments: Vec::new() })
             }
             _ => Err(DeviceError::package("an encoder", "a decoder")),
         }
+    }
+
+    fn rows(tables: EncoderTables) -> Self {
+        let tables = Box::new(tables);
+        Self::Rows { tables, embeds: Vec::new(), positions: Vec::new(), indices: Vec::new() }
     }
 
     /// Returns the size of the vocabulary.

@@ -5,12 +5,7 @@
 
 use std::{fs, path::PathBuf};
 
-use narthex_device::{
-    encoder::{DynamicEncoder, EncoderOptions},
-    ep::Device,
-    precompile::FallbackPolicy,
-    static_shapes::{Form, GraphLoad, StaticEncoder},
-};
+use narthex_device::ep::Device;
 use narthex_engine::encoder::{Encoder, Text};
 use narthex_spec::{
     Recipe, Scheme, TokenId,
@@ -20,7 +15,7 @@ use narthex_spec::{
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::support::{Package, relative, runtime};
+use crate::support::{Package, fixed::open_encoder, relative};
 
 /// Families with the number of elements of their vectors.
 const FAMILIES: [(&str, usize); 3] = [("qwen3", 32), ("gemma3", 24), ("modernbert", 32)];
@@ -72,19 +67,6 @@ fn expected(family: &str) -> (Vec<Vec<TokenId>>, Vec<Vec<f32>>) {
     cases.iter().map(|case| (ids(case), vector(case))).unzip()
 }
 
-fn dynamic(package: &Package) -> DynamicEncoder {
-    let options = EncoderOptions { threads: 1, max_batch_tokens: 1000, packed_weights: None };
-    DynamicEncoder::open(runtime(), package.folder.path(), &package.manifest, &Device::Cpu, &options)
-        .unwrap_or_else(|error| panic!("{error}"))
-}
-
-fn fixed(package: &Package) -> StaticEncoder {
-    let place =
-        GraphLoad { device: &Device::Cpu, threads: 1, form: Form::Graph, fallback: FallbackPolicy::Refused };
-    StaticEncoder::open(runtime(), package.folder.path(), &package.manifest, place)
-        .unwrap_or_else(|error| panic!("{error}"))
-}
-
 /// Compares the vectors of texts in one batch, and of each text alone, with the expected ones.
 fn agree(encoder: &mut dyn Encoder, texts: &[Vec<TokenId>], expected: &[Vec<f32>], bound: f32, what: &str) {
     let all: Vec<Text<'_>> = texts.iter().map(|tokens| Text::of(tokens)).collect();
@@ -113,7 +95,7 @@ fn vectors_are_the_reference_s() {
         assert_eq!((arch.attends, arch.head), (attends, EncoderHead::Embedding { pooling, normalize }));
         assert_eq!((arch.width(), package.manifest.max_length), (width, 64));
         let (texts, expected) = expected(family);
-        agree(&mut dynamic(&package), &texts, &expected, SINGLE, family);
+        agree(&mut package.encoder(&Device::Cpu), &texts, &expected, SINGLE, family);
     }
 }
 
@@ -125,11 +107,17 @@ fn both_variants_agree_in_every_scheme() {
         for (scheme, bound) in [(Scheme::F16, HALF), (Scheme::W8, EIGHT_BITS), (Scheme::W4, f32::INFINITY)] {
             let what = format!("{family} {scheme}");
             let package = package(family, Recipe { fixed: Some(shapes.clone()), ..Recipe::new(scheme) });
-            let mut encoder = dynamic(&package);
+            let mut encoder = package.encoder(&Device::Cpu);
             agree(&mut encoder, &texts, &reference, bound, &what);
             let vectors: Vec<Vec<f32>> =
                 texts.iter().map(|tokens| encoder.run(&[Text::of(tokens)]).unwrap().data).collect();
-            agree(&mut fixed(&package), &texts, &vectors, HALF, &format!("{what}, static"));
+            agree(
+                &mut open_encoder(&package, &Device::Cpu),
+                &texts,
+                &vectors,
+                HALF,
+                &format!("{what}, static"),
+            );
         }
     }
 }

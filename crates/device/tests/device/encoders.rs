@@ -9,8 +9,6 @@ use half::f16;
 use narthex_device::{
     encoder::{DynamicEncoder, EncoderOptions},
     ep::Device,
-    precompile::FallbackPolicy,
-    static_shapes::{Form, GraphLoad, StaticEncoder},
 };
 use narthex_engine::encoder::{Batching, Encoder, Text};
 use narthex_graph::Graph;
@@ -25,6 +23,7 @@ use serde_json::{Value, json};
 use crate::support::{
     CpuRunner, Package,
     encoders::{Golden, Head, served},
+    fixed::open_encoder,
     relative, runtime, texts,
 };
 
@@ -47,19 +46,6 @@ fn package(golden: &Golden, head: Head, scheme: Scheme) -> Package {
     let fixed = (scheme != Scheme::F32).then(shapes);
     let recipe = Recipe { accuracy_level: 0, fixed, ..Recipe::new(scheme) };
     Package::with_runner(folder.path().to_owned(), recipe, None)
-}
-
-fn dynamic(package: &Package) -> DynamicEncoder {
-    let options = EncoderOptions { threads: 1, max_batch_tokens: 1000, packed_weights: None };
-    DynamicEncoder::open(runtime(), package.folder.path(), &package.manifest, &Device::Cpu, &options)
-        .unwrap_or_else(|error| panic!("{error}"))
-}
-
-fn fixed(package: &Package) -> StaticEncoder {
-    let place =
-        GraphLoad { device: &Device::Cpu, threads: 1, form: Form::Graph, fallback: FallbackPolicy::Refused };
-    StaticEncoder::open(runtime(), package.folder.path(), &package.manifest, place)
-        .unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Returns each text's rows from one run of all texts.
@@ -96,7 +82,7 @@ fn every_family_and_head_computes_what_the_reference_does() {
             let (inputs, expected) = golden.texts(head);
             let texts = texts(&inputs);
             let package = package(&golden, head, Scheme::F32);
-            let mut encoder = dynamic(&package);
+            let mut encoder = package.encoder(&Device::Cpu);
             let batching = match head {
                 Head::Max | Head::Last => Batching::Padded,
                 _ => Batching::Packed,
@@ -119,7 +105,7 @@ fn eight_bit_activations_give_nearly_the_same_for_every_family_and_head() {
             let texts = texts(&inputs);
             let folder = golden.checkpoint(head);
             let package = Package::with_runner(folder.path().to_owned(), Recipe::new(Scheme::W8), None);
-            let mut encoder = dynamic(&package);
+            let mut encoder = package.encoder(&Device::Cpu);
             let found = together(&mut encoder, &texts);
             // The scores of the tiny DistilBERT are below 0.5, with the same absolute error as those of the others.
             let bound = if head == Head::Score { 0.2 } else { 0.1 };
@@ -140,8 +126,8 @@ fn the_fixed_variant_computes_what_the_dynamic_one_does() {
             let (inputs, reference) = golden.texts(head);
             let texts = texts(&inputs);
             let package = package(&golden, head, scheme);
-            let expected = together(&mut dynamic(&package), &texts);
-            agree(&what, &together(&mut fixed(&package), &texts), &expected, HALF);
+            let expected = together(&mut package.encoder(&Device::Cpu), &texts);
+            agree(&what, &together(&mut open_encoder(&package, &Device::Cpu), &texts), &expected, HALF);
             // A wrong weight would exceed these bounds; rounding to 8 bits does not.
             match scheme {
                 Scheme::F16 => agree(&what, &expected, &reference, HALF),
@@ -166,10 +152,10 @@ fn integer_activations_compute_what_the_dynamic_variant_does() {
             assert_eq!(package.manifest.recipe.calibration, Calibration::Standard);
             let (inputs, _) = golden.texts(head);
             let texts = texts(&inputs);
-            let expected = together(&mut dynamic(&package), &texts);
+            let expected = together(&mut package.encoder(&Device::Cpu), &texts);
             let served =
                 |rows: Vec<Vec<f32>>| rows.into_iter().map(|row| served(head, row)).collect::<Vec<_>>();
-            let found = served(together(&mut fixed(&package), &texts));
+            let found = served(together(&mut open_encoder(&package, &Device::Cpu), &texts));
             agree(&what, &found, &served(expected), bound);
             for entry in package.manifest.graphs.iter().filter(|entry| entry.variant == Variant::Static) {
                 let path = package.folder.path().join(&entry.file);
@@ -194,9 +180,14 @@ fn without_a_layer_an_encoder_is_the_model_of_the_others() {
             assert_eq!(dropped.manifest.architecture, alone.manifest.architecture);
             let (inputs, whole) = golden.texts(head);
             let texts = texts(&inputs);
-            let expected = together(&mut dynamic(&alone), &texts);
-            assert_eq!(together(&mut dynamic(&dropped), &texts), expected, "{}", golden.family);
-            agree(golden.family, &together(&mut fixed(&dropped), &texts), &expected, HALF);
+            let expected = together(&mut alone.encoder(&Device::Cpu), &texts);
+            assert_eq!(together(&mut dropped.encoder(&Device::Cpu), &texts), expected, "{}", golden.family);
+            agree(
+                golden.family,
+                &together(&mut open_encoder(&dropped, &Device::Cpu), &texts),
+                &expected,
+                HALF,
+            );
             assert!(relative(&expected.concat(), &whole.concat()) > HALF, "{}", golden.family);
         }
     }
@@ -207,7 +198,7 @@ fn a_second_segment_changes_rows_of_models_with_segments() {
     for (family, differs) in [("bert", true), ("mobilebert", true), ("distilbert", false), ("roberta", false)]
     {
         let golden = Golden::read(family);
-        let mut encoder = dynamic(&package(&golden, Head::Score, Scheme::F32));
+        let mut encoder = package(&golden, Head::Score, Scheme::F32).encoder(&Device::Cpu);
         let tokens: Vec<TokenId> = (5..20).collect();
         let one = encoder.run(&[Text::of(&tokens)]).unwrap().data;
         let two = encoder.run(&[Text { second: 7, ..Text::of(&tokens) }]).unwrap().data;
@@ -218,7 +209,7 @@ fn a_second_segment_changes_rows_of_models_with_segments() {
 #[test]
 fn rows_that_are_not_there_cannot_be_asked_for() {
     let golden = Golden::read("bert");
-    let mut encoder = dynamic(&package(&golden, Head::Masked, Scheme::F32));
+    let mut encoder = package(&golden, Head::Masked, Scheme::F32).encoder(&Device::Cpu);
     let error = encoder.run(&[Text { requested: &[2], ..Text::of(&[5, 6]) }]).unwrap_err().to_string();
     assert!(error.contains("the row of token 2 is requested for a text of 2 tokens"), "{error}");
     assert!(encoder.run(&[Text::of(&[5, 6])]).unwrap().data.is_empty());
@@ -249,7 +240,7 @@ fn files_of_sentence_transformers_make_any_class_an_embedding_model() {
     let package = Package::with_runner(folder.path().to_owned(), Recipe::new(Scheme::F32), None);
     let (inputs, _) = golden.texts(Head::Mean);
     let texts = texts(&inputs);
-    let found = together(&mut dynamic(&package), &texts);
+    let found = together(&mut package.encoder(&Device::Cpu), &texts);
     agree("cls", &found, &golden.pooled("cls"), SINGLE);
 }
 
@@ -265,7 +256,7 @@ fn a_gguf_file_of_nomic_s_family_is_the_same_model() {
     let package = Package::with_runner(file, Recipe::new(Scheme::F32), None);
     let (inputs, mut expected) = golden.texts(Head::Mean);
     let texts = texts(&inputs);
-    let mut found = together(&mut dynamic(&package), &texts);
+    let mut found = together(&mut package.encoder(&Device::Cpu), &texts);
     // Vectors of GGUF files have unit length.
     for row in found.iter_mut().chain(&mut expected) {
         let length = row.iter().map(|value| value * value).sum::<f32>().sqrt();

@@ -4,7 +4,6 @@
 
 use narthex_device::{
     dynamic::DynamicExecutor,
-    encoder::{DynamicEncoder, EncoderOptions},
     ep::Device,
     placement::GraphPlacement,
     static_shapes::{Form, StaticExecutor},
@@ -18,7 +17,7 @@ use narthex_spec::{Ep, Scheme, SlotId, TokenId, manifest::GraphEntry, recipe::Fi
 use crate::support::{
     Package,
     fixed::{open, open_encoder},
-    media, prompt, relative, runtime, with_media,
+    media, prompt, relative, with_media,
 };
 
 /// Maximum relative L2 distance between half and single precision.
@@ -232,10 +231,8 @@ fn vectors_are_those_of_variant_a() {
 
 fn vectors_of(scheme: Scheme) {
     let package = Package::fixed_bert(scheme, shapes());
-    let (folder, manifest) = (package.folder.path(), &package.manifest);
     let mut fixed = open_encoder(&package, &Device::Cpu);
-    let options = EncoderOptions { threads: 1, max_batch_tokens: 1000, packed_weights: None };
-    let mut dynamic = DynamicEncoder::open(runtime(), folder, manifest, &Device::Cpu, &options).unwrap();
+    let mut dynamic = package.encoder(&Device::Cpu);
     let texts: Vec<Vec<TokenId>> = [1, 8, 9, 64]
         .iter()
         .map(|&n| prompt(n, n as usize).iter().map(|token| token % 40).collect())

@@ -25,6 +25,7 @@ use narthex_compile::{
 };
 use narthex_device::{
     dynamic::{DynamicExecutor, ExecutorOptions},
+    encoder::{DynamicEncoder, EncoderOptions},
     ep::Device,
     runtime::{Runtime, disable_telemetry},
     single_run,
@@ -201,6 +202,13 @@ impl Package {
     /// Returns the package with executors whose caches have this precision.
     pub(crate) fn with_cache(self, kv_precision: KvPrecision) -> Self {
         Self { kv_precision, ..self }
+    }
+
+    /// Opens the dynamic variant of an encoder.
+    pub(crate) fn encoder(&self, device: &Device) -> DynamicEncoder {
+        let options = EncoderOptions { threads: 1, max_batch_tokens: 1000, packed_weights: None };
+        DynamicEncoder::open(runtime(), self.folder.path(), &self.manifest, device, &options)
+            .unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// Opens an executor with enough room for all tests.
