@@ -65,18 +65,18 @@ pub(super) fn architecture_from_config(
             ..SentenceEmbedding::of_pooling(pooling, PoolingSource::Files)
         }
     });
+    let unknown = || SentenceEmbedding::of_pooling(Pooling::Mean, PoolingSource::Files);
     let architecture = match hf_family(&config)?.read {
         HfReader::Decoder(read) => {
             read(&config).and_then(|decoder| decoder_or_embedder(&config, decoder.arch, sentence.as_ref()))
         }
         HfReader::Speech(read) => read(&config).map(Architecture::Speech),
         HfReader::Embedder(read) => read(&config).map(|decoder| {
-            let unknown = SentenceEmbedding::of_pooling(Pooling::Mean, PoolingSource::Files);
-            embedder(decoder.arch, AttentionDirection::Bidirectional, sentence.as_ref().unwrap_or(&unknown))
+            let sentence = sentence.unwrap_or_else(unknown);
+            embedder(decoder.arch, AttentionDirection::Bidirectional, &sentence)
         }),
         HfReader::Encoder(read) => {
-            let unknown = SentenceEmbedding::of_pooling(Pooling::Mean, PoolingSource::Files);
-            read(&config, &sentence.unwrap_or(unknown)).map(Architecture::Encoder)
+            read(&config, &sentence.unwrap_or_else(unknown)).map(Architecture::Encoder)
         }
     }
     .map_err(|error| error.in_file(config.path()))?;
@@ -207,9 +207,7 @@ fn decoder_or_embedder(
 pub(super) fn architecture_from_headers(path: &Path) -> Result<Architecture> {
     let mut folder = Folder::new(path);
     let config = Config::read(&mut folder)?;
-    let settings = settings(&mut folder, &config)?;
-    let mut architecture = settings.architecture;
-    let HfSettings { family, layout, dense, .. } = settings;
+    let HfSettings { family, mut architecture, layout, dense, .. } = settings(&mut folder, &config)?;
     weights(path, family, &mut architecture, WeightFiles { layout, dense, packed: config.packed_format()? })?;
     Ok(architecture)
 }
