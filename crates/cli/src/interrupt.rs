@@ -107,8 +107,8 @@ pub(crate) fn install() {
     end_with_console();
 }
 
-/// Ends the running job, or a server, when the console is closed. Windows reports its shutdown only to services, and to nobody
-/// the logoff of this user; other programs end without notice.
+/// Ends the running job, or a server, when the console is closed. Windows reports a shutdown only to services, and the logoff
+/// of this user to no program; other programs end without notice.
 #[cfg(windows)]
 #[allow(unsafe_code, reason = "only the system's function installs this handler")]
 fn end_with_console() {

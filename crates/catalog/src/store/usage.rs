@@ -102,7 +102,7 @@ impl Store {
         bytes
     }
 
-    /// Returns the receipts and the folders of the checkpoints in the store.
+    /// Returns the receipt and the folder of each checkpoint in the store.
     fn checkpoints(&self) -> impl Iterator<Item = (Receipt, PathBuf)> + use<> {
         let folders = entries(&self.root().join("checkpoints"));
         folders.filter_map(|folder| Some((Receipt::read(&folder.join(RECEIPT_FILE))?, folder)))

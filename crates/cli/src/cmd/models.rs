@@ -102,7 +102,7 @@ pub(crate) fn list(gateway: &Gateway, args: &ListArgs) -> anyhow::Result<()> {
     output::report(render::installed(&models, &checkpoints))
 }
 
-/// An installed model.
+/// An element of the JSON of `narthex list`.
 #[derive(Serialize)]
 struct ListedModel<'a> {
     #[serde(flatten)]

@@ -1,6 +1,6 @@
 //! The listening sockets of a host and a port. `localhost` is the loopback address of IPv4 and that of IPv6, because clients
-//! try either first; other hosts have one socket. No other process can listen on the same address and port meanwhile. On some systems, one can
-//! listen on the wildcard address (`0.0.0.0`) with the port, and receives no connection to this address.
+//! try either first; other hosts have one socket. No other process can listen on the same address and port meanwhile. On some
+//! systems, one can listen on the wildcard address (`0.0.0.0`) with the port, but receives no connection to this address.
 
 use std::{
     io,

@@ -217,7 +217,6 @@ impl KeyState {
 
 #[cfg(test)]
 mod tests {
-
     use super::*;
 
     #[test]

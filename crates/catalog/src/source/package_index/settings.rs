@@ -27,7 +27,7 @@ const EXTRA_VARIABLES: [&str; 3] = ["PIP_EXTRA_INDEX_URL", "UV_INDEX", "UV_EXTRA
 /// Variables with a file of certificates, after [`CERTIFICATES`], which applies to all downloads.
 const CERTIFICATE_VARIABLES: [&str; 3] = [CERTIFICATES, "PIP_CERT", "REQUESTS_CA_BUNDLE"];
 
-/// Name of a setting of pip's configuration files in errors.
+/// Source that errors name for a setting from pip's configuration files.
 const CONFIGURATION: &str = "pip's settings";
 
 /// Settings of the user's package indexes.
