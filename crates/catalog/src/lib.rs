@@ -17,6 +17,7 @@ mod known_models;
 pub mod network;
 mod platform;
 mod redact;
+pub mod remote_file;
 pub mod resolve;
 pub mod runtimes;
 pub mod source;

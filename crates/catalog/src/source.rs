@@ -5,7 +5,7 @@
 
 pub(crate) mod cached_snapshot;
 pub mod downloader;
-mod http;
+pub(crate) mod http;
 pub mod hub;
 pub(crate) mod local;
 pub(crate) mod package_index;

@@ -277,6 +277,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "POLICY", value_parser = auto_pull)]
     pub(crate) auto_pull: Option<AutoPull>,
 
+    /// Read pictures at public http and https addresses in conversations, which are refused otherwise
+    #[arg(long)]
+    pub(crate) allow_media_urls: bool,
+
     /// Open the page of the server in the browser
     #[arg(long, conflicts_with = "unix_socket")]
     pub(crate) open: bool,

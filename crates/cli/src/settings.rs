@@ -83,6 +83,7 @@ pub(crate) fn serve_config(store: &StoreArgs, serve: &ServeArgs) -> Config {
             .filter_map(|one| Some((one.model.clone()?, one.format)))
             .collect(),
         speculation: serve.speculation,
+        allow_media_urls: serve.allow_media_urls,
         ..decoder_config(store, &serve.load)
     }
 }

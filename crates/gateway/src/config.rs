@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, ops::RangeInclusive, path::PathBuf, time::Duration};
 
-use crate::model_settings::{KeepAlive, LoadSettings, ModelSettings};
+use crate::model_settings::{KeepAlive, LoadSettings, MediaUrls, ModelSettings};
 use narthex_catalog::network::Network;
 use narthex_device::inventory;
 use narthex_spec::{
@@ -108,6 +108,9 @@ pub struct Config {
     pub retry_failed_after: Duration,
     /// Maximum bytes of a download that a request may start. Larger models must be pulled first.
     pub auto_pull_limit: u64,
+    /// Read pictures at the addresses in conversations ([`request::RemoteMedia`](crate::request::RemoteMedia)), if they
+    /// are public. Otherwise such conversations are refused.
+    pub allow_media_urls: bool,
 }
 
 /// Settings of the prefix cache in files.
@@ -167,6 +170,15 @@ impl KvMemory {
 }
 
 impl Config {
+    /// Returns the use of the media at addresses in conversations.
+    pub(crate) fn media_urls(&self) -> MediaUrls {
+        match (self.allow_media_urls, self.network) {
+            (false, _) => MediaUrls::Refused,
+            (true, Network::CacheOnly) => MediaUrls::Offline,
+            (true, Network::Allowed) => MediaUrls::Read,
+        }
+    }
+
     /// Returns the model that an additional name denotes.
     pub(crate) fn alias(&self, name: &str) -> Option<&str> {
         let alias = self.aliases.get(name).map(String::as_str);
@@ -254,6 +266,7 @@ impl Config {
             load_wait: Duration::from_secs(45),
             retry_failed_after: Duration::from_secs(10),
             auto_pull_limit: 1 << 30,
+            allow_media_urls: false,
         }
     }
 }

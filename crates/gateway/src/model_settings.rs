@@ -1,6 +1,6 @@
 //! Settings of single models.
 
-use std::{str::FromStr, time::Duration};
+use std::{str::FromStr, sync::Arc, time::Duration};
 
 use narthex_spec::{DeviceOrder, KvCacheDtype, PlacementChoice, Scheme, manifest::PublishedSampling};
 use narthex_text::template::{Message, Role};
@@ -43,6 +43,25 @@ pub struct LoadSettings {
     pub kv_budget: Option<usize>,
     /// Element type of the KV cache on the CPU.
     pub kv_cache_dtype: Option<KvCacheDtype>,
+}
+
+/// Settings of the requests for a model under one of its names.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct RequestSettings {
+    pub(crate) answers: Arc<AnswerSettings>,
+    pub(crate) media_urls: MediaUrls,
+}
+
+/// Use of the media at addresses in conversations.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum MediaUrls {
+    /// They are refused.
+    #[default]
+    Refused,
+    /// They are refused, because the network is not used.
+    Offline,
+    /// They are read.
+    Read,
 }
 
 /// Settings of answers, for requests that state nothing.

@@ -26,14 +26,14 @@ pub(super) const CERTIFICATES: &str = "SSL_CERT_FILE";
 
 /// Scheme, host and port of a URL.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Origin {
+pub(crate) struct Origin {
     scheme: String,
     authority: String,
 }
 
 impl Origin {
     /// Returns the origin of a URL without credentials.
-    pub(super) fn of(url: &str) -> Option<Self> {
+    pub(crate) fn of(url: &str) -> Option<Self> {
         let uri: Uri = url.parse().ok()?;
         let scheme = uri.scheme_str()?.to_ascii_lowercase();
         let authority = uri.authority()?.as_str().to_ascii_lowercase();
@@ -42,8 +42,13 @@ impl Origin {
     }
 
     /// Returns the host with its port.
-    pub(super) fn host(&self) -> &str {
+    pub(crate) fn host(&self) -> &str {
         &self.authority
+    }
+
+    /// Returns true for HTTPS.
+    pub(crate) fn is_secure(&self) -> bool {
+        self.scheme == "https"
     }
 }
 
@@ -125,9 +130,9 @@ impl HttpClient {
         certificates: Option<CertificateFile>,
     ) -> Result<Self, ConnectionError> {
         let proxy = proxy.or_else(NamedProxy::from_environment);
-        let roots = match certificates.or_else(CertificateFile::from_environment) {
+        let roots = match certificates {
             Some(file) => file.read()?,
-            None => ROOTS.clone(),
+            None => root_certificates()?,
         };
         let agent = Agent::config_builder()
             .user_agent(concat!("narthex/", env!("CARGO_PKG_VERSION")))
@@ -170,7 +175,7 @@ impl HttpClient {
             let Some(location) = location else { return Ok(Answer { response, url }) };
             let next = join(&url, location);
             let target = Origin::of(&next).ok_or_else(|| bad("its target is not an HTTP address"))?;
-            if origin.scheme == "https" && target.scheme == "http" {
+            if origin.is_secure() && !target.is_secure() {
                 return Err(bad("it leads from HTTPS to HTTP"));
             }
             if method == Method::Head && target != self.home {
@@ -293,6 +298,14 @@ static ROOTS: LazyLock<RootCerts> = LazyLock::new(|| {
     if roots.is_empty() { RootCerts::WebPki } else { RootCerts::new_with_certs(&roots) }
 });
 
+/// Returns the certificates of the environment's file, or else those of the system, or else the built-in ones.
+pub(crate) fn root_certificates() -> Result<RootCerts, ConnectionError> {
+    match CertificateFile::from_environment() {
+        Some(file) => file.read(),
+        None => Ok(ROOTS.clone()),
+    }
+}
+
 /// Returns the error of a connection that ended during a response.
 pub(super) fn broken(what: &str, source: ureq::Error) -> ConnectionError {
     ConnectionError::Broken { what: what.to_owned(), source: Box::new(source) }
@@ -312,12 +325,12 @@ fn was_connected(error: &std::io::Error) -> bool {
 }
 
 /// Returns a header as text; `None` if it is absent or not text.
-pub(super) fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+pub(crate) fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok()
 }
 
 /// Resolves a reference against a URL (RFC 3986, section 5). The fragment of the reference is dropped.
-pub(super) fn join(url: &str, location: &str) -> String {
+pub(crate) fn join(url: &str, location: &str) -> String {
     let location = location.split('#').next().unwrap_or_default();
     if location.contains("://") {
         return location.to_owned();

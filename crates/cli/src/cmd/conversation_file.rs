@@ -47,9 +47,10 @@ pub(super) fn load(path: &Path) -> anyhow::Result<Vec<Message>> {
 /// Returns a message as JSON. Content with media is a list of parts.
 fn written(message: &Message) -> anyhow::Result<Value> {
     let mut written = serde_json::to_value(message)?;
-    if message.content.media().next().is_some() {
+    if message.content.has_media() {
         let parts = message.content.parts().iter().map(|part| match part {
             Part::Text { text, .. } => json!({"type": "text", "text": text}),
+            Part::Remote(remote) => json!({"type": "image_url", "image_url": {"url": remote.url}}),
             Part::Media(media) => match media.kind() {
                 MediaKind::Image => json!({"type": "image_url", "image_url": {"url": media.data_url()}}),
                 MediaKind::Audio => {

@@ -21,6 +21,7 @@ pub(crate) const TABLES: &[(&str, &[&str])] = &[
             "allowed_host",
             "insecure_no_auth",
             "auto_pull",
+            "allow_media_urls",
             "strict_parameters",
             "truncate",
             "default_model",

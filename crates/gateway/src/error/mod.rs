@@ -152,6 +152,14 @@ pub enum Error {
         /// Models of the catalogue that read the medium.
         readers: Vec<ModelName>,
     },
+    /// A medium at an address of a conversation cannot be read.
+    #[error("{param}: {problem}")]
+    RemoteMedia {
+        /// Path of the address in the request.
+        param: String,
+        /// The problem.
+        problem: String,
+    },
     /// The queue is full.
     #[error("{queued} requests are already waiting; try again in a moment")]
     Overloaded {
@@ -337,6 +345,7 @@ impl Error {
             | Self::InputTooLong { .. }
             | Self::WrongKind { .. }
             | Self::MediaNotRead { .. }
+            | Self::RemoteMedia { .. }
             | Self::NameTaken { .. }
             | Self::Audio(_)
             | Self::Prompt(_) => ErrorKind::BadRequest,
@@ -370,6 +379,7 @@ impl Error {
     pub fn param(&self) -> Option<&str> {
         match self {
             Self::Grammar { field, .. } => Some(field),
+            Self::RemoteMedia { param, .. } => Some(param),
             Self::Invalid { param, .. } | Self::ContextLength { param, .. } => Some(param),
             Self::Prompt(_) | Self::MediaNotRead { .. } => Some("messages"),
             Self::Audio(_) => Some("file"),

@@ -45,6 +45,7 @@ use crate::{
         tokenizer_reader::TokenizerReader,
         voice,
     },
+    model_settings::RequestSettings,
     report::models::ModelStatus,
     rights::{AutoPull, Rights},
     server_record::ServerRecord,
@@ -197,6 +198,7 @@ impl Gateway {
     /// [`Error::TooManyBuilds`] for a model that must be built while other requests take all permits for builds.
     pub fn start_load(&self, model: &str) -> Result<LoadStart, Error> {
         let RequestedModel { id, key, answers } = self.resolve(model)?;
+        let settings = RequestSettings { answers, media_urls: self.library.config.media_urls() };
         let mut right = BuildRight::Request(self.builds.clone());
         match self.models.claim_if(&key, || {
             if self.library.store.package(&key.name, key.scheme).is_none() {
@@ -204,11 +206,11 @@ impl Gateway {
             }
             Ok(())
         })? {
-            Claim::Ready(model) => return Ok(LoadStart::Ready(model.with_answers(answers))),
+            Claim::Ready(model) => return Ok(LoadStart::Ready(model.with_settings(settings))),
             Claim::Load => self.load_in_background(&key, id, right),
             Claim::Wait => {}
         }
-        Ok(LoadStart::Pending(PendingLoad::new(self.models.clone(), key).with_answers(answers)))
+        Ok(LoadStart::Pending(PendingLoad::new(self.models.clone(), key).with_settings(settings)))
     }
 
     pub(crate) fn library(&self) -> &Library {

@@ -22,6 +22,7 @@ use crate::{
         media::{self, PromptMedia},
         options::{self, Length},
         permits::{self, RENDERINGS},
+        remote_media,
         request::{
             ChatPrompt, ChatRequest, CompletionRequest, Echo, GenerationSink, HistoryOverflow, Message,
             Prompt, ReasoningSettings, SpecialTokens, TokenizeOptions, ToolSettings,
@@ -52,7 +53,7 @@ impl ReadyModel {
     pub fn chat(&self, mut request: ChatRequest, sink: Box<dyn GenerationSink>) -> Result<Generation, Error> {
         let cancel = sink.cancel();
         cancel.check()?;
-        self.answers.add_stop(&mut request.options.stop);
+        self.settings.answers.add_stop(&mut request.options.stop);
         let model = &*self.loaded;
         options::check(&request.options, Length::Some)?;
         tools::check(&request.tools)?;
@@ -63,7 +64,8 @@ impl ReadyModel {
         let mut rules = AnswerRules::new(model, &request.tools, &request.options, &cancel)?;
         let ChatRequest { mut messages, tools, reasoning, overflow, options } = request;
         media::check(model, &mut messages)?;
-        self.answers.add_system(&mut messages);
+        remote_media::read(self.settings.media_urls, &mut messages, &cancel)?;
+        self.settings.answers.add_system(&mut messages);
         let render = render_options(&reasoning);
         let limit = model.engine()?.limits().longest();
         let (prompt, omitted_messages) = match overflow {
@@ -119,7 +121,8 @@ impl ReadyModel {
         cancel.check()?;
         let ChatRequest { mut messages, tools, reasoning, .. } = request;
         media::check(&self.loaded, &mut messages)?;
-        self.answers.add_system(&mut messages);
+        remote_media::read(self.settings.media_urls, &mut messages, cancel)?;
+        self.settings.answers.add_system(&mut messages);
         let options = render_options(&reasoning);
         prompt(&self.loaded, messages, &tools, options, limit, cancel).map(|prompt| prompt.prompt)
     }
@@ -184,7 +187,7 @@ impl ReadyModel {
     ) -> Result<Generation, Error> {
         let cancel = sink.cancel();
         cancel.check()?;
-        self.answers.add_stop(&mut request.options.stop);
+        self.settings.answers.add_stop(&mut request.options.stop);
         let model = &*self.loaded;
         let length = if request.echo == Echo::PromptAndCompletion { Length::None } else { Length::Some };
         options::check(&request.options, length)?;
@@ -324,9 +327,7 @@ fn take_continued(messages: &mut Vec<Message>, options: &mut RenderOptions) -> R
     }
     match messages.as_slice() {
         [.., _, last]
-            if last.role == Role::Assistant
-                && last.tool_calls.is_empty()
-                && last.content.media().next().is_none() =>
+            if last.role == Role::Assistant && last.tool_calls.is_empty() && !last.content.has_media() =>
         {
             options.generation_prompt = GenerationPrompt::Add;
             Ok(messages.pop().map(|last| last.content.text().into_owned()))

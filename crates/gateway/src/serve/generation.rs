@@ -85,7 +85,7 @@ pub(super) fn start(
     options::at_most("n", options.n, model.capacity)?;
     let room = limits.longest().saturating_sub(positions.len());
     let max_tokens = options.max_tokens.unwrap_or(room).min(room);
-    let published = ready.answers.sampling_with(&model.package.manifest.sampling);
+    let published = ready.settings.answers.sampling_with(&model.package.manifest.sampling);
     let mut sampling = options::sampling(options, &published, limits)?;
     let tokenizer = model.tokenizer()?;
     let stop = model.package.manifest.stop_tokens();

@@ -72,14 +72,15 @@ fn check_kinds(
 ) -> Result<(), Error> {
     let reads = |kind| placeholders.iter().any(|placeholder| placeholder.kind == kind);
     for message in &mut *messages {
-        let unread = message.content.media().map(Media::kind).find(|kind| !reads(*kind));
+        let unread = message.content.parts().iter().filter_map(Part::media_kind).find(|kind| !reads(*kind));
         match unread {
             None => {}
             Some(_) if message.role == Role::Tool => note_unread(&mut message.content, reads),
             Some(kind) => return Err(not_read(model, kind)),
         }
     }
-    let count = messages.iter().flat_map(|message| message.content.media()).count();
+    let parts = messages.iter().flat_map(|message| message.content.parts());
+    let count = parts.filter_map(Part::media_kind).count();
     if count > MAX_MEDIA {
         let message =
             format!("expected at most {MAX_MEDIA} images and sounds in a conversation, found {count}");
@@ -91,9 +92,9 @@ fn check_kinds(
 /// Replaces media by notes, unless the model reads them.
 fn note_unread(content: &mut Content, reads: impl Fn(MediaKind) -> bool) {
     let parts = std::mem::take(content).into_parts().into_iter();
-    content.extend(parts.map(|part| match part {
-        Part::Media(media) if !reads(media.kind()) => Part::text(omission_note(media.kind().as_str())),
-        other => other,
+    content.extend(parts.map(|part| match part.media_kind().filter(|kind| !reads(*kind)) {
+        Some(kind) => Part::text(omission_note(kind.as_str())),
+        None => part,
     }));
 }
 

@@ -14,6 +14,7 @@ mod mask_predict;
 pub(crate) mod media;
 pub(crate) mod options;
 mod permits;
+mod remote_media;
 mod repetition;
 pub mod request;
 mod rerank;

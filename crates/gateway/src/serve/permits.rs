@@ -15,6 +15,9 @@ pub(super) static GRAMMARS: WorkPermits = WorkPermits::new(4, 128);
 /// hostile.
 pub(super) static RENDERINGS: WorkPermits = WorkPermits::new(3, usize::MAX);
 
+/// Permits of this process for reading the media at the addresses of a conversation.
+pub(super) static DOWNLOADS: WorkPermits = WorkPermits::new(8, 64);
+
 /// Maximum number of bytes of a short text.
 const SHORT_TEXT: usize = 16 << 10;
 

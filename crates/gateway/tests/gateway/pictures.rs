@@ -4,8 +4,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
 use narthex_gateway::{
-    ErrorKind,
-    request::{Media, Part},
+    Config, ErrorKind, Gateway,
+    request::{Media, Part, RemoteMedia},
 };
 use narthex_spec::{DeviceName, MediaKind};
 use narthex_testkit::checkpoint::{GEMMA3N_PICTURE_POSITIONS, PICTURE_POSITIONS};
@@ -54,6 +54,21 @@ fn pictures_that_cannot_be_read_are_refused() {
     assert!(error.contains("expected a picture") && error.contains("no picture"), "{error}");
     let error = refusal(&gateway, &model, about([media(MediaKind::Audio, b"RIFF")])).to_string();
     assert!(error.contains("does not read audio"), "{error}");
+    let remote = RemoteMedia {
+        kind: MediaKind::Image,
+        url: "http://127.0.0.1:9/a.png".to_owned(),
+        param: "messages[0].content[0].image_url.url".to_owned(),
+    };
+    let addressed = about([Part::Remote(remote)]);
+    let error = refusal(&gateway, &model, addressed.clone());
+    assert_eq!(
+        (error.kind(), error.param()),
+        (ErrorKind::BadRequest, Some("messages[0].content[0].image_url.url"))
+    );
+    assert!(error.to_string().contains("--allow-media-urls"), "{error}");
+    let reader = Gateway::open(Config { allow_media_urls: true, ..tiny.config() }).unwrap();
+    let error = refusal(&reader, &model, addressed).to_string();
+    assert!(error.contains("expected a public address, found 127.0.0.1"), "{error}");
     gateway.check_reads(&model, MediaKind::Image).unwrap();
     let refused = |model: &str, kind| gateway.check_reads(model, kind).unwrap_err().to_string();
     assert!(refused(&model, MediaKind::Audio).contains("does not read audio"));

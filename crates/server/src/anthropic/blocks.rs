@@ -1,6 +1,6 @@
 //! Content blocks of messages, and their texts.
 
-use narthex_gateway::request::{Content, ExactJson, Media, Part, Role, omission_note};
+use narthex_gateway::request::{Content, ExactJson, Part, Role, omission_note};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
@@ -130,9 +130,11 @@ pub(super) enum ImageSource {
 
 impl ImageSource {
     /// Returns the picture. `path` is the path of the source for errors.
-    pub(super) fn into_media(self, path: &str) -> Result<Media, ApiError> {
+    pub(super) fn into_part(self, path: &str) -> Result<Part, ApiError> {
         match self {
-            Self::Base64 { media_type, data } => data.into_image(media_type, &format!("{path}.data")),
+            Self::Base64 { media_type, data } => {
+                data.into_image(media_type, &format!("{path}.data")).map(Part::Media)
+            }
             Self::Url { url } => url.into_image(&format!("{path}.url")),
             Self::File => {
                 let message =
@@ -192,7 +194,7 @@ impl Block {
     pub(super) fn into_part(self, role: Role, path: &str) -> Option<Result<Part, ApiError>> {
         match self {
             Self::Text { text } => stable_text(role, text).map(|text| Ok(Part::text(text))),
-            Self::Image { source } => Some(source.into_media(&format!("{path}.source")).map(Part::Media)),
+            Self::Image { source } => Some(source.into_part(&format!("{path}.source"))),
             other => Some(other.into_plain_text().map(Part::text).ok_or_else(|| not_text(path))),
         }
     }
@@ -234,7 +236,7 @@ impl Blocks {
         let Self::List(blocks) = self else { return self.into_content(Role::Tool, path) };
         let parts = blocks.into_iter().map(|block| match block {
             Block::Image { source } => {
-                let image = source.into_media(path).map(Part::Media);
+                let image = source.into_part(path);
                 Ok(image.unwrap_or_else(|_| Part::text(omission_note("image"))))
             }
             document @ Block::Document { .. } => Ok(document.into_text_or_note("document")),

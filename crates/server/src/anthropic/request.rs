@@ -466,8 +466,8 @@ mod tests {
         let read = result(json!([text, image, document])).unwrap();
         assert_eq!(read.messages[0].content.text(), "A cat.\n[document omitted: this model reads text]");
         assert!(matches!(read.messages[0].content.parts(), [_, Part::Media(_), _]));
-        let address = json!({"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}});
-        let read = result(json!([address, {"type": "image"}])).unwrap();
+        let file = json!({"type": "image", "source": {"type": "url", "url": "file:///a.png"}});
+        let read = result(json!([file, {"type": "image"}])).unwrap();
         let note = "[image omitted: this model reads text]";
         assert_eq!(read.messages[0].content, &*format!("{note}\n{note}"));
         assert!(result(json!([{"type": "video"}])).is_err());
@@ -492,6 +492,8 @@ mod tests {
         assert_eq!((media.media_type(), media.bytes().len()), (Some("image/png"), 4));
         let url = json!({"type": "url", "url": "data:image/png;base64,iVBORw=="});
         assert_eq!(read(url).unwrap().messages[0].content, content);
+        let address = json!({"type": "url", "url": "https://example.org/a.png"});
+        assert!(matches!(read(address).unwrap().messages[0].content.parts()[1], Part::Remote(_)));
 
         let check = |source: Value, param: &str| {
             let error = read(source).unwrap_err().body();
@@ -499,7 +501,7 @@ mod tests {
         };
         check(json!({"type": "base64", "media_type": "image/png", "data": "?"}), ".data");
         check(json!({"type": "base64", "media_type": "text/plain", "data": "AAAA"}), ".data");
-        check(json!({"type": "url", "url": "https://example.org/a.png"}), ".url");
+        check(json!({"type": "url", "url": "a.png"}), ".url");
         check(json!({"type": "file", "file_id": "file_1"}), "");
     }
 

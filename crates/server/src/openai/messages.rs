@@ -144,21 +144,21 @@ impl WirePart {
     /// Returns the part; `None` for a text of which nothing is left. In the result of a tool, a note stands for what
     /// cannot be read. `path` is the path of the part for errors.
     fn into_part(self, role: Role, path: &str) -> Option<Result<Part, ApiError>> {
-        let (what, media) = match self.r#type.as_str() {
+        let (what, part) = match self.r#type.as_str() {
             "image_url" | "input_image" | "image" => ("image", self.into_image(path)),
-            "input_audio" | "audio" => ("audio", self.into_audio(path)),
+            "input_audio" | "audio" => ("audio", self.into_audio(path).map(Part::Media)),
             "file" | "input_file" => ("file", self.into_file(path)),
             _ => return self.into_text(role, path).map(|text| text.map(Part::text)).transpose(),
         };
-        Some(match media {
+        Some(match part {
             Err(_) if role == Role::Tool => Ok(Part::text(omission_note(what))),
-            media => media.map(Part::Media),
+            part => part,
         })
     }
 
-    fn into_image(self, path: &str) -> Result<Media, ApiError> {
+    fn into_image(self, path: &str) -> Result<Part, ApiError> {
         let path = format!("{path}.image_url");
-        self.image_url.ok_or_else(|| ApiError::required(&path))?.into_media(&path)
+        self.image_url.ok_or_else(|| ApiError::required(&path))?.into_part(&path)
     }
 
     fn into_audio(self, path: &str) -> Result<Media, ApiError> {
@@ -167,7 +167,7 @@ impl WirePart {
     }
 
     /// Returns a file that is a picture.
-    fn into_file(self, path: &str) -> Result<Media, ApiError> {
+    fn into_file(self, path: &str) -> Result<Part, ApiError> {
         let (file, path) = match self.file {
             Some(file) => (file.file_data, format!("{path}.file.file_data")),
             None => (self.file_data, format!("{path}.file_data")),
@@ -325,9 +325,9 @@ mod tests {
         let read = message(json!({"role": "tool", "tool_call_id": "c1", "content": parts})).unwrap();
         assert_eq!(read.content.text(), "A cat.\n[file omitted: this model reads text]");
         assert_eq!(read.content.media().count(), 1);
-        // An agent sends what its tool returned, also if it is an address.
-        let address = json!({"type": "image_url", "image_url": {"url": "https://example.org/a.png"}});
-        let read = message(json!({"role": "tool", "content": [address, {"type": "image"}]})).unwrap();
+        // An agent sends what its tool returned.
+        let file = json!({"type": "image_url", "image_url": {"url": "file:///a.png"}});
+        let read = message(json!({"role": "tool", "content": [file, {"type": "image"}]})).unwrap();
         let note = "[image omitted: this model reads text]";
         assert_eq!(read.content, &*format!("{note}\n{note}"));
     }
@@ -348,6 +348,7 @@ mod tests {
         let kinds = content.parts().iter().map(|part| match part {
             Part::Text { text, .. } => text.as_str(),
             Part::Media(media) => media.kind().as_str(),
+            Part::Remote(_) => "address",
         });
         assert_eq!(kinds.collect::<Vec<_>>(), ["A", "image", "image", "B", "audio", "image", "image"]);
     }

@@ -32,7 +32,7 @@ pub(crate) fn stable(mut request: ChatRequest) -> ChatRequest {
             Part::Text { text, origin } => {
                 stable_text(message.role, text).map(|text| Part::Text { text, origin })
             }
-            media @ Part::Media(_) => Some(media),
+            media @ (Part::Media(_) | Part::Remote(_)) => Some(media),
         }));
     }
     request
@@ -54,7 +54,7 @@ pub(crate) fn continue_last(request: &mut ChatRequest) {
         && last.role == Role::Assistant
         && last.tool_calls.is_empty()
         && !last.content.is_empty()
-        && last.content.media().next().is_none()
+        && !last.content.has_media()
     {
         let variables = &mut request.reasoning.variables;
         variables.entry(ReasoningSettings::CONTINUE).or_insert(true.into());

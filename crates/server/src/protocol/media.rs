@@ -1,7 +1,7 @@
 //! Pictures and sounds in bodies: base64 and data URLs, decoded once, while the body is parsed.
 //!
-//! A value that is not the expected one becomes an error with its path when its message is converted. Addresses are
-//! refused, because this server opens no connections for its clients.
+//! A value that is not the expected one becomes an error with its path when its message is converted. Pictures at
+//! addresses are read later, if the operator allows it.
 
 use std::{borrow::Cow, fmt};
 
@@ -10,7 +10,7 @@ use base64::{
     alphabet::STANDARD,
     engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
 };
-use narthex_gateway::request::{Media, MediaKind};
+use narthex_gateway::request::{Media, MediaKind, Part, RemoteMedia};
 use schemars::JsonSchema;
 use serde::{
     Deserialize, Deserializer,
@@ -21,6 +21,9 @@ use crate::error::ApiError;
 
 /// Maximum bytes of one picture or sound.
 pub(crate) const MAX_MEDIA_BYTES: usize = 20 << 20;
+
+/// Maximum bytes of an address.
+const MAX_URL: usize = 8 << 10;
 
 /// Maximum bytes of a media type or a value in a message.
 const MAX_SHOWN: usize = 80;
@@ -33,7 +36,7 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 
 /// Bytes of a file, or the reason why they cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct FileBytes(Result<Vec<u8>, String>);
+pub(crate) struct FileBytes(Result<Vec<u8>, String>);
 
 impl FileBytes {
     /// Decodes base64, in which white space is ignored.
@@ -81,25 +84,29 @@ impl<'de> Deserialize<'de> for Base64File {
     }
 }
 
-/// A file as a data URL.
+/// A file as a data URL, or its address.
 #[derive(Debug)]
-pub(crate) struct FileUrl {
-    media_type: Option<String>,
-    bytes: FileBytes,
+pub(crate) enum FileUrl {
+    Data { media_type: Option<String>, bytes: FileBytes },
+    Address(String),
 }
 
 impl FileUrl {
-    /// Reads a data URL.
+    /// Reads a URL.
     fn read(url: &str) -> Self {
-        let refused = |problem: String| Self { media_type: None, bytes: FileBytes(Err(problem)) };
+        let refused = |problem: String| Self::Data { media_type: None, bytes: FileBytes(Err(problem)) };
         let Some(rest) = strip_prefix(url, "data:") else {
             let is_address = ["http:", "https:"].iter().any(|scheme| strip_prefix(url, scheme).is_some());
-            return refused(match is_address {
-                true => "expected a data URL, such as \"data:image/png;base64,…\", found an address, which this server \
-                         does not open; send the file itself"
-                    .to_owned(),
-                false => format!("expected a data URL, such as \"data:image/png;base64,…\", found {:?}", shown(url)),
-            });
+            return match is_address {
+                true if url.len() <= MAX_URL => Self::Address(url.to_owned()),
+                true => {
+                    refused(format!("expected an address of at most {MAX_URL} bytes, found {}", url.len()))
+                }
+                false => refused(format!(
+                    "expected a data URL, such as \"data:image/png;base64,…\", found {:?}",
+                    shown(url)
+                )),
+            };
         };
         let Some((head, data)) = rest.split_once(',') else {
             return refused(format!(
@@ -113,7 +120,7 @@ impl FileUrl {
         if !fields.any(|field| field.eq_ignore_ascii_case("base64")) {
             return refused(format!("expected a data URL in base64, found {:?}", shown(url)));
         }
-        Self { media_type, bytes: FileBytes::of_base64(data) }
+        Self::Data { media_type, bytes: FileBytes::of_base64(data) }
     }
 }
 
@@ -257,19 +264,29 @@ fn check_type(kind: MediaKind, media_type: Option<&str>, path: &str) -> Result<(
 impl FileUrl {
     /// Returns false if another type is stated than that of a picture.
     pub(crate) fn may_be_image(&self) -> bool {
-        self.media_type.as_deref().is_none_or(|found| found.starts_with("image/"))
+        match self {
+            Self::Data { media_type: Some(media_type), .. } => media_type.starts_with("image/"),
+            Self::Data { media_type: None, .. } | Self::Address(_) => true,
+        }
     }
 
     /// Returns the picture. `path` is the path of the URL for errors.
-    pub(crate) fn into_image(self, path: &str) -> Result<Media, ApiError> {
-        check_type(MediaKind::Image, self.media_type.as_deref(), path)?;
-        media(MediaKind::Image, self.media_type, self.bytes, path)
+    pub(crate) fn into_image(self, path: &str) -> Result<Part, ApiError> {
+        match self {
+            Self::Data { media_type, bytes } => {
+                check_type(MediaKind::Image, media_type.as_deref(), path)?;
+                media(MediaKind::Image, media_type, bytes, path).map(Part::Media)
+            }
+            Self::Address(url) => {
+                Ok(Part::Remote(RemoteMedia { kind: MediaKind::Image, url, param: path.to_owned() }))
+            }
+        }
     }
 }
 
 impl ImageUrl {
     /// Returns the picture. `path` is the path of the field for errors.
-    pub(crate) fn into_media(self, path: &str) -> Result<Media, ApiError> {
+    pub(crate) fn into_part(self, path: &str) -> Result<Part, ApiError> {
         self.url.into_image(&format!("{path}{}", self.path))
     }
 }
@@ -302,10 +319,18 @@ mod tests {
 
     use super::*;
 
+    fn picture(part: Part) -> Media {
+        match part {
+            Part::Media(media) => media,
+            other => panic!("{other:?}"),
+        }
+    }
+
     fn image(value: Value) -> Result<Media, String> {
         let param = if value.is_object() { "a.url" } else { "a" };
         let url: ImageUrl = serde_json::from_value(value).map_err(|error| error.to_string())?;
-        url.into_media("a").map_err(|error| {
+        let part = url.into_part("a");
+        part.map(picture).map_err(|error| {
             let body = error.body();
             assert_eq!((error.status().as_u16(), &body["error"]["param"]), (400, &json!(param)));
             body["error"]["message"].as_str().unwrap().to_owned()
@@ -370,14 +395,22 @@ mod tests {
     }
 
     #[test]
+    fn addresses_of_pictures_are_read_later() {
+        for url in ["https://example.org/cat.png", "HTTP://169.254.169.254/latest"] {
+            let read: ImageUrl = serde_json::from_value(json!({"url": url})).unwrap();
+            let Part::Remote(remote) = read.into_part("a").unwrap() else { panic!("{url}") };
+            assert_eq!((remote.url.as_str(), remote.param.as_str()), (url, "a.url"));
+        }
+    }
+
+    #[test]
     fn what_is_no_data_url_is_refused_with_the_reason() {
         let check = |url: &str, expect: &str| {
             let error = image(json!(url)).unwrap_err();
             assert!(error.starts_with("a: expected ") && error.contains(expect), "{url}: {error}");
             assert!(error.len() < 400, "{error}");
         };
-        check("https://example.org/cat.png", "found an address, which this server does not open");
-        check("HTTP://169.254.169.254/latest", "found an address");
+        check(&format!("https://example.org/{}", "a".repeat(MAX_URL)), "an address of at most 8192 bytes");
         check("file:///etc/passwd", "found \"file:///etc/passwd\"");
         check("/etc/passwd", "a data URL");
         check("", "a data URL");

@@ -87,6 +87,17 @@ impl fmt::Debug for Media {
     }
 }
 
+/// A medium at an address. Its file must be read before the conversation is rendered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RemoteMedia {
+    /// Kind of the medium.
+    pub kind: MediaKind,
+    /// Address of its file, with HTTP or HTTPS.
+    pub url: String,
+    /// Path of the address in the request, for errors.
+    pub param: String,
+}
+
 /// Part of a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Part {
@@ -99,12 +110,23 @@ pub enum Part {
     },
     /// A picture or a sound.
     Media(Media),
+    /// A picture or a sound at an address.
+    Remote(RemoteMedia),
 }
 
 impl Part {
     /// Creates a part with a text of the conversation.
     pub fn text(text: impl Into<String>) -> Self {
         Self::Text { text: text.into(), origin: Origin::Conversation }
+    }
+
+    /// Returns the kind of a medium, also of one at an address.
+    pub fn media_kind(&self) -> Option<MediaKind> {
+        match self {
+            Self::Text { .. } => None,
+            Self::Media(media) => Some(media.kind()),
+            Self::Remote(remote) => Some(remote.kind),
+        }
     }
 }
 
@@ -140,11 +162,16 @@ impl Content {
         self.parts.is_empty()
     }
 
-    /// Returns the media, in order.
+    /// Returns true if there are media, also at addresses.
+    pub fn has_media(&self) -> bool {
+        self.parts.iter().any(|part| part.media_kind().is_some())
+    }
+
+    /// Returns the media without those at addresses, in order.
     pub fn media(&self) -> impl Iterator<Item = &Media> {
         self.parts.iter().filter_map(|part| match part {
             Part::Media(media) => Some(media),
-            Part::Text { .. } => None,
+            Part::Text { .. } | Part::Remote(_) => None,
         })
     }
 
@@ -179,6 +206,8 @@ impl Content {
         for part in &self.parts {
             match (part, items.last_mut()) {
                 (Part::Media(media), _) => items.push(ContentItem::Media(media)),
+                // `render` refuses them.
+                (Part::Remote(_), _) => {}
                 // Markers belong to the text around them.
                 (Part::Text { text, origin }, Some(ContentItem::Text(spans)))
                     if *origin == Origin::Template
@@ -285,7 +314,7 @@ impl From<&str> for Content {
 /// True for content that has no media and this text.
 impl PartialEq<str> for Content {
     fn eq(&self, text: &str) -> bool {
-        self.media().next().is_none() && self.text() == text
+        !self.has_media() && self.text() == text
     }
 }
 
@@ -298,7 +327,7 @@ impl PartialEq<&str> for Content {
 /// Content without media is a string. Other content is a list of parts, in which media have no bytes.
 impl Serialize for Content {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        if self.media().next().is_none() {
+        if !self.has_media() {
             return serializer.serialize_str(&self.text());
         }
         serializer.collect_seq(&self.parts)
@@ -307,12 +336,13 @@ impl Serialize for Content {
 
 impl Serialize for Part {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let (kind, text) = match self {
-            Self::Text { text, .. } => ("text", Some(text)),
-            Self::Media(media) => (media.kind().as_str(), None),
-        };
-        let fields = [("type", Some(kind)), ("text", text.map(String::as_str))];
-        serializer.collect_map(fields.into_iter().filter_map(|(name, value)| Some((name, value?))))
+        match self {
+            Self::Text { text, .. } => serializer.collect_map([("type", "text"), ("text", text)]),
+            Self::Media(media) => serializer.collect_map([("type", media.kind().as_str())]),
+            Self::Remote(RemoteMedia { kind, url, .. }) => {
+                serializer.collect_map([("type", kind.as_str()), ("url", url)])
+            }
+        }
     }
 }
 
@@ -359,6 +389,17 @@ mod tests {
         assert_eq!(empty, Content::from("b"));
         empty.append("\n\n", Content::default());
         assert_eq!(empty, "b");
+    }
+
+    #[test]
+    fn media_at_addresses_are_media_without_bytes() {
+        let (url, param) = ("https://host/a.png".to_owned(), "messages[0].content[0].image_url".to_owned());
+        let remote = Part::Remote(RemoteMedia { kind: MediaKind::Image, url, param });
+        let content: Content = [remote, Part::text("a")].into_iter().collect();
+        assert!(content.has_media() && content.media().next().is_none());
+        assert_ne!(content, "a");
+        let json = serde_json::to_string(&content).unwrap();
+        assert_eq!(json, r#"[{"type":"image","url":"https://host/a.png"},{"type":"text","text":"a"}]"#);
     }
 
     #[test]

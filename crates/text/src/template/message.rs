@@ -104,7 +104,7 @@ impl Message {
         if let Some(role) = value["role"].as_str().map(origin::mark) {
             value["role"] = Value::String(role);
         }
-        let has_media = self.content.media().next().is_some();
+        let has_media = self.content.has_media();
         value["content"] = match form {
             ContentForm::Text if !has_media => escaped_text(self.content.texts(), escaper)?.into(),
             ContentForm::Text | ContentForm::Parts => {

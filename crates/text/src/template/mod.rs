@@ -32,7 +32,7 @@ use minijinja::{
 use narthex_spec::Date;
 use serde_json::{Map, json};
 
-pub use content::{Content, Media, Origin, Part};
+pub use content::{Content, Media, Origin, Part, RemoteMedia};
 pub use message::{FunctionCall, Message, Role, ToolCall};
 pub use origin::RenderedPrompt;
 
@@ -233,6 +233,10 @@ impl ChatTemplate {
         messages: &[Message],
         options: &RenderOptions,
     ) -> Result<RenderedPrompt, TemplateError> {
+        let mut parts = messages.iter().flat_map(|message| message.content.parts());
+        if parts.any(|part| matches!(part, Part::Remote(_))) {
+            return Err(failed("a medium at an address has not been read".to_owned()));
+        }
         let mut messages =
             if self.knows_developer { messages.to_vec() } else { message::without_developer(messages) };
         if self.reads_system_tools && !options.tools.is_empty() {

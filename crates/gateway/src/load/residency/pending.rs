@@ -6,7 +6,9 @@ use std::{
 };
 
 use super::{ReadyModel, Residence, ResidentModels};
-use crate::{cancel::Cancel, error::Error, library::package_key::PackageKey, model_settings::AnswerSettings};
+use crate::{
+    cancel::Cancel, error::Error, library::package_key::PackageKey, model_settings::RequestSettings,
+};
 
 /// Delay before a client should retry while a model is loading.
 const LOADING_RETRY: Duration = Duration::from_secs(5);
@@ -62,17 +64,17 @@ pub enum LoadStart {
 pub struct PendingLoad {
     models: Arc<ResidentModels>,
     key: PackageKey,
-    answers: Arc<AnswerSettings>,
+    settings: RequestSettings,
 }
 
 impl PendingLoad {
     pub(crate) fn new(models: Arc<ResidentModels>, key: PackageKey) -> Self {
-        Self { models, key, answers: Arc::default() }
+        Self { models, key, settings: RequestSettings::default() }
     }
 
-    /// Returns the load with settings of the model's answers.
-    pub(crate) fn with_answers(self, answers: Arc<AnswerSettings>) -> Self {
-        Self { answers, ..self }
+    /// Returns the load with settings of the model's requests.
+    pub(crate) fn with_settings(self, settings: RequestSettings) -> Self {
+        Self { settings, ..self }
     }
 
     /// Calls `wake` once when the load has ended, unless the returned waiter is dropped before. Fails if too many
@@ -140,7 +142,7 @@ impl PendingLoad {
     pub fn model(&self) -> Result<ReadyModel, Error> {
         match self.models.models.lock().get(&self.key) {
             Some(Residence::Ready { model, .. }) => {
-                Ok(ReadyModel::new(model, &self.models).with_answers(self.answers.clone()))
+                Ok(ReadyModel::new(model, &self.models).with_settings(self.settings.clone()))
             }
             Some(Residence::Loading { awaits_reservation: true, .. }) => {
                 Err(self.models.residency_full(&self.key))

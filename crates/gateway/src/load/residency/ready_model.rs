@@ -7,7 +7,7 @@ use crate::{
     encoder_queue::ComputedTokens,
     error::Error,
     load::{loaded_model::LoadedModel, speech_detector::SpeechDetector},
-    model_settings::AnswerSettings,
+    model_settings::RequestSettings,
     report::placement::AnsweringDevice,
 };
 
@@ -34,8 +34,8 @@ pub struct ReadyModel {
     // Dropped before `_end`, which wakes the loads that wait for memory.
     pub(crate) loaded: Arc<LoadedModel>,
     pub(crate) computed: ComputedTokens,
-    /// Settings of the answers under the requested name.
-    pub(crate) answers: Arc<AnswerSettings>,
+    /// Settings of requests under this name.
+    pub(crate) settings: RequestSettings,
     _end: UseEnd,
 }
 
@@ -44,14 +44,14 @@ impl ReadyModel {
         Self {
             loaded: model.clone(),
             computed: ComputedTokens::default(),
-            answers: Arc::default(),
+            settings: RequestSettings::default(),
             _end: UseEnd(Arc::downgrade(models)),
         }
     }
 
-    /// Returns the model with settings of its answers.
-    pub(crate) fn with_answers(self, answers: Arc<AnswerSettings>) -> Self {
-        Self { answers, ..self }
+    /// Returns the model with settings of its requests.
+    pub(crate) fn with_settings(self, settings: RequestSettings) -> Self {
+        Self { settings, ..self }
     }
 
     /// Returns the model's name with its scheme, as in [`ModelStatus::id`](crate::models::ModelStatus::id).

@@ -15,7 +15,7 @@ use narthex_spec::Speculation;
 pub use narthex_text::{
     exact_json::ExactJson,
     grammar::{Grammar, best_effort},
-    template::{Content, FunctionCall, Media, Message, Part, Role, ToolCall},
+    template::{Content, FunctionCall, Media, Message, Part, RemoteMedia, Role, ToolCall},
 };
 
 pub use decision::{

@@ -105,6 +105,7 @@ impl MessagePart {
                 Self::OutputText { text: text.clone(), annotations: [] }
             }
             Part::Text { text, .. } => Self::InputText { text: text.clone() },
+            Part::Remote(remote) => Self::InputImage { image_url: remote.url.clone(), detail: "auto" },
             Part::Media(media) => match media.kind() {
                 MediaKind::Image => Self::InputImage { image_url: media.data_url(), detail: "auto" },
                 MediaKind::Audio => {
@@ -137,9 +138,9 @@ impl ItemContent {
             Role::Assistant => "assistant",
             Role::Tool => {
                 let call_id = message.tool_call_id.clone().unwrap_or_default();
-                let output = match message.content.media().next() {
-                    None => CallOutput::Text(message.content.text().into_owned()),
-                    Some(_) => CallOutput::Parts(MessagePart::all(message)),
+                let output = match message.content.has_media() {
+                    false => CallOutput::Text(message.content.text().into_owned()),
+                    true => CallOutput::Parts(MessagePart::all(message)),
                 };
                 return vec![Self::FunctionCallOutput { call_id, output, status }];
             }
