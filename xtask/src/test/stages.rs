@@ -75,7 +75,8 @@ pub(crate) fn store(session: &Session<'_>) -> anyhow::Result<String> {
 /// Runs every unit and integration test.
 pub(crate) fn tests(session: &Session<'_>) -> anyhow::Result<String> {
     let mut count = TestCount::default();
-    let result = process::each_line(&mut session.cargo(&["test", "--workspace"]), |line| {
+    // A run of CI names every failed test, not only those of the first program.
+    let result = process::each_line(&mut session.cargo(&["test", "--workspace", "--no-fail-fast"]), |line| {
         terminal::line(line);
         count.add(line);
     });
