@@ -4,7 +4,9 @@
 //! The result is read back with the family's own reader. Settings that this round trip would change are refused, so a
 //! folder always matches the checkpoint that it was made from.
 
-use narthex_spec::arch::{Activation, Architecture, DecoderArch, Family, Rope, RopeScaling};
+use narthex_spec::arch::{
+    Activation, DecoderArch, Family, Projection, Rope, RopeScaling, WeightRole, WeightSpec,
+};
 use serde_json::{Map, Value, json};
 
 use crate::{
@@ -14,7 +16,6 @@ use crate::{
     layout::{Layout, NormGains},
     limits::unsupported,
     names::NameTable,
-    required_tensors,
 };
 
 /// A decoder in the form of a `transformers` folder, with an untied head.
@@ -31,6 +32,8 @@ pub struct HfExport {
 pub struct FileTensor {
     /// Its name in the file.
     pub name: String,
+    /// True for the weight of a linear layer.
+    pub is_linear: bool,
     /// Canonical names and shapes.
     pub parts: Vec<(String, Vec<usize>)>,
 }
@@ -62,17 +65,18 @@ impl HfExport {
     /// second copy of the embedding weight.
     pub fn tensors(&self) -> Vec<FileTensor> {
         let mut tensors: Vec<FileTensor> = Vec::new();
-        for (canonical, shape) in required_tensors::required_shapes(&Architecture::Decoder(self.arch.clone()))
-        {
+        for WeightSpec { name, shape, role } in self.arch.weights() {
+            let canonical = name.to_string();
             let Some(place) = self.names.file_names(&canonical).into_iter().next() else { continue };
-            let source = if self.tied_head && canonical == "head.weight" {
-                "embed.weight".to_owned()
-            } else {
-                canonical
-            };
+            let is_shared = self.tied_head && role == WeightRole::Linear(Projection::Logits);
+            let source = if is_shared { "embed.weight".to_owned() } else { canonical };
             match tensors.iter_mut().find(|tensor| tensor.name == place.name) {
                 Some(tensor) => tensor.parts.push((source, shape)),
-                None => tensors.push(FileTensor { name: place.name, parts: vec![(source, shape)] }),
+                None => tensors.push(FileTensor {
+                    name: place.name,
+                    is_linear: matches!(role, WeightRole::Linear(_)),
+                    parts: vec![(source, shape)],
+                }),
             }
         }
         tensors.iter_mut().for_each(|tensor| tensor.parts.sort_by_key(|(name, _)| self.names.part(name)));
@@ -263,6 +267,8 @@ fn short(value: f32) -> f64 {
 #[cfg(test)]
 mod tests {
     use std::path::{Path, PathBuf};
+
+    use narthex_spec::arch::Architecture;
 
     use super::*;
 

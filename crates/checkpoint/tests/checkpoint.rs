@@ -1,14 +1,21 @@
 //! Whole checkpoints: both formats yield the same weights, and malformed files cause only errors.
 
-use std::{fs, path::Path};
+#![allow(clippy::unwrap_used, reason = "a step that fails fails its test")]
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
 
 use narthex_checkpoint::{Checkpoint, CheckpointError, Encoding, open, parameters};
-use narthex_spec::arch::Architecture;
+use narthex_spec::arch::{Architecture, KvSource};
 use narthex_testkit::checkpoint::{
     TinyWeight, tiny_bert, tiny_bert_safetensors, tiny_bert_weights, tiny_llama, tiny_llama_gguf,
     tiny_llama_safetensors, tiny_llama_shards, tiny_llama_weights,
 };
 use proptest::{prelude::*, test_runner::RngSeed};
+use serde_json::{Map, Value};
 
 fn opened(path: &Path) -> Checkpoint {
     open(path).unwrap_or_else(|error| panic!("{error}"))
@@ -255,4 +262,68 @@ fn models_without_a_head_need_the_list_of_their_modules() {
     };
     check("qwen3", "Qwen3Model");
     check("gemma3", "bidirectional attention");
+}
+
+/// Returns the number of elements of each tensor of a safetensors file, by its name.
+fn stored_elements(file: &Path) -> BTreeMap<String, u64> {
+    let bytes = fs::read(file).unwrap();
+    let length = u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
+    let header: Map<String, Value> = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    let tensors = header.into_iter().filter(|(name, _)| name != "__metadata__");
+    let elements = tensors.map(|(name, tensor)| {
+        let shape = tensor["shape"].as_array().unwrap();
+        (name, shape.iter().map(|extent| extent.as_u64().unwrap()).product())
+    });
+    elements.collect()
+}
+
+/// Returns the folders of tiny checkpoints.
+fn tiny_checkpoints() -> Vec<PathBuf> {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let goldens = ["checkpoint/tests/goldens", "checkpoint/tests/goldens/families"];
+    let more = ["device/tests/goldens/encoders", "device/tests/goldens/embedders"];
+    let folders =
+        goldens.into_iter().chain(more).flat_map(|goldens| crates.join(goldens).read_dir().unwrap());
+    let folders = folders.map(|entry| entry.unwrap().path());
+    folders.filter(|folder| folder.join("model.safetensors").is_file()).collect()
+}
+
+#[test]
+fn an_architecture_states_every_weight_of_its_checkpoint() {
+    let folders = tiny_checkpoints();
+    assert!(folders.len() > 30, "{folders:?}");
+    for folder in folders {
+        // Every stated weight is in the file, or the checkpoint is refused.
+        let architecture = narthex_checkpoint::architecture(&folder);
+        let architecture = architecture.unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+        let mut weights = architecture.weights();
+        let mut stored = stored_elements(&folder.join("model.safetensors"));
+        for dense in ["2_Dense", "3_Dense"].map(|dense| folder.join(dense).join("model.safetensors")) {
+            if dense.is_file() {
+                let elements = stored_elements(&dense).into_values().sum();
+                stored.insert(dense.display().to_string(), elements);
+            }
+        }
+
+        // A file of an encoder has several heads.
+        if let Architecture::Encoder(_) = architecture {
+            weights.retain(|weight| weight.name.layer.is_some());
+            stored.retain(|name, _| name.contains(".layer.") || name.contains("layers."));
+        }
+        // A tower that is not read.
+        stored.remove("model.vision_tower.stem.weight");
+        // Layers that share keys and values may have their own in the file, which are not read.
+        if let Architecture::Decoder(arch) = &architecture
+            && let Some(layer) = arch.layers.iter().position(|layer| layer.attention.kv != KvSource::Own)
+        {
+            stored.retain(|name, _| {
+                let number = name.split('.').find_map(|part| part.parse::<usize>().ok());
+                let is_attention = ["k_proj", "v_proj", "k_norm"].iter().any(|part| name.contains(part));
+                !(name.contains("language_model.layers") && is_attention && number >= Some(layer))
+            });
+        }
+        let stated: usize = weights.iter().map(|weight| weight.shape.iter().product::<usize>()).sum();
+        let stored: u64 = stored.values().sum();
+        assert_eq!(stated as u64, stored, "{}", folder.display());
+    }
 }

@@ -13,6 +13,7 @@ mod rope;
 mod speech;
 mod structure;
 mod vision;
+mod weights;
 
 use serde::{Deserialize, Serialize};
 
@@ -28,6 +29,7 @@ pub use rope::{Rope, RopeScaling};
 pub use speech::{SpeechArch, SpeechLayers};
 pub use structure::{ImportedDecoder, ImportedEncoder, ImportedVoice, Steps, Structure, VoiceFamily};
 pub use vision::{Connector, PatchTower, VisionArch};
+pub use weights::{Component, Projection, Table, WeightName, WeightRole, WeightSpec};
 
 /// A model's structure.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -206,12 +206,12 @@ fn longest(preprocessing: &SoundPreprocessing, arch: &ConformerTower) -> usize {
 mod tests {
     use std::{collections::BTreeMap, fs, path::PathBuf};
 
-    use narthex_spec::arch::{Architecture, DecoderArch};
+    use narthex_spec::arch::DecoderArch;
     use narthex_testkit::architecture as example;
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::{family::HF, required_tensors::required_shapes};
+    use crate::family::HF;
 
     fn config(audio: Value) -> Config {
         let keys = json!({"model_type": "gemma3n", "audio_config": audio});
@@ -227,11 +227,12 @@ mod tests {
         let arch = DecoderArch { audio: Some(Box::new(tower)), ..example::llama() };
         let names = HF.iter().find(|family| family.model_type == "gemma3n_text").unwrap().names;
         let mut found = BTreeMap::new();
-        for (name, shape) in required_shapes(&Architecture::Decoder(arch)) {
+        for weight in arch.weights() {
+            let name = weight.name.to_string();
             if name.starts_with("audio.") {
                 let files = names.file_names(&name);
                 let file = files.iter().find_map(|file| file.name.strip_prefix("model.audio_tower."));
-                found.insert(file.unwrap_or(&name).to_owned(), shape);
+                found.insert(file.unwrap_or(&name).to_owned(), weight.shape);
             }
         }
 

@@ -318,12 +318,12 @@ fn placed(stem: usize, stages: &[Vec<BlockSpec>]) -> Vec<Vec<MobileBlock>> {
 mod tests {
     use std::{collections::BTreeMap, fs, path::PathBuf};
 
-    use narthex_spec::arch::{Architecture, DecoderArch, VisionArch};
+    use narthex_spec::arch::{DecoderArch, VisionArch};
     use narthex_testkit::architecture as example;
     use serde_json::json;
 
     use super::*;
-    use crate::{family::HF, required_tensors::required_shapes};
+    use crate::family::HF;
 
     fn tower(vision: Value) -> Result<MobileNetTower> {
         let keys = json!({"model_type": "gemma3n", "vision_config": vision});
@@ -343,11 +343,12 @@ mod tests {
         let arch = DecoderArch { vision, ..example::llama() };
         let names = HF.iter().find(|family| family.model_type == "gemma3n_text").unwrap().names;
         let mut found = BTreeMap::new();
-        for (name, shape) in required_shapes(&Architecture::Decoder(arch)) {
+        for weight in arch.weights() {
+            let name = weight.name.to_string();
             if name.starts_with("vision.") {
                 let files = names.file_names(&name);
                 let file = files.iter().find_map(|file| file.name.strip_prefix("vision_tower.timm_model."));
-                found.insert(file.unwrap().to_owned(), shape);
+                found.insert(file.unwrap().to_owned(), weight.shape);
             }
         }
 

@@ -115,11 +115,10 @@ struct Tensor {
 
 impl Tensor {
     fn new(of: FileTensor) -> Self {
-        let is_linear = of.name.ends_with("_proj.weight") || of.name == "lm_head.weight";
         let mut shape = of.parts.first().map(|(_, shape)| shape.clone()).unwrap_or_default();
         let rows = of.parts.iter().filter_map(|(_, shape)| shape.first()).sum();
         shape.iter_mut().take(1).for_each(|first| *first = rows);
-        let packed = <[usize; 2]>::try_from(&shape[..]).ok().filter(|_| is_linear);
+        let packed = <[usize; 2]>::try_from(&shape[..]).ok().filter(|_| of.is_linear);
         Self { of, packed, shape }
     }
 }

@@ -1,0 +1,144 @@
+//! The weights of decoders.
+
+use super::{
+    super::{
+        AltUp, Attention, DecoderArch, DecoderLayer, KvSource, Mlp, NormKind, PerLayer, QkNorm, Residual,
+    },
+    Bias, Component, Projection, Table, WeightList, WeightRole,
+};
+
+impl WeightList {
+    pub(super) fn decoder(&mut self, arch: &DecoderArch) {
+        let hidden = arch.hidden;
+        self.table("embed", [arch.vocab, hidden], Table::Tokens);
+        if arch.embed_norm {
+            self.stream_norm("embed.norm", arch);
+        }
+        if arch.learned_positions() {
+            self.table("position", [arch.context, hidden], Table::Positions);
+        }
+
+        for (index, layer) in arch.layers.iter().enumerate() {
+            self.layer = Some(index);
+            self.decoder_layer(arch, layer);
+        }
+        self.layer = None;
+
+        if let Some(AltUp { streams, .. }) = arch.altup {
+            for other in 0..streams.saturating_sub(1) {
+                self.stream(&format!("altup.proj.{other}"), [hidden; 2]);
+                self.stream(&format!("altup.unembed.{other}"), [hidden; 2]);
+            }
+        }
+        if let Some(PerLayer { vocab, width }) = arch.per_layer {
+            let all = arch.layers.len() * width;
+            self.table("per_layer.embed", [vocab, all], Table::PerLayer);
+            self.stream("per_layer.proj", [all, hidden]);
+            self.norm("per_layer.norm", width);
+        }
+        self.stream_norm("norm", arch);
+        if arch.head_weight() == "head.weight" {
+            self.linear("head", [arch.head_rows(), hidden], Projection::Logits, Bias::Absent);
+        }
+
+        if let Some(tower) = arch.vision.as_deref() {
+            self.component = Component::Vision;
+            self.vision(tower, hidden);
+        }
+        if let Some(tower) = arch.audio.as_deref() {
+            self.component = Component::Audio;
+            self.audio(tower, hidden);
+        }
+    }
+
+    fn decoder_layer(&mut self, arch: &DecoderArch, layer: &DecoderLayer) {
+        let norms: &[&str] = match layer.residual {
+            Residual::Sequential => &["attn_norm", "mlp_norm"],
+            Residual::Sandwich => &["attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm"],
+            Residual::Parallel => &["attn_norm"],
+            Residual::Unnormed => &["mlp_norm"],
+        };
+        norms.iter().for_each(|norm| self.stream_norm(norm, arch));
+        self.attention(arch.hidden, &layer.attention);
+        self.feed_forward("mlp", arch.hidden, &layer.mlp);
+
+        if let Some(altup) = &arch.altup {
+            self.altup(altup, arch.hidden);
+        }
+        if let Some(PerLayer { width, .. }) = arch.per_layer {
+            self.stream("per_layer.gate", [width, arch.hidden]);
+            self.stream("per_layer.proj", [arch.hidden, width]);
+            self.norm("per_layer.norm", arch.hidden);
+        }
+    }
+
+    fn attention(&mut self, hidden: usize, attention: &Attention) {
+        let &Attention { heads, kv_heads, head_size: size, .. } = attention;
+        let bias = Bias::from(attention.qkv_bias);
+        let is_own = attention.kv == KvSource::Own;
+        self.linear("attn.q_proj", [heads * size, hidden], Projection::Query, bias);
+        if is_own {
+            self.linear("attn.k_proj", [kv_heads * size, hidden], Projection::Key, bias);
+            self.linear("attn.v_proj", [kv_heads * size, hidden], Projection::Value, bias);
+        }
+        let bias = Bias::from(attention.output_bias);
+        self.linear("attn.o_proj", [hidden, heads * size], Projection::Output, bias);
+
+        let [q, k] = match attention.qk_norm {
+            QkNorm::None => return,
+            QkNorm::Rms => [vec![size], vec![size]],
+            QkNorm::LayerPerHead => [vec![heads, size], vec![kv_heads, size]],
+        };
+        self.weight("attn.q_norm", &q, WeightRole::Norm);
+        if is_own {
+            self.weight("attn.k_norm", &k, WeightRole::Norm);
+        }
+    }
+
+    fn feed_forward(&mut self, module: &str, hidden: usize, mlp: &Mlp) {
+        let bias = Bias::from(mlp.bias);
+        self.feed_forward_of(module, [hidden, mlp.inner], mlp.gated, bias);
+    }
+
+    /// Adds the layers of a feed-forward part of this outer and inner width.
+    pub(super) fn feed_forward_of(
+        &mut self,
+        module: &str,
+        [width, inner]: [usize; 2],
+        gated: bool,
+        bias: Bias,
+    ) {
+        if gated {
+            self.linear(&format!("{module}.gate_proj"), [inner, width], Projection::Gate, bias);
+        }
+        self.linear(&format!("{module}.up_proj"), [inner, width], Projection::Up, bias);
+        self.linear(&format!("{module}.down_proj"), [width, inner], Projection::Down, bias);
+    }
+
+    /// Adds the weights with which a layer combines several residual streams.
+    fn altup(&mut self, altup: &AltUp, hidden: usize) {
+        let &AltUp { streams, rank, scaled, .. } = altup;
+        self.coefficients("altup.router", &[streams, hidden]);
+        self.norm("altup.router_norm", hidden);
+        self.coefficients("altup.predict", &[streams * streams, streams]);
+        self.coefficients("altup.correct", &[streams, streams]);
+        if scaled {
+            self.coefficients("altup.scale", &[hidden]);
+        }
+        self.stream("laurel.left", [rank, hidden]);
+        self.stream("laurel.right", [hidden, rank]);
+        self.norm("laurel.norm", hidden);
+    }
+
+    fn stream(&mut self, module: &str, shape: [usize; 2]) {
+        self.linear(module, shape, Projection::Stream, Bias::Absent);
+    }
+
+    /// Adds a norm over the residual stream.
+    fn stream_norm(&mut self, module: &str, arch: &DecoderArch) {
+        self.norm(module, arch.hidden);
+        if arch.norm == NormKind::Layer {
+            self.bias(module, arch.hidden);
+        }
+    }
+}
