@@ -4,17 +4,21 @@
 //! The parameters of a layer move with it: the columns of its per-layer embeddings, and its reference to the layer
 //! whose keys and values it shares. Weights stay in the file; removed rows and columns are skipped when they are read.
 
-use std::{ops::Range, path::Path};
+use std::{
+    collections::HashMap,
+    ops::Range,
+    path::{Path, PathBuf},
+};
 
 use narthex_spec::{
     LayerList, Recipe,
-    arch::{Architecture, DecoderArch, Family, KvSource},
+    arch::{Architecture, Component, DecoderArch, Family, KvSource, WeightName},
     matformer::MatFormer,
 };
 
 use crate::{
     checkpoint::Checkpoint,
-    error::Result,
+    error::{CheckpointError, Result},
     weight::{Weight, WeightSource},
 };
 
@@ -88,8 +92,6 @@ struct Slice {
     kept: Vec<usize>,
     /// Inner widths; empty if they stay unchanged.
     widths: Vec<usize>,
-    /// Elements of one layer in a token's row of the per-layer embeddings.
-    per_layer: usize,
 }
 
 /// Returns the layers of `count` that remain. At least one must remain.
@@ -115,8 +117,7 @@ impl Slice {
                 KvSource::Layer(_) | KvSource::Own => {}
             }
         }
-        let per_layer = arch.per_layer.as_ref().map_or(0, |per_layer| per_layer.width);
-        Ok(Self { kept, widths: Vec::new(), per_layer })
+        Ok(Self { kept, widths: Vec::new() })
     }
 
     /// Selects the layers and channels of a MatFormer size.
@@ -172,54 +173,84 @@ impl Slice {
         self
     }
 
-    /// Returns the checkpoint's name of a weight, and the layer of the smaller model that it belongs to.
-    fn original(&self, name: &str) -> Option<(String, Option<usize>)> {
-        let Some((number, rest)) = name.strip_prefix("layers.").and_then(|rest| rest.split_once('.')) else {
-            return Some((name.to_owned(), None));
-        };
-        let layer = number.parse().ok()?;
-        Some((format!("layers.{}.{rest}", self.kept.get(layer)?), Some(layer)))
+    /// Returns the place of each weight of a smaller model in the weights of the whole one, by its name.
+    fn places(&self, whole: &Architecture, smaller: &Architecture) -> HashMap<String, Place> {
+        let whole: HashMap<WeightName, Vec<usize>> =
+            whole.weights().into_iter().map(|weight| (weight.name, weight.shape)).collect();
+        let mut places = HashMap::new();
+        for weight in smaller.weights() {
+            let mut original = weight.name.clone();
+            if original.component == Component::Text {
+                original.layer = original.layer.and_then(|layer| self.kept.get(layer).copied());
+            }
+            let Some(shape) = whole.get(&original) else { continue };
+            let mut place = Place { original: original.to_string(), rows: None, columns: None };
+            for (dimension, (&count, &all)) in weight.shape.iter().zip(shape).enumerate() {
+                let ranges = (count < all).then(|| self.ranges(&original, count));
+                match dimension + 1 == shape.len() {
+                    true => place.columns = ranges,
+                    false => place.rows = place.rows.or(ranges),
+                }
+            }
+            places.insert(weight.name.to_string(), place);
+        }
+        places
     }
 
-    /// Returns the columns of the per-layer embeddings that belong to the kept layers.
-    fn per_layer_ranges(&self) -> Vec<Range<usize>> {
-        self.kept.iter().map(|&layer| layer * self.per_layer..(layer + 1) * self.per_layer).collect()
+    /// Returns the `count` rows or columns that are kept: the first channels of a layer, or those of the kept layers.
+    fn ranges(&self, name: &WeightName, count: usize) -> Vec<Range<usize>> {
+        let width = count / self.kept.len();
+        match name.layer {
+            Some(_) => std::iter::once(0..count).collect(),
+            None => self.kept.iter().map(|&layer| layer * width..(layer + 1) * width).collect(),
+        }
     }
+}
+
+/// Place of a smaller model's weight in a weight of the whole model.
+#[derive(Debug, PartialEq, Eq)]
+struct Place {
+    /// Name in the checkpoint.
+    original: String,
+    /// Rows that are kept; `None` for all.
+    rows: Option<Vec<Range<usize>>>,
+    /// Columns that are kept; `None` for all.
+    columns: Option<Vec<Range<usize>>>,
 }
 
 /// Weights of a smaller model.
 struct SlicedWeights {
     whole: Box<dyn WeightSource>,
-    slice: Slice,
+    places: HashMap<String, Place>,
 }
 
 impl WeightSource for SlicedWeights {
     fn weight(&self, name: &str) -> Result<Weight<'_>> {
-        let (original, layer) = self.slice.original(name).unwrap_or_else(|| (name.to_owned(), None));
-        let mut weight = self.whole.weight(&original)?;
+        let Some(place) = self.places.get(name) else {
+            let path = self.whole.file(name).map_or_else(PathBuf::new, Path::to_owned);
+            return Err(CheckpointError::MissingTensor { path, name: name.to_owned() });
+        };
+        let mut weight = self.whole.weight(&place.original)?;
         name.clone_into(&mut weight.name);
-        let channels = layer.and_then(|layer| self.slice.widths.get(layer)).map(|&width| 0..width);
-        match (name.split_once(".mlp.").map_or(name, |(_, part)| part), channels) {
-            ("gate_proj.weight" | "up_proj.weight", Some(first)) => weight.with_row_ranges(&[first]),
-            ("down_proj.weight", Some(first)) => weight.with_column_ranges(&[first]),
-            ("per_layer.embed.weight", _) => weight.with_column_ranges(&self.slice.per_layer_ranges()),
-            ("per_layer.proj.weight", _) => weight.with_row_ranges(&self.slice.per_layer_ranges()),
-            _ => Ok(weight),
+        if let Some(rows) = &place.rows {
+            weight = weight.with_row_ranges(rows)?;
+        }
+        match &place.columns {
+            Some(columns) => weight.with_column_ranges(columns),
+            None => Ok(weight),
         }
     }
 
     fn has(&self, name: &str) -> bool {
-        self.slice.original(name).is_some_and(|(original, _)| self.whole.has(&original))
+        self.places.get(name).is_some_and(|place| self.whole.has(&place.original))
     }
 
     fn file(&self, name: &str) -> Option<&Path> {
-        self.whole.file(&self.slice.original(name)?.0)
+        self.whole.file(&self.places.get(name)?.original)
     }
 
     fn called(&self, name: &str) -> String {
-        self.slice
-            .original(name)
-            .map_or_else(|| name.to_owned(), |(original, _)| self.whole.called(&original))
+        self.places.get(name).map_or_else(|| name.to_owned(), |place| self.whole.called(&place.original))
     }
 }
 
@@ -230,6 +261,7 @@ impl Checkpoint {
     /// [`SliceError`] if this model does not contain the requested one.
     pub fn sliced(mut self, recipe: &Recipe) -> Result<Self, SliceError> {
         let dropped = recipe.drop_layers.as_ref().map(LayerList::layers);
+        let whole = self.architecture.clone();
         let slice = match (&mut self.architecture, &recipe.matformer, dropped) {
             (_, None, None) => return Ok(self),
             (_, Some(_), Some(_)) => return Err(SliceError::DroppedTwice),
@@ -238,7 +270,7 @@ impl Checkpoint {
             (Architecture::Encoder(arch), _, Some(dropped)) => {
                 let kept = left(arch.layers, dropped)?;
                 arch.layers = kept.len();
-                Slice { kept, widths: Vec::new(), per_layer: 0 }
+                Slice { kept, widths: Vec::new() }
             }
             (Architecture::Embedder(arch), _, Some(dropped)) => {
                 Slice::without(&arch.decoder, dropped)?.cut(&mut arch.decoder)
@@ -251,7 +283,8 @@ impl Checkpoint {
             }
             (Architecture::Speech(_), _, Some(_)) => return Err(SliceError::Sides),
         };
-        self.weights = Box::new(SlicedWeights { whole: self.weights, slice });
+        let places = slice.places(&whole, &self.architecture);
+        self.weights = Box::new(SlicedWeights { whole: self.weights, places });
         Ok(self)
     }
 }
@@ -279,10 +312,21 @@ mod tests {
         let slice = Slice::sized(&e4b, &MatFormer::E2b).unwrap();
         let e2b = json!({"num_hidden_layers": 30, "intermediate_size": 8192, "num_kv_shared_layers": 10});
         assert_eq!(slice.of(&e4b), published(e2b));
-        assert_eq!(slice.original("layers.20.attn.q_proj.weight").unwrap().0, "layers.25.attn.q_proj.weight");
-        assert_eq!(slice.original("norm.weight"), Some(("norm.weight".to_owned(), None)));
-        assert_eq!(slice.original("layers.30.attn_norm.weight"), None);
-        assert_eq!(slice.per_layer_ranges()[19..21], [19 * 256..20 * 256, 25 * 256..26 * 256]);
+        let smaller = Architecture::Decoder(slice.of(&e4b));
+        let places = slice.places(&Architecture::Decoder(e4b), &smaller);
+        let check = |name: &str, original: &str, rows, columns| {
+            let original = original.to_owned();
+            assert_eq!(places.get(name), Some(&Place { original, rows, columns }), "{name}");
+        };
+        check("layers.20.attn.q_proj.weight", "layers.25.attn.q_proj.weight", None, None);
+        check("norm.weight", "norm.weight", None, None);
+        let first = Some(std::iter::once(0..8192).collect());
+        check("layers.20.mlp.up_proj.weight", "layers.25.mlp.up_proj.weight", first.clone(), None);
+        check("layers.0.mlp.down_proj.weight", "layers.0.mlp.down_proj.weight", None, first);
+        let of_layers = Some((0..20).chain(25..35).map(|layer| layer * 256..(layer + 1) * 256).collect());
+        check("per_layer.embed.weight", "per_layer.embed.weight", None, of_layers.clone());
+        check("per_layer.proj.weight", "per_layer.proj.weight", of_layers, None);
+        assert_eq!(places.get("layers.30.attn_norm.weight"), None);
     }
 
     #[test]
