@@ -77,3 +77,6 @@ fn towers(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<Vec<(Graph, GraphEn
     }
     Ok(graphs)
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,7 +2,7 @@
 
 use narthex_spec::{
     Recipe,
-    arch::{Architecture, DecoderArch, KvSource, SpeechArch},
+    arch::{Architecture, Component, DecoderArch, KvSource, SpeechArch},
     manifest::LayerRange,
     recipe::FixedShapes,
 };
@@ -24,21 +24,16 @@ const LARGE_LAYER: u64 = 12 << 20;
 pub(crate) fn shapes(architecture: &Architecture, recipe: &Recipe, longest: usize) -> Option<FixedShapes> {
     let plan = Plan::new(architecture, recipe);
     let lengths = match architecture {
-        Architecture::Decoder(arch) => prefill(&layer_bytes(LAYERS, arch.layers.len(), &plan, recipe)),
+        Architecture::Decoder(arch) => {
+            prefill(&layer_bytes(Component::Text, arch.layers.len(), &plan, recipe))
+        }
         Architecture::Speech(arch) => {
-            prefill(&layer_bytes(SPEECH_DECODER, arch.decoder.layers, &plan, recipe))
+            prefill(&layer_bytes(Component::SpeechDecoder, arch.decoder.layers, &plan, recipe))
         }
         Architecture::Encoder(_) | Architecture::Embedder(_) => &[],
     };
     Some(recipe.fixed.clone()?.or_prefill(lengths).within(longest))
 }
-
-/// Prefix of the layers' weights in a decoder.
-const LAYERS: &str = "layers.";
-
-/// Prefix of the weights of either side's layers in a model that transcribes speech.
-const SPEECH_ENCODER: &str = "encoder.layers.";
-const SPEECH_DECODER: &str = "decoder.layers.";
 
 /// Returns the number of new tokens of each prefill graph, for layers with these bytes.
 fn prefill(bytes: &[u64]) -> &'static [usize] {
@@ -49,13 +44,13 @@ fn prefill(bytes: &[u64]) -> &'static [usize] {
 /// Returns the layers of each part; `None` stands for all layers. The head of a divided model is a separate graph and
 /// is not counted.
 pub(super) fn parts(arch: &DecoderArch, plan: &Plan, recipe: &Recipe) -> Vec<Option<LayerRange>> {
-    let layers = layer_bytes(LAYERS, arch.layers.len(), plan, recipe);
+    let layers = layer_bytes(Component::Text, arch.layers.len(), plan, recipe);
     divided(&units(arch), &layers, recipe)
 }
 
 /// Returns the layers of each part of the decoder of a model that transcribes speech; `None` stands for all layers.
 pub(super) fn speech_parts(arch: &SpeechArch, plan: &Plan, recipe: &Recipe) -> Vec<Option<LayerRange>> {
-    let layers = layer_bytes(SPEECH_DECODER, arch.decoder.layers, plan, recipe);
+    let layers = layer_bytes(Component::SpeechDecoder, arch.decoder.layers, plan, recipe);
     let units: Vec<LayerRange> =
         (0..layers.len()).map(|first| LayerRange { first, end: first + 1 }).collect();
     divided(&units, &layers, recipe)
@@ -63,7 +58,7 @@ pub(super) fn speech_parts(arch: &SpeechArch, plan: &Plan, recipe: &Recipe) -> V
 
 /// Returns the bytes of the encoder's linear weights of a model that transcribes speech.
 pub(super) fn speech_encoder_bytes(arch: &SpeechArch, plan: &Plan, recipe: &Recipe) -> u64 {
-    layer_bytes(SPEECH_ENCODER, arch.encoder.layers, plan, recipe).iter().sum()
+    layer_bytes(Component::SpeechEncoder, arch.encoder.layers, plan, recipe).iter().sum()
 }
 
 /// Divides runs of layers with these bytes into parts.
@@ -94,13 +89,11 @@ fn units(arch: &DecoderArch) -> Vec<LayerRange> {
     units
 }
 
-/// Returns the bytes of the linear weights of each of `count` layers, whose names begin with `prefix`. Norms and biases
-/// are negligible.
-fn layer_bytes(prefix: &str, count: usize, plan: &Plan, recipe: &Recipe) -> Vec<u64> {
+/// Returns the bytes of the linear weights of each of a component's `count` layers. Norms and biases are negligible.
+fn layer_bytes(component: Component, count: usize, plan: &Plan, recipe: &Recipe) -> Vec<u64> {
     let mut bytes = vec![0u64; count];
-    for weight in &plan.weights {
-        let layer = weight.name.strip_prefix(prefix).and_then(|rest| rest.split('.').next()?.parse().ok());
-        if let Some(sum) = layer.and_then(|layer: usize| bytes.get_mut(layer)) {
+    for weight in plan.weights.iter().filter(|weight| weight.component == component) {
+        if let Some(sum) = weight.layer.and_then(|layer| bytes.get_mut(layer)) {
             *sum += weight.bytes(recipe.block);
         }
     }
@@ -179,7 +172,7 @@ mod tests {
             };
             let recipe = Recipe::new(scheme);
             let plan = Plan::new(&Architecture::Decoder(arch.clone()), &recipe);
-            let bytes = layer_bytes(LAYERS, arch.layers.len(), &plan, &recipe);
+            let bytes = layer_bytes(Component::Text, arch.layers.len(), &plan, &recipe);
             assert_eq!(prefill(&bytes), expected, "{heads} heads in {scheme}");
         };
         check([9, 3, 64], 1536, Scheme::W8, &[64]);

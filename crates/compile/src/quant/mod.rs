@@ -8,7 +8,6 @@ mod key_balance;
 pub mod plan;
 pub mod scaling;
 mod storage;
-mod towers;
 
 pub use activations::ActivationRanges;
 pub(crate) use key_balance::balance_keys;

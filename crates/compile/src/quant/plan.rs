@@ -6,21 +6,17 @@ use narthex_checkpoint::{CheckpointError, IntegerBlocks, WeightSource};
 use narthex_spec::{
     BlockSize, Recipe, Scheme,
     arch::{
-        Architecture, BottleneckAttention, DecoderArch, EmbedderArch, EncoderArch, EncoderHead, KvSource,
-        PerLayer, SpeechArch,
+        Architecture, Component, ConformerTower, DecoderArch, EncoderHead, Projection, Table, WeightRole,
+        WeightSpec,
     },
     manifest::SourceWeights,
 };
 use serde::Serialize;
 
-use super::{
-    storage::Storage,
-    towers::{self, TowerWeight},
-};
+use super::storage::Storage;
 use crate::rotary::RotarySet;
 
-/// Storage of every linear weight and of the per-layer table, by canonical name, in the order in which they are
-/// written.
+/// Storage of every linear weight and of the tables in blocks, by canonical name.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Plan {
     /// One entry per weight.
@@ -41,12 +37,33 @@ pub struct WeightPlan {
     /// Encoding in the checkpoint, if the storage depends on it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<&'static str>,
-    /// True for a weight of a tower or of a speech model, whose blocks are whole.
+    /// Part of the model.
     #[serde(skip)]
-    pub is_tower: bool,
+    pub component: Component,
+    /// Number of its layer; `None` outside layers.
+    #[serde(skip)]
+    pub layer: Option<usize>,
 }
 
 impl WeightPlan {
+    /// Creates the entry of a matrix.
+    fn new(weight: &WeightSpec, storage: Storage, block: BlockSize) -> Option<Self> {
+        let &[rows, cols] = weight.shape.as_slice() else { return None };
+        let name = &weight.name;
+        // Qualcomm's backend takes whole blocks only, and the inner width of SigLIP, 4304, is no multiple of 32.
+        let is_padded = name.component != Component::Text && !cols.is_multiple_of(block.operator_block(cols));
+        let has_no_blocks = is_padded || !block.divides(cols);
+        Some(Self {
+            name: name.to_string(),
+            rows,
+            cols,
+            storage: if storage.plain().is_none() && has_no_blocks { Storage::F16 } else { storage },
+            source: None,
+            component: name.component,
+            layer: name.layer,
+        })
+    }
+
     /// Returns the size in bytes of the weight with its scales and zero points, in blocks of this size.
     pub fn bytes(&self, block: BlockSize) -> u64 {
         let rows = self.rows as u64;
@@ -66,50 +83,14 @@ impl WeightPlan {
 }
 
 impl Plan {
-    /// Creates the plan of a recipe for an architecture. In `w4`, the head keeps 8 bits, because its errors reach the
-    /// logits directly. A head that shares its weight with the token table has no zero points, so that the host can
-    /// read its rows.
+    /// Creates the plan of a recipe for an architecture.
     pub fn new(architecture: &Architecture, recipe: &Recipe) -> Self {
-        let inner = match (recipe.scheme, recipe.is_symmetric()) {
-            (Scheme::F32, _) => Storage::F32,
-            (Scheme::F16, _) => Storage::F16,
-            (Scheme::W8 | Scheme::W8A16 | Scheme::W8A8, false) => Storage::W8Zeros,
-            (Scheme::W8 | Scheme::W8A16 | Scheme::W8A8, true) => Storage::W8,
-            (Scheme::W4 | Scheme::W4A16, false) => Storage::W4,
-            (Scheme::W4 | Scheme::W4A16, true) => Storage::W4Symmetric,
-        };
-        // The activations of streams, whose scale differs between the variants, and of towers are floats.
-        let beside = if recipe.activations.is_some() { Storage::F16 } else { inner };
-        let mut plan = Self { weights: Vec::new() };
-        match architecture {
-            Architecture::Decoder(arch) => {
-                plan.decoder(arch, inner);
-                plan.streams(arch, beside);
-                plan.head(arch, inner);
-                plan.per_layer_table(arch, recipe);
-                if let Some(vision) = &arch.vision {
-                    plan.tower(towers::vision_weights(vision, arch.hidden), beside);
-                }
-                if let Some(audio) = &arch.audio {
-                    plan.tower(towers::audio_weights(audio, arch.hidden), beside);
-                }
-            }
-            Architecture::Encoder(arch) => plan.encoder(arch, inner),
-            Architecture::Embedder(arch) => {
-                plan.decoder(&arch.decoder, inner);
-                plan.embedder(arch, inner);
-            }
-            Architecture::Speech(arch) => plan.speech(arch, inner),
-        }
-        for planned in &mut plan.weights {
-            // Qualcomm's backend takes whole blocks only, and the inner width of SigLIP, 4304, is no multiple of 32.
-            let block = recipe.block.operator_block(planned.cols);
-            let is_padded = planned.is_tower && !planned.cols.is_multiple_of(block);
-            if planned.storage.plain().is_none() && (is_padded || !recipe.block.divides(planned.cols)) {
-                planned.storage = Storage::F16;
-            }
-        }
-        plan
+        let choice = StorageChoice::new(architecture, recipe);
+        let weights = architecture.weights();
+        let planned = weights.iter().filter_map(|weight| {
+            choice.storage(weight).and_then(|storage| WeightPlan::new(weight, storage, recipe.block))
+        });
+        Self { weights: planned.collect() }
     }
 
     /// Creates the plan of a recipe for a checkpoint's weights.
@@ -185,227 +166,22 @@ impl Plan {
             .collect()
     }
 
-    /// Returns the estimated size in bytes of the weights file: the planned weights and the tables. Norms, biases and
-    /// padding are not counted.
+    /// Returns the estimated size in bytes of the weights file: the planned weights, the tables and the convolutions.
+    /// Norms, biases, coefficients and padding are not counted.
     pub(crate) fn data_bytes(&self, architecture: &Architecture, recipe: &Recipe) -> u64 {
         let planned: u64 = self.weights.iter().map(|weight| weight.bytes(recipe.block)).sum();
-        let table = |name: &str, rows: usize, cols: usize, bytes: usize| match self.get(name) {
-            Some(_) => 0,
-            None => rows as u64 * (cols * bytes) as u64,
-        };
         let element = if recipe.scheme == Scheme::F32 { 4 } else { 2 };
-
-        planned
-            + match architecture {
-                Architecture::Decoder(arch) => {
-                    let positions = if arch.learned_positions() { arch.context } else { 0 };
-                    let per_layer = arch.per_layer.as_ref().map_or(0, |per_layer| {
-                        let cols = arch.layers.len() * per_layer.width;
-                        table("per_layer.embed.weight", per_layer.vocab, cols, element)
-                    });
-                    let tokens = table("embed.weight", arch.vocab, arch.hidden, element);
-                    tokens
-                        + arch.vision.as_deref().map_or(0, towers::convolution_bytes)
-                        + arch.audio.as_deref().map_or(0, towers::audio_convolution_bytes)
-                        + table("position.weight", positions, arch.hidden, 4)
-                        + per_layer
-                        + angle_bytes(arch)
-                }
-                Architecture::Embedder(arch) => angle_bytes(&arch.decoder),
-                Architecture::Encoder(arch) => {
-                    let tokens = table("embed.word.weight", arch.vocab, arch.token_width(), element);
-                    let positions = match &arch.rope {
-                        Some(rope) => (arch.positions * rope.dims * 4) as u64,
-                        None => table("embed.position.weight", arch.positions, arch.hidden, 4),
-                    };
-                    tokens + positions + table("embed.type.weight", arch.types, arch.hidden, 4)
-                }
-                Architecture::Speech(arch) => {
-                    let convolved = SpeechArch::KERNEL * (arch.bins + arch.hidden);
-                    let positions = arch.source_positions + arch.target_positions;
-                    let tokens = table("embed.weight", arch.vocab, arch.hidden, element);
-                    tokens + (arch.hidden * (convolved + positions) * 4) as u64
-                }
-            }
-    }
-
-    fn push(&mut self, name: String, rows: usize, cols: usize, storage: Storage) {
-        self.weights.push(WeightPlan { name, rows, cols, storage, source: None, is_tower: false });
-    }
-
-    fn decoder(&mut self, arch: &DecoderArch, inner: Storage) {
-        for (index, layer) in arch.layers.iter().enumerate() {
-            let scope = format!("layers.{index}");
-            let a = &layer.attention;
-            let q = a.heads * a.head_size;
-            let kv = a.kv_heads * a.head_size;
-            self.push(format!("{scope}.attn.q_proj.weight"), q, arch.hidden, inner);
-            if a.kv == KvSource::Own {
-                self.push(format!("{scope}.attn.k_proj.weight"), kv, arch.hidden, inner);
-                self.push(format!("{scope}.attn.v_proj.weight"), kv, arch.hidden, inner);
-            }
-            self.push(format!("{scope}.attn.o_proj.weight"), arch.hidden, q, inner);
-            if layer.mlp.gated {
-                self.push(format!("{scope}.mlp.gate_proj.weight"), layer.mlp.inner, arch.hidden, inner);
-            }
-            self.push(format!("{scope}.mlp.up_proj.weight"), layer.mlp.inner, arch.hidden, inner);
-            self.push(format!("{scope}.mlp.down_proj.weight"), arch.hidden, layer.mlp.inner, inner);
-        }
-    }
-
-    /// Plans the head, and the token table if that is no longer the head's weight.
-    fn head(&mut self, arch: &DecoderArch, inner: Storage) {
-        let head = match (arch.tied_head, inner) {
-            (_, Storage::F32 | Storage::F16) => inner,
-            (false, _) => inner.with_eight_bits(),
-            (true, _) => Storage::W8,
-        };
-        self.push(arch.head_weight().to_owned(), arch.head_rows(), arch.hidden, head);
-
-        // If the head is pruned, the table is not.
-        if arch.tied_head && arch.kept_tokens.is_some() && head.plain().is_none() {
-            self.push("embed.weight".to_owned(), arch.vocab, arch.hidden, head);
-        }
-    }
-
-    /// Plans the per-layer table, whose rows the host reads, if blocks divide its rows.
-    fn per_layer_table(&mut self, arch: &DecoderArch, recipe: &Recipe) {
-        let Some(PerLayer { vocab, width }) = arch.per_layer else { return };
-        let cols = arch.layers.len() * width;
-        let has_blocks = !matches!(recipe.scheme, Scheme::F32 | Scheme::F16);
-        if has_blocks && cols.is_multiple_of(recipe.block.operator_block(cols)) {
-            self.push("per_layer.embed.weight".to_owned(), vocab, cols, Storage::W8);
-        }
-    }
-
-    /// Plans the weights that combine several streams. They are small compared with the layers, and have 8 bits in
-    /// `w4`, because their errors reach every stream.
-    fn streams(&mut self, arch: &DecoderArch, inner: Storage) {
-        let layers = arch.layers.len();
-        let hidden = arch.hidden;
-        let storage = inner.with_eight_bits();
-        if let Some(altup) = &arch.altup {
-            for other in 0..altup.streams.saturating_sub(1) {
-                self.push(format!("altup.proj.{other}.weight"), hidden, hidden, storage);
-                self.push(format!("altup.unembed.{other}.weight"), hidden, hidden, storage);
-            }
-            for index in 0..layers {
-                self.push(format!("layers.{index}.laurel.left.weight"), altup.rank, hidden, storage);
-                self.push(format!("layers.{index}.laurel.right.weight"), hidden, altup.rank, storage);
-            }
-        }
-        if let Some(PerLayer { width, .. }) = arch.per_layer {
-            self.push("per_layer.proj.weight".to_owned(), layers * width, hidden, storage);
-            for index in 0..layers {
-                self.push(format!("layers.{index}.per_layer.gate.weight"), width, hidden, storage);
-                self.push(format!("layers.{index}.per_layer.proj.weight"), hidden, width, storage);
-            }
-        }
-    }
-
-    /// Plans the linear weights of a tower. They have 8 bits in `w4`, because their errors reach every answer about a medium, and
-    /// towers are small compared with the decoder. Convolutions, as the embedding of patches, are not quantised.
-    fn tower(&mut self, weights: Vec<TowerWeight>, inner: Storage) {
-        let storage = inner.with_eight_bits();
-        self.weights.extend(weights.into_iter().map(|TowerWeight { name, rows, cols }| WeightPlan {
-            name,
-            rows,
-            cols,
-            storage,
-            source: None,
-            is_tower: true,
-        }));
-    }
-
-    /// Plans both sides and the head, which shares its weight with the token table. Convolutions are not quantised.
-    fn speech(&mut self, arch: &SpeechArch, inner: Storage) {
-        let hidden = arch.hidden;
-        for (side, layers) in [("encoder", arch.encoder), ("decoder", arch.decoder)] {
-            let attentions: &[&str] = if side == "encoder" { &["attn"] } else { &["attn", "cross"] };
-            for index in 0..layers.layers {
-                let scope = format!("{side}.layers.{index}");
-                for attention in attentions {
-                    for part in ["q", "k", "v", "o"] {
-                        self.push(format!("{scope}.{attention}.{part}_proj.weight"), hidden, hidden, inner);
-                    }
-                }
-                self.push(format!("{scope}.mlp.up_proj.weight"), layers.inner, hidden, inner);
-                self.push(format!("{scope}.mlp.down_proj.weight"), hidden, layers.inner, inner);
-            }
-        }
-        let head = if inner.plain().is_some() { inner } else { Storage::W8 };
-        self.push("embed.weight".to_owned(), arch.vocab, hidden, head);
-        self.weights.iter_mut().for_each(|planned| planned.is_tower = true);
-    }
-
-    /// Plans the token table, whose rows the host reads, and the linear layers between pooling and vector, whose errors reach
-    /// the vector directly.
-    fn embedder(&mut self, arch: &EmbedderArch, inner: Storage) {
-        let table = if inner.plain().is_some() { inner } else { Storage::W8 };
-        self.push("embed.weight".to_owned(), arch.decoder.vocab, arch.decoder.hidden, table);
-        for (index, [rows, cols]) in arch.dense_shapes().enumerate() {
-            self.push(format!("dense.{index}.weight"), rows, cols, unquantised(inner));
-        }
-    }
-
-    fn encoder(&mut self, arch: &EncoderArch, inner: Storage) {
-        let hidden = arch.hidden;
-        let inside = arch.inside();
-        let whole = unquantised(inner);
-        if let Some(factored) = &arch.factored {
-            self.push("embed.project.weight".to_owned(), hidden, factored.input(), whole);
-        }
-
-        for index in 0..arch.layers {
-            let scope = format!("layers.{index}");
-            let read = arch.attention_reads();
-            if let Some(bottleneck) = &arch.bottleneck {
-                self.push(format!("{scope}.bottleneck.input.weight"), inside, hidden, inner);
-                if bottleneck.attention == BottleneckAttention::Shared {
-                    self.push(format!("{scope}.bottleneck.attn.weight"), inside, hidden, inner);
-                }
-            }
-            // Activations are rounded to 8 bits wherever weights are quantised, and errors of the value projection
-            // reach the vector directly: they are more than half of the distance of all-MiniLM-L6-v2 in `w8` to its
-            // reference.
-            let parts = [("q", read[0], inner), ("k", read[0], inner), ("v", read[1], whole)];
-            for (part, cols, storage) in parts.into_iter().chain([("o", inside, inner)]) {
-                self.push(format!("{scope}.attn.{part}_proj.weight"), inside, cols, storage);
-            }
-            let others = (0..arch.early_feed_forwards()).map(|part| format!("ffn.{part}"));
-            for part in others.chain(["mlp".to_owned()]) {
-                if arch.gated {
-                    self.push(format!("{scope}.{part}.gate_proj.weight"), arch.inner, inside, inner);
-                }
-                self.push(format!("{scope}.{part}.up_proj.weight"), arch.inner, inside, inner);
-                self.push(format!("{scope}.{part}.down_proj.weight"), inside, arch.inner, inner);
-            }
-            if arch.bottleneck.is_some() {
-                self.push(format!("{scope}.bottleneck.output.weight"), hidden, inside, inner);
-            }
-        }
-        self.encoder_head(arch, inner);
-    }
-
-    /// Plans the head. The last layers of a head are small and not quantised; a head over the vocabulary keeps 8 bits.
-    fn encoder_head(&mut self, arch: &EncoderArch, inner: Storage) {
-        let hidden = arch.hidden;
-        let whole = unquantised(inner);
-        match arch.head {
-            EncoderHead::Embedding { .. } => {}
-            EncoderHead::Score { labels, dense } => {
-                if dense.is_some() {
-                    self.push("score.dense.weight".to_owned(), hidden, hidden, inner);
-                }
-                self.push("score.out.weight".to_owned(), labels, hidden, whole);
-            }
-            EncoderHead::Spans {} => self.push("spans.weight".to_owned(), 2, hidden, whole),
-            EncoderHead::MaskedLm { .. } => {
-                self.push("mlm.dense.weight".to_owned(), hidden, hidden, inner);
-                let storage = if inner.plain().is_some() { inner } else { Storage::W8 };
-                self.push("embed.word.weight".to_owned(), arch.vocab, arch.token_width(), storage);
-            }
-        }
+        let unplanned = architecture.weights().into_iter().map(|weight| {
+            let bytes = match weight.role {
+                WeightRole::Table(Table::Tokens | Table::PerLayer) => element,
+                WeightRole::Table(Table::Positions | Table::Segments) | WeightRole::Convolution => 4,
+                WeightRole::Norm | WeightRole::Bias | WeightRole::Coefficients | WeightRole::Linear(_) => 0,
+            };
+            let is_counted = bytes > 0 && self.get(&weight.name.to_string()).is_none();
+            let elements = weight.shape.iter().map(|&extent| extent as u64).product::<u64>();
+            if is_counted { elements * bytes } else { 0 }
+        });
+        planned + unplanned.sum::<u64>() + computed_bytes(architecture)
     }
 
     /// Returns the entry of one weight.
@@ -419,9 +195,106 @@ impl Plan {
     }
 }
 
-/// Returns the storage of a weight that no scheme quantises.
-fn unquantised(inner: Storage) -> Storage {
-    if inner == Storage::F16 { Storage::F16 } else { Storage::F32 }
+/// The storage of a recipe for weights by their roles.
+struct StorageChoice<'a> {
+    architecture: &'a Architecture,
+    /// Linear layers.
+    inner: Storage,
+    /// Linear layers of towers and of several residual streams. They have 8 bits in `w4`: they are small compared with the
+    /// layers, and their errors reach every answer about a medium, or every stream.
+    beside: Storage,
+    /// Linear layers that no scheme quantises.
+    whole: Storage,
+    /// Tables whose rows the host reads, so that their blocks have no zero points.
+    rows: Storage,
+    block: BlockSize,
+}
+
+impl<'a> StorageChoice<'a> {
+    fn new(architecture: &'a Architecture, recipe: &Recipe) -> Self {
+        let inner = match (recipe.scheme, recipe.is_symmetric()) {
+            (Scheme::F32, _) => Storage::F32,
+            (Scheme::F16, _) => Storage::F16,
+            (Scheme::W8 | Scheme::W8A16 | Scheme::W8A8, false) => Storage::W8Zeros,
+            (Scheme::W8 | Scheme::W8A16 | Scheme::W8A8, true) => Storage::W8,
+            (Scheme::W4 | Scheme::W4A16, false) => Storage::W4,
+            (Scheme::W4 | Scheme::W4A16, true) => Storage::W4Symmetric,
+        };
+        // The activations of streams, whose scale differs between the variants, and of towers are floats.
+        let beside = if recipe.activations.is_some() { Storage::F16 } else { inner.with_eight_bits() };
+        let whole = if inner == Storage::F16 { Storage::F16 } else { Storage::F32 };
+        let rows = if inner.plain().is_some() { inner } else { Storage::W8 };
+        Self { architecture, inner, beside, whole, rows, block: recipe.block }
+    }
+
+    /// Returns the storage of a weight; `None` if it is not planned.
+    fn storage(&self, weight: &WeightSpec) -> Option<Storage> {
+        let is_encoder = matches!(self.architecture, Architecture::Encoder(_));
+        let is_tower = matches!(weight.name.component, Component::Vision | Component::Audio);
+        match weight.role {
+            WeightRole::Linear(projection) => Some(match projection {
+                _ if is_tower => self.beside,
+                Projection::Stream => self.beside,
+                // Errors of the head reach the logits directly, so it keeps 8 bits.
+                Projection::Logits if self.has_tied_head() => self.rows,
+                Projection::Logits => self.inner.with_eight_bits(),
+                // The last layers of a head are small, and their errors reach the vector or the scores directly.
+                Projection::Embedding | Projection::HeadOutput => self.whole,
+                // Activations are rounded to 8 bits wherever weights are quantised, and errors of the value projection
+                // reach the vector directly: they are more than half of the distance of all-MiniLM-L6-v2 in `w8` to its
+                // reference.
+                Projection::Value if is_encoder => self.whole,
+                _ => self.inner,
+            }),
+            WeightRole::Table(Table::Tokens) => self.has_planned_tokens().then_some(self.rows),
+            WeightRole::Table(Table::PerLayer) => {
+                let cols = weight.shape.last().copied().unwrap_or(0);
+                let has_blocks = self.rows.plain().is_none();
+                let is_divided = cols.is_multiple_of(self.block.operator_block(cols));
+                (has_blocks && is_divided).then_some(self.rows)
+            }
+            WeightRole::Table(Table::Positions | Table::Segments)
+            | WeightRole::Norm
+            | WeightRole::Bias
+            | WeightRole::Coefficients
+            | WeightRole::Convolution => None,
+        }
+    }
+
+    fn has_tied_head(&self) -> bool {
+        matches!(self.architecture, Architecture::Decoder(arch) if arch.tied_head)
+    }
+
+    /// Returns true if the token table is in the plan: it is the weight of a head, was that of a head which is pruned, or
+    /// belongs to an embedding model with the layers of a decoder.
+    fn has_planned_tokens(&self) -> bool {
+        match self.architecture {
+            Architecture::Decoder(arch) => {
+                arch.tied_head && (arch.kept_tokens.is_none() || self.rows.plain().is_none())
+            }
+            Architecture::Encoder(arch) => matches!(arch.head, EncoderHead::MaskedLm { .. }),
+            Architecture::Embedder(_) | Architecture::Speech(_) => true,
+        }
+    }
+}
+
+/// Returns the size in bytes of tensors that a compile computes: cosines and sines, and keys of relative positions.
+fn computed_bytes(architecture: &Architecture) -> u64 {
+    match architecture {
+        Architecture::Decoder(arch) => {
+            angle_bytes(arch) + arch.audio.as_deref().map_or(0, relative_key_bytes)
+        }
+        Architecture::Embedder(arch) => angle_bytes(&arch.decoder),
+        Architecture::Encoder(arch) => {
+            arch.rope.as_ref().map_or(0, |rope| (arch.positions * rope.dims * 4) as u64)
+        }
+        Architecture::Speech(_) => 0,
+    }
+}
+
+/// Returns the size in bytes of the keys of a tower's relative positions.
+fn relative_key_bytes(tower: &ConformerTower) -> u64 {
+    (tower.layers * tower.hidden * (tower.left + tower.right + 1) * 4) as u64
 }
 
 /// Returns the size in bytes of a decoder's cosines and sines.
@@ -433,7 +306,8 @@ fn angle_bytes(arch: &DecoderArch) -> u64 {
 #[cfg(test)]
 mod tests {
     use narthex_spec::arch::{
-        Activation, Attention, Connector, DecoderLayer, EncoderNorm, Family, PatchTower, Pooling, VisionArch,
+        Activation, Attention, Connector, DecoderLayer, EncoderArch, EncoderNorm, Family, PatchTower,
+        Pooling, VisionArch,
     };
     use narthex_testkit::architecture as example;
 
@@ -495,14 +369,15 @@ mod tests {
         for (scheme, inner, tied, own) in
             [(Scheme::F32, F32, F32, F32), (Scheme::W8, W8Zeros, W8, W8Zeros), (Scheme::W4, W4, W8, W8Zeros)]
         {
-            let with = |head| [layer(inner), vec![head]].concat();
-            check(&decoder(true), scheme, &with(("embed.weight", 100, 64, tied)));
-            check(&decoder(false), scheme, &with(("head.weight", 100, 64, own)));
+            let table = ("embed.weight", 100, 64, tied);
+            check(&decoder(true), scheme, &[vec![table], layer(inner)].concat());
+            let head = ("head.weight", 100, 64, own);
+            check(&decoder(false), scheme, &[layer(inner), vec![head]].concat());
             let Architecture::Decoder(arch) = decoder(true) else { panic!("no decoder") };
             let pruned = Architecture::Decoder(DecoderArch { kept_tokens: Some(30), ..arch });
-            let table = (tied == W8).then_some(("embed.weight", 100, 64, W8));
-            let head = [with(("head.weight", 30, 64, tied)), table.into_iter().collect()].concat();
-            check(&pruned, scheme, &head);
+            let table = if tied == W8 { vec![table] } else { Vec::new() };
+            let head = ("head.weight", 30, 64, tied);
+            check(&pruned, scheme, &[table, layer(inner), vec![head]].concat());
         }
     }
 
@@ -545,14 +420,15 @@ mod tests {
             let Architecture::Encoder(arch) = encoder() else { panic!("no encoder") };
             let plan =
                 Plan::new(&Architecture::Encoder(EncoderArch { head, ..arch }), &Recipe::new(Scheme::W4));
-            let found: Vec<_> = plan.weights[6..].iter().map(|w| (w.name.as_str(), w.storage)).collect();
+            let outside = plan.weights.iter().filter(|weight| weight.layer.is_none());
+            let found: Vec<_> = outside.map(|w| (w.name.as_str(), w.storage)).collect();
             assert_eq!(found, expect);
         };
         let dense = ("score.dense.weight", Storage::W4);
         let out = ("score.out.weight", Storage::F32);
         check(EncoderHead::Score { labels: 1, dense: Some(Activation::Tanh) }, &[dense, out]);
         check(EncoderHead::Spans {}, &[("spans.weight", Storage::F32)]);
-        let logits = [("mlm.dense.weight", Storage::W4), ("embed.word.weight", Storage::W8)];
+        let logits = [("embed.word.weight", Storage::W8), ("mlm.dense.weight", Storage::W4)];
         check(EncoderHead::MaskedLm { activation: Some(Activation::Gelu) }, &logits);
     }
 
@@ -591,7 +467,8 @@ mod tests {
             cols: 40,
             storage,
             source: Some(source),
-            is_tower: false,
+            component: Component::Text,
+            layer: Some(0),
         };
         let weights = vec![
             weight(Storage::F16, "F32"),

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use narthex_spec::arch::{DecoderArch, Residual};
+use narthex_spec::arch::{Component, DecoderArch, Projection, Residual, WeightRole};
 use serde::Serialize;
 
 use super::{Plan, Storage};
@@ -62,14 +62,25 @@ pub enum Remedy {
 
 /// Returns the inputs of a decoder's linear layers that can be treated: those that only 8-bit weights read.
 pub fn inputs(arch: &DecoderArch, plan: &Plan) -> Vec<Input> {
+    let weights = arch.weights();
     let mut all = Vec::new();
     for (index, layer) in arch.layers.iter().enumerate() {
         let scope = format!("layers.{index}");
-        let attention = ["q", "k", "v"].map(|part| format!("{scope}.attn.{part}_proj.weight"));
-        let [gate, up, down] = ["gate", "up", "down"].map(|part| format!("{scope}.mlp.{part}_proj.weight"));
-        let feed_forward = if layer.mlp.gated { vec![gate, up.clone()] } else { vec![up.clone()] };
+        let linear = |projections: &[Projection]| -> Vec<String> {
+            let of_layer = weights.iter().filter(|weight| {
+                (weight.name.component, weight.name.layer) == (Component::Text, Some(index))
+            });
+            of_layer
+                .filter(|weight| matches!(weight.role, WeightRole::Linear(own) if projections.contains(&own)))
+                .map(|weight| weight.name.to_string())
+                .collect()
+        };
+        let mut readers = linear(&[Projection::Query, Projection::Key, Projection::Value]);
+        let feed_forward = linear(&[Projection::Gate, Projection::Up]);
         let parallel = layer.residual == Residual::Parallel;
-        let readers = if parallel { [&attention[..], &feed_forward].concat() } else { attention.to_vec() };
+        if parallel {
+            readers.extend_from_slice(&feed_forward);
+        }
 
         // A learned residual reads the same input as attention, and adds it unscaled.
         if arch.altup.is_none() {
@@ -98,7 +109,10 @@ pub fn inputs(arch: &DecoderArch, plan: &Plan) -> Vec<Input> {
                 name: format!("{scope}.down"),
                 node: format!("/{scope}/mlp/down_proj/MatMulNBits"),
                 channels: layer.mlp.inner,
-                remedy: Remedy::Scale { divided: up, multiplied: vec![down] },
+                remedy: Remedy::Scale {
+                    divided: format!("{scope}.mlp.up_proj.weight"),
+                    multiplied: linear(&[Projection::Down]),
+                },
             });
         }
     }
