@@ -1,6 +1,9 @@
 //! Voices of hibari: a folder with the graph, the ids of its phonemes, and the files of the English pronunciation.
 
-use std::{path::Path, sync::atomic::AtomicBool};
+use std::{
+    path::{Path, PathBuf},
+    sync::atomic::AtomicBool,
+};
 
 use narthex_spec::{
     DType,
@@ -45,6 +48,11 @@ struct StatedSpeaker {
 /// Returns whether a folder holds a voice of hibari.
 pub(super) fn is_layout(folder: &Path) -> bool {
     [SPEAKERS, ALPHABET, english::TAGGER].iter().all(|file| folder.join(file).is_file())
+}
+
+/// Returns the path of the graph `file`, or of that of the first speaker.
+pub(super) fn graph(folder: &Path, file: Option<&str>) -> Result<PathBuf> {
+    Ok(folder.join(speaker(folder, file)?.1.file))
 }
 
 /// Writes the files of the voice whose graph is `file`, or of the first one.

@@ -142,6 +142,16 @@ impl KokoroFiles {
         Ok(names.iter().any(|name| matches!(language(name), Some((_, _, None)))))
     }
 
+    /// Returns the graph that `file` names, and the files of the styles.
+    pub(super) fn large_files(&self, file: Option<&str>) -> Result<Vec<PathBuf>> {
+        let mut paths = vec![self.graph(file)?.to_owned()];
+        match &self.styles {
+            StyleFiles::Each(styles) => paths.extend(styles.iter().cloned()),
+            StyleFiles::Archive(archive) => paths.push(archive.clone()),
+        }
+        Ok(paths)
+    }
+
     /// Returns the graph that `file` names, or else the only one or the one without a suffix.
     fn graph(&self, file: Option<&str>) -> Result<&Path> {
         let mut chosen: Vec<&PathBuf> = self.graphs.iter().collect();

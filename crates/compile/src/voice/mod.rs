@@ -96,6 +96,15 @@ impl VoiceFiles {
         }
     }
 
+    /// Returns the files that become most of the package: the graph that `file` names, and the styles.
+    fn large_files(&self, file: Option<&str>) -> Result<Vec<PathBuf>> {
+        match self {
+            Self::Hibari(folder) => Ok(vec![hibari::graph(folder, file)?]),
+            Self::Kokoro(files) => files.large_files(file),
+            Self::Piper(files) => Ok(vec![files.graph().to_owned()]),
+        }
+    }
+
     /// Returns the name of a voice that is one file of several in its folder; `None` for a voice with a folder of its own.
     pub fn name(&self) -> Option<String> {
         match self {
@@ -122,6 +131,8 @@ struct VoiceParts {
 /// [`CompileError::Write`], [`CompileError::Cancelled`].
 pub fn import(job: VoiceJob<'_>, cancel: &AtomicBool) -> Result<Manifest> {
     let package = PackageWriter::new(job.out);
+    package.check_space(total_bytes(&job.files.large_files(job.file)?)?)?;
+
     let parts = match job.files {
         VoiceFiles::Hibari(folder) => hibari::write(folder, job.file, &package, cancel)?,
         VoiceFiles::Kokoro(files) => files.write(job.file, job.english, &package, job.progress, cancel)?,
@@ -156,6 +167,14 @@ pub fn import(job: VoiceJob<'_>, cancel: &AtomicBool) -> Result<Manifest> {
     };
     package.finish(&mut manifest)?;
     Ok(manifest)
+}
+
+/// Returns the size of some files together.
+fn total_bytes(paths: &[PathBuf]) -> Result<u64> {
+    paths.iter().try_fold(0u64, |sum, path| {
+        let bytes = path.metadata().map_err(unreadable(path))?.len();
+        Ok(sum.saturating_add(bytes))
+    })
 }
 
 /// Opens a graph without data files.
@@ -240,4 +259,49 @@ fn read_file(path: &Path) -> Result<Vec<u8>> {
 /// Returns the conversion of the system's error for a file that cannot be read.
 fn unreadable(path: &Path) -> impl Fn(std::io::Error) -> CompileError {
     move |source| OnnxFileError::Read { path: path.to_owned(), source }.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+
+    use narthex_spec::progress::Quiet;
+
+    use super::*;
+
+    /// The graph of 4 TiB is a hole. A machine with that much free space is left out.
+    #[test]
+    fn a_voice_that_does_not_fit_is_refused_before_it_is_written() {
+        const BYTES: u64 = 4 << 40;
+        let folder = tempfile::tempdir().unwrap();
+        let graph = folder.path().join("voice.onnx");
+        let is_made = File::create(&graph).and_then(|file| file.set_len(BYTES)).is_ok();
+        let out = tempfile::tempdir().unwrap();
+        if !is_made || narthex_files::environment::check_space(out.path(), BYTES).is_ok() {
+            return;
+        }
+
+        let settings = r#"{"audio": {"sample_rate": 22050}, "phoneme_id_map": {"_": [0]}}"#;
+        fs::write(folder.path().join("voice.onnx.json"), settings).unwrap();
+        let files = VoiceFiles::find(&graph, None).unwrap();
+        let job = VoiceJob {
+            files: &files,
+            file: None,
+            english: None,
+            name: "tiny".parse().unwrap(),
+            out: out.path(),
+            provenance: Provenance {
+                source: String::new(),
+                checkpoint: BTreeMap::new(),
+                license: None,
+                compiler: String::new(),
+            },
+            progress: &Quiet,
+        };
+        match import(job, &AtomicBool::new(false)).unwrap_err() {
+            CompileError::Write { source, .. } => assert_eq!(source.kind(), std::io::ErrorKind::StorageFull),
+            other => panic!("{other}"),
+        }
+        assert_eq!(fs::read_dir(out.path()).unwrap().count(), 0);
+    }
 }

@@ -113,6 +113,11 @@ impl PiperFiles {
         voices.next().is_none().then_some(voice)
     }
 
+    /// Returns the path of the graph.
+    pub(super) fn graph(&self) -> &Path {
+        &self.graph
+    }
+
     fn of_graph(graph: &Path) -> Option<Self> {
         let name = graph.file_name()?.to_string_lossy().into_owned();
         let is_graph = graph.extension().is_some_and(|found| found.eq_ignore_ascii_case("onnx"));
