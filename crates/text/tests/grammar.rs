@@ -491,6 +491,70 @@ fn grammars_that_cannot_be_followed_are_refused_with_the_reason() {
 }
 
 #[test]
+fn errors_of_lark_grammars_have_the_words_of_lark() {
+    let bench = Bench::new(byte_level());
+    let check = |source: &str, expect: &str| match bench.compiler.compile(&Grammar::Lark(source.to_owned())) {
+        Err(error) => {
+            assert_eq!(error.to_string(), format!("the grammar is not usable: {expect}"), "{source}")
+        }
+        Ok(_) => panic!("{source:?} was accepted"),
+    };
+    let range = "line 1, column 8: a range of characters has one character on each side";
+    let terminal = |what: &str| format!("line 2, column 4: a terminal cannot have {what}; use it in a rule");
+
+    check("start: missing", "line 1, column 8: the name missing is not defined");
+    check("start: a\na: \"b\"\na: \"c\"", "line 3, column 4: the name a is defined twice");
+    check("other: \"a\"", "the rule start is missing");
+    check("start: A\nA: \"a\" A", "line 2, column 4: the terminal A refers to itself");
+    check("start: (\"a\"\nb: \"c\"", "line 1, column 12: expected ')', found the end of a line");
+    check(
+        "start: \"a",
+        "line 1, column 10: expected a part of a grammar; a text or an expression may lack its end",
+    );
+    check("start: \"a\".. b", "line 1, column 14: expected a text, found the name of a rule");
+    check("start: | )", "line 1, column 10: expected a rule, a terminal or a statement, found ')'");
+    check("start \"a\"", "line 1, column 7: expected ':', found a text");
+    check("%import 5", "line 1, column 9: expected a name, found a number");
+    check("\"a\"", "line 1, column 1: expected a rule, a terminal or a statement, found a text");
+    check("start: /(/", "line 1, column 8: the expression \"(\": unclosed group");
+    check(
+        r"start: /a\bc/",
+        r#"line 1, column 8: the expression "a\\bc": assertions such as \b, and ^ and $ in the middle, are not supported"#,
+    );
+    check("start: \"ab\"..\"c\"", range);
+    check("start: \"c\"..\"a\"", "line 1, column 8: a range of characters ends before it begins");
+    check("start: \"a\"~2..1", "line 1, column 8: a repetition has a maximum below its minimum");
+    check("start: A\nA: %json {}", &terminal("%json"));
+    check("start: A\nA: <|end|>", &terminal("a special token"));
+    check("start: <|nothing|>", "line 1, column 8: the vocabulary has no special token <|nothing|>");
+    check("start[color=1]: \"a\"", "line 1, column 13: rules have no attribute color");
+    check("start: @other", "a reference to a grammar of another name is not supported");
+    check(
+        "start: a & b\na: \"a\"\nb: \"b\"",
+        "line 1, column 8: & is allowed only in terminals; write the name in capital letters",
+    );
+    check("start: %json [1}", "expected a JSON value after %json");
+    check(
+        "%llguidance {\"no_forcing\": 1}\nstart: \"a\"",
+        "line 1, column 1: %llguidance has an unknown option, or one of another type",
+    );
+    check(
+        "start.2: \"a\"",
+        "line 1, column 10: priorities are not supported; leave out the number after the name",
+    );
+    // Schemas may have been rewritten, which moves the lines after them.
+    check(
+        "start: a\na: %json {\"type\": \"integer\"}\nb: ) c",
+        "expected a rule, a terminal or a statement, found ')'",
+    );
+
+    let common = bench.compiler.compile(&Grammar::Lark("%import common.NOTHING\nstart: NOTHING".to_owned()));
+    let error = common.err().unwrap().to_string();
+    assert!(error.contains("%import: expected one of DIGIT, "), "{error}");
+    assert!(error.ends_with("found common.NOTHING"), "{error}");
+}
+
+#[test]
 fn long_texts_need_few_states_at_once() {
     let bench = Bench::new(byte_level());
     let schema = json!({"type": "string", "maxLength": 9000});

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{GrammarError, refusal::shortened, schema::parts};
+use super::{GrammarError, message::shortened, schema::parts};
 
 /// Minimum and maximum numbers of characters, items and properties.
 const MINIMA: [&str; 3] = ["minLength", "minItems", "minProperties"];

@@ -36,6 +36,11 @@ const COMMON: [(&str, &str); 25] = [
 /// Symbols, each of which is a token.
 const SYMBOLS: &str = ":|()[]{},.+-*?!~&=";
 
+/// Returns the names of the terminals that a grammar can import.
+pub(super) fn common_names() -> String {
+    COMMON.map(|(name, _)| name).join(", ")
+}
+
 /// Token of a Lark grammar.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum LarkToken {

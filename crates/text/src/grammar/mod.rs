@@ -10,8 +10,10 @@ mod digits;
 mod forced_text;
 mod formats;
 mod keyword_values;
+mod lark_error;
 mod lark_tokens;
 mod limits;
+mod message;
 mod numbers;
 mod pattern;
 mod references;
@@ -44,8 +46,9 @@ pub(crate) use formats::format_pattern;
 use limits::{
     MAX_BYTES, MAX_DEPTH, check_size, check_text, max_grammar_bytes, prepared_lark, too_many_combinations,
 };
+use message::cleaned;
 pub(crate) use pattern::{text_expression, text_pattern};
-use refusal::{cleaned, refusal};
+use refusal::refusal;
 
 /// Maximum number of items of the parser at one position. Each optional property of an object has up to four.
 const MAX_ITEMS: usize = 16_384;

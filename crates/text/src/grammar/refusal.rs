@@ -6,13 +6,11 @@ use std::borrow::Cow;
 use llguidance::{derivre::RegexBuilder, regex_to_lark};
 use serde_json::Value;
 
-use super::{Grammar, GrammarError};
-
-/// Maximum bytes of a message.
-const MAX_MESSAGE: usize = 1 << 10;
-
-/// Maximum bytes of a regular expression in an error.
-const MAX_SHOWN: usize = 120;
+use super::{
+    Grammar, GrammarError,
+    lark_error::lark_reason,
+    message::{cleaned, expression_reason, shortened},
+};
 
 /// Classes of characters that are ASCII in a JSON schema: digits and words.
 pub(super) const SCHEMA_CLASSES: &str = "dw";
@@ -78,8 +76,12 @@ pub(super) fn refusal(grammar: &Grammar, message: &str) -> GrammarError {
         return GrammarError::unusable(format!("the schema allows no value: {}", without_values(reason)));
     }
     // The position is that in the grammar of a call, which the client has not written.
-    let reason = message.rsplit("failed to compile JSON schema: ").next().unwrap_or(message);
-    GrammarError::unusable(reason)
+    let of_schema = message.rsplit_once("failed to compile JSON schema: ").map(|(_, reason)| reason);
+    GrammarError::unusable(match (of_schema, grammar) {
+        (Some(reason), _) => reason.to_owned(),
+        (None, Grammar::Lark(source)) => lark_reason(source, message),
+        (None, _) => message.to_owned(),
+    })
 }
 
 /// Returns the reason why a schema allows no value, in the terms of JSON Schema. Others name keywords and their values:
@@ -151,46 +153,11 @@ pub(super) fn expression_error(expression: &str, ascii_classes: &str) -> Option<
     let error = RegexBuilder::new().mk_regex_for_serach(&expression).err()?.to_string();
     // The lines before show the expression and the position of the error.
     let last = error.lines().next_back().unwrap_or_default();
-    let reason = last.strip_prefix("error: ").unwrap_or(last);
-    Some(if reason.starts_with("lookarounds not supported") {
-        r"assertions such as \b, and ^ and $ in the middle, are not supported".to_owned()
-    } else {
-        cut(reason, MAX_MESSAGE)
-    })
-}
-
-/// Returns a message of the compiler on one line, without lines of the grammar that it shows.
-pub(super) fn cleaned(message: &str) -> String {
-    if message.contains("panic: ") {
-        return "the compiler cannot represent it".to_owned();
-    }
-    let lines = message.lines().map(str::trim).filter(|line| !is_of_grammar(line));
-    cut(&lines.collect::<Vec<_>>().join(" "), MAX_MESSAGE)
-}
-
-/// Returns true for a line of the grammar, which begins with its number, and for the marks below it.
-fn is_of_grammar(line: &str) -> bool {
-    let number = line.split_once(" |").map(|(number, _)| number);
-    number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
-        || line.bytes().all(|byte| byte == b'^')
-        || line == "<non-verbose/>"
-}
-
-/// Returns a value of a schema with at most [`MAX_SHOWN`] bytes.
-pub(super) fn shortened(value: &str) -> String {
-    cut(value, MAX_SHOWN)
+    Some(cleaned(expression_reason(last)))
 }
 
 fn quoted(expression: &str) -> String {
     format!("{:?}", shortened(expression))
-}
-
-/// Returns a text with at most `length` bytes and `…` in place of the rest.
-fn cut(text: &str, length: usize) -> String {
-    if text.len() <= length {
-        return text.to_owned();
-    }
-    format!("{}…", &text[..text.floor_char_boundary(length)])
 }
 
 #[cfg(test)]
@@ -229,17 +196,5 @@ mod tests {
             "the schema's \"$ref\" cannot be enforced: it is to a schema that contains it, and has other keywords beside \
              it; put them into that schema",
         );
-    }
-
-    #[test]
-    fn messages_have_one_line_of_limited_length() {
-        assert_eq!(
-            cleaned("at 1(8): unknown name\n   1 | start: other\n            ^\n"),
-            "at 1(8): unknown name"
-        );
-        assert_eq!(cleaned("no start\n<non-verbose/>"), "no start");
-        assert_eq!(cleaned("a\n  b\n\n  ^^^\nc"), "a b c");
-        let long = cleaned(&"é".repeat(MAX_MESSAGE));
-        assert!(long.len() <= MAX_MESSAGE + '…'.len_utf8() && long.ends_with("é…"), "{}", long.len());
     }
 }
