@@ -117,6 +117,11 @@ mod tests {
         assert_eq!(first("deepseek-r1:7b").as_deref(), Some("qwen3:8b"));
         assert_eq!(first("mixtral:8x7b").as_deref(), Some("mistral:7b"));
         assert_eq!(first("llama3").as_deref(), Some("qwen3:8b"));
+        // Models that read images have models that read images in their place, also where a name resembles another.
+        for name in ["llava:7b", "llama3.2-vision", "qwen2.5vl:3b", "qwen3-vl"] {
+            assert_eq!(first(name).as_deref(), Some("gemma3:4b"), "{name}");
+        }
+        assert_eq!(first("moondream").as_deref(), Some("smolvlm:500m"));
         assert_eq!(first("llama3.2:7b").as_deref(), Some("llama3.2:1b"), "a size of a known family");
     }
 
