@@ -342,6 +342,8 @@ impl Line {
                 _ => FinishReason::Stop,
             };
             let times = self.total_duration.zip(self.prompt_eval_duration).map(|(total, first)| Times {
+                // The server does not state it.
+                queued: Duration::ZERO,
                 first_token: Duration::from_nanos(first),
                 total: Duration::from_nanos(total),
             });
@@ -448,7 +450,7 @@ mod tests {
         assert_eq!(found[2], GenerationEvent::Finished { choice: 0, reason: FinishReason::Repetition });
         let GenerationEvent::Done(summary) = &found[3] else { panic!("{found:?}") };
         let milliseconds = Duration::from_millis;
-        let times = Times { first_token: milliseconds(1), total: milliseconds(3) };
+        let times = Times { queued: Duration::ZERO, first_token: milliseconds(1), total: milliseconds(3) };
         assert_eq!((summary.prompt_tokens, summary.completion_tokens, summary.times), (4, 2, Some(times)));
         assert_eq!(events(&answer, true), [], "cancelled");
         for broken in ["{\"error\": \"no memory\"}", "{", "[]"] {

@@ -242,6 +242,9 @@ impl SequenceHandle {
 
 /// Receiver of a sequence's tokens, called on the engine's thread. Its methods must be quick and must not block.
 pub trait TokenSink: Send {
+    /// Learns that the sequence has left the queue. Called at most once, even if the sequence is preempted later.
+    fn started(&mut self) {}
+
     /// Receives a prompt token, if [`LogProbs::prompt`] was requested. All prompt tokens come before the first
     /// generated token.
     fn prompt_token(&mut self, _event: TokenEvent<'_>) -> ControlFlow<()> {

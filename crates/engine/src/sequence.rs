@@ -157,6 +157,11 @@ impl Sequence {
         if self.reused.is_some() {
             return 0;
         }
+        // The next call of a sink that panics here ends the sequence.
+        let _ = self.notify(|sink| {
+            sink.started();
+            ControlFlow::Continue(())
+        });
         *self.reused.insert(cached.min(self.prompt))
     }
 
@@ -333,7 +338,9 @@ impl Sequence {
 
     /// Calls the sink. After a panic it receives only the end.
     fn notify(&mut self, call: impl FnOnce(&mut dyn TokenSink) -> ControlFlow<()>) -> ControlFlow<()> {
-        let Some(sink) = self.sink.as_deref_mut() else { return ControlFlow::Break(()) };
+        let Some(sink) = self.sink.as_deref_mut().filter(|_| !self.sink_panicked) else {
+            return ControlFlow::Break(());
+        };
         catch_unwind(AssertUnwindSafe(|| call(sink))).unwrap_or_else(|_| {
             self.sink_panicked = true;
             ControlFlow::Break(())

@@ -10,7 +10,7 @@ use axum::{
     http::{StatusCode, request::Parts},
 };
 use narthex_gateway::{
-    Gateway, MemoryReport,
+    AnsweringDevice, Gateway, MemoryReport,
     request::{InputOverflow, Summary},
 };
 
@@ -24,7 +24,7 @@ use crate::{
         devices::DeviceList,
         history::History,
         memory_reports::MemoryReports,
-        metrics::Metrics,
+        metrics::{Metrics, ModelMetrics},
         requests::{RecentRequests, WorkRecord},
     },
     settings_editor::SettingsEditor,
@@ -100,9 +100,10 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
-    /// Counts a finished generation.
-    pub(crate) fn generation(&self, summary: &Summary) {
+    /// Counts a finished generation on this device. `model` has the metrics of the model.
+    pub(crate) fn generation(&self, summary: &Summary, model: &ModelMetrics, device: &AnsweringDevice) {
         self.metrics.generation(summary);
+        model.generation(summary, device.fallback.as_deref());
         self.work.add_generation(summary);
         self.caller.charge(summary.prompt_tokens + summary.completion_tokens);
     }

@@ -11,6 +11,8 @@ use narthex_spec::TokenId;
 /// Events of one sequence.
 #[derive(Debug, Clone, Default)]
 pub struct Recording {
+    /// Number of times that the sequence has left the queue; a correct engine reports it at most once.
+    pub starts: usize,
     /// Prompt tokens with their log-probabilities.
     pub prompt: Vec<(TokenId, Option<f32>)>,
     /// Generated tokens.
@@ -50,6 +52,10 @@ impl Recorder {
 }
 
 impl TokenSink for Recorder {
+    fn started(&mut self) {
+        self.with(|recording| recording.starts += 1);
+    }
+
     fn prompt_token(&mut self, event: TokenEvent<'_>) -> ControlFlow<()> {
         self.with(|recording| recording.prompt.push((event.token, event.logprob)));
         ControlFlow::Continue(())

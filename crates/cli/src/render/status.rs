@@ -152,7 +152,11 @@ mod tests {
     #[test]
     fn an_answer_ends_with_its_speed_but_never_with_a_stand_in_s() {
         let (mut status, report) = running();
-        let times = Times { first_token: Duration::from_millis(250), total: Duration::from_millis(1250) };
+        let times = Times {
+            queued: Duration::ZERO,
+            first_token: Duration::from_millis(250),
+            total: Duration::from_millis(1250),
+        };
         let timed =
             Summary { prompt_tokens: 7, completion_tokens: 11, times: Some(times), ..Summary::default() };
         let mut check = |decode, summary: Summary, expected: &str| {

@@ -108,6 +108,7 @@ fn company_changes_no_answer() {
         for (n, (prompt, sink)) in prompts.iter().zip(&sinks).enumerate() {
             let recording = sink.recording();
             assert_eq!(recording.tokens, alone(prompt, 20, sampling(n)), "sequence {n} under {budget}");
+            assert_eq!(recording.starts, 1, "a preempted sequence starts once");
             assert_eq!((end(&recording).0, end(&recording).1.completion_tokens), (&Finish::Length, 20));
         }
         assert_eq!(bench.engine_loop.stats().preemptions > 0, budget == 320);

@@ -130,6 +130,7 @@ pub(super) fn start(
                 choice,
                 state: state.clone(),
                 text,
+                last_token: None,
                 guard: (options.repetition == Repetition::End).then(RepetitionGuard::new),
                 repeats: false,
             }),
@@ -186,6 +187,7 @@ struct GenerationState {
     model: ReadyModel,
     sink: Box<dyn GenerationSink>,
     started: Instant,
+    queued: Option<Duration>,
     first_token: Option<Duration>,
     unfinished: usize,
     usage: Usage,
@@ -200,6 +202,7 @@ impl GenerationState {
             model,
             sink,
             started: Instant::now(),
+            queued: None,
             first_token: None,
             unfinished: choices,
             usage: Usage::default(),
@@ -213,6 +216,11 @@ impl GenerationState {
         if !self.closed {
             self.closed = self.sink.event(event).is_break();
         }
+    }
+
+    /// Returns false if software stands in for an NPU, whose times are meaningless.
+    fn has_times(&self) -> bool {
+        self.model.loaded.placement().stand_in().is_none()
     }
 
     /// Returns whether the engine should go on.
@@ -247,7 +255,11 @@ impl GenerationState {
 
     fn summary(&self) -> Summary {
         let total = self.started.elapsed();
-        let times = Times { first_token: self.first_token.unwrap_or(total), total };
+        let times = Times {
+            queued: self.queued.unwrap_or(total),
+            first_token: self.first_token.unwrap_or(total),
+            total,
+        };
         Summary {
             prompt_tokens: self.usage.prompt_tokens,
             cached_tokens: self.usage.cached_tokens,
@@ -255,7 +267,7 @@ impl GenerationState {
             reasoning_tokens: self.reasoning_tokens,
             accepted_tokens: self.usage.accepted_tokens,
             rejected_tokens: self.usage.rejected_tokens,
-            times: self.model.loaded.placement().stand_in().is_none().then_some(times),
+            times: self.has_times().then_some(times),
         }
     }
 }
@@ -265,6 +277,8 @@ struct ChoiceSink {
     choice: usize,
     state: Arc<Mutex<GenerationState>>,
     text: ChoiceText,
+    /// Time of the last token.
+    last_token: Option<Instant>,
     /// Present if the choice ends when it only repeats itself.
     guard: Option<RepetitionGuard>,
     /// Set once the choice repeats itself.
@@ -285,6 +299,12 @@ impl ChoiceSink {
 }
 
 impl TokenSink for ChoiceSink {
+    fn started(&mut self) {
+        let mut state = self.state.lock();
+        let elapsed = state.started.elapsed();
+        state.queued.get_or_insert(elapsed);
+    }
+
     fn prompt_token(&mut self, event: TokenEvent<'_>) -> ControlFlow<()> {
         let choice = self.choice;
         let tokens = vec![self.text.info(&event)];
@@ -294,11 +314,15 @@ impl TokenSink for ChoiceSink {
     }
 
     fn token(&mut self, event: TokenEvent<'_>) -> ControlFlow<()> {
-        let Self { choice, state, text, guard, repeats } = self;
+        let Self { choice, state, text, last_token, guard, repeats } = self;
         let mut state = state.lock();
         state.flow()?;
-        let elapsed = state.started.elapsed();
+        let now = Instant::now();
+        let elapsed = now.saturating_duration_since(state.started);
         state.first_token.get_or_insert(elapsed);
+        if let Some(last) = last_token.replace(now).filter(|_| state.has_times()) {
+            state.sink.token_gap(now.saturating_duration_since(last));
+        }
         Self::send(&mut state, *choice, text.push(&event));
         *repeats = guard.as_mut().is_some_and(|guard| guard.push(event.token));
         if text.is_over() || *repeats { ControlFlow::Break(()) } else { state.flow() }

@@ -27,6 +27,7 @@ use crate::{
         limits::MAX_UNREAD,
     },
     keys::Permit,
+    reports::metrics::ModelMetrics,
 };
 
 /// Sending end of the channel, on the engine's thread.
@@ -34,6 +35,7 @@ struct ChannelSink {
     sender: UnboundedSender<GenerationEvent>,
     backlog: Arc<Mutex<Backlog>>,
     memory: AnswerMemory,
+    model: ModelMetrics,
     /// Cancels the work before the answer starts. It is also set once the call that starts the answer has returned.
     cancel: Cancel,
 }
@@ -123,17 +125,22 @@ impl GenerationSink for ChannelSink {
         }
     }
 
+    fn token_gap(&mut self, gap: Duration) {
+        self.model.token_gap(gap);
+    }
+
     fn cancel(&self) -> Cancel {
         self.cancel.clone()
     }
 }
 
-/// Creates a channel for an answer with this memory, and returns both ends. `cancel` ends the work before the answer starts.
-fn channel(memory: AnswerMemory, cancel: Cancel) -> (ChannelSink, EventReceiver) {
+/// Creates a channel for an answer of this model with this memory, and returns both ends. `cancel` ends the work before the
+/// answer starts.
+fn channel(memory: AnswerMemory, model: ModelMetrics, cancel: Cancel) -> (ChannelSink, EventReceiver) {
     let (sender, receiver) = unbounded_channel();
     let backlog = Backlog { events: 0, since: Instant::now(), limit: None, uncharged: 0 };
     let backlog = Arc::new(Mutex::new(backlog));
-    let sink = ChannelSink { sender, backlog: backlog.clone(), memory: memory.clone(), cancel };
+    let sink = ChannelSink { sender, backlog: backlog.clone(), memory: memory.clone(), model, cancel };
     (sink, EventReceiver { receiver, backlog, memory, retains: false, taken: 0 })
 }
 
@@ -197,6 +204,7 @@ pub(crate) struct Events {
     receiver: EventReceiver,
     generation: CancelOnDisconnect,
     meter: Meter,
+    model: ModelMetrics,
     /// Answers of the caller's key in addition to the first one.
     _more_answers: Option<Permit>,
 }
@@ -214,7 +222,7 @@ impl Events {
         let event = self.receiver.next().await;
         if let Some(GenerationEvent::Done(summary)) = &event {
             self.receiver.take_uncharged();
-            self.meter.generation(summary);
+            self.meter.generation(summary, &self.model, &self.generation.0.ran_on);
         }
         event
     }
@@ -260,18 +268,24 @@ pub(crate) async fn start(
     call: impl FnOnce(&ReadyModel, Box<dyn GenerationSink>) -> Result<Generation, Error> + Send + 'static,
 ) -> Result<Events, ApiError> {
     let memory = app.answer.clone();
+    let metrics = app.meter.metrics.clone();
     let started = run_cancellable(app, model, body, move |model, cancel| {
-        let (sink, receiver) = channel(memory, cancel.clone());
-        Ok((receiver, CancelOnDisconnect(call(model, Box::new(sink))?)))
+        let of_model = metrics.of_model(model);
+        let (sink, receiver) = channel(memory, of_model.clone(), cancel.clone());
+        Ok((receiver, of_model, CancelOnDisconnect(call(model, Box::new(sink))?)))
     });
-    let (receiver, generation) = started.await?;
-    Ok(Events { receiver, generation, meter: app.meter.clone(), _more_answers: more_answers })
+    let (receiver, model, generation) = started.await?;
+    Ok(Events { receiver, generation, meter: app.meter.clone(), model, _more_answers: more_answers })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::budget::BodyBudget;
+    use crate::{http::budget::BodyBudget, reports::metrics::Metrics};
+
+    fn model() -> ModelMetrics {
+        Metrics::new().of_labels("tiny", "w8")
+    }
 
     fn memory() -> AnswerMemory {
         AnswerMemory::new(&BodyBudget::new(Duration::ZERO))
@@ -282,7 +296,7 @@ mod tests {
         const PART: usize = 20 << 20;
         let part = || GenerationEvent::Text { choice: 0, text: "a".repeat(PART), tokens: Vec::new() };
         for (is_stream, retains) in [(true, false), (true, true), (false, false)] {
-            let (mut sink, mut receiver) = channel(memory(), Cancel::new());
+            let (mut sink, mut receiver) = channel(memory(), model(), Cancel::new());
             receiver.retains = retains;
             if is_stream {
                 receiver.limit(MAX_UNREAD);
@@ -308,7 +322,7 @@ mod tests {
 
     #[tokio::test]
     async fn events_that_were_not_received_are_charged() {
-        let (mut sink, mut receiver) = channel(memory(), Cancel::new());
+        let (mut sink, mut receiver) = channel(memory(), model(), Cancel::new());
         assert!(sink.event(GenerationEvent::Started { prompt_tokens: 7 }).is_continue());
         for _ in 0..2 {
             let text = GenerationEvent::Text { choice: 0, text: "a".to_owned(), tokens: Vec::new() };
@@ -329,7 +343,7 @@ mod tests {
 
     #[tokio::test]
     async fn failures_are_short_and_without_credentials() {
-        let (mut sink, mut receiver) = channel(memory(), Cancel::new());
+        let (mut sink, mut receiver) = channel(memory(), model(), Cancel::new());
         let message = format!("cannot read https://user:secret@host/?token=secret: {}", "é".repeat(20_000));
         assert!(sink.event(GenerationEvent::Failed { kind: ErrorKind::Unavailable, message }).is_continue());
         let Some(GenerationEvent::Failed { message, .. }) = receiver.next().await else {
@@ -342,7 +356,7 @@ mod tests {
     #[tokio::test]
     async fn a_request_ends_when_its_client_reads_nothing() {
         let started = || GenerationEvent::Started { prompt_tokens: 1 };
-        let (mut sink, mut receiver) = channel(memory(), Cancel::new());
+        let (mut sink, mut receiver) = channel(memory(), model(), Cancel::new());
         for _ in 0..3 {
             assert!(sink.event(started()).is_continue());
         }

@@ -81,7 +81,11 @@ mod tests {
 
     #[test]
     fn counts_and_times_have_the_names_of_llama_cpp() {
-        let times = Times { first_token: Duration::from_millis(500), total: Duration::from_millis(1500) };
+        let times = Times {
+            queued: Duration::ZERO,
+            first_token: Duration::from_millis(500),
+            total: Duration::from_millis(1500),
+        };
         let summary = Summary {
             prompt_tokens: 60,
             cached_tokens: 10,

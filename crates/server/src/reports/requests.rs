@@ -204,7 +204,11 @@ mod tests {
         let request = Request::builder().method("POST").uri("/v1/completions").body(()).unwrap();
         let running = requests.start(&request, Some(&HeaderValue::from_static("req_1")), work.clone());
         work.add_model("tiny@w8");
-        let times = Times { first_token: Duration::from_millis(250), total: Duration::from_millis(1250) };
+        let times = Times {
+            queued: Duration::ZERO,
+            first_token: Duration::from_millis(250),
+            total: Duration::from_millis(1250),
+        };
         let summary = Summary {
             prompt_tokens: 7,
             cached_tokens: 6,

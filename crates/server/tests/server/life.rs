@@ -211,6 +211,11 @@ fn health_and_metrics_say_what_there_is() {
     check("narthex_prompt_tokens_total", 2.0 * prompt);
     check("narthex_generated_tokens_total", 20.0);
     check("narthex_first_token_seconds_count", 2.0);
+    check("narthex_queue_seconds_count", 2.0);
+    check("narthex_between_tokens_seconds_count", 18.0);
+    check(&format!("narthex_request_prompt_tokens_sum{{model=\"{model}\",scheme=\"f32\"}}"), 2.0 * prompt);
+    check("narthex_fallback_answers_total", 0.0);
+    check("vllm:num_requests_running", 0.0);
     check("narthex_open_streams", 0.0);
 }
 

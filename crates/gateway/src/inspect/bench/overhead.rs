@@ -177,7 +177,7 @@ impl OverheadBench<'_> {
         let summary = received.recv().map_err(|_| Error::ShuttingDown)??;
         let total = begun.elapsed();
         // Times are missing only for software that stands in for an NPU, which the benchmark refuses.
-        let Times { first_token: first, total: end } = summary.times.ok_or(Error::ShuttingDown)?;
+        let Times { first_token: first, total: end, .. } = summary.times.ok_or(Error::ShuttingDown)?;
         Ok(Round { total, first, rest: end.saturating_sub(first), tokens: summary.completion_tokens })
     }
 }

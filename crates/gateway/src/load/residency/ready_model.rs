@@ -2,6 +2,8 @@
 
 use std::sync::{Arc, Weak};
 
+use narthex_spec::{ModelName, Scheme};
+
 use super::ResidentModels;
 use crate::{
     encoder_queue::ComputedTokens,
@@ -56,8 +58,17 @@ impl ReadyModel {
 
     /// Returns the model's name with its scheme, as in [`ModelStatus::id`](crate::models::ModelStatus::id).
     pub fn id(&self) -> String {
-        let key = &self.loaded.package.key;
-        format!("{}@{}", key.name, key.scheme)
+        format!("{}@{}", self.name(), self.scheme())
+    }
+
+    /// Returns the model's name.
+    pub fn name(&self) -> &ModelName {
+        &self.loaded.package.key.name
+    }
+
+    /// Returns the scheme of the model's weights.
+    pub fn scheme(&self) -> Scheme {
+        self.loaded.package.key.scheme
     }
 
     /// Returns the device that the model runs on.

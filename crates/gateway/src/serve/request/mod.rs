@@ -316,6 +316,9 @@ pub trait GenerationSink: Send {
     /// Receives one event. `Break` cancels the generation.
     fn event(&mut self, event: GenerationEvent) -> ControlFlow<()>;
 
+    /// Receives the time between two tokens of a choice. It is not called if software stands in for an NPU.
+    fn token_gap(&mut self, _gap: Duration) {}
+
     /// Returns the signal that ends the work before the first event.
     fn cancel(&self) -> Cancel {
         Cancel::new()
@@ -452,6 +455,8 @@ pub struct Summary {
 /// Times of a generation since it was accepted.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Times {
+    /// Time until the first choice has left the queue.
+    pub queued: Duration,
     /// Time to the first token.
     pub first_token: Duration,
     /// Time to the end.

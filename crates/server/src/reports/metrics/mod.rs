@@ -1,26 +1,24 @@
-//! Metrics for Prometheus at `/metrics`.
+//! Metrics for Prometheus at `/metrics`. `answers` has those of the answers of each model, `scheduler` those that routers
+//! of a cluster read.
+
+mod answers;
+mod scheduler;
 
 use std::sync::{
     Arc,
     atomic::{AtomicI64, AtomicU64},
 };
 
-use narthex_gateway::{
-    MemoryReport,
-    models::ModelStatus,
-    request::{Summary, Times},
-};
+use narthex_gateway::{MemoryReport, ReadyModel, models::ModelStatus, request::Summary};
 use parking_lot::Mutex;
 use prometheus_client::{
     encoding::{EncodeLabelSet, text::encode},
-    metrics::{
-        counter::Counter,
-        family::Family,
-        gauge::Gauge,
-        histogram::{Histogram, exponential_buckets},
-    },
+    metrics::{counter::Counter, family::Family, gauge::Gauge},
     registry::Registry,
 };
+
+pub(crate) use self::answers::ModelMetrics;
+use self::{answers::AnswerMetrics, scheduler::SchedulerMetrics};
 
 /// Labels of one HTTP request.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -29,7 +27,7 @@ struct RequestLabels {
     status: u32,
 }
 
-/// Labels of a loaded model, which may be loaded in several schemes.
+/// Labels of a model, which may be loaded in several schemes. Only installed models have any, so clients cannot invent labels.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ModelLabels {
     model: String,
@@ -66,12 +64,14 @@ pub(crate) struct Metrics {
     prompt_tokens: Counter,
     cached_tokens: Counter,
     generated_tokens: Counter,
-    first_token: Histogram,
-    request_time: Histogram,
+    answers: AnswerMetrics,
     running: Family<ModelLabels, Gauge>,
     waiting: Family<ModelLabels, Gauge>,
     kv_usage: Family<ModelLabels, Gauge<f64, AtomicU64>>,
     prefix_bytes: Family<ModelLabels, Gauge>,
+    npu_share: Family<ModelLabels, Gauge<f64, AtomicU64>>,
+    fallback_nodes: Family<ModelLabels, Gauge>,
+    scheduler: SchedulerMetrics,
     memory: Family<MemoryLabels, Gauge>,
     memory_low: Gauge<i64, AtomicI64>,
     streams: Gauge<i64, AtomicI64>,
@@ -81,17 +81,20 @@ pub(crate) struct Metrics {
 
 impl Metrics {
     pub(crate) fn new() -> Arc<Self> {
-        let mut registry = Registry::with_prefix("narthex");
+        let mut root = Registry::default();
+        let scheduler = SchedulerMetrics::new(&mut root);
+        let registry = root.sub_registry_with_prefix("narthex");
+        let answers = AnswerMetrics::new(registry);
         let requests = Family::default();
         let prompt_tokens = Counter::default();
         let cached_tokens = Counter::default();
         let generated_tokens = Counter::default();
-        let first_token = Histogram::new(exponential_buckets(0.01, 2.0, 14));
-        let request_time = Histogram::new(exponential_buckets(0.01, 2.0, 16));
         let running = Family::default();
         let waiting = Family::default();
         let kv_usage = Family::default();
         let prefix_bytes = Family::default();
+        let npu_share = Family::default();
+        let fallback_nodes = Family::default();
         let memory = Family::default();
         let memory_low = Gauge::default();
         let streams = Gauge::default();
@@ -108,8 +111,6 @@ impl Metrics {
             generated_tokens.clone(),
         );
 
-        registry.register("first_token_seconds", "Time to the first token", first_token.clone());
-        registry.register("request_seconds", "Time of a whole generation", request_time.clone());
         registry.register("requests_running", "Sequences in slots, per model", running.clone());
         registry.register("requests_waiting", "Sequences waiting for a slot, per model", waiting.clone());
         registry.register(
@@ -122,6 +123,16 @@ impl Metrics {
             "Bytes of the KV cache for prefixes that have lost their slots, per model",
             prefix_bytes.clone(),
         );
+        registry.register(
+            "npu_share",
+            "Share of the multiply-accumulates that run on an NPU, per model, 0 to 1",
+            npu_share.clone(),
+        );
+        registry.register(
+            "fallback_nodes",
+            "Nodes on another device than intended, per model",
+            fallback_nodes.clone(),
+        );
 
         registry.register(
             "memory_bytes",
@@ -133,17 +144,19 @@ impl Metrics {
         registry.register("memory_low", "1 if the free memory is below the threshold", memory_low.clone());
         registry.register("open_streams", "Open streams", streams.clone());
         Arc::new(Self {
-            registry,
+            registry: root,
             requests,
             prompt_tokens,
             cached_tokens,
             generated_tokens,
-            first_token,
-            request_time,
+            answers,
             running,
             waiting,
             kv_usage,
             prefix_bytes,
+            npu_share,
+            fallback_nodes,
+            scheduler,
             memory,
             memory_low,
             streams,
@@ -157,29 +170,42 @@ impl Metrics {
         self.requests.get_or_create(&labels).inc();
     }
 
-    /// Counts a finished generation, and its times if they were measured on a device.
+    /// Returns the metrics of a model's answers.
+    pub(crate) fn of_model(&self, model: &ReadyModel) -> ModelMetrics {
+        self.of_labels(&model.name().to_string(), &model.scheme().to_string())
+    }
+
+    /// Returns the metrics of the answers of a model in this scheme.
+    pub(crate) fn of_labels(&self, model: &str, scheme: &str) -> ModelMetrics {
+        self.answers.of_model(ModelLabels { model: model.to_owned(), scheme: scheme.to_owned() })
+    }
+
+    /// Counts a finished generation.
     pub(crate) fn generation(&self, summary: &Summary) {
         self.prompt_tokens.inc_by(summary.prompt_tokens as u64);
         self.cached_tokens.inc_by(summary.cached_tokens as u64);
         self.generated_tokens.inc_by(summary.completion_tokens as u64);
-        if let Some(Times { first_token, total }) = summary.times {
-            self.first_token.observe(first_token.as_secs_f64());
-            self.request_time.observe(total.as_secs_f64());
-        }
     }
 
     /// Returns all metrics in the OpenMetrics text format.
     pub(crate) fn render(&self, models: &[ModelStatus], memory: &MemoryReport) -> String {
         let _rendering = self.rendering.lock();
         self.set_memory(memory);
+        self.scheduler.set(models, memory);
         // A model that was unloaded since the last scrape must not keep its values.
         self.running.clear();
         self.waiting.clear();
         self.kv_usage.clear();
         self.prefix_bytes.clear();
+        self.npu_share.clear();
+        self.fallback_nodes.clear();
         for model in models {
-            let Some(engine) = &model.engine else { continue };
             let label = ModelLabels { model: model.name.to_string(), scheme: model.scheme.to_string() };
+            if let Some(placement) = &model.placement {
+                self.npu_share.get_or_create(&label).set(placement.npu_share);
+                self.fallback_nodes.get_or_create(&label).set(placement.fallback.count as i64);
+            }
+            let Some(engine) = &model.engine else { continue };
             self.running.get_or_create(&label).set(engine.running as i64);
             self.waiting.get_or_create(&label).set(engine.waiting as i64);
             let share = engine.kv_used_bytes as f64 / engine.kv_budget_bytes.max(1) as f64;
@@ -214,18 +240,15 @@ impl Metrics {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
-    fn tokens_times_and_memory_are_stated_as_far_as_they_are_known() {
+    fn tokens_and_memory_are_stated_as_far_as_they_are_known() {
         let metrics = Metrics::new();
-        let times = Some(Times { first_token: Duration::from_secs(1), total: Duration::from_secs(2) });
         let summary =
-            Summary { prompt_tokens: 3, cached_tokens: 2, completion_tokens: 5, times, ..Summary::default() };
+            Summary { prompt_tokens: 3, cached_tokens: 2, completion_tokens: 5, ..Summary::default() };
         metrics.generation(&summary);
-        metrics.generation(&Summary { times: None, ..summary });
+        metrics.generation(&summary);
         let memory = MemoryReport {
             resident_bytes: None,
             weights_bytes: 500,
@@ -239,8 +262,6 @@ mod tests {
         let has = |line: &str| assert!(text.lines().any(|found| found == line), "{line}\n{text}");
         has("narthex_cached_prompt_tokens_total 4");
         has("narthex_generated_tokens_total 10");
-        has("narthex_first_token_seconds_count 1");
-        has("narthex_request_seconds_sum 2.0");
         has("narthex_memory_bytes{kind=\"weights\"} 500");
         has("narthex_memory_bytes{kind=\"free\"} 90");
         has("narthex_memory_low 1");
