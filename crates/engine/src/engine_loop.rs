@@ -22,6 +22,7 @@ use crate::{
     draft_model::DraftModel,
     executor::{Executor, Limits, StepError, StepPlan},
     kv::{PrefixTree, Slots},
+    position::Position,
     prefix_storage::PrefixStorage,
     request::{Finish, Request, SubmitError},
     sample::Scratch,
@@ -129,18 +130,26 @@ impl EngineLoop {
     /// # Errors
     /// All variants of [`SubmitError`] except [`SubmitError::Overloaded`] and [`SubmitError::ShutDown`].
     pub fn check(limits: &Limits, media_width: Option<usize>, request: &Request) -> Result<(), SubmitError> {
-        let prompt = request.prompt.len();
+        Self::check_prompt(limits, &request.prompt)?;
+        Self::check_media(media_width, request)
+    }
+
+    /// Checks the length and the tokens of a prompt against an executor's limits.
+    ///
+    /// # Errors
+    /// [`SubmitError::Empty`], [`SubmitError::PromptTooLong`] and [`SubmitError::BadToken`].
+    pub fn check_prompt(limits: &Limits, prompt: &[Position]) -> Result<(), SubmitError> {
         let longest = limits.longest();
-        if prompt == 0 {
+        if prompt.is_empty() {
             return Err(SubmitError::Empty);
         }
-        if prompt >= longest {
-            return Err(SubmitError::PromptTooLong { prompt, context: longest });
+        if prompt.len() >= longest {
+            return Err(SubmitError::PromptTooLong { prompt: prompt.len(), context: longest });
         }
-        let mut tokens = request.prompt.iter().filter_map(|position| position.as_token());
+        let mut tokens = prompt.iter().filter_map(|position| position.as_token());
         match tokens.find(|&token| token as usize >= limits.vocab) {
             Some(token) => Err(SubmitError::BadToken { token, vocab: limits.vocab }),
-            None => Self::check_media(media_width, request),
+            None => Ok(()),
         }
     }
 

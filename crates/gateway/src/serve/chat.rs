@@ -24,8 +24,9 @@ use crate::{
         permits::{self, RENDERINGS},
         remote_media,
         request::{
-            ChatPrompt, ChatRequest, CompletionRequest, Echo, GenerationSink, HistoryOverflow, Message,
-            Prompt, ReasoningSettings, SpecialTokens, TokenizeOptions, ToolSettings,
+            ChatPrompt, ChatRequest, CompletionRequest, Echo, GenerateOptions, GenerationSink,
+            HistoryOverflow, Message, Prompt, ReasoningSettings, RenderedChat, SpecialTokens,
+            TokenizeOptions, ToolSettings,
         },
         tools,
     },
@@ -50,8 +51,31 @@ const MAX_ID: usize = 256;
 /// Requests for text.
 impl ReadyModel {
     /// Starts a chat answer. Returns once it is queued.
-    pub fn chat(&self, mut request: ChatRequest, sink: Box<dyn GenerationSink>) -> Result<Generation, Error> {
+    pub fn chat(&self, request: ChatRequest, sink: Box<dyn GenerationSink>) -> Result<Generation, Error> {
         let cancel = sink.cancel();
+        let ChatParts { prompt, mut rules, reasoning, options, omitted_messages } =
+            self.chat_parts(request, &cancel)?;
+        let model = &*self.loaded;
+        let ConversationPrompt { prompt: ChatPrompt { tokens, text }, media } = prompt;
+        rules.reasoning = model.reasoning_format().map(|format| ReasoningParser::new(format, &text));
+        rules.reasoning_limit = reasoning.limit();
+        let (positions, media) = media.positions(model, &tokens, &cancel)?;
+        let prompt = PromptPositions { positions, media, param: "messages", echo: None };
+        let mut generation = generation::start(self, prompt, &options, rules, sink)?;
+        generation.omitted_messages = omitted_messages;
+        Ok(generation)
+    }
+
+    /// Returns the prompt that [`Self::chat`] would answer, with the same errors. Nothing is generated.
+    pub fn render_chat(&self, request: ChatRequest, cancel: &Cancel) -> Result<RenderedChat, Error> {
+        let ChatParts { prompt, options, .. } = self.chat_parts(request, cancel)?;
+        let prompt = prompt.prompt;
+        generation::check(self, &prompt.tokens, "messages", &options)?;
+        Ok(RenderedChat { prompt, reasons: self.loaded.reasoning_format().is_some() })
+    }
+
+    /// Checks a request, and returns its prompt and the rules of its answer.
+    fn chat_parts(&self, mut request: ChatRequest, cancel: &Cancel) -> Result<ChatParts, Error> {
         cancel.check()?;
         self.settings.answers.add_stop(&mut request.options.stop);
         let model = &*self.loaded;
@@ -61,21 +85,21 @@ impl ReadyModel {
             return Err(Error::invalid("messages", "expected at least one message, found none"));
         }
 
-        let mut rules = AnswerRules::new(model, &request.tools, &request.options, &cancel)?;
+        let rules = AnswerRules::new(model, &request.tools, &request.options, cancel)?;
         let ChatRequest { mut messages, tools, reasoning, overflow, options } = request;
         media::check(model, &mut messages)?;
-        remote_media::read(self.settings.media_urls, &mut messages, &cancel)?;
+        remote_media::read(self.settings.media_urls, &mut messages, cancel)?;
         self.settings.answers.add_system(&mut messages);
         let render = render_options(&reasoning);
         let limit = model.engine()?.limits().longest();
         let (prompt, omitted_messages) = match overflow {
-            HistoryOverflow::Refuse => (prompt(model, messages, &tools, render, limit, &cancel)?, 0),
+            HistoryOverflow::Refuse => (prompt(model, messages, &tools, render, limit, cancel)?, 0),
             HistoryOverflow::OmitOldest => {
                 let attempt = |messages: Vec<&Message>, limit| {
                     // Checked before the messages are copied.
                     check_fewest(model, messages.iter().copied(), limit)?;
                     let messages = messages.into_iter().cloned().collect();
-                    let prompt = prompt(model, messages, &tools, render.clone(), limit, &cancel)?;
+                    let prompt = prompt(model, messages, &tools, render.clone(), limit, cancel)?;
                     check_length(model, &prompt.prompt, limit).map(|()| prompt)
                 };
                 let room = options.max_tokens.unwrap_or(limit).min(limit / 4);
@@ -88,15 +112,7 @@ impl ReadyModel {
                 }
             }
         };
-
-        let ConversationPrompt { prompt: ChatPrompt { tokens, text }, media } = prompt;
-        rules.reasoning = model.reasoning_format().map(|format| ReasoningParser::new(format, &text));
-        rules.reasoning_limit = reasoning.limit();
-        let (positions, media) = media.positions(model, &tokens, &cancel)?;
-        let prompt = PromptPositions { positions, media, param: "messages", echo: None };
-        let mut generation = generation::start(self, prompt, &options, rules, sink)?;
-        generation.omitted_messages = omitted_messages;
-        Ok(generation)
+        Ok(ChatParts { prompt, rules, reasoning, options, omitted_messages })
     }
 
     /// Returns the prompt of a conversation with its tools. The generation options are ignored. Ends with
@@ -186,19 +202,8 @@ impl ReadyModel {
         sink: Box<dyn GenerationSink>,
     ) -> Result<Generation, Error> {
         let cancel = sink.cancel();
-        cancel.check()?;
-        self.settings.answers.add_stop(&mut request.options.stop);
+        let (tokens, rules) = self.completion_parts(&mut request, &cancel)?;
         let model = &*self.loaded;
-        let length = if request.echo == Echo::PromptAndCompletion { Length::None } else { Length::Some };
-        options::check(&request.options, length)?;
-        let tokens = match &request.prompt {
-            Prompt::Tokens(tokens) => tokens.clone(),
-            Prompt::Text(text) => {
-                let limit = model.engine()?.limits().longest();
-                with_start(model, tokenize(model, "prompt", text, limit, &cancel)?)
-            }
-        };
-
         let echo = match (request.echo, request.prompt) {
             (Echo::Completion, _) => None,
             (Echo::PromptAndCompletion, Prompt::Text(text)) => Some(text),
@@ -213,8 +218,40 @@ impl ReadyModel {
 
         let positions = Position::of_tokens(&tokens);
         let prompt = PromptPositions { positions, media: Vec::new(), param: "prompt", echo };
-        let rules = AnswerRules::new(model, &ToolSettings::default(), &request.options, &cancel)?;
         generation::start(self, prompt, &request.options, rules, sink)
+    }
+
+    /// Returns the tokens that [`Self::complete`] would continue, with the same errors. Nothing is generated.
+    pub fn render_completion(
+        &self,
+        mut request: CompletionRequest,
+        cancel: &Cancel,
+    ) -> Result<Vec<TokenId>, Error> {
+        let (tokens, _) = self.completion_parts(&mut request, cancel)?;
+        generation::check(self, &tokens, "prompt", &request.options)?;
+        Ok(tokens)
+    }
+
+    /// Checks a request, and returns the tokens of its prompt and the rules of its completion.
+    fn completion_parts(
+        &self,
+        request: &mut CompletionRequest,
+        cancel: &Cancel,
+    ) -> Result<(Vec<TokenId>, AnswerRules), Error> {
+        cancel.check()?;
+        self.settings.answers.add_stop(&mut request.options.stop);
+        let model = &*self.loaded;
+        let length = if request.echo == Echo::PromptAndCompletion { Length::None } else { Length::Some };
+        options::check(&request.options, length)?;
+        let tokens = match &request.prompt {
+            Prompt::Tokens(tokens) => tokens.clone(),
+            Prompt::Text(text) => {
+                let limit = model.engine()?.limits().longest();
+                with_start(model, tokenize(model, "prompt", text, limit, cancel)?)
+            }
+        };
+        let rules = AnswerRules::new(model, &ToolSettings::default(), &request.options, cancel)?;
+        Ok((tokens, rules))
     }
 }
 
@@ -249,6 +286,15 @@ fn check_length(model: &LoadedModel, prompt: &ChatPrompt, limit: usize) -> Resul
         return Ok(());
     }
     Err(generation::prompt_too_long("messages", TokenCount::Exact(tokens), model.engine()?.limits()))
+}
+
+/// Parts of a chat answer before it starts.
+struct ChatParts {
+    prompt: ConversationPrompt,
+    rules: AnswerRules,
+    reasoning: ReasoningSettings,
+    options: GenerateOptions,
+    omitted_messages: usize,
 }
 
 /// A prompt and the media in it.

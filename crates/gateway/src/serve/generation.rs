@@ -9,12 +9,13 @@ use std::{
 };
 
 use narthex_engine::{
+    engine_loop::EngineLoop,
     executor::Limits,
     position::{MediaRows, Position},
     request::{Finish, LogProbs, Request, Sampling, TokenEvent, TokenSink, Usage},
     worker::{SequenceHandle, SubmitError},
 };
-use narthex_spec::ModelName;
+use narthex_spec::{ModelName, TokenId};
 use narthex_text::stop::StopStrings;
 use parking_lot::Mutex;
 
@@ -69,6 +70,28 @@ pub(super) struct PromptPositions {
     pub(super) echo: Option<String>,
 }
 
+/// Checks a prompt and the options of its answers as [`start`] does.
+pub(super) fn check(
+    ready: &ReadyModel,
+    tokens: &[TokenId],
+    param: &'static str,
+    options: &GenerateOptions,
+) -> Result<(), Error> {
+    let limits = ready.loaded.engine()?.limits();
+    sampling(ready, options)?;
+    EngineLoop::check_prompt(limits, &Position::of_tokens(tokens))
+        .map_err(|error| refusal(error, param, limits))
+}
+
+/// Returns the sampling of the answers of a request, with the settings of the publisher.
+fn sampling(ready: &ReadyModel, options: &GenerateOptions) -> Result<Sampling, Error> {
+    let model = &*ready.loaded;
+    // More choices than the queue's capacity would always be refused.
+    options::at_most("n", options.n, model.capacity)?;
+    let published = ready.settings.answers.sampling_with(&model.package.manifest.sampling);
+    options::sampling(options, &published, model.engine()?.limits())
+}
+
 /// Submits every choice of a request to the engine, which checks the prompt.
 pub(super) fn start(
     ready: &ReadyModel,
@@ -81,12 +104,9 @@ pub(super) fn start(
     let model = &*ready.loaded;
     let engine = model.engine()?;
     let limits = engine.limits();
-    // More choices than the queue's capacity would always be refused.
-    options::at_most("n", options.n, model.capacity)?;
+    let mut sampling = sampling(ready, options)?;
     let room = limits.longest().saturating_sub(positions.len());
     let max_tokens = options.max_tokens.unwrap_or(room).min(room);
-    let published = ready.settings.answers.sampling_with(&model.package.manifest.sampling);
-    let mut sampling = options::sampling(options, &published, limits)?;
     let tokenizer = model.tokenizer()?;
     let stop = model.package.manifest.stop_tokens();
     if options.stop_tokens == StopTokens::Never {

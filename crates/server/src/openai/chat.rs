@@ -2,8 +2,13 @@
 
 use std::sync::Arc;
 
-use axum::response::Response;
-use narthex_gateway::request::{ChatRequest, GenerateOptions, HistoryOverflow, ReasoningSettings};
+use axum::{
+    Json,
+    response::{IntoResponse, Response},
+};
+use narthex_gateway::request::{
+    ChatPrompt, ChatRequest, GenerateOptions, HistoryOverflow, ReasoningSettings,
+};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -11,6 +16,7 @@ use super::{
     CompletionHeader,
     chat_answer::{ChatCompletion, ChatDelta, ChatForm, ChatStream},
     messages::{WireMessage, into_messages},
+    render::WirePrompt,
     stream::ChunkEncoder,
 };
 use crate::{
@@ -145,4 +151,13 @@ pub(crate) async fn create(app: App, body: Body<ParsedChat>) -> Result<Response,
     let header = CompletionHeader::new("chatcmpl-", conversation.model.clone());
     let form = CompletionForm { header, n: conversation.request.options.n, streaming, form };
     conversation::answer(&app, Body { request: conversation, ignored, reservation }, form).await
+}
+
+/// Returns the prompt of a request.
+pub(crate) async fn render(app: App, body: Body<ParsedChat>) -> Result<Response, ApiError> {
+    let Body { request: ParsedChat { conversation, .. }, ignored, reservation } = body;
+    let model = conversation.model.clone();
+    let body = Body { request: conversation, ignored, reservation };
+    let (ChatPrompt { text, tokens }, ignored) = conversation::render(&app, body).await?;
+    Ok(ignored.name_in(Json(WirePrompt::new("chatcmpl-", model, tokens, Some(text))).into_response()))
 }

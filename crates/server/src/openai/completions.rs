@@ -2,20 +2,28 @@
 
 use std::{collections::VecDeque, mem};
 
-use axum::{Json, response::Response};
-use narthex_gateway::request::{CompletionRequest, Echo, GenerateOptions, GenerationEvent, Prompt, Summary};
+use axum::{
+    Json,
+    response::{IntoResponse, Response},
+};
+use narthex_gateway::{
+    Error,
+    request::{CompletionRequest, Echo, GenerateOptions, GenerationEvent, Prompt, Summary},
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
     CompletionHeader, CompletionUsage, WireFinishReason,
     logprobs::TextLogprobs,
+    render::{self, WirePrompt},
     stream::{ChunkChoice, ChunkEncoder},
 };
 use crate::{
     app::App,
     error::ApiError,
     protocol::{
+        blocking::run_tokenizing,
         body::{Body, FromBody},
         device_headers::with_device_headers,
         events,
@@ -159,6 +167,38 @@ pub(crate) async fn create(app: App, body: Body<ParsedCompletion>) -> Result<Res
         timings: Timings::new(&total, &ran_on),
     };
     Ok(ignored.name_in(with_device_headers(&ran_on, Json(answer))))
+}
+
+/// Returns the prompts of a request.
+pub(crate) async fn render(app: App, body: Body<ParsedCompletion>) -> Result<Response, ApiError> {
+    let Body { request: ParsedCompletion { model, prompts, echo, options, .. }, ignored, reservation } = body;
+    let bytes = prompts.iter().map(|prompt| match prompt {
+        Prompt::Text(text) => text.len().saturating_mul(render::TEXT_BYTES),
+        Prompt::Tokens(tokens) => tokens.len().saturating_mul(render::TOKEN_BYTES),
+    });
+    let answer_bytes = bytes.sum();
+
+    let rendered = run_tokenizing(
+        &app,
+        &model,
+        reservation.into(),
+        |_| answer_bytes,
+        move |model, cancel| {
+            let rendered = prompts.into_iter().map(|prompt| {
+                let text = match &prompt {
+                    Prompt::Text(text) => Some(text.clone()),
+                    Prompt::Tokens(_) => None,
+                };
+                let request = CompletionRequest { prompt, echo, options: options.clone() };
+                Ok((model.render_completion(request, cancel)?, text))
+            });
+            rendered.collect::<Result<Vec<_>, Error>>()
+        },
+    );
+    let prompts = rendered.await?.into_iter();
+    let prompts: Vec<WirePrompt> =
+        prompts.map(|(tokens, text)| WirePrompt::new("cmpl-", model.clone(), tokens, text)).collect();
+    Ok(ignored.name_in(Json(prompts).into_response()))
 }
 
 /// Adds the counts of another answer, whose times replace those of the answers before.

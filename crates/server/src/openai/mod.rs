@@ -14,6 +14,7 @@ mod logprobs;
 pub(crate) mod messages;
 pub(crate) mod models;
 pub(crate) mod realtime;
+pub(crate) mod render;
 pub(crate) mod rerank;
 pub(crate) mod responses;
 pub(crate) mod settings;

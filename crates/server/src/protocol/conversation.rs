@@ -3,7 +3,9 @@
 use std::{mem, sync::Arc};
 
 use axum::{Json, http::HeaderName, response::Response};
-use narthex_gateway::request::{ChatRequest, Part, ReasoningSettings, Role, UsedSampling};
+use narthex_gateway::request::{
+    ChatPrompt, ChatRequest, Part, ReasoningSettings, RenderedChat, Role, UsedSampling,
+};
 use serde::Serialize;
 
 use super::{
@@ -100,7 +102,7 @@ pub(crate) async fn answer(
     });
     let events = events.await?;
 
-    ignore_reasoning(app, &events, reasoning_parameters, &mut ignored)?;
+    ignore_reasoning(app, events.reasons(), reasoning_parameters, &mut ignored)?;
     let omitted = events.omitted_messages();
     form.started(events.sampling());
     let mut response = whole_or_streamed(app, events, form, ResponseMode { n, is_streamed }).await?;
@@ -108,6 +110,21 @@ pub(crate) async fn answer(
         response.headers_mut().insert(OMITTED, omitted.into());
     }
     Ok(ignored.name_in(response))
+}
+
+/// Returns the prompt of a conversation, and the parameters that an answer would ignore.
+pub(crate) async fn render(
+    app: &App,
+    body: Body<Conversation>,
+) -> Result<(ChatPrompt, IgnoredParameters), ApiError> {
+    let Body { request: conversation, mut ignored, reservation } = body;
+    let Conversation { model, request, reasoning_parameters, .. } = conversation;
+    let rendered = run_cancellable(app, &model, reservation, move |model, cancel| {
+        model.render_chat(stable(request), cancel)
+    });
+    let RenderedChat { prompt, reasons } = rendered.await?;
+    ignore_reasoning(app, reasons, reasoning_parameters, &mut ignored)?;
+    Ok((prompt, ignored))
 }
 
 /// Counts the tokens in the prompt of a conversation.
@@ -124,14 +141,14 @@ pub(crate) async fn count_tokens(
 }
 
 /// Adds the parameters of reasoning to the ignored ones if the model does not reason. Refuses them on a strict server,
-/// which cancels the answer.
+/// which cancels the answer. `reasons` is true if it does.
 fn ignore_reasoning(
     app: &App,
-    events: &Events,
+    reasons: bool,
     reasoning_parameters: Vec<&'static str>,
     ignored: &mut IgnoredParameters,
 ) -> Result<(), ApiError> {
-    if events.reasons() {
+    if reasons {
         return Ok(());
     }
     if let Some(name) = reasoning_parameters.first().filter(|_| app.shared.options.strict_parameters) {

@@ -59,6 +59,7 @@ use crate::{
         load_forecast::{self, LoadForecastObject},
         models::{self, ModelList, ModelObject},
         realtime::{self, events::ServerEvent},
+        render::WirePrompt,
         rerank::{self, RerankAnswer},
         responses::{
             self, DeletedResponse, NumberedEvent, ResponseInputTokens, ResponseObject, ResponseStore,
@@ -144,7 +145,7 @@ async fn only_reports(State(paths): State<Arc<Paths>>, request: Request, next: N
 
 /// Returns the routes of the API.
 pub(crate) fn operations() -> Vec<Operation> {
-    [of_openai(), of_others(), of_ollama()].into_iter().flatten().collect()
+    [of_openai(), of_prompts(), of_others(), of_ollama()].into_iter().flatten().collect()
 }
 
 /// Returns the route of the API's document, which does not list itself.
@@ -236,6 +237,31 @@ fn of_openai() -> Vec<Operation> {
         Op::get("/v1/audio/voices", voices::list, "List the voices").answers::<VoiceList>(),
         Op::get("/v1/models", models::list, "List the installed models").answers::<ModelList>(),
         Op::get("/v1/models/{*id}", models::retrieve, "Return one model").answers::<ModelObject>(),
+    ]
+}
+
+/// Returns the routes for the prompts of requests, as vLLM has them.
+fn of_prompts() -> Vec<Operation> {
+    use Operation as Op;
+    vec![
+        Op::post(
+            "/v1/chat/completions/render",
+            chat::render,
+            "Return the prompt of a conversation as tokens",
+        )
+        .body::<chat::ChatBody>()
+        .body::<ToolOptions>()
+        .body::<ChoiceOptions>()
+        .body::<SharedFields>()
+        .body::<Hints>()
+        .answers::<WirePrompt>(),
+        Op::post("/v1/completions/render", completions::render, "Return prompts as tokens")
+            .body::<completions::CompletionBody>()
+            .body::<ChoiceOptions>()
+            .body::<Sampling>()
+            .body::<GrammarOptions>()
+            .body::<Hints>()
+            .answers::<Vec<WirePrompt>>(),
     ]
 }
 

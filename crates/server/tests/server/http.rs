@@ -331,6 +331,8 @@ fn a_path_has_the_same_answer_whether_its_file_exists_or_not() {
     let user = json!([{"role": "user", "content": "x"}]);
     let requests = [
         (CHAT, json!({"messages": user})),
+        ("/v1/chat/completions/render", json!({"messages": user})),
+        ("/v1/completions/render", json!({"prompt": "x"})),
         ("/v1/responses/input_tokens", json!({"input": "x"})),
         (COMPLETIONS, json!({"prompt": "x"})),
         (EMBEDDINGS, json!({"input": "x"})),

@@ -65,6 +65,8 @@ fn answers_are_those_of_the_document() {
         ("/v1/systemone", json!({"model": model, "state": "a", "questions": {"b": {"type": "noul"}}})),
         ("/v1/fill", json!({"model": masked, "text": "the [MASK]"})),
         ("/v1/answer", json!({"model": spans, "question": "a", "context": "the cat"})),
+        ("/v1/chat/completions/render", json!({"model": model, "messages": messages, "temperature": 0.5})),
+        ("/v1/completions/render", json!({"model": model, "prompt": ["the cat", "the dog"]})),
         ("/tokenize", text),
         ("/detokenize", json!({"model": model, "tokens": [5]})),
         ("/apply-template", json!({"model": model, "messages": messages})),

@@ -388,6 +388,53 @@ fn the_start_of_the_answer_can_be_left_out_of_the_prompt() {
 }
 
 #[test]
+fn a_rendered_prompt_is_that_of_an_answer() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(tiny.config());
+    let template = live.post("/apply-template", &json!({"model": model, "messages": messages()})).json();
+    let body =
+        json!({"model": model, "messages": messages(), "max_tokens": 2, "thinking": {"type": "enabled"}});
+    let answer = live.post("/v1/chat/completions", &body);
+    let rendered = live.post("/v1/chat/completions/render", &body);
+    assert_eq!(rendered.header("x-narthex-ignored"), answer.header("x-narthex-ignored"));
+    let rendered = rendered.json();
+    assert_eq!((&rendered["model"], &rendered["prompt"]), (&json!(model), &template["prompt"]));
+    assert!(rendered["request_id"].as_str().unwrap().starts_with("chatcmpl-"), "{rendered}");
+    let count = |rendered: &Value| json!(rendered["token_ids"].as_array().unwrap().len());
+    assert_eq!(count(&rendered), answer.json()["usage"]["prompt_tokens"]);
+
+    let body = json!({"model": model, "prompt": "the cat", "max_tokens": 2});
+    let rendered = live.post("/v1/completions/render", &body).json();
+    assert_eq!((rendered.as_array().unwrap().len(), &rendered[0]["prompt"]), (1, &json!("the cat")));
+    let usage = live.post("/v1/completions", &body).json()["usage"]["prompt_tokens"].clone();
+    assert_eq!(count(&rendered[0]), usage);
+    let tokens = with(body, json!({"prompt": [[1, 2], [3]]}));
+    let rendered = live.post("/v1/completions/render", &tokens).json();
+    let expect = json!([[1, 2], [3]]);
+    assert_eq!(json!([rendered[0]["token_ids"], rendered[1]["token_ids"]]), expect);
+    assert!(rendered[0]["prompt"].is_null(), "{rendered}");
+
+    // Requests that would get no answer get no prompt either, with the same error.
+    let long = "the cat ".repeat(5000);
+    let user = |text: &str| json!([{"role": "user", "content": text}]);
+    for (path, fields) in [
+        ("/v1/chat/completions", json!({"messages": []})),
+        ("/v1/chat/completions", json!({"messages": user(&long)})),
+        ("/v1/chat/completions", json!({"messages": user("x"), "temperature": 9})),
+        ("/v1/chat/completions", json!({"messages": user("x"), "n": 129})),
+        ("/v1/completions", json!({"prompt": long})),
+        ("/v1/completions", json!({"prompt": [9_999_999]})),
+        ("/v1/completions", json!({"prompt": []})),
+        ("/v1/completions", json!({"prompt": "x", "response_format": {"type": "no"}})),
+    ] {
+        let body = with(json!({"model": model}), fields);
+        let refused = live.post(path, &body).error(400);
+        assert_eq!(live.post(&format!("{path}/render"), &body).error(400), refused, "{path}: {body}");
+    }
+}
+
+#[test]
 fn an_answer_continues_the_text_of_the_assistant() {
     let tiny = Tiny::new();
     let model = tiny.chat();

@@ -274,6 +274,11 @@ fn without_generation() -> Vec<(&'static str, Value)> {
                 "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}],
             }),
         ),
+        (
+            "chat-completions-render",
+            json!({"model": "m", "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}),
+        ),
+        ("completions-render", json!({"model": "m", "prompt": ["a b", "c"], "max_tokens": 2})),
         ("tokenize", json!({"model": "m", "content": "a b"})),
         ("detokenize", json!({"model": "m", "tokens": [1, 2, 3]})),
         (

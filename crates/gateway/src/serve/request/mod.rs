@@ -27,7 +27,7 @@ pub use encoder::{
     InputOverflow, MAX_ANSWER_TEXT, MaskPredictOutput, MaskRequest, Ranking, RefineRequest, RerankRequest,
 };
 
-pub use prompt::{ChatPrompt, HistoryOverflow, TokenizeOptions};
+pub use prompt::{ChatPrompt, HistoryOverflow, RenderedChat, TokenizeOptions};
 pub use reasoning::{ReasoningSettings, Thinking};
 pub use speech::{MAX_SPOKEN_TEXT, SpeechEvent, SpeechRequest, SpeechSummary};
 pub use transcription::{

@@ -34,3 +34,12 @@ pub struct ChatPrompt {
     /// Its tokens.
     pub tokens: Vec<u32>,
 }
+
+/// Prompt that an answer would have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RenderedChat {
+    /// Prompt.
+    pub prompt: ChatPrompt,
+    /// True if the model may reason before it answers.
+    pub reasons: bool,
+}
