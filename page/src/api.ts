@@ -361,6 +361,7 @@ export interface Health {
     warning_below_bytes: number | null;
     low: boolean;
   };
+  power?: { sensor: string; watts: number | null; idle_watts: number | null };
   devices: Device[];
   absent_devices: Device[];
   models: LoadedModel[];

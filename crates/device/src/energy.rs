@@ -1,8 +1,9 @@
-//! Energy consumption of this machine, from the counters of its processors (RAPL), or else from the gauge of its
-//! battery.
+//! Energy consumption of this machine, from the counters of its processors (RAPL) and of Intel's graphics cards (hwmon), or
+//! else from the gauge of its battery.
 //!
-//! Only Linux offers them as files. They measure the whole machine or its processors, not one program, so programs must
-//! be compared by running each alone.
+//! Only Linux offers them as files. They measure the whole machine or its chips, not one program, so programs must be
+//! compared by running each alone. The drivers of NPUs (amdxdna, intel_vpu) have no files with energy: the RAPL package
+//! contains these NPUs.
 
 use std::{
     fs,
@@ -18,16 +19,25 @@ pub struct Meter {
 
 #[derive(Debug)]
 enum Source {
-    /// Processor packages. Their counters are in microjoules and restart from zero after `range`.
-    Packages(Vec<Package>),
-    /// Files with the power in microwatts that each battery supplies.
+    /// Counters of chips in microjoules.
+    Chips(Vec<ChipCounter>),
+    /// Folders of the batteries that supply the machine.
     Batteries(Vec<PathBuf>),
 }
 
+/// Energy counter of a processor package or a graphics card.
 #[derive(Debug)]
-struct Package {
+struct ChipCounter {
     energy: PathBuf,
-    range: u64,
+    kind: ChipKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ChipKind {
+    /// Processor package, whose counter restarts from zero after `range`.
+    Package { range: u64 },
+    /// Graphics card, whose counter has 64 bits and does not restart.
+    GraphicsCard,
 }
 
 /// Values of the counters at one time.
@@ -41,35 +51,40 @@ impl Meter {
     /// Returns this machine's counters; `None` if this process can read none. A machine on mains power has no battery
     /// gauge, and on many systems only root may read the processors' counters.
     pub fn here() -> Option<Self> {
-        Self::find(Path::new("/sys/class"))
+        Self::under(Path::new("/sys/class"))
     }
 
-    fn find(class: &Path) -> Option<Self> {
-        let packages: Vec<Package> = folders(&class.join("powercap")).filter_map(|at| package(&at)).collect();
-        let batteries: Vec<PathBuf> =
-            folders(&class.join("power_supply")).filter_map(|at| battery(&at)).collect();
-        if !packages.is_empty() {
-            return Some(Self { source: Source::Packages(packages) });
+    /// Returns the counters below a folder with the form of `/sys/class`; `None` if there are none. Graphics cards count
+    /// only together with processors, because their energy alone is not that of an answer.
+    pub fn under(class: &Path) -> Option<Self> {
+        let mut chips: Vec<ChipCounter> =
+            folders(&class.join("powercap")).filter_map(|at| package(&at)).collect();
+        if !chips.is_empty() {
+            chips.extend(folders(&class.join("hwmon")).filter_map(|at| graphics_card(&at)));
+            return Some(Self { source: Source::Chips(chips) });
         }
+        let batteries: Vec<PathBuf> =
+            folders(&class.join("power_supply")).filter(|at| discharge(at).is_some()).collect();
         (!batteries.is_empty()).then_some(Self { source: Source::Batteries(batteries) })
     }
 
     /// Returns a description of the counters and of the parts of the machine that they measure.
     pub fn describe(&self) -> &'static str {
-        match self.source {
-            Source::Packages(_) => {
-                "the processors' own counters (RAPL), without memory, screen and other chips"
+        match &self.source {
+            Source::Chips(chips) if chips.iter().any(|chip| chip.kind == ChipKind::GraphicsCard) => {
+                "the counters of the processors (RAPL) and of the graphics card, without memory, screen and other chips"
             }
+            Source::Chips(_) => "the processors' own counters (RAPL), without memory, screen and other chips",
             Source::Batteries(_) => "the battery gauge (whole machine, coarse)",
         }
     }
 
-    /// Reads the counters; `None` if one of them can no longer be read.
+    /// Reads the counters; `None` if one of them can no longer be read, as that of a battery that is being charged.
     pub fn read(&self) -> Option<Reading> {
         let values = match &self.source {
-            Source::Packages(packages) => packages.iter().map(|package| number(&package.energy)).collect(),
+            Source::Chips(chips) => chips.iter().map(|chip| number(&chip.energy)).collect(),
             Source::Batteries(batteries) => {
-                batteries.iter().map(|power| number(power)).collect::<Option<_>>()
+                batteries.iter().map(|battery| discharge(battery)).collect::<Option<_>>()
             }
         };
         Some(Reading { at: Instant::now(), values: values? })
@@ -84,10 +99,10 @@ impl Meter {
     fn micro(&self, from: &Reading, to: &Reading, time: Duration) -> f64 {
         let values = from.values.iter().zip(&to.values);
         match &self.source {
-            Source::Packages(packages) => {
-                let spent = values.zip(packages).map(|((&from, &to), package)| match to.checked_sub(from) {
-                    Some(spent) => spent,
-                    None => (to + package.range).saturating_sub(from),
+            Source::Chips(chips) => {
+                let spent = values.zip(chips).map(|((&from, &to), chip)| match chip.kind {
+                    ChipKind::Package { range } if to < from => to.saturating_add(range).saturating_sub(from),
+                    ChipKind::Package { .. } | ChipKind::GraphicsCard => to.saturating_sub(from),
                 });
                 spent.sum::<u64>() as f64
             }
@@ -99,22 +114,42 @@ impl Meter {
     }
 }
 
+impl Reading {
+    /// Returns the time from an earlier reading to this one.
+    pub fn since(&self, earlier: &Self) -> Duration {
+        self.at.saturating_duration_since(earlier.at)
+    }
+}
+
 /// Returns a zone's counter if the zone is a processor package (`intel-rapl:0`, also on AMD's processors). Nested zones
 /// and the platform's zone are excluded, because they would be counted twice.
-fn package(zone: &Path) -> Option<Package> {
+fn package(zone: &Path) -> Option<ChipCounter> {
     let place = zone.file_name()?.to_str()?.strip_prefix("intel-rapl:")?;
     let outermost = !place.contains(':') && text(&zone.join("name"))?.starts_with("package");
     let energy = zone.join("energy_uj");
     number(&energy)?;
-    outermost.then_some(Package { energy, range: number(&zone.join("max_energy_range_uj"))? })
+    let range = number(&zone.join("max_energy_range_uj"))?;
+    outermost.then_some(ChipCounter { energy, kind: ChipKind::Package { range } })
 }
 
-/// Returns the file with a battery's power, if the battery is discharging.
-fn battery(supply: &Path) -> Option<PathBuf> {
+/// Returns the counter of a graphics card of Intel (`i915`, `xe`). Those of other sensors measure parts of the machine that are
+/// unknown.
+fn graphics_card(sensor: &Path) -> Option<ChipCounter> {
+    let is_card = matches!(text(&sensor.join("name"))?.as_str(), "i915" | "xe");
+    let energy = sensor.join("energy1_input");
+    number(&energy)?;
+    is_card.then_some(ChipCounter { energy, kind: ChipKind::GraphicsCard })
+}
+
+/// Returns the power in microwatts that a battery supplies, if it is discharging. Batteries without a gauge of power have
+/// gauges of current in microamperes and of voltage in microvolts.
+fn discharge(supply: &Path) -> Option<u64> {
     let feeds = text(&supply.join("type"))? == "Battery" && text(&supply.join("status"))? == "Discharging";
-    let power = supply.join("power_now");
-    number(&power)?;
-    feeds.then_some(power)
+    let power = number(&supply.join("power_now")).or_else(|| {
+        let current = number(&supply.join("current_now"))?;
+        Some(current.checked_mul(number(&supply.join("voltage_now"))?)? / 1_000_000)
+    });
+    power.filter(|_| feeds)
 }
 
 fn folders(class: &Path) -> impl Iterator<Item = PathBuf> + use<> {
@@ -163,12 +198,51 @@ mod tests {
             ("power_supply/BAT0/status", "Discharging"),
             ("power_supply/BAT0/power_now", "4000000"),
         ]);
-        let meter = Meter::find(class.path()).unwrap();
+        let meter = Meter::under(class.path()).unwrap();
         assert!(meter.describe().contains("RAPL"));
         let first = meter.read().unwrap();
         assert_eq!(first.values, [9_000_000]);
         fs::write(class.path().join("powercap/intel-rapl:0/energy_uj"), "500000").unwrap();
         assert_eq!(meter.joules(&first, &meter.read().unwrap()), 1.5);
+    }
+
+    #[test]
+    fn a_graphics_card_counts_beside_the_processors() {
+        let card = [
+            ("hwmon/hwmon2/name", "xe"),
+            ("hwmon/hwmon2/energy1_input", "7000000"),
+            ("hwmon/hwmon3/name", "nvme"),
+            ("hwmon/hwmon3/energy1_input", "1"),
+        ];
+        assert!(Meter::under(class(&card).path()).is_none(), "the card alone is not the machine");
+        let package = [
+            ("powercap/intel-rapl:0/name", "package-0"),
+            ("powercap/intel-rapl:0/energy_uj", "1000000"),
+            ("powercap/intel-rapl:0/max_energy_range_uj", "10000000"),
+        ];
+        let class = class(&[card.as_slice(), &package].concat());
+        let meter = Meter::under(class.path()).unwrap();
+        assert!(meter.describe().contains("graphics card"));
+        let first = meter.read().unwrap();
+        fs::write(class.path().join("hwmon/hwmon2/energy1_input"), "9500000").unwrap();
+        fs::write(class.path().join("powercap/intel-rapl:0/energy_uj"), "2000000").unwrap();
+        assert_eq!(meter.joules(&first, &meter.read().unwrap()), 3.5);
+        fs::remove_file(class.path().join("powercap/intel-rapl:0/energy_uj")).unwrap();
+        assert!(meter.read().is_none());
+    }
+
+    #[test]
+    fn current_and_voltage_are_the_power_of_a_battery() {
+        let class = class(&[
+            ("power_supply/BAT1/type", "Battery"),
+            ("power_supply/BAT1/status", "Discharging"),
+            ("power_supply/BAT1/current_now", "500000"),
+            ("power_supply/BAT1/voltage_now", "12000000"),
+        ]);
+        let meter = Meter::under(class.path()).unwrap();
+        assert_eq!(meter.read().unwrap().values, [6_000_000]);
+        fs::write(class.path().join("power_supply/BAT1/status"), "Charging").unwrap();
+        assert!(meter.read().is_none(), "the machine is on mains power");
     }
 
     #[test]
@@ -182,17 +256,17 @@ mod tests {
             ])
         };
         let class = files("Discharging");
-        let meter = Meter::find(class.path()).unwrap();
+        let meter = Meter::under(class.path()).unwrap();
         let first = meter.read().unwrap();
         fs::write(class.path().join("power_supply/BAT0/power_now"), "8000000").unwrap();
         let joules = meter.micro(&first, &meter.read().unwrap(), Duration::from_secs(2)) / 1e6;
         assert_eq!((first.values.as_slice(), joules), ([4_000_000].as_slice(), 12.0));
-        assert!(Meter::find(files("Charging").path()).is_none());
+        assert!(Meter::under(files("Charging").path()).is_none());
     }
 
     #[test]
     fn a_machine_without_counters_has_no_meter() {
-        assert!(Meter::find(Path::new("/nonexistent")).is_none());
-        assert!(Meter::find(class(&[("powercap/intel-rapl:0/name", "package-0")]).path()).is_none());
+        assert!(Meter::under(Path::new("/nonexistent")).is_none());
+        assert!(Meter::under(class(&[("powercap/intel-rapl:0/name", "package-0")]).path()).is_none());
     }
 }

@@ -157,12 +157,13 @@ impl Sequence {
         if self.reused.is_some() {
             return 0;
         }
+        let reused = *self.reused.insert(cached.min(self.prompt));
         // The next call of a sink that panics here ends the sequence.
         let _ = self.notify(|sink| {
-            sink.started();
+            sink.started(reused);
             ControlFlow::Continue(())
         });
-        *self.reused.insert(cached.min(self.prompt))
+        reused
     }
 
     /// Records `ran` more tokens in the slot, reports prompt tokens, and samples the next token if all have run.

@@ -20,7 +20,7 @@ use narthex_engine::{
 use narthex_spec::TokenId;
 use parking_lot::Mutex;
 
-use crate::{cancel::Cancel, error::Error};
+use crate::{cancel::Cancel, energy::ENERGY, error::Error};
 
 /// Delay before a client should retry when the queue is full.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -278,6 +278,7 @@ fn run(encoder: &mut dyn Encoder, jobs: &[EncoderJob], closing: &Cancel) -> Resu
         let input: Vec<Text<'_>> = batch.iter().map(|&index| texts[index].1).collect();
         for &index in &batch {
             texts[index].0.computed.add(texts[index].1.tokens.len());
+            ENERGY.add_tokens(texts[index].1.tokens.len());
         }
         let output = encoder.run(&input)?;
         let mut data = output.data.into_iter();

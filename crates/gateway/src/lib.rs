@@ -19,6 +19,7 @@ mod cancel;
 mod compile;
 mod config;
 mod encoder_queue;
+mod energy;
 mod error;
 #[cfg(test)]
 mod fixtures;
@@ -45,6 +46,7 @@ pub use compile::{
     },
 };
 pub use config::{Config, PrefixCacheConfig};
+pub use energy::{AnswerEnergy, PowerReport};
 pub use error::{Error, ErrorKind, TokenCount};
 pub use gateway::{Gateway, RequestedPull, ServerRegistration};
 pub use inspect::{bench, check, compare, devices, doctor, plan};

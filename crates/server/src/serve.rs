@@ -22,6 +22,7 @@ use crate::{
         tcp_sockets::TcpSockets,
         tls::TlsFiles,
     },
+    reports::power,
     routes::{self, Routers},
     settings_editor::SettingsEditor,
 };
@@ -281,6 +282,7 @@ async fn serve(
     tokio::select! {
         () = connections.serve(&listener) => {}
         () = history.watch(&gateway) => {}
+        () = power::watch(&gateway) => {}
         () = signal() => {}
     }
 

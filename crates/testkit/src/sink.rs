@@ -52,7 +52,7 @@ impl Recorder {
 }
 
 impl TokenSink for Recorder {
-    fn started(&mut self) {
+    fn started(&mut self, _: usize) {
         self.with(|recording| recording.starts += 1);
     }
 

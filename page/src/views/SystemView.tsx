@@ -67,6 +67,16 @@ function Numbers({ report, samples }: { report: Health; samples: Sample[] }) {
         value={read > 0 ? percent(cached / read) : "–"}
         detail={read > 0 ? `${count(cached)} of ${count(read)} tokens` : "no prompt yet"}
       />
+      {report.power && report.power.watts !== null && (
+        <Course
+          name="Power"
+          value={`${report.power.watts.toFixed(1)} W`}
+          detail={
+            (report.power.idle_watts === null ? "" : `${report.power.idle_watts.toFixed(1)} W without requests, by `) +
+            report.power.sensor
+          }
+        />
+      )}
     </div>
   );
 }

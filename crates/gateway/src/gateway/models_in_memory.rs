@@ -2,9 +2,12 @@
 
 use std::sync::Arc;
 
+use narthex_device::energy::Meter;
+
 use super::Gateway;
 use crate::{
     config::Config,
+    energy::{ENERGY, PowerReport},
     error::Error,
     library::RequestedModel,
     load::residency::ModelMemory,
@@ -25,6 +28,17 @@ impl Gateway {
     /// Measures the memory of this process and of the machine.
     pub fn memory(&self) -> MemoryReport {
         MemoryReport::measure(&self.models.status())
+    }
+
+    /// Takes a sample of the machine's power. Answers have an energy ([`AnswerEnergy`](crate::AnswerEnergy)) if this is called
+    /// every few seconds, and if this process can read a counter.
+    pub fn sample_power(&self) {
+        ENERGY.sample(Meter::here);
+    }
+
+    /// Returns the machine's power as of the last sample; `None` if this process can read no counter.
+    pub fn power(&self) -> Option<PowerReport> {
+        ENERGY.report()
     }
 
     /// Returns what a load of an installed model would take from the memory, and which models would be unloaded for it.

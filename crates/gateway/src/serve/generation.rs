@@ -20,6 +20,7 @@ use narthex_text::stop::StopStrings;
 use parking_lot::Mutex;
 
 use crate::{
+    energy::{ENERGY, EnergyShare},
     error::{Error, ErrorKind, TokenCount},
     load::residency::ReadyModel,
     report::placement::AnsweringDevice,
@@ -123,7 +124,7 @@ pub(super) fn start(
 
     let stop_strings = StopStrings::new(options.stop.clone());
     let prompt_tokens = positions.len();
-    let state = Arc::new(Mutex::new(GenerationState::new(sink, options.n, ready.clone())));
+    let state = Arc::new(Mutex::new(GenerationState::new(sink, options.n, prompt_tokens, ready.clone())));
     state.lock().send(GenerationEvent::Started { prompt_tokens });
 
     let mut sequences: Vec<SequenceHandle> = Vec::with_capacity(options.n);
@@ -206,8 +207,10 @@ struct GenerationState {
     /// Keeps the model in memory until the generation has ended, even after it was removed.
     model: ReadyModel,
     sink: Box<dyn GenerationSink>,
+    prompt_tokens: usize,
     started: Instant,
     queued: Option<Duration>,
+    energy: Option<EnergyShare>,
     first_token: Option<Duration>,
     unfinished: usize,
     usage: Usage,
@@ -217,12 +220,14 @@ struct GenerationState {
 }
 
 impl GenerationState {
-    fn new(sink: Box<dyn GenerationSink>, choices: usize, model: ReadyModel) -> Self {
+    fn new(sink: Box<dyn GenerationSink>, choices: usize, prompt_tokens: usize, model: ReadyModel) -> Self {
         Self {
             model,
             sink,
+            prompt_tokens,
             started: Instant::now(),
             queued: None,
+            energy: None,
             first_token: None,
             unfinished: choices,
             usage: Usage::default(),
@@ -262,6 +267,7 @@ impl GenerationState {
         self.unfinished -= 1;
         if self.unfinished == 0 {
             let summary = self.summary();
+            self.energy = None;
             self.send(GenerationEvent::Done(summary));
             self.closed = true;
         }
@@ -269,6 +275,7 @@ impl GenerationState {
 
     /// Ends the generation with an error.
     fn fail(&mut self, kind: ErrorKind, message: String) {
+        self.energy = None;
         self.send(GenerationEvent::Failed { kind, message });
         self.closed = true;
     }
@@ -288,6 +295,7 @@ impl GenerationState {
             accepted_tokens: self.usage.accepted_tokens,
             rejected_tokens: self.usage.rejected_tokens,
             times: self.has_times().then_some(times),
+            energy: self.energy.as_ref().and_then(EnergyShare::energy),
         }
     }
 }
@@ -319,10 +327,15 @@ impl ChoiceSink {
 }
 
 impl TokenSink for ChoiceSink {
-    fn started(&mut self) {
-        let mut state = self.state.lock();
-        let elapsed = state.started.elapsed();
-        state.queued.get_or_insert(elapsed);
+    fn started(&mut self, cached: usize) {
+        let state = &mut *self.state.lock();
+        if state.queued.is_none() {
+            state.queued = Some(state.started.elapsed());
+            state.energy = if state.has_times() { ENERGY.start() } else { None };
+        }
+        if let Some(energy) = &mut state.energy {
+            energy.add_tokens(state.prompt_tokens.saturating_sub(cached));
+        }
     }
 
     fn prompt_token(&mut self, event: TokenEvent<'_>) -> ControlFlow<()> {
@@ -340,6 +353,9 @@ impl TokenSink for ChoiceSink {
         let now = Instant::now();
         let elapsed = now.saturating_duration_since(state.started);
         state.first_token.get_or_insert(elapsed);
+        if let Some(energy) = &mut state.energy {
+            energy.add_tokens(1);
+        }
         if let Some(last) = last_token.replace(now).filter(|_| state.has_times()) {
             state.sink.token_gap(now.saturating_duration_since(last));
         }

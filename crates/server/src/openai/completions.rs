@@ -7,7 +7,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use narthex_gateway::{
-    Error,
+    AnswerEnergy, Error,
     request::{CompletionRequest, Echo, GenerateOptions, GenerationEvent, Prompt, Summary},
 };
 use schemars::JsonSchema;
@@ -153,11 +153,13 @@ pub(crate) async fn create(app: App, body: Body<ParsedCompletion>) -> Result<Res
     }
     let mut choices = Vec::new();
     let mut total = Summary::default();
+    let energy = AnswerEnergy::total(replies.iter().map(|reply| reply.summary.energy));
     for reply in replies {
         choices.extend(reply.choices);
         total = sum(total, reply.summary);
     }
 
+    total.energy = energy;
     let choices = choices.into_iter().enumerate();
     let answer = TextCompletion {
         header,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use narthex_gateway::{
-    AnsweringDevice,
+    AnswerEnergy, AnsweringDevice,
     request::{Summary, Times},
 };
 use schemars::JsonSchema;
@@ -29,6 +29,22 @@ pub(crate) struct Timings {
     /// Absent if software stood in for an NPU, because its times are meaningless.
     #[serde(flatten)]
     rates: Option<Rates>,
+    /// Absent if no counter can be read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    energy: Option<EnergyTimings>,
+}
+
+/// Energy of an answer.
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+struct EnergyTimings {
+    /// Joules above those of the idle machine.
+    joules: f64,
+    /// Watts of the idle machine, which were subtracted.
+    idle_watts: f64,
+    /// True if other requests ran at the same time, so that the energy was divided by tokens.
+    shared: bool,
+    /// Counters that measured it.
+    sensor: &'static str,
 }
 
 /// Times and rates.
@@ -55,7 +71,16 @@ impl Timings {
             draft_n: summary.accepted_tokens + summary.rejected_tokens,
             draft_n_accepted: summary.accepted_tokens,
             rates: summary.times.map(|times| Rates::new(times, prompt_n, summary.completion_tokens)),
+            energy: summary.energy.map(EnergyTimings::from),
         }
+    }
+}
+
+impl From<AnswerEnergy> for EnergyTimings {
+    fn from(energy: AnswerEnergy) -> Self {
+        let AnswerEnergy { joules, idle_watts, is_shared, sensor } = energy;
+        let rounded = |value: f64| (value * 1e3).round() / 1e3;
+        Self { joules: rounded(joules), idle_watts: rounded(idle_watts), shared: is_shared, sensor }
     }
 }
 
@@ -105,5 +130,12 @@ mod tests {
         let simulated = Timings::new(&Summary { times: None, ..summary }, &qnn);
         let found = serde_json::to_value(simulated).unwrap();
         assert_eq!((&found["device"], found.get("prompt_ms")), (&json!("qnn"), None));
+
+        assert_eq!(found.get("energy"), None, "an unknown energy is absent");
+        let energy = AnswerEnergy { joules: 1.23456, idle_watts: 4.5, is_shared: true, sensor: "RAPL" };
+        let measured = Timings::new(&Summary { energy: Some(energy), ..summary }, &qnn);
+        let found = serde_json::to_value(measured).unwrap();
+        let expect = json!({"joules": 1.235, "idle_watts": 4.5, "shared": true, "sensor": "RAPL"});
+        assert_eq!(found["energy"], expect);
     }
 }

@@ -5,4 +5,5 @@ pub(crate) mod health;
 pub(crate) mod history;
 pub(crate) mod memory_reports;
 pub(crate) mod metrics;
+pub(crate) mod power;
 pub(crate) mod requests;

@@ -402,7 +402,7 @@ async fn health(app: App) -> Json<HealthReport> {
         return Json(HealthReport::alive());
     }
     let devices = app.shared.devices.current(&app.gateway).await;
-    Json(HealthReport::new(&app.gateway.status(), &app.memory(), devices))
+    Json(HealthReport::new(&app.gateway.status(), &app.memory(), app.gateway.power(), devices))
 }
 
 async fn history(app: App) -> Json<ServerHistory> {
@@ -416,7 +416,7 @@ async fn requests(app: App) -> Result<Json<RequestList>, ApiError> {
 
 async fn metrics_text(app: App) -> Result<impl IntoResponse, ApiError> {
     app.check_admin("/metrics")?;
-    let text = app.meter.metrics.render(&app.gateway.status(), &app.memory());
+    let text = app.meter.metrics.render(&app.gateway.status(), &app.memory(), app.gateway.power().as_ref());
     Ok(([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text))
 }
 

@@ -1,9 +1,19 @@
 //! Benchmark of one model on several devices: all are loaded, and each round runs on every device in turn.
 
-use std::{path::PathBuf, sync::Arc, time::Instant};
+use std::{
+    path::PathBuf,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
 
 use narthex_catalog::{runtimes, store::Store};
-use narthex_device::{energy::Meter, ep::Facts, memory, runtime::Runtime};
+use narthex_device::{
+    energy::{Meter, Reading},
+    ep::Facts,
+    memory,
+    runtime::Runtime,
+};
 use narthex_spec::{
     Date, DeviceName, DevicePlacement, DevicePlacements, ProgressSink,
     progress::{JobSteps, Stage, Unit},
@@ -68,7 +78,7 @@ impl Gateway {
         steps.begin(format!("Loading {} on every device", key.name));
 
         let bench = DeviceBench { library, key, folder, runtime, facts, options, progress, cancel };
-        let meter = Meter::here();
+        let meter = Meter::here().and_then(IdleMeter::measure);
         let stage = Stage::start(progress, "Loading", Unit::Items, Some(places.as_slice().len() as u64));
 
         let mut devices = Vec::new();
@@ -81,6 +91,37 @@ impl Gateway {
         steps.begin("Measuring every device in turn");
         bench.run(&mut devices, meter.as_ref())?;
         bench.report(devices, meter.as_ref(), self)
+    }
+}
+
+/// Time in which the power of the idle machine is measured.
+const IDLE_TIME: Duration = Duration::from_secs(2);
+
+/// Counters of energy, and the power of the idle machine, which does not count.
+struct IdleMeter {
+    meter: Meter,
+    idle_watts: f64,
+}
+
+impl IdleMeter {
+    /// Measures the power of the idle machine; `None` if the counters can no longer be read.
+    fn measure(meter: Meter) -> Option<Self> {
+        let before = meter.read()?;
+        thread::sleep(IDLE_TIME);
+        let after = meter.read()?;
+        let idle_watts = meter.joules(&before, &after) / after.since(&before).as_secs_f64();
+        Some(Self { meter, idle_watts })
+    }
+
+    /// Returns the joules since a reading without those of the idle machine.
+    fn joules_since(&self, before: &Reading) -> Option<f64> {
+        let now = self.meter.read()?;
+        let idle = self.idle_watts * now.since(before).as_secs_f64();
+        Some((self.meter.joules(before, &now) - idle).max(0.0))
+    }
+
+    fn describe(&self) -> String {
+        format!("{}, above the {:.1} W of the idle machine", self.meter.describe(), self.idle_watts)
     }
 }
 
@@ -154,7 +195,7 @@ impl DeviceBench<'_> {
 
     /// Runs the rounds. The first device of a round becomes the last of the next, so that a machine that warms up
     /// slows all devices alike.
-    fn run(&self, devices: &mut [BenchedDevice], meter: Option<&Meter>) -> Result<(), Error> {
+    fn run(&self, devices: &mut [BenchedDevice], meter: Option<&IdleMeter>) -> Result<(), Error> {
         let all = (self.options.rounds * devices.len()) as u64;
         let stage = Stage::start(self.progress, "Measuring", Unit::Items, Some(all));
         let mut done = 0;
@@ -180,18 +221,18 @@ impl DeviceBench<'_> {
         &self,
         benched: &BenchedModel,
         number: usize,
-        meter: Option<&Meter>,
+        meter: Option<&IdleMeter>,
     ) -> Result<MeteredRound, Error> {
-        let before = meter.and_then(Meter::read);
+        let before = meter.and_then(|meter| meter.meter.read());
         let round = run_round(benched.model.engine()?, self.options, number)?;
-        let joules = meter.and_then(|meter| Some(meter.joules(&before?, &meter.read()?)));
+        let joules = meter.and_then(|meter| meter.joules_since(&before?));
         Ok(MeteredRound { round, joules })
     }
 
     fn report(
         &self,
         mut devices: Vec<BenchedDevice>,
-        meter: Option<&Meter>,
+        meter: Option<&IdleMeter>,
         gateway: &Gateway,
     ) -> Result<Comparison, Error> {
         let Self { library, options, .. } = self;
@@ -225,7 +266,7 @@ impl DeviceBench<'_> {
             prompt_tokens: options.prompt_tokens,
             generate_tokens: options.generate_tokens,
             rounds: options.rounds,
-            energy_counter: meter.map(|meter| meter.describe().to_owned()),
+            energy_counter: meter.map(IdleMeter::describe),
             contenders: devices.into_iter().map(|device| device.compared(cpu.as_deref(), *options)).collect(),
         })
     }

@@ -35,7 +35,7 @@ pub use transcription::{
 };
 
 pub use crate::serve::media::omission_note;
-use crate::{cancel::Cancel, error::ErrorKind};
+use crate::{cancel::Cancel, energy::AnswerEnergy, error::ErrorKind};
 
 pub use tools::{
     CallLimit, Strictness, TextArgument, Tool, ToolCallDelta, ToolCallStart, ToolChoice, ToolSettings,
@@ -450,6 +450,9 @@ pub struct Summary {
     pub rejected_tokens: usize,
     /// Times; `None` if software stood in for an NPU, because its times are meaningless.
     pub times: Option<Times>,
+    /// Energy; `None` if this process does not sample the machine's power
+    /// ([`Gateway::sample_power`](crate::Gateway::sample_power)), or if software stood in for an NPU.
+    pub energy: Option<AnswerEnergy>,
 }
 
 /// Times of a generation since it was accepted.

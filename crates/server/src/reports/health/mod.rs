@@ -3,7 +3,7 @@
 mod model;
 
 use narthex_gateway::{
-    MemoryReport,
+    MemoryReport, PowerReport,
     devices::DeviceStatus,
     models::{ModelState, ModelStatus},
 };
@@ -37,6 +37,9 @@ struct HealthDetails {
     /// Version of Narthex.
     version: &'static str,
     memory: MemoryHealth,
+    /// Absent if no counter of energy can be read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    power: Option<PowerReport>,
     npu: NpuHealth,
     /// Devices that this machine has.
     devices: Vec<DeviceStatus>,
@@ -71,7 +74,12 @@ impl HealthReport {
 
     /// Creates the report for a server with these models and this memory. `devices` are those that this version supports;
     /// software that stands in for an NPU is no device of the machine.
-    pub(crate) fn new(models: &[ModelStatus], memory: &MemoryReport, devices: Vec<DeviceStatus>) -> Self {
+    pub(crate) fn new(
+        models: &[ModelStatus],
+        memory: &MemoryReport,
+        power: Option<PowerReport>,
+        devices: Vec<DeviceStatus>,
+    ) -> Self {
         let is_hardware = |status: &DeviceStatus| status.device.kind() != DeviceKind::StandIn;
         let (devices, absent_devices): (Vec<_>, Vec<_>) =
             devices.into_iter().filter(is_hardware).partition(|status| status.present);
@@ -81,6 +89,7 @@ impl HealthReport {
         let details = HealthDetails {
             version: env!("CARGO_PKG_VERSION"),
             memory: MemoryHealth { report: *memory, low: memory.is_low() },
+            power,
             npu: NpuHealth { available: npus.iter().any(|npu| npu.usable), devices: npus },
             devices,
             absent_devices,
@@ -128,7 +137,11 @@ mod tests {
             "resident_bytes": 900, "weights_bytes": 500, "kv_used_bytes": 20, "kv_budget_bytes": 80,
             "total_bytes": 1000, "free_bytes": 90, "warning_below_bytes": 100, "low": true,
         });
-        let report = json!(HealthReport::new(&[model], &memory, devices));
+        let report = json!(HealthReport::new(&[model], &memory, None, devices));
+        assert_eq!(report.get("power"), None);
+        let power = PowerReport { sensor: "RAPL".to_owned(), watts: Some(9.5), idle_watts: Some(4.0) };
+        let measured = json!(HealthReport::new(&[], &memory, Some(power), Vec::new()));
+        assert_eq!(measured["power"], json!({"sensor": "RAPL", "watts": 9.5, "idle_watts": 4.0}));
         assert_eq!((&report["status"], &report["memory"]), (&json!("degraded"), &expect));
         let npu =
             json!({"device": "qnn", "usable": false, "present": true, "reason": "no driver", "fix": null});

@@ -1,8 +1,11 @@
 //! Histograms and counters of the answers of each model.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{collections::VecDeque, sync::atomic::AtomicU64, time::Duration};
 
-use narthex_gateway::request::{Summary, Times};
+use narthex_gateway::{
+    AnswerEnergy,
+    request::{Summary, Times},
+};
 use parking_lot::Mutex;
 use prometheus_client::{
     metrics::{
@@ -32,6 +35,8 @@ pub(super) struct AnswerMetrics {
     generated_tokens: Histograms,
     cache_hits: Family<ModelLabels, Counter>,
     fallback_answers: Family<ModelLabels, Counter>,
+    /// Has only models whose energy was measured.
+    joules: Family<ModelLabels, Counter<f64, AtomicU64>>,
     /// Models with metrics, in the order of their first answers.
     labels: Mutex<VecDeque<ModelLabels>>,
 }
@@ -47,6 +52,8 @@ pub(crate) struct ModelMetrics {
     generated_tokens: Histogram,
     cache_hits: Counter,
     fallback_answers: Counter,
+    joules: Family<ModelLabels, Counter<f64, AtomicU64>>,
+    labels: ModelLabels,
 }
 
 impl AnswerMetrics {
@@ -78,6 +85,12 @@ impl AnswerMetrics {
             "Generations on another device, because a preferred one did not run the model",
             fallback_answers.clone(),
         );
+        let joules = Family::default();
+        registry.register(
+            "answer_joules",
+            "Energy of generations above that of the idle machine, in joules",
+            joules.clone(),
+        );
         Self {
             queue,
             first_token,
@@ -87,6 +100,7 @@ impl AnswerMetrics {
             generated_tokens,
             cache_hits,
             fallback_answers,
+            joules,
             labels: Mutex::default(),
         }
     }
@@ -102,6 +116,8 @@ impl AnswerMetrics {
             generated_tokens: self.generated_tokens.get_or_create_owned(&model),
             cache_hits: self.cache_hits.get_or_create_owned(&model),
             fallback_answers: self.fallback_answers.get_or_create_owned(&model),
+            joules: self.joules.clone(),
+            labels: model.clone(),
         };
 
         let mut labels = self.labels.lock();
@@ -131,6 +147,7 @@ impl AnswerMetrics {
         }
         self.cache_hits.remove(model);
         self.fallback_answers.remove(model);
+        self.joules.remove(model);
     }
 }
 
@@ -145,6 +162,9 @@ impl ModelMetrics {
         }
         if fallback.is_some() {
             self.fallback_answers.inc();
+        }
+        if let Some(AnswerEnergy { joules, .. }) = summary.energy {
+            self.joules.get_or_create(&self.labels).inc_by(joules);
         }
         if let Some(Times { queued, first_token, total }) = summary.times {
             self.queue.observe(queued.as_secs_f64());
@@ -211,6 +231,11 @@ mod tests {
         tiny.generation(&summary, None);
         tiny.generation(&Summary { cached_tokens: 0, times: None, ..summary }, Some("qnn: no driver"));
         tiny.token_gap(Duration::from_millis(250));
+        assert!(!text(&registry).contains("answer_joules_total{"), "an unknown energy has no value");
+        let energy = AnswerEnergy { joules: 1.5, idle_watts: 4.0, is_shared: false, sensor: "RAPL" };
+        metrics
+            .of_model(labels("measured".to_owned()))
+            .generation(&Summary { energy: Some(energy), ..Summary::default() }, None);
 
         let text = text(&registry);
         let check = |name: &str, value: &str| {
@@ -225,6 +250,7 @@ mod tests {
         check("request_generated_tokens_count", "2");
         check("prompt_cache_hits_total", "1");
         check("fallback_answers_total", "1");
+        assert!(text.contains("answer_joules_total{model=\"measured\",scheme=\"w8\"} 1.5"), "{text}");
         let idle = "prompt_cache_hits_total{model=\"other\",scheme=\"w8\"} 0";
         assert!(text.contains(idle), "{text}");
     }

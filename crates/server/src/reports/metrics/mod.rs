@@ -9,7 +9,7 @@ use std::sync::{
     atomic::{AtomicI64, AtomicU64},
 };
 
-use narthex_gateway::{MemoryReport, ReadyModel, models::ModelStatus, request::Summary};
+use narthex_gateway::{MemoryReport, PowerReport, ReadyModel, models::ModelStatus, request::Summary};
 use parking_lot::Mutex;
 use prometheus_client::{
     encoding::{EncodeLabelSet, text::encode},
@@ -39,6 +39,14 @@ struct ModelLabels {
 struct MemoryLabels {
     /// `resident`, `weights`, `kv`, `free`, `total` or `warning_below`.
     kind: &'static str,
+}
+
+/// Labels of the power of the machine.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PowerLabels {
+    /// `now` or `idle`.
+    kind: &'static str,
+    sensor: String,
 }
 
 /// Counts a stream or a live session as open until it is dropped.
@@ -74,6 +82,7 @@ pub(crate) struct Metrics {
     scheduler: SchedulerMetrics,
     memory: Family<MemoryLabels, Gauge>,
     memory_low: Gauge<i64, AtomicI64>,
+    power: Family<PowerLabels, Gauge<f64, AtomicU64>>,
     streams: Gauge<i64, AtomicI64>,
     /// Held while the gauges of models are set and written, so that concurrent scrapes do not mix.
     rendering: Mutex<()>,
@@ -97,6 +106,7 @@ impl Metrics {
         let fallback_nodes = Family::default();
         let memory = Family::default();
         let memory_low = Gauge::default();
+        let power = Family::default();
         let streams = Gauge::default();
         registry.register("http_requests", "HTTP requests by route and status", requests.clone());
         registry.register("prompt_tokens", "Prompt tokens of finished requests", prompt_tokens.clone());
@@ -142,6 +152,7 @@ impl Metrics {
         );
 
         registry.register("memory_low", "1 if the free memory is below the threshold", memory_low.clone());
+        registry.register("power_watts", "Power of the machine, now and without requests", power.clone());
         registry.register("open_streams", "Open streams", streams.clone());
         Arc::new(Self {
             registry: root,
@@ -159,6 +170,7 @@ impl Metrics {
             scheduler,
             memory,
             memory_low,
+            power,
             streams,
             rendering: Mutex::new(()),
         })
@@ -188,9 +200,15 @@ impl Metrics {
     }
 
     /// Returns all metrics in the OpenMetrics text format.
-    pub(crate) fn render(&self, models: &[ModelStatus], memory: &MemoryReport) -> String {
+    pub(crate) fn render(
+        &self,
+        models: &[ModelStatus],
+        memory: &MemoryReport,
+        power: Option<&PowerReport>,
+    ) -> String {
         let _rendering = self.rendering.lock();
         self.set_memory(memory);
+        self.set_power(power);
         self.scheduler.set(models, memory);
         // A model that was unloaded since the last scrape must not keep its values.
         self.running.clear();
@@ -216,6 +234,17 @@ impl Metrics {
         // Writing to a String cannot fail.
         let _ = encode(&mut text, &self.registry);
         text
+    }
+
+    /// Sets the gauges of power. A value that is not known has no gauge.
+    fn set_power(&self, power: Option<&PowerReport>) {
+        self.power.clear();
+        let Some(PowerReport { sensor, watts, idle_watts }) = power else { return };
+        for (kind, watts) in [("now", watts), ("idle", idle_watts)] {
+            if let Some(watts) = watts {
+                self.power.get_or_create(&PowerLabels { kind, sensor: sensor.clone() }).set(*watts);
+            }
+        }
     }
 
     /// Sets the gauges of memory. A size that the system does not report has no gauge.
@@ -258,13 +287,17 @@ mod tests {
             free_bytes: Some(90),
             warning_below_bytes: Some(100),
         };
-        let text = metrics.render(&[], &memory);
+        let text = metrics.render(&[], &memory, None);
+        assert!(!text.contains("narthex_power_watts{"), "an unknown power has no value\n{text}");
+        let power = PowerReport { sensor: "RAPL".to_owned(), watts: Some(12.5), idle_watts: None };
+        let text = metrics.render(&[], &memory, Some(&power));
         let has = |line: &str| assert!(text.lines().any(|found| found == line), "{line}\n{text}");
         has("narthex_cached_prompt_tokens_total 4");
         has("narthex_generated_tokens_total 10");
         has("narthex_memory_bytes{kind=\"weights\"} 500");
         has("narthex_memory_bytes{kind=\"free\"} 90");
         has("narthex_memory_low 1");
+        has("narthex_power_watts{kind=\"now\",sensor=\"RAPL\"} 12.5");
         assert!(!text.contains("resident\""), "an unknown size has no value\n{text}");
     }
 }

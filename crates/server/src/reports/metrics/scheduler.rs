@@ -98,7 +98,7 @@ mod tests {
             warning_below_bytes: None,
         };
         let check = |models: &[ModelStatus], memory: &MemoryReport, expect: [f64; 3]| {
-            let text = Metrics::new().render(models, memory);
+            let text = Metrics::new().render(models, memory, None);
             let families = families(&text);
             let found = ["queuedRequests", "runningRequests", "kvUsage"].map(|key| {
                 let [value] = families[specifications[key]][..] else { panic!("{key}: {text}") };
