@@ -37,7 +37,7 @@ pub(crate) use service::{ServiceArgs, ServiceCommand, ServiceInstallArgs, Servic
 pub(crate) use speech::{SayArgs, TextFormat, TranscribeArgs};
 pub(crate) use tools::{ModelToolFormat, ToolArgs};
 
-use crate::output::DeviceLine;
+use crate::output::{DeviceLine, LogFormat};
 
 /// Exit codes, for `--help` and the book.
 pub(crate) const EXIT_CODES: &str = "Exit codes:
@@ -84,6 +84,14 @@ impl Args {
             run.load.states_nothing = Some(stated.load.is_standard());
         }
         self
+    }
+
+    /// Returns the format of the log.
+    pub(crate) fn log_format(&self) -> LogFormat {
+        match &self.command {
+            Some(Command::Serve(args)) => args.log_format,
+            _ => LogFormat::Text,
+        }
     }
 
     /// Returns whether the log shows the device of a loaded model. Commands that state it themselves need no such line.
@@ -280,6 +288,10 @@ pub(crate) struct ServeArgs {
     /// Read pictures at public http and https addresses in conversations, which are refused otherwise
     #[arg(long)]
     pub(crate) allow_media_urls: bool,
+
+    /// Format of the log on standard error: text, or json for one object on a line; -v adds a line for each request
+    #[arg(long, value_name = "FORMAT", default_value = "text", hide_possible_values = true)]
+    pub(crate) log_format: LogFormat,
 
     /// Open the page of the server in the browser
     #[arg(long, conflicts_with = "unix_socket")]

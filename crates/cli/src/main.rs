@@ -20,6 +20,7 @@ mod exit;
 mod hidden_typing;
 mod input_file;
 mod interrupt;
+mod json_log;
 mod modelfile;
 mod output;
 mod page;
@@ -37,7 +38,7 @@ use std::{env, process::ExitCode};
 use clap::Parser;
 
 use crate::{
-    output::DeviceLine,
+    output::{DeviceLine, LogFormat},
     settings_file::{CompletedLine, ParseError},
 };
 
@@ -48,12 +49,12 @@ fn main() -> ExitCode {
     let line: Vec<_> = env::args_os().collect();
     let outcome = if line.get(1).is_some_and(|first| first == args::TRY_OUT) {
         args::TryOutArgs::try_parse_from(&line[1..]).map_err(ParseError::Usage).map(|args| {
-            start(0, DeviceLine::Hidden);
+            start(0, DeviceLine::Hidden, LogFormat::Text);
             cmd::try_out(&args)
         })
     } else {
         settings_file::complete(&line).map(|CompletedLine { args, settings }| {
-            start(args.verbose, args.device_line());
+            start(args.verbose, args.device_line(), args.log_format());
             cmd::run(args, settings)
         })
     };
@@ -71,7 +72,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn start(verbose: u8, devices: DeviceLine) {
-    output::start_log(verbose, devices);
+fn start(verbose: u8, devices: DeviceLine, format: LogFormat) {
+    output::start_log(verbose, devices, format);
     interrupt::install();
 }

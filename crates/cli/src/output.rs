@@ -2,24 +2,34 @@
 
 use std::{
     borrow::Cow,
+    fmt,
     fs::{self, File},
     io::{self, ErrorKind, IsTerminal, Write},
     path::{Path, PathBuf},
     process,
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 use anyhow::Context;
+use clap::ValueEnum;
 use console::Term;
 use narthex_gateway::redact;
+use narthex_server::ACCESS;
 use serde::Serialize;
-use tracing::{Event, Level, Subscriber};
+use tracing::{
+    Event, Level, Subscriber,
+    field::{Field, Visit},
+};
 use tracing_subscriber::{
     EnvFilter,
     fmt::{FmtContext, FormatEvent, FormatFields, format::Writer},
     registry::LookupSpan,
 };
 
-use crate::wrap;
+use crate::{
+    json_log::{self, JsonLine},
+    wrap,
+};
 
 /// Log lines about the devices of a newly loaded model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,9 +41,16 @@ pub(crate) enum DeviceLine {
     Quiet,
 }
 
+/// Format of the log on standard error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    Text,
+    Json,
+}
+
 /// Sends logs to standard error, filtered by `RUST_LOG` or else by the number of `-v`. Events show their module only
 /// with `RUST_LOG` or `-vv`.
-pub(crate) fn start_log(verbose: u8, devices: DeviceLine) {
+pub(crate) fn start_log(verbose: u8, devices: DeviceLine, format: LogFormat) {
     let level = match (verbose, devices) {
         // rmcp logs every error that it answers.
         (0, DeviceLine::Shown) => "warn,narthex::device=info,rmcp=error",
@@ -43,6 +60,13 @@ pub(crate) fn start_log(verbose: u8, devices: DeviceLine) {
         _ => "debug",
     };
     let named = EnvFilter::try_from_default_env();
+    if format == LogFormat::Json {
+        IS_JSON.store(true, Ordering::Relaxed);
+        let filter = named.unwrap_or_else(|_| EnvFilter::new(level));
+        let log = tracing_subscriber::fmt().with_writer(io::stderr).event_format(JsonLine);
+        log.with_env_filter(filter).init();
+        return;
+    }
     let log = tracing_subscriber::fmt().with_writer(|| RedactedStderr).without_time();
     if named.is_ok() || verbose > 1 {
         let filter = named.unwrap_or_else(|_| EnvFilter::new(level));
@@ -52,7 +76,11 @@ pub(crate) fn start_log(verbose: u8, devices: DeviceLine) {
     }
 }
 
-/// Formats events for people: warnings and errors are marked, and modules are omitted.
+/// Set if the log has JSON objects.
+static IS_JSON: AtomicBool = AtomicBool::new(false);
+
+/// Formats events for people: warnings and errors are marked, and modules are omitted. Lines about requests have only their
+/// message, which contains their fields.
 struct PlainLine;
 
 impl<S, N> FormatEvent<S, N> for PlainLine
@@ -71,8 +99,24 @@ where
             Level::WARN => writer.write_str("warning: ")?,
             _ => {}
         }
-        context.field_format().format_fields(writer.by_ref(), event)?;
+        if event.metadata().target() == ACCESS {
+            event.record(&mut Message(&mut writer));
+        } else {
+            context.field_format().format_fields(writer.by_ref(), event)?;
+        }
         writeln!(writer)
+    }
+}
+
+/// Writes the message of an event without its other fields.
+struct Message<'a, 'w>(&'a mut Writer<'w>);
+
+impl Visit for Message<'_, '_> {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        if field.name() == "message" {
+            // A line that cannot be written is missing.
+            let _ = write!(self.0, "{value:?}");
+        }
     }
 }
 
@@ -220,6 +264,10 @@ pub(crate) fn note(line: impl std::fmt::Display) {
 pub(crate) fn styled_note(line: impl std::fmt::Display) {
     // The error is ignored, because with standard error closed there is no other output.
     let line = line.to_string();
+    if IS_JSON.load(Ordering::Relaxed) {
+        let _ = writeln!(io::stderr().lock(), "{}", json_log::note(&line));
+        return;
+    }
     let line = redact(&line);
     let _ = writeln!(io::stderr().lock(), "{}", wrap::for_terminal(&Term::stderr(), &line));
 }

@@ -30,6 +30,6 @@ pub use access::{AccessOptions, AllowedHost, AllowedOrigin, Authentication, BadH
 pub use access_rules::AccessRules;
 pub use app::RequestOptions;
 pub use current_gateway::CurrentGateway;
-pub use http::{accept::ServerAddress, limits::Limits, tls::TlsFiles};
+pub use http::{accept::ServerAddress, access_log::ACCESS, limits::Limits, tls::TlsFiles};
 pub use serve::{ServeError, ServeOptions, run_until};
 pub use settings_editor::{AppliedSettings, SettingsChange, SettingsEditor};

@@ -26,6 +26,7 @@ pub(crate) const TABLES: &[(&str, &[&str])] = &[
             "truncate",
             "default_model",
             "tool_format",
+            "log_format",
         ],
     ),
     ("devices", &["providers", "place", "npu", "npu_share", "npu_option", "power", "threads"]),

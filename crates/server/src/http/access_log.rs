@@ -1,4 +1,4 @@
-//! One line of the log for each request, at the info level.
+//! One line of the log for each request, at the info level. Its fields are for logs that programs read.
 //!
 //! The line is written at the end of the response, so that it states the time of a whole stream. It has no query and no
 //! headers, which may contain secrets.
@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use axum::http::{Method, StatusCode};
 
-/// Target of the lines in the log.
-const ACCESS: &str = "narthex::access";
+/// Target of the lines in the log. Logs for people show only their message.
+pub const ACCESS: &str = "narthex::access";
 
 /// Maximum number of characters of a path.
 const MAX_PATH_CHARS: usize = 100;
@@ -43,7 +43,16 @@ impl Drop for AccessLine {
         let took = self.began.elapsed().as_millis();
         let status =
             self.status.map_or_else(|| "disconnected".to_owned(), |status| status.as_str().to_owned());
-        tracing::info!(target: ACCESS, "{} {status} in {took} ms ({})", self.request, self.id);
+        tracing::info!(
+            target: ACCESS,
+            request = self.request.as_str(),
+            status = status.as_str(),
+            milliseconds = u64::try_from(took).unwrap_or(u64::MAX),
+            request_id = self.id.as_str(),
+            "{} {status} in {took} ms ({})",
+            self.request,
+            self.id
+        );
     }
 }
 
