@@ -14,6 +14,7 @@ mod runtime;
 mod service;
 mod speech;
 mod tools;
+mod top;
 
 use std::{net::Ipv4Addr, path::PathBuf, str::FromStr};
 
@@ -36,6 +37,7 @@ pub(crate) use runtime::{RuntimeArgs, RuntimeCommand};
 pub(crate) use service::{ServiceArgs, ServiceCommand, ServiceInstallArgs, ServiceScopeArgs};
 pub(crate) use speech::{SayArgs, TextFormat, TranscribeArgs};
 pub(crate) use tools::{ModelToolFormat, ToolArgs};
+pub(crate) use top::TopArgs;
 
 use crate::output::{DeviceLine, LogFormat};
 
@@ -178,6 +180,8 @@ pub(crate) enum Command {
     Verify(VerifyArgs),
     /// List running servers and their models
     Ps(JsonArgs),
+    /// Watch the running servers: models, devices, speed, memory and requests; q ends it
+    Top(TopArgs),
     /// Load a model into the memory of a running server
     Load(ServedModelArgs),
     /// Unload a model from the memory of running servers

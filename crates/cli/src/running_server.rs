@@ -4,6 +4,7 @@
 
 use std::{
     io::{BufRead, BufReader, Read},
+    mem,
     net::{TcpStream, ToSocketAddrs},
     sync::{
         Arc,
@@ -23,7 +24,7 @@ use narthex_gateway::{
     },
 };
 use narthex_spec::Scheme;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use ureq::RequestBuilder;
 
@@ -109,6 +110,14 @@ impl LocalServer {
         Some(body["text"].as_str()?.to_owned())
     }
 
+    /// Returns a report of the server; `None` if it refuses it or does not answer.
+    fn report(&self, path: &str) -> Option<Value> {
+        let request = agent(Some(ADMISSION)).get(format!("{}{path}", self.origin));
+        let response =
+            self.with_key(request).call().ok().filter(|response| response.status().is_success())?;
+        serde_json::from_reader(response.into_body().into_reader().take(MAX_LINE)).ok()
+    }
+
     /// Sends a request. Returns the body of a successful answer.
     fn post(&self, path: &str, body: &Value) -> anyhow::Result<impl Read + use<>> {
         let request = agent(None).post(format!("{}{path}", self.origin)).content_type("application/json");
@@ -165,6 +174,36 @@ pub(crate) fn load(gateway: &Gateway, model: &str) -> anyhow::Result<Option<Stri
 pub(crate) struct ServerNotes {
     pub(crate) address: String,
     pub(crate) notes: Vec<String>,
+}
+
+/// State of a running server.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct ServerState {
+    pub(crate) address: String,
+    /// Its `/health`; null if it does not answer, or does not accept the user's key.
+    pub(crate) health: Value,
+    /// The last sample of its `/health/history`, if it has one.
+    pub(crate) sample: Value,
+    /// Its last requests, newest first, if the user's key is that of an admin.
+    pub(crate) requests: Vec<Value>,
+}
+
+/// Returns the state of every running server of this store, with at most this number of requests.
+pub(crate) fn states(gateway: &Gateway, requests: usize) -> Vec<ServerState> {
+    let servers = gateway.running_servers().into_iter();
+    servers.map(|server| ServerState::read(server, requests)).collect()
+}
+
+impl ServerState {
+    fn read(server: RunningServer, requests: usize) -> Self {
+        let reached = LocalServer::reach(&server);
+        let [health, mut history, mut list] = ["/health", "/health/history", "/health/requests"]
+            .map(|path| reached.as_ref().and_then(|server| server.report(path)).unwrap_or_default());
+        let sample = history["samples"].as_array_mut().and_then(Vec::pop).unwrap_or_default();
+        let listed = list["requests"].as_array_mut().map(mem::take).unwrap_or_default();
+        let requests = listed.into_iter().take(requests).collect();
+        Self { address: server.address, health, sample, requests }
+    }
 }
 
 /// Lets every running server read its settings again.

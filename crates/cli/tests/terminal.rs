@@ -155,6 +155,7 @@ fn cases() -> Vec<Case> {
         Case::new("prune", ""),
         Case::json("verify", "tiny"),
         Case::json("ps", ""),
+        Case::json("top", "--once"),
         Case::refused("load", "no-such-model", 3),
         Case::new("stop", ""),
         Case::refused("create", "pirate --from no-such-model", 3),

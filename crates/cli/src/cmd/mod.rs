@@ -32,6 +32,7 @@ mod say;
 mod serve;
 mod service;
 mod tools;
+mod top;
 mod transcribe;
 mod verify;
 mod welcome;
@@ -134,6 +135,7 @@ fn check_threads(command: &Command) -> anyhow::Result<()> {
             | Command::Df(_)
             | Command::Prune(_)
             | Command::Ps(_)
+            | Command::Top(_)
             | Command::Load(_)
             | Command::Stop(_)
             | Command::Create(_)
@@ -197,6 +199,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> anyhow::Result<()> {
         Command::Verify(verify) => verify::run(&plain()?.0, &verify),
         Command::Rm(rm) => models::rm(&plain()?.0, &store, &rm),
         Command::Ps(ps) => ps::run(&plain()?.0, &ps),
+        Command::Top(top) => top::run(&plain()?.0, &top),
         Command::Load(load) => ps::load(&plain()?.0, &load),
         Command::Stop(stop) => ps::stop(&plain()?.0, &stop),
         Command::Create(create) => create::run(&plain()?.0, &store, &create),

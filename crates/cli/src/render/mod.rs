@@ -6,6 +6,7 @@ mod models;
 mod package;
 mod plan;
 mod runtimes;
+mod server_state;
 mod startup;
 mod status;
 
@@ -19,6 +20,7 @@ pub(crate) use self::{
     package::{certificate, changes, contexts, manifest},
     plan::plan,
     runtimes::{doctor, runtime_installed, runtimes},
+    server_state::server_states,
     startup::startup,
     status::{answer_line, servers},
 };
