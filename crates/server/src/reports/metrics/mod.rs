@@ -1,7 +1,8 @@
-//! Metrics for Prometheus at `/metrics`. `answers` has those of the answers of each model, `scheduler` those that routers
-//! of a cluster read.
+//! Metrics for Prometheus at `/metrics`. `answers` has those of the answers of each model, `models` those of the models in
+//! memory, and `scheduler` those that routers of a cluster read.
 
 mod answers;
+mod models;
 mod scheduler;
 
 use std::sync::{
@@ -18,7 +19,7 @@ use prometheus_client::{
 };
 
 pub(crate) use self::answers::ModelMetrics;
-use self::{answers::AnswerMetrics, scheduler::SchedulerMetrics};
+use self::{answers::AnswerMetrics, models::ModelGauges, scheduler::SchedulerMetrics};
 
 /// Labels of one HTTP request.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -73,12 +74,7 @@ pub(crate) struct Metrics {
     cached_tokens: Counter,
     generated_tokens: Counter,
     answers: AnswerMetrics,
-    running: Family<ModelLabels, Gauge>,
-    waiting: Family<ModelLabels, Gauge>,
-    kv_usage: Family<ModelLabels, Gauge<f64, AtomicU64>>,
-    prefix_bytes: Family<ModelLabels, Gauge>,
-    npu_share: Family<ModelLabels, Gauge<f64, AtomicU64>>,
-    fallback_nodes: Family<ModelLabels, Gauge>,
+    models: ModelGauges,
     scheduler: SchedulerMetrics,
     memory: Family<MemoryLabels, Gauge>,
     memory_low: Gauge<i64, AtomicI64>,
@@ -94,16 +90,11 @@ impl Metrics {
         let scheduler = SchedulerMetrics::new(&mut root);
         let registry = root.sub_registry_with_prefix("narthex");
         let answers = AnswerMetrics::new(registry);
+        let models = ModelGauges::new(registry);
         let requests = Family::default();
         let prompt_tokens = Counter::default();
         let cached_tokens = Counter::default();
         let generated_tokens = Counter::default();
-        let running = Family::default();
-        let waiting = Family::default();
-        let kv_usage = Family::default();
-        let prefix_bytes = Family::default();
-        let npu_share = Family::default();
-        let fallback_nodes = Family::default();
         let memory = Family::default();
         let memory_low = Gauge::default();
         let power = Family::default();
@@ -119,29 +110,6 @@ impl Metrics {
             "generated_tokens",
             "Generated tokens of finished requests",
             generated_tokens.clone(),
-        );
-
-        registry.register("requests_running", "Sequences in slots, per model", running.clone());
-        registry.register("requests_waiting", "Sequences waiting for a slot, per model", waiting.clone());
-        registry.register(
-            "kv_cache_usage",
-            "Share of the KV budget in use, per model, 0 to 1",
-            kv_usage.clone(),
-        );
-        registry.register(
-            "prefix_bytes",
-            "Bytes of the KV cache for prefixes that have lost their slots, per model",
-            prefix_bytes.clone(),
-        );
-        registry.register(
-            "npu_share",
-            "Share of the multiply-accumulates that run on an NPU, per model, 0 to 1",
-            npu_share.clone(),
-        );
-        registry.register(
-            "fallback_nodes",
-            "Nodes on another device than intended, per model",
-            fallback_nodes.clone(),
         );
 
         registry.register(
@@ -161,12 +129,7 @@ impl Metrics {
             cached_tokens,
             generated_tokens,
             answers,
-            running,
-            waiting,
-            kv_usage,
-            prefix_bytes,
-            npu_share,
-            fallback_nodes,
+            models,
             scheduler,
             memory,
             memory_low,
@@ -210,26 +173,8 @@ impl Metrics {
         self.set_memory(memory);
         self.set_power(power);
         self.scheduler.set(models, memory);
-        // A model that was unloaded since the last scrape must not keep its values.
-        self.running.clear();
-        self.waiting.clear();
-        self.kv_usage.clear();
-        self.prefix_bytes.clear();
-        self.npu_share.clear();
-        self.fallback_nodes.clear();
-        for model in models {
-            let label = ModelLabels { model: model.name.to_string(), scheme: model.scheme.to_string() };
-            if let Some(placement) = &model.placement {
-                self.npu_share.get_or_create(&label).set(placement.npu_share);
-                self.fallback_nodes.get_or_create(&label).set(placement.fallback.count as i64);
-            }
-            let Some(engine) = &model.engine else { continue };
-            self.running.get_or_create(&label).set(engine.running as i64);
-            self.waiting.get_or_create(&label).set(engine.waiting as i64);
-            let share = engine.kv_used_bytes as f64 / engine.kv_budget_bytes.max(1) as f64;
-            self.kv_usage.get_or_create(&label).set(share);
-            self.prefix_bytes.get_or_create(&label).set(engine.prefix_bytes as i64);
-        }
+        self.models.set(models);
+
         let mut text = String::new();
         // Writing to a String cannot fail.
         let _ = encode(&mut text, &self.registry);
@@ -269,7 +214,17 @@ impl Metrics {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use narthex_gateway::{
+        AnswerEnergy, FallbackNodes, PlacementReport,
+        models::{EngineCounters, ModelState},
+    };
+    use narthex_spec::DeviceName;
+    use serde_json::Value;
+
     use super::*;
+    use crate::reports::health::sample_status;
 
     #[test]
     fn tokens_and_memory_are_stated_as_far_as_they_are_known() {
@@ -299,5 +254,79 @@ mod tests {
         has("narthex_memory_low 1");
         has("narthex_power_watts{kind=\"now\",sensor=\"RAPL\"} 12.5");
         assert!(!text.contains("resident\""), "an unknown size has no value\n{text}");
+    }
+
+    /// Returns the names of metrics in the queries of a dashboard, without the suffixes of counters and histograms.
+    fn queried(value: &Value, names: &mut BTreeSet<String>) {
+        match value {
+            Value::String(text) => {
+                let words = text.split(|char: char| !char.is_ascii_alphanumeric() && !"_:".contains(char));
+                let metrics = words.filter(|word| word.starts_with("narthex_") || word.starts_with("vllm:"));
+                names.extend(metrics.map(|name| {
+                    let suffixes = ["_total", "_bucket", "_sum", "_count"];
+                    suffixes.iter().find_map(|suffix| name.strip_suffix(suffix)).unwrap_or(name).to_owned()
+                }));
+            }
+            Value::Array(values) => values.iter().for_each(|value| queried(value, names)),
+            Value::Object(fields) => fields.values().for_each(|value| queried(value, names)),
+            Value::Null | Value::Bool(_) | Value::Number(_) => {}
+        }
+    }
+
+    /// Returns the names of the metrics that a server with a model has.
+    fn exposed() -> BTreeSet<String> {
+        let metrics = Metrics::new();
+        metrics.request("/v1/models", 200);
+        let energy = AnswerEnergy { joules: 1.0, idle_watts: 1.0, is_shared: false, sensor: "RAPL" };
+        let summary = Summary { energy: Some(energy), ..Summary::default() };
+        metrics.of_labels("tiny", "w8").generation(&summary, None);
+        let placement = PlacementReport {
+            device: DeviceName::Cpu,
+            decode: None,
+            head: None,
+            multiply_accumulates: 1,
+            npu_share: 0.0,
+            phases: None,
+            lines: Vec::new(),
+            towers: Vec::new(),
+            fallback: FallbackNodes::default(),
+            why: None,
+            notes: Vec::new(),
+        };
+
+        let model = ModelStatus {
+            engine: Some(EngineCounters::default()),
+            ..sample_status(ModelState::Ready, Some(placement))
+        };
+        let memory = MemoryReport {
+            resident_bytes: None,
+            weights_bytes: 1,
+            kv_used_bytes: 0,
+            kv_budget_bytes: 0,
+            total_bytes: None,
+            free_bytes: None,
+            warning_below_bytes: None,
+        };
+        let power = PowerReport { sensor: "RAPL".to_owned(), watts: Some(1.0), idle_watts: None };
+        let text = metrics.render(&[model], &memory, Some(&power));
+        let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+        types.filter_map(|typed| Some(typed.split_once(' ')?.0.to_owned())).collect()
+    }
+
+    #[test]
+    fn the_dashboard_and_the_book_name_metrics_that_exist() {
+        let exposed = exposed();
+        let dashboard = include_str!("../../../../../packaging/grafana/narthex.json");
+        let mut names = BTreeSet::new();
+        queried(&serde_json::from_str(dashboard).unwrap(), &mut names);
+        let missing: Vec<_> = names.difference(&exposed).collect();
+        assert!(
+            missing.is_empty() && names.len() > 20,
+            "the dashboard queries {missing:?}, which do not exist"
+        );
+
+        let page = include_str!("../../../../../docs/src/monitoring.md");
+        let undocumented: Vec<_> = exposed.iter().filter(|name| !page.contains(name.as_str())).collect();
+        assert!(undocumented.is_empty(), "docs/src/monitoring.md lacks {undocumented:?}");
     }
 }
