@@ -66,6 +66,16 @@ impl LowerBound {
         }
     }
 
+    /// Returns the number as the schema states it.
+    fn stated(self, is_upper: bool) -> String {
+        match (self.integer, is_upper) {
+            (Some(integer), false) => integer.to_string(),
+            (Some(negative), true) => (-negative).to_string(),
+            (None, false) => self.value.to_string(),
+            (None, true) => (-self.value).to_string(),
+        }
+    }
+
     /// Returns the smallest inclusive bound that the compiler holds and that is not below this one.
     fn inclusive(self, of_integers: bool) -> f64 {
         let bound = match self.integer {
@@ -109,19 +119,19 @@ fn make_bounds_exact(
     if let (Some(lower), Some(lowest)) = (lower, lowest)
         && lowest > MAX_BOUND
     {
-        return Err(out_of_range("minimum", lower.value));
+        return Err(out_of_range("minimum", &lower.stated(false)));
     }
     if let (Some(upper), Some(highest)) = (upper, highest)
         && highest < -MAX_BOUND
     {
-        return Err(out_of_range("maximum", -upper.value));
+        return Err(out_of_range("maximum", &upper.stated(true)));
     }
     if let (Some(lower), Some(upper), Some(lowest), Some(highest)) = (lower, upper, lowest, highest)
         && lowest > highest
         && lower.value <= -upper.value
         && lowest.abs().max(highest.abs()) > MAX_EXACT
     {
-        return Err(out_of_range("minimum", lower.value));
+        return Err(out_of_range("minimum", &lower.stated(false)));
     }
 
     schema.shift_remove("exclusiveMinimum");
@@ -147,7 +157,7 @@ fn make_bounds_exact(
     Ok(())
 }
 
-fn out_of_range(keyword: &str, found: f64) -> GrammarError {
+fn out_of_range(keyword: &str, found: &str) -> GrammarError {
     let reason =
         "expected bounds from -2^63 to 2^63 - 1, with a number between them that is exact in 64 bits";
     GrammarError::unsupported(format!("the schema's \"{keyword}\": {found}"), reason)
@@ -309,7 +319,10 @@ mod tests {
             (json!({"properties": {"a": {"const": 1e30}}}), "\"const\": 1e+30"),
             (json!({"minimum": 1e20}), "\"minimum\""),
             (json!({"type": "integer", "maximum": -1e20}), "\"maximum\""),
-            (json!({"type": "integer", "minimum": i64::MIN, "maximum": i64::MIN}), "\"maximum\""),
+            (
+                json!({"type": "integer", "minimum": i64::MIN, "maximum": i64::MIN}),
+                "\"maximum\": -9223372036854775808 cannot",
+            ),
             (json!({"minimum": "5"}), "expected a number"),
             (json!({"multipleOf": 0}), "above 0"),
             (json!({"multipleOf": 0.07}), "digits"),
