@@ -1,7 +1,7 @@
 //! Model architectures, without weights: enough to build either graph variant.
 //!
 //! A family (Llama, BERT, …) fills these structs from a checkpoint's configuration; the graph builder reads only the
-//! structs. [`DecoderArch`], [`EncoderArch`] and [`SpeechArch`] list the names of weights.
+//! structs. [`Architecture::weights`] states the weights.
 
 mod altup;
 mod conformer;
@@ -133,13 +133,7 @@ pub enum Family {
 
 /// A decoder-only transformer.
 ///
-/// Canonical weight names, linear weights as `[out, in]`:
-/// `embed.weight [vocab, hidden]`, `position.weight [context, hidden]` (with learned positions),
-/// `layers.{i}.attn_norm`, `layers.{i}.attn.{q,k,v,o}_proj.{weight,bias}`, `layers.{i}.attn.{q,k}_norm.weight`,
-/// `layers.{i}.attn_post_norm`, `layers.{i}.mlp_norm`, `layers.{i}.mlp.{gate,up,down}_proj.{weight,bias}`,
-/// `layers.{i}.mlp_post_norm`, `norm`, `head.weight [vocab, hidden]` (absent when tied). A norm has a `weight`, a layer
-/// norm over the residual stream a `bias` too. Those that go with [`AltUp`], [`PerLayer`], [`VisionArch`] and
-/// [`ConformerTower`] are named there.
+/// [`DecoderArch::weights`] states its weights.
 ///
 /// Rows of q and k are in the rotate-half order: element `e` of a head is rotated against element `e + head_size / 2`.
 /// If [`Rope::dims`] is smaller than the head, only the first `dims / 2` of those pairs are rotated.

@@ -6,12 +6,6 @@ use serde::{Deserialize, Serialize};
 /// layer computes; the others are predicted before the layer and corrected after it. A learned low-rank residual runs
 /// parallel to attention (LAuReL, Menghani et al. 2024, arXiv:2411.07501).
 ///
-/// Canonical weight names: `altup.{proj,unembed}.{j}.weight [hidden, hidden]` for every stream `j + 1` except the
-/// first; `layers.{i}.altup.router.weight [streams, hidden]`, `layers.{i}.altup.router_norm.weight`,
-/// `layers.{i}.altup.predict.weight [streams², streams]`, `layers.{i}.altup.correct.weight [streams, streams]`,
-/// `layers.{i}.altup.scale.weight [hidden]`; `layers.{i}.laurel.left.weight [rank, hidden]`,
-/// `layers.{i}.laurel.right.weight [hidden, rank]`, `layers.{i}.laurel.norm.weight`.
-///
 /// Coefficients are clipped only in training.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AltUp {
@@ -27,10 +21,6 @@ pub struct AltUp {
 
 /// Per-layer embeddings: each token has a row for each layer, which the layer gates and adds to the streams that it
 /// does not compute. The table is far larger than the layers, so the host keeps it.
-///
-/// Canonical weight names: `per_layer.embed.weight [vocab, layers · width]`, `per_layer.proj.weight [layers · width,
-/// hidden]`, `per_layer.norm.weight [width]`; `layers.{i}.per_layer.gate.weight [width, hidden]`,
-/// `layers.{i}.per_layer.proj.weight [hidden, width]`, `layers.{i}.per_layer.norm.weight [hidden]`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PerLayer {
     /// Rows of the table; larger token ids use the first row.

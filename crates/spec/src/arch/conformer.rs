@@ -17,21 +17,6 @@ const MAX_VALUES: usize = 1 << 26;
 /// Convolutions over the frames of a sound, a conformer (Gulati et al. 2020, arXiv:2005.08100) whose positions attend to
 /// those around them, and a connector, as in Gemma 3n (Zhang et al. 2023, arXiv:2303.01037). In the decoder, a sound has a
 /// fixed number of rows, and the row of the token that ends it, which has an embedding of its own, follows them.
-///
-/// Canonical weight names. Linear weights are `[out, in]` without a bias; norms are RMS norms with a `weight`.
-///
-/// - In `audio.subsample.{i}`: `conv [channels, input, time, bins]` and `norm [channels]`.
-/// - `audio.input [hidden, channels · bins]`, of the result of the convolutions.
-/// - In `audio.layers.{i}`:
-///   - `before` and `after`, the feed-forward parts: `norm`, `up_proj [4 · hidden, hidden]`, `down_proj [hidden, 4 · hidden]` and
-///     `out_norm`;
-///   - `attn_norm`, `attn.{q,k,v,o}_proj [hidden, hidden]`, `attn.positions [hidden, hidden]`, `attn.scale [hidden / heads]` and
-///     `attn_out_norm`;
-///   - `conv.norm`, `conv.expand [2 · hidden, hidden]`, `conv.depthwise [hidden, 1, kernel]`, `conv.inner_norm` and
-///     `conv.project [hidden, hidden]`;
-///   - `norm`.
-/// - `audio_connector.norm`, `audio_connector.linear [decoder's hidden, hidden]`, `audio_connector.embed [end.tokens, hidden]`
-///   and `audio_connector.embed_norm`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ConformerTower {
     /// Mel bins of a frame.

@@ -17,22 +17,6 @@ const MAX_VALUES: usize = 1 << 26;
 /// Convolutions over a picture, the fusion of the last two stages and a connector, as in Gemma 3n (MobileNetV4, Qin et al.
 /// 2024, arXiv:2404.10518, describes the blocks). In the decoder, the rows of a picture are followed by the row of the token
 /// that ends it, which has an embedding of its own.
-///
-/// Canonical weight names. Norms are RMS norms over channels, with a `weight`. Only the stem has a bias.
-///
-/// - `vision.stem [stem, 3, 3, 3]` and `vision.stem_norm`.
-/// - In `vision.blocks.{stage}.{block}`:
-///   - edge residuals: `convolution [inner, input, kernel, kernel]` and its `convolution_norm`, `linear [channels, inner]` and
-///     its `linear_norm`;
-///   - inverted residuals: `start [input, 1, kernel, kernel]`, `expand [inner, input]`, `middle [inner, 1, kernel, kernel]` and
-///     `project [channels, inner]`, each with its norm (`start_norm`, …), and `scale [channels]`;
-///   - attention: `attn_norm`, `attn.q_proj [heads · size, channels]`, `attn.{k,v}_proj [size, channels]`,
-///     `attn.o_proj [channels, heads · size]` and `scale [channels]`; where keys and values are reduced,
-///     `attn.{k,v}_reduce [channels, 1, kernel, kernel]` and `attn.{k,v}_norm`.
-/// - `vision.fusion.expand [fusion, channels of the last two stages]`, `vision.fusion.project [hidden, fusion]`, their norms, and
-///   `vision.norm`.
-/// - `connector.norm`, `connector.linear [decoder's hidden, hidden]`, `connector.embed [end.tokens, hidden]` and
-///   `connector.embed_norm`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MobileNetTower {
     /// Height and width of the input; a multiple of the stride of all stages.

@@ -7,13 +7,6 @@ use super::{Activation, DecoderArch, Family, NormKind};
 /// A model that transcribes speech (Radford et al. 2022, arXiv:2212.04356): an encoder over the log-mel spectrogram of a
 /// window, and a decoder that attends to its own tokens and to the encoder's rows. Every part is pre-norm. The head
 /// shares the weight of the token embedding.
-///
-/// Canonical weight names, linear weights as `[out, in]`: `encoder.conv1.weight [hidden, bins, 3]`,
-/// `encoder.conv2.weight [hidden, hidden, 3]` and their biases, `encoder.position.weight [source_positions, hidden]`,
-/// `embed.weight [vocab, hidden]`, `position.weight [target_positions, hidden]`; for `encoder` and `decoder`:
-/// `{side}.layers.{i}.attn_norm`, `{side}.layers.{i}.attn.{q,k,v,o}_proj`, `{side}.layers.{i}.mlp_norm`,
-/// `{side}.layers.{i}.mlp.{up,down}_proj`, `{side}.norm`; `decoder.layers.{i}.cross_norm` and
-/// `decoder.layers.{i}.cross.{q,k,v,o}_proj`. Norms and linear layers have a `weight` and a `bias`; `k_proj` has no bias.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SpeechArch {
     /// Model family.

@@ -15,12 +15,6 @@ pub enum VisionArch {
 }
 
 /// A transformer over patches (SigLIP, Zhai et al. 2023, arXiv:2303.15343) and a connector to the decoder.
-///
-/// Canonical weight names, linear weights as `[out, in]`: `vision.patch.weight [hidden, 3, patch, patch]`,
-/// `vision.patch.bias`, `vision.position.weight [patches, hidden]`, `vision.layers.{i}.attn_norm`,
-/// `vision.layers.{i}.attn.{q,k,v,o}_proj`, `vision.layers.{i}.mlp_norm`, `vision.layers.{i}.mlp.{up,down}_proj`,
-/// `vision.norm`; norms and linear layers have a `weight` and a `bias`. The connector has
-/// `connector.linear.weight [decoder's hidden, its input]`, and `connector.norm.weight [hidden]` if it is pooled.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PatchTower {
     /// Height and width of the input.
