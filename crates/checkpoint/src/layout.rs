@@ -98,7 +98,7 @@ impl Layout {
     /// Returns the number of heads of a weight of `q` or `k`.
     pub(super) fn heads_of(&self, canonical: &str) -> usize {
         let Some(layer) = self.layer(canonical) else { return 0 };
-        if canonical.contains(".k_") { layer.attention.kv_heads } else { layer.attention.heads }
+        if canonical.contains(".k_") { layer.attention().kv_heads } else { layer.attention().heads }
     }
 
     /// Converts a stored weight, or its part `part`, to the canonical form.
@@ -137,7 +137,7 @@ impl Layout {
 
         weight = match self.layer(&weight.name) {
             Some(layer) if is_rotated(&weight.name) => {
-                self.to_half_split(weight, layer.attention.head_size)?
+                self.to_half_split(weight, layer.attention().head_size)?
             }
             _ => weight,
         };
@@ -190,7 +190,7 @@ impl Layout {
     /// Returns, for each row of a weight in the file, its row in the canonical form; `None` if both orders are the
     /// same.
     pub(super) fn stored_rows(&self, canonical: &str, rows: usize) -> Option<Vec<u32>> {
-        let size = self.layer(canonical).filter(|_| is_rotated(canonical))?.attention.head_size;
+        let size = self.layer(canonical).filter(|_| is_rotated(canonical))?.attention().head_size;
         if self.dims == 0 || (self.pairs == RopePairs::Halves && self.dims == size) || size == 0 {
             return None;
         }
@@ -242,15 +242,15 @@ fn whole<'a>(weight: Weight<'a>, values: &[f32]) -> Result<Weight<'a>> {
 
 /// Returns the sizes of a fused weight's parts in rows, and the index of `part` among them.
 fn sizes(layer: &DecoderLayer, part: TensorPart) -> Option<(Vec<usize>, usize)> {
-    let attention = &layer.attention;
+    let attention = layer.attention();
     let q = attention.heads * attention.head_size;
     let kv = attention.kv_heads * attention.head_size;
     match part {
         TensorPart::Query => Some((vec![q, kv, kv], 0)),
         TensorPart::Key => Some((vec![q, kv, kv], 1)),
         TensorPart::Value => Some((vec![q, kv, kv], 2)),
-        TensorPart::Gate => Some((vec![layer.mlp.inner; 2], 0)),
-        TensorPart::Up => Some((vec![layer.mlp.inner; 2], 1)),
+        TensorPart::Gate => Some((vec![layer.mlp().inner; 2], 0)),
+        TensorPart::Up => Some((vec![layer.mlp().inner; 2], 1)),
         TensorPart::PerHead | TensorPart::Matrix(_) | TensorPart::Third(_) => None,
     }
 }
@@ -341,7 +341,7 @@ fn order(count: usize, size: usize, pairs: RopePairs, dims: usize) -> Vec<u32> {
 
 #[cfg(test)]
 mod tests {
-    use narthex_spec::arch::{Activation, Attention, Mlp, Residual};
+    use narthex_spec::arch::{Activation, Attention, Mlp};
 
     use super::*;
 
@@ -349,7 +349,7 @@ mod tests {
     fn layout() -> Layout {
         let mlp = Mlp { inner: 2, activation: Activation::Silu, gated: true, bias: true, cutoff: None };
         let attention = Attention::plain(2, 1, 4);
-        let layer = DecoderLayer { attention, mlp, residual: Residual::Sequential };
+        let layer = DecoderLayer::dense(attention, mlp);
         Layout { layers: vec![layer], dims: 4, ..Layout::default() }
     }
 

@@ -8,8 +8,9 @@ use std::{fmt::Display, io, ops::RangeInclusive, path::Path};
 use narthex_files::MappedFile;
 use narthex_spec::{
     arch::{
-        Architecture, Attention, ConformerTower, Connector, DecoderArch, EncoderArch, EncoderHead, KvSource,
-        NormKind, PatchTower, QkNorm, Residual, RopeScaling, Rotation, SpeechArch, VisionArch,
+        Architecture, Attention, ConformerTower, Connector, DecoderArch, DecoderLayer, EncoderArch,
+        EncoderHead, KvSource, NormKind, PatchTower, QkNorm, Residual, RopeScaling, Rotation, SpeechArch,
+        VisionArch,
     },
     manifest::max_json_values,
 };
@@ -116,15 +117,15 @@ fn check_decoder(path: &Path, decoder: &DecoderArch) -> Result<()> {
     let over_zero = [("an embedding scale", decoder.embed_scale), ("a bound of logits", decoder.logit_cap)];
     over_zero.into_iter().try_for_each(|(what, value)| check_positive(path, what, value))?;
     for (index, layer) in decoder.layers.iter().enumerate() {
-        check_attention(path, &layer.attention)?;
-        bounded(path, "an inner width", layer.mlp.inner, &WIDTH)?;
-        if layer.attention.rotation != Rotation::None {
-            check_rope(path, decoder, &layer.attention)?;
+        check_attention(path, layer.attention())?;
+        bounded(path, "an inner width", layer.mlp().inner, &WIDTH)?;
+        if layer.attention().rotation != Rotation::None {
+            check_rope(path, decoder, layer.attention())?;
         }
-        if let KvSource::Layer(source) = layer.attention.kv {
+        if let KvSource::Layer(source) = layer.attention().kv {
             check_shared(path, decoder, index, source)?;
         }
-        if let Some(cutoff) = layer.mlp.cutoff.filter(|cutoff| !cutoff.is_finite()) {
+        if let Some(cutoff) = layer.mlp().cutoff.filter(|cutoff| !cutoff.is_finite()) {
             return Err(malformed(path, "a finite cutoff of activations", cutoff));
         }
     }
@@ -180,8 +181,8 @@ fn check_patches(path: &Path, vision: &PatchTower) -> Result<()> {
 fn check_shared(path: &Path, decoder: &DecoderArch, index: usize, source: usize) -> Result<()> {
     let earlier = decoder.layers.get(source).filter(|_| source < index);
     let fits = earlier.zip(decoder.layers.get(index)).is_some_and(|(source, layer)| {
-        source.attention.qk_norm != QkNorm::None
-            && source.attention == Attention { kv: KvSource::Own, ..layer.attention.clone() }
+        source.attention().qk_norm != QkNorm::None
+            && *source.attention() == Attention { kv: KvSource::Own, ..layer.attention().clone() }
     });
     if fits {
         return Ok(());
@@ -251,7 +252,7 @@ fn check_rope(path: &Path, decoder: &DecoderArch, attention: &Attention) -> Resu
         return Err(malformed(path, format!("an even number of rotated elements up to {size}"), dims));
     }
 
-    let mut rotated = decoder.layers.iter().map(|layer| &layer.attention);
+    let mut rotated = decoder.layers.iter().map(DecoderLayer::attention);
     if let Some(other) = rotated.find(|other| other.rotation == attention.rotation && other.head_size != size)
     {
         return Err(malformed(path, format!("heads of {size} elements in every layer"), other.head_size));
@@ -397,9 +398,9 @@ mod tests {
         check(|_| (), "fits");
         check(|a| a.vocab = 0, "a vocabulary from 1");
         check(|a| a.layers.clear(), "a number of layers from 1");
-        check(|a| a.layers[0].attention.kv_heads = 3, "key/value heads that divide 4");
-        check(|a| a.layers[0].attention.kv_heads = 0, "key/value heads from 1");
-        check(|a| a.layers[0].attention.head_size = usize::MAX, "a head size from 1");
+        check(|a| a.layers[0].attention_mut().kv_heads = 3, "key/value heads that divide 4");
+        check(|a| a.layers[0].attention_mut().kv_heads = 0, "key/value heads from 1");
+        check(|a| a.layers[0].attention_mut().head_size = usize::MAX, "a head size from 1");
         check(|a| a.rope.as_mut().unwrap().dims = 18, "rotated elements up to 16");
         check(|a| a.rope.as_mut().unwrap().dims = 7, "even number");
         check(|a| a.rope.as_mut().unwrap().theta = f64::NAN, "rope theta above zero");

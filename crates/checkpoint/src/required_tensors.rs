@@ -56,7 +56,7 @@ fn idle_weights(architecture: &Architecture) -> impl Iterator<Item = String> {
     let mut weights = Vec::new();
     if let Architecture::Decoder(decoder) = architecture {
         let mut own = decoder.clone();
-        own.layers.iter_mut().for_each(|layer| layer.attention.kv = KvSource::Own);
+        own.layers.iter_mut().for_each(|layer| layer.attention_mut().kv = KvSource::Own);
         weights = own.weights();
     }
     weights.into_iter().map(|weight| weight.name.to_string())

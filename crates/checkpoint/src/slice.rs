@@ -110,7 +110,7 @@ impl Slice {
         // As in the published tool, a layer with shared keys and values must stay even if all layers that share them
         // are removed.
         for layer in &arch.layers {
-            match layer.attention.kv {
+            match layer.attention().kv {
                 KvSource::Layer(source) if dropped.contains(&source) => {
                     return Err(SliceError::Shared { layer: source });
                 }
@@ -144,7 +144,7 @@ impl Slice {
         }
 
         for (&layer, &found) in slice.kept.iter().zip(&widths) {
-            let most = arch.layers.get(layer).map_or(0, |layer| layer.mlp.inner);
+            let most = arch.layers.get(layer).map_or(0, |layer| layer.mlp().inner);
             if found > most {
                 return Err(SliceError::Width { layer, most, found });
             }
@@ -157,10 +157,10 @@ impl Slice {
         let mut layers = Vec::with_capacity(self.kept.len());
         for (index, &layer) in self.kept.iter().enumerate() {
             let Some(mut layer) = arch.layers.get(layer).cloned() else { continue };
-            layer.mlp.inner = self.widths.get(index).copied().unwrap_or(layer.mlp.inner);
-            if let KvSource::Layer(source) = layer.attention.kv {
+            layer.mlp_mut().inner = self.widths.get(index).copied().unwrap_or(layer.mlp().inner);
+            if let KvSource::Layer(source) = layer.attention().kv {
                 let position = self.kept.iter().position(|&kept| kept == source);
-                layer.attention.kv = position.map_or(KvSource::Own, KvSource::Layer);
+                layer.attention_mut().kv = position.map_or(KvSource::Own, KvSource::Layer);
             }
             layers.push(layer);
         }

@@ -201,13 +201,66 @@ pub enum NormKind {
 /// One decoder layer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DecoderLayer {
-    /// Attention part.
-    pub attention: Attention,
+    /// Part that mixes the tokens of a sequence.
+    #[serde(flatten)]
+    pub mixer: Mixer,
     /// Feed-forward part.
-    pub mlp: Mlp,
+    #[serde(flatten)]
+    pub feed_forward: FeedForward,
     /// Connection of the parts to the residual stream.
     #[serde(default)]
     pub residual: Residual,
+}
+
+/// Part of a layer that mixes the tokens of a sequence.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mixer {
+    /// Attention over earlier tokens, with keys and values in a cache.
+    Attention(Attention),
+}
+
+/// Feed-forward part of a layer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum FeedForward {
+    /// The same weights for every token.
+    #[serde(rename = "mlp")]
+    Dense(Mlp),
+}
+
+impl DecoderLayer {
+    /// Returns a layer with attention and a dense feed-forward part, one after the other.
+    pub fn dense(attention: Attention, mlp: Mlp) -> Self {
+        Self {
+            mixer: Mixer::Attention(attention),
+            feed_forward: FeedForward::Dense(mlp),
+            residual: Residual::Sequential,
+        }
+    }
+
+    /// Returns the attention.
+    pub fn attention(&self) -> &Attention {
+        let Mixer::Attention(attention) = &self.mixer;
+        attention
+    }
+
+    /// Returns the attention, for changes.
+    pub fn attention_mut(&mut self) -> &mut Attention {
+        let Mixer::Attention(attention) = &mut self.mixer;
+        attention
+    }
+
+    /// Returns the dense feed-forward part.
+    pub fn mlp(&self) -> &Mlp {
+        let FeedForward::Dense(mlp) = &self.feed_forward;
+        mlp
+    }
+
+    /// Returns the dense feed-forward part, for changes.
+    pub fn mlp_mut(&mut self) -> &mut Mlp {
+        let FeedForward::Dense(mlp) = &mut self.feed_forward;
+        mlp
+    }
 }
 
 /// Connection of a layer's parts to the residual stream.
@@ -324,11 +377,11 @@ impl DecoderArch {
     /// Returns the index of the KV cache entry that a layer reads: its own, or that of the layer whose keys and values
     /// it shares.
     pub fn kv_index(&self, layer: usize) -> usize {
-        let source = match self.layers.get(layer).map(|layer| layer.attention.kv) {
+        let source = match self.layers.get(layer).map(|layer| layer.attention().kv) {
             Some(KvSource::Layer(source)) => source,
             _ => layer,
         };
-        self.layers.iter().take(source).filter(|layer| layer.attention.kv == KvSource::Own).count()
+        self.layers.iter().take(source).filter(|layer| layer.attention().kv == KvSource::Own).count()
     }
 
     /// Returns true if positions are learned embeddings.
@@ -387,4 +440,23 @@ pub enum Activation {
     Relu,
     /// The hyperbolic tangent.
     Tanh,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_are_written_with_the_names_of_their_parts() {
+        let mlp =
+            Mlp { inner: 96, activation: Activation::Silu, gated: true, bias: false, cutoff: Some(0.25) };
+        let layer = DecoderLayer::dense(Attention { scale: Some(0.1), ..Attention::plain(4, 2, 16) }, mlp);
+        let written = serde_json::to_string(&layer).unwrap();
+        let expected = r#"{"attention":{"heads":4,"kv_heads":2,"head_size":16,"qkv_bias":false,"output_bias":false,"window":null,"qk_norm":"none","rotation":"global","scale":0.1,"score_cap":null,"value_norm":false,"kv":"own"},"mlp":{"inner":96,"activation":"silu","gated":true,"bias":false,"cutoff":0.25},"residual":"sequential"}"#;
+        assert_eq!(written, expected);
+        assert_eq!(serde_json::from_str::<DecoderLayer>(&written).unwrap(), layer);
+        let old = written.replace(r#","residual":"sequential""#, "");
+        assert_eq!(serde_json::from_str::<DecoderLayer>(&old).unwrap(), layer);
+        assert!(serde_json::from_str::<DecoderLayer>(r#"{"attention":{}}"#).is_err());
+    }
 }

@@ -1,14 +1,12 @@
 //! A small decoder architecture, which tests modify as needed.
 
-use narthex_spec::arch::{
-    Activation, Attention, DecoderArch, DecoderLayer, Family, Mlp, Residual, Rope, RopeScaling,
-};
+use narthex_spec::arch::{Activation, Attention, DecoderArch, DecoderLayer, Family, Mlp, Rope, RopeScaling};
 
 /// Returns a layer of four query heads and two key/value heads, 16 elements each, with an inner width of 96.
 pub fn layer() -> DecoderLayer {
     let attention = Attention::plain(4, 2, 16);
     let mlp = Mlp { inner: 96, activation: Activation::Silu, gated: true, bias: false, cutoff: None };
-    DecoderLayer { attention, mlp, residual: Residual::Sequential }
+    DecoderLayer::dense(attention, mlp)
 }
 
 /// Returns a Llama with one such layer, a hidden size of 64, 300 tokens and a context of 256.

@@ -42,7 +42,7 @@ impl ModelCost {
 /// Returns the number of weights in the linear layers of a plain decoder, each of which is multiplied once for a token.
 fn multiply_accumulates(decoder: &DecoderArch) -> u64 {
     let layers = decoder.layers.iter().map(|layer| {
-        let (attention, mlp) = (&layer.attention, &layer.mlp);
+        let (attention, mlp) = (layer.attention(), layer.mlp());
         let rows = 2 * (attention.heads + attention.kv_heads) * attention.head_size;
         rows + mlp.inner * if mlp.gated { 3 } else { 2 }
     });

@@ -1,9 +1,7 @@
 //! ChatGLM3: Llama's structure with fused projections, biases on q, k and v, and rotation of adjacent element pairs in
 //! one half of each head.
 
-use narthex_spec::arch::{
-    Activation, Attention, DecoderArch, DecoderLayer, Family, Mlp, Residual, Rope, RopeScaling,
-};
+use narthex_spec::arch::{Activation, Attention, DecoderArch, DecoderLayer, Family, Mlp, Rope, RopeScaling};
 use serde::Deserialize;
 
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
@@ -96,21 +94,19 @@ fn hf(config: &Config) -> Result<Decoder> {
     let path = config.path();
     let heads = bounded(path, "num_attention_heads", keys.num_attention_heads, &HEADS)?;
     let kv_heads = if keys.multi_query_attention { keys.multi_query_group_num } else { heads };
-    let layer = DecoderLayer {
-        attention: Attention {
-            qkv_bias: keys.add_bias_linear || keys.add_qkv_bias,
-            output_bias: keys.add_bias_linear,
-            ..Attention::plain(heads, kv_heads, keys.kv_channels)
-        },
-        mlp: Mlp {
-            inner: keys.ffn_hidden_size,
-            activation: Activation::Silu,
-            gated: true,
-            bias: keys.add_bias_linear,
-            cutoff: None,
-        },
-        residual: Residual::Sequential,
+    let attention = Attention {
+        qkv_bias: keys.add_bias_linear || keys.add_qkv_bias,
+        output_bias: keys.add_bias_linear,
+        ..Attention::plain(heads, kv_heads, keys.kv_channels)
     };
+    let mlp = Mlp {
+        inner: keys.ffn_hidden_size,
+        activation: Activation::Silu,
+        gated: true,
+        bias: keys.add_bias_linear,
+        cutoff: None,
+    };
+    let layer = DecoderLayer::dense(attention, mlp);
 
     let theta = 10_000.0 * keys.rope_ratio.unwrap_or(1.0);
     let arch = DecoderArch {

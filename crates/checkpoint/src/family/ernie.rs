@@ -52,9 +52,9 @@ fn hf(config: &Config) -> Result<Decoder> {
     let mut arch = keys.decoder(config, defaults)?;
     let bias = ernie.use_bias.unwrap_or(false);
     for layer in &mut arch.layers {
-        layer.attention.qkv_bias = bias;
-        layer.attention.output_bias = bias;
-        layer.mlp.bias = bias;
+        layer.attention_mut().qkv_bias = bias;
+        layer.attention_mut().output_bias = bias;
+        layer.mlp_mut().bias = bias;
     }
     arch.family = Family::Ernie45;
     Ok(Decoder::from(arch).with_interleaved_rope())

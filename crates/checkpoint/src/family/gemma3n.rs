@@ -236,7 +236,7 @@ fn hf(config: &Config) -> Result<Decoder> {
     }
 
     for (layer, share) in arch.layers.iter_mut().zip(shares) {
-        layer.mlp.cutoff = (share > 0.0).then(|| quantile(share) as f32);
+        layer.mlp_mut().cutoff = (share > 0.0).then(|| quantile(share) as f32);
     }
     share(config.path(), &mut arch, keys.num_kv_shared_layers)?;
     arch.vision = vision.map(|tower| Box::new(VisionArch::MobileNet(tower)));
@@ -263,12 +263,12 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     for (index, (layer, cutoff)) in
         arch.layers.iter_mut().zip(cutoffs.chain(std::iter::repeat(None))).enumerate()
     {
-        layer.mlp.activation = Activation::GeluTanh;
-        layer.mlp.cutoff = cutoff;
+        layer.mlp_mut().activation = Activation::GeluTanh;
+        layer.mlp_mut().cutoff = cutoff;
         if local.get(index) == Some(&true) {
-            layer.attention.rotation = Rotation::Local;
+            layer.attention_mut().rotation = Rotation::Local;
         } else {
-            layer.attention.window = None;
+            layer.attention_mut().window = None;
         }
     }
 
@@ -296,9 +296,9 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
 fn as_gemma3n(mut arch: DecoderArch) -> DecoderArch {
     arch.family = Family::Gemma3n;
     for layer in &mut arch.layers {
-        layer.attention.qk_norm = QkNorm::Rms;
-        layer.attention.value_norm = true;
-        layer.attention.scale = Some(1.0);
+        layer.attention_mut().qk_norm = QkNorm::Rms;
+        layer.attention_mut().value_norm = true;
+        layer.attention_mut().scale = Some(1.0);
     }
     arch
 }
@@ -311,12 +311,12 @@ fn share(path: &std::path::Path, arch: &mut DecoderArch, count: usize) -> Result
     };
     let (own, sharing) = arch.layers.split_at_mut(first);
     for (index, layer) in sharing.iter_mut().enumerate() {
-        let alike = own.iter().rposition(|own| own.attention.rotation == layer.attention.rotation);
+        let alike = own.iter().rposition(|own| own.attention().rotation == layer.attention().rotation);
         let Some(source) = alike else {
             let expected = format!("a layer like layer {} among the first {first}", first + index);
             return Err(malformed(path, expected, "none"));
         };
-        layer.attention.kv = KvSource::Layer(source);
+        layer.attention_mut().kv = KvSource::Layer(source);
     }
     Ok(())
 }
@@ -369,15 +369,15 @@ mod tests {
         );
         assert_eq!(found.altup, Some(AltUp { streams: 4, active: 0, scaled: true, rank: 64 }));
         assert_eq!(found.per_layer, Some(PerLayer { vocab: 262_144, width: 256 }));
-        let sources: Vec<_> = found.layers[18..22].iter().map(|layer| layer.attention.kv).collect();
+        let sources: Vec<_> = found.layers[18..22].iter().map(|layer| layer.attention().kv).collect();
         assert_eq!(sources, [KvSource::Own, KvSource::Own, KvSource::Layer(18), KvSource::Layer(18)]);
-        assert_eq!(found.layers[34].attention.kv, KvSource::Layer(19));
+        assert_eq!(found.layers[34].attention().kv, KvSource::Layer(19));
         assert_eq!((found.kv_index(34), found.kv_index(33), found.kv_index(7)), (19, 18, 7));
         let (first, last) = (&found.layers[0], &found.layers[34]);
-        assert_eq!((first.attention.window, last.attention.window), (Some(512), None));
-        assert_eq!((first.mlp.cutoff, last.mlp.cutoff), (Some(1.644_853_6), None));
+        assert_eq!((first.attention().window, last.attention().window), (Some(512), None));
+        assert_eq!((first.mlp().cutoff, last.mlp().cutoff), (Some(1.644_853_6), None));
         assert_eq!(
-            (first.mlp.inner, first.attention.scale, found.logit_cap),
+            (first.mlp().inner, first.attention().scale, found.logit_cap),
             (16_384, Some(1.0), Some(30.0))
         );
     }
@@ -387,7 +387,7 @@ mod tests {
         let widths =
             json!({"num_hidden_layers": 3, "intermediate_size": [8, 16, 24], "num_kv_shared_layers": 1});
         let found = arch(widths).unwrap();
-        assert_eq!(found.layers.iter().map(|layer| layer.mlp.inner).collect::<Vec<_>>(), [8, 16, 24]);
+        assert_eq!(found.layers.iter().map(|layer| layer.mlp().inner).collect::<Vec<_>>(), [8, 16, 24]);
     }
 
     #[test]

@@ -1,8 +1,6 @@
 //! GPT-2 and DistilGPT2: learned positions, layer norms, and fused projections that `transformers` stores transposed.
 
-use narthex_spec::arch::{
-    Activation, Attention, DecoderArch, DecoderLayer, Family, Mlp, NormKind, Residual, Rotation,
-};
+use narthex_spec::arch::{Activation, Attention, DecoderArch, DecoderLayer, Family, Mlp, NormKind, Rotation};
 use serde::Deserialize;
 
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
@@ -92,7 +90,7 @@ fn hf(config: &Config) -> Result<Decoder> {
         cutoff: None,
     };
 
-    let layer = DecoderLayer { attention, mlp, residual: Residual::Sequential };
+    let layer = DecoderLayer::dense(attention, mlp);
     let arch = with_learned_positions(DecoderArch {
         vocab: keys.vocab_size,
         hidden: keys.n_embd,
@@ -111,7 +109,7 @@ fn hf(config: &Config) -> Result<Decoder> {
 fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     let mut arch = keys.decoder(tensors)?;
     for layer in &mut arch.layers {
-        layer.mlp.activation = Activation::GeluTanh;
+        layer.mlp_mut().activation = Activation::GeluTanh;
     }
     Ok(with_learned_positions(arch).into())
 }
@@ -122,11 +120,11 @@ fn with_learned_positions(mut arch: DecoderArch) -> DecoderArch {
     arch.norm = NormKind::Layer;
     arch.rope = None;
     for layer in &mut arch.layers {
-        layer.attention.rotation = Rotation::None;
-        layer.attention.qkv_bias = true;
-        layer.attention.output_bias = true;
-        layer.mlp.gated = false;
-        layer.mlp.bias = true;
+        layer.attention_mut().rotation = Rotation::None;
+        layer.attention_mut().qkv_bias = true;
+        layer.attention_mut().output_bias = true;
+        layer.mlp_mut().gated = false;
+        layer.mlp_mut().bias = true;
     }
     arch
 }

@@ -74,7 +74,7 @@ impl Multipliers {
         decoder.arch.family = Family::Granite;
         decoder.arch.embed_scale = Some(self.embedding as f32);
         for layer in &mut decoder.arch.layers {
-            layer.attention.scale = Some(self.attention as f32);
+            layer.attention_mut().scale = Some(self.attention as f32);
         }
         decoder.layout.scales = vec![
             WeightScale { module: "attn.o_proj", factor: residual },
@@ -119,7 +119,7 @@ fn hf4(config: &Config) -> Result<Decoder> {
 
 fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     let decoder = Decoder::from(keys.decoder(tensors)?).with_interleaved_rope();
-    let scale = decoder.arch.layers.first().map_or(1.0, |layer| layer.attention.scale());
+    let scale = decoder.arch.layers.first().map_or(1.0, |layer| layer.attention().scale());
     let multipliers = Multipliers {
         embedding: keys.float_or("embedding_scale", 1.0)?,
         residual: keys.float_or("residual_scale", 1.0)?,

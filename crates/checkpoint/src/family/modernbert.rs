@@ -148,11 +148,11 @@ impl ModernBertKeys {
             };
             let mlp =
                 Mlp { inner: self.intermediate_size, activation, gated: true, bias: false, cutoff: None };
+            let attention = Attention { rotation, window, ..Attention::plain(heads, heads, head_size) };
             layers.push(DecoderLayer {
-                attention: Attention { rotation, window, ..Attention::plain(heads, heads, head_size) },
-                mlp,
                 // The norm of the embeddings is that of the first layer.
                 residual: if index == 0 { Residual::Unnormed } else { Residual::Sequential },
+                ..DecoderLayer::dense(attention, mlp)
             });
         }
         layers

@@ -1,9 +1,7 @@
 //! OpenELM: Llama's structure with norms of queries and keys, fused projections, and numbers of heads and inner widths
 //! that grow from layer to layer (Mehta et al. 2024, arXiv:2404.14619).
 
-use narthex_spec::arch::{
-    Attention, DecoderArch, DecoderLayer, Family, Mlp, QkNorm, Residual, Rope, RopeScaling,
-};
+use narthex_spec::arch::{Attention, DecoderArch, DecoderLayer, Family, Mlp, QkNorm, Rope, RopeScaling};
 use serde::Deserialize;
 
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
@@ -97,16 +95,16 @@ fn hf(config: &Config) -> Result<Decoder> {
         context: keys.max_context_length,
         layers: heads
             .zip(&keys.ffn_multipliers)
-            .map(|((&heads, &kv_heads), &multiplier)| DecoderLayer {
-                attention: Attention { qk_norm, ..Attention::plain(heads, kv_heads, keys.head_dim) },
-                mlp: Mlp {
+            .map(|((&heads, &kv_heads), &multiplier)| {
+                let attention = Attention { qk_norm, ..Attention::plain(heads, kv_heads, keys.head_dim) };
+                let mlp = Mlp {
                     inner: divisible(multiplier * keys.model_dim as f64, keys.ffn_dim_divisor),
                     activation,
                     gated: keys.ffn_with_glu.unwrap_or(true),
                     bias: false,
                     cutoff: None,
-                },
-                residual: Residual::Sequential,
+                };
+                DecoderLayer::dense(attention, mlp)
             })
             .collect(),
         norm_epsilon: 1e-6,
@@ -128,7 +126,7 @@ fn divisible(value: f64, divisor: usize) -> usize {
 fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     let mut arch = keys.decoder(tensors)?;
     arch.family = Family::OpenElm;
-    arch.layers.iter_mut().for_each(|layer| layer.attention.qk_norm = QkNorm::Rms);
+    arch.layers.iter_mut().for_each(|layer| layer.attention_mut().qk_norm = QkNorm::Rms);
     Ok(arch.into())
 }
 

@@ -55,7 +55,7 @@ fn hf(config: &Config) -> Result<Decoder> {
     let residual = if stablelm.use_parallel_residual { Residual::Parallel } else { Residual::Sequential };
     let qk_norm = if stablelm.qk_layernorm { QkNorm::LayerPerHead } else { QkNorm::None };
     for layer in &mut arch.layers {
-        layer.attention.qkv_bias = stablelm.use_qkv_bias;
+        layer.attention_mut().qkv_bias = stablelm.use_qkv_bias;
     }
     Ok(with_layer_norms(arch, residual, qk_norm).into())
 }
@@ -75,7 +75,7 @@ fn with_layer_norms(mut arch: DecoderArch, residual: Residual, qk_norm: QkNorm) 
     arch.norm = NormKind::Layer;
     for layer in &mut arch.layers {
         layer.residual = residual;
-        layer.attention.qk_norm = qk_norm;
+        layer.attention_mut().qk_norm = qk_norm;
     }
     arch
 }

@@ -3,9 +3,7 @@
 //! Follows llama.cpp's `llama_model::load_hparams` and the graph of its `llama` model. A family's own settings are in
 //! its own file.
 
-use narthex_spec::arch::{
-    Activation, Attention, DecoderArch, DecoderLayer, Family, Mlp, Residual, Rope, RopeScaling,
-};
+use narthex_spec::arch::{Activation, Attention, DecoderArch, DecoderLayer, Family, Mlp, Rope, RopeScaling};
 
 use super::meta::Metadata;
 use crate::{
@@ -110,7 +108,7 @@ impl GgufKeys<'_> {
         let hidden = self.need_count("embedding_length")?;
         let stated_context = self.need_count("context_length")?;
         let layers = self.decoder_layers(tensors, layers, hidden, stated_context)?;
-        let head_size = layers.first().map_or(0, |layer| layer.attention.head_size);
+        let head_size = layers.first().map_or(0, |layer| layer.attention().head_size);
         let rope = Rope {
             theta: self.float("rope.freq_base")?.unwrap_or(10_000.0),
             dims: self.count("rope.dimension_count")?.unwrap_or(head_size),
@@ -167,7 +165,7 @@ impl GgufKeys<'_> {
                 bias: tensors.has(&format!("layers.{i}.mlp.down_proj.bias")),
                 cutoff: None,
             };
-            layers.push(DecoderLayer { attention, mlp, residual: Residual::Sequential });
+            layers.push(DecoderLayer::dense(attention, mlp));
         }
         Ok(layers)
     }

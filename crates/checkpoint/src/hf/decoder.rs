@@ -5,9 +5,7 @@
 
 use std::path::Path;
 
-use narthex_spec::arch::{
-    Activation, Attention, DecoderArch, DecoderLayer, Family, Mlp, Residual, Rope, RopeScaling,
-};
+use narthex_spec::arch::{Activation, Attention, DecoderArch, DecoderLayer, Family, Mlp, Rope, RopeScaling};
 use serde::{Deserialize, Deserializer};
 
 use super::config::Config;
@@ -158,14 +156,14 @@ impl DecoderKeys {
     /// Sets the biases of attention in every layer.
     pub(crate) fn apply_attention_bias(&self, arch: &mut DecoderArch) {
         for layer in &mut arch.layers {
-            layer.attention.qkv_bias = self.attention_bias.unwrap_or(false);
-            layer.attention.output_bias = layer.attention.qkv_bias;
+            layer.attention_mut().qkv_bias = self.attention_bias.unwrap_or(false);
+            layer.attention_mut().output_bias = layer.attention().qkv_bias;
         }
     }
 
     /// Sets the biases of the feed-forward network in every layer.
     pub(crate) fn apply_mlp_bias(&self, arch: &mut DecoderArch) {
-        arch.layers.iter_mut().for_each(|layer| layer.mlp.bias = self.mlp_bias.unwrap_or(false));
+        arch.layers.iter_mut().for_each(|layer| layer.mlp_mut().bias = self.mlp_bias.unwrap_or(false));
     }
 
     /// Reads a decoder of Llama's structure without biases and windows; families change the settings in which they
@@ -189,10 +187,9 @@ impl DecoderKeys {
             context,
             layers: widths
                 .into_iter()
-                .map(|inner| DecoderLayer {
-                    attention: attention.clone(),
-                    mlp: Mlp { inner, activation, gated: true, bias: false, cutoff: None },
-                    residual: Residual::Sequential,
+                .map(|inner| {
+                    let mlp = Mlp { inner, activation, gated: true, bias: false, cutoff: None };
+                    DecoderLayer::dense(attention.clone(), mlp)
                 })
                 .collect(),
             norm_epsilon: self.rms_norm_eps.or(self.layer_norm_eps).unwrap_or(defaults.epsilon) as f32,
@@ -206,7 +203,7 @@ impl DecoderKeys {
     pub(crate) fn windows(&self, arch: &mut DecoderArch, types: &[LayerType], window: Option<usize>) {
         for (layer, kind) in arch.layers.iter_mut().zip(types) {
             // A window as long as the context masks nothing.
-            layer.attention.window =
+            layer.attention_mut().window =
                 window.filter(|window| *kind == LayerType::Sliding && (1..arch.context).contains(window));
         }
     }
@@ -401,13 +398,13 @@ mod tests {
         let found = decoder(json!({})).unwrap();
         let attention = Attention::plain(4, 4, 16);
         let mlp = Mlp { inner: 96, activation: Activation::Silu, gated: true, bias: false, cutoff: None };
-        assert_eq!(found.layers, vec![DecoderLayer { attention, mlp, residual: Residual::Sequential }; 2]);
+        assert_eq!(found.layers, vec![DecoderLayer::dense(attention, mlp); 2]);
         assert_eq!((found.context, found.norm_epsilon, found.tied_head), (2048, 1e-6, false));
         assert_eq!(found.rope, Some(Rope { theta: 1e4, dims: 16, scaling: RopeScaling::None }));
         let found =
             decoder(json!({"architectures": ["MistralForCausalLM"], "num_attention_heads": 8})).unwrap();
-        assert_eq!((found.context, found.layers[0].attention.kv_heads), (131_072, 8));
-        assert_eq!(found.layers[0].attention.window, Some(4096));
+        assert_eq!((found.context, found.layers[0].attention().kv_heads), (131_072, 8));
+        assert_eq!(found.layers[0].attention().window, Some(4096));
     }
 
     #[test]
@@ -419,17 +416,22 @@ mod tests {
         .unwrap();
         let layer = &found.layers[0];
         let rope = found.rope.unwrap();
-        assert_eq!((layer.attention.kv_heads, layer.attention.head_size, rope.dims), (2, 32, 32));
-        assert!(layer.attention.qkv_bias && layer.attention.output_bias && layer.mlp.bias && found.tied_head);
+        assert_eq!((layer.attention().kv_heads, layer.attention().head_size, rope.dims), (2, 32, 32));
+        assert!(
+            layer.attention().qkv_bias
+                && layer.attention().output_bias
+                && layer.mlp().bias
+                && found.tied_head
+        );
         assert_eq!((found.context, found.norm_epsilon, rope.theta), (4096, 1e-5, 5e5));
-        assert_eq!(layer.mlp.activation, Activation::Gelu);
+        assert_eq!(layer.mlp().activation, Activation::Gelu);
     }
 
     #[test]
     fn absent_windows_and_null_windows_differ() {
         let check = |class: &str, window: Value, expect| {
             let found = decoder(json!({"architectures": [class], "sliding_window": window})).unwrap();
-            assert_eq!(found.layers[1].attention.window, expect);
+            assert_eq!(found.layers[1].attention().window, expect);
         };
         check("MistralForCausalLM", json!(512), Some(512));
         check("MistralForCausalLM", json!(null), None);

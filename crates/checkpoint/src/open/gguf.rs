@@ -135,7 +135,7 @@ fn refuse_other_types(metadata: &Metadata) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use narthex_spec::arch::{
-        Activation, Attention, DecoderArch, DecoderLayer, Mlp, Pooling, Residual, Rope, RopeScaling,
+        Activation, Attention, DecoderArch, DecoderLayer, Mlp, Pooling, Rope, RopeScaling,
     };
     use narthex_testkit::checkpoint::{Gguf, GgufTensor, GgufType, Meta, tiny_bert, tiny_llama};
 
@@ -183,12 +183,7 @@ mod tests {
         assert_eq!(found.rope, Some(Rope { theta: 1e4, dims: 16, scaling: RopeScaling::None }));
         let attention = Attention::plain(4, 2, 16);
         let mlp = Mlp { inner: 96, activation: Activation::Silu, gated: true, bias: false, cutoff: None };
-        assert!(found.layers.iter().all(|layer| *layer
-            == DecoderLayer {
-                attention: attention.clone(),
-                mlp: mlp.clone(),
-                residual: Residual::Sequential
-            }));
+        assert_eq!(found.layers, vec![DecoderLayer::dense(attention, mlp); 2]);
     }
 
     #[test]
@@ -237,7 +232,7 @@ mod tests {
                 f.set("llama.attention.value_length", Meta::U32(values));
             }
         };
-        assert_eq!(decoder(both(16, 16)).layers[0].attention.head_size, 16);
+        assert_eq!(decoder(both(16, 16)).layers[0].attention().head_size, 16);
         refused(tiny_llama(1), both(16, 8), "unsupported llama.attention.value_length: found 8");
         refused(
             tiny_llama(1),
@@ -245,14 +240,14 @@ mod tests {
             "q_proj.weight (named blk.0.attn_q.weight in this file) has the wrong shape",
         );
         let window = |size| move |f: &mut Gguf| f.set("llama.attention.sliding_window", Meta::U32(size));
-        assert_eq!(decoder(window(64)).layers[1].attention.window, Some(64));
-        assert_eq!(decoder(window(256)).layers[1].attention.window, None);
+        assert_eq!(decoder(window(64)).layers[1].attention().window, Some(64));
+        assert_eq!(decoder(window(256)).layers[1].attention().window, None);
     }
 
     #[test]
     fn counts_may_be_given_per_layer() {
         let found = decoder(|f| f.set("llama.feed_forward_length", Meta::I32s(vec![96, 96])));
-        assert_eq!(found.layers[1].mlp.inner, 96);
+        assert_eq!(found.layers[1].mlp().inner, 96);
         let heads = |counts: &[i32]| {
             let counts = counts.to_vec();
             move |f: &mut Gguf| f.set("llama.attention.head_count_kv", Meta::I32s(counts))
@@ -312,7 +307,7 @@ mod tests {
         ] {
             let found = gemma(name, layers);
             assert_eq!(found.layers.len(), layers as usize);
-            assert!(found.layers.iter().all(|layer| layer.attention.scale == expect), "{name} {layers}");
+            assert!(found.layers.iter().all(|layer| layer.attention().scale == expect), "{name} {layers}");
         }
     }
 
@@ -361,11 +356,13 @@ mod tests {
         };
         let qkv = [("attn_q", 64), ("attn_k", 32), ("attn_v", 32)];
         let found = decoder(|f| bias(f, 0..2, &qkv));
-        assert!(found.layers.iter().all(|layer| layer.attention.qkv_bias && !layer.attention.output_bias));
+        assert!(
+            found.layers.iter().all(|layer| layer.attention().qkv_bias && !layer.attention().output_bias)
+        );
         let found = decoder(|f| {
             bias(f, 0..2, &[("ffn_gate", 96), ("ffn_up", 96), ("ffn_down", 64), ("attn_output", 64)])
         });
-        assert!(found.layers.iter().all(|layer| layer.mlp.bias && layer.attention.output_bias));
+        assert!(found.layers.iter().all(|layer| layer.mlp().bias && layer.attention().output_bias));
         refused(tiny_llama(1), |f| bias(f, 0..1, &qkv[..2]), "no tensor for layers.0.attn.v_proj.bias");
         let found = decoder(|f| {
             let head = GgufTensor { name: "output.weight".into(), ..f.tensors[0].clone() };

@@ -101,7 +101,7 @@ fn genai_config(manifest: &Manifest, arch: &DecoderArch, entry: &GraphEntry) -> 
             "filename": GRAPH,
             "hidden_size": arch.hidden,
             "head_size": first.head_size,
-            "num_attention_heads": layer.attention.heads,
+            "num_attention_heads": layer.attention().heads,
             "num_key_value_heads": first.heads,
             "num_hidden_layers": entry.kv.len(),
             "inputs": inputs,

@@ -274,7 +274,7 @@ impl<'a> Streams<'a> {
         let x = e.scale(&sum, both, 0.5f64.sqrt())?;
         let normed = stream.apply(e, &scope.child("mlp_norm"), x)?;
         let mlp_scope = scope.child("mlp");
-        let fed = mlp::mlp(e, &mlp_scope, normed, stream.width, &layer.mlp)?;
+        let fed = mlp::feed_forward(e, &mlp_scope, normed, stream.width, &layer.feed_forward)?;
         let fed = branch.apply_scaled(e, &scope.child("mlp_post_norm"), fed, scale)?;
         Ok(e.graph.add(&mlp_scope, x, fed)?)
     }
@@ -346,7 +346,7 @@ impl<'a> Streams<'a> {
         let gate_scope = scope.child("gate");
         let gate = linear(e, &gate_scope, x, hidden, Bias::Without)?;
         let gate = e.scale(&gate_scope, gate, f64::from(scale).recip())?;
-        let gate = mlp::activation(e, &scope.child("act"), gate, layer.mlp.activation)?;
+        let gate = mlp::activation(e, &scope.child("act"), gate, layer.mlp().activation)?;
         let gated = e.graph.mul(&scope.child("rows"), gate, rows)?;
         let width = self.arch.per_layer.as_ref().map_or(0, |per_layer| per_layer.width);
         let wide = linear(e, &scope.child("proj"), gated, width, Bias::Without)?;

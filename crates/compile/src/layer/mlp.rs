@@ -3,7 +3,7 @@
 use narthex_graph::typed::{Reduction, Scope, Tensor};
 use narthex_spec::{
     Pass,
-    arch::{Activation, Mlp},
+    arch::{Activation, FeedForward, Mlp},
 };
 
 use super::linear::{StackedLinear, linear, stacked_linear};
@@ -40,6 +40,19 @@ pub(crate) fn mlp(e: &mut Emitter<'_>, scope: &Scope, x: Tensor, width: usize, m
         activated(e, scope, up, mlp)?
     };
     linear(e, &scope.child("down_proj"), hidden, mlp.inner, bias)
+}
+
+/// Returns the feed-forward part of a decoder's layer.
+pub(crate) fn feed_forward(
+    e: &mut Emitter<'_>,
+    scope: &Scope,
+    x: Tensor,
+    width: usize,
+    part: &FeedForward,
+) -> Result<Tensor> {
+    match part {
+        FeedForward::Dense(part) => mlp(e, scope, x, width, part),
+    }
 }
 
 /// Returns the activation of `x`, or of the part of `x` above the cutoff if the layer has one.

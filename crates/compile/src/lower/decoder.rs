@@ -97,7 +97,8 @@ impl DecoderLayers<'_> {
             }
         };
 
-        let mut fed = mlp::mlp(e, &scope.child("mlp"), mlp_input, self.arch.hidden, &layer.mlp)?;
+        let mut fed =
+            mlp::feed_forward(e, &scope.child("mlp"), mlp_input, self.arch.hidden, &layer.feed_forward)?;
         if layer.residual == Residual::Sandwich {
             fed = branch.apply_scaled(e, &scope.child("mlp_post_norm"), fed, scale)?;
         }

@@ -103,7 +103,7 @@ struct CacheEntry {
 
 impl AttentionLowering for CachedAttention<'_> {
     fn attend(&mut self, e: &mut Emitter<'_>, io: &mut GraphIo, index: usize, x: Tensor) -> Result<Tensor> {
-        let spec = &self.arch.layers[index].attention;
+        let spec = self.arch.layers[index].attention();
         let entry = self.arch.kv_index(index);
         let kind = f32(&["batch".into(), spec.kv_heads.into(), "capacity".into(), spec.head_size.into()]);
         let known = self.entries.get(entry);

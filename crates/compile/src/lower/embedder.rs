@@ -218,7 +218,7 @@ struct TextAttention<'a> {
 
 impl AttentionLowering for TextAttention<'_> {
     fn attend(&mut self, e: &mut Emitter<'_>, _: &mut GraphIo, index: usize, x: Tensor) -> Result<Tensor> {
-        let spec = &self.arch.decoder.layers[index].attention;
+        let spec = self.arch.decoder.layers[index].attention();
         let mask = self.mask(e, spec.window)?;
         let rotary = self.rotary(e, spec.rotation)?;
         let length = match self.inputs {

@@ -79,7 +79,7 @@ fn units(arch: &DecoderArch) -> Vec<LayerRange> {
     let mut units: Vec<LayerRange> = Vec::new();
     for (index, layer) in arch.layers.iter().enumerate() {
         let mut unit = LayerRange { first: index, end: index + 1 };
-        if let KvSource::Layer(source) = layer.attention.kv {
+        if let KvSource::Layer(source) = layer.attention().kv {
             while let Some(before) = units.pop_if(|before| before.end > source) {
                 unit.first = before.first;
             }
@@ -167,7 +167,7 @@ mod tests {
             let attention = Attention::plain(heads, kv, size);
             let arch = DecoderArch {
                 hidden: inner / 3 / 64 * 64,
-                layers: vec![DecoderLayer { attention, mlp, residual: Residual::Sequential }; 4],
+                layers: vec![DecoderLayer::dense(attention, mlp); 4],
                 ..example::llama()
             };
             let recipe = Recipe::new(scheme);
@@ -185,10 +185,10 @@ mod tests {
         let check = |shared: &[(usize, usize)], part_bytes, expected: &[(usize, usize)]| {
             let mlp = Mlp { inner: 96, activation: Activation::Silu, gated: true, bias: false, cutoff: None };
             let attention = Attention::plain(4, 2, 16);
-            let layer = DecoderLayer { attention, mlp, residual: Residual::Sandwich };
+            let layer = DecoderLayer { residual: Residual::Sandwich, ..DecoderLayer::dense(attention, mlp) };
             let mut arch = DecoderArch { layers: vec![layer; 6], ..example::llama() };
             for &(layer, source) in shared {
-                arch.layers[layer].attention.kv = KvSource::Layer(source);
+                arch.layers[layer].attention_mut().kv = KvSource::Layer(source);
             }
             let recipe = Recipe { part_bytes, ..Recipe::new(Scheme::W8) };
             let plan = Plan::new(&Architecture::Decoder(arch.clone()), &recipe);

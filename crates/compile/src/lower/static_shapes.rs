@@ -137,7 +137,7 @@ impl LayersGraph<'_> {
     fn angles(&self, e: &mut Emitter<'_>, io: &mut GraphIo, layers: &[DecoderLayer]) -> Result<Angles> {
         let mut angles = Angles::default();
         for (rotation, [cos, sin], prefix) in ANGLES {
-            let is_used = layers.iter().any(|layer| layer.attention.rotation == rotation);
+            let is_used = layers.iter().any(|layer| layer.attention().rotation == rotation);
             let Some(pairs) = rotary::pairs(self.arch, rotation).filter(|_| is_used) else { continue };
             let kind = f16([1, 1, self.tokens, pairs]);
             let cos = io.input(e, cos, &format!("{prefix}cos"), kind.clone());
@@ -172,7 +172,7 @@ struct StaticAttention<'a> {
 
 impl AttentionLowering for StaticAttention<'_> {
     fn attend(&mut self, e: &mut Emitter<'_>, io: &mut GraphIo, index: usize, x: Tensor) -> Result<Tensor> {
-        let spec = &self.arch.layers[index].attention;
+        let spec = self.arch.layers[index].attention();
         let entry = self.arch.kv_index(index);
         let mask = self.mask(e, io, spec.window);
         let rotary = self.angles.of(spec.rotation);

@@ -306,7 +306,7 @@ fn angle_bytes(arch: &DecoderArch) -> u64 {
 #[cfg(test)]
 mod tests {
     use narthex_spec::arch::{
-        Activation, Attention, Connector, DecoderLayer, EncoderArch, EncoderNorm, Family, PatchTower,
+        Activation, Attention, Connector, DecoderLayer, EncoderArch, EncoderNorm, Family, Mixer, PatchTower,
         Pooling, VisionArch,
     };
     use narthex_testkit::architecture as example;
@@ -316,7 +316,10 @@ mod tests {
     fn decoder(tied_head: bool) -> Architecture {
         Architecture::Decoder(DecoderArch {
             vocab: 100,
-            layers: vec![DecoderLayer { attention: Attention::plain(4, 2, 8), ..example::layer() }],
+            layers: vec![DecoderLayer {
+                mixer: Mixer::Attention(Attention::plain(4, 2, 8)),
+                ..example::layer()
+            }],
             tied_head,
             ..example::llama()
         })
@@ -385,7 +388,7 @@ mod tests {
     fn weights_with_one_scale_per_row_have_no_zero_points() {
         let Architecture::Decoder(arch) = decoder(false) else { panic!("no decoder") };
         let mut narrow = arch.clone();
-        narrow.layers[0].mlp.inner = 40;
+        narrow.layers[0].mlp_mut().inner = 40;
         let channel = |scheme| Recipe { block: BlockSize::Channel, ..Recipe::new(scheme) };
         let storages = |arch: &DecoderArch, scheme| {
             let plan = Plan::new(&Architecture::Decoder(arch.clone()), &channel(scheme));

@@ -104,11 +104,11 @@ pub fn inputs(arch: &DecoderArch, plan: &Plan) -> Vec<Input> {
         }
         // Without a gate, there is only the activation between the two projections. It is not linear, so dividing its
         // input does not divide its output.
-        if layer.mlp.gated {
+        if layer.mlp().gated {
             all.push(Input {
                 name: format!("{scope}.down"),
                 node: format!("/{scope}/mlp/down_proj/MatMulNBits"),
-                channels: layer.mlp.inner,
+                channels: layer.mlp().inner,
                 remedy: Remedy::Scale {
                     divided: format!("{scope}.mlp.up_proj.weight"),
                     multiplied: linear(&[Projection::Down]),

@@ -2,8 +2,8 @@
 
 use super::{Contradiction, GraphEntry, KvLayout, Manifest, Part, Slot, sampling, voice};
 use crate::arch::{
-    DecoderArch, EmbedderArch, EncoderArch, EncoderHead, ImportedDecoder, ImportedEncoder, KvSource,
-    PatchTower, Rope, SpeechArch, SpeechLayers, Structure, VisionArch,
+    DecoderArch, DecoderLayer, EmbedderArch, EncoderArch, EncoderHead, ImportedDecoder, ImportedEncoder,
+    KvSource, PatchTower, Rope, SpeechArch, SpeechLayers, Structure, VisionArch,
 };
 
 /// Fails if a condition does not hold.
@@ -52,9 +52,9 @@ pub fn check_consistency(manifest: &Manifest) -> Result<(), Contradiction> {
 fn check_decoder(arch: &DecoderArch) -> Result<(), Contradiction> {
     ensure(!arch.layers.is_empty(), "at least one layer", "none")?;
     for (index, layer) in arch.layers.iter().enumerate() {
-        let heads = layer.attention.heads;
-        let kv_heads = layer.attention.kv_heads;
-        let divides = kv_heads > 0 && heads > 0 && heads % kv_heads == 0 && layer.attention.head_size > 0;
+        let heads = layer.attention().heads;
+        let kv_heads = layer.attention().kv_heads;
+        let divides = kv_heads > 0 && heads > 0 && heads % kv_heads == 0 && layer.attention().head_size > 0;
         let expected = format!("attention heads of layer {index} in groups of equal size");
         ensure(divides, expected, format!("{heads} heads and {kv_heads} key/value heads"))?;
     }
@@ -206,7 +206,7 @@ fn check_graph(manifest: &Manifest, graph: &GraphEntry) -> Result<(), Contradict
         return Ok(());
     }
 
-    let own = arch.layers.iter().map(|layer| &layer.attention).filter(|layer| layer.kv == KvSource::Own);
+    let own = arch.layers.iter().map(DecoderLayer::attention).filter(|layer| layer.kv == KvSource::Own);
     let wanted: Vec<[usize; 2]> = own.map(|layer| [layer.kv_heads, layer.head_size]).collect();
     let found: Vec<[usize; 2]> = graph.kv.iter().map(|entry| [entry.heads, entry.head_size]).collect();
     let expected = format!("a KV cache of {} layers in {file}", wanted.len());

@@ -108,7 +108,7 @@ mod tests {
             vocab: 49152,
             hidden: 576,
             context: 8192,
-            layers: vec![DecoderLayer { attention, mlp, ..example::layer() }; 30],
+            layers: vec![DecoderLayer::dense(attention, mlp); 30],
             rope: Some(Rope { theta: 1e5, dims: 64, scaling: RopeScaling::None }),
             ..example::llama()
         });

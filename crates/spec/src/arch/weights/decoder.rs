@@ -2,7 +2,8 @@
 
 use super::{
     super::{
-        AltUp, Attention, DecoderArch, DecoderLayer, KvSource, Mlp, NormKind, PerLayer, QkNorm, Residual,
+        AltUp, Attention, DecoderArch, DecoderLayer, FeedForward, KvSource, Mixer, NormKind, PerLayer,
+        QkNorm, Residual,
     },
     Bias, Component, Projection, Table, WeightList, WeightRole,
 };
@@ -59,8 +60,14 @@ impl WeightList {
             Residual::Unnormed => &["mlp_norm"],
         };
         norms.iter().for_each(|norm| self.stream_norm(norm, arch));
-        self.attention(arch.hidden, &layer.attention);
-        self.feed_forward("mlp", arch.hidden, &layer.mlp);
+        match &layer.mixer {
+            Mixer::Attention(attention) => self.attention(arch.hidden, attention),
+        }
+        match &layer.feed_forward {
+            FeedForward::Dense(mlp) => {
+                self.feed_forward("mlp", [arch.hidden, mlp.inner], mlp.gated, mlp.bias.into());
+            }
+        }
 
         if let Some(altup) = &arch.altup {
             self.altup(altup, arch.hidden);
@@ -95,19 +102,8 @@ impl WeightList {
         }
     }
 
-    fn feed_forward(&mut self, module: &str, hidden: usize, mlp: &Mlp) {
-        let bias = Bias::from(mlp.bias);
-        self.feed_forward_of(module, [hidden, mlp.inner], mlp.gated, bias);
-    }
-
     /// Adds the layers of a feed-forward part of this outer and inner width.
-    pub(super) fn feed_forward_of(
-        &mut self,
-        module: &str,
-        [width, inner]: [usize; 2],
-        gated: bool,
-        bias: Bias,
-    ) {
+    pub(super) fn feed_forward(&mut self, module: &str, [width, inner]: [usize; 2], gated: bool, bias: Bias) {
         if gated {
             self.linear(&format!("{module}.gate_proj"), [inner, width], Projection::Gate, bias);
         }

@@ -52,7 +52,7 @@ impl WeightList {
         let mut parts = vec![("mlp".to_owned(), "mlp_norm".to_owned())];
         parts.extend((0..arch.early_feed_forwards()).map(|j| (format!("ffn.{j}"), format!("ffn.{j}.norm"))));
         for (part, norm) in parts {
-            self.feed_forward_of(&part, [inside, arch.inner], arch.gated, bias);
+            self.feed_forward(&part, [inside, arch.inner], arch.gated, bias);
             self.layer_norm(&norm, inside);
         }
     }

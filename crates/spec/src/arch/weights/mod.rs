@@ -240,7 +240,7 @@ mod tests {
     fn decoder() -> DecoderArch {
         let mlp = Mlp { inner: 96, activation: Activation::Silu, gated: true, bias: false, cutoff: None };
         let attention = Attention { qkv_bias: true, ..Attention::plain(4, 2, 16) };
-        let layer = DecoderLayer { attention, mlp, residual: Residual::Sequential };
+        let layer = DecoderLayer::dense(attention, mlp);
         DecoderArch { vocab: 300, hidden: 64, layers: vec![layer; 2], ..DecoderArch::default() }
     }
 
@@ -287,9 +287,9 @@ mod tests {
     fn layers_have_only_the_weights_that_they_read() {
         let mut arch = decoder();
         arch.tied_head = true;
-        arch.layers[1].attention.kv = KvSource::Layer(0);
+        arch.layers[1].attention_mut().kv = KvSource::Layer(0);
         arch.layers[1].residual = Residual::Parallel;
-        arch.layers[1].mlp.gated = false;
+        arch.layers[1].mlp_mut().gated = false;
         let found = names(&arch);
         assert!(!found.contains(&"head.weight".to_owned()));
         let last: Vec<_> = found.iter().filter_map(|name| name.strip_prefix("layers.1.")).collect();

@@ -39,7 +39,7 @@ impl WeightList {
                 }
             }
             self.layer_norm("mlp_norm", hidden);
-            self.feed_forward_of("mlp", [hidden, side.inner], false, Bias::Present);
+            self.feed_forward("mlp", [hidden, side.inner], false, Bias::Present);
         }
         self.layer = None;
     }

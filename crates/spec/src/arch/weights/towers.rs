@@ -33,7 +33,7 @@ impl WeightList {
                 self.linear(module, [hidden; 2], projection, Bias::Present);
             }
             self.layer_norm("mlp_norm", hidden);
-            self.feed_forward_of("mlp", [hidden, inner], false, Bias::Present);
+            self.feed_forward("mlp", [hidden, inner], false, Bias::Present);
         }
         self.layer = None;
 
@@ -133,7 +133,7 @@ impl WeightList {
         let inner = ConformerTower::INNER * hidden;
         for part in ["before", "after"] {
             self.norm(&format!("{part}.norm"), hidden);
-            self.feed_forward_of(part, [hidden, inner], false, Bias::Absent);
+            self.feed_forward(part, [hidden, inner], false, Bias::Absent);
             self.norm(&format!("{part}.out_norm"), hidden);
         }
         for (module, projection) in ATTENTION {
