@@ -4,6 +4,7 @@
 //! tools.
 
 pub mod calibration;
+mod channel_scaling;
 pub mod dry_run;
 mod emit;
 mod error;

@@ -1,5 +1,6 @@
 //! The stages of a compile: checkpoint → plan → graphs → package.
 
+mod channels;
 mod space;
 mod widths;
 
@@ -13,7 +14,7 @@ use std::{
 use narthex_checkpoint::{self as checkpoint, Checkpoint, TokenizerSource};
 use narthex_graph::onnx::external::ExternalWriter;
 use narthex_spec::{
-    Calibration, DType, ModelName, Pass, ProgressSink, Recipe, Scheme, Sha256, Variant,
+    Calibration, DType, ModelName, Pass, ProgressSink, Recipe, ScalingMethod, Scheme, Sha256, Variant,
     arch::{Architecture, DecoderArch, Pooling},
     manifest::{AudioEntry, FORMAT, LayerWidth, Manifest, Part, Provenance, TokenizerEntry, VisionEntry},
     progress::{Progress, Stage, Unit},
@@ -114,11 +115,14 @@ pub fn compile(
 
     let mut recipe = job.recipe.clone();
     let calibrated = sweep.calibrate(&tokenizer)?;
-    if let Some(scaling) = &calibrated {
-        keep(job.keep_stages, "scaling.json", || json(scaling))?;
+    if calibrated.is_some() {
         recipe.calibration = Calibration::Standard;
     }
     let mut scaling = calibrated.unwrap_or_default();
+    sweep.scale_channels(&tokenizer, &mut scaling, &mut recipe)?;
+    if recipe.calibration == Calibration::Standard {
+        keep(job.keep_stages, "scaling.json", || json(&scaling))?;
+    }
     if let Architecture::Decoder(arch) = &checkpoint.architecture {
         balance_keys(arch, &plan, checkpoint.weights.as_ref(), &mut scaling)?;
     }
@@ -240,8 +244,8 @@ impl WeightPass<'_> {
             return Ok(None);
         }
         let mut inputs = inputs(arch, self.plan);
-        if self.job.recipe.scheme == Scheme::W8A16 {
-            // 16 bits hold the largest channels as they are, and scaled weights would lose more.
+        // 16 bits hold the largest channels as they are, and scaled weights would lose more.
+        if self.job.recipe.scheme == Scheme::W8A16 || self.job.recipe.scaling != ScalingMethod::Powers {
             inputs.retain(|input| input.remedy == Remedy::Split);
         }
         if inputs.is_empty() {

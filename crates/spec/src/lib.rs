@@ -54,7 +54,9 @@ pub use pass::Pass;
 pub use placement::{DevicePlacement, DevicePlacements, HeadSplit, PhaseSplit, PlacementChoice};
 pub use power::Power;
 pub use progress::{Progress, Sink as ProgressSink};
-pub use recipe::{Calibration, HeadOrder, IntegerActivations, RangeMethod, Recipe, RoundingMethod};
+pub use recipe::{
+    Calibration, HeadOrder, IntegerActivations, RangeMethod, Recipe, RoundingMethod, ScalingMethod,
+};
 pub use scheme::{ActivationBits, Scheme};
 pub use speculation::Speculation;
 pub use target::{QnnChip, Target};

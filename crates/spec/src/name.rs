@@ -91,7 +91,10 @@ pub(crate) use {named_set, parse_by_name, string_form};
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Calibration, DeviceName, Ep, NpuPolicy, Pass, Power, RangeMethod, RoundingMethod, Scheme};
+    use crate::{
+        Calibration, DeviceName, Ep, NpuPolicy, Pass, Power, RangeMethod, RoundingMethod, ScalingMethod,
+        Scheme,
+    };
 
     fn round_trips<T>(set: &[T])
     where
@@ -116,6 +119,7 @@ mod tests {
         round_trips(&Power::ALL);
         round_trips(&RangeMethod::ALL);
         round_trips(&RoundingMethod::ALL);
+        round_trips(&ScalingMethod::ALL);
         round_trips(&Scheme::ALL);
     }
 

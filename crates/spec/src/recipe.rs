@@ -97,6 +97,42 @@ impl RoundingMethod {
 
 named_set!(RoundingMethod, "rounding method");
 
+/// Choice of the scales of the channels between layers. The scales are folded into the weights on both sides, so the model
+/// computes the same function before its weights and activations are rounded.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, Display, IntoStaticStr,
+)]
+#[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
+pub enum ScalingMethod {
+    /// Powers of two by the sizes of channels, in front of weights of 8 bits. Other weights are not scaled.
+    #[default]
+    Powers,
+    /// No scales.
+    None,
+    /// SmoothQuant: the ranges of activations and weights are balanced.
+    Smooth,
+    /// AWQ: large channels get finer integers in weights of 4 bits. The strength with the least error is searched.
+    Awq,
+}
+
+impl ScalingMethod {
+    /// Every method.
+    pub const ALL: [Self; 4] = [Self::Powers, Self::None, Self::Smooth, Self::Awq];
+
+    /// Returns `true` for the default method.
+    pub(crate) fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Returns `true` if the scales come from a measurement that the method requires.
+    pub fn is_measured(self) -> bool {
+        matches!(self, Self::Smooth | Self::Awq)
+    }
+}
+
+named_set!(ScalingMethod, "scaling method");
+
 /// Integers that represent the inputs and outputs of linear layers in the static variant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct IntegerActivations {
@@ -128,6 +164,9 @@ pub struct Recipe {
     /// nearest.
     #[serde(default, skip_serializing_if = "RoundingMethod::is_default")]
     pub rounding: RoundingMethod,
+    /// Choice of the scales of channels, set by the compile: the default if the requested method had no effect.
+    #[serde(default, skip_serializing_if = "ScalingMethod::is_default")]
+    pub scaling: ScalingMethod,
     /// Limit that decides which layers of a package of 4 bits have 8; `None` for one width.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget: Option<Budget>,
@@ -334,6 +373,7 @@ impl Recipe {
             },
             symmetric: false,
             rounding: RoundingMethod::Nearest,
+            scaling: ScalingMethod::Powers,
             budget: None,
             plan: None,
             head_order: HeadOrder::default(),

@@ -5,7 +5,7 @@ use std::{path::PathBuf, str::FromStr};
 use clap::{Args as ClapArgs, Parser};
 use narthex_spec::{
     BlockSize, Budget, Calibration, ContextFactor, LayerList, MatFormer, ModelName, Pass, RangeMethod,
-    RoundingMethod, Scheme, Target, arch::Pooling, target::UnknownTarget,
+    RoundingMethod, ScalingMethod, Scheme, Target, arch::Pooling, target::UnknownTarget,
 };
 
 use super::StoreArgs;
@@ -42,6 +42,12 @@ pub(crate) struct CompileArgs {
     /// takes longer [default: nearest]
     #[arg(long, value_name = "METHOD")]
     pub(crate) rounding: Option<RoundingMethod>,
+
+    /// Scales of the channels between layers, folded into the weights: powers (of two, for weights of 8 bits), none, smooth
+    /// (SmoothQuant: balances the ranges of activations and weights), or awq (finer integers for the large channels of 4-bit
+    /// weights, searched on a text) [default: powers]
+    #[arg(long, value_name = "METHOD")]
+    pub(crate) scaling: Option<ScalingMethod>,
 
     /// Keep 8 bits in the layers that lose most in 4: as many as make the package N percent larger (size=+15%), or as few as
     /// keep the divergence from 8 bits below X nats, estimated on a text (kl=0.05) [default: none]

@@ -180,6 +180,7 @@ pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<(
         calibration: args.calibrate,
         ranges: args.ranges,
         rounding: args.rounding,
+        scaling: args.scaling,
         budget: args.budget,
         plan: args.plan.as_deref().map(width_plan).transpose()?,
         layer_losses: args.write_plan.is_some() || args.print_plan,

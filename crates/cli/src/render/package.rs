@@ -6,7 +6,7 @@ use narthex_gateway::{
     models::{InstalledPackage, ModelListing},
 };
 use narthex_spec::{
-    ActivationBits, IntegerActivations, Recipe, RoundingMethod, Variant,
+    ActivationBits, IntegerActivations, Recipe, RoundingMethod, ScalingMethod, Variant,
     arch::{EncoderHead, ImportedEncoder, Structure},
     manifest::{Certificate, CertificateFigures, LayerWidth, Manifest, Quality, SourceWeights},
 };
@@ -81,6 +81,12 @@ pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing, checkpoint: 
     }
     if manifest.recipe.rounding == RoundingMethod::Gptq {
         lines.push("rounding     4-bit weights by GPTQ".to_owned());
+    }
+    match manifest.recipe.scaling {
+        ScalingMethod::Powers => {}
+        ScalingMethod::None => lines.push("scaling      none".to_owned()),
+        ScalingMethod::Smooth => lines.push("scaling      channels by SmoothQuant".to_owned()),
+        ScalingMethod::Awq => lines.push("scaling      channels by AWQ".to_owned()),
     }
     lines.extend(widths(manifest));
     lines.extend(activations(&manifest.recipe));

@@ -4,6 +4,7 @@
 //! The graph runs in segments, so calibration needs no more memory for a large model than the other stages of a
 //! compile. [`GraphRunner`] is the port to ONNX Runtime, which another crate implements. Start at `calibrate`.
 
+mod channels;
 mod encoder;
 pub mod probe;
 mod probe_run;
@@ -17,7 +18,7 @@ use std::{
 use narthex_checkpoint::{Checkpoint, Weight};
 use narthex_graph::Graph;
 use narthex_spec::{
-    Elements, Feed, Fetch, RoundingMethod, Sha256, TokenId,
+    Elements, Feed, Fetch, RoundingMethod, ScalingMethod, Sha256, TokenId,
     arch::{DecoderArch, PerLayer, Rotation},
     manifest::{GraphEntry, Slot},
 };
@@ -40,6 +41,7 @@ use probe::{
 };
 use probe_run::ProbeRun;
 
+pub(crate) use channels::{ChannelStatistics, channel_statistics};
 pub(crate) use encoder::EncoderCalibration;
 
 /// Calibration text: prose, code, lists and dialogue, in several languages.
@@ -49,11 +51,12 @@ pub const TEXT: &str = include_str!("text.txt");
 /// written for this purpose, and source text and documentation of Narthex.
 pub const PASSAGES: &str = include_str!("passages.txt");
 
-/// Returns the digest of the calibration text of weights that are rounded by `rounding`.
-pub fn text_digest(rounding: RoundingMethod) -> Sha256 {
-    match rounding {
-        RoundingMethod::Nearest => Sha256::of(TEXT.as_bytes()),
-        RoundingMethod::Gptq => Sha256::of([TEXT, PASSAGES].concat().as_bytes()),
+/// Returns the digest of the calibration text of weights that are rounded and scaled by these methods.
+pub fn text_digest(rounding: RoundingMethod, scaling: ScalingMethod) -> Sha256 {
+    if rounding == RoundingMethod::Gptq || scaling.is_measured() {
+        Sha256::of([TEXT, PASSAGES].concat().as_bytes())
+    } else {
+        Sha256::of(TEXT.as_bytes())
     }
 }
 

@@ -145,6 +145,84 @@ pub(crate) fn channel_squares(graph: Graph, inputs: &[SharedInput]) -> Result<Gr
     measures.into_probe(graph)
 }
 
+/// An input of linear layers whose channels are measured.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct MeasuredChannels {
+    /// Name of the value.
+    pub(crate) value: String,
+    /// Name of a node that reads it.
+    pub(crate) node: String,
+    /// Number of channels.
+    pub(crate) channels: usize,
+    /// Names of the outputs with its statistics.
+    pub(crate) outputs: ChannelOutputs,
+}
+
+/// Names of outputs with the statistics of channels.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ChannelOutputs {
+    /// Output with the mean magnitude of each channel.
+    pub(crate) magnitudes: String,
+    /// Output with the largest magnitude of each channel.
+    pub(crate) peaks: String,
+    /// Output with the rows of some tokens.
+    pub(crate) rows: String,
+}
+
+impl ChannelOutputs {
+    /// Returns the names for an input of this name.
+    pub(crate) fn of(name: &str) -> Self {
+        Self {
+            magnitudes: format!("magnitudes/{name}"),
+            peaks: format!("peaks/{name}"),
+            rows: format!("rows/{name}"),
+        }
+    }
+
+    /// Returns all names.
+    pub(crate) fn names(&self) -> [&String; 3] {
+        [&self.magnitudes, &self.peaks, &self.rows]
+    }
+}
+
+/// Returns a probe with the magnitudes of the channels of inputs, and with their rows for some tokens.
+///
+/// ```text
+/// x [.., channels] ── Reshape[-1, channels] ─┬─ Abs ─┬─ ReduceMean(0) ── magnitudes [channels]
+///                                            │       └─ ReduceMax(0) ── peaks [channels]
+///                                            └─ Gather(tokens) ── rows [tokens, channels]
+/// ```
+///
+/// # Errors
+/// [`GraphError`] if the probe is not a valid graph, which is a defect of Narthex.
+pub(crate) fn channel_magnitudes(
+    graph: Graph,
+    inputs: &[MeasuredChannels],
+    tokens: &[i64],
+) -> Result<Graph, GraphError> {
+    let mut measures = Measures::new();
+    for MeasuredChannels { value, node, channels, outputs } in inputs {
+        let ChannelOutputs { magnitudes, peaks, rows } = outputs;
+        let scope = measures.begin(magnitudes, node);
+        let flat = measures.builder.ints(&[2], &[-1, *channels as i64]);
+        let flattened = measures.builder.op(&scope, "Reshape", &[value, &flat]);
+        let sizes = measures.builder.op(&scope, "Abs", &[&flattened]);
+        measures.reduced(&scope, "ReduceMean", &sizes, magnitudes, *channels);
+        measures.reduced(&scope, "ReduceMax", &sizes, peaks, *channels);
+        let indices = measures.builder.ints(&[tokens.len()], tokens);
+        let gather = NodeSpec {
+            name: &format!("{scope}/Gather"),
+            op: "Gather",
+            domain: "",
+            inputs: &[&flattened, &indices],
+            attributes: &[("axis", 0i64.into())],
+        };
+        measures.builder.node_to(gather, &[rows]);
+        measures.builder.output(rows, DType::F32, &[Dim::from(tokens.len()), Dim::from(*channels)]);
+    }
+    measures.into_probe(graph)
+}
+
 /// Returns the part of a graph that computes one of its outputs.
 ///
 /// # Errors

@@ -125,32 +125,17 @@ impl Emitter<'_> {
     pub(crate) fn transposed(&mut self, names: &[String], cols: usize, dtype: DType) -> Result<ByteRange> {
         let plan = self.plan;
         let weights = self.weights;
+        let scaling = self.scaling;
         let all = self.stacked_rows(names);
-        let divisors = self.row_divisors(names);
         self.stream(size(&[all, cols], dtype), |append| {
             let mut parts = Vec::new();
             for name in names {
-                let weight = weights.weight(name)?;
-                weight.expect_shape(&[plan.get(name).map_or(0, |planned| planned.rows), cols])?;
-                parts.push(weight);
+                let rows = plan.get(name).map_or(0, |planned| planned.rows);
+                parts.push(ScaledWeight::open(weights, scaling, name, [rows, cols], cols)?);
             }
-            cut(0..cols, TRANSPOSED / all.max(1)).try_for_each(|columns| {
-                append(&encoded(&transposed(&parts, columns, &divisors, weights)?, dtype))
-            })
+            cut(0..cols, TRANSPOSED / all.max(1))
+                .try_for_each(|columns| append(&encoded(&transposed(&parts, columns)?, dtype)))
         })
-    }
-
-    /// Returns the divisors of the rows of linear weights, which are 1 without scaling.
-    fn row_divisors(&self, names: &[String]) -> Vec<f32> {
-        let mut divisors = Vec::with_capacity(self.stacked_rows(names));
-        for name in names {
-            let rows = self.plan.get(name).map_or(0, |planned| planned.rows);
-            match self.scaling.divisors(name) {
-                Some(values) => divisors.extend_from_slice(values),
-                None => divisors.extend(std::iter::repeat_n(1.0, rows)),
-            }
-        }
-        divisors
     }
 
     /// Returns the sum of the rows of linear weights.
@@ -290,6 +275,13 @@ impl<'a> ScaledWeight<'a> {
         Ok(Self { weight, weights, factors, divisors: scaling.divisors(name) })
     }
 
+    /// Opens a weight `[rows, cols]` without scales.
+    pub(crate) fn plain(weights: &'a dyn WeightSource, name: &str, shape: [usize; 2]) -> Result<Self> {
+        let weight = weights.weight(name)?;
+        weight.expect_shape(&shape)?;
+        Ok(Self { weight, weights, factors: None, divisors: None })
+    }
+
     /// Reads a row; fails if an element is not finite. `out` has the length of a row.
     pub(crate) fn read_row(&self, row: usize, out: &mut [f32]) -> Result<(), CheckpointError> {
         self.weight.read_row(row, out);
@@ -382,23 +374,16 @@ fn decoded(weight: &Weight<'_>, rows: Range<usize>) -> Vec<f32> {
     out
 }
 
-/// Returns some columns of weights that are concatenated along their rows, each row divided by its divisor. The elements
-/// of each column are contiguous.
-fn transposed(
-    parts: &[Weight<'_>],
-    columns: Range<usize>,
-    divisors: &[f32],
-    weights: &dyn WeightSource,
-) -> Result<Vec<f32>, CheckpointError> {
-    let all: usize = parts.iter().map(Weight::rows_len).sum();
+/// Returns some columns of weights that are concatenated along their rows. The elements of each column are contiguous.
+fn transposed(parts: &[ScaledWeight<'_>], columns: Range<usize>) -> Result<Vec<f32>, CheckpointError> {
+    let all: usize = parts.iter().map(|part| part.weight.rows_len()).sum();
     let mut out = vec![0.0; columns.len() * all];
-    let mut buffer = vec![0.0; parts.iter().map(Weight::cols).max().unwrap_or(0)];
-    let rows = parts.iter().flat_map(|part| (0..part.rows_len()).map(move |row| (part, row)));
-    for (at, ((part, row), divisor)) in rows.zip(divisors).enumerate() {
-        part.read_row(row, &mut buffer);
+    let mut buffer = vec![0.0; parts.iter().map(|part| part.weight.cols()).max().unwrap_or(0)];
+    let rows = parts.iter().flat_map(|part| (0..part.weight.rows_len()).map(move |row| (part, row)));
+    for (at, (part, row)) in rows.enumerate() {
+        part.read_row(row, &mut buffer)?;
         let values = buffer.get(columns.clone()).unwrap_or_default();
-        weights.check_finite(&part.name, values)?;
-        out.iter_mut().skip(at).step_by(all).zip(values).for_each(|(out, x)| *out = *x / divisor);
+        out.iter_mut().skip(at).step_by(all).zip(values).for_each(|(out, x)| *out = *x);
     }
     Ok(out)
 }
@@ -435,13 +420,21 @@ mod tests {
             let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
             Weight::new("w", vec![2, 2], Encoding::F32, bytes).unwrap()
         };
-        let parts = [weight([1.0, 2.0, 3.0, 4.0]), weight([5.0, 6.0, 7.0, 8.0])];
-        let divisors = [1.0, 0.5, 1.0, 2.0];
-        let transposed = |columns| transposed(&parts, columns, &divisors, &NoWeights).unwrap();
-        assert_eq!(transposed(0..2), [1.0, 6.0, 5.0, 3.5, 2.0, 8.0, 6.0, 4.0]);
-        assert_eq!(transposed(1..2), [2.0, 8.0, 6.0, 4.0]);
-        let mut rows = decoded(&parts[1], 1..2);
-        rows.extend(decoded(&parts[0], 0..1));
+        let part = |values, divisors, factors: Option<&'static [f32]>| ScaledWeight {
+            weight: weight(values),
+            weights: &NoWeights,
+            factors: factors.map(|columns| Factors::new(columns, 2)),
+            divisors: Some(divisors),
+        };
+        let parts = [
+            part([1.0, 2.0, 3.0, 4.0], &[1.0, 0.5], None),
+            part([5.0, 6.0, 7.0, 8.0], &[1.0, 2.0], Some(&[1.0, 3.0])),
+        ];
+        let transposed = |columns| transposed(&parts, columns).unwrap();
+        assert_eq!(transposed(0..2), [1.0, 6.0, 5.0, 3.5, 2.0, 8.0, 18.0, 12.0]);
+        assert_eq!(transposed(1..2), [2.0, 8.0, 18.0, 12.0]);
+        let mut rows = decoded(&parts[1].weight, 1..2);
+        rows.extend(decoded(&parts[0].weight, 0..1));
         assert_eq!(rows, [7.0, 8.0, 1.0, 2.0]);
     }
 }

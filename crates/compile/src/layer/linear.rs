@@ -89,7 +89,11 @@ pub(crate) fn stacked_linear(e: &mut Emitter<'_>, x: Tensor, layer: &StackedLine
         Bias::Without => None,
     };
     match storage.plain() {
-        Some(dtype) => plain_linear(e, x, layer, &names, dtype, bias),
+        Some(dtype) => {
+            let product = plain_linear(e, x, layer, &names, dtype, bias)?;
+            e.written.products.insert(layer.scope.to_string(), names);
+            Ok(product)
+        }
         None => {
             let weight = e.quantize(&names, layer.cols, storage)?;
             e.written.products.insert(layer.scope.to_string(), names);

@@ -15,11 +15,13 @@ impl WeightPass<'_> {
         let plan = self.with_wide(layers);
         let sweep = WeightPass { plan: &plan, ..*self };
         let package = sweep.data_bytes(&plan)?;
-        if sweep.measured().is_none() {
+        let is_rounded = sweep.measured().is_some();
+        if !is_rounded && !sweep.measures_channels() {
             return Ok(package);
         }
         let measured = sweep.data_bytes(&plan.with_eight_bits())?;
-        Ok(package.max(measured) + sweep.rounded_bytes(layers))
+        let rounded = if is_rounded { sweep.rounded_bytes(layers) } else { 0 };
+        Ok(package.max(measured) + rounded)
     }
 
     fn data_bytes(&self, plan: &Plan) -> Result<u64> {

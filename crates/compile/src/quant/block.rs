@@ -50,7 +50,8 @@ const RANGES_4: [f32; 5] = [1.0, 1.05, 0.93, 0.86, 0.79];
 /// `f32::round`, it compiles to vector instructions on every x86-64 CPU.
 const ROUNDING_CONSTANT: f32 = 12_582_912.0;
 
-/// Powers of two by which a weight's columns were multiplied. Values on an evenly spaced grid (lattice) stay on one.
+/// Factors by which a weight's columns were multiplied. By powers of two, values on an evenly spaced grid (lattice) stay on
+/// one.
 #[derive(Debug, Clone)]
 pub struct Factors<'a> {
     columns: &'a [f32],
@@ -298,6 +299,14 @@ impl Form4 {
                 f64::from(self.grid(values.into()).error(weighted))
             })
             .sum()
+    }
+
+    /// Replaces the elements of a row by what their integers represent.
+    pub(crate) fn round(self, row: &mut [f32], block: usize) {
+        for values in row.chunks_mut(block) {
+            let grid = self.grid((&*values).into());
+            values.iter_mut().for_each(|x| *x = grid.value(grid.quant(*x)));
+        }
     }
 
     /// Returns the best grid for a block.

@@ -201,7 +201,7 @@ impl RowState {
 }
 
 /// Subtracts a combination of the rows of a matrix: `target[j] -= Σ factors[k] · rows[k · stride + j]`.
-fn subtract_rows<T>(target: &mut [T], factors: &[T], rows: &[T], stride: usize)
+pub(super) fn subtract_rows<T>(target: &mut [T], factors: &[T], rows: &[T], stride: usize)
 where
     T: Copy + Add<Output = T> + Mul<Output = T> + Sub<Output = T>,
 {

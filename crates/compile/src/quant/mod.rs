@@ -2,6 +2,8 @@
 
 pub mod activations;
 pub mod block;
+pub mod channel_groups;
+pub mod channel_scales;
 pub mod gptq;
 pub mod hybrid;
 mod key_balance;

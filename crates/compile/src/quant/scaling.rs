@@ -2,16 +2,16 @@
 //! et al. 2022, arXiv:2211.10438), and channels of the head's input that are not rounded.
 //!
 //! The divisor is folded into the producer of the input: the gain of the norm or the rows of the projection before it.
-//! The layer's own columns are multiplied by it, so the model computes the same function. Divisors are powers of two,
-//! so they change no mantissa, and weights on a checkpoint's coarser grid stay on it. [`crate::calibration`] does the
-//! measuring.
+//! The layer's own columns are multiplied by it, so the model computes the same function. By default, divisors are powers
+//! of two, so they change no mantissa, and weights on a checkpoint's coarser grid stay on it. Those of other methods come
+//! from [`super::channel_scales`]. [`crate::calibration`] does the measuring.
 
 use std::collections::BTreeMap;
 
 use narthex_spec::arch::{Component, DecoderArch, Projection, Residual, WeightRole};
 use serde::Serialize;
 
-use super::{Plan, Storage};
+use super::{Plan, Storage, channel_groups::ChannelGroup};
 
 /// Exponent with which a channel's size enters its divisor: 1 would equalise all channels of the input, 0 leaves them
 /// unchanged. The weight receives the inverse.
@@ -156,17 +156,34 @@ pub struct InputRemedy {
     pub outliers: Vec<usize>,
 }
 
+/// A group of channels with its scales.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ScaledGroup {
+    /// The group.
+    #[serde(flatten)]
+    pub group: ChannelGroup,
+    /// The strength of AWQ with the least loss; `None` if it was not searched.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub strength: Option<f32>,
+    /// One scale for each channel.
+    pub scales: Vec<f32>,
+}
+
 /// Treatment of all inputs.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Scaling {
     /// One entry for each input.
     pub inputs: Vec<InputRemedy>,
+    /// Groups of channels whose scales were measured.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<ScaledGroup>,
     #[serde(skip)]
     divisors: BTreeMap<String, usize>,
     #[serde(skip)]
     factors: BTreeMap<String, usize>,
+    /// Scales to which the indices of divisors and factors refer.
     #[serde(skip)]
-    powers: Vec<Vec<f32>>,
+    scales: Vec<Vec<f32>>,
 }
 
 impl Scaling {
@@ -177,30 +194,40 @@ impl Scaling {
         match &input.remedy {
             Remedy::Scale { divided, multiplied } => {
                 found = exponents(mean_squares);
-                let at = self.powers.len();
+                let at = self.scales.len();
                 self.divisors.insert(divided.clone(), at);
                 self.factors.extend(multiplied.iter().map(|name| (name.clone(), at)));
-                self.powers.push(found.iter().map(|&exponent| f32::from(exponent).exp2()).collect());
+                self.scales.push(found.iter().map(|&exponent| f32::from(exponent).exp2()).collect());
             }
             Remedy::Split => outlying = outliers(mean_squares),
         }
         self.inputs.push(InputRemedy { input, exponents: found, outliers: outlying });
     }
 
+    /// Adds the scales of a group.
+    pub(crate) fn add_group(&mut self, scaled: ScaledGroup) {
+        let ScaledGroup { group, scales, .. } = &scaled;
+        let at = self.scales.len();
+        self.divisors.insert(group.producer.clone(), at);
+        self.factors.extend(group.readers.iter().map(|name| (name.clone(), at + 1)));
+        self.scales.extend([scales.clone(), group.of_columns(scales)]);
+        self.groups.push(scaled);
+    }
+
     /// Adds divisors for the elements of a gain, or for the rows of a weight, that no other input divides.
     pub(super) fn add_divisors(&mut self, weight: String, divisors: Vec<f32>) {
-        self.divisors.insert(weight, self.powers.len());
-        self.powers.push(divisors);
+        self.divisors.insert(weight, self.scales.len());
+        self.scales.push(divisors);
     }
 
     /// Returns the factors for the columns of a weight.
     pub fn factors(&self, weight: &str) -> Option<&[f32]> {
-        self.factors.get(weight).map(|&at| self.powers[at].as_slice())
+        self.factors.get(weight).map(|&at| self.scales[at].as_slice())
     }
 
     /// Returns the divisors for the elements of a gain, or for the rows of a weight.
     pub fn divisors(&self, weight: &str) -> Option<&[f32]> {
-        self.divisors.get(weight).map(|&at| self.powers[at].as_slice())
+        self.divisors.get(weight).map(|&at| self.scales[at].as_slice())
     }
 
     /// Returns the treatment without channels that are not rounded, so that the head reads its whole input as it does in

@@ -16,7 +16,7 @@ use narthex_compile::{
 };
 use narthex_graph::{Graph, Initializer, InitializerData};
 use narthex_spec::{
-    Calibration, Elements, Feed, Fetch, Recipe, RoundingMethod, Scheme,
+    Calibration, Elements, Feed, Fetch, Recipe, RoundingMethod, ScalingMethod, Scheme,
     manifest::{MANIFEST_FILE, Manifest},
     progress::{Progress, Quiet},
     recipe::FixedShapes,
@@ -382,6 +382,26 @@ fn gptq_refuses_inputs_that_are_not_finite() {
     assert_eq!(compile(&copied, Some(&Broken)).unwrap().recipe.rounding, RoundingMethod::Nearest);
 }
 
+#[test]
+fn channels_are_scaled_by_the_inputs_of_their_layers() {
+    let source = tempfile::tempdir().unwrap();
+    let gguf = llama(source.path());
+    let folder = tempfile::tempdir().unwrap();
+    let stages = tempfile::tempdir().unwrap();
+    let runner = MadeUp::new(|fetch| vec![1.0; fetch.shape.iter().product()]);
+    let recipe = Recipe { scaling: ScalingMethod::Awq, symmetric: true, ..Recipe::new(Scheme::W4) };
+    let job = CompileJob {
+        runner: Some(&runner),
+        keep_stages: Some(stages.path()),
+        ..job(&gguf, recipe, folder.path())
+    };
+    let manifest = pipeline::compile(job, &Quiet, &AtomicBool::new(false)).unwrap();
+    let recipe = &manifest.recipe;
+    assert_eq!((recipe.scaling, recipe.calibration), (ScalingMethod::Awq, Calibration::Standard));
+    let kept = fs::read_to_string(stages.path().join("scaling.json")).unwrap();
+    assert_eq!(kept.matches("\"strength\"").count(), 4 * LAYERS, "{kept}");
+}
+
 /// Compiles, and returns the result with the notes.
 fn noted(job: CompileJob<'_>) -> (Result<Manifest, CompileError>, Vec<String>) {
     let notes = Mutex::new(Vec::new());
@@ -403,6 +423,7 @@ fn requests_that_need_measurements_are_refused_or_noted_without_them() {
     tiny_bert_safetensors(&bert, 7).unwrap();
     let gptq = Recipe { rounding: RoundingMethod::Gptq, ..Recipe::new(Scheme::W4) };
     let budget = Recipe { budget: Some("kl=0.1".parse().unwrap()), ..Recipe::new(Scheme::W4) };
+    let awq = Recipe { scaling: ScalingMethod::Awq, ..Recipe::new(Scheme::W4) };
     let compile = |checkpoint: &Path, recipe: &Recipe, runner| {
         let out = tempfile::tempdir().unwrap();
         noted(CompileJob { runner, ..job(checkpoint, recipe.clone(), out.path()) })
@@ -414,6 +435,7 @@ fn requests_that_need_measurements_are_refused_or_noted_without_them() {
     };
     refused(&Recipe { symmetric: true, ..gptq.clone() }, "rounding gptq ");
     refused(&Recipe { symmetric: true, ..budget.clone() }, "budget kl=0.1 ");
+    refused(&Recipe { symmetric: true, ..awq.clone() }, "scaling awq ");
     refused(
         &Recipe { symmetric: true, rounding: RoundingMethod::Gptq, ..budget.clone() },
         "rounding gptq with budget kl=0.1 ",
@@ -421,7 +443,8 @@ fn requests_that_need_measurements_are_refused_or_noted_without_them() {
 
     let has_note = |checkpoint: &Path, recipe: &Recipe, expected: &str| {
         let (made, notes) = compile(checkpoint, recipe, Some(&Broken));
-        assert_eq!(made.unwrap().recipe.rounding, RoundingMethod::Nearest);
+        let recipe = made.unwrap().recipe;
+        assert_eq!((recipe.rounding, recipe.scaling), (RoundingMethod::Nearest, ScalingMethod::Powers));
         assert!(notes.iter().any(|note| note == expected), "{notes:?}");
     };
     let none = "has no effect on tiny: none of its weights is rounded to 4 bits.";
@@ -429,6 +452,8 @@ fn requests_that_need_measurements_are_refused_or_noted_without_them() {
     has_note(&gguf, &budget, &format!("The budget kl=0.1 {none}"));
     let only = "The rounding gptq has no effect on tiny: only layers of chat models are measured.";
     has_note(&bert, &gptq, only);
+    has_note(&gguf, &awq, &format!("The scaling awq {none}"));
+    has_note(&bert, &awq, "The scaling awq has no effect on tiny: only layers of chat models are scaled.");
 }
 
 /// A runner whose logits differ from the first ones by the same divergence in all later runs.

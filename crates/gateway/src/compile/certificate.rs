@@ -7,7 +7,7 @@ use narthex_compile::calibration::text_digest;
 use narthex_device::inventory;
 use narthex_files::environment;
 use narthex_spec::{
-    Budget, Calibration, Date, Recipe, RoundingMethod, Scheme, Sha256,
+    Budget, Calibration, Date, Recipe, RoundingMethod, ScalingMethod, Scheme, Sha256,
     arch::Structure,
     manifest::{Certificate, CertificateFigures, LayerWidth, Manifest},
     progress::Progress,
@@ -105,6 +105,7 @@ impl PackageBuild<'_> {
             passes: BTreeSet::new(),
             targets: Vec::new(),
             rounding: RoundingMethod::Nearest,
+            scaling: ScalingMethod::Powers,
             budget: None,
             plan: None,
             ..recipe.clone()
@@ -160,7 +161,7 @@ fn measure(
     certification: Certification,
 ) -> Result<Certificate, Error> {
     let name = quantised.manifest.name.clone();
-    let Recipe { scheme, calibration, rounding, budget, .. } = quantised.manifest.recipe;
+    let Recipe { scheme, calibration, rounding, scaling, budget, .. } = quantised.manifest.recipe;
     let variant = quantised.manifest.recipe.measured_variant();
     let widths = quantised.manifest.layer_widths.clone();
     let figures = package_comparison::compare(context, float, quantised, TEXT)?;
@@ -181,8 +182,9 @@ fn measure(
         figures,
         variant,
         text: Sha256::of(TEXT.as_bytes()),
-        calibration: (calibration == Calibration::Standard).then(|| text_digest(rounding)),
+        calibration: (calibration == Calibration::Standard).then(|| text_digest(rounding, scaling)),
         rounding,
+        scaling,
         date: Date::today().to_string(),
         accepted_loss: loss.is_some(),
     })

@@ -242,6 +242,7 @@ impl PackageBuild<'_> {
             block,
             ranges,
             rounding,
+            scaling,
             budget,
             plan,
             contexts,
@@ -254,6 +255,7 @@ impl PackageBuild<'_> {
             && block.is_none()
             && ranges.is_none()
             && rounding.is_none()
+            && scaling.is_none()
             && budget.is_none()
             && plan.is_none()
             && contexts.is_empty()
@@ -277,6 +279,7 @@ impl PackageBuild<'_> {
             recipe.activations.is_some_and(|activations| activations.ranges == requested)
         });
         let has_rounding = rounding.is_none_or(|requested| recipe.rounding == requested);
+        let has_scaling = scaling.is_none_or(|requested| recipe.scaling == requested);
         let has_budget = budget.is_none_or(|requested| recipe.budget == Some(requested));
         let has_plan = plan.as_ref().is_none_or(|requested| recipe.plan == Some(requested.sha256()));
         let has_parts = part_bytes.is_none_or(|requested| recipe.part_bytes == requested);
@@ -288,6 +291,7 @@ impl PackageBuild<'_> {
             && has_block
             && has_ranges
             && has_rounding
+            && has_scaling
             && has_budget
             && has_plan
             && has_shapes
@@ -326,6 +330,7 @@ impl PackageBuild<'_> {
             activations.ranges = ranges;
         }
         default.rounding = self.request.rounding.unwrap_or(default.rounding);
+        default.scaling = self.request.scaling.unwrap_or(default.scaling);
         default.budget = self.request.budget.or(default.budget);
         default.plan = self.request.plan.as_ref().map(WidthPlan::sha256);
         let is_static = target.is_some()

@@ -17,8 +17,8 @@ use narthex_device::{
 };
 use narthex_graph::{Graph, context::CONTEXT_OP, onnx::files::MAX_FILE_BYTES};
 use narthex_spec::{
-    BlockSize, Calibration, Ep, OpenVinoDevice, ProgressSink, Recipe, RoundingMethod, Scheme, Target,
-    Variant,
+    BlockSize, Calibration, Ep, OpenVinoDevice, ProgressSink, Recipe, RoundingMethod, ScalingMethod, Scheme,
+    Target, Variant,
     manifest::{Context, GraphEntry, Manifest, Part, PlacementRecord},
     progress::{Progress, Stage, Unit},
     target::QnnChip,
@@ -67,6 +67,7 @@ pub(crate) fn check_request(request: &CompileRequest) -> Result<(), Error> {
             "GPTQ measures the inputs of layers on a text; expected --calibrate standard, found none";
         return Err(Error::invalid("rounding", message.to_owned()));
     }
+    check_scaling(request)?;
     check_widths(request)?;
     if request.ranges.is_some() && default.activations.is_none() {
         let message = format!(
@@ -92,6 +93,30 @@ pub(crate) fn check_request(request: &CompileRequest) -> Result<(), Error> {
         )),
         None => Ok(()),
     }
+}
+
+/// Refuses scales of channels that the scheme does not use, and scales without measurements.
+fn check_scaling(request: &CompileRequest) -> Result<(), Error> {
+    let scheme = request.scheme;
+    let Some(scaling) = request.scaling.filter(|scaling| scaling.is_measured()) else { return Ok(()) };
+    let weights = scheme.of_weights();
+    if scaling == ScalingMethod::Awq && weights != Scheme::W4 {
+        let message = format!("AWQ scales weights of 4 bits; expected --scheme w4 or w4a16, found {scheme}");
+        return Err(Error::invalid("scaling", message));
+    }
+    if !matches!(weights, Scheme::W4 | Scheme::W8) {
+        let message = format!(
+            "only weights of integers are scaled; expected --scheme w8, w4, w8a16, w8a8 or w4a16, found {scheme}"
+        );
+        return Err(Error::invalid("scaling", message));
+    }
+    if request.calibration == Calibration::None {
+        let message = format!(
+            "{scaling} measures the inputs of layers on a text; expected --calibrate standard, found none"
+        );
+        return Err(Error::invalid("scaling", message));
+    }
+    Ok(())
 }
 
 /// Refuses widths of layers for schemes that have one width only, and a budget whose losses are not measured.

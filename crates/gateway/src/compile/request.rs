@@ -12,7 +12,7 @@ pub use narthex_compile::{
 };
 use narthex_spec::{
     BlockSize, Budget, Calibration, ContextFactor, LayerList, MatFormer, ModelName, Pass, RangeMethod,
-    RoundingMethod, Scheme, Target, arch::Pooling, id::BadModelName,
+    RoundingMethod, ScalingMethod, Scheme, Target, arch::Pooling, id::BadModelName,
 };
 
 use crate::{error::Error, library::package_key::PackageKey};
@@ -44,6 +44,8 @@ pub struct CompileRequest {
     pub ranges: Option<RangeMethod>,
     /// Choice of the integers of weights with 4 bits; by default the nearest ones.
     pub rounding: Option<RoundingMethod>,
+    /// Choice of the scales of channels; by default powers of two in schemes of 8 bits.
+    pub scaling: Option<ScalingMethod>,
     /// Limit that decides which layers have 8 bits in a scheme of 4; by default none has.
     pub budget: Option<Budget>,
     /// Layers that have 8 bits in a scheme of 4, instead of a budget.
@@ -93,6 +95,7 @@ impl CompileRequest {
             calibration: Calibration::Standard,
             ranges: None,
             rounding: None,
+            scaling: None,
             budget: None,
             plan: None,
             layer_losses: false,

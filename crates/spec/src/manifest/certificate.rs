@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{RoundingMethod, Sha256, Variant};
+use crate::{RoundingMethod, ScalingMethod, Sha256, Variant};
 
 /// Agreement of a quantised model with the same model in `f32`, on a text that no calibration uses. Both ran on the CPU,
 /// the model in `f32` with dynamic shapes and a KV cache in `f32`.
@@ -22,6 +22,9 @@ pub struct Certificate {
     /// Choice of the integers of weights with 4 bits.
     #[serde(default, skip_serializing_if = "RoundingMethod::is_default")]
     pub rounding: RoundingMethod,
+    /// Choice of the scales of channels.
+    #[serde(default, skip_serializing_if = "ScalingMethod::is_default")]
+    pub scaling: ScalingMethod,
     /// Date of the measurement in UTC, such as `2026-11-29`.
     pub date: String,
     /// True if the loss is above the bound of the scheme and was accepted by the person who compiled the model.
