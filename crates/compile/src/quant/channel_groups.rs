@@ -65,7 +65,7 @@ pub fn channel_groups(arch: &DecoderArch, plan: &Plan) -> Vec<ChannelGroup> {
     let mut groups = Vec::new();
     for (index, layer) in arch.layers.iter().enumerate() {
         groups.extend(attention_inputs(arch, index, layer));
-        groups.extend(values(arch, index, &layer.attention));
+        groups.extend(values(arch, index, layer.attention()));
         groups.extend(feed_forward(index, layer));
     }
     let is_copied = |name: &String| plan.storage(name).is_some_and(|storage| storage.is_copied());
@@ -83,7 +83,7 @@ fn attention_inputs(arch: &DecoderArch, index: usize, layer: &DecoderLayer) -> O
         return None;
     }
     let scope = format!("layers.{index}");
-    let parts: &[&str] = match layer.attention.kv {
+    let parts: &[&str] = match layer.attention().kv {
         KvSource::Own => &["q", "k", "v"],
         KvSource::Layer(_) => &["q"],
     };
@@ -97,7 +97,7 @@ fn attention_inputs(arch: &DecoderArch, index: usize, layer: &DecoderLayer) -> O
 
 /// Returns the channels of values, which the output projection reads.
 fn values(arch: &DecoderArch, index: usize, attention: &Attention) -> Option<ChannelGroup> {
-    let is_shared = arch.layers.iter().any(|layer| layer.attention.kv == KvSource::Layer(index));
+    let is_shared = arch.layers.iter().any(|layer| layer.attention().kv == KvSource::Layer(index));
     let is_own = attention.kv == KvSource::Own;
     // A norm of values takes their scale away.
     if !is_own || is_shared || attention.value_norm || attention.kv_heads == 0 {
@@ -121,7 +121,7 @@ fn feed_forward(index: usize, layer: &DecoderLayer) -> Vec<ChannelGroup> {
         let readers = feed_forward_inputs(&scope, layer);
         groups.push(ChannelGroup::new(format!("{scope}.mlp"), format!("{scope}.mlp_norm.weight"), readers));
     }
-    if layer.mlp.gated {
+    if layer.mlp().gated {
         let [up, down] = ["up", "down"].map(|part| format!("{scope}.mlp.{part}_proj.weight"));
         groups.push(ChannelGroup::new(format!("{scope}.down"), up, vec![down]));
     }
@@ -129,7 +129,7 @@ fn feed_forward(index: usize, layer: &DecoderLayer) -> Vec<ChannelGroup> {
 }
 
 fn feed_forward_inputs(scope: &str, layer: &DecoderLayer) -> Vec<String> {
-    let parts: &[&str] = if layer.mlp.gated { &["gate", "up"] } else { &["up"] };
+    let parts: &[&str] = if layer.mlp().gated { &["gate", "up"] } else { &["up"] };
     parts.iter().map(|part| format!("{scope}.mlp.{part}_proj.weight")).collect()
 }
 
@@ -159,15 +159,15 @@ mod tests {
         let whole = "attn o mlp down";
         check(&|_| {}, [whole; 2]);
         check(&|arch| arch.layers[1].residual = Residual::Parallel, [whole, "attn o down"]);
-        check(&|arch| arch.layers[0].attention.value_norm = true, ["attn mlp down", whole]);
-        check(&|arch| arch.layers[1].attention.kv = KvSource::Layer(0), ["attn mlp down"; 2]);
-        check(&|arch| arch.layers[0].mlp.gated = false, ["attn o mlp", whole]);
+        check(&|arch| arch.layers[0].attention_mut().value_norm = true, ["attn mlp down", whole]);
+        check(&|arch| arch.layers[1].attention_mut().kv = KvSource::Layer(0), ["attn mlp down"; 2]);
+        check(&|arch| arch.layers[0].mlp_mut().gated = false, ["attn o mlp", whole]);
     }
 
     #[test]
     fn copies_of_a_channel_share_its_scale() {
         let mut arch = DecoderArch { layers: vec![example::layer()], ..example::llama() };
-        arch.layers[0].attention = Attention::plain(4, 2, 2);
+        *arch.layers[0].attention_mut() = Attention::plain(4, 2, 2);
         let groups = groups(&arch);
         let values = groups.iter().find(|group| group.name == "layers.0.o").unwrap();
         let columns = [1.0, 2.0, 3.0, 1.0, 5.0, 6.0, 7.0, 8.0];
