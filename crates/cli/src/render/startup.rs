@@ -6,7 +6,7 @@ use narthex_gateway::{
     models::{ModelListing, ModelStatus},
 };
 use narthex_server::AccessRules;
-use narthex_spec::{DeviceName, DeviceOrder};
+use narthex_spec::{DeviceKind, DeviceOrder};
 
 /// Renders the start of a server.
 pub(crate) fn startup(gateway: &Gateway, rules: &AccessRules) -> String {
@@ -31,13 +31,13 @@ fn models(loaded: &[ModelStatus], known: &[ModelListing]) -> String {
     format!("{loaded}; {installed} installed, loaded on request")
 }
 
-/// Renders the devices that are usable, and those that the default order would use if they were. Emulation is no device of
-/// the machine, and is used only if it is named.
+/// Renders the devices that are usable, and those that the default order would use if they were. Software that stands in
+/// for an NPU is no device of the machine, and is used only if it is named.
 fn devices(devices: &[DeviceStatus]) -> String {
     let order = DeviceOrder::auto();
     let usable = devices
         .iter()
-        .filter(|status| status.usable && status.device != DeviceName::QnnEmulation)
+        .filter(|status| status.usable && status.device.kind() != DeviceKind::StandIn)
         .map(|status| status.device.to_string());
     let mut text = usable.collect::<Vec<_>>().join(", ");
     if text.is_empty() {
@@ -55,7 +55,7 @@ fn devices(devices: &[DeviceStatus]) -> String {
 #[cfg(test)]
 mod tests {
     use narthex_gateway::models::ModelState;
-    use narthex_spec::Scheme;
+    use narthex_spec::{DeviceName, OpenVinoDevice, Scheme};
 
     use super::*;
 
@@ -71,6 +71,7 @@ mod tests {
         let found = [
             status(DeviceName::Qnn, false, true),
             status(DeviceName::QnnEmulation, true, true),
+            status(DeviceName::OpenVino(OpenVinoDevice::Cpu), true, true),
             status(DeviceName::CoreMl, false, false),
             status(DeviceName::Cpu, true, true),
         ];
