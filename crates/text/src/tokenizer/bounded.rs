@@ -117,6 +117,15 @@ impl Tokenizer {
         self.within(second, bounds, |second| self.encode_pair(first, second))
     }
 
+    /// Returns the tokens as [`Self::encode_located`], within bounds.
+    pub fn encode_located_within(
+        &self,
+        text: &str,
+        bounds: Bounds<'_>,
+    ) -> Result<BoundedTokens<Pair>, TokenizerError> {
+        self.within(text, bounds, |text| self.encode_located(text))
+    }
+
     /// Tokenizes longer and longer prefixes of a text.
     fn within<T: TokenCount>(
         &self,

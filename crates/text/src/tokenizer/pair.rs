@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use narthex_spec::TokenId;
+use tokenizers::Encoding;
 
 use super::{SHIELD, Tokenizer, TokenizerError};
 use crate::catch_panic::contain;
@@ -54,29 +55,45 @@ impl Tokenizer {
         let encoding = contain(|| self.inner.tokenizer.encode(input, true))
             .map_err(|_| TokenizerError::panicked())?
             .map_err(|error| TokenizerError::Encode { reason: error.to_string() })?;
-        let tokens = encoding.get_ids().to_vec();
-        let types = encoding.get_type_ids();
-        let segment = types.iter().position(|&segment| segment != 0).unwrap_or(tokens.len());
-        if types[segment..].iter().any(|&segment| segment != 1) {
-            let reason = format!("expected segments 0 and then 1, found {types:?}");
-            return Err(TokenizerError::Encode { reason });
-        }
-
-        let owners = encoding.get_sequence_ids();
-        let owned = |owner: &Option<usize>| *owner == Some(1);
-        let start = owners.iter().position(owned).unwrap_or(tokens.len());
-        let end = owners.iter().rposition(owned).map_or(start, |last| last + 1);
-        if !owners[start..end].iter().all(owned) {
-            let reason = "expected the second text in one piece".to_owned();
-            return Err(TokenizerError::Encode { reason });
-        }
-        let unshielded = OffsetMap::new(second, &shielded);
-        let bytes = encoding.get_offsets()[start..end]
-            .iter()
-            .map(|&(start, end)| unshielded.place(start)..unshielded.place(end))
-            .collect();
-        Ok(Pair { tokens, segment, second: start..end, bytes })
+        located(&encoding, 1, &OffsetMap::new(second, &shielded))
     }
+
+    /// Returns the tokens of a document as [`Self::encode_document`], in the form of a pair that has no first text.
+    ///
+    /// # Errors
+    /// The errors of [`Self::encode_pair`].
+    pub fn encode_located(&self, text: &str) -> Result<Pair, TokenizerError> {
+        let shielded = self.shield(text);
+        let encoding = contain(|| self.inner.tokenizer.encode(shielded.as_ref(), true))
+            .map_err(|_| TokenizerError::panicked())?
+            .map_err(|error| TokenizerError::Encode { reason: error.to_string() })?;
+        located(&encoding, 0, &OffsetMap::new(text, &shielded))
+    }
+}
+
+/// Returns the tokens of an encoding, with the positions of those that belong to the text of an index.
+fn located(encoding: &Encoding, text: usize, unshielded: &OffsetMap) -> Result<Pair, TokenizerError> {
+    let tokens = encoding.get_ids().to_vec();
+    let types = encoding.get_type_ids();
+    let segment = types.iter().position(|&segment| segment != 0).unwrap_or(tokens.len());
+    if types[segment..].iter().any(|&segment| segment != 1) {
+        let reason = format!("expected segments 0 and then 1, found {types:?}");
+        return Err(TokenizerError::Encode { reason });
+    }
+
+    let owners = encoding.get_sequence_ids();
+    let owned = |owner: &Option<usize>| *owner == Some(text);
+    let start = owners.iter().position(owned).unwrap_or(tokens.len());
+    let end = owners.iter().rposition(owned).map_or(start, |last| last + 1);
+    if !owners[start..end].iter().all(owned) {
+        let reason = "expected the second text in one piece".to_owned();
+        return Err(TokenizerError::Encode { reason });
+    }
+    let bytes = encoding.get_offsets()[start..end]
+        .iter()
+        .map(|&(start, end)| unshielded.place(start)..unshielded.place(end))
+        .collect();
+    Ok(Pair { tokens, segment, second: start..end, bytes })
 }
 
 /// Maps positions in a shielded text to positions in the original.
@@ -135,6 +152,17 @@ mod tests {
         let words: Vec<&str> = pair.bytes.iter().map(|bytes| &text[bytes.clone()]).collect();
         assert_eq!((words.first(), words.last()), (Some(&"a"), Some(&"né")));
         assert_eq!(words.concat(), "a[SEP]né");
+    }
+
+    #[test]
+    fn a_text_alone_has_places() {
+        let text = "né [SEP] a";
+        let found = tokenizer(("", 1)).encode_located(text).unwrap();
+        let count = found.tokens.len();
+        assert_eq!((found.segment, found.second.clone(), found.overhead()), (count, 0..count, 0));
+        let words: Vec<&str> = found.bytes.iter().map(|bytes| &text[bytes.clone()]).collect();
+        assert_eq!((words.first(), words.last()), (Some(&"né"), Some(&"a")));
+        assert_eq!(words.concat(), "né[SEP]a");
     }
 
     #[test]
