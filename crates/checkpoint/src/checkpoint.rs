@@ -6,8 +6,8 @@ use narthex_spec::{
     TokenId,
     arch::{Architecture, EmbedderArch, EncoderArch, EncoderHead, Pooling},
     manifest::{
-        PicturePlaceholder, PicturePreprocessing, Prompts, PublishedSampling, SoundPlaceholder,
-        SoundPreprocessing, SpeechEntry,
+        ClassifierEntry, PicturePlaceholder, PicturePreprocessing, Prompts, PublishedSampling,
+        SoundPlaceholder, SoundPreprocessing, SpeechEntry,
     },
 };
 use narthex_text::tokenizer::{GgufVocab, Tokenizer, TokenizerError, gguf_json, package_json};
@@ -42,6 +42,8 @@ pub struct Checkpoint {
     pub audio: Option<(SoundPreprocessing, SoundPlaceholder)>,
     /// Prefixes of inputs, for embedding models.
     pub prompts: Prompts,
+    /// Labels, for classifiers and rerankers.
+    pub classifier: Option<ClassifierEntry>,
     /// Sampling that the publisher recommends, for decoders.
     pub sampling: PublishedSampling,
     /// Source of the pooling, for embedding models.

@@ -8,9 +8,8 @@ use std::{fmt::Display, io, ops::RangeInclusive, path::Path};
 use narthex_files::MappedFile;
 use narthex_spec::{
     arch::{
-        Architecture, Attention, ConformerTower, Connector, DecoderArch, DecoderLayer, EncoderArch,
-        EncoderHead, KvSource, NormKind, PatchTower, QkNorm, Residual, RopeScaling, Rotation, SpeechArch,
-        VisionArch,
+        Architecture, Attention, ConformerTower, Connector, DecoderArch, DecoderLayer, EncoderArch, KvSource,
+        NormKind, PatchTower, QkNorm, Residual, RopeScaling, Rotation, SpeechArch, VisionArch,
     },
     manifest::max_json_values,
 };
@@ -341,7 +340,7 @@ fn check_encoder(path: &Path, encoder: &EncoderArch) -> Result<()> {
     if let Some(bottleneck) = &encoder.bottleneck {
         bounded(path, "a number of feed-forward parts", bottleneck.feed_forwards, &LAYERS)?;
     }
-    if let EncoderHead::Score { labels, .. } = encoder.head {
+    if let Some(labels) = encoder.head.labels() {
         bounded(path, "a number of labels", labels, &WIDTH)?;
     }
     Ok(())
@@ -377,7 +376,8 @@ fn check_epsilon(path: &Path, epsilon: f32) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use narthex_spec::arch::{
-        Activation, Bottleneck, BottleneckAttention, EncoderNorm, FactoredEmbedding, Family, Pooling,
+        Activation, Bottleneck, BottleneckAttention, EncoderHead, EncoderNorm, FactoredEmbedding, Family,
+        Pooling,
     };
     use narthex_testkit::architecture as example;
 
@@ -495,6 +495,7 @@ mod tests {
         check(&|e| e.bottleneck = bottleneck(6, 1), "heads that divide the hidden size 6");
         check(&|e| e.bottleneck = bottleneck(32, 0), "feed-forward parts from 1");
         check(&|e| e.head = EncoderHead::Score { labels: 0, dense: None }, "a number of labels from 1");
+        check(&|e| e.head = EncoderHead::Tokens { labels: usize::MAX }, "a number of labels from 1");
     }
 
     #[test]

@@ -434,6 +434,7 @@ fn manifest(
         voice: None,
         chat: checkpoint.chat_template.as_ref().map(|template| chat_entry(template, special.texts.clone())),
         prompts: checkpoint.prompts.clone(),
+        classifier: checkpoint.classifier.clone(),
         sampling: checkpoint.sampling,
         bound: None,
         quality: None,

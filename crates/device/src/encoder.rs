@@ -178,6 +178,7 @@ fn rows_of(head: &EncoderHead, hidden: usize, vocab: usize) -> (Rows, usize) {
         EncoderHead::Embedding { .. } => (Rows::Text, hidden),
         EncoderHead::Score { labels, .. } => (Rows::Text, labels),
         EncoderHead::Spans {} => (Rows::Tokens, 2),
+        EncoderHead::Tokens { labels } => (Rows::Tokens, labels),
         EncoderHead::MaskedLm { .. } => (Rows::Requested, vocab),
     }
 }
@@ -188,6 +189,7 @@ pub(crate) fn output_slot(head: &EncoderHead) -> Slot {
         EncoderHead::Embedding { .. } => Slot::Embedding,
         EncoderHead::Score { .. } => Slot::Scores,
         EncoderHead::Spans {} => Slot::Spans,
+        EncoderHead::Tokens { .. } => Slot::TokenScores,
         EncoderHead::MaskedLm { .. } => Slot::Logits,
     }
 }

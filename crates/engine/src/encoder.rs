@@ -44,7 +44,7 @@ impl EncoderLimits {
 pub enum Rows {
     /// One row: a vector, or the scores of a classifier.
     Text,
-    /// One row for each token: scores of an answer that starts and ends at that token.
+    /// One row for each token: scores of an answer that starts and ends at that token, or of labels.
     Tokens,
     /// One row for each requested token ([`Text::requested`]): logits over the vocabulary.
     Requested,

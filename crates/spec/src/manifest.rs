@@ -6,6 +6,7 @@
 mod audio;
 mod bound_device;
 mod certificate;
+mod classifier;
 mod consistency;
 mod contradiction;
 mod files;
@@ -35,6 +36,7 @@ use crate::{
 pub use audio::{AudioEntry, SoundPlaceholder, SoundPreprocessing};
 pub use bound_device::BoundDevice;
 pub use certificate::{Certificate, CertificateFigures};
+pub use classifier::{ClassifierEntry, ClassifierProblem};
 pub use consistency::check_consistency;
 pub use contradiction::Contradiction;
 pub use kv::{KeyOrder, KvLayout};
@@ -109,6 +111,9 @@ pub struct Manifest {
     /// Texts to prepend to inputs, for embedding models.
     #[serde(default, skip_serializing_if = "Prompts::is_empty")]
     pub prompts: Prompts,
+    /// Labels, for classifiers and rerankers; `None` for a classifier whose labels have no names.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub classifier: Option<ClassifierEntry>,
     /// Linear weights with the precision of the checkpoint; empty if the scheme alone decides the precision.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub source_weights: Vec<SourceWeights>,

@@ -10,8 +10,8 @@ use crate::{
 
 /// Task of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, strum::IntoStaticStr, VariantArray)]
-#[serde(rename_all = "lowercase")]
-#[strum(serialize_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum ModelKind {
     /// Answers in a conversation.
     Chat,
@@ -21,6 +21,10 @@ pub enum ModelKind {
     Embedding,
     /// Scores how well a document answers a query.
     Rerank,
+    /// Classifies texts, or scores them by a regression.
+    Classification,
+    /// Classifies the tokens of a text, such as those of names.
+    TokenClassification,
     /// Extracts the answer to a question from a text.
     Answer,
     /// Fills masked tokens.
@@ -55,7 +59,8 @@ impl ModelKind {
             None => Self::Chat,
             Some(EncoderHead::Embedding { .. }) => Self::Embedding,
             Some(EncoderHead::Score { labels: 1, .. }) => Self::Rerank,
-            Some(EncoderHead::Score { .. }) => Self::Other,
+            Some(EncoderHead::Score { .. }) => Self::Classification,
+            Some(EncoderHead::Tokens { .. }) => Self::TokenClassification,
             Some(EncoderHead::Spans {}) => Self::Answer,
             Some(EncoderHead::MaskedLm { .. }) => Self::Masked,
         }
@@ -68,6 +73,8 @@ impl ModelKind {
             Self::Text => "a text completion model",
             Self::Embedding => "an embedding model",
             Self::Rerank => "a reranker",
+            Self::Classification => "a text classifier",
+            Self::TokenClassification => "a token classifier",
             Self::Answer => "a question-answering model",
             Self::Masked => "a masked language model",
             Self::Transcription => "a speech recognition model",

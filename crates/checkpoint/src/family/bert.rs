@@ -25,6 +25,7 @@ pub(super) const HF: HfFamily = HfFamily {
         "BertForMaskedLM",
         "BertForPreTraining",
         "BertForSequenceClassification",
+        "BertForTokenClassification",
         "BertForQuestionAnswering",
     ],
     model_type: "bert",
@@ -47,6 +48,7 @@ pub(super) const HF_NAMES: NameTable = NameTable {
         ("embed.norm", "embeddings.LayerNorm"),
         ("score.dense", "pooler.dense"),
         ("score.out", "classifier"),
+        ("tokens", "classifier"),
         ("spans", "qa_outputs"),
         ("mlm.dense", "cls.predictions.transform.dense"),
         ("mlm.norm", "cls.predictions.transform.LayerNorm"),
@@ -186,6 +188,11 @@ mod tests {
         check("BertForSequenceClassification", json!({}), score(2));
         check("BertForSequenceClassification", json!({"id2label": {"0": "a"}}), score(1));
         check("BertForSequenceClassification", json!({"num_labels": 3}), score(3));
+        check(
+            "BertForTokenClassification",
+            json!({"id2label": {"0": "O", "1": "B-PER", "2": "I-PER"}}),
+            EncoderHead::Tokens { labels: 3 },
+        );
         check("BertForQuestionAnswering", json!({}), EncoderHead::Spans {});
         let masked = EncoderHead::MaskedLm { activation: Some(Activation::Relu) };
         check("BertForMaskedLM", json!({"hidden_act": "relu"}), masked);

@@ -24,6 +24,7 @@ pub(super) const HF: HfFamily = HfFamily {
         "MobileBertForMaskedLM",
         "MobileBertForPreTraining",
         "MobileBertForSequenceClassification",
+        "MobileBertForTokenClassification",
         "MobileBertForQuestionAnswering",
     ],
     model_type: "mobilebert",

@@ -93,6 +93,9 @@ pub(crate) fn head(config: &Config, sentence: &SentenceEmbedding, heads: &Heads)
         return Ok(EncoderHead::Score { labels: labels.max(1), dense: heads.score });
     }
 
+    if class.ends_with("ForTokenClassification") {
+        return Ok(EncoderHead::Tokens { labels: labels.max(1) });
+    }
     if class.ends_with("ForQuestionAnswering") {
         if labels != 2 {
             return Err(unsupported(

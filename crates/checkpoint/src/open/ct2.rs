@@ -46,6 +46,7 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint> {
         vision: None,
         audio: None,
         prompts: Prompts::default(),
+        classifier: None,
         pooling: PoolingSource::Unknown,
         sampling: PublishedSampling::default(),
         files: folder.files,

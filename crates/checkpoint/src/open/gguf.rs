@@ -60,6 +60,7 @@ fn opened(path: &Path) -> Result<Checkpoint> {
         vision: None,
         audio: None,
         prompts: Prompts::default(),
+        classifier: None,
         pooling,
         sampling,
         max_length,

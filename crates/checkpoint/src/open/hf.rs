@@ -16,7 +16,7 @@ use crate::{
     error::Result,
     family::{Decoder, HfFamily, HfReader, hf_family},
     hf::{
-        CONFIG,
+        CONFIG, classifier,
         config::Config,
         conformer,
         folder::Folder,
@@ -292,6 +292,11 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint> {
         }
         _ => None,
     };
+    let classifier = match &architecture {
+        Architecture::Encoder(arch) => arch.head.labels(),
+        Architecture::Decoder(_) | Architecture::Embedder(_) | Architecture::Speech(_) => None,
+    };
+    let classifier = classifier.map(|labels| classifier::read(&config, labels)).transpose()?;
     let license = folder.license()?;
     folder.files.extend(files);
 
@@ -306,6 +311,7 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint> {
         vision,
         audio,
         prompts,
+        classifier,
         pooling,
         sampling: text.sampling,
         max_length,

@@ -15,7 +15,8 @@ pub(crate) struct ListArgs {
     #[arg(long)]
     pub(crate) available: bool,
 
-    /// Only models of this kind: chat, text, embedding, rerank, answer, masked, transcription or other
+    /// Only models of this kind: chat, text, embedding, rerank, classification, token-classification, answer, masked,
+    /// transcription or other
     #[arg(long, value_parser = kind)]
     pub(crate) kind: Option<ModelKind>,
 
@@ -107,7 +108,8 @@ fn kind(text: &str) -> Result<ModelKind, String> {
     let found = ModelKind::ALL.iter().copied().find(|kind| kind.as_str() == text);
     found.ok_or_else(|| {
         format!(
-            "expected chat, text, embedding, rerank, answer, masked, transcription or other, found {text:?}"
+            "expected chat, text, embedding, rerank, classification, token-classification, answer, masked, transcription or \
+             other, found {text:?}"
         )
     })
 }

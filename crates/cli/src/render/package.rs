@@ -70,6 +70,9 @@ pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing, checkpoint: 
             lines.insert(2, format!("{name:<12} {structure}, on the CPU"));
         }
     }
+    if let Some(classifier) = &manifest.classifier {
+        lines.insert(2, format!("labels       {}", labels(&classifier.labels)));
+    }
     if let Some(text) = pooling(&manifest.architecture) {
         lines.insert(2, format!("pooling      {text}"));
     }
@@ -176,6 +179,18 @@ fn source_weights(weights: &[SourceWeights]) -> String {
     format!(", as in its checkpoint: {}", parts.collect::<Vec<_>>().join("; "))
 }
 
+/// Maximum number of labels that are listed.
+const LISTED_LABELS: usize = 12;
+
+/// Renders the names of a classifier's labels.
+fn labels(names: &[String]) -> String {
+    let listed = names.iter().take(LISTED_LABELS).map(String::as_str).collect::<Vec<_>>().join(", ");
+    match names.len().saturating_sub(LISTED_LABELS) {
+        0 => listed,
+        rest => format!("{listed} and {rest} more"),
+    }
+}
+
 /// Renders how an embedding model makes one vector of a text's rows.
 fn pooling(structure: &Structure) -> Option<String> {
     if let Structure::ImportedEncoder(ImportedEncoder { pooled_by_graph: true, .. }) = structure {
@@ -186,7 +201,10 @@ fn pooling(structure: &Structure) -> Option<String> {
             Some(format!("{pooling}, scaled to unit length"))
         }
         EncoderHead::Embedding { pooling, normalize: false } => Some(pooling.to_string()),
-        EncoderHead::Score { .. } | EncoderHead::Spans {} | EncoderHead::MaskedLm { .. } => None,
+        EncoderHead::Score { .. }
+        | EncoderHead::Spans {}
+        | EncoderHead::Tokens { .. }
+        | EncoderHead::MaskedLm { .. } => None,
     }
 }
 

@@ -1,9 +1,15 @@
-//! Encoders: sentence-transformers exports, and Optimum's: rerankers, question answering, masked language models.
+//! Encoders: sentence-transformers exports, and Optimum's: rerankers, classifiers, question answering, masked language
+//! models.
 //!
 //! The outputs of the graph fill the slots of every encoder: rows are pooled to one vector, the two ends of answers are
 //! joined, and logits over a vocabulary are computed for the requested tokens.
 
-use narthex_checkpoint::hf::pooling::SentenceEmbedding;
+use std::path::Path;
+
+use narthex_checkpoint::{
+    hf::pooling::SentenceEmbedding,
+    limits::{WIDTH, bounded},
+};
 use narthex_graph::{Attribute, Graph, Value};
 use narthex_spec::{
     DType,
@@ -35,6 +41,8 @@ enum EncoderOutput {
     Numbers(Value),
     /// `[batch, sequence]` for each of two outputs: scores of each token as the start and as the end of an answer.
     Spans([Value; 2]),
+    /// `[batch, sequence, labels]`: scores of each token.
+    TokenNumbers(Value),
     /// `[batch, sequence, vocab]`: logits over the vocabulary for each token.
     Logits(Value),
 }
@@ -66,10 +74,16 @@ pub(super) fn encoder(
             (sentence.embedding(), width)
         }
         EncoderOutput::Numbers(value) => {
-            one_label(file, &value, settings)?;
-            let shape = ["batch".into(), 1_usize.into()];
+            let labels = labels(file, &value, settings)?;
+            let shape = ["batch".into(), labels.into()];
             adapter.output(Slot::Scores, &value.name, "scores", DType::F32, &shape);
-            (EncoderHead::Score { labels: 1, dense: None }, 1)
+            (EncoderHead::Score { labels, dense: None }, labels)
+        }
+        EncoderOutput::TokenNumbers(value) => {
+            let labels = labels(file, &value, settings)?;
+            let shape = ["batch".into(), "sequence".into(), labels.into()];
+            adapter.output(Slot::TokenScores, &value.name, "token_scores", DType::F32, &shape);
+            (EncoderHead::Tokens { labels }, labels)
         }
         EncoderOutput::Spans(ends) => {
             spans(&mut adapter, &ends);
@@ -117,7 +131,8 @@ fn given(file: &str, graph: &Graph, settings: &Settings) -> Result<EncoderOutput
 
     let selected = match (selected, ranked_output(graph, "logits", 3)) {
         (Some(selected), _) => selected,
-        (None, Some(logits)) => over_vocabulary(file, logits, settings)?,
+        (None, Some(logits)) if is_over_vocabulary(&logits, settings) => EncoderOutput::Logits(logits),
+        (None, Some(logits)) => EncoderOutput::TokenNumbers(logits),
         (None, None) => match graph.outputs.iter().find(|value| rank(graph, value) == 3) {
             Some(rows) => EncoderOutput::Rows(rows.clone()),
             None => {
@@ -134,6 +149,7 @@ fn given(file: &str, graph: &Graph, settings: &Settings) -> Result<EncoderOutput
         EncoderOutput::Vector(value)
         | EncoderOutput::Rows(value)
         | EncoderOutput::Numbers(value)
+        | EncoderOutput::TokenNumbers(value)
         | EncoderOutput::Logits(value) => {
             float_dtype(file, value)?;
         }
@@ -152,42 +168,21 @@ fn rank(graph: &Graph, output: &Value) -> usize {
     if graph.unranked.contains(&output.name) { 0 } else { output.shape.len() }
 }
 
-/// Returns logits for each token if they are over the vocabulary; refuses others.
-fn over_vocabulary(file: &str, logits: Value, settings: &Settings) -> Result<EncoderOutput> {
-    let last = logits.shape.last().and_then(fixed_extent);
-    if last.map_or_else(
-        || settings.class.as_ref().is_some_and(|class| class.ends_with("ForMaskedLM")),
-        |last| Some(last) == settings.vocab,
-    ) {
-        return Ok(EncoderOutput::Logits(logits));
-    }
-    let found = format!("a classifier of tokens with {}", labels(last, settings));
-    Err(refused(output(file, &logits), "logits over the vocabulary: a masked language model", found))
-}
-
-/// Refuses a text classifier with more than one label; a reranker has exactly one.
-fn one_label(file: &str, value: &Value, settings: &Settings) -> Result<()> {
-    let last = value.shape.last().and_then(fixed_extent);
-    match last.or_else(|| Some(settings.labels.len()).filter(|&labels| labels > 0)) {
-        Some(1) => Ok(()),
-        _ => {
-            let found = format!("a classifier of texts with {}", labels(last, settings));
-            Err(refused(output(file, value), "1 label: a reranker; classifiers are not served", found))
-        }
+/// Returns whether logits of each token are over the vocabulary, and not over labels. The class decides if the graph does
+/// not state their number.
+fn is_over_vocabulary(logits: &Value, settings: &Settings) -> bool {
+    match logits.shape.last().and_then(fixed_extent) {
+        Some(last) => Some(last) == settings.vocab,
+        None => settings.class.as_ref().is_some_and(|class| class.ends_with("ForMaskedLM")),
     }
 }
 
-/// Describes the labels of a classifier.
-fn labels(last: Option<usize>, settings: &Settings) -> String {
-    const MAX_LABELS: usize = 8;
-    let names: Vec<&str> = settings.labels.iter().take(MAX_LABELS).map(String::as_str).collect();
-    let rest = if settings.labels.len() > MAX_LABELS { ", …" } else { "" };
-    match last.or_else(|| Some(settings.labels.len()).filter(|&labels| labels > 0)) {
-        None => "an unknown number of labels".to_owned(),
-        Some(1) => "1 label".to_owned(),
-        Some(count) if names.is_empty() => format!("{count} labels"),
-        Some(count) => format!("{count} labels ({}{rest})", names.join(", ")),
-    }
+/// Returns the number of a classifier's labels.
+fn labels(file: &str, value: &Value, settings: &Settings) -> Result<usize> {
+    let labels = value.shape.last().and_then(fixed_extent).or(settings.labels);
+    let stated = "a fixed number of labels, or an id2label in config.json";
+    let labels = labels.ok_or_else(|| refused(output(file, value), stated, "neither"))?;
+    Ok(bounded(Path::new(file), "a number of labels", labels, &WIDTH)?)
 }
 
 fn output(file: &str, value: &Value) -> String {

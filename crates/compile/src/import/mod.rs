@@ -28,7 +28,7 @@ use std::{
 };
 
 use narthex_checkpoint::hf::{
-    CONFIG,
+    CONFIG, classifier,
     folder::Folder,
     pooling, prompts,
     tokenizer::{self, FolderTokenizer, Vocab},
@@ -41,7 +41,7 @@ use narthex_graph::{
 use narthex_spec::{
     BlockSize, Recipe, Scheme,
     arch::{EncoderHead, Pooling, Structure},
-    manifest::{self, BoundDevice, GraphEntry, Prompts},
+    manifest::{self, BoundDevice, ClassifierEntry, GraphEntry, Prompts},
 };
 
 use crate::{
@@ -75,6 +75,7 @@ pub struct Import {
     recipe: Recipe,
     text: FolderTokenizer,
     prompts: Prompts,
+    classifier: Option<ClassifierEntry>,
     license: Option<String>,
     /// Name of the exporter.
     exporter: &'static str,
@@ -259,6 +260,7 @@ fn import_decoder(
         recipe,
         text,
         prompts: Prompts::default(),
+        classifier: None,
         license,
         exporter,
         notes,
@@ -316,6 +318,8 @@ fn import_encoder(
 
     let embeds = matches!(imported.head, EncoderHead::Embedding { .. });
     let prompts = if embeds { prompts::read(&mut folder)? } else { Prompts::default() };
+    let classifier = settings.config.as_ref().zip(imported.head.labels());
+    let classifier = classifier.map(|(config, labels)| classifier::read(config, labels)).transpose()?;
     let license = folder.license()?;
 
     Ok(Import {
@@ -330,6 +334,7 @@ fn import_encoder(
         recipe,
         text,
         prompts,
+        classifier,
         license,
         exporter: "sentence-transformers or Optimum",
         notes: is_pooled.then(|| sentence.source.note(sentence.pooling)).flatten().into_iter().collect(),

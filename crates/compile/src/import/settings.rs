@@ -35,10 +35,12 @@ pub(super) struct Settings {
     pub(super) head_size: Option<usize>,
     /// Maximum sequence length, in tokens.
     pub(super) context: Option<usize>,
-    /// Names of a classifier's labels; empty if not stated.
-    pub(super) labels: Vec<String>,
+    /// Number of a classifier's labels, if it is stated.
+    pub(super) labels: Option<usize>,
     /// The model's class in transformers.
     pub(super) class: Option<String>,
+    /// The whole file, unless it is that of onnxruntime-genai or does not exist.
+    pub(super) config: Option<Config>,
     pub(super) ids: TokenIds,
     /// Value of empty slots in an integer past.
     pub(super) empty: f32,
@@ -58,6 +60,7 @@ struct ConfigKeys {
     max_position_embeddings: Option<usize>,
     model_type: Option<String>,
     id2label: Option<serde_json::Map<String, Value>>,
+    num_labels: Option<usize>,
 }
 
 /// Families whose position table starts with two rows for padding.
@@ -91,9 +94,10 @@ impl Settings {
             kv_heads: checked(path, "num_key_value_heads", keys.num_key_value_heads, &HEADS)?,
             head_size: checked(path, "head_dim", keys.head_dim, &WIDTH)?.or(derived),
             context: context.filter(|&context| context > 0),
-            labels: keys.id2label.iter().flat_map(serde_json::Map::values).map(label).collect(),
+            labels: keys.id2label.map(|names| names.len()).or(keys.num_labels).filter(|&labels| labels > 0),
             class: config.class().map(str::to_owned),
             ids: config.ids().clone(),
+            config: Some(config),
             ..Self::default()
         })
     }
@@ -120,11 +124,6 @@ pub(super) fn checked(
     range: &RangeInclusive<usize>,
 ) -> Result<Option<usize>, CheckpointError> {
     value.map(|value| bounded(path, what, value, range)).transpose()
-}
-
-/// Returns a label's name, shortened for messages.
-fn label(name: &Value) -> String {
-    name.as_str().unwrap_or_default().chars().take(40).collect()
 }
 
 #[cfg(test)]

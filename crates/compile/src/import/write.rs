@@ -172,6 +172,7 @@ impl Import {
             audio: None,
             voice: None,
             prompts: self.prompts,
+            classifier: self.classifier,
             sampling: self.text.sampling,
             quality: None,
             loss: None,

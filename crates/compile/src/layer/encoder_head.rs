@@ -126,6 +126,11 @@ pub(crate) fn spans(e: &mut Emitter<'_>, x: Tensor, hidden: usize) -> Result<Ten
     linear(e, &Scope::root().child("spans"), x, hidden, Bias::With)
 }
 
+/// Returns the scores of each token for each label: `x [.., sequence, hidden]` → `[.., sequence, labels]`.
+pub(crate) fn tokens(e: &mut Emitter<'_>, x: Tensor, hidden: usize) -> Result<Tensor> {
+    linear(e, &Scope::root().child("tokens"), x, hidden, Bias::With)
+}
+
 /// Returns logits over the vocabulary, `rows [.., hidden]` → `[.., vocab]`.
 ///
 /// ```text

@@ -172,7 +172,7 @@ fn logits(
 /// Lowers an encoder.
 ///
 /// ```text
-/// embeds ── norm ── layers ── vector, scores or spans
+/// embeds ── norm ── layers ── vector, scores, spans or token_scores
 ///                         └── Gather(logits_rows) ── logits
 /// ```
 pub(crate) fn encoder(e: &mut Emitter<'_>, arch: &EncoderArch) -> Result<LoweredModel> {
@@ -218,6 +218,11 @@ fn encoder_output(
             let spans = encoder_head::spans(e, x, hidden)?;
             let kind = f32(&["batch".into(), "sequence".into(), 2.into()]);
             io.output(e, Slot::Spans, "spans", spans, &kind)?;
+        }
+        EncoderHead::Tokens { labels } => {
+            let scores = encoder_head::tokens(e, x, hidden)?;
+            let kind = f32(&["batch".into(), "sequence".into(), labels.into()]);
+            io.output(e, Slot::TokenScores, "token_scores", scores, &kind)?;
         }
         EncoderHead::MaskedLm { activation } => {
             let kind = TensorType::new(DType::I64, &["rows".into()]);

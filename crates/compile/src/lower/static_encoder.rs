@@ -66,6 +66,10 @@ fn bucket(e: &mut Emitter<'_>, arch: &EncoderArch, length: usize) -> Result<Grap
             let spans = encoder_head::spans(e, x, hidden)?;
             io.output(e, Slot::Spans, "spans", spans, &f16([1, length, 2]))?;
         }
+        EncoderHead::Tokens { labels } => {
+            let scores = encoder_head::tokens(e, x, hidden)?;
+            io.output(e, Slot::TokenScores, "token_scores", scores, &f16([1, length, labels]))?;
+        }
         EncoderHead::MaskedLm { .. } => {
             io.output(e, Slot::Hidden, "hidden", x, &f16([1, length, hidden]))?;
         }
@@ -80,7 +84,7 @@ fn pools(head: EncoderHead) -> bool {
     match head {
         EncoderHead::Embedding { pooling, .. } => pooling != Pooling::Max,
         EncoderHead::Score { .. } => true,
-        EncoderHead::Spans {} | EncoderHead::MaskedLm { .. } => false,
+        EncoderHead::Spans {} | EncoderHead::Tokens { .. } | EncoderHead::MaskedLm { .. } => false,
     }
 }
 

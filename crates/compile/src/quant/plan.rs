@@ -431,6 +431,7 @@ mod tests {
         let out = ("score.out.weight", Storage::F32);
         check(EncoderHead::Score { labels: 1, dense: Some(Activation::Tanh) }, &[dense, out]);
         check(EncoderHead::Spans {}, &[("spans.weight", Storage::F32)]);
+        check(EncoderHead::Tokens { labels: 9 }, &[("tokens.weight", Storage::F32)]);
         let logits = [("embed.word.weight", Storage::W8), ("mlm.dense.weight", Storage::W4)];
         check(EncoderHead::MaskedLm { activation: Some(Activation::Gelu) }, &logits);
     }

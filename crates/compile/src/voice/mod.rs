@@ -157,6 +157,7 @@ pub fn import(job: VoiceJob<'_>, cancel: &AtomicBool) -> Result<Manifest> {
         voice: Some(parts.entry),
         sampling: PublishedSampling::default(),
         prompts: Prompts::default(),
+        classifier: None,
         source_weights: Vec::new(),
         layer_widths: Vec::new(),
         quality: None,

@@ -147,7 +147,7 @@ fn check_imported(imported: &ImportedEncoder, max_length: usize) -> Result<(), D
         return Err(DeviceError::package(format!("numbers of 1 to {MAX_NUMBER}"), number));
     }
     match imported.head {
-        EncoderHead::Score { labels, .. } if labels != imported.width => {
+        EncoderHead::Score { labels, .. } | EncoderHead::Tokens { labels } if labels != imported.width => {
             Err(DeviceError::package(format!("{} labels", imported.width), labels))
         }
         _ => Ok(()),

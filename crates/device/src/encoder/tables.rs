@@ -4,7 +4,7 @@ use std::path::Path;
 
 use narthex_engine::{encoder::Text, executor::StepError};
 use narthex_spec::{
-    arch::{DecoderArch, EmbedderArch, EncoderArch, EncoderHead, FactoredEmbedding},
+    arch::{DecoderArch, EmbedderArch, EncoderArch, FactoredEmbedding},
     manifest::{Manifest, Slot, TableRole},
 };
 
@@ -74,7 +74,7 @@ impl EncoderTables {
         if manifest.max_length == 0 {
             return Err(DeviceError::package("a length of at least 1 token", 0));
         }
-        if let EncoderHead::Score { labels, .. } = arch.head
+        if let Some(labels) = arch.head.labels()
             && !(1..=MAX_LABELS).contains(&labels)
         {
             return Err(DeviceError::package(format!("1 to {MAX_LABELS} labels"), labels));

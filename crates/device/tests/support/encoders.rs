@@ -1,4 +1,4 @@
-//! The tiny encoders of `goldens/encoders.py`, with the reference's results.
+//! The tiny encoders of `goldens/encoders.py` and `goldens/classifiers.py`, with the reference's results.
 
 #![allow(dead_code, reason = "each test program uses a part of this")]
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
@@ -25,11 +25,22 @@ pub(crate) enum Head {
     Score,
     Spans,
     Masked,
+    Labels,
+    Tokens,
 }
 
 impl Head {
-    pub(crate) const ALL: [Self; 7] =
-        [Self::Mean, Self::Cls, Self::Max, Self::Last, Self::Score, Self::Spans, Self::Masked];
+    pub(crate) const ALL: [Self; 9] = [
+        Self::Mean,
+        Self::Cls,
+        Self::Max,
+        Self::Last,
+        Self::Score,
+        Self::Spans,
+        Self::Masked,
+        Self::Labels,
+        Self::Tokens,
+    ];
 
     /// Returns the names of a pooling in `expected.json` and in sentence-transformers; `None` for a head.
     fn pooling(self) -> Option<(&'static str, &'static str)> {
@@ -38,14 +49,15 @@ impl Head {
             Self::Cls => Some(("cls", "cls_token")),
             Self::Max => Some(("max", "max_tokens")),
             Self::Last => Some(("lasttoken", "lasttoken")),
-            Self::Score | Self::Spans | Self::Masked => None,
+            Self::Score | Self::Spans | Self::Masked | Self::Labels | Self::Tokens => None,
         }
     }
 
     /// Returns the suffix of the model's class name.
     fn class(self) -> &'static str {
         match self {
-            Self::Score => "ForSequenceClassification",
+            Self::Score | Self::Labels => "ForSequenceClassification",
+            Self::Tokens => "ForTokenClassification",
             Self::Spans => "ForQuestionAnswering",
             Self::Masked => "ForMaskedLM",
             Self::Mean | Self::Cls | Self::Max | Self::Last => "Model",
@@ -73,6 +85,14 @@ pub(crate) struct Golden {
     pub(crate) family: &'static str,
     folder: PathBuf,
     pub(crate) expected: Value,
+    /// Checkpoint with heads of several labels.
+    classifiers: PathBuf,
+    /// The reference's results for it; null for families without it.
+    pub(crate) classified: Value,
+}
+
+fn read_json(path: PathBuf) -> Option<Value> {
+    Some(serde_json::from_slice(&fs::read(path).ok()?).unwrap())
 }
 
 fn numbers(value: &Value) -> Vec<f32> {
@@ -85,10 +105,12 @@ fn whole(value: &Value) -> impl Iterator<Item = usize> {
 
 impl Golden {
     pub(crate) fn read(family: &'static str) -> Self {
-        let folder =
-            PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../device/tests/goldens/encoders").join(family);
-        let expected = serde_json::from_slice(&fs::read(folder.join("expected.json")).unwrap()).unwrap();
-        Self { family, folder, expected }
+        let goldens = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../device/tests/goldens");
+        let folder = goldens.join("encoders").join(family);
+        let classifiers = goldens.join("classifiers").join(family);
+        let expected = read_json(folder.join("expected.json")).unwrap();
+        let classified = read_json(classifiers.join("expected.json")).unwrap_or_default();
+        Self { family, folder, expected, classifiers, classified }
     }
 
     /// Returns the goldens of all families.
@@ -105,11 +127,12 @@ impl Golden {
     /// Returns a copy of the checkpoint with the class of the head.
     pub(crate) fn checkpoint(&self, head: Head) -> TempDir {
         let copy = tempfile::tempdir().unwrap();
+        let folder =
+            if matches!(head, Head::Labels | Head::Tokens) { &self.classifiers } else { &self.folder };
         for file in ["model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
-            fs::copy(self.folder.join(file), copy.path().join(file)).unwrap();
+            fs::copy(folder.join(file), copy.path().join(file)).unwrap();
         }
-        let mut config: Value =
-            serde_json::from_slice(&fs::read(self.folder.join("config.json")).unwrap()).unwrap();
+        let mut config = read_json(folder.join("config.json")).unwrap();
         let body = config["architectures"][0].as_str().unwrap().strip_suffix("Model").unwrap().to_owned();
         config["architectures"] = json!([body + head.class()]);
         if head == Head::Spans {
@@ -165,7 +188,9 @@ impl Golden {
 
     /// Returns the texts for a head, and each one's rows.
     pub(crate) fn texts(&self, head: Head) -> (Vec<Input>, Vec<Vec<f32>>) {
-        let list = |name: &str| self.expected[name].as_array().unwrap().iter();
+        let results =
+            if matches!(head, Head::Labels | Head::Tokens) { &self.classified } else { &self.expected };
+        let list = |name: &str| results[name].as_array().unwrap().iter();
         let input = |case: &Value| {
             let tokens: Vec<TokenId> = whole(&case["ids"]).map(|id| id as TokenId).collect();
             let types: Vec<usize> = case.get("types").map(|types| whole(types).collect()).unwrap_or_default();
@@ -179,9 +204,15 @@ impl Golden {
         let rows = |case: &Value| match head {
             Head::Score => vec![case["logit"].as_f64().unwrap() as f32],
             Head::Spans => numbers(&case["spans"]),
+            Head::Labels | Head::Tokens => numbers(&case["logits"]),
             _ => case["logits"].as_array().unwrap().iter().flat_map(numbers).collect(),
         };
-        let name = if head == Head::Masked { "masked" } else { "pairs" };
+        let name = match head {
+            Head::Masked => "masked",
+            Head::Labels => "labels",
+            Head::Tokens => "tokens",
+            _ => "pairs",
+        };
         list(name).map(|case| (input(case), rows(case))).unzip()
     }
 }

@@ -388,7 +388,12 @@ fn capabilities(kind: ModelKind, package: Option<&InstalledPackage>) -> Vec<&'st
         ModelKind::Embedding => vec!["embedding"],
         ModelKind::Transcription => vec!["transcription"],
         ModelKind::Speech => vec!["speech"],
-        ModelKind::Rerank | ModelKind::Answer | ModelKind::Masked | ModelKind::Other => Vec::new(),
+        ModelKind::Rerank
+        | ModelKind::Classification
+        | ModelKind::TokenClassification
+        | ModelKind::Answer
+        | ModelKind::Masked
+        | ModelKind::Other => Vec::new(),
     }
 }
 

@@ -138,6 +138,7 @@ fn capabilities(kind: ModelKind, reads: &[MediaKind]) -> Vec<&'static str> {
         ModelKind::Text => vec!["completions"],
         ModelKind::Embedding => vec!["embeddings"],
         ModelKind::Rerank => vec!["rerank"],
+        ModelKind::Classification | ModelKind::TokenClassification => vec!["classify"],
         ModelKind::Answer => vec!["answer"],
         ModelKind::Masked => vec!["fill"],
         ModelKind::Transcription => vec!["transcriptions"],

@@ -185,6 +185,11 @@ pub enum EncoderHead {
     },
     /// Start and end scores of an answer at each token: `spans.{weight,bias} [2, hidden]`.
     Spans {},
+    /// Scores of each token for each label: `tokens.{weight,bias} [labels, hidden]`.
+    Tokens {
+        /// Number of labels.
+        labels: usize,
+    },
     /// Logits over the vocabulary for the requested tokens: `mlm.dense.{weight,bias} [hidden, hidden]`,
     /// `mlm.norm.{weight,bias}`, `mlm.bias [vocab]`. The weight is that of the token embedding; with factored
     /// embeddings, `mlm.rest.weight [hidden - width, vocab]` covers the remaining width.
@@ -204,6 +209,14 @@ pub enum EncoderHead {
 }
 
 impl EncoderHead {
+    /// Returns the number of labels of a classifier; rerankers have one.
+    pub fn labels(&self) -> Option<usize> {
+        match *self {
+            Self::Score { labels, .. } | Self::Tokens { labels } => Some(labels),
+            Self::Spans {} | Self::MaskedLm { .. } | Self::Embedding { .. } => None,
+        }
+    }
+
     /// Describes the output for a text, with vectors of `width` elements.
     pub fn gives(&self, width: usize) -> String {
         match self {
@@ -211,6 +224,7 @@ impl EncoderHead {
             Self::Score { labels: 1, .. } => "a score".to_owned(),
             Self::Score { labels, .. } => format!("{labels} labels"),
             Self::Spans {} => "answers in a text".to_owned(),
+            Self::Tokens { labels } => format!("{labels} labels for each token"),
             Self::MaskedLm { .. } => "masked tokens".to_owned(),
         }
     }
@@ -292,6 +306,7 @@ mod tests {
             bert.head,
             EncoderHead::Score { labels: 1, dense: Some(Activation::Tanh) },
             EncoderHead::Spans {},
+            EncoderHead::Tokens { labels: 9 },
             EncoderHead::MaskedLm { activation: Some(Activation::Gelu) },
             EncoderHead::MaskedLm { activation: None },
         ];

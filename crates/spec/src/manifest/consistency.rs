@@ -33,6 +33,9 @@ pub fn check_consistency(manifest: &Manifest) -> Result<(), Contradiction> {
         ensure((bos as usize) < vocab, format!("a start token below the vocabulary size {vocab}"), bos)?;
     }
     sampling::check(&manifest.sampling)?;
+    if let Some(classifier) = &manifest.classifier {
+        classifier.check(manifest.architecture.head().and_then(EncoderHead::labels))?;
+    }
     match &manifest.architecture {
         Structure::Decoder(arch) => {
             check_decoder(arch)?;

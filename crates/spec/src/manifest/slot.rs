@@ -93,6 +93,8 @@ pub enum Slot {
     Scores,
     /// Output `[batch, sequence, 2]`: start and end scores of an answer at each token.
     Spans,
+    /// Output `[batch, sequence, labels]`: scores of each token.
+    TokenScores,
     /// Input `[1, bins, frames]`: the log-mel spectrogram of a window.
     Features,
     /// Output of an encoder and input of its decoder, `[1, heads, positions, head_size]`: keys of the encoder's rows in

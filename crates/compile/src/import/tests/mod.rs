@@ -99,28 +99,41 @@ fn check(folder: &Path, expect: &str) {
 }
 
 #[test]
-fn classifiers_are_refused_as_what_they_are() {
-    let check = |name: &str, labels: serde_json::Value, change: &dyn Fn(&mut Graph), expect: &str| {
-        let folder = copy(name);
+fn classifiers_have_the_labels_of_the_graph_and_the_names_of_the_settings() {
+    let import_with = |labels: serde_json::Value, change: &dyn Fn(&mut Graph)| {
+        let folder = copy("masked");
         let config = folder.path().join("config.json");
         let mut keys: serde_json::Value = serde_json::from_slice(&fs::read(&config).unwrap()).unwrap();
         keys["id2label"] = labels;
         fs::write(config, keys.to_string()).unwrap();
         edit(&folder.path().join("model.onnx"), change);
-        check(folder.path(), expect);
+        import(folder.path())
     };
     let names = json!({"0": "negative", "1": "neutral", "2": "positive"});
-    let open = |graph: &mut Graph| graph.outputs[0].shape[2] = "labels".into();
-    let class = |graph: &mut Graph| graph.outputs[0].shape = vec!["batch".into(), 3_usize.into()];
+    let texts = |graph: &mut Graph| graph.outputs[0].shape = vec!["batch".into(), 3_usize.into()];
     let tokens = |graph: &mut Graph| graph.outputs[0].shape[2] = 3_usize.into();
-    let found = "a classifier of texts with 3 labels (negative, neutral, positive)";
-    check("masked", names.clone(), &class, found);
-    check("masked", json!({}), &class, "found a classifier of texts with 3 labels, expected");
-    check("masked", names, &tokens, "a classifier of tokens with 3 labels (negative, neutral, positive)");
+    let open_texts = |graph: &mut Graph| graph.outputs[0].shape = vec!["batch".into(), "labels".into()];
+    let check =
+        |labels: &serde_json::Value, change: &dyn Fn(&mut Graph), head: EncoderHead, expect: [&str; 3]| {
+            let manifest = import_with(labels.clone(), change).unwrap();
+            assert_eq!(manifest.architecture.head(), Some(&head));
+            assert_eq!(manifest.classifier.unwrap().labels, expect);
+        };
+    let score = EncoderHead::Score { labels: 3, dense: None };
+    check(&names, &texts, score, ["negative", "neutral", "positive"]);
+    check(&names, &open_texts, score, ["negative", "neutral", "positive"]);
+    check(&json!({}), &texts, score, ["LABEL_0", "LABEL_1", "LABEL_2"]);
+    check(&names, &tokens, EncoderHead::Tokens { labels: 3 }, ["negative", "neutral", "positive"]);
+
+    let refused = |labels: serde_json::Value, change: &dyn Fn(&mut Graph), expect: &str| {
+        let error = import_with(labels, change).expect_err("it was imported").to_string();
+        assert!(error.contains(expect), "{error} lacks {expect}");
+    };
+    refused(json!({"0": "negative"}), &texts, "an id2label with 3 names");
+    refused(json!({}), &open_texts, "a fixed number of labels, or an id2label in config.json");
     // The class decides if the graph does not state the number of labels.
-    let folder = copy("masked");
-    edit(&folder.path().join("model.onnx"), &open);
-    let manifest = import(folder.path()).unwrap();
+    let open = |graph: &mut Graph| graph.outputs[0].shape[2] = "labels".into();
+    let manifest = import_with(json!(null), &open).unwrap();
     assert_eq!(manifest.architecture.head(), Some(&EncoderHead::MaskedLm { activation: None }));
 }
 

@@ -76,6 +76,9 @@ impl WeightList {
             EncoderHead::Spans {} => {
                 self.linear("spans", [2, hidden], Projection::HeadOutput, Bias::Present);
             }
+            EncoderHead::Tokens { labels } => {
+                self.linear("tokens", [labels, hidden], Projection::HeadOutput, Bias::Present);
+            }
             EncoderHead::MaskedLm { .. } => {
                 self.linear("mlm.dense", [hidden; 2], Projection::HeadHidden, Bias::Present);
                 self.layer_norm("mlm.norm", hidden);
