@@ -23,7 +23,7 @@ use clap::{Args as ClapArgs, Parser, Subcommand};
 use clap_complete::Shell;
 pub(crate) use compile::{CheckArgs, CompileArgs, NpuTarget, TRY_OUT, TryOutArgs};
 pub(crate) use config::{ConfigArgs, ConfigCommand, CreateArgs};
-pub(crate) use encoders::{AnswerArgs, DecideArgs, EmbedArgs, FillArgs, RerankArgs};
+pub(crate) use encoders::{AnswerArgs, ClassifyArgs, DecideArgs, EmbedArgs, FillArgs, RerankArgs};
 pub(crate) use exports::{ExportArgs, ImportArgs};
 pub(crate) use generate::{ChatArgs, CompleteArgs, GenerateArgs, MediaArgs, RunArgs, SamplingArgs};
 pub(crate) use keys::{KeyArgs, KeyCommand};
@@ -145,6 +145,8 @@ pub(crate) enum Command {
     Embed(EmbedArgs),
     /// Rank documents by their relevance to a query
     Rerank(RerankArgs),
+    /// Classify texts, or find entities in them: sentiment, safety, names, personal data
+    Classify(ClassifyArgs),
     /// Decide a closed question about a text: the probabilities of its answers
     Decide(DecideArgs),
     /// Find the answer to a question in a text

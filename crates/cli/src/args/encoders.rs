@@ -1,8 +1,9 @@
-//! Arguments of `embed`, `rerank`, `decide`, `answer` and `fill`.
+//! Arguments of `embed`, `rerank`, `classify`, `decide`, `answer` and `fill`.
 
 use std::path::PathBuf;
 
-use clap::Args as ClapArgs;
+use clap::{Args as ClapArgs, ValueEnum};
+use narthex_gateway::request::Aggregation;
 
 use super::LoadArgs;
 
@@ -63,6 +64,53 @@ pub(crate) struct RerankArgs {
 
     #[command(flatten)]
     pub(crate) load: LoadArgs,
+}
+
+/// `narthex classify`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ClassifyArgs {
+    /// The texts [default: the lines of standard input]
+    pub(crate) texts: Vec<String>,
+
+    /// The model, a classifier of texts or of tokens: a name, hf:owner/repo, or a path
+    #[arg(short, long)]
+    pub(crate) model: String,
+
+    /// Print the N likeliest labels of each text
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub(crate) top_k: usize,
+
+    /// Entities of a classifier of tokens: `simple` joins adjacent tokens of one label, `none` prints each token
+    #[arg(long, value_enum, default_value_t, value_name = "STRATEGY")]
+    pub(crate) aggregation: ClassifyAggregation,
+
+    /// Truncate texts that are too long instead of failing
+    #[arg(long)]
+    pub(crate) truncate: bool,
+
+    /// Print one JSON object with the scores of all labels, or with the entities
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) load: LoadArgs,
+}
+
+/// Form of the entities that a classifier of tokens finds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ClassifyAggregation {
+    #[default]
+    Simple,
+    None,
+}
+
+impl From<ClassifyAggregation> for Aggregation {
+    fn from(aggregation: ClassifyAggregation) -> Self {
+        match aggregation {
+            ClassifyAggregation::Simple => Self::Simple,
+            ClassifyAggregation::None => Self::None,
+        }
+    }
 }
 
 /// `narthex decide`.

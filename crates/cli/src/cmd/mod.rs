@@ -4,6 +4,7 @@ mod answer;
 mod bench;
 mod chat;
 mod check;
+mod classify;
 mod compare;
 mod completions;
 mod config;
@@ -176,6 +177,9 @@ pub(crate) fn run(args: Args, settings: Settings) -> anyhow::Result<()> {
         }
         Command::Embed(embed) => embed::run(&open(config(&store, Some(&embed.load)))?.0, &embed),
         Command::Rerank(rerank) => rerank::run(&open(config(&store, Some(&rerank.load)))?.0, &rerank),
+        Command::Classify(classify) => {
+            classify::run(&open(config(&store, Some(&classify.load)))?.0, &classify)
+        }
         Command::Decide(decide) => decide::run(&open(config(&store, Some(&decide.load)))?.0, &decide),
         Command::Answer(answer) => answer::run(&open(config(&store, Some(&answer.load)))?.0, &answer),
         Command::Fill(fill) => fill::run(&open(config(&store, Some(&fill.load)))?.0, &fill),

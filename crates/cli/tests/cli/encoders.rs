@@ -1,4 +1,4 @@
-//! `rerank`, `answer`, `fill` and `complete` over tiny models in a temporary store.
+//! `rerank`, `classify`, `answer`, `fill` and `complete` over tiny models in a temporary store.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
@@ -59,6 +59,38 @@ fn documents_come_as_arguments_or_lines() {
     let best = &report["results"][0];
     assert_eq!(best["document"], ["a dog runs", "it"][best["index"].as_u64().unwrap() as usize]);
     assert_eq!(report["results"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn texts_have_labels_and_entities() {
+    let home = tempfile::tempdir().unwrap();
+    let model = compiled(home.path(), "distilbert", Head::Labels);
+    let classify = ["classify", "--scheme", "f32", "-m", &model];
+    let lines = narthex(home.path(), &classify, "the cat sleeps\na dog runs\n");
+    let ask = |more: &[&str]| narthex(home.path(), &[&classify[..], more].concat(), "");
+    assert_eq!(ask(&["the cat sleeps", "a dog runs"]), lines);
+    let texts: Vec<&str> = lines.lines().map(|line| line.splitn(3, '\t').nth(2).unwrap()).collect();
+    assert_eq!(texts, ["the cat sleeps", "a dog runs"]);
+    assert_eq!(ask(&["--top-k", "3", "a dog runs"]).lines().count(), 3);
+    let report: Value = serde_json::from_str(&ask(&["--json", "a dog runs"])).unwrap();
+    assert_eq!(report["results"][0]["labels"].as_array().unwrap().len(), 5);
+    let shown = narthex(home.path(), &["show", &model], "");
+    assert!(shown.contains("labels       O, B-PER, I-PER, B-LOC, LOC"), "{shown}");
+
+    let tagger = home.path().join("tagger");
+    std::fs::rename(Golden::read("distilbert").checkpoint(Head::Tokens).keep(), &tagger).unwrap();
+    let tagger = tagger.to_str().unwrap();
+    narthex(home.path(), &["compile", "--scheme", "f32", tagger], "");
+    let text = "a dog runs to the river";
+    let tag = ["classify", "--scheme", "f32", "-m", tagger, text];
+    let report: Value =
+        serde_json::from_str(&narthex(home.path(), &[&tag[..], &["--json"]].concat(), "")).unwrap();
+    let entities = report["results"][0]["entities"].as_array().unwrap();
+    let words: Vec<&str> = entities.iter().map(|entity| entity["text"].as_str().unwrap()).collect();
+    assert_eq!(words, ["a", "runs to the river"]);
+    assert_eq!(narthex(home.path(), &tag, "").lines().count(), entities.len());
+    let tokens = narthex(home.path(), &[&tag[..], &["--aggregation", "none"]].concat(), "");
+    assert!(tokens.lines().count() > entities.len(), "{tokens}");
 }
 
 #[test]

@@ -27,6 +27,9 @@ pub(super) const ESPEAK: &str = "install espeak-ng: `apt install espeak-ng` on D
 
 /// Returns the hint to the models of a kind.
 pub(super) fn models_of_kind(kind: ModelKind) -> String {
+    if matches!(kind, ModelKind::Classification | ModelKind::TokenClassification) {
+        return "the catalogue has no classifiers; `narthex compile DIR` and `import DIR` take those of transformers".to_owned();
+    }
     format!("`narthex list --available --kind {}` lists suitable models", kind.as_str())
 }
 

@@ -16,10 +16,10 @@ use crate::{
         answer_stream::AnswerStream,
         generation::Generation,
         request::{
-            AnswerRequest, Answers, ChatRequest, CompletionRequest, DecisionRequest, Decisions, EmbedRequest,
-            Embeddings, Fillings, GenerationSink, MaskPredictOutput, MaskRequest, Ranking, RefineRequest,
-            RerankRequest, SpeechEvent, SpeechRequest, SpeechSummary, Transcript, TranscriptionEvent,
-            TranscriptionRequest,
+            AnswerRequest, Answers, ChatRequest, Classifications, ClassifyRequest, CompletionRequest,
+            DecisionRequest, Decisions, EmbedRequest, Embeddings, Fillings, GenerationSink,
+            MaskPredictOutput, MaskRequest, Ranking, RefineRequest, RerankRequest, SpeechEvent,
+            SpeechRequest, SpeechSummary, Transcript, TranscriptionEvent, TranscriptionRequest,
         },
     },
 };
@@ -60,6 +60,16 @@ impl Gateway {
     /// Sorts documents by relevance to a query.
     pub fn rerank(&self, model: &str, request: &RerankRequest, cancel: &Cancel) -> Result<Ranking, Error> {
         self.load_and_wait(model)?.rerank(request, cancel)
+    }
+
+    /// Classifies texts, or their tokens.
+    pub fn classify(
+        &self,
+        model: &str,
+        request: &ClassifyRequest,
+        cancel: &Cancel,
+    ) -> Result<Classifications, Error> {
+        self.load_and_wait(model)?.classify(request, cancel)
     }
 
     /// Decides closed questions about a text with a chat model.

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Maximum inputs of one request.
-const MAX_INPUTS: usize = 2048;
+pub(super) const MAX_INPUTS: usize = 2048;
 
 impl ReadyModel {
     /// Returns the number of elements of a vector; `None` for a model of another kind.

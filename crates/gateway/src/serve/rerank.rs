@@ -1,6 +1,6 @@
 //! Reranking: relevance of documents to a query.
 
-use narthex_text::tokenizer::{BoundedTokens, Bounds};
+use narthex_text::tokenizer::Bounds;
 
 use crate::{
     cancel::Cancel,
@@ -8,15 +8,15 @@ use crate::{
     error::{Error, TokenCount},
     load::{loaded_model::LoadedModel, residency::ReadyModel},
     report::models::ModelKind,
-    serve::request::{DocumentScore, InputOverflow, Ranking, RerankRequest},
+    serve::{
+        pairs::{Misfit, check_first, fit},
+        probabilities::sigmoid,
+        request::{DocumentScore, Ranking, RerankRequest},
+    },
 };
 
 /// Maximum documents of one request.
 const MAX_DOCUMENTS: usize = 2048;
-
-/// Maximum bytes of a query for each token of the model's limit. The query is tokenized again with each document, and white
-/// space has no tokens.
-const MAX_QUERY_BYTES: usize = 16;
 
 impl ReadyModel {
     /// Sorts documents by relevance to a query, best first; of equal ones, the earlier first. Ends with
@@ -35,22 +35,8 @@ impl ReadyModel {
 
         let queued = encoder.enter(cancel, &self.computed)?;
         let limit = encoder.limits().max_length;
-        let bytes = request.query.len();
-        let most = limit.saturating_mul(MAX_QUERY_BYTES);
-        if bytes > most {
-            let message =
-                format!("query: found {bytes} bytes, but this model allows at most {most}; shorten it");
-            return Err(Error::invalid("query", message));
-        }
-
         let bounds = Bounds { limit, is_cancelled: &|| cancel.is_cancelled() };
-        let query = model.tokenizer()?.encode_document_within(&request.query, bounds)?;
-        if !matches!(query, BoundedTokens::Whole(_)) {
-            let message =
-                format!("this model allows at most {limit} tokens for query and document; shorten it");
-            return Err(Error::invalid("query", message));
-        }
-
+        check_first(model.tokenizer()?, "query", &request.query, bounds)?;
         let pairs = 0..request.documents.len();
         let pairs: Vec<EncoderInput> =
             pairs.map(|index| encode_pair(model, request, index, bounds)).collect::<Result<_, _>>()?;
@@ -71,11 +57,6 @@ impl ReadyModel {
     }
 }
 
-/// Returns the probability of a logit.
-fn sigmoid(logit: f32) -> f32 {
-    1.0 / (1.0 + (-logit).exp())
-}
-
 /// Encodes the query with the document of an index, within a limit of tokens in total.
 fn encode_pair(
     model: &LoadedModel,
@@ -86,30 +67,15 @@ fn encode_pair(
     let limit = bounds.limit;
     let document = &request.documents[index];
     let encoded = model.tokenizer()?.encode_pair_within(&request.query, document, bounds)?;
-    let more = TokenCount::AtLeast(limit + 1);
-    let (mut pair, found) = match encoded {
-        BoundedTokens::Whole(pair) => {
-            let found = TokenCount::Exact(pair.tokens.len());
-            (pair, found)
-        }
-        BoundedTokens::Beginning(pair) => (pair, more),
-        BoundedTokens::TooManyBytes => return Err(too_long(index, more, limit)),
-    };
-
-    let room = limit.saturating_sub(pair.overhead());
-    if pair.tokens.len() > limit {
-        if room == 0 {
+    let pair = fit(encoded, limit, request.overlong).map_err(|misfit| match misfit {
+        Misfit::TooLong(found) => too_long(index, found, limit),
+        Misfit::Overhead(found) => {
             let message = format!(
-                "the query alone has {} tokens, but this model allows at most {limit} for query and document",
-                pair.overhead()
+                "the query alone has {found} tokens, but this model allows at most {limit} for query and document"
             );
-            return Err(Error::invalid("query", message));
+            Error::invalid("query", message)
         }
-        if request.overlong == InputOverflow::Refuse {
-            return Err(too_long(index, found, limit));
-        }
-        pair = pair.part(0..room);
-    }
+    })?;
     Ok(EncoderInput { tokens: pair.tokens, second: pair.segment, requested: Vec::new() })
 }
 
@@ -119,16 +85,4 @@ fn too_long(document: usize, found: TokenCount, limit: usize) -> Error {
          document or ask for truncation"
     );
     Error::invalid("documents", message)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn logits_become_probabilities() {
-        assert_eq!(sigmoid(0.0), 0.5);
-        assert!((sigmoid(2.0) - 0.880_797).abs() < 1e-6 && sigmoid(f32::NEG_INFINITY) == 0.0);
-        assert!(sigmoid(1000.0) == 1.0 && sigmoid(-1000.0) == 0.0);
-    }
 }

@@ -5,7 +5,8 @@
 use narthex_gateway::{
     Cancel, Error, TokenCount,
     request::{
-        AnswerRequest, EmbedRequest, InputOverflow, MaskRequest, Prompt, RefineRequest, RerankRequest,
+        Aggregation, AnswerRequest, Classification, ClassifierInput, ClassifyRequest, EmbedRequest,
+        InputOverflow, MaskRequest, Prompt, RefineRequest, RerankRequest,
     },
 };
 
@@ -53,6 +54,69 @@ fn scores_are_those_of_the_reference() {
             near(f64::from(ranked.score), f64::from(alone), golden.family);
         }
         assert_eq!(ask(documents, Some(2)).len(), 2);
+    }
+}
+
+#[test]
+fn labels_are_those_of_the_reference() {
+    let tiny = Tiny::new();
+    for family in FAMILIES {
+        let golden = Golden::read(family);
+        let model = tiny.encoder(family, Head::Labels);
+        let cases = golden.classified["labels"].as_array().unwrap();
+        let inputs = cases.iter().map(|case| {
+            let text = |index: usize| case["texts"][index].as_str().map(str::to_owned);
+            let first = text(0).unwrap();
+            text(1)
+                .map_or(ClassifierInput::Text(first.clone()), |second| ClassifierInput::Pair(first, second))
+        });
+        let request = ClassifyRequest { inputs: inputs.collect(), ..ClassifyRequest::new([""; 0]) };
+        let found = tiny.gateway().classify(&model, &request, &Cancel::new()).unwrap();
+        assert_eq!(found.labels, ["O", "B-PER", "I-PER", "B-LOC", "LOC"]);
+        let tokens: usize = cases.iter().map(|case| case["ids"].as_array().unwrap().len()).sum();
+        assert_eq!((found.results.len(), found.prompt_tokens), (cases.len(), tokens), "{family}");
+        for (found, case) in found.results.iter().zip(cases) {
+            let Classification::Text(found) = found else { panic!("{found:?}") };
+            let logits: Vec<f64> =
+                case["logits"].as_array().unwrap().iter().map(|logit| logit.as_f64().unwrap()).collect();
+            let sum: f64 = logits.iter().map(|logit| logit.exp()).sum();
+            let most = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            assert_eq!(logits[found.best()], most, "{family}");
+            for ((score, own), logit) in found.scores.iter().zip(&found.logits).zip(&logits) {
+                assert!((f64::from(*own) - logit).abs() < 1e-3, "{family}: {own}, not {logit}");
+                assert!((f64::from(*score) - logit.exp() / sum).abs() < 1e-3, "{family}");
+            }
+        }
+    }
+}
+
+#[test]
+fn entities_are_those_of_the_reference() {
+    let tiny = Tiny::new();
+    for family in FAMILIES {
+        let golden = Golden::read(family);
+        let model = tiny.encoder(family, Head::Tokens);
+        let cases = golden.classified["tokens"].as_array().unwrap();
+        let texts: Vec<&str> = cases.iter().map(|case| case["texts"][0].as_str().unwrap()).collect();
+        for (aggregation, key) in [(Aggregation::Simple, "simple"), (Aggregation::None, "none")] {
+            let request = ClassifyRequest { aggregation, ..ClassifyRequest::new(texts.iter().copied()) };
+            let found = tiny.gateway().classify(&model, &request, &Cancel::new()).unwrap();
+            for ((found, case), text) in found.results.iter().zip(cases).zip(&texts) {
+                let Classification::Entities(found) = found else { panic!("{found:?}") };
+                let expected = case[key].as_array().unwrap();
+                assert_eq!(found.len(), expected.len(), "{family} {text}");
+                for (found, expected) in found.iter().zip(expected) {
+                    let place = ["start", "end"].map(|end| expected[end].as_u64().unwrap() as usize);
+                    assert_eq!([found.chars.start, found.chars.end], place, "{family} {text}");
+                    assert_eq!(
+                        (&*found.label, &*found.text),
+                        (expected["label"].as_str().unwrap(), expected["text"].as_str().unwrap())
+                    );
+                    assert_eq!(text[found.bytes.clone()], found.text);
+                    near(f64::from(found.score), expected["score"].as_f64().unwrap(), family);
+                }
+            }
+        }
     }
 }
 
@@ -173,6 +237,29 @@ fn texts_that_are_too_long_are_refused_or_cut() {
     assert_eq!(ask("a cat", InputOverflow::Truncate).unwrap().prompt_tokens, 7 + 64);
     let error = ask(&long, InputOverflow::Truncate).unwrap_err();
     assert!(matches!(&error, Error::Invalid { param: "query", .. }), "{error}");
+    let (labeller, tagger) = (tiny.encoder("bert", Head::Labels), tiny.encoder("bert", Head::Tokens));
+    let classify = |model: &str, inputs: Vec<ClassifierInput>, overlong| {
+        let request = ClassifyRequest { inputs, overlong, ..ClassifyRequest::new([""; 0]) };
+        gateway.classify(model, &request, &Cancel::new())
+    };
+    for model in [&labeller, &tagger] {
+        let inputs = || vec![ClassifierInput::Text("a".to_owned()), ClassifierInput::Text(long.clone())];
+        let error = classify(model, inputs(), InputOverflow::Refuse).unwrap_err();
+        let expect = TokenCount::Exact(82);
+        assert!(
+            matches!(error, Error::InputTooLong { index: 1, found, limit: 64 } if found == expect),
+            "{error}"
+        );
+        assert_eq!(classify(model, inputs(), InputOverflow::Truncate).unwrap().prompt_tokens, 3 + 64);
+        let error = classify(model, Vec::new(), InputOverflow::Refuse).unwrap_err();
+        assert!(error.to_string().contains("expected 1 to 2048 inputs, found 0"), "{error}");
+    }
+    let pair = |first: &str| vec![ClassifierInput::Pair(first.to_owned(), long.clone())];
+    assert_eq!(classify(&labeller, pair("a cat"), InputOverflow::Truncate).unwrap().prompt_tokens, 64);
+    let error = classify(&labeller, pair(&long), InputOverflow::Truncate).unwrap_err();
+    assert!(error.param() == Some("input"), "{error}");
+    let error = classify(&tagger, pair("a cat"), InputOverflow::Truncate).unwrap_err();
+    assert!(error.to_string().contains("this model classifies tokens; input 0 is a pair"), "{error}");
     // A context of any length is read in windows.
     let found = gateway.answer(&reader, &AnswerRequest::new("a cat?", long.clone()), &Cancel::new()).unwrap();
     assert!(found.prompt_tokens > 85 && !found.answers.is_empty());
@@ -228,6 +315,12 @@ fn a_model_does_its_own_job_alone() {
         gateway.embed(&reader, &embed, &Cancel::new()).unwrap_err(),
         "is a question-answering model, not an embedding model",
     );
+    let classify = ClassifyRequest::new(["a"]);
+    let error = gateway.classify(&reader, &classify, &Cancel::new()).unwrap_err();
+    says(error, "is a question-answering model, not a text classifier");
+    // A reranker is a classifier with one label.
+    let found = gateway.classify(&ranker, &classify, &Cancel::new()).unwrap();
+    assert_eq!((found.labels.as_slice(), found.results.len()), (&["LABEL_0".to_owned()][..], 1));
     let mask = MaskRequest { text: "a".to_owned(), top_k: 1 };
     says(gateway.fill(&reader, &mask, &Cancel::new()).unwrap_err(), "not a masked language model");
 }

@@ -5,6 +5,7 @@
 
 pub(crate) mod blocking;
 pub(crate) mod body;
+pub(crate) mod classification;
 pub(crate) mod conversation;
 pub(crate) mod custom_tools;
 pub(crate) mod device_headers;

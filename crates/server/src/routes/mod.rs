@@ -52,12 +52,14 @@ use crate::{
         catalogue::{self, Catalogue, ModelPlan},
         chat,
         chat_answer::{ChatCompletion, ChatDelta},
+        classify::{self, ClassificationList},
         completions::{self, TextChoice, TextCompletion},
         decisions::{self, DecisionObject},
         embeddings::{self, EmbeddingList},
         fill::{self, FilledText},
         load_forecast::{self, LoadForecastObject},
         models::{self, ModelList, ModelObject},
+        predict::{self, Predictions},
         realtime::{self, events::ServerEvent},
         render::WirePrompt,
         rerank::{self, RerankAnswer},
@@ -294,6 +296,14 @@ fn of_others() -> Vec<Operation> {
             .body::<rerank::RerankBody>()
             .body::<Hints>()
             .answers::<RerankAnswer>(),
+        Op::post("/v1/classify", classify::create, "Classify texts, or their tokens")
+            .body::<classify::ClassifyBody>()
+            .body::<Hints>()
+            .answers::<ClassificationList>(),
+        Op::post("/predict", predict::create, "Classify texts or pairs of texts")
+            .body::<predict::PredictBody>()
+            .body::<Hints>()
+            .answers::<Predictions>(),
         Op::post("/v1/decisions", decisions::create, "Decide questions about a text")
             .body::<decisions::DecisionBody>()
             .body::<Hints>()

@@ -1,4 +1,4 @@
-//! Encoders: `/v1/rerank`, `/v1/answer`, `/v1/fill` and token lists of `/v1/embeddings` over tiny models, including invalid requests.
+//! Encoders: `/v1/rerank`, `/v1/classify`, `/predict`, `/v1/answer`, `/v1/fill` and token lists of `/v1/embeddings` over tiny models, including invalid requests.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -147,4 +147,81 @@ fn tokens_of_an_encoder_are_those_of_its_texts() {
     assert_eq!(bare.as_array().unwrap()[..], tokens(json!({})).as_array().unwrap()[1..=2]);
     let error = embed(json!([bare])).error(400);
     assert!(error["message"].as_str().unwrap().contains("check_embedding_ctx_length"), "{error}");
+}
+
+#[test]
+fn texts_and_tokens_are_classified() {
+    let tiny = Tiny::new();
+    let (model, tagger) = (tiny.encoder("bert", Head::Labels), tiny.encoder("bert", Head::Tokens));
+    let live = Live::start(tiny.config());
+    let labels = json!(["O", "B-PER", "I-PER", "B-LOC", "LOC"]);
+    let texts = ["the cat sleeps", "a dog runs to the river"];
+    let classify =
+        |fields: Value| live.post("/v1/classify", &with(json!({"model": model, "input": texts}), fields));
+    let numbers = |list: &Value| -> Vec<f64> {
+        list.as_array().unwrap().iter().map(|number| number.as_f64().unwrap()).collect()
+    };
+    let answer = classify(json!({})).json();
+    assert_eq!((&answer["object"], &answer["labels"]), (&json!("list"), &labels));
+    let second = &answer["data"][1];
+    let probs = numbers(&second["probs"]);
+    let best = probs.iter().copied().fold(0.0, f64::max);
+    let index = probs.iter().position(|prob| *prob == best).unwrap();
+    assert!((probs.iter().sum::<f64>() - 1.0).abs() < 1e-5 && second["index"] == 1);
+    assert_eq!((&second["label"], &second["num_classes"]), (&labels[index], &json!(5)));
+    let logits = numbers(&classify(json!({"use_activation": false})).json()["data"][1]["probs"]);
+    assert!(logits.iter().any(|logit| *logit < 0.0), "{logits:?}");
+
+    let predict = |inputs: Value, fields: Value| {
+        live.post("/predict", &with(json!({"model": model, "inputs": inputs}), fields))
+    };
+    let one = predict(json!(texts[1]), json!({})).json();
+    assert_eq!(one[0]["label"], labels[index]);
+    let scores: Vec<f64> = one.as_array().unwrap().iter().map(|x| x["score"].as_f64().unwrap()).collect();
+    assert!(scores.is_sorted_by(|a, b| a >= b) && scores.len() == 5 && scores[0] == best);
+    let batch = predict(json!([[texts[1]], texts]), json!({})).json();
+    assert_eq!((&batch[0], batch.as_array().unwrap().len()), (&one, 2));
+    assert_eq!(batch[1], predict(json!(texts), json!({})).json(), "two texts are a pair");
+    let raw = predict(json!(texts[1]), json!({"raw_scores": true})).json();
+    assert_eq!(raw[0]["score"].as_f64(), logits.iter().copied().reduce(f64::max));
+
+    let tagged = live.post("/v1/classify", &json!({"model": tagger, "input": "the été"})).json();
+    for entity in tagged["data"][0]["entities"].as_array().unwrap() {
+        let place = |key: &str| entity[key].as_u64().unwrap() as usize;
+        let text: String =
+            "the été".chars().skip(place("start")).take(place("end") - place("start")).collect();
+        assert_eq!(entity["text"], text);
+        assert_eq!("the été"[place("start_byte")..place("end_byte")], text);
+    }
+    let words = live.post("/predict", &json!({"model": tagger, "inputs": "the été"})).json();
+    assert_eq!(words[0]["entity_group"], tagged["data"][0]["entities"][0]["label"]);
+
+    let list = live.get("/v1/models").json();
+    let found = list["data"].as_array().unwrap().iter().map(|one| (&one["kind"], &one["capabilities"]));
+    let found: Vec<_> = found.collect();
+    for kind in ["classification", "token-classification"] {
+        assert!(found.contains(&(&json!(kind), &json!(["classify"]))), "{found:?}");
+    }
+    let refused = |path: &str, body: Value, param: &str, text: &str| {
+        let error = live.post(path, &body).error(400);
+        assert_eq!(error["param"], param, "{error}");
+        assert!(error["message"].as_str().unwrap().contains(text), "{error}");
+    };
+    let long = "the cat ".repeat(40);
+    refused("/predict", json!({"model": model, "inputs": long}), "inputs", "82");
+    refused("/v1/classify", json!({"model": model, "input": long}), "input", "82");
+    assert_eq!(predict(json!(long), json!({"truncate": true})).status, 200);
+    refused("/predict", json!({"model": tagger, "inputs": texts}), "inputs", "this model classifies tokens");
+    refused(
+        "/v1/classify",
+        json!({"model": model, "input": "a", "dimensions": 3}),
+        "dimensions",
+        "not supported",
+    );
+    refused(
+        "/v1/rerank",
+        json!({"model": model, "query": "a", "documents": ["b"]}),
+        "model",
+        "is a text classifier",
+    );
 }

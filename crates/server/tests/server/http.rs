@@ -340,6 +340,8 @@ fn a_path_has_the_same_answer_whether_its_file_exists_or_not() {
         ("/v1/messages", json!({"messages": user, "max_tokens": 1})),
         ("/v1/messages/count_tokens", json!({"messages": user})),
         ("/v1/rerank", json!({"query": "x", "documents": ["x"]})),
+        ("/v1/classify", json!({"input": "x"})),
+        ("/predict", json!({"inputs": "x"})),
         ("/v1/answer", json!({"question": "x", "context": "x"})),
         ("/v1/decisions", json!({"input": "x", "questions": [{"type": "predicate", "instructions": "x"}]})),
         ("/v1/systemone", json!({"state": "x", "questions": {"x": {"type": "noul"}}})),

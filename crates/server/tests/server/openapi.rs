@@ -39,6 +39,7 @@ fn answers_are_those_of_the_document() {
     let (model, embedding) = (tiny.chat(), tiny.embedding());
     let (reranker, masked) = (tiny.encoder("bert", Head::Score), tiny.encoder("bert", Head::Masked));
     let spans = tiny.encoder("bert", Head::Spans);
+    let (classifier, tagger) = (tiny.encoder("bert", Head::Labels), tiny.encoder("bert", Head::Tokens));
     let live = Live::start(tiny.config());
     let document = live.get("/openapi.json").json();
     assert_eq!(document["openapi"], "3.1.0");
@@ -63,6 +64,10 @@ fn answers_are_those_of_the_document() {
             json!({"model": model, "input": "a", "questions": [{"type": "predicate", "instructions": "b"}]}),
         ),
         ("/v1/systemone", json!({"model": model, "state": "a", "questions": {"b": {"type": "noul"}}})),
+        ("/v1/classify", json!({"model": classifier, "input": ["the cat", "a dog"]})),
+        ("/v1/classify", json!({"model": tagger, "input": "the cat", "aggregation_strategy": "none"})),
+        ("/predict", json!({"model": classifier, "inputs": [["the cat"], ["a", "b"]], "raw_scores": true})),
+        ("/predict", json!({"model": tagger, "inputs": "the cat"})),
         ("/v1/fill", json!({"model": masked, "text": "the [MASK]"})),
         ("/v1/answer", json!({"model": spans, "question": "a", "context": "the cat"})),
         ("/v1/chat/completions/render", json!({"model": model, "messages": messages, "temperature": 0.5})),

@@ -119,6 +119,11 @@ fn valid() -> Vec<(&'static str, Value)> {
             "rerank",
             json!({"model": "m", "query": "q", "documents": ["a", {"text": "b"}], "top_n": 1, "truncate": true}),
         ),
+        ("classify", json!({"model": "m", "input": ["a", "b"], "use_activation": false, "truncate": true})),
+        (
+            "predict",
+            json!({"model": "m", "inputs": [["a"], ["a", "b"]], "raw_scores": true, "aggregation_strategy": "none"}),
+        ),
         (
             "decisions",
             json!({

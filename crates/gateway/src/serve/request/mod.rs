@@ -1,5 +1,6 @@
 //! Requests to models and their answers, in text rather than tokens.
 
+mod classification;
 mod decision;
 mod encoder;
 mod prompt;
@@ -18,6 +19,9 @@ pub use narthex_text::{
     template::{Content, FunctionCall, Media, Message, Part, RemoteMedia, Role, ToolCall},
 };
 
+pub use classification::{
+    Aggregation, Classification, Classifications, ClassifierInput, ClassifyRequest, Entity, LabelScores,
+};
 pub use decision::{
     ClosedQuestion, Decision, DecisionOption, DecisionRequest, Decisions, MAX_OPTIONS, MAX_QUESTIONS,
     QuestionForm,
