@@ -20,7 +20,7 @@ use narthex_device::ep::{self, Facts};
 use narthex_files::environment;
 use narthex_spec::{
     Calibration, DeviceName, ModelKind, OpenVinoDevice, Recipe, Scheme, Target,
-    arch::{EncoderHead, Pooling},
+    arch::Pooling,
     manifest::{Manifest, Provenance},
     progress::{JobSteps, Progress},
     recipe::FixedShapes,
@@ -167,6 +167,7 @@ impl PackageBuild<'_> {
     pub(crate) fn run(&self) -> Result<PathBuf, Error> {
         let Self { library, key, reference, steps, cancel, .. } = self;
         let progress = steps.sink();
+
         if let Some(folder) = self.existing() {
             return Ok(folder);
         }
@@ -178,11 +179,13 @@ impl PackageBuild<'_> {
             return Ok(folder);
         }
         threads::check(ComputingThreads::Cores)?;
+
         let is_voice = library.kind(key) == Some(ModelKind::Speech);
         if is_voice {
             self.check_voice()?;
         }
         let recipe = self.recipe()?;
+
         let measurements = usize::from(self.is_compared(&recipe))
             + usize::from(self.request.certification != Certification::Never);
         let contexts = precompile::ahead_of_time(&recipe.targets).count();
@@ -237,67 +240,11 @@ impl PackageBuild<'_> {
             return None;
         }
         let folder = self.library.store.package(&self.key.name, self.key.scheme)?;
-        let CompileRequest {
-            target,
-            block,
-            ranges,
-            rounding,
-            scaling,
-            budget,
-            plan,
-            contexts,
-            prefill,
-            part_bytes,
-            pooling,
-            ..
-        } = self.request;
-        if target.is_none()
-            && block.is_none()
-            && ranges.is_none()
-            && rounding.is_none()
-            && scaling.is_none()
-            && budget.is_none()
-            && plan.is_none()
-            && contexts.is_empty()
-            && prefill.is_empty()
-            && part_bytes.is_none()
-            && pooling.is_none()
-        {
+        if !self.request.states_graphs() {
             return Some(folder);
         }
-
-        let Manifest { recipe, architecture, .. } = package::read_manifest(&folder, self.key).ok()?;
-        let requested = FixedShapes::for_contexts(contexts).with_prefill(prefill);
-        let has_shapes = contexts.is_empty() && prefill.is_empty()
-            || recipe.fixed.as_ref().is_some_and(|shapes| {
-                (contexts.is_empty() || shapes.contexts().eq(requested.contexts()))
-                    && (prefill.is_empty() || shapes.prefill == requested.prefill)
-            });
-        let has_target = target.as_ref().is_none_or(|target| recipe.targets.contains(target));
-        let has_block = block.is_none_or(|requested| recipe.block == requested);
-        let has_ranges = ranges.is_none_or(|requested| {
-            recipe.activations.is_some_and(|activations| activations.ranges == requested)
-        });
-        let has_rounding = rounding.is_none_or(|requested| recipe.rounding == requested);
-        let has_scaling = scaling.is_none_or(|requested| recipe.scaling == requested);
-        let has_budget = budget.is_none_or(|requested| recipe.budget == Some(requested));
-        let has_plan = plan.as_ref().is_none_or(|requested| recipe.plan == Some(requested.sha256()));
-        let has_parts = part_bytes.is_none_or(|requested| recipe.part_bytes == requested);
-        let has_pooling = pooling.is_none_or(|requested| {
-            let head = architecture.head();
-            matches!(head, Some(EncoderHead::Embedding { pooling, .. }) if *pooling == requested)
-        });
-        (has_target
-            && has_block
-            && has_ranges
-            && has_rounding
-            && has_scaling
-            && has_budget
-            && has_plan
-            && has_shapes
-            && has_parts
-            && has_pooling)
-            .then_some(folder)
+        let manifest = package::read_manifest(&folder, self.key).ok()?;
+        self.request.is_satisfied_by(&manifest).then_some(folder)
     }
 
     /// Returns the recipe. A new target is added to those of the installed package.

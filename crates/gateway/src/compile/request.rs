@@ -12,7 +12,11 @@ pub use narthex_compile::{
 };
 use narthex_spec::{
     BlockSize, Budget, Calibration, ContextFactor, LayerList, MatFormer, ModelName, Pass, RangeMethod,
-    RoundingMethod, ScalingMethod, Scheme, Target, arch::Pooling, id::BadModelName,
+    RoundingMethod, ScalingMethod, Scheme, Target,
+    arch::{EncoderHead, Pooling},
+    id::BadModelName,
+    manifest::Manifest,
+    recipe::FixedShapes,
 };
 
 use crate::{error::Error, library::package_key::PackageKey};
@@ -113,6 +117,51 @@ impl CompileRequest {
             passes: None,
             part_bytes: None,
         }
+    }
+
+    /// Returns true if a setting of the graphs is stated, which an installed package may not have.
+    pub(super) fn states_graphs(&self) -> bool {
+        self.target.is_some()
+            || self.block.is_some()
+            || self.ranges.is_some()
+            || self.rounding.is_some()
+            || self.scaling.is_some()
+            || self.budget.is_some()
+            || self.plan.is_some()
+            || !self.contexts.is_empty()
+            || !self.prefill.is_empty()
+            || self.part_bytes.is_some()
+            || self.pooling.is_some()
+    }
+
+    /// Returns true if a package has every stated setting of the graphs.
+    pub(super) fn is_satisfied_by(&self, manifest: &Manifest) -> bool {
+        let Self { contexts, prefill, .. } = self;
+        let Manifest { recipe, architecture, .. } = manifest;
+        let requested = FixedShapes::for_contexts(contexts).with_prefill(prefill);
+        let has_shapes = contexts.is_empty() && prefill.is_empty()
+            || recipe.fixed.as_ref().is_some_and(|shapes| {
+                (contexts.is_empty() || shapes.contexts().eq(requested.contexts()))
+                    && (prefill.is_empty() || shapes.prefill == requested.prefill)
+            });
+        let has_ranges = self.ranges.is_none_or(|requested| {
+            recipe.activations.is_some_and(|activations| activations.ranges == requested)
+        });
+        let has_pooling = self.pooling.is_none_or(|requested| {
+            let head = architecture.head();
+            matches!(head, Some(EncoderHead::Embedding { pooling, .. }) if *pooling == requested)
+        });
+
+        has_shapes
+            && has_ranges
+            && has_pooling
+            && self.target.as_ref().is_none_or(|requested| recipe.targets.contains(requested))
+            && self.block.is_none_or(|requested| recipe.block == requested)
+            && self.rounding.is_none_or(|requested| recipe.rounding == requested)
+            && self.scaling.is_none_or(|requested| recipe.scaling == requested)
+            && self.budget.is_none_or(|requested| recipe.budget == Some(requested))
+            && self.plan.as_ref().is_none_or(|requested| recipe.plan == Some(requested.sha256()))
+            && self.part_bytes.is_none_or(|requested| recipe.part_bytes == requested)
     }
 
     /// Returns the package's key: the requested name, else that of `base` with a suffix for each change, as in
