@@ -55,7 +55,7 @@ pub struct RemoteFileLimits {
 
 /// A file at an address.
 #[derive(Debug)]
-pub struct RemoteFile {
+pub struct FetchedFile {
     /// Content.
     pub bytes: Vec<u8>,
     /// Media type that the server states, such as `image/png`.
@@ -128,16 +128,16 @@ pub fn fetch(
     url: &str,
     limits: RemoteFileLimits,
     cancel: &CancelFlag,
-) -> Result<RemoteFile, RemoteFileError> {
-    Client::new(is_public)?.fetch(url, limits, cancel)
+) -> Result<FetchedFile, RemoteFileError> {
+    PublicClient::new(is_public)?.fetch(url, limits, cancel)
 }
 
-/// Client for addresses that clients name.
-struct Client {
+/// PublicClient for addresses that clients name.
+struct PublicClient {
     agent: Agent,
 }
 
-impl Client {
+impl PublicClient {
     /// Creates a client that connects to the addresses for which `is_allowed` returns true.
     fn new(is_allowed: fn(IpAddr) -> bool) -> Result<Self, RemoteFileError> {
         let config = Agent::config_builder()
@@ -157,7 +157,7 @@ impl Client {
         url: &str,
         limits: RemoteFileLimits,
         cancel: &CancelFlag,
-    ) -> Result<RemoteFile, RemoteFileError> {
+    ) -> Result<FetchedFile, RemoteFileError> {
         let mut url = url.split('#').next().unwrap_or_default().to_owned();
         let mut origin = Origin::of(&url).filter(|_| url.len() <= MAX_URL).ok_or(RemoteFileError::BadUrl)?;
 
@@ -218,7 +218,7 @@ fn read(
     host: &str,
     limits: RemoteFileLimits,
     cancel: &CancelFlag,
-) -> Result<RemoteFile, RemoteFileError> {
+) -> Result<FetchedFile, RemoteFileError> {
     let limit = limits.bytes;
     let media_type = http::header(response.headers(), "content-type")
         .and_then(|value| value.split(';').next())
@@ -237,7 +237,7 @@ fn read(
             return Err(RemoteFileError::TooLarge { limit });
         }
         match piece {
-            Ok(0) => return Ok(RemoteFile { bytes, media_type }),
+            Ok(0) => return Ok(FetchedFile { bytes, media_type }),
             Ok(_) => {}
             Err(error) => return Err(problem(host, error.into())),
         }
@@ -316,8 +316,8 @@ mod tests {
     }
 
     /// Reads a file with a client for which 127.0.0.1 alone is public.
-    fn fetch_here(url: &str) -> Result<RemoteFile, RemoteFileError> {
-        let client = Client::new(|address| address == Ipv4Addr::LOCALHOST)?;
+    fn fetch_here(url: &str) -> Result<FetchedFile, RemoteFileError> {
+        let client = PublicClient::new(|address| address == Ipv4Addr::LOCALHOST)?;
         client.fetch(url, limits(), &CancelFlag::new(false))
     }
 

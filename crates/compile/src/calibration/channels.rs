@@ -15,7 +15,7 @@ const WINDOWS: usize = 4;
 /// Maximum number of tokens of a window whose inputs are kept.
 const SAMPLED_TOKENS: usize = 32;
 
-/// What a text shows of the channels of an input.
+/// Magnitudes of the channels of an input over a text.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ChannelStatistics {
     /// Sum of the mean magnitudes over the windows, for each channel.

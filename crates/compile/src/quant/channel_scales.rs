@@ -52,16 +52,19 @@ pub fn smooth_scales(activations: &[f32], weights: &[f32]) -> Vec<f32> {
     centred(scales.collect())
 }
 
+fn is_positive(scale: f32) -> bool {
+    scale > 0.0 && scale.is_finite()
+}
+
 /// Divides scales by the geometric mean of the extremes. Only the relation between scales counts, and numbers near 1 keep most
 /// bits in half precision. Scales that are not positive numbers become 1.
 fn centred(mut scales: Vec<f32>) -> Vec<f32> {
-    let is_valid = |scale: f32| scale > 0.0 && scale.is_finite();
-    let valid = || scales.iter().copied().filter(|scale| is_valid(*scale));
+    let valid = || scales.iter().copied().filter(|scale| is_positive(*scale));
     let low = valid().fold(f32::INFINITY, f32::min);
     let high = valid().fold(0.0, f32::max);
     let centre = low.sqrt() * high.sqrt();
     for scale in &mut scales {
-        *scale = if is_valid(*scale) { (*scale / centre).clamp(LARGEST.recip(), LARGEST) } else { 1.0 };
+        *scale = if is_positive(*scale) { (*scale / centre).clamp(LARGEST.recip(), LARGEST) } else { 1.0 };
     }
     scales
 }
@@ -105,7 +108,7 @@ impl InputSample {
     }
 }
 
-/// What rounding loses of the outputs of one or more rows of a weight.
+/// Loss of the outputs of one or more rows of a weight by rounding.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct RowLoss {
     /// Sum of the squares by which the outputs change, for each candidate.

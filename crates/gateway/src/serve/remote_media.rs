@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use narthex_catalog::remote_file::{self, RemoteFile, RemoteFileError, RemoteFileLimits};
+use narthex_catalog::remote_file::{self, FetchedFile, RemoteFileError, RemoteFileLimits};
 use narthex_text::template::{Content, Media, Message, Part, RemoteMedia, Role};
 
 use super::{media::omission_note, permits::DOWNLOADS};
@@ -45,7 +45,7 @@ pub(super) fn read(urls: MediaUrls, messages: &mut [Message], cancel: &Cancel) -
     })
 }
 
-/// What the media of a conversation may still take.
+/// Number of media, and their bytes, that a conversation may still read.
 struct Downloads {
     bytes: u64,
     count: usize,
@@ -56,7 +56,7 @@ impl Downloads {
     fn read(
         &mut self,
         remote: &RemoteMedia,
-        fetch: impl FnOnce(u64) -> Result<RemoteFile, RemoteFileError>,
+        fetch: impl FnOnce(u64) -> Result<FetchedFile, RemoteFileError>,
     ) -> Result<Media, Error> {
         self.count = self.count.checked_sub(1).ok_or_else(|| {
             refused(remote, format!("expected at most {MAX_REMOTE} addresses in a conversation"))
@@ -137,8 +137,8 @@ mod tests {
         Message::new(role, parts.into_iter().collect::<Content>())
     }
 
-    fn png(_limit: u64) -> Result<RemoteFile, RemoteFileError> {
-        Ok(RemoteFile { bytes: vec![1; 3], media_type: Some("image/png".to_owned()) })
+    fn png(_limit: u64) -> Result<FetchedFile, RemoteFileError> {
+        Ok(FetchedFile { bytes: vec![1; 3], media_type: Some("image/png".to_owned()) })
     }
 
     #[test]
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn files_that_are_no_pictures_are_refused_and_become_notes_in_results() {
-        let html = |_| Ok(RemoteFile { bytes: vec![1], media_type: Some("text/html".to_owned()) });
+        let html = |_| Ok(FetchedFile { bytes: vec![1], media_type: Some("text/html".to_owned()) });
         let mut of_user = [message(Role::User, [remote("https://host/1")])];
         let error = replace(&mut of_user, |remote| Downloads { bytes: 9, count: 9 }.read(remote, html));
         assert!(error.unwrap_err().to_string().contains("found \"text/html\""));
