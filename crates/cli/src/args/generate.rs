@@ -21,6 +21,10 @@ pub(crate) struct ChatArgs {
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,
 
+    /// A text file that the question is about; repeatable. Question-answering models answer with a part of it
+    #[arg(long = "file", value_name = "FILE")]
+    pub(crate) files: Vec<PathBuf>,
+
     #[command(flatten)]
     pub(crate) media: MediaArgs,
 
@@ -61,6 +65,10 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,
 
+    /// A text file that the question is about; repeatable. Question-answering models answer with a part of it
+    #[arg(long = "file", value_name = "FILE")]
+    pub(crate) files: Vec<PathBuf>,
+
     #[command(flatten)]
     pub(crate) media: MediaArgs,
 
@@ -75,8 +83,8 @@ pub(crate) struct RunArgs {
 }
 
 impl From<RunArgs> for ChatArgs {
-    fn from(RunArgs { model, prompt, system, media, tools, generate, load }: RunArgs) -> Self {
-        Self { prompt, model: Some(model), system, media, tools, generate, load }
+    fn from(RunArgs { model, prompt, system, files, media, tools, generate, load }: RunArgs) -> Self {
+        Self { prompt, model: Some(model), system, files, media, tools, generate, load }
     }
 }
 

@@ -9,9 +9,9 @@ use narthex_gateway::{
 };
 
 use super::{
-    converse::{self, OpenModel, first_messages},
+    converse::{self, Attachments, OpenModel, first_messages},
     generation::{RunningAnswer, finish, options, print},
-    load, media,
+    load, media, question_files,
     tools::{self, ChatTools},
 };
 use crate::{
@@ -41,6 +41,7 @@ pub(crate) fn run(gateway: &Gateway, args: &ChatArgs) -> anyhow::Result<()> {
         return Err(Error::invalid("json", "expected a question with --json, found none").into());
     }
     let media = media::of_args(gateway, args.model(), &args.media)?;
+    let files = question_files::read(&args.files)?;
     let mut tools = ChatTools::open(&args.tools)?;
     let model = OpenModel::open(gateway, args, args.model(), tools.as_ref())?;
     if args.is_demonstration() && !args.generate.quiet {
@@ -48,11 +49,13 @@ pub(crate) fn run(gateway: &Gateway, args: &ChatArgs) -> anyhow::Result<()> {
     }
 
     let Some(prompt) = prompt else {
-        return converse::run(gateway, args, model, tools, media);
+        return converse::run(gateway, args, model, tools, Attachments { media, files });
     };
     let mut messages = first_messages(args.system.as_deref());
+    let documents = model.documents(&files);
+    let prompt = if documents.is_empty() { question_files::before(&files, &prompt) } else { prompt };
     messages.push(Message::new(Role::User, media::question(media, prompt)));
-    let to_answer = model.to_answer(gateway, &args.generate);
+    let to_answer = model.to_answer(gateway, &args.generate, documents);
     finish(&args.generate, &model.status, &tools::answer(&to_answer, tools.as_mut(), &mut messages)?)
 }
 

@@ -5,14 +5,14 @@ use std::path::Path;
 use narthex_gateway::{
     Error, Gateway,
     models::{ModelKind, ModelStatus},
-    request::{Content, Media, MediaKind, Message, Role},
+    request::{Content, Media, MediaKind, Message, ReadDocument, Role},
 };
 use rustyline::error::ReadlineError;
 
 use super::{
     conversation_file,
     generation::{ChatModel, options, print_speed},
-    load, media, stated_scheme,
+    load, media, question_files, stated_scheme,
     tools::{self, ChatTools},
 };
 use crate::{
@@ -113,14 +113,21 @@ pub(super) fn first_messages(system: Option<&str>) -> Vec<Message> {
     system.into_iter().map(|text| Message::new(Role::System, text.to_owned())).collect()
 }
 
-/// Runs a conversation until the user leaves. Its first question is about these media.
+/// Attachments of the first question of a conversation.
+pub(super) struct Attachments {
+    pub(super) media: Vec<Media>,
+    pub(super) files: Vec<ReadDocument>,
+}
+
+/// Runs a conversation until the user leaves. Its first question is about these attachments.
 pub(crate) fn run(
     gateway: &Gateway,
     args: &ChatArgs,
     model: OpenModel,
     tools: Option<ChatTools>,
-    media: Vec<Media>,
+    attachments: Attachments,
 ) -> anyhow::Result<()> {
+    let Attachments { media, files } = attachments;
     let system = args.system.clone();
     let mut conversation = Conversation {
         gateway,
@@ -131,6 +138,7 @@ pub(crate) fn run(
         messages: first_messages(system.as_deref()),
         system,
         media,
+        files,
     };
     let mut editor = ChatEditor::new(gateway.chat_history(), COMMANDS);
     output::note(format!("{}; /help lists the commands.", conversation.model.readiness(gateway)));
@@ -189,9 +197,14 @@ impl OpenModel {
         // A running server may not know the names of the settings file yet.
         let may_be_served = tools.is_none() && args.load.is_standard() && !gateway.is_alias(named);
         let served = if may_be_served { ServedModel::find(gateway, named, scheme) } else { None };
+        // Requests to a running server have no documents.
+        let served = served.filter(|served| served.status.kind != Some(ModelKind::Answer));
         let status = match &served {
             Some(served) => served.status.clone(),
-            None => load(gateway, named, &[ModelKind::Chat], &Bars::unless(args.generate.quiet))?,
+            None => {
+                let kinds = [ModelKind::Chat, ModelKind::Answer];
+                load(gateway, named, &kinds, &Bars::unless(args.generate.quiet))?
+            }
         };
         // A model from the hub or a path is known to have a template after it was compiled.
         if status.kind == Some(ModelKind::Text) {
@@ -209,10 +222,25 @@ impl OpenModel {
         format!("{shown} is ready{by}")
     }
 
+    /// Returns true if the model answers with parts of texts.
+    fn reads_texts(&self) -> bool {
+        self.status.kind == Some(ModelKind::Answer)
+    }
+
+    /// Returns the files if the model reads them as documents.
+    pub(super) fn documents<'a>(&self, files: &'a [ReadDocument]) -> &'a [ReadDocument] {
+        if self.reads_texts() { files } else { &[] }
+    }
+
     /// Returns the model for an answer with these options.
-    pub(super) fn to_answer<'a>(&'a self, gateway: &'a Gateway, args: &'a GenerateArgs) -> ChatModel<'a> {
+    pub(super) fn to_answer<'a>(
+        &'a self,
+        gateway: &'a Gateway,
+        args: &'a GenerateArgs,
+        documents: &'a [ReadDocument],
+    ) -> ChatModel<'a> {
         let Self { name, status, served } = self;
-        ChatModel { gateway, args, name, status, served: served.as_ref() }
+        ChatModel { gateway, args, name, status, served: served.as_ref(), documents }
     }
 }
 
@@ -227,6 +255,8 @@ struct Conversation<'a> {
     messages: Vec<Message>,
     /// Images and sounds that go with the next message.
     media: Vec<Media>,
+    /// Texts that a question-answering model reads for every question. Other models read them with the next message.
+    files: Vec<ReadDocument>,
 }
 
 impl Conversation<'_> {
@@ -262,7 +292,11 @@ impl Conversation<'_> {
             ChatInput::Unknown(word) => output::note(format!("unknown command {word}\n{HELP}")),
             ChatInput::Message(text) => {
                 let media = std::mem::take(&mut self.media);
-                self.ask(media::question(media, text.to_owned()))?;
+                let text = match self.model.reads_texts() {
+                    true => text.to_owned(),
+                    false => question_files::before(&std::mem::take(&mut self.files), text),
+                };
+                self.ask(media::question(media, text))?;
             }
         }
 
@@ -335,7 +369,8 @@ impl Conversation<'_> {
     fn ask(&mut self, question: Content) -> anyhow::Result<()> {
         let before = self.messages.len();
         self.messages.push(Message::new(Role::User, question));
-        let model = self.model.to_answer(self.gateway, &self.options);
+        let documents = self.model.documents(&self.files);
+        let model = self.model.to_answer(self.gateway, &self.options, documents);
         match tools::answer(&model, self.tools.as_mut(), &mut self.messages) {
             Ok(answer) => {
                 print_speed(&self.options, &self.model.status, &answer);

@@ -12,14 +12,15 @@ use narthex_gateway::{
     models::ModelStatus,
     request::{
         ChatRequest, FinishReason, GenerateOptions, GenerationEvent, GenerationSink, Grammar,
-        HistoryOverflow, Message, ReasoningSettings, Repetition, RequestGrammar, Summary, ToolCallDelta,
-        ToolCallStart, ToolSettings,
+        HistoryOverflow, Message, ReadDocument, ReadSource, Reading, ReadingSettings, ReasoningSettings,
+        Repetition, RequestGrammar, Summary, ToolCallDelta, ToolCallStart, ToolSettings,
     },
 };
 use narthex_mcp::rounds::WrittenCall;
 use serde::Serialize;
 use serde_json::Value;
 
+use super::question_files;
 use crate::{
     answer_text::AnswerText,
     args::GenerateArgs,
@@ -37,6 +38,8 @@ pub(super) struct PrintedAnswer {
     finish: Option<FinishReason>,
     /// Token counts and times. An interrupted answer has none if the engine did not stop in time.
     pub(super) summary: Option<Summary>,
+    /// The part of a text that is the answer of a question-answering model.
+    reading: Option<Box<Reading>>,
 }
 
 impl PrintedAnswer {
@@ -77,8 +80,42 @@ struct AnswerJson<'a> {
     reasoning: &'a str,
     finish_reason: &'static str,
     usage: UsageJson,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reading: Option<ReadingJson<'a>>,
     /// Times in milliseconds, unless software stood in for an NPU.
     times: Option<TimesJson>,
+}
+
+/// Where the answer of a question-answering model stands, in characters.
+#[derive(Serialize)]
+struct ReadingJson<'a> {
+    answered: bool,
+    no_answer_score: f64,
+    text: Option<&'a str>,
+    score: Option<f64>,
+    start: Option<usize>,
+    end: Option<usize>,
+    /// Title of the document.
+    document: Option<&'a str>,
+}
+
+impl<'a> ReadingJson<'a> {
+    fn new(reading: &'a Reading) -> Self {
+        let answer = reading.span.as_ref().map(|span| &span.answer);
+        let document = match reading.span.as_ref().map(|span| &span.source) {
+            Some(ReadSource::Document { title, .. }) => title.as_deref(),
+            _ => None,
+        };
+        Self {
+            answered: reading.is_answered,
+            no_answer_score: reading.no_answer,
+            text: answer.map(|answer| answer.text.as_str()),
+            score: answer.map(|answer| answer.score),
+            start: answer.map(|answer| answer.chars.start),
+            end: answer.map(|answer| answer.chars.end),
+            document,
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -119,6 +156,7 @@ impl<'a> AnswerJson<'a> {
                 completion_tokens: summary.completion_tokens,
                 reasoning_tokens: summary.reasoning_tokens,
             },
+            reading: answer.reading.as_deref().map(ReadingJson::new),
             times: summary.times.map(|times| TimesJson {
                 first_token_ms: times.first_token.as_secs_f64() * 1e3,
                 total_ms: times.total.as_secs_f64() * 1e3,
@@ -140,6 +178,8 @@ pub(super) struct ChatModel<'a> {
     pub(super) status: &'a ModelStatus,
     /// The model, if a running server has it in memory instead of this process.
     pub(super) served: Option<&'a ServedModel>,
+    /// Texts that a question-answering model reads.
+    pub(super) documents: &'a [ReadDocument],
 }
 
 /// An answer that is being generated, by this process or by a running server.
@@ -153,6 +193,14 @@ impl RunningAnswer {
         match self {
             Self::Own(generation) => generation.cancel(),
             Self::Served(answer) => answer.cancel(),
+        }
+    }
+
+    /// Returns the part of a text that is the answer of a question-answering model.
+    fn reading(&self) -> Option<Box<Reading>> {
+        match self {
+            Self::Own(generation) => generation.reading.clone(),
+            Self::Served(_) => None,
         }
     }
 
@@ -170,12 +218,13 @@ pub(super) fn print_chat(
     messages: Vec<Message>,
     tools: ToolSettings,
 ) -> anyhow::Result<PrintedAnswer> {
-    let ChatModel { gateway, args, name, status, served } = model;
+    let ChatModel { gateway, args, name, status, served, documents } = model;
     let request = ChatRequest {
         messages,
         tools,
         reasoning: ReasoningSettings::default(),
         overflow: HistoryOverflow::OmitOldest,
+        reading: ReadingSettings { documents: documents.to_vec(), min_score: None },
         options: options(args)?,
     };
     match served {
@@ -242,6 +291,7 @@ pub(super) fn print(
         calls: Vec::new(),
         finish: None,
         summary: None,
+        reading: turn.reading(),
     };
     let _hidden = HiddenTyping::start();
     let mut shown = AnswerText::for_stdout(args.markdown);
@@ -283,6 +333,7 @@ pub(super) fn print(
     }
     if !args.quiet {
         answer.note_end();
+        answer.reading.as_deref().and_then(question_files::place).into_iter().for_each(output::note);
     }
     // The text has a call that is cut or malformed.
     if !matches!(answer.finish, Some(FinishReason::ToolCalls | FinishReason::MixedCalls)) {

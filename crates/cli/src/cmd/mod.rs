@@ -26,6 +26,7 @@ mod models;
 mod plan;
 mod program;
 mod ps;
+mod question_files;
 mod reload;
 mod rerank;
 mod runtime;

@@ -113,6 +113,30 @@ fn a_context_is_a_file_or_standard_input() {
 }
 
 #[test]
+fn a_question_is_about_a_file() {
+    let home = tempfile::tempdir().unwrap();
+    let model = compiled(home.path(), "distilbert", Head::Spans);
+    let context = "the cat sleeps in the house. a dog runs to the river.";
+    let file = home.path().join("report.md");
+    std::fs::write(&file, context).unwrap();
+    let file = file.to_str().unwrap();
+    let chat = ["chat", "--scheme", "f32", "-m", &model, "--file", file, "where does it run?"];
+    let text = narthex(home.path(), &chat, "");
+    let report: Value =
+        serde_json::from_str(&narthex(home.path(), &[&chat[..], &["--json"]].concat(), "")).unwrap();
+    let reading = &report["reading"];
+    let place = ["start", "end"].map(|end| reading[end].as_u64().unwrap() as usize);
+    assert_eq!(reading["text"], context[place[0]..place[1]]);
+    assert_eq!(
+        (&reading["document"], report["text"].as_str()),
+        (&Value::from("report.md"), Some(text.trim_end()))
+    );
+    let refused = run(home.path(), &[&chat[..5], &["where does it run?"]].concat(), "");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("--file"), "{said}");
+}
+
+#[test]
 fn a_model_without_a_template_goes_on_from_a_text() {
     let home = tempfile::tempdir().unwrap();
     let folder = home.path().join("base");

@@ -11,9 +11,9 @@ use narthex_text::tokenizer::{BoundedTokens, Bounds, Pair};
 
 use crate::{
     cancel::Cancel,
-    encoder_queue::EncoderInput,
+    encoder_queue::{EncoderInput, QueuedRequest},
     error::Error,
-    load::residency::ReadyModel,
+    load::{loaded_model::LoadedModel, residency::ReadyModel},
     report::models::ModelKind,
     serve::{
         options::check_count,
@@ -35,52 +35,63 @@ impl ReadyModel {
         let encoder = model.encoder(ModelKind::Answer)?;
         check(request)?;
         let queued = encoder.enter(cancel, &self.computed)?;
-        let limit = encoder.limits().max_length.min(request.window.max(1));
-        let tokenizer = model.tokenizer()?;
-        let bounds = Bounds { limit, is_cancelled: &|| cancel.is_cancelled() };
-        // The question is in every window. The context is divided into windows, so all of its tokens are needed.
-        let question = tokenizer.encode_document_within(&request.question, bounds)?;
-        if !matches!(question, BoundedTokens::Whole(_)) {
-            let message = format!("it has more than {limit} tokens, but a window has {limit}; shorten it");
-            return Err(Error::invalid("question", message));
-        }
+        find(model, &queued, request, cancel)
+    }
+}
 
-        cancel.check()?;
-        let pair = tokenizer.encode_pair(&request.question, &request.context)?;
-        let room = limit.saturating_sub(pair.overhead());
-        if room == 0 {
-            let message = format!("it has {} tokens, but a window has {limit}; shorten it", pair.overhead());
-            return Err(Error::invalid("question", message));
-        }
+/// Finds the spans of a text, with a place in the queue of the encoder.
+pub(super) fn find(
+    model: &LoadedModel,
+    queued: &QueuedRequest<'_>,
+    request: &AnswerRequest,
+    cancel: &Cancel,
+) -> Result<Answers, Error> {
+    let limits = model.encoder(ModelKind::Answer)?.limits();
+    let limit = limits.max_length.min(request.window.max(1));
+    let tokenizer = model.tokenizer()?;
+    let bounds = Bounds { limit, is_cancelled: &|| cancel.is_cancelled() };
+    // The question is in every window. The context is divided into windows, so all of its tokens are needed.
+    let question = tokenizer.encode_document_within(&request.question, bounds)?;
+    if !matches!(question, BoundedTokens::Whole(_)) {
+        let message = format!("it has more than {limit} tokens, but a window has {limit}; shorten it");
+        return Err(Error::invalid("question", message));
+    }
 
-        let batch_size = (encoder.limits().max_batch_tokens / limit).max(1);
-        let mut parts = windows(pair.second.len(), room, request.stride).peekable();
-        let mut no_answer = 1.0_f64;
-        let mut prompt_tokens = 0;
-        let mut best = BestSpans::new(request.top_k);
-        while parts.peek().is_some() {
-            let batch: Vec<Pair> = parts.by_ref().take(batch_size).map(|part| pair.part(part)).collect();
-            prompt_tokens += batch.iter().map(|window| window.tokens.len()).sum::<usize>();
-            let inputs = batch.iter().map(|window| EncoderInput {
-                tokens: window.tokens.clone(),
-                second: window.segment,
-                requested: Vec::new(),
-            });
-            let rows = queued.run(inputs.collect())?;
-            for (window, rows) in batch.iter().zip(rows) {
-                let scores = SpanScores::new(window, &rows);
-                no_answer = no_answer.min(scores.no_answer);
-                for ([first, last], score) in scores.spans(request.longest) {
-                    let start = window.bytes[first].start;
-                    let end = window.bytes[last].end;
-                    best.offer(score, || trimmed(&request.context, start, end));
-                }
+    cancel.check()?;
+    let pair = tokenizer.encode_pair(&request.question, &request.context)?;
+    let room = limit.saturating_sub(pair.overhead());
+    if room == 0 {
+        let message = format!("it has {} tokens, but a window has {limit}; shorten it", pair.overhead());
+        return Err(Error::invalid("question", message));
+    }
+
+    let batch_size = (limits.max_batch_tokens / limit).max(1);
+    let mut parts = windows(pair.second.len(), room, request.stride).peekable();
+    let mut no_answer = 1.0_f64;
+    let mut prompt_tokens = 0;
+    let mut best = BestSpans::new(request.top_k);
+    while parts.peek().is_some() {
+        let batch: Vec<Pair> = parts.by_ref().take(batch_size).map(|part| pair.part(part)).collect();
+        prompt_tokens += batch.iter().map(|window| window.tokens.len()).sum::<usize>();
+        let inputs = batch.iter().map(|window| EncoderInput {
+            tokens: window.tokens.clone(),
+            second: window.segment,
+            requested: Vec::new(),
+        });
+        let rows = queued.run(inputs.collect())?;
+        for (window, rows) in batch.iter().zip(rows) {
+            let scores = SpanScores::new(window, &rows);
+            no_answer = no_answer.min(scores.no_answer);
+            for ([first, last], score) in scores.spans(request.longest) {
+                let start = window.bytes[first].start;
+                let end = window.bytes[last].end;
+                best.offer(score, || trimmed(&request.context, start, end));
             }
         }
-
-        let answers = best.spans.into_iter().map(|(span, score)| to_answer(&request.context, span, score));
-        Ok(Answers { answers: answers.collect(), no_answer, prompt_tokens, ran_on: model.ran_on() })
     }
+
+    let answers = best.spans.into_iter().map(|(span, score)| to_answer(&request.context, span, score));
+    Ok(Answers { answers: answers.collect(), no_answer, prompt_tokens, ran_on: model.ran_on() })
 }
 
 fn check(request: &AnswerRequest) -> Result<(), Error> {

@@ -22,7 +22,7 @@ use crate::{
         media::{self, PromptMedia},
         options::{self, Length},
         permits::{self, RENDERINGS},
-        remote_media,
+        reading, remote_media,
         request::{
             ChatPrompt, ChatRequest, CompletionRequest, Echo, GenerateOptions, GenerationSink,
             HistoryOverflow, Message, Prompt, ReasoningSettings, RenderedChat, SpecialTokens,
@@ -53,6 +53,10 @@ impl ReadyModel {
     /// Starts a chat answer. Returns once it is queued.
     pub fn chat(&self, request: ChatRequest, sink: Box<dyn GenerationSink>) -> Result<Generation, Error> {
         let cancel = sink.cancel();
+        if self.reads_texts() {
+            cancel.check()?;
+            return self.read_conversation(request, sink);
+        }
         let ChatParts { prompt, mut rules, reasoning, options, omitted_messages } =
             self.chat_parts(request, &cancel)?;
         let model = &*self.loaded;
@@ -77,6 +81,7 @@ impl ReadyModel {
     /// Checks a request, and returns its prompt and the rules of its answer.
     fn chat_parts(&self, mut request: ChatRequest, cancel: &Cancel) -> Result<ChatParts, Error> {
         cancel.check()?;
+        reading::check_absent(&request.reading)?;
         self.settings.answers.add_stop(&mut request.options.stop);
         let model = &*self.loaded;
         options::check(&request.options, Length::Some)?;
@@ -86,7 +91,7 @@ impl ReadyModel {
         }
 
         let rules = AnswerRules::new(model, &request.tools, &request.options, cancel)?;
-        let ChatRequest { mut messages, tools, reasoning, overflow, options } = request;
+        let ChatRequest { mut messages, tools, reasoning, overflow, options, .. } = request;
         media::check(model, &mut messages)?;
         remote_media::read(self.settings.media_urls, &mut messages, cancel)?;
         self.settings.answers.add_system(&mut messages);

@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 use crate::{
     energy::{ENERGY, EnergyShare},
     error::{Error, ErrorKind, TokenCount},
-    load::residency::ReadyModel,
+    load::{loaded_model::LoadedModel, residency::ReadyModel},
     report::placement::AnsweringDevice,
     serve::{
         answer_rules::AnswerRules,
@@ -30,8 +30,8 @@ use crate::{
         options,
         repetition::RepetitionGuard,
         request::{
-            FinishReason, GenerateOptions, GenerationEvent, GenerationSink, Repetition, StopTokens, Summary,
-            Times, UsedSampling,
+            FinishReason, GenerateOptions, GenerationEvent, GenerationSink, Reading, Repetition, StopTokens,
+            Summary, Times, UsedSampling,
         },
         text::{ChoiceText, TextPart},
     },
@@ -51,10 +51,26 @@ pub struct Generation {
     pub sampling: UsedSampling,
     /// Number of messages that were omitted because the conversation was too long.
     pub omitted_messages: usize,
+    /// The part of a text that is the answer, for question-answering models.
+    pub reading: Option<Box<Reading>>,
     sequences: Vec<SequenceHandle>,
 }
 
 impl Generation {
+    /// Returns an answer that a question-answering model has read, all of whose events were sent.
+    pub(super) fn of_reading(model: &LoadedModel, prompt_tokens: usize, reading: Reading) -> Self {
+        Self {
+            model: model.name().clone(),
+            prompt_tokens,
+            ran_on: model.ran_on(),
+            reasons: false,
+            sampling: UsedSampling { temperature: 0.0, top_p: 1.0 },
+            omitted_messages: 0,
+            reading: Some(Box::new(reading)),
+            sequences: Vec::new(),
+        }
+    }
+
     /// Ends all choices at the next step.
     pub fn cancel(&self) {
         self.sequences.iter().for_each(SequenceHandle::cancel);
@@ -175,6 +191,7 @@ pub(super) fn start(
         ran_on: model.ran_on(),
         reasons,
         omitted_messages: 0,
+        reading: None,
         sequences,
     })
 }

@@ -18,6 +18,7 @@ pub(crate) mod options;
 mod pairs;
 mod permits;
 mod probabilities;
+mod reading;
 mod remote_media;
 mod repetition;
 pub mod request;

@@ -2,17 +2,21 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+use std::sync::mpsc;
+
 use narthex_gateway::{
     Cancel, Error, TokenCount,
     request::{
-        Aggregation, AnswerRequest, Classification, ClassifierInput, ClassifyRequest, EmbedRequest,
-        InputOverflow, MaskRequest, Prompt, RefineRequest, RerankRequest,
+        Aggregation, AnswerRequest, ChatRequest, Classification, ClassifierInput, ClassifyRequest,
+        EmbedRequest, FinishReason, GenerateOptions, Grammar, InputOverflow, MaskRequest, Message, Prompt,
+        ReadDocument, ReadSource, ReadingSettings, RefineRequest, RerankRequest, Role,
     },
 };
 
 use crate::support::{
     Tiny,
     encoders::{FAMILIES, Golden, Head},
+    whole,
 };
 
 fn near(found: f64, expected: f64, what: &str) {
@@ -368,4 +372,75 @@ fn a_prompt_stands_before_every_text() {
     };
     let error = tiny.gateway().embed(&plain, &request, &Cancel::new()).unwrap_err().to_string();
     assert!(error.contains("this model has no prompts"), "{error}");
+}
+
+#[test]
+fn a_question_answering_model_answers_conversations() {
+    let tiny = Tiny::new();
+    let model = tiny.encoder("distilbert", Head::Spans);
+    let gateway = tiny.gateway();
+    let golden = Golden::read("distilbert");
+    let text = |key: &str| golden.expected["answer"][key].as_str().unwrap().to_owned();
+    let (asked, context) = (text("question"), text("context"));
+    // The tiny model is not sure of anything.
+    let reading = |min_score| ReadingSettings { min_score: Some(min_score), ..ReadingSettings::default() };
+    let conversation = |min_score| {
+        let system = Message::new(Role::System, context.clone());
+        let messages = vec![system, Message::new(Role::User, asked.clone())];
+        ChatRequest { reading: reading(min_score), ..ChatRequest::new(messages) }
+    };
+    let read = |request: ChatRequest| {
+        let (sender, events) = mpsc::channel();
+        let generation = gateway.chat(&model, request, Box::new(sender)).unwrap();
+        (generation.reading.unwrap(), whole(&events))
+    };
+
+    let expected = gateway.answer(&model, &AnswerRequest::new(&asked, &context), &Cancel::new()).unwrap();
+    let (found, answer) = read(conversation(0.0));
+    let span = found.span.unwrap();
+    assert_eq!((&span.answer, &span.source), (&expected.answers[0], &ReadSource::Message(0)));
+    assert_eq!((found.no_answer, found.is_answered), (expected.no_answer, expected.best().is_some()));
+    let said =
+        if found.is_answered { span.answer.text.as_str() } else { "The text does not answer this question." };
+    assert_eq!((answer.text.as_str(), answer.reason), (said, FinishReason::Stop));
+    assert_eq!(answer.summary.prompt_tokens, expected.prompt_tokens);
+    let (unsure, answer) = read(conversation(1.0));
+    assert!(!unsure.is_answered && unsure.span.is_some());
+    assert_eq!(answer.text, "The text does not answer this question.");
+
+    // The best of several texts is the answer, wherever it stands.
+    let documents = ["it", &context].map(|text| ReadDocument { title: None, text: text.to_owned() }).to_vec();
+    let request = ChatRequest {
+        reading: ReadingSettings { documents, min_score: Some(0.0) },
+        ..ChatRequest::user(&asked)
+    };
+    let scores = ["it", &context].map(|context| {
+        let found = gateway.answer(&model, &AnswerRequest::new(&asked, context), &Cancel::new()).unwrap();
+        found.answers[0].score
+    });
+    let index = usize::from(scores[1] > scores[0]);
+    let span = read(request).0.span.unwrap();
+    assert_eq!(
+        (span.source, span.answer.score),
+        (ReadSource::Document { index, title: None }, scores[index])
+    );
+
+    let refused = |request: ChatRequest, param: &str, expect: &str| {
+        let (sender, _events) = mpsc::channel();
+        let error = gateway.chat(&model, request, Box::new(sender)).err().unwrap();
+        assert!(error.param() == Some(param) && error.to_string().contains(expect), "{error}");
+    };
+    let with = |options: GenerateOptions| ChatRequest { options, ..conversation(0.0) };
+    let options = GenerateOptions::api_defaults;
+    refused(with(GenerateOptions { n: 2, ..options() }), "n", "supports no n");
+    refused(with(GenerateOptions { logprobs: Some(1), ..options() }), "logprobs", "supports no logprobs");
+    refused(with(GenerateOptions { stop: vec!["a".to_owned()], ..options() }), "stop", "supports no stop");
+    let grammar = Some(Grammar::json_object().into());
+    refused(with(GenerateOptions { grammar, ..options() }), "response_format", "supports no response_format");
+    refused(conversation(1.5), "min_answer_score", "expected 0 to 1, found 1.5");
+    refused(ChatRequest::user(&asked), "messages", "this model answers from a text");
+    // A sampling setting has no effect.
+    assert!(
+        read(with(GenerateOptions { temperature: Some(0.7), seed: Some(3), ..options() })).0.span.is_some()
+    );
 }

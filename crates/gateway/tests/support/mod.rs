@@ -15,7 +15,8 @@ use narthex_gateway::{
     Cancel, CompileRequest, Config, Gateway, ImportRequest, LoadStart, ReadyModel, disable_telemetry,
     request::{
         ChatRequest, CompletionRequest, Echo, FinishReason, GenerateOptions, GenerationEvent, GenerationSink,
-        HistoryOverflow, Message, Prompt, ReasoningSettings, Role, Summary, TokenInfo, ToolSettings,
+        HistoryOverflow, Message, Prompt, ReadingSettings, ReasoningSettings, Role, Summary, TokenInfo,
+        ToolSettings,
     },
 };
 use narthex_spec::{Ep, Scheme, progress::Quiet};
@@ -247,6 +248,7 @@ pub(crate) fn question(text: &str, options: GenerateOptions) -> ChatRequest {
         tools: ToolSettings::default(),
         reasoning: ReasoningSettings::default(),
         overflow: HistoryOverflow::Refuse,
+        reading: ReadingSettings::default(),
         options,
     }
 }

@@ -9,7 +9,8 @@ use narthex_gateway::{
     plan::PlanRequest,
     request::{
         ChatRequest, EmbedRequest, FinishReason, GenerateOptions, GenerationEvent, Grammar, HistoryOverflow,
-        InputOverflow, Message, Prompt, ReasoningSettings, RequestGrammar, RerankRequest, Role, ToolSettings,
+        InputOverflow, Message, Prompt, ReadingSettings, ReasoningSettings, RequestGrammar, RerankRequest,
+        Role, ToolSettings,
     },
 };
 use narthex_spec::Target;
@@ -259,6 +260,7 @@ impl CallSite {
             tools: ToolSettings::default(),
             reasoning: ReasoningSettings::default(),
             overflow: HistoryOverflow::Refuse,
+            reading: ReadingSettings::default(),
             options: GenerateOptions {
                 max_tokens: Some(limit),
                 temperature,

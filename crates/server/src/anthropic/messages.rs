@@ -22,6 +22,7 @@ use crate::{
         hints,
         id::new_id,
         ignored::IgnoredParameters,
+        reading::ReadingObject,
         reply::Reply,
         shared_fields::SharedFields,
         sse,
@@ -56,20 +57,27 @@ struct MessageForm {
     model: String,
     /// The stop sequences of the request.
     stops: Vec<String>,
+    reading: Option<ReadingObject>,
 }
 
 impl AnswerForm for MessageForm {
     type Whole = AnthropicMessage;
 
+    fn read(&mut self, reading: ReadingObject) {
+        self.reading = Some(reading);
+    }
+
     fn whole(self, mut reply: Reply) -> AnthropicMessage {
         let choice = reply.choices.pop().unwrap_or_default();
         let usage = MessageUsage::new(&reply.summary);
         let end = MessageEnd::new(choice.finish, &self.stops);
-        AnthropicMessage::new(new_id("msg_"), self.model, usage).complete(&choice, end, reply.timings())
+        let message = AnthropicMessage::new(new_id("msg_"), self.model, usage).with_reading(self.reading);
+        message.complete(&choice, end, reply.timings())
     }
 
     fn streamed(self, events: Events, metrics: Arc<Metrics>) -> Response {
         let encoder = MessageEvents::new(new_id("msg_"), self.model, self.stops, events.ran_on());
+        let encoder = encoder.with_reading(self.reading);
         sse::respond(events, Box::new(encoder), metrics)
     }
 }
@@ -78,7 +86,7 @@ impl AnswerForm for MessageForm {
 pub(crate) async fn create(app: App, body: Body<ParsedMessages>) -> Result<Response, ApiError> {
     let Body { request: ParsedMessages(conversation), ignored, reservation } = body;
     let stops = conversation.request.options.stop.clone();
-    let form = MessageForm { model: conversation.model.clone(), stops };
+    let form = MessageForm { model: conversation.model.clone(), stops, reading: None };
     conversation::answer(&app, Body { request: conversation, ignored, reservation }, form).await
 }
 

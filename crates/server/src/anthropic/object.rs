@@ -6,6 +6,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::protocol::{
+    reading::ReadingObject,
     reply::{AnswerPart, Choice, WholeToolCall},
     timings::Timings,
 };
@@ -27,6 +28,9 @@ pub(crate) struct AnthropicMessage {
     /// Absent until the message ends.
     #[serde(skip_serializing_if = "Option::is_none")]
     timings: Option<Timings>,
+    /// Only for question-answering models.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reading: Option<Box<ReadingObject>>,
 }
 
 /// Reason why a message ended.
@@ -75,7 +79,13 @@ impl AnthropicMessage {
             container: None,
             usage,
             timings: None,
+            reading: None,
         }
+    }
+
+    /// Returns the message of a question-answering model.
+    pub(super) fn with_reading(self, reading: Option<ReadingObject>) -> Self {
+        Self { reading: reading.map(Box::new), ..self }
     }
 
     /// Returns the message with the content, the end and the timings of an answer.

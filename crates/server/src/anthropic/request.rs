@@ -2,7 +2,8 @@
 
 use narthex_gateway::request::{
     CallLimit, ChatRequest, Content, ExactJson, FunctionCall, GenerateOptions, Grammar, HistoryOverflow,
-    Message, ReasoningSettings, RequestGrammar, Role, Thinking, Tool, ToolCall, ToolChoice, ToolSettings,
+    Message, ReadingSettings, ReasoningSettings, RequestGrammar, Role, Thinking, Tool, ToolCall, ToolChoice,
+    ToolSettings,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -290,7 +291,8 @@ impl MessagesBody {
 
         let reasoning = shared.reasoning.settings_after(own);
         let tools = ToolSettings { tools, choice, calls };
-        Ok(ChatRequest { messages, tools, reasoning, overflow: HistoryOverflow::Refuse, options })
+        let overflow = HistoryOverflow::Refuse;
+        Ok(ChatRequest { messages, tools, reasoning, overflow, reading: ReadingSettings::default(), options })
     }
 }
 

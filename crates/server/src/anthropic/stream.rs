@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 
 use super::object::{AnthropicMessage, ContentBlock, MessageEnd, MessageUsage};
 use crate::protocol::{
-    errors::AnthropicErrorBody, reply::WholeToolCall, sse::EventEncoder, timings::Timings,
+    errors::AnthropicErrorBody, reading::ReadingObject, reply::WholeToolCall, sse::EventEncoder,
+    timings::Timings,
 };
 
 /// Event of a streamed message.
@@ -58,6 +59,7 @@ pub(super) struct MessageEvents {
     blocks: usize,
     open: Option<OpenBlock>,
     reason: Option<FinishReason>,
+    reading: Option<ReadingObject>,
     /// The stop sequences of the request.
     stops: Vec<String>,
     device: AnsweringDevice,
@@ -73,7 +75,12 @@ enum OpenBlock {
 impl MessageEvents {
     /// Creates the encoder of a new answer with these stop sequences, which this device computes.
     pub(super) fn new(id: String, model: String, stops: Vec<String>, device: AnsweringDevice) -> Self {
-        Self { id, model, blocks: 0, open: None, reason: None, stops, device }
+        Self { id, model, blocks: 0, open: None, reason: None, stops, device, reading: None }
+    }
+
+    /// Returns the encoder of the answer of a question-answering model.
+    pub(super) fn with_reading(self, reading: Option<ReadingObject>) -> Self {
+        Self { reading, ..self }
     }
 
     fn events(&mut self, event: GenerationEvent) -> Vec<AnthropicEvent> {
@@ -81,6 +88,7 @@ impl MessageEvents {
             GenerationEvent::Started { prompt_tokens } => {
                 let usage = MessageUsage::of_prompt(prompt_tokens);
                 let message = AnthropicMessage::new(self.id.clone(), self.model.clone(), usage);
+                let message = message.with_reading(self.reading.take());
                 vec![AnthropicEvent::MessageStart { message }]
             }
             GenerationEvent::Text { text, .. } if text.is_empty() => Vec::new(),

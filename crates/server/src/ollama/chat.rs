@@ -2,8 +2,8 @@
 
 use axum::response::Response;
 use narthex_gateway::request::{
-    ChatRequest, Content, FunctionCall, HistoryOverflow, Message, Part, ReasoningSettings, Role, ToolCall,
-    omission_note,
+    ChatRequest, Content, FunctionCall, HistoryOverflow, Message, Part, ReadingSettings, ReasoningSettings,
+    Role, ToolCall, omission_note,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -91,7 +91,8 @@ impl FromBody for ParsedOllamaChat {
             Some(false) => HistoryOverflow::Refuse,
             Some(true) | None => HistoryOverflow::OmitOldest,
         };
-        let mut request = ChatRequest { messages, tools, reasoning, overflow, options };
+        let reading = ReadingSettings::default();
+        let mut request = ChatRequest { messages, tools, reasoning, overflow, reading, options };
         conversation::continue_last(&mut request);
         let conversation = Conversation { model: body.model, request, is_streamed, reasoning_parameters };
         Ok(Self { conversation, retention })

@@ -2,8 +2,8 @@
 
 use axum::response::Response;
 use narthex_gateway::request::{
-    ChatRequest, CompletionRequest, Content, Echo, HistoryOverflow, Message, Part, Prompt, ReasoningSettings,
-    Role, ToolSettings,
+    ChatRequest, CompletionRequest, Content, Echo, HistoryOverflow, Message, Part, Prompt, ReadingSettings,
+    ReasoningSettings, Role, ToolSettings,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -102,7 +102,15 @@ impl FromBody for ParsedGenerate {
             let reasoning = think.map_or_else(ReasoningSettings::default, Think::settings);
             let reasoning = shared.reasoning.settings_after(reasoning);
             let overflow = HistoryOverflow::Refuse;
-            GenerateWork::Answer(Box::new(ChatRequest { messages, tools, reasoning, overflow, options }))
+            let reading = ReadingSettings::default();
+            GenerateWork::Answer(Box::new(ChatRequest {
+                messages,
+                tools,
+                reasoning,
+                overflow,
+                reading,
+                options,
+            }))
         };
         Ok(Self { model: body.model, is_streamed, work, retention, reasoning_parameters })
     }

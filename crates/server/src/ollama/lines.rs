@@ -17,6 +17,7 @@ use crate::{
         conversation::AnswerForm,
         errors::OllamaErrorBody,
         events::Events,
+        reading::ReadingObject,
         reply::{Choice, Reply, WholeToolCall},
         sse, timestamp,
     },
@@ -38,6 +39,9 @@ pub(crate) struct AnswerLine<C> {
     done: bool,
     #[serde(flatten)]
     end: Option<AnswerEnd>,
+    /// Only at the end of the answer of a question-answering model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reading: Option<ReadingObject>,
 }
 
 /// A token with its log-probability.
@@ -183,6 +187,7 @@ pub(super) struct AnswerLines<C> {
     /// Calls, which are sent before the last line, and the finish reason.
     choice: Choice,
     device: AnsweringDevice,
+    reading: Option<ReadingObject>,
     content: std::marker::PhantomData<C>,
 }
 
@@ -193,6 +198,7 @@ impl<C: LineContent> AnswerLines<C> {
             model,
             choice: Choice::default(),
             device: AnsweringDevice::default(),
+            reading: None,
             content: std::marker::PhantomData,
         }
     }
@@ -204,6 +210,7 @@ impl<C: LineContent> AnswerLines<C> {
             content,
             logprobs: tokens.iter().map(logprob).collect(),
             done: end.is_some(),
+            reading: end.as_ref().and_then(|_| self.reading.clone()),
             end,
         }
     }
@@ -272,6 +279,10 @@ fn logprob(token: &TokenInfo) -> TokenLogprob {
 
 impl<C: LineContent> AnswerForm for AnswerLines<C> {
     type Whole = AnswerLine<C>;
+
+    fn read(&mut self, reading: ReadingObject) {
+        self.reading = Some(reading);
+    }
 
     fn whole(self, mut reply: Reply) -> AnswerLine<C> {
         let choice = reply.choices.pop().unwrap_or_default();

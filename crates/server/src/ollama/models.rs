@@ -384,14 +384,13 @@ fn capabilities(kind: ModelKind, package: Option<&InstalledPackage>) -> Vec<&'st
             capabilities.extend(media.map(|kind| kind.capability()));
             capabilities
         }
-        ModelKind::Text => vec!["completion"],
+        ModelKind::Text | ModelKind::Answer => vec!["completion"],
         ModelKind::Embedding => vec!["embedding"],
         ModelKind::Transcription => vec!["transcription"],
         ModelKind::Speech => vec!["speech"],
         ModelKind::Rerank
         | ModelKind::Classification
         | ModelKind::TokenClassification
-        | ModelKind::Answer
         | ModelKind::Masked
         | ModelKind::Other => Vec::new(),
     }

@@ -7,7 +7,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use narthex_gateway::request::{
-    ChatPrompt, ChatRequest, GenerateOptions, HistoryOverflow, ReasoningSettings,
+    ChatPrompt, ChatRequest, GenerateOptions, HistoryOverflow, ReadingSettings, ReasoningSettings,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -17,6 +17,7 @@ use super::{
     chat_answer::{ChatCompletion, ChatDelta, ChatForm, ChatStream},
     messages::{WireMessage, into_messages},
     render::WirePrompt,
+    rerank::Document,
     stream::ChunkEncoder,
 };
 use crate::{
@@ -30,6 +31,7 @@ use crate::{
         hints,
         ignored::IgnoredParameters,
         options::{ChoiceOptions, StreamOptions},
+        reading::ReadingObject,
         reasoning::{ReasoningObject, ThinkingSettings},
         reply::Reply,
         shared_fields::SharedFields,
@@ -51,6 +53,12 @@ pub(crate) struct ChatBody {
     thinking: Option<ThinkingSettings>,
     #[serde(default, deserialize_with = "body::filled")]
     reasoning: Option<ReasoningObject>,
+    /// Texts that may contain the answer, for question-answering models.
+    #[serde(default)]
+    documents: Vec<Document>,
+    /// Minimum score of an answer, for question-answering models.
+    #[schemars(range(max = 1))]
+    min_answer_score: Option<f64>,
 }
 
 impl ChatBody {
@@ -111,7 +119,10 @@ impl FromBody for ParsedChat {
         let logprobs = chat.top_logprobs()?;
         let options = GenerateOptions { n: choices.n(), grammar, logprobs, ..sampling.options()? };
         let messages = into_messages(chat.messages)?;
-        let request = ChatRequest { messages, tools, reasoning, overflow: HistoryOverflow::Refuse, options };
+        let documents = chat.documents.into_iter().map(Document::into_read).collect();
+        let reading = ReadingSettings { documents, min_score: chat.min_answer_score };
+        let overflow = HistoryOverflow::Refuse;
+        let request = ChatRequest { messages, tools, reasoning, overflow, reading, options };
         let streaming = choices.streaming();
         let is_streamed = streaming.is_some();
         let conversation = Conversation { model: chat.model, request, is_streamed, reasoning_parameters };
@@ -126,14 +137,19 @@ struct CompletionForm {
     n: usize,
     /// Present if the answer is streamed.
     streaming: Option<StreamOptions>,
+    reading: Option<ReadingObject>,
     form: ChatForm,
 }
 
 impl AnswerForm for CompletionForm {
     type Whole = ChatCompletion;
 
+    fn read(&mut self, reading: ReadingObject) {
+        self.reading = Some(reading);
+    }
+
     fn whole(self, reply: Reply) -> ChatCompletion {
-        ChatCompletion::new(self.header, reply, &self.form)
+        ChatCompletion::new(self.header, reply, &self.form).with_reading(self.reading)
     }
 
     fn streamed(self, events: Events, metrics: Arc<Metrics>) -> Response {
@@ -141,6 +157,7 @@ impl AnswerForm for CompletionForm {
         let state = ChatStream::new(self.form, self.n);
         let device = events.ran_on();
         let encoder = ChunkEncoder::<ChatDelta>::new(self.header, options, self.n, state, device);
+        let encoder = encoder.with_reading(self.reading);
         sse::respond(events, Box::new(encoder), metrics)
     }
 }
@@ -149,7 +166,7 @@ impl AnswerForm for CompletionForm {
 pub(crate) async fn create(app: App, body: Body<ParsedChat>) -> Result<Response, ApiError> {
     let Body { request: ParsedChat { conversation, streaming, form }, ignored, reservation } = body;
     let header = CompletionHeader::new("chatcmpl-", conversation.model.clone());
-    let form = CompletionForm { header, n: conversation.request.options.n, streaming, form };
+    let form = CompletionForm { header, n: conversation.request.options.n, streaming, reading: None, form };
     conversation::answer(&app, Body { request: conversation, ignored, reservation }, form).await
 }
 

@@ -10,6 +10,7 @@ use super::{
 };
 use crate::protocol::{
     custom_tools::{self, CUSTOM},
+    reading::ReadingObject,
     reply::{Choice, Reply, WholeToolCall, is_cut},
     timings::Timings,
 };
@@ -36,6 +37,9 @@ pub(crate) struct ChatCompletion {
     choices: Vec<ChatChoice>,
     usage: CompletionUsage,
     timings: Timings,
+    /// Only for question-answering models.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reading: Option<ReadingObject>,
 }
 
 /// Choice of a whole answer.
@@ -186,7 +190,12 @@ impl ChatCompletion {
         let timings = reply.timings();
         let choices = reply.choices.into_iter().enumerate();
         let choices = choices.map(|(index, choice)| ChatChoice::new(index, choice, form)).collect();
-        Self { header, object: OBJECT, choices, usage, timings }
+        Self { header, object: OBJECT, choices, usage, timings, reading: None }
+    }
+
+    /// Returns the answer that a question-answering model has read.
+    pub(super) fn with_reading(self, reading: Option<ReadingObject>) -> Self {
+        Self { reading, ..self }
     }
 }
 

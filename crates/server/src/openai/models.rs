@@ -139,7 +139,7 @@ fn capabilities(kind: ModelKind, reads: &[MediaKind]) -> Vec<&'static str> {
         ModelKind::Embedding => vec!["embeddings"],
         ModelKind::Rerank => vec!["rerank"],
         ModelKind::Classification | ModelKind::TokenClassification => vec!["classify"],
-        ModelKind::Answer => vec!["answer"],
+        ModelKind::Answer => vec!["answer", "chat", "responses", "messages"],
         ModelKind::Masked => vec!["fill"],
         ModelKind::Transcription => vec!["transcriptions"],
         ModelKind::Speech => vec!["speech"],

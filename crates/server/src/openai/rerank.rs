@@ -3,7 +3,7 @@
 use std::fmt;
 
 use axum::response::Response;
-use narthex_gateway::request::{InputOverflow, RerankRequest};
+use narthex_gateway::request::{InputOverflow, ReadDocument, RerankRequest};
 use schemars::JsonSchema;
 use serde::{
     Deserialize, Deserializer, Serialize,
@@ -38,20 +38,29 @@ pub(crate) struct RerankBody {
 /// A document: a text, or an object with one.
 #[derive(Debug, JsonSchema)]
 #[schemars(untagged)]
-enum Document {
+pub(super) enum Document {
     Text(String),
     Object(DocumentObject),
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
-struct DocumentObject {
+pub(super) struct DocumentObject {
     text: String,
+    title: Option<String>,
 }
 
 impl Document {
     fn into_text(self) -> String {
         match self {
-            Self::Text(text) | Self::Object(DocumentObject { text }) => text,
+            Self::Text(text) | Self::Object(DocumentObject { text, .. }) => text,
+        }
+    }
+
+    /// Returns the document for a question-answering model.
+    pub(super) fn into_read(self) -> ReadDocument {
+        match self {
+            Self::Text(text) => ReadDocument { title: None, text },
+            Self::Object(DocumentObject { text, title }) => ReadDocument { title, text },
         }
     }
 }

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::{CompletionHeader, CompletionUsage};
 use crate::{
     error::OpenAiErrorBody,
-    protocol::{options::StreamOptions, sse::EventEncoder, timings::Timings},
+    protocol::{options::StreamOptions, reading::ReadingObject, sse::EventEncoder, timings::Timings},
 };
 
 /// Choice of a chunk: a part of an answer, or its end.
@@ -40,6 +40,9 @@ pub(crate) struct Chunk<C: ChunkChoice> {
     /// Only in the last chunk, as in llama.cpp's server.
     #[serde(skip_serializing_if = "Option::is_none")]
     timings: Option<Timings>,
+    /// Only in the last chunk of a question-answering model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reading: Option<ReadingObject>,
 }
 
 /// `usage` of a chunk: null up to the last chunk.
@@ -54,6 +57,7 @@ pub(crate) struct ChunkEncoder<C: ChunkChoice> {
     state: C::State,
     /// Number of choices that have not ended.
     unfinished: usize,
+    reading: Option<ReadingObject>,
     held: Option<Chunk<C>>,
 }
 
@@ -66,7 +70,12 @@ impl<C: ChunkChoice> ChunkEncoder<C> {
         state: C::State,
         device: AnsweringDevice,
     ) -> Self {
-        Self { header, options, device, state, unfinished: n, held: None }
+        Self { header, options, device, state, unfinished: n, reading: None, held: None }
+    }
+
+    /// Returns the encoder of an answer that a question-answering model has read.
+    pub(crate) fn with_reading(self, reading: Option<ReadingObject>) -> Self {
+        Self { reading, ..self }
     }
 
     fn includes_usage(&self) -> bool {
@@ -80,6 +89,7 @@ impl<C: ChunkChoice> ChunkEncoder<C> {
             choices: choice.into_iter().collect(),
             usage: self.includes_usage().then_some(ChunkUsage(None)),
             timings: None,
+            reading: None,
         }
     }
 
@@ -91,6 +101,7 @@ impl<C: ChunkChoice> ChunkEncoder<C> {
             let mut chunks: Vec<_> = self.held.take().into_iter().chain(usage).collect();
             if let Some(last) = chunks.last_mut() {
                 last.timings = Some(Timings::new(&summary, &self.device));
+                last.reading = self.reading.take();
             }
             return chunks;
         }

@@ -8,7 +8,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use narthex_gateway::request::{
-    ChatRequest, GenerateOptions, HistoryOverflow, TokenizeOptions, ToolSettings,
+    ChatRequest, GenerateOptions, HistoryOverflow, ReadingSettings, TokenizeOptions, ToolSettings,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -146,6 +146,7 @@ impl TokenizeBody {
             tools: ToolSettings { tools, ..ToolSettings::default() },
             reasoning: mem::take(&mut self.reasoning).settings(),
             overflow: HistoryOverflow::Refuse,
+            reading: ReadingSettings::default(),
             options: GenerateOptions::api_defaults(),
         }))
     }

@@ -108,6 +108,30 @@ pub(crate) async fn run_tokenizing<T: Send + 'static>(
     app.shared.jobs.run(job).await
 }
 
+/// Runs a request like [`run_cancellable`] that starts an answer. Models that read texts compute the whole answer in the call,
+/// as those of [`run_encoder`]; the whole text is tokenized.
+pub(crate) async fn run_generation<T: Send + 'static>(
+    app: &App,
+    model: &str,
+    text: WholeText,
+    call: impl FnOnce(&ReadyModel, &Cancel) -> Result<T, Error> + Send + 'static,
+) -> Result<T, ApiError> {
+    let WholeText { body, length } = text;
+    let text = WholeText::from(body);
+    let model = text.ready(app, model, |_| 0).await?;
+    if !model.reads_texts() {
+        let (job, _on_disconnect) = text.job(model, call);
+        return app.shared.jobs.run(job).await;
+    }
+
+    app.shared.bodies.reserve_work(&text.body, length.saturating_mul(TOKENIZING_BYTES)).await?;
+    let meter = app.meter.clone();
+    let (job, _on_disconnect) = text.job(model, move |model, cancel| {
+        call(model, cancel).inspect_err(|_| meter.tokens(model.computed_tokens()))
+    });
+    app.shared.jobs.run_encoder(job).await
+}
+
 /// Runs a request like [`run_tokenizing`] that waits in the queue of an encoder. If it fails, or if its client
 /// disconnects, the tokens that were computed are charged. The call charges the tokens of an answer.
 pub(crate) async fn run_encoder<T: Send + 'static>(

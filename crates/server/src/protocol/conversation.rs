@@ -9,11 +9,12 @@ use narthex_gateway::request::{
 use serde::Serialize;
 
 use super::{
-    blocking::run_cancellable,
+    blocking::{WholeText, run_cancellable},
     body::Body,
     device_headers::with_device_headers,
     events::{self, Events},
     ignored::IgnoredParameters,
+    reading::ReadingObject,
     reply::{Reply, collect},
 };
 use crate::{app::App, error::ApiError, http::budget::Reservation, reports::metrics::Metrics};
@@ -80,6 +81,9 @@ pub(crate) trait AnswerForm {
     /// Takes the sampling of an answer that has started.
     fn started(&mut self, _sampling: UsedSampling) {}
 
+    /// Takes the part of a text that is the answer of a question-answering model.
+    fn read(&mut self, _reading: ReadingObject) {}
+
     /// Returns the whole answer.
     fn whole(self, reply: Reply) -> Self::Whole;
 
@@ -97,14 +101,17 @@ pub(crate) async fn answer(
     let Conversation { model, request, is_streamed, reasoning_parameters } = conversation;
     let n = request.options.n;
     let more_answers = app.meter.caller.add_answers(n.saturating_sub(1))?;
-    let events = events::start(app, &model, reservation, more_answers, move |model, sink| {
-        model.chat(stable(request), sink)
-    });
+    let text = WholeText { body: reservation, length: text_length(&request) };
+    let events =
+        events::start(app, &model, text, more_answers, move |model, sink| model.chat(stable(request), sink));
     let events = events.await?;
 
     ignore_reasoning(app, events.reasons(), reasoning_parameters, &mut ignored)?;
     let omitted = events.omitted_messages();
     form.started(events.sampling());
+    if let Some(reading) = events.reading() {
+        form.read(reading);
+    }
     let mut response = whole_or_streamed(app, events, form, ResponseMode { n, is_streamed }).await?;
     if omitted > 0 {
         response.headers_mut().insert(OMITTED, omitted.into());
@@ -125,6 +132,13 @@ pub(crate) async fn render(
     let RenderedChat { prompt, reasons } = rendered.await?;
     ignore_reasoning(app, reasons, reasoning_parameters, &mut ignored)?;
     Ok((prompt, ignored))
+}
+
+/// Returns the bytes of the texts in a conversation.
+fn text_length(request: &ChatRequest) -> usize {
+    let messages = request.messages.iter().map(|message| message.content.text().len());
+    let documents = request.reading.documents.iter().map(|document| document.text.len());
+    messages.chain(documents).sum()
 }
 
 /// Counts the tokens in the prompt of a conversation.
@@ -181,7 +195,9 @@ pub(crate) async fn whole_or_streamed(
 
 #[cfg(test)]
 mod tests {
-    use narthex_gateway::request::{GenerateOptions, HistoryOverflow, Message, ToolSettings};
+    use narthex_gateway::request::{
+        GenerateOptions, HistoryOverflow, Message, ReadingSettings, ToolSettings,
+    };
 
     use super::*;
 
@@ -193,6 +209,7 @@ mod tests {
                 tools: ToolSettings::default(),
                 reasoning: ReasoningSettings::default(),
                 overflow: HistoryOverflow::Refuse,
+                reading: ReadingSettings::default(),
                 options: GenerateOptions::api_defaults(),
             };
             assert_eq!(stable(request).messages[0].content, expect, "{role:?}");

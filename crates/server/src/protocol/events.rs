@@ -18,14 +18,14 @@ use narthex_gateway::{
 use parking_lot::Mutex;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::blocking::run_cancellable;
+use super::{
+    blocking::{WholeText, run_generation},
+    reading::ReadingObject,
+};
 use crate::{
     app::{App, Meter},
     error::{ApiError, public_text},
-    http::{
-        budget::{AnswerMemory, Reservation},
-        limits::MAX_UNREAD,
-    },
+    http::{budget::AnswerMemory, limits::MAX_UNREAD},
     keys::Permit,
     reports::metrics::ModelMetrics,
 };
@@ -252,6 +252,11 @@ impl Events {
         self.generation.0.sampling
     }
 
+    /// Returns the part of a text that is the answer of a question-answering model.
+    pub(crate) fn reading(&self) -> Option<ReadingObject> {
+        self.generation.0.reading.clone().map(|reading| ReadingObject::from(*reading))
+    }
+
     /// Returns the device that the request runs on.
     pub(crate) fn ran_on(&self) -> AnsweringDevice {
         self.generation.0.ran_on.clone()
@@ -259,17 +264,18 @@ impl Events {
 }
 
 /// Starts a request once its model is in memory. The memory of its body is reserved until the call returns.
-/// `more_answers` is the permit for its answers in addition to the first one.
+/// `more_answers` is the permit for its answers in addition to the first one. Models that read texts tokenize all of
+/// `body`, which has texts of that length.
 pub(crate) async fn start(
     app: &App,
     model: &str,
-    body: Reservation,
+    body: impl Into<WholeText>,
     more_answers: Option<Permit>,
     call: impl FnOnce(&ReadyModel, Box<dyn GenerationSink>) -> Result<Generation, Error> + Send + 'static,
 ) -> Result<Events, ApiError> {
     let memory = app.answer.clone();
     let metrics = app.meter.metrics.clone();
-    let started = run_cancellable(app, model, body, move |model, cancel| {
+    let started = run_generation(app, model, body.into(), move |model, cancel| {
         let of_model = metrics.of_model(model);
         let (sink, receiver) = channel(memory, of_model.clone(), cancel.clone());
         Ok((receiver, of_model, CancelOnDisconnect(call(model, Box::new(sink))?)))

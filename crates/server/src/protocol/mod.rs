@@ -24,6 +24,7 @@ pub(crate) mod options;
 pub(crate) mod outline;
 pub(crate) mod problem;
 pub(crate) mod prompts;
+pub(crate) mod reading;
 pub(crate) mod reasoning;
 pub(crate) mod reply;
 pub(crate) mod response_format;

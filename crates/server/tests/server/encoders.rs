@@ -1,4 +1,5 @@
-//! Encoders: `/v1/rerank`, `/v1/classify`, `/predict`, `/v1/answer`, `/v1/fill` and token lists of `/v1/embeddings` over tiny models, including invalid requests.
+//! Encoders: `/v1/rerank`, `/v1/classify`, `/predict`, `/v1/answer`, `/v1/fill`, conversations with question-answering models, and token
+//! lists of `/v1/embeddings` over tiny models, including invalid requests.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -224,4 +225,72 @@ fn texts_and_tokens_are_classified() {
         "model",
         "is a text classifier",
     );
+}
+
+#[test]
+fn a_question_answering_model_answers_every_protocol() {
+    let tiny = Tiny::new();
+    let (model, chat) = (tiny.encoder("distilbert", Head::Spans), tiny.chat());
+    let live = Live::start(tiny.config());
+    let (context, question) = ("the cat sleeps in the house. a dog runs to the river.", "where does it run?");
+    let expected =
+        live.post("/v1/answer", &json!({"model": model, "question": question, "context": context}));
+    let span = expected.json()["answers"][0].clone();
+    let user = json!([{"role": "user", "content": question}]);
+    let documents = json!([{"title": "report.md", "text": context}]);
+    let body = json!({"model": model, "messages": user, "documents": documents, "min_answer_score": 0});
+    let check = |reading: &Value, source: Value| {
+        for key in ["text", "start", "end", "start_byte", "end_byte", "score"] {
+            assert_eq!(reading["span"][key], span[key], "{reading}");
+        }
+        assert_eq!(reading["span"]["source"], source, "{reading}");
+    };
+
+    let answer = live.post("/v1/chat/completions", &body).json();
+    check(&answer["reading"], json!({"type": "document", "index": 0, "title": "report.md"}));
+    let said = answer["choices"][0]["message"]["content"].as_str().unwrap();
+    let unsure = "The text does not answer this question.";
+    assert_eq!(
+        said,
+        if answer["reading"]["answered"] == true { span["text"].as_str().unwrap() } else { unsure }
+    );
+    let strict =
+        live.post("/v1/chat/completions", &with(body.clone(), json!({"min_answer_score": 1}))).json();
+    assert_eq!(strict["choices"][0]["message"]["content"], unsure);
+    assert_eq!(strict["reading"]["answered"], json!(false));
+
+    let streamed = live.post("/v1/chat/completions", &with(body.clone(), json!({"stream": true}))).text();
+    let chunks: Vec<Value> =
+        streamed.lines().filter_map(|line| serde_json::from_str(line.strip_prefix("data: ")?).ok()).collect();
+    let text: String =
+        chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect();
+    assert_eq!((text.as_str(), &chunks.last().unwrap()["reading"]), (said, &answer["reading"]));
+
+    let system = json!([{"role": "system", "content": context}, {"role": "user", "content": question}]);
+    let source = json!({"type": "message", "index": 0});
+    let bodies = [
+        ("/v1/responses", json!({"model": model, "instructions": context, "input": question})),
+        ("/v1/messages", json!({"model": model, "system": context, "messages": user, "max_tokens": 30})),
+        ("/api/chat", json!({"model": model, "messages": system, "stream": false})),
+    ];
+    for (path, body) in bodies {
+        check(&live.post(path, &body).json()["reading"], source.clone());
+        let stream = live.post(path, &with(body, json!({"stream": true}))).text();
+        assert!(stream.contains(r#""no_answer_score""#), "{path}: {stream}");
+    }
+
+    let refused = |fields: Value, param: &str, text: &str| {
+        let error = live.post("/v1/chat/completions", &with(body.clone(), fields)).error(400);
+        assert_eq!(error["param"], param, "{error}");
+        assert!(error["message"].as_str().unwrap().contains(text), "{error}");
+    };
+    let tool = json!([{"type": "function", "function": {"name": "f"}}]);
+    refused(json!({"tools": tool}), "tools", "supports no tools");
+    refused(json!({"logprobs": true}), "logprobs", "supports no logprobs");
+    refused(json!({"response_format": {"type": "json_object"}}), "response_format", "supports no");
+    refused(json!({"documents": []}), "messages", "this model answers from a text");
+    refused(json!({"model": chat}), "documents", "only question-answering models have it");
+    refused(json!({"model": chat, "documents": []}), "min_answer_score", "only question-answering models");
+    let kinds = live.get(&format!("/v1/models/{model}")).json();
+    assert_eq!(kinds["capabilities"], json!(["answer", "chat", "responses", "messages"]));
 }

@@ -21,7 +21,7 @@ use crate::{
     load::loaded_model::LoadedModel,
     serve::request::{
         ChatRequest, GenerateOptions, GenerationEvent, GenerationSink, HistoryOverflow, Message,
-        ReasoningSettings, Role, Summary, Times, ToolSettings,
+        ReadingSettings, ReasoningSettings, Role, Summary, Times, ToolSettings,
     },
 };
 
@@ -168,6 +168,7 @@ impl OverheadBench<'_> {
             tools: ToolSettings::default(),
             reasoning: ReasoningSettings::default(),
             overflow: HistoryOverflow::Refuse,
+            reading: ReadingSettings::default(),
             options,
         };
         let (ends, received) = mpsc::channel();

@@ -4,6 +4,7 @@ mod classification;
 mod decision;
 mod encoder;
 mod prompt;
+mod reading;
 mod reasoning;
 mod speech;
 mod tools;
@@ -32,6 +33,7 @@ pub use encoder::{
 };
 
 pub use prompt::{ChatPrompt, HistoryOverflow, RenderedChat, TokenizeOptions};
+pub use reading::{ReadDocument, ReadSource, ReadSpan, Reading, ReadingSettings};
 pub use reasoning::{ReasoningSettings, Thinking};
 pub use speech::{MAX_SPOKEN_TEXT, SpeechEvent, SpeechRequest, SpeechSummary};
 pub use transcription::{
@@ -49,7 +51,7 @@ pub use tools::{
 ///
 /// ```
 /// use narthex_gateway::request::{
-///     ChatRequest, GenerateOptions, HistoryOverflow, Message, ReasoningSettings, Role, ToolSettings,
+///     ChatRequest, GenerateOptions, HistoryOverflow, Message, ReadingSettings, ReasoningSettings, Role, ToolSettings,
 /// };
 ///
 /// let request = ChatRequest {
@@ -60,6 +62,7 @@ pub use tools::{
 ///     tools: ToolSettings::default(),
 ///     reasoning: ReasoningSettings::default(),
 ///     overflow: HistoryOverflow::Refuse,
+///     reading: ReadingSettings::default(),
 ///     options: GenerateOptions { max_tokens: Some(64), ..GenerateOptions::api_defaults() },
 /// };
 /// assert_eq!(request.messages.len(), 2);
@@ -74,6 +77,8 @@ pub struct ChatRequest {
     pub reasoning: ReasoningSettings,
     /// Treatment of a conversation that is too long.
     pub overflow: HistoryOverflow,
+    /// Settings of the answers of question-answering models.
+    pub reading: ReadingSettings,
     /// Generation options.
     pub options: GenerateOptions,
 }
@@ -86,6 +91,7 @@ impl ChatRequest {
             tools: ToolSettings::default(),
             reasoning: ReasoningSettings::default(),
             overflow: HistoryOverflow::Refuse,
+            reading: ReadingSettings::default(),
             options: GenerateOptions::api_defaults(),
         }
     }

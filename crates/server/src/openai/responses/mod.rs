@@ -18,7 +18,7 @@ use axum::{
     http::{StatusCode, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
 };
-use narthex_gateway::request::{ChatRequest, HistoryOverflow, Message, UsedSampling};
+use narthex_gateway::request::{ChatRequest, HistoryOverflow, Message, ReadingSettings, UsedSampling};
 use narthex_spec::date::unix_now;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -48,6 +48,7 @@ use crate::{
         id::new_id,
         ignored::IgnoredParameters,
         outline::VALUE_BYTES,
+        reading::ReadingObject,
         reply::Reply,
         shared_fields::SharedFields,
         sse,
@@ -125,6 +126,10 @@ impl AnswerForm for ResponseForm {
         self.object.settings.add_sampling(sampling);
     }
 
+    fn read(&mut self, reading: ReadingObject) {
+        self.object.reading = Some(reading);
+    }
+
     fn whole(self, mut reply: Reply) -> ResponseObject {
         let choice = reply.choices.pop().unwrap_or_default();
         let end = ResponseEnd { reason: choice.finish, summary: &reply.summary, timings: reply.timings() };
@@ -152,7 +157,8 @@ pub(crate) async fn create(
     let overflow = settings.overflow();
     let turn = NewTurn { instructions, input, previous, is_stored, settings_bytes };
     let (messages, pending) = turn.gather(&app, store, &reservation).await?;
-    let request = ChatRequest { messages, tools, reasoning, overflow, options };
+    let reading = ReadingSettings::default();
+    let request = ChatRequest { messages, tools, reasoning, overflow, reading, options };
     let form = ResponseForm {
         pending,
         object: ResponseObject::new(new_id("resp_"), unix_now(), model.clone(), settings),
@@ -235,7 +241,8 @@ pub(crate) async fn count_input_tokens(
     let turn = NewTurn { instructions, input, previous, is_stored: false, settings_bytes: 0 };
     let (messages, _) = turn.gather(&app, store, &reservation).await?;
     let overflow = HistoryOverflow::Refuse;
-    let request = ChatRequest { messages, tools, reasoning, overflow, options };
+    let reading = ReadingSettings::default();
+    let request = ChatRequest { messages, tools, reasoning, overflow, reading, options };
     let count = conversation::count_tokens(&app, &model, request, reservation).await;
     let input_tokens = count.map_err(in_terms_of_responses)?;
     Ok(Json(ResponseInputTokens { object: "response.input_tokens", input_tokens }))

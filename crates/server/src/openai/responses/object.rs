@@ -13,6 +13,7 @@ use crate::{
     openai::logprobs::ChatToken,
     protocol::{
         id::new_id,
+        reading::ReadingObject,
         reply::{AnswerPart, Choice, is_cut},
         timings::Timings,
     },
@@ -37,6 +38,9 @@ pub(crate) struct ResponseObject {
     /// Absent until the response ends.
     #[serde(skip_serializing_if = "Option::is_none")]
     timings: Option<Timings>,
+    /// Only for question-answering models.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) reading: Option<ReadingObject>,
     #[serde(flatten)]
     pub(super) settings: ResponseSettings,
 }
@@ -127,6 +131,7 @@ impl ResponseObject {
             output: Vec::new(),
             usage: None,
             timings: None,
+            reading: None,
             settings,
         }
     }
