@@ -13,14 +13,14 @@ use narthex_device::{
 use narthex_engine::executor::{Executor, KvCopy, LogitRows};
 use narthex_graph::Graph;
 use narthex_spec::{
-    BlockSize, Calibration, DType, Feed, Fetch, KvPrecision, LayerList, MatFormer, Recipe, Scheme, SlotId,
-    Target, TokenId, Variant,
+    BlockSize, Calibration, DType, Feed, Fetch, KvPrecision, LayerList, MatFormer, Recipe, ScalingMethod,
+    Scheme, SlotId, Target, TokenId, Variant,
     manifest::{GraphEntry, Part},
 };
 use narthex_text::tokenizer::{Specials, Tokenizer};
 
 use crate::support::{
-    CpuRunner, Package, alone,
+    CpuRunner, Package, alone, distance,
     families::{FAMILIES, Format, TOKENS, comes_in, logits, package, rows, shapes, tokens, with_values},
     relative, runtime, step,
 };
@@ -94,6 +94,34 @@ fn single_precision_gives_the_reference_s_logits() {
                 let package = package(family, format, Recipe::new(Scheme::F32), None);
                 check(family, &package, &format!("{format:?}"), SINGLE);
             }
+        }
+    }
+}
+
+/// Maximum difference between the logits of a model in single precision with and without scales, relative to the largest
+/// logit.
+const FOLDED: f32 = 1e-5;
+
+#[test]
+fn scales_of_channels_change_no_logit() {
+    for family in FAMILIES {
+        for format in [Format::Safetensors, Format::Gguf] {
+            if !comes_in(family, format) {
+                continue;
+            }
+            let float = Recipe::new(Scheme::F32);
+            let plain = package(family, format, float.clone(), None);
+            let smooth = Recipe { scaling: ScalingMethod::Smooth, ..float };
+            let scaled = package(family, format, smooth, Some(&CpuRunner));
+            assert_eq!(scaled.manifest.recipe.scaling, ScalingMethod::Smooth, "{family}");
+            let data = |package: &Package| package.manifest.files["model.onnx.data"].sha256;
+            assert_ne!(data(&plain), data(&scaled), "{family}");
+            let [before, after] = [&plain, &scaled].map(|package| {
+                step(&mut package.executor(), &[(0, 0, &tokens(), LogitRows::All)]).unwrap().concat()
+            });
+            let peak = before.iter().fold(0.0f32, |peak, x| peak.max(x.abs()));
+            let distance = distance(&before, &after);
+            assert!(distance <= FOLDED * peak, "{family} {format:?}: {distance} of {peak}");
         }
     }
 }

@@ -7,7 +7,7 @@ use narthex_gateway::{
     width_plan_text,
 };
 use narthex_spec::{
-    BlockSize, Calibration, RangeMethod, RoundingMethod, Scheme, Variant,
+    BlockSize, Calibration, RangeMethod, RoundingMethod, ScalingMethod, Scheme, Variant,
     manifest::{CertificateFigures, Manifest},
     progress::Quiet,
 };
@@ -76,6 +76,16 @@ fn integer_activations_are_measured_in_the_graphs_that_have_them() {
         assert!(manifest.layer_widths.iter().all(|layer| layer.loss.is_some_and(|loss| loss > 0.0)));
     }
 
+    for (scheme, scaling) in [(Scheme::W4A16, ScalingMethod::Awq), (Scheme::W8A8, ScalingMethod::Smooth)] {
+        let block = (scheme == Scheme::W4A16).then_some(BlockSize::Elements(16));
+        let scaled = CompileRequest { scaling: Some(scaling), block, ..request(scheme) };
+        let manifest = compile(scaled).unwrap().1;
+        let certificate = manifest.certificate.unwrap();
+        assert_eq!((manifest.recipe.scaling, certificate.scaling), (scaling, scaling));
+        let CertificateFigures::Decoder { divergence, .. } = certificate.figures else { panic!("{scheme}") };
+        assert!(divergence > 0.0, "{scheme}");
+    }
+
     // Graphs with fixed shapes are made without being asked for.
     let plain = CompileRequest {
         contexts: Vec::new(),
@@ -101,6 +111,13 @@ fn integer_activations_are_measured_in_the_graphs_that_have_them() {
     refused(compensated.clone(), "expected --scheme w4 or w4a16, found w8a16");
     let unmeasured = CompileRequest { scheme: Scheme::W4, calibration: Calibration::None, ..compensated };
     refused(unmeasured, "GPTQ measures the inputs of layers on a text; expected --calibrate standard");
+    let scaled = CompileRequest { scaling: Some(ScalingMethod::Awq), ..plain.clone() };
+    refused(scaled.clone(), "expected --scheme w4 or w4a16, found w8a16");
+    let scaled = CompileRequest { ranges: None, ..scaled };
+    let unmeasured = CompileRequest { scheme: Scheme::W4, calibration: Calibration::None, ..scaled.clone() };
+    refused(unmeasured, "awq measures the inputs of layers on a text; expected --calibrate standard");
+    let float = CompileRequest { scheme: Scheme::F16, scaling: Some(ScalingMethod::Smooth), ..scaled };
+    refused(float, "only weights of integers are scaled");
     refused(
         CompileRequest { block: Some(BlockSize::Elements(32)), ..plain.clone() },
         "expected channel, as its weights",
