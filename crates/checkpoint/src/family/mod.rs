@@ -229,8 +229,8 @@ mod tests {
             "config.json: unsupported architecture: found MambaForCausalLM, expected one of LlamaForCausalLM, ",
         );
         // For an unsupported class of a supported family, the error lists only the family's classes.
-        let tokens = json!({"architectures": ["BertForTokenClassification"], "model_type": "bert"});
-        refused(tokens, "found BertForTokenClassification, expected one of Bert");
+        let choice = json!({"architectures": ["BertForMultipleChoice"], "model_type": "bert"});
+        refused(choice, "found BertForMultipleChoice, expected one of Bert");
         refused(json!({"architectures": []}), "expected the key architectures or model_type, found neither");
         refused(
             json!({"architectures": null, "model_type": "mamba"}),
