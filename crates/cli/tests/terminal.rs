@@ -137,6 +137,7 @@ fn cases() -> Vec<Case> {
         Case::new("complete", "the --max-tokens 4").shown(Shown::AnswerLine),
         Case::json("embed", "-m tiny w1").shown(Shown::Vector).wide(),
         Case::json("rerank", "-m reranker w1 w2 w3"),
+        Case::json("classify", "-m reranker w1 w2"),
         Case::json("decide", "-m genai-dml w1 --context context.txt"),
         Case::json("answer", "-m answers w1 --context context.txt"),
         Case::json("fill", "-m masked w1[MASK] --top-k 1"),
