@@ -68,16 +68,20 @@ impl FoundOutput {
                 Self::Labels(scored)
             }
             Classification::Entities(entities) => {
-                let entity = |Entity { label, score, text, bytes, chars }| EntityOutput {
-                    label,
-                    score,
-                    text,
-                    start: chars.start,
-                    end: chars.end,
-                    start_byte: bytes.start,
-                    end_byte: bytes.end,
-                };
-                Self::Entities(entities.into_iter().map(entity).collect())
+                let entities = entities.into_iter().map(|entity| {
+                    let Entity { label, score, text, bytes, chars } = entity;
+                    let [start, end] = [chars.start, chars.end];
+                    EntityOutput {
+                        label,
+                        score,
+                        text,
+                        start,
+                        end,
+                        start_byte: bytes.start,
+                        end_byte: bytes.end,
+                    }
+                });
+                Self::Entities(entities.collect())
             }
         }
     }
@@ -86,16 +90,15 @@ impl FoundOutput {
     fn lines(&self, number: usize, text: &str, top_k: usize) -> Vec<String> {
         match self {
             Self::Labels(labels) => {
-                let line = |found: &LabelOutput| format!("{:.4}\t{}\t{text}", found.score, found.label);
-                labels.iter().take(top_k).map(line).collect()
+                let labels = labels.iter().take(top_k);
+                labels.map(|found| format!("{:.4}\t{}\t{text}", found.score, found.label)).collect()
             }
-            Self::Entities(entities) => {
-                let line = |found: &EntityOutput| {
-                    let EntityOutput { label, score, text, start, end, .. } = found;
+            Self::Entities(entities) => entities
+                .iter()
+                .map(|EntityOutput { label, score, text, start, end, .. }| {
                     format!("{number}\t{score:.4}\t{label}\t{start}..{end}\t{text}")
-                };
-                entities.iter().map(line).collect()
-            }
+                })
+                .collect(),
         }
     }
 }

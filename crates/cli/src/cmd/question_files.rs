@@ -8,11 +8,12 @@ use crate::input_file;
 
 /// Reads the files. Their titles are their names.
 pub(super) fn read(files: &[PathBuf]) -> anyhow::Result<Vec<ReadDocument>> {
-    let document = |path: &PathBuf| {
+    let mut documents = Vec::with_capacity(files.len());
+    for path in files {
         let title = path.file_name().map(|name| name.to_string_lossy().into_owned());
-        Ok(ReadDocument { title, text: input_file::text(path)? })
-    };
-    files.iter().map(document).collect()
+        documents.push(ReadDocument { title, text: input_file::text(path)? });
+    }
+    Ok(documents)
 }
 
 /// Returns a question with the files before it, for models that read whole conversations.

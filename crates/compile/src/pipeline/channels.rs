@@ -81,9 +81,10 @@ impl WeightPass<'_> {
         };
         let mut groups = channel_groups(arch, self.plan);
         if self.job.recipe.scaling == ScalingMethod::Awq {
-            let is_narrow =
-                |name: &String| self.plan.storage(name).is_some_and(|storage| storage.is_rounded_to_4_bits());
-            groups.retain(|group| group.readers.iter().any(is_narrow));
+            groups.retain(|group| {
+                let mut storages = group.readers.iter().filter_map(|name| self.plan.storage(name));
+                storages.any(|storage| storage.is_rounded_to_4_bits())
+            });
             if groups.is_empty() {
                 return Err("none of its weights is rounded to 4 bits".to_owned());
             }

@@ -68,12 +68,15 @@ pub fn channel_groups(arch: &DecoderArch, plan: &Plan) -> Vec<ChannelGroup> {
         groups.extend(values(arch, index, layer.attention()));
         groups.extend(feed_forward(index, layer));
     }
-    let is_copied = |name: &String| plan.storage(name).is_some_and(|storage| storage.is_copied());
     groups.retain(|group| {
-        group.readers.iter().all(|name| plan.get(name).is_some() && !is_copied(name))
-            && !is_copied(&group.producer)
+        group.readers.iter().all(|name| plan.get(name).is_some() && !is_copied(plan, name))
+            && !is_copied(plan, &group.producer)
     });
     groups
+}
+
+fn is_copied(plan: &Plan, name: &str) -> bool {
+    plan.storage(name).is_some_and(|storage| storage.is_copied())
 }
 
 /// Returns the channels that the projections of attention read.

@@ -36,8 +36,10 @@ pub fn awq_candidates(magnitudes: &[f32]) -> Vec<Candidate> {
     let strengths = (0..STRENGTHS).map(|step| step as f32 / STRENGTHS as f32);
     strengths
         .map(|strength| {
-            let scale = |magnitude: &f32| if least > 0.0 { magnitude.max(least).powf(strength) } else { 1.0 };
-            Candidate { strength, scales: centred(magnitudes.iter().map(scale).collect()) }
+            let scales = magnitudes
+                .iter()
+                .map(|magnitude| if least > 0.0 { magnitude.max(least).powf(strength) } else { 1.0 });
+            Candidate { strength, scales: centred(scales.collect()) }
         })
         .collect()
 }
@@ -126,14 +128,19 @@ impl RowLoss {
     }
 }
 
+/// Returns the loss of a candidate over the layers, each relative to its outputs.
+fn relative_loss(layers: &[RowLoss], candidate: usize) -> f64 {
+    let layers = layers.iter().filter(|layer| layer.outputs > 0.0);
+    layers.map(|layer| layer.errors.get(candidate).copied().unwrap_or(0.0) / layer.outputs).sum()
+}
+
 /// Returns the index of the candidate with the least loss over the layers, each relative to its outputs; the first of equal ones.
 pub fn best(layers: &[RowLoss]) -> usize {
     let candidates = layers.iter().map(|layer| layer.errors.len()).max().unwrap_or(0);
-    let loss = |candidate: usize| -> f64 {
-        let layers = layers.iter().filter(|layer| layer.outputs > 0.0);
-        layers.map(|layer| layer.errors.get(candidate).copied().unwrap_or(0.0) / layer.outputs).sum()
-    };
-    (0..candidates).map(|candidate| (candidate, loss(candidate))).fold((0, f64::INFINITY), nearer).0
+    (0..candidates)
+        .map(|candidate| (candidate, relative_loss(layers, candidate)))
+        .fold((0, f64::INFINITY), nearer)
+        .0
 }
 
 /// Returns the candidate with the smaller loss.
@@ -151,7 +158,7 @@ mod tests {
 
     /// Scales and losses computed by an independent program, `tests/goldens/scaling/make.py`.
     #[derive(Deserialize)]
-    struct Golden {
+    struct ScalingGolden {
         channels: usize,
         block: usize,
         inputs: Vec<f32>,
@@ -162,7 +169,7 @@ mod tests {
         smooth: Vec<f32>,
     }
 
-    fn golden() -> Golden {
+    fn golden() -> ScalingGolden {
         serde_json::from_str(include_str!("../../tests/goldens/scaling/expected.json")).unwrap()
     }
 
@@ -196,7 +203,7 @@ mod tests {
     }
 
     /// Returns the losses of all rows of a weight.
-    fn losses(golden: &Golden, weight: &[f32], round: impl Fn(&mut [f32])) -> RowLoss {
+    fn losses(golden: &ScalingGolden, weight: &[f32], round: impl Fn(&mut [f32])) -> RowLoss {
         let sample = InputSample::new(golden.channels, &golden.inputs);
         let mut all = RowLoss::default();
         let rows = weight.chunks(golden.channels);
