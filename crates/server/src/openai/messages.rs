@@ -363,10 +363,7 @@ mod tests {
             assert_eq!(body["error"]["param"], format!("messages[3].content[1].{param}"), "{body}");
         };
         check(json!({"type": "image_url"}), "image_url");
-        check(
-            json!({"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}),
-            "image_url.url",
-        );
+        check(json!({"type": "image_url", "image_url": {"url": "file:///a.png"}}), "image_url.url");
         check(json!({"type": "input_image", "image_url": "data:image/png;base64,?"}), "image_url");
         check(json!({"type": "input_image", "file_id": "file-1"}), "image_url");
         check(json!({"type": "input_audio", "input_audio": {"data": "?"}}), "input_audio.data");
