@@ -14,7 +14,7 @@ use std::{
 use indicatif::{InMemoryTerm, TermLike};
 
 /// Rows of the terminal. No output of a test scrolls.
-const ROWS: u16 = 4000;
+const ROWS: u16 = 8000;
 
 /// Python program that connects its own standard streams with a terminal of some rows and columns, in which a program
 /// runs.
