@@ -162,15 +162,17 @@ impl<S: Socket, R: SpeechService> Driver<S, R> {
             let recognised = OptionFuture::from(self.recognition.as_mut().map(|running| &mut running.result));
             let prepared = OptionFuture::from(self.preparation.as_mut());
             tokio::select! {
-                message = self.socket.next(), if reads => {
-                    if let Some(end) = self.receive(message).await {
-                        return end;
-                    }
-                }
+                // Results come before further messages: a client that sends faster than it speaks must not delay its text.
+                biased;
                 Some(outcome) = recognised => self.take_result(outcome),
                 Some(outcome) = prepared => self.take_preparation(outcome).await,
                 () = sleep_until(self.ping_at) => {
                     if let Some(end) = self.check_client().await {
+                        return end;
+                    }
+                }
+                message = self.socket.next(), if reads => {
+                    if let Some(end) = self.receive(message).await {
                         return end;
                     }
                 }
