@@ -7,6 +7,20 @@ use serde_json::{Map, Value};
 use super::config::Config;
 use crate::{error::Result, limits::malformed};
 
+/// The keys of `config.json` with the number of labels.
+#[derive(Debug, Deserialize)]
+struct CountKeys {
+    id2label: Option<Map<String, Value>>,
+    num_labels: Option<usize>,
+}
+
+/// Returns the number of labels that `config.json` states: that of the names in `id2label`, or else `num_labels`.
+pub fn count(config: &Config) -> Result<Option<usize>> {
+    let CountKeys { id2label, num_labels } = config.keys()?;
+    let names = id2label.map(|names| names.len()).filter(|&names| names > 0);
+    Ok(names.or(num_labels).filter(|&labels| labels > 0))
+}
+
 /// The keys of `config.json` about labels.
 #[derive(Debug, Deserialize)]
 struct ClassifierKeys {
@@ -71,6 +85,14 @@ mod tests {
         let found = classifier(json!({"problem_type": "multi_label_classification"}), 2).unwrap();
         assert_eq!(found.labels, ["LABEL_0", "LABEL_1"]);
         assert_eq!(found.problem, Some(ClassifierProblem::MultiLabelClassification));
+    }
+
+    #[test]
+    fn an_empty_list_of_names_states_no_number() {
+        let labels = |keys: Value| count(&Config::new("config.json".into(), keys).unwrap()).unwrap();
+        assert_eq!(labels(json!({"id2label": {"0": "a"}, "num_labels": 3})), Some(1));
+        assert_eq!(labels(json!({"id2label": {}, "num_labels": 3})), Some(3));
+        assert_eq!([labels(json!({"num_labels": 0})), labels(json!({}))], [None, None]);
     }
 
     #[test]

@@ -2,9 +2,8 @@
 
 use narthex_spec::arch::{Activation, EncoderArch, EncoderHead, EncoderNorm, Family};
 use serde::Deserialize;
-use serde_json::Value;
 
-use super::{config::Config, decoder::activation, pooling::SentenceEmbedding};
+use super::{classifier, config::Config, decoder::activation, pooling::SentenceEmbedding};
 use crate::{
     error::Result,
     limits::{LAYERS, bounded, unsupported},
@@ -67,8 +66,6 @@ impl EncoderKeys {
 /// The keys that determine the head.
 #[derive(Debug, Deserialize)]
 struct HeadKeys {
-    id2label: Option<serde_json::Map<String, Value>>,
-    num_labels: Option<usize>,
     tie_word_embeddings: Option<bool>,
 }
 
@@ -85,16 +82,16 @@ pub(crate) struct Heads {
 pub(crate) fn head(config: &Config, sentence: &SentenceEmbedding, heads: &Heads) -> Result<EncoderHead> {
     let class = config.class().unwrap_or_default();
     let keys: HeadKeys = config.keys()?;
-    let labels = keys.id2label.as_ref().map(serde_json::Map::len).or(keys.num_labels).unwrap_or(2);
+    let labels = classifier::count(config)?.unwrap_or(2);
     if sentence.listed {
         return Ok(sentence.embedding());
     }
     if class.ends_with("ForSequenceClassification") {
-        return Ok(EncoderHead::Score { labels: labels.max(1), dense: heads.score });
+        return Ok(EncoderHead::Score { labels, dense: heads.score });
     }
 
     if class.ends_with("ForTokenClassification") {
-        return Ok(EncoderHead::Tokens { labels: labels.max(1) });
+        return Ok(EncoderHead::Tokens { labels });
     }
     if class.ends_with("ForQuestionAnswering") {
         if labels != 2 {

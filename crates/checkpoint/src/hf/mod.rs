@@ -1,10 +1,9 @@
 //! Folders in the layout of the `transformers` library: `config.json` and tokenizer files.
 //!
 //! `config` has the keys of `config.json`; `decoder` and `encoder` interpret those that most families share, and
-//! `classifier` those about labels. `pooling`
-//! and `prompts` read the files of sentence-transformers, `tokenizer` reads the tokenizer and its special tokens, and
-//! `generation` the sampling that the publisher recommends, `speech` the control tokens of models for speech, `vision` the settings of vision
-//! towers, and `conformer` those of audio towers.
+//! `classifier` those about labels. `pooling` and `prompts` read the files of sentence-transformers, `tokenizer` the
+//! tokenizer and its special tokens, `generation` the sampling that the publisher recommends, `speech` the control tokens of
+//! models for speech, `vision` the settings of vision towers, and `conformer` those of audio towers.
 
 pub mod classifier;
 pub mod config;

@@ -7,7 +7,7 @@
 use std::path::Path;
 
 use narthex_checkpoint::{
-    hf::pooling::SentenceEmbedding,
+    hf::{config::Config, pooling::SentenceEmbedding},
     limits::{WIDTH, bounded},
 };
 use narthex_graph::{Attribute, Graph, Value};
@@ -132,6 +132,11 @@ fn given(file: &str, graph: &Graph, settings: &Settings) -> Result<EncoderOutput
     let selected = match (selected, ranked_output(graph, "logits", 3)) {
         (Some(selected), _) => selected,
         (None, Some(logits)) if is_over_vocabulary(&logits, settings) => EncoderOutput::Logits(logits),
+        (None, Some(logits)) if is_masked(settings) => {
+            let found = logits.shape.last().and_then(fixed_extent);
+            let found = found.map_or_else(|| "none".to_owned(), |extent| extent.to_string());
+            return Err(refused(output(file, &logits), "logits over the vocabulary", found));
+        }
         (None, Some(logits)) => EncoderOutput::TokenNumbers(logits),
         (None, None) => match graph.outputs.iter().find(|value| rank(graph, value) == 3) {
             Some(rows) => EncoderOutput::Rows(rows.clone()),
@@ -173,15 +178,20 @@ fn rank(graph: &Graph, output: &Value) -> usize {
 fn is_over_vocabulary(logits: &Value, settings: &Settings) -> bool {
     match logits.shape.last().and_then(fixed_extent) {
         Some(last) => Some(last) == settings.vocab,
-        None => settings.class.as_ref().is_some_and(|class| class.ends_with("ForMaskedLM")),
+        None => is_masked(settings),
     }
+}
+
+/// Returns `true` if the settings are those of a masked language model.
+fn is_masked(settings: &Settings) -> bool {
+    let class = settings.config.as_ref().and_then(Config::class);
+    class.is_some_and(|class| class.ends_with("ForMaskedLM"))
 }
 
 /// Returns the number of a classifier's labels.
 fn labels(file: &str, value: &Value, settings: &Settings) -> Result<usize> {
-    let labels = value.shape.last().and_then(fixed_extent).or(settings.labels);
     let stated = "a fixed number of labels, or an id2label in config.json";
-    let labels = labels.ok_or_else(|| refused(output(file, value), stated, "neither"))?;
+    let labels = last_extent(file, value, settings.labels, stated)?;
     Ok(bounded(Path::new(file), "a number of labels", labels, &WIDTH)?)
 }
 
@@ -191,9 +201,13 @@ fn output(file: &str, value: &Value) -> String {
 
 /// Returns the width of a vector or a row.
 fn width(file: &str, value: &Value, settings: &Settings) -> Result<usize> {
-    let stated = "a fixed width, or a hidden_size in config.json";
-    let width = value.shape.last().and_then(fixed_extent).or(settings.hidden);
-    width.ok_or_else(|| refused(output(file, value), stated, "neither"))
+    last_extent(file, value, settings.hidden, "a fixed width, or a hidden_size in config.json")
+}
+
+/// Returns the last extent of an output, or else the one that the settings state.
+fn last_extent(file: &str, value: &Value, setting: Option<usize>, expected: &str) -> Result<usize> {
+    let extent = value.shape.last().and_then(fixed_extent).or(setting);
+    extent.ok_or_else(|| refused(output(file, value), expected, "neither"))
 }
 
 fn vector(adapter: &mut GraphAdapter, value: &str, width: usize) {

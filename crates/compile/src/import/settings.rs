@@ -4,14 +4,13 @@
 use std::{ops::RangeInclusive, path::Path};
 
 use serde::Deserialize;
-use serde_json::Value;
 
 use super::refused;
 use crate::error::{CompileError, Result};
 use narthex_checkpoint::{
     CheckpointError,
     hf::{
-        CONFIG,
+        CONFIG, classifier,
         config::{Config, TokenIds},
         folder::Folder,
     },
@@ -37,8 +36,6 @@ pub(super) struct Settings {
     pub(super) context: Option<usize>,
     /// Number of a classifier's labels, if it is stated.
     pub(super) labels: Option<usize>,
-    /// The model's class in transformers.
-    pub(super) class: Option<String>,
     /// The whole file, unless it is that of onnxruntime-genai or does not exist.
     pub(super) config: Option<Config>,
     pub(super) ids: TokenIds,
@@ -59,8 +56,6 @@ struct ConfigKeys {
     #[serde(default, alias = "n_positions", alias = "n_ctx", alias = "max_seq_len")]
     max_position_embeddings: Option<usize>,
     model_type: Option<String>,
-    id2label: Option<serde_json::Map<String, Value>>,
-    num_labels: Option<usize>,
 }
 
 /// Families whose position table starts with two rows for padding.
@@ -94,8 +89,7 @@ impl Settings {
             kv_heads: checked(path, "num_key_value_heads", keys.num_key_value_heads, &HEADS)?,
             head_size: checked(path, "head_dim", keys.head_dim, &WIDTH)?.or(derived),
             context: context.filter(|&context| context > 0),
-            labels: keys.id2label.map(|names| names.len()).or(keys.num_labels).filter(|&labels| labels > 0),
-            class: config.class().map(str::to_owned),
+            labels: classifier::count(&config)?,
             ids: config.ids().clone(),
             config: Some(config),
             ..Self::default()
@@ -128,7 +122,7 @@ pub(super) fn checked(
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 

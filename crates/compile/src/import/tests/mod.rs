@@ -100,14 +100,18 @@ fn check(folder: &Path, expect: &str) {
 
 #[test]
 fn classifiers_have_the_labels_of_the_graph_and_the_names_of_the_settings() {
-    let import_with = |labels: serde_json::Value, change: &dyn Fn(&mut Graph)| {
+    let import_as = |class: &str, labels: serde_json::Value, change: &dyn Fn(&mut Graph)| {
         let folder = copy("masked");
         let config = folder.path().join("config.json");
         let mut keys: serde_json::Value = serde_json::from_slice(&fs::read(&config).unwrap()).unwrap();
         keys["id2label"] = labels;
+        keys["architectures"] = json!([class]);
         fs::write(config, keys.to_string()).unwrap();
         edit(&folder.path().join("model.onnx"), change);
         import(folder.path())
+    };
+    let import_with = |labels: serde_json::Value, change: &dyn Fn(&mut Graph)| {
+        import_as("BertForTokenClassification", labels, change)
     };
     let names = json!({"0": "negative", "1": "neutral", "2": "positive"});
     let texts = |graph: &mut Graph| graph.outputs[0].shape = vec!["batch".into(), 3_usize.into()];
@@ -133,8 +137,11 @@ fn classifiers_have_the_labels_of_the_graph_and_the_names_of_the_settings() {
     refused(json!({}), &open_texts, "a fixed number of labels, or an id2label in config.json");
     // The class decides if the graph does not state the number of labels.
     let open = |graph: &mut Graph| graph.outputs[0].shape[2] = "labels".into();
-    let manifest = import_with(json!(null), &open).unwrap();
+    let manifest = import_as("BertForMaskedLM", json!(null), &open).unwrap();
     assert_eq!(manifest.architecture.head(), Some(&EncoderHead::MaskedLm { activation: None }));
+    // Padded logits of a masked language model are no labels.
+    let error = import_as("BertForMaskedLM", json!(null), &tokens).expect_err("it was imported").to_string();
+    assert!(error.contains("found 3, expected logits over the vocabulary"), "{error}");
 }
 
 #[test]
