@@ -66,7 +66,8 @@ pub fn channel_groups(arch: &DecoderArch, plan: &Plan) -> Vec<ChannelGroup> {
     for (index, layer) in arch.layers.iter().enumerate() {
         groups.extend(attention_inputs(arch, index, layer));
         groups.extend(values(arch, index, layer.attention()));
-        groups.extend(feed_forward(index, layer));
+        groups.extend(feed_forward_inputs(index, layer));
+        groups.extend(gated_products(index, layer));
     }
     groups.retain(|group| {
         group.readers.iter().all(|name| plan.get(name).is_some() && !is_copied(plan, name))
@@ -80,7 +81,11 @@ fn is_copied(plan: &Plan, name: &str) -> bool {
 }
 
 /// Returns the channels that the projections of attention read.
-fn attention_inputs(arch: &DecoderArch, index: usize, layer: &DecoderLayer) -> Option<ChannelGroup> {
+pub(super) fn attention_inputs(
+    arch: &DecoderArch,
+    index: usize,
+    layer: &DecoderLayer,
+) -> Option<ChannelGroup> {
     // A learned residual reads the same input as attention, and adds it unscaled.
     if layer.residual == Residual::Unnormed || arch.altup.is_some() {
         return None;
@@ -93,7 +98,7 @@ fn attention_inputs(arch: &DecoderArch, index: usize, layer: &DecoderLayer) -> O
     let mut readers: Vec<String> =
         parts.iter().map(|part| format!("{scope}.attn.{part}_proj.weight")).collect();
     if layer.residual == Residual::Parallel {
-        readers.extend(feed_forward_inputs(&scope, layer));
+        readers.extend(feed_forward_readers(&scope, layer));
     }
     Some(ChannelGroup::new(format!("{scope}.attn"), format!("{scope}.attn_norm.weight"), readers))
 }
@@ -116,22 +121,23 @@ fn values(arch: &DecoderArch, index: usize, attention: &Attention) -> Option<Cha
     })
 }
 
-/// Returns the channels that the projections of the feed-forward network read.
-fn feed_forward(index: usize, layer: &DecoderLayer) -> Vec<ChannelGroup> {
+/// Returns the channels that the projections of the feed-forward network read, unless those of attention read them too.
+pub(super) fn feed_forward_inputs(index: usize, layer: &DecoderLayer) -> Option<ChannelGroup> {
     let scope = format!("layers.{index}");
-    let mut groups = Vec::new();
-    if layer.residual != Residual::Parallel {
-        let readers = feed_forward_inputs(&scope, layer);
-        groups.push(ChannelGroup::new(format!("{scope}.mlp"), format!("{scope}.mlp_norm.weight"), readers));
-    }
-    if layer.mlp().gated {
-        let [up, down] = ["up", "down"].map(|part| format!("{scope}.mlp.{part}_proj.weight"));
-        groups.push(ChannelGroup::new(format!("{scope}.down"), up, vec![down]));
-    }
-    groups
+    (layer.residual != Residual::Parallel).then(|| {
+        let readers = feed_forward_readers(&scope, layer);
+        ChannelGroup::new(format!("{scope}.mlp"), format!("{scope}.mlp_norm.weight"), readers)
+    })
 }
 
-fn feed_forward_inputs(scope: &str, layer: &DecoderLayer) -> Vec<String> {
+/// Returns the channels between the projections of a feed-forward network with a gate.
+pub(super) fn gated_products(index: usize, layer: &DecoderLayer) -> Option<ChannelGroup> {
+    let scope = format!("layers.{index}");
+    let [up, down] = ["up", "down"].map(|part| format!("{scope}.mlp.{part}_proj.weight"));
+    layer.mlp().gated.then(|| ChannelGroup::new(format!("{scope}.down"), up, vec![down]))
+}
+
+fn feed_forward_readers(scope: &str, layer: &DecoderLayer) -> Vec<String> {
     let parts: &[&str] = if layer.mlp().gated { &["gate", "up"] } else { &["up"] };
     parts.iter().map(|part| format!("{scope}.mlp.{part}_proj.weight")).collect()
 }

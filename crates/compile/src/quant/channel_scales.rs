@@ -138,14 +138,8 @@ fn relative_loss(layers: &[RowLoss], candidate: usize) -> f64 {
 pub fn best(layers: &[RowLoss]) -> usize {
     let candidates = layers.iter().map(|layer| layer.errors.len()).max().unwrap_or(0);
     (0..candidates)
-        .map(|candidate| (candidate, relative_loss(layers, candidate)))
-        .fold((0, f64::INFINITY), nearer)
-        .0
-}
-
-/// Returns the candidate with the smaller loss.
-fn nearer(best: (usize, f64), other: (usize, f64)) -> (usize, f64) {
-    if other.1 < best.1 { other } else { best }
+        .min_by(|&a, &b| relative_loss(layers, a).total_cmp(&relative_loss(layers, b)))
+        .unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -8,10 +8,13 @@
 
 use std::collections::BTreeMap;
 
-use narthex_spec::arch::{Component, DecoderArch, Projection, Residual, WeightRole};
+use narthex_spec::arch::DecoderArch;
 use serde::Serialize;
 
-use super::{Plan, Storage, channel_groups::ChannelGroup};
+use super::{
+    Plan, Storage,
+    channel_groups::{ChannelGroup, attention_inputs, feed_forward_inputs, gated_products},
+};
 
 /// Exponent with which a channel's size enters its divisor: 1 would equalise all channels of the input, 0 leaves them
 /// unchanged. The weight receives the inverse.
@@ -62,58 +65,20 @@ pub enum Remedy {
 
 /// Returns the inputs of a decoder's linear layers that can be treated: those that only 8-bit weights read.
 pub fn inputs(arch: &DecoderArch, plan: &Plan) -> Vec<Input> {
-    let weights = arch.weights();
     let mut all = Vec::new();
     for (index, layer) in arch.layers.iter().enumerate() {
-        let scope = format!("layers.{index}");
-        let linear = |projections: &[Projection]| -> Vec<String> {
-            let of_layer = weights.iter().filter(|weight| {
-                (weight.name.component, weight.name.layer) == (Component::Text, Some(index))
-            });
-            of_layer
-                .filter(|weight| matches!(weight.role, WeightRole::Linear(own) if projections.contains(&own)))
-                .map(|weight| weight.name.to_string())
-                .collect()
-        };
-        let mut readers = linear(&[Projection::Query, Projection::Key, Projection::Value]);
-        let feed_forward = linear(&[Projection::Gate, Projection::Up]);
-        let parallel = layer.residual == Residual::Parallel;
-        if parallel {
-            readers.extend_from_slice(&feed_forward);
-        }
-
-        // A learned residual reads the same input as attention, and adds it unscaled.
-        if arch.altup.is_none() {
-            all.push(Input {
-                name: format!("{scope}.attn"),
-                node: format!("/{scope}/attn/qkv_proj/MatMulNBits"),
-                channels: arch.hidden,
-                remedy: Remedy::Scale { divided: format!("{scope}.attn_norm.weight"), multiplied: readers },
-            });
-        }
-        if !parallel {
-            all.push(Input {
-                name: format!("{scope}.mlp"),
-                node: format!("/{scope}/mlp/up_proj/MatMulNBits"),
-                channels: arch.hidden,
-                remedy: Remedy::Scale {
-                    divided: format!("{scope}.mlp_norm.weight"),
-                    multiplied: feed_forward,
-                },
-            });
-        }
-        // Without a gate, there is only the activation between the two projections. It is not linear, so dividing its
-        // input does not divide its output.
-        if layer.mlp().gated {
-            all.push(Input {
-                name: format!("{scope}.down"),
-                node: format!("/{scope}/mlp/down_proj/MatMulNBits"),
-                channels: layer.mlp().inner,
-                remedy: Remedy::Scale {
-                    divided: format!("{scope}.mlp.up_proj.weight"),
-                    multiplied: linear(&[Projection::Down]),
-                },
-            });
+        let groups = [
+            (attention_inputs(arch, index, layer), "attn/qkv_proj", arch.hidden),
+            (feed_forward_inputs(index, layer), "mlp/up_proj", arch.hidden),
+            (gated_products(index, layer), "mlp/down_proj", layer.mlp().inner),
+        ];
+        for (group, path, channels) in groups {
+            all.extend(group.map(|ChannelGroup { name, producer, readers, .. }| Input {
+                name,
+                node: format!("/layers.{index}/{path}/MatMulNBits"),
+                channels,
+                remedy: Remedy::Scale { divided: producer, multiplied: readers },
+            }));
         }
     }
 
