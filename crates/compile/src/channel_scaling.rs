@@ -121,7 +121,8 @@ impl ChannelScaler<'_> {
                 .into_par_iter()
                 .map(|row| {
                     let mut values = vec![0.0; reader.cols];
-                    self.read_row(&reader, row, &mut values)?;
+                    self.check_cancel()?;
+                    reader.weight.read_row(row, &mut values)?;
                     Ok(sample.loss(&values, &columns, |row| form.round(row, block)))
                 })
                 .collect::<Result<_>>()?;
@@ -141,9 +142,8 @@ impl ChannelScaler<'_> {
             let Some(reader) = self.open(name)? else { continue };
             let cols = reader.cols;
             pieces(0..reader.rows, cols).try_for_each(|piece| {
-                let mut values = vec![0.0; piece.len() * cols];
-                let rows = values.par_chunks_mut(cols.max(1)).zip(piece);
-                rows.try_for_each(|(values, row)| self.read_row(&reader, row, values))?;
+                self.check_cancel()?;
+                let values = reader.weight.read_rows(piece)?;
                 for row in values.chunks(cols.max(1)) {
                     peaks.iter_mut().zip(row).for_each(|(peak, x)| *peak = f32::max(*peak, x.abs()));
                 }
@@ -163,10 +163,7 @@ impl ChannelScaler<'_> {
         Ok(Some(Reader { weight, rows, cols, form: storage.form_of_4_bits() }))
     }
 
-    fn read_row(&self, reader: &Reader<'_>, row: usize, values: &mut [f32]) -> Result<()> {
-        if self.cancel.load(Ordering::Relaxed) {
-            return Err(CompileError::Cancelled);
-        }
-        Ok(reader.weight.read_row(row, values)?)
+    fn check_cancel(&self) -> Result<()> {
+        if self.cancel.load(Ordering::Relaxed) { Err(CompileError::Cancelled) } else { Ok(()) }
     }
 }

@@ -145,7 +145,7 @@ impl WeightRounder<'_> {
         let Some(NarrowWeight { weight, cols, rows, block, form }) = self.open(name)? else { return Ok(0.0) };
         let mut error = 0.0;
         pieces(0..rows, cols).try_for_each(|piece| {
-            let values = self.decoded(&weight, piece, cols)?;
+            let values = self.decoded(&weight, piece)?;
             let errors: Vec<f64> =
                 values.par_chunks(cols.max(1)).map(|row| form.error(row, block, squares)).collect();
             // The order of the sum is that of the rows, so that it is always the same.
@@ -166,7 +166,7 @@ impl WeightRounder<'_> {
         let mut error = 0.0;
         rounded.begin(name);
         pieces(0..rows, cols).try_for_each(|piece| {
-            let mut values = self.decoded(&weight, piece, cols)?;
+            let mut values = self.decoded(&weight, piece)?;
             let rows: Vec<RoundedRow> = compensation.round(&mut values, block, form);
             error += rows.iter().map(|row| row.error).sum::<f64>();
             rounded.append(rows.iter().map(|row| &row.row))
@@ -185,14 +185,11 @@ impl WeightRounder<'_> {
     }
 
     /// Decodes and scales some rows in parallel.
-    fn decoded(&self, weight: &ScaledWeight<'_>, rows: Range<usize>, cols: usize) -> Result<Vec<f32>> {
+    fn decoded(&self, weight: &ScaledWeight<'_>, rows: Range<usize>) -> Result<Vec<f32>> {
         if self.cancel.load(Ordering::Relaxed) {
             return Err(CompileError::Cancelled);
         }
-        let mut values = vec![0.0; rows.len() * cols];
-        let decoded = values.par_chunks_mut(cols.max(1)).zip(rows);
-        decoded.try_for_each(|(out, row)| weight.read_row(row, out))?;
-        Ok(values)
+        Ok(weight.read_rows(rows)?)
     }
 }
 

@@ -6,6 +6,7 @@ use super::{
     AT_ONCE, CalibrationGraph, CalibrationModel, GraphRunner, bad,
     probe::{ChannelOutputs, MeasuredChannels, channel_magnitudes},
     probe_run::ProbeRun,
+    spread_rows,
 };
 use crate::error::Result;
 
@@ -43,8 +44,7 @@ pub(crate) fn channel_statistics(
     let mut windows = model.windows()?;
     windows.truncate(WINDOWS);
     let length = windows.first().map_or(0, Vec::len);
-    let sampled = length.min(SAMPLED_TOKENS);
-    let tokens: Vec<i64> = (0..sampled).map(|index| (index * length / sampled) as i64).collect();
+    let tokens = spread_rows(length, length.min(SAMPLED_TOKENS));
     let probe = channel_magnitudes(graph, inputs, &tokens)?;
 
     let run = ProbeRun { model, entry: &entry, logits: 1, folder, most_bytes: AT_ONCE };
@@ -63,9 +63,12 @@ pub(crate) fn channel_statistics(
             return Ok(());
         }
         let (statistics, _) = measured.remove(&index).unwrap_or_default();
-        if statistics.magnitudes.len() != input.channels || statistics.peaks.len() != input.channels {
-            let found = statistics.magnitudes.len();
-            return bad(format!("{name} has {} channels, but {found} were measured", input.channels));
+        let lengths = [statistics.magnitudes.len(), statistics.peaks.len()];
+        if let Some(found) = lengths.into_iter().find(|&found| found != input.channels) {
+            return bad(format!(
+                "{} has {} channels, but {found} were measured",
+                input.value, input.channels
+            ));
         }
         take(index, statistics)
     })

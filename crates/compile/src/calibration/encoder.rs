@@ -41,7 +41,7 @@ impl ProbedModel for EncoderCalibration<'_> {
             }
             Slot::Positions => Elements::I64((0..count as i64).collect()),
             Slot::PaddingMask => Elements::I32(vec![1; count]),
-            Slot::LogitsRows => spread_rows(count, logits),
+            Slot::LogitsRows => Elements::I64(spread_rows(count, logits)),
             _ => return Ok(None),
         }))
     }

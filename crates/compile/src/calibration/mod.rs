@@ -369,7 +369,7 @@ impl ProbedModel for CalibrationModel<'_> {
             Slot::TotalLength => Elements::I32(vec![count as i32]),
             Slot::CosTable => Elements::F32(self.angles(count, Trigonometric::Cos)),
             Slot::SinTable => Elements::F32(self.angles(count, Trigonometric::Sin)),
-            Slot::LogitsRows => spread_rows(count, logits),
+            Slot::LogitsRows => Elements::I64(spread_rows(count, logits)),
             _ => return Ok(None),
         }))
     }
@@ -438,9 +438,9 @@ fn all_tokens(tokenizer: &Tokenizer) -> Result<Vec<TokenId>> {
     Ok(tokens)
 }
 
-/// Returns the rows of `logits` tokens at equal distances, of a sequence of `count` tokens.
-fn spread_rows(count: usize, logits: usize) -> Elements {
-    Elements::I64((0..logits).map(|row| (row * count / logits.max(1)) as i64).collect())
+/// Returns the positions of `chosen` tokens at equal distances, in a sequence of `count` tokens.
+fn spread_rows(count: usize, chosen: usize) -> Vec<i64> {
+    (0..chosen).map(|row| (row * count / chosen.max(1)) as i64).collect()
 }
 
 /// Returns the rows of tokens in a table `[vocab, width]`.

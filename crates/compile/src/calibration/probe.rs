@@ -15,6 +15,14 @@ struct Measures {
     places: Vec<(String, String)>,
 }
 
+/// A node whose result is an output of the probe.
+struct Measured<'a> {
+    op: &'a str,
+    inputs: &'a [&'a str],
+    attributes: &'a [(&'a str, Attribute)],
+    output: &'a str,
+}
+
 /// Returns the name of the output with an input's statistics.
 pub(crate) fn output(input: &Input) -> String {
     format!("mean_square/{}", input.name)
@@ -117,15 +125,8 @@ pub(crate) fn second_moments(graph: Graph, inputs: &[SharedInput]) -> Result<Gra
         let flat = builder.ints(&[2], &[-1, *channels as i64]);
         let rows = builder.op(&scope, "Reshape", &[value, &flat]);
         let columns = builder.op(&scope, "Transpose", &[&rows]);
-        let product = NodeSpec {
-            name: &format!("{scope}/MatMul"),
-            op: "MatMul",
-            domain: "",
-            inputs: &[&columns, &rows],
-            attributes: &[],
-        };
-        builder.node_to(product, &[output]);
-        builder.output(output, DType::F32, &[Dim::from(*channels), Dim::from(*channels)]);
+        let product = Measured { op: "MatMul", inputs: &[&columns, &rows], attributes: &[], output };
+        measures.add(&scope, product, &[*channels, *channels]);
         measures.outputs_of(layers);
     }
     measures.into_probe(graph)
@@ -210,15 +211,13 @@ pub(crate) fn channel_magnitudes(
         measures.reduced(&scope, "ReduceMean", &sizes, magnitudes, *channels);
         measures.reduced(&scope, "ReduceMax", &sizes, peaks, *channels);
         let indices = measures.builder.ints(&[tokens.len()], tokens);
-        let gather = NodeSpec {
-            name: &format!("{scope}/Gather"),
+        let gather = Measured {
             op: "Gather",
-            domain: "",
             inputs: &[&flattened, &indices],
             attributes: &[("axis", 0i64.into())],
+            output: rows,
         };
-        measures.builder.node_to(gather, &[rows]);
-        measures.builder.output(rows, DType::F32, &[Dim::from(tokens.len()), Dim::from(*channels)]);
+        measures.add(&scope, gather, &[tokens.len(), *channels]);
     }
     measures.into_probe(graph)
 }
@@ -351,15 +350,17 @@ impl Measures {
     /// Adds an output with a reduction of each of `columns` columns.
     fn reduced(&mut self, scope: &str, op: &str, x: &str, output: &str, columns: usize) {
         let axes = self.builder.ints(&[1], &[0]);
-        let node = NodeSpec {
-            name: &format!("{scope}/{op}"),
-            op,
-            domain: "",
-            inputs: &[x, &axes],
-            attributes: &[("keepdims", 0i64.into())],
-        };
-        self.builder.node_to(node, &[output]);
-        self.builder.output(output, DType::F32, &[Dim::from(columns)]);
+        let node = Measured { op, inputs: &[x, &axes], attributes: &[("keepdims", 0i64.into())], output };
+        self.add(scope, node, &[columns]);
+    }
+
+    /// Adds a node whose result of this shape is an output of the probe.
+    fn add(&mut self, scope: &str, node: Measured<'_>, shape: &[usize]) {
+        let Measured { op, inputs, attributes, output } = node;
+        let name = format!("{scope}/{op}");
+        self.builder.node_to(NodeSpec { name: &name, op, domain: "", inputs, attributes }, &[output]);
+        let shape: Vec<Dim> = shape.iter().map(|&extent| Dim::from(extent)).collect();
+        self.builder.output(output, DType::F32, &shape);
     }
 
     /// Adds an output with the number of elements of a column in each bin. Elements that are not a number are in the first
@@ -396,15 +397,8 @@ impl Measures {
             &[("axis", 0i64.into()), ("reduction", Attribute::String("add".into()))],
         );
         let vector = b.ints(&[1], &[-1]);
-        let reshaped = NodeSpec {
-            name: &at("counts/Reshape"),
-            op: "Reshape",
-            domain: "",
-            inputs: &[&counts, &vector],
-            attributes: &[],
-        };
-        b.node_to(reshaped, &[output]);
-        b.output(output, DType::F32, &[Dim::from(2 * bins)]);
+        let reshaped = Measured { op: "Reshape", inputs: &[&counts, &vector], attributes: &[], output };
+        self.add(&at("counts"), reshaped, &[2 * bins]);
     }
 
     /// Returns a graph with these measures as its only outputs.

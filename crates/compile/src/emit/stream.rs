@@ -252,7 +252,7 @@ struct Quantizer<'a> {
     storage: Storage,
 }
 
-/// A weight whose rows are read as they are quantised: scaled by calibration.
+/// A weight whose rows are read with the scales of its channels.
 pub(crate) struct ScaledWeight<'a> {
     weight: Weight<'a>,
     weights: &'a dyn WeightSource,
@@ -266,13 +266,11 @@ impl<'a> ScaledWeight<'a> {
         weights: &'a dyn WeightSource,
         scaling: &'a Scaling,
         name: &str,
-        [rows, cols]: [usize; 2],
+        shape: [usize; 2],
         block: usize,
     ) -> Result<Self> {
-        let weight = weights.weight(name)?;
-        weight.expect_shape(&[rows, cols])?;
         let factors = scaling.factors(name).map(|columns| Factors::new(columns, block));
-        Ok(Self { weight, weights, factors, divisors: scaling.divisors(name) })
+        Ok(Self { factors, divisors: scaling.divisors(name), ..Self::plain(weights, name, shape)? })
     }
 
     /// Opens a weight `[rows, cols]` without scales.
@@ -280,6 +278,15 @@ impl<'a> ScaledWeight<'a> {
         let weight = weights.weight(name)?;
         weight.expect_shape(&shape)?;
         Ok(Self { weight, weights, factors: None, divisors: None })
+    }
+
+    /// Reads some rows in parallel; fails if an element is not finite.
+    pub(crate) fn read_rows(&self, rows: Range<usize>) -> Result<Vec<f32>, CheckpointError> {
+        let cols = self.weight.cols();
+        let mut values = vec![0.0; rows.len() * cols];
+        let each = values.par_chunks_mut(cols.max(1)).zip(rows);
+        each.try_for_each(|(out, row)| self.read_row(row, out))?;
+        Ok(values)
     }
 
     /// Reads a row; fails if an element is not finite. `out` has the length of a row.

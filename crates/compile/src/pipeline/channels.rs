@@ -3,7 +3,7 @@
 use narthex_spec::{
     Calibration, Recipe, ScalingMethod,
     arch::{Architecture, DecoderArch},
-    progress::{Progress, Stage, Unit},
+    progress::{Stage, Unit},
 };
 use narthex_text::tokenizer::Tokenizer;
 
@@ -12,7 +12,7 @@ use crate::{
     calibration::CalibrationModel,
     channel_scaling::ChannelScaler,
     emit::RoundedWeights,
-    error::{CompileError, Result},
+    error::Result,
     quant::{
         Scaling,
         channel_groups::{ChannelGroup, channel_groups},
@@ -32,20 +32,9 @@ impl WeightPass<'_> {
             return Ok(());
         }
         recipe.scaling = ScalingMethod::default();
-        let (arch, groups) = match self.scaled_groups() {
-            Ok(scaled) => scaled,
-            Err(reason) => {
-                let name = &self.job.name;
-                let note = format!("The scaling {method} has no effect on {name}: {reason}.");
-                self.progress.event(Progress::Note(note));
-                return Ok(());
-            }
-        };
-        let Some(runner) = self.job.runner else {
-            let reason =
-                "its layers must be measured on a text; compile with --calibrate standard".to_owned();
-            return Err(CompileError::Unsupported { what: format!("scaling {method}"), reason });
-        };
+        let scaled = self.scaled_groups();
+        let runner = self.runner_for(format!("scaling {method}"), scaled.as_ref().err().cloned())?;
+        let (Ok((arch, groups)), Some(runner)) = (scaled, runner) else { return Ok(()) };
 
         // In 8 bits, the inputs of layers are almost those of the checkpoint.
         let wide = self.plan.with_eight_bits();

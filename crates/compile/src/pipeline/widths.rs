@@ -177,15 +177,24 @@ impl WeightPass<'_> {
         if requested.is_empty() {
             return Ok(());
         }
-        if let Some(reason) = self.obstacle() {
+        self.runner_for(requested, self.obstacle()).map(drop)
+    }
+
+    /// Returns the runner for a request that needs measurements; `None`, with a note, if the request has no effect. `obstacle`
+    /// is the reason of that.
+    pub(super) fn runner_for(
+        &self,
+        requested: String,
+        obstacle: Option<String>,
+    ) -> Result<Option<&dyn GraphRunner>> {
+        if let Some(reason) = obstacle {
             let note = format!("The {requested} has no effect on {}: {reason}.", self.job.name);
             self.progress.event(Progress::Note(note));
-        } else if self.job.runner.is_none() {
-            let reason =
-                "its layers must be measured on a text; compile with --calibrate standard".to_owned();
-            return Err(CompileError::Unsupported { what: requested, reason });
+            return Ok(None);
         }
-        Ok(())
+        let reason = "its layers must be measured on a text; compile with --calibrate standard".to_owned();
+        let runner = self.job.runner.ok_or(CompileError::Unsupported { what: requested, reason })?;
+        Ok(Some(runner))
     }
 
     /// Returns why the layers cannot be measured, or need not be.
