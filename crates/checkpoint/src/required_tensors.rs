@@ -4,7 +4,7 @@
 
 use std::collections::HashSet;
 
-use narthex_spec::arch::{Architecture, KvSource, Table, WeightRole};
+use narthex_spec::arch::{Architecture, KvSource, Table, WeightRole, WeightSpec};
 
 use crate::{error::Result, limits::unsupported, tensors::Tensors};
 
@@ -26,7 +26,17 @@ pub(super) fn check(tensors: &Tensors, architecture: &Architecture) -> Result<()
         used.extend(tensors.find(&name).into_iter().flatten());
     }
 
-    used.extend(idle_weights(architecture).filter_map(|name| tensors.find(&name)).flatten());
+    // A file may have the keys and values of layers that share those of another layer.
+    if let Architecture::Decoder(decoder) = architecture
+        && decoder.layers.iter().any(|layer| layer.attention().kv != KvSource::Own)
+    {
+        let mut own = decoder.clone();
+        own.layers.iter_mut().for_each(|layer| layer.attention_mut().kv = KvSource::Own);
+        used.extend(
+            own.weights().iter().filter_map(|weight| tensors.find(&weight.name.to_string())).flatten(),
+        );
+    }
+
     let mut left: Vec<_> = tensors
         .by_name
         .keys()
@@ -44,20 +54,5 @@ pub(super) fn check(tensors: &Tensors, architecture: &Architecture) -> Result<()
 
 /// Returns the total number of elements in the weights of an architecture.
 pub fn parameters(architecture: &Architecture) -> u64 {
-    let weights = architecture.weights();
-    let elements =
-        weights.iter().map(|weight| weight.shape.iter().map(|&extent| extent as u64).product::<u64>());
-    elements.sum()
-}
-
-/// Returns the tensors that a file may have although they are not read: keys and values of layers that share those of
-/// another layer.
-fn idle_weights(architecture: &Architecture) -> impl Iterator<Item = String> {
-    let mut weights = Vec::new();
-    if let Architecture::Decoder(decoder) = architecture {
-        let mut own = decoder.clone();
-        own.layers.iter_mut().for_each(|layer| layer.attention_mut().kv = KvSource::Own);
-        weights = own.weights();
-    }
-    weights.into_iter().map(|weight| weight.name.to_string())
+    architecture.weights().iter().map(WeightSpec::elements).sum()
 }

@@ -242,8 +242,8 @@ impl SequenceHandle {
 
 /// Receiver of a sequence's tokens, called on the engine's thread. Its methods must be quick and must not block.
 pub trait TokenSink: Send {
-    /// Learns that the sequence has left the queue, and the number of prompt tokens whose keys and values are already in its
-    /// slot. Called at most once, even if the sequence is preempted later.
+    /// Receives the start of the sequence: it has left the queue, and `cached` prompt tokens already have keys and values in
+    /// its slot. Called at most once, even if the sequence is preempted later.
     fn started(&mut self, _cached: usize) {}
 
     /// Receives a prompt token, if [`LogProbs::prompt`] was requested. All prompt tokens come before the first

@@ -158,7 +158,7 @@ impl Sequence {
             return 0;
         }
         let reused = *self.reused.insert(cached.min(self.prompt));
-        // The next call of a sink that panics here ends the sequence.
+        // If the sink panics here, its next call ends the sequence.
         let _ = self.notify(|sink| {
             sink.started(reused);
             ControlFlow::Continue(())

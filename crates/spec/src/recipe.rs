@@ -125,7 +125,7 @@ impl ScalingMethod {
         *self == Self::default()
     }
 
-    /// Returns `true` if the scales come from a measurement that the method requires.
+    /// Returns `true` if the method needs a run of the model. A compile that cannot run it is refused then.
     pub fn is_measured(self) -> bool {
         matches!(self, Self::Smooth | Self::Awq)
     }

@@ -52,8 +52,9 @@ fn hf(config: &Config) -> Result<Decoder> {
     let mut arch = keys.decoder(config, defaults)?;
     let bias = ernie.use_bias.unwrap_or(false);
     for layer in &mut arch.layers {
-        layer.attention_mut().qkv_bias = bias;
-        layer.attention_mut().output_bias = bias;
+        let attention = layer.attention_mut();
+        attention.qkv_bias = bias;
+        attention.output_bias = bias;
         layer.mlp_mut().bias = bias;
     }
     arch.family = Family::Ernie45;

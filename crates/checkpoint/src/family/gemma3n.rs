@@ -296,9 +296,10 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
 fn as_gemma3n(mut arch: DecoderArch) -> DecoderArch {
     arch.family = Family::Gemma3n;
     for layer in &mut arch.layers {
-        layer.attention_mut().qk_norm = QkNorm::Rms;
-        layer.attention_mut().value_norm = true;
-        layer.attention_mut().scale = Some(1.0);
+        let attention = layer.attention_mut();
+        attention.qk_norm = QkNorm::Rms;
+        attention.value_norm = true;
+        attention.scale = Some(1.0);
     }
     arch
 }

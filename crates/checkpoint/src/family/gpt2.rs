@@ -120,11 +120,13 @@ fn with_learned_positions(mut arch: DecoderArch) -> DecoderArch {
     arch.norm = NormKind::Layer;
     arch.rope = None;
     for layer in &mut arch.layers {
-        layer.attention_mut().rotation = Rotation::None;
-        layer.attention_mut().qkv_bias = true;
-        layer.attention_mut().output_bias = true;
-        layer.mlp_mut().gated = false;
-        layer.mlp_mut().bias = true;
+        let attention = layer.attention_mut();
+        attention.rotation = Rotation::None;
+        attention.qkv_bias = true;
+        attention.output_bias = true;
+        let mlp = layer.mlp_mut();
+        mlp.gated = false;
+        mlp.bias = true;
     }
     arch
 }

@@ -155,9 +155,11 @@ pub(crate) fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
 impl DecoderKeys {
     /// Sets the biases of attention in every layer.
     pub(crate) fn apply_attention_bias(&self, arch: &mut DecoderArch) {
+        let bias = self.attention_bias.unwrap_or(false);
         for layer in &mut arch.layers {
-            layer.attention_mut().qkv_bias = self.attention_bias.unwrap_or(false);
-            layer.attention_mut().output_bias = layer.attention().qkv_bias;
+            let attention = layer.attention_mut();
+            attention.qkv_bias = bias;
+            attention.output_bias = bias;
         }
     }
 

@@ -88,15 +88,11 @@ pub(crate) fn stacked_linear(e: &mut Emitter<'_>, x: Tensor, layer: &StackedLine
         Bias::With | Bias::Except(_) => Some(stacked_bias(e, layer)?),
         Bias::Without => None,
     };
+    e.written.products.insert(layer.scope.to_string(), names.clone());
     match storage.plain() {
-        Some(dtype) => {
-            let product = plain_linear(e, x, layer, &names, dtype, bias)?;
-            e.written.products.insert(layer.scope.to_string(), names);
-            Ok(product)
-        }
+        Some(dtype) => plain_linear(e, x, layer, &names, dtype, bias),
         None => {
             let weight = e.quantize(&names, layer.cols, storage)?;
-            e.written.products.insert(layer.scope.to_string(), names);
             let Some(settings) = integer_activations(e) else {
                 return quantized_linear(e, layer.scope, x, shape, &weight, bias);
             };

@@ -178,8 +178,7 @@ impl Plan {
                 WeightRole::Norm | WeightRole::Bias | WeightRole::Coefficients | WeightRole::Linear(_) => 0,
             };
             let is_counted = bytes > 0 && self.get(&weight.name.to_string()).is_none();
-            let elements = weight.shape.iter().map(|&extent| extent as u64).product::<u64>();
-            if is_counted { elements * bytes } else { 0 }
+            if is_counted { weight.elements() * bytes } else { 0 }
         });
         planned + unplanned.sum::<u64>() + computed_bytes(architecture)
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 use narthex_engine::{encoder::Text, executor::StepError};
 use narthex_spec::{
     DType,
-    arch::{EncoderHead, ImportedEncoder, Structure},
+    arch::{ImportedEncoder, Structure},
     manifest::{Manifest, Slot},
 };
 
@@ -146,8 +146,8 @@ fn check_imported(imported: &ImportedEncoder, max_length: usize) -> Result<(), D
     if let Some(number) = numbers.into_iter().find(|number| !(1..=MAX_NUMBER).contains(number)) {
         return Err(DeviceError::package(format!("numbers of 1 to {MAX_NUMBER}"), number));
     }
-    match imported.head {
-        EncoderHead::Score { labels, .. } | EncoderHead::Tokens { labels } if labels != imported.width => {
+    match imported.head.labels() {
+        Some(labels) if labels != imported.width => {
             Err(DeviceError::package(format!("{} labels", imported.width), labels))
         }
         _ => Ok(()),

@@ -30,6 +30,11 @@ pub(crate) enum Head {
 }
 
 impl Head {
+    /// Returns true for the heads whose goldens have labels.
+    fn is_classifier(self) -> bool {
+        matches!(self, Self::Labels | Self::Tokens)
+    }
+
     pub(crate) const ALL: [Self; 9] = [
         Self::Mean,
         Self::Cls,
@@ -127,8 +132,7 @@ impl Golden {
     /// Returns a copy of the checkpoint with the class of the head.
     pub(crate) fn checkpoint(&self, head: Head) -> TempDir {
         let copy = tempfile::tempdir().unwrap();
-        let folder =
-            if matches!(head, Head::Labels | Head::Tokens) { &self.classifiers } else { &self.folder };
+        let folder = if head.is_classifier() { &self.classifiers } else { &self.folder };
         for file in ["model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
             fs::copy(folder.join(file), copy.path().join(file)).unwrap();
         }
@@ -188,8 +192,7 @@ impl Golden {
 
     /// Returns the texts for a head, and each one's rows.
     pub(crate) fn texts(&self, head: Head) -> (Vec<Input>, Vec<Vec<f32>>) {
-        let results =
-            if matches!(head, Head::Labels | Head::Tokens) { &self.classified } else { &self.expected };
+        let results = if head.is_classifier() { &self.classified } else { &self.expected };
         let list = |name: &str| results[name].as_array().unwrap().iter();
         let input = |case: &Value| {
             let tokens: Vec<TokenId> = whole(&case["ids"]).map(|id| id as TokenId).collect();

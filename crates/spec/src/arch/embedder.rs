@@ -7,7 +7,7 @@ use super::{DecoderArch, EncoderHead};
 /// An embedding model that reads a text in one run with the layers of a decoder, without a cache: Qwen3-Embedding (Zhang et
 /// al. 2025, arXiv:2506.05176) and EmbeddingGemma (Vera et al. 2025, arXiv:2509.20354).
 ///
-/// Canonical weight names are those of [`DecoderArch`] without the head, and `dense.{i}.weight [out, in]`.
+/// Its weights are those of [`DecoderArch`] without the head, and one for each dense layer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EmbedderArch {
     /// Embeddings, layers and norms. The context is the maximum length of a text in tokens.

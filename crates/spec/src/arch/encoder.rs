@@ -9,11 +9,8 @@ use super::{Activation, Family, Rope};
 /// A BERT-like encoder with post-norm residual blocks (Devlin et al. 2018, arXiv:1810.04805), with a
 /// head.
 ///
-/// Canonical weight names: `embed.word.weight [vocab, hidden]`, `embed.position.weight [first + positions, hidden]`,
-/// `embed.type.weight [types, hidden]`, `embed.norm.{weight,bias}`, `layers.{i}.attn.{q,k,v,o}_proj.{weight,bias}`,
-/// `layers.{i}.attn_norm.{weight,bias}`, `layers.{i}.mlp.{up,down}_proj.{weight,bias}`,
-/// `layers.{i}.mlp.gate_proj.{weight,bias}` (with a gate), `layers.{i}.mlp_norm.{weight,bias}`. Models with rotary
-/// positions have no `embed.position.weight`. Heads, bottlenecks and factored embeddings list their own.
+/// [`Architecture::weights`](super::Architecture::weights) states its weights. Models with rotary positions have no table of
+/// positions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EncoderArch {
     /// The family.
@@ -125,8 +122,7 @@ pub enum EncoderNorm {
     Affine,
 }
 
-/// Factored embedding: a linear layer projects token rows to the width of the residual stream. Canonical weight names:
-/// `embed.word.weight [vocab, width]`, `embed.project.{weight,bias} [hidden, input]`.
+/// Factored embedding: a linear layer projects token rows to the width of the residual stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FactoredEmbedding {
     /// Width of a token's row.
@@ -145,10 +141,6 @@ impl FactoredEmbedding {
 
 /// Bottleneck of MobileBERT's layers (arXiv:2004.02984): a linear layer before a layer narrows the rows, and one after
 /// it widens them.
-///
-/// Canonical weight names in each layer: `bottleneck.{input,attn,output}.{weight,bias}`,
-/// `bottleneck.{input,attn,output}_norm.{weight,bias}` (`attn` if queries have their own),
-/// `ffn.{j}.{up,down}_proj.{weight,bias}` and `ffn.{j}.norm.{weight,bias}` for the feed-forward parts before the last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bottleneck {
     /// Width inside a layer.
@@ -175,24 +167,22 @@ pub enum BottleneckAttention {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EncoderHead {
-    /// Scores for a text or a pair of texts, from the first row: `score.dense.{weight,bias} [hidden, hidden]` if there
-    /// is an activation, `score.out.{weight,bias} [labels, hidden]`.
+    /// Scores for a text or a pair of texts, from the first row.
     Score {
         /// Number of labels.
         labels: usize,
         /// Activation of the dense layer before the scores.
         dense: Option<Activation>,
     },
-    /// Start and end scores of an answer at each token: `spans.{weight,bias} [2, hidden]`.
+    /// Start and end scores of an answer at each token.
     Spans {},
-    /// Scores of each token for each label: `tokens.{weight,bias} [labels, hidden]`.
+    /// Scores of each token for each label.
     Tokens {
         /// Number of labels.
         labels: usize,
     },
-    /// Logits over the vocabulary for the requested tokens: `mlm.dense.{weight,bias} [hidden, hidden]`,
-    /// `mlm.norm.{weight,bias}`, `mlm.bias [vocab]`. The weight is that of the token embedding; with factored
-    /// embeddings, `mlm.rest.weight [hidden - width, vocab]` covers the remaining width.
+    /// Logits over the vocabulary for the requested tokens, with the weight of the token embedding. With factored
+    /// embeddings, a further weight covers the remaining width.
     MaskedLm {
         /// Activation of the dense layer; `None` for imported graphs.
         #[serde(default, skip_serializing_if = "Option::is_none")]

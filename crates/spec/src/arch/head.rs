@@ -10,6 +10,11 @@ impl DecoderArch {
 
     /// Returns the canonical name of the head's weight: that of the embedding if they are tied.
     pub fn head_weight(&self) -> &'static str {
-        if self.tied_head && self.kept_tokens.is_none() { "embed.weight" } else { "head.weight" }
+        if self.has_own_head() { "head.weight" } else { "embed.weight" }
+    }
+
+    /// Returns `true` if the head has a weight of its own.
+    pub fn has_own_head(&self) -> bool {
+        !self.tied_head || self.kept_tokens.is_some()
     }
 }

@@ -2,8 +2,8 @@
 
 use super::{Contradiction, GraphEntry, KvLayout, Manifest, Part, Slot, sampling, voice};
 use crate::arch::{
-    DecoderArch, DecoderLayer, EmbedderArch, EncoderArch, EncoderHead, ImportedDecoder, ImportedEncoder,
-    KvSource, PatchTower, Rope, SpeechArch, SpeechLayers, Structure, VisionArch,
+    Attention, DecoderArch, DecoderLayer, EmbedderArch, EncoderArch, EncoderHead, ImportedDecoder,
+    ImportedEncoder, KvSource, PatchTower, Rope, SpeechArch, SpeechLayers, Structure, VisionArch,
 };
 
 /// Fails if a condition does not hold.
@@ -55,9 +55,8 @@ pub fn check_consistency(manifest: &Manifest) -> Result<(), Contradiction> {
 fn check_decoder(arch: &DecoderArch) -> Result<(), Contradiction> {
     ensure(!arch.layers.is_empty(), "at least one layer", "none")?;
     for (index, layer) in arch.layers.iter().enumerate() {
-        let heads = layer.attention().heads;
-        let kv_heads = layer.attention().kv_heads;
-        let divides = kv_heads > 0 && heads > 0 && heads % kv_heads == 0 && layer.attention().head_size > 0;
+        let &Attention { heads, kv_heads, head_size, .. } = layer.attention();
+        let divides = kv_heads > 0 && heads > 0 && heads % kv_heads == 0 && head_size > 0;
         let expected = format!("attention heads of layer {index} in groups of equal size");
         ensure(divides, expected, format!("{heads} heads and {kv_heads} key/value heads"))?;
     }

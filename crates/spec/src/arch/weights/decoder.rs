@@ -38,7 +38,7 @@ impl WeightList {
             self.norm("per_layer.norm", width);
         }
         self.stream_norm("norm", arch);
-        if arch.head_weight() == "head.weight" {
+        if arch.has_own_head() {
             self.linear("head", [arch.head_rows(), hidden], Projection::Logits, Bias::Absent);
         }
 

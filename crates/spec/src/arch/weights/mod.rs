@@ -57,7 +57,7 @@ pub enum WeightRole {
     Norm,
     /// Bias of a norm, of a linear layer or of a convolution.
     Bias,
-    /// Numbers that are no linear layer of the graph: factors of channels, routers, and matrices that the compiler applies.
+    /// Other numbers: factors of channels, routers, rows of end tokens, and matrices that the compiler applies.
     Coefficients,
     /// Kernel of a convolution over positions.
     Convolution,
@@ -97,9 +97,9 @@ pub enum Projection {
     Up,
     /// Down projection of a feed-forward part.
     Down,
-    /// A layer before, between or after attention and feed-forward parts.
+    /// Another layer of a tower, a connector or a bottleneck.
     Between,
-    /// A layer of several residual streams.
+    /// A layer that combines residual streams, or one of per-layer embeddings.
     Stream,
     /// A layer after the token table.
     Embedding,
@@ -109,6 +109,13 @@ pub enum Projection {
     HeadOutput,
     /// The logits of a decoder, unless they are products with the token table.
     Logits,
+}
+
+impl WeightSpec {
+    /// Returns the number of elements.
+    pub fn elements(&self) -> u64 {
+        self.shape.iter().map(|&extent| extent as u64).product()
+    }
 }
 
 impl fmt::Display for WeightName {
