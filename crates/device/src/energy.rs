@@ -90,10 +90,22 @@ impl Meter {
         Some(Reading { at: Instant::now(), values: values? })
     }
 
+    /// Returns the mean watts between two readings; `None` if no time has passed between them.
+    pub fn watts(&self, from: &Reading, to: &Reading) -> Option<f64> {
+        let seconds = to.since(from).as_secs_f64();
+        (seconds > 0.0).then(|| self.joules(from, to) / seconds)
+    }
+
+    /// Returns the joules between two readings above those of a machine that is idle at `idle_watts`; at least 0.
+    pub fn joules_above(&self, idle_watts: f64, from: &Reading, to: &Reading) -> f64 {
+        let idle = idle_watts * to.since(from).as_secs_f64();
+        (self.joules(from, to) - idle).max(0.0)
+    }
+
     /// Returns the joules between two readings. A battery reports only power, so the energy is the mean power of the
     /// two readings multiplied by the time between them.
-    pub fn joules(&self, from: &Reading, to: &Reading) -> f64 {
-        self.micro(from, to, to.at.saturating_duration_since(from.at)) / 1e6
+    fn joules(&self, from: &Reading, to: &Reading) -> f64 {
+        self.micro(from, to, to.since(from)) / 1e6
     }
 
     fn micro(&self, from: &Reading, to: &Reading, time: Duration) -> f64 {
@@ -116,7 +128,7 @@ impl Meter {
 
 impl Reading {
     /// Returns the time from an earlier reading to this one.
-    pub fn since(&self, earlier: &Self) -> Duration {
+    fn since(&self, earlier: &Self) -> Duration {
         self.at.saturating_duration_since(earlier.at)
     }
 }
@@ -204,6 +216,11 @@ mod tests {
         assert_eq!(first.values, [9_000_000]);
         fs::write(class.path().join("powercap/intel-rapl:0/energy_uj"), "500000").unwrap();
         assert_eq!(meter.joules(&first, &meter.read().unwrap()), 1.5);
+        let later = |seconds| Reading { at: first.at + Duration::from_secs(seconds), values: vec![500_000] };
+        assert_eq!(meter.watts(&first, &later(3)), Some(0.5));
+        assert_eq!(meter.watts(&first, &later(0)), None, "no time has passed");
+        assert_eq!(meter.joules_above(0.25, &first, &later(2)), 1.0);
+        assert_eq!(meter.joules_above(1.0, &first, &later(2)), 0.0);
     }
 
     #[test]

@@ -18,6 +18,7 @@ use narthex_engine::{
     worker::Drain,
 };
 use narthex_spec::TokenId;
+use narthex_text::tokenizer::Pair;
 use parking_lot::Mutex;
 
 use crate::{cancel::Cancel, energy::ENERGY, error::Error};
@@ -42,6 +43,12 @@ impl EncoderInput {
 impl From<Vec<TokenId>> for EncoderInput {
     fn from(tokens: Vec<TokenId>) -> Self {
         Self { second: tokens.len(), tokens, requested: Vec::new() }
+    }
+}
+
+impl From<&Pair> for EncoderInput {
+    fn from(pair: &Pair) -> Self {
+        Self { tokens: pair.tokens.clone(), second: pair.segment, requested: Vec::new() }
     }
 }
 
@@ -278,8 +285,8 @@ fn run(encoder: &mut dyn Encoder, jobs: &[EncoderJob], closing: &Cancel) -> Resu
         let input: Vec<Text<'_>> = batch.iter().map(|&index| texts[index].1).collect();
         for &index in &batch {
             texts[index].0.computed.add(texts[index].1.tokens.len());
-            ENERGY.add_tokens(texts[index].1.tokens.len());
         }
+        ENERGY.add_tokens(input.iter().map(|text| text.tokens.len()).sum());
         let output = encoder.run(&input)?;
         let mut data = output.data.into_iter();
         for &index in &batch {

@@ -4,7 +4,10 @@
 //! There is one monitor for the process, because the counters are those of the machine. It measures nothing before
 //! [`EnergyMonitor::sample`] has found a counter.
 
-use std::collections::VecDeque;
+use std::{
+    collections::VecDeque,
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 use narthex_device::energy::{Meter, Reading};
 use parking_lot::Mutex;
@@ -55,18 +58,20 @@ pub struct PowerReport {
 }
 
 /// Counters of energy and of the work of this process.
-pub(crate) struct EnergyMonitor(Mutex<MonitorState>);
+pub(crate) struct EnergyMonitor {
+    state: Mutex<MonitorState>,
+    /// Tokens of all requests so far.
+    tokens: AtomicU64,
+}
 
 struct MonitorState {
     meter: Option<Meter>,
     last: Option<Sample>,
     watts: Option<f64>,
-    /// Watts between samples without work, the latest last.
+    /// Watts between consecutive samples without work in between, oldest first.
     idle: VecDeque<f64>,
-    /// Answers that run.
+    /// Number of answers in progress.
     running: usize,
-    /// Tokens of all requests so far.
-    tokens: u64,
 }
 
 /// State at the last sample.
@@ -76,7 +81,7 @@ struct Sample {
     is_idle: bool,
 }
 
-/// An answer that runs. Dropping it ends it.
+/// Answer in progress. It ends when this is dropped.
 pub(crate) struct EnergyShare {
     monitor: &'static EnergyMonitor,
     reading: Reading,
@@ -87,22 +92,18 @@ pub(crate) struct EnergyShare {
 
 impl EnergyMonitor {
     pub(crate) const fn new() -> Self {
-        let state = MonitorState {
-            meter: None,
-            last: None,
-            watts: None,
-            idle: VecDeque::new(),
-            running: 0,
-            tokens: 0,
-        };
-        Self(Mutex::new(state))
+        let state = MonitorState { meter: None, last: None, watts: None, idle: VecDeque::new(), running: 0 };
+        Self { state: Mutex::new(state), tokens: AtomicU64::new(0) }
     }
 
     /// Takes a sample of the power. `find` finds the counters if there are none yet.
     pub(crate) fn sample(&self, find: impl FnOnce() -> Option<Meter>) {
-        let mut state = self.0.lock();
+        // Answers do not wait for the search.
+        let has_meter = self.state.lock().meter.is_some();
+        let found = if has_meter { None } else { find() };
+        let mut state = self.state.lock();
         if state.meter.is_none() {
-            state.meter = find();
+            state.meter = found;
         }
         let reading = state.meter.as_ref().and_then(Meter::read);
         let Some(reading) = reading else {
@@ -113,14 +114,14 @@ impl EnergyMonitor {
             return;
         };
 
-        let MonitorState { meter, last, tokens, running, .. } = &*state;
-        let watts = meter.as_ref().zip(last.as_ref()).and_then(|(meter, last)| {
-            let seconds = reading.since(&last.reading).as_secs_f64();
-            (seconds > 0.0).then(|| meter.joules(&last.reading, &reading) / seconds)
-        });
+        let MonitorState { meter, last, running, .. } = &*state;
+        let watts =
+            meter.as_ref().zip(last.as_ref()).and_then(|(meter, last)| meter.watts(&last.reading, &reading));
+        let tokens = self.tokens();
         let is_idle = *running == 0;
-        let was_idle = is_idle && last.as_ref().is_some_and(|last| last.is_idle && last.tokens == *tokens);
-        let sample = Sample { reading, tokens: *tokens, is_idle };
+        let was_idle = is_idle && last.as_ref().is_some_and(|last| last.is_idle && last.tokens == tokens);
+        let sample = Sample { reading, tokens, is_idle };
+
         state.watts = watts;
         if let Some(watts) = watts.filter(|_| was_idle) {
             if state.idle.len() == IDLE_SAMPLES {
@@ -133,22 +134,26 @@ impl EnergyMonitor {
 
     /// Returns the power; `None` without counters.
     pub(crate) fn report(&self) -> Option<PowerReport> {
-        let state = self.0.lock();
+        let state = self.state.lock();
         let sensor = state.meter.as_ref()?.describe().to_owned();
         Some(PowerReport { sensor, watts: state.watts, idle_watts: state.idle_watts() })
     }
 
     /// Starts an answer; `None` without counters.
     pub(crate) fn start(&'static self) -> Option<EnergyShare> {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         let reading = state.meter.as_ref()?.read()?;
         state.running += 1;
-        Some(EnergyShare { monitor: self, reading, tokens: state.tokens, own: 0 })
+        Some(EnergyShare { monitor: self, reading, tokens: self.tokens(), own: 0 })
     }
 
     /// Counts tokens of a request without an [`EnergyShare`].
     pub(crate) fn add_tokens(&self, tokens: usize) {
-        self.0.lock().tokens += tokens as u64;
+        self.tokens.fetch_add(tokens as u64, Ordering::Relaxed);
+    }
+
+    fn tokens(&self) -> u64 {
+        self.tokens.load(Ordering::Relaxed)
     }
 }
 
@@ -168,13 +173,12 @@ impl EnergyShare {
     /// Returns the energy so far; `None` if the counters cannot be read any more, or if the power of the idle machine is not
     /// known yet.
     pub(crate) fn energy(&self) -> Option<AnswerEnergy> {
-        let state = self.monitor.0.lock();
+        let state = self.monitor.state.lock();
         let meter = state.meter.as_ref()?;
         let now = meter.read()?;
         let idle_watts = state.idle_watts()?;
-        let all = state.tokens.saturating_sub(self.tokens).max(1);
-        let idle_joules = idle_watts * now.since(&self.reading).as_secs_f64();
-        let joules = (meter.joules(&self.reading, &now) - idle_joules).max(0.0);
+        let all = self.monitor.tokens().saturating_sub(self.tokens).max(1);
+        let joules = meter.joules_above(idle_watts, &self.reading, &now);
         Some(AnswerEnergy {
             joules: joules * self.own as f64 / all as f64,
             idle_watts,
@@ -186,7 +190,7 @@ impl EnergyShare {
 
 impl Drop for EnergyShare {
     fn drop(&mut self) {
-        self.monitor.0.lock().running -= 1;
+        self.monitor.state.lock().running -= 1;
     }
 }
 
@@ -251,7 +255,7 @@ mod tests {
             spend(class, energy);
             thread::sleep(Duration::from_millis(2));
             monitor.sample(|| Meter::under(class));
-            monitor.0.lock().idle.len()
+            monitor.state.lock().idle.len()
         };
         assert_eq!([sample(), sample()], [0, 1]);
         let running = monitor.start();

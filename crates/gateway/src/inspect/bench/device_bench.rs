@@ -109,15 +109,14 @@ impl IdleMeter {
         let before = meter.read()?;
         thread::sleep(IDLE_TIME);
         let after = meter.read()?;
-        let idle_watts = meter.joules(&before, &after) / after.since(&before).as_secs_f64();
+        let idle_watts = meter.watts(&before, &after)?;
         Some(Self { meter, idle_watts })
     }
 
     /// Returns the joules since a reading without those of the idle machine.
     fn joules_since(&self, before: &Reading) -> Option<f64> {
         let now = self.meter.read()?;
-        let idle = self.idle_watts * now.since(before).as_secs_f64();
-        Some((self.meter.joules(before, &now) - idle).max(0.0))
+        Some(self.meter.joules_above(self.idle_watts, before, &now))
     }
 
     fn describe(&self) -> String {
