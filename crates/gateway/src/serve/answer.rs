@@ -73,12 +73,7 @@ pub(super) fn find(
     while parts.peek().is_some() {
         let batch: Vec<Pair> = parts.by_ref().take(batch_size).map(|part| pair.part(part)).collect();
         prompt_tokens += batch.iter().map(|window| window.tokens.len()).sum::<usize>();
-        let inputs = batch.iter().map(|window| EncoderInput {
-            tokens: window.tokens.clone(),
-            second: window.segment,
-            requested: Vec::new(),
-        });
-        let rows = queued.run(inputs.collect())?;
+        let rows = queued.run(batch.iter().map(EncoderInput::from).collect())?;
         for (window, rows) in batch.iter().zip(rows) {
             let scores = SpanScores::new(window, &rows);
             no_answer = no_answer.min(scores.no_answer);

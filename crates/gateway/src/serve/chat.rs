@@ -72,6 +72,8 @@ impl ReadyModel {
 
     /// Returns the prompt that [`Self::chat`] would answer, with the same errors. Nothing is generated.
     pub fn render_chat(&self, request: ChatRequest, cancel: &Cancel) -> Result<RenderedChat, Error> {
+        // A model of another kind is refused as such, before the settings of the request are.
+        self.loaded.engine()?;
         let ChatParts { prompt, options, .. } = self.chat_parts(request, cancel)?;
         let prompt = prompt.prompt;
         generation::check(self, &prompt.tokens, "messages", &options)?;
@@ -92,9 +94,7 @@ impl ReadyModel {
 
         let rules = AnswerRules::new(model, &request.tools, &request.options, cancel)?;
         let ChatRequest { mut messages, tools, reasoning, overflow, options, .. } = request;
-        media::check(model, &mut messages)?;
-        remote_media::read(self.settings.media_urls, &mut messages, cancel)?;
-        self.settings.answers.add_system(&mut messages);
+        self.prepare_messages(&mut messages, cancel)?;
         let render = render_options(&reasoning);
         let limit = model.engine()?.limits().longest();
         let (prompt, omitted_messages) = match overflow {
@@ -141,11 +141,17 @@ impl ReadyModel {
     ) -> Result<ChatPrompt, Error> {
         cancel.check()?;
         let ChatRequest { mut messages, tools, reasoning, .. } = request;
-        media::check(&self.loaded, &mut messages)?;
-        remote_media::read(self.settings.media_urls, &mut messages, cancel)?;
-        self.settings.answers.add_system(&mut messages);
+        self.prepare_messages(&mut messages, cancel)?;
         let options = render_options(&reasoning);
         prompt(&self.loaded, messages, &tools, options, limit, cancel).map(|prompt| prompt.prompt)
+    }
+
+    /// Checks and reads the media of a conversation, and adds the instructions of the settings.
+    fn prepare_messages(&self, messages: &mut Vec<Message>, cancel: &Cancel) -> Result<(), Error> {
+        media::check(&self.loaded, messages)?;
+        remote_media::read(self.settings.media_urls, messages, cancel)?;
+        self.settings.answers.add_system(messages);
+        Ok(())
     }
 
     /// Returns the tokens of a text of at most 256 KiB. Ends with [`Error::Cancelled`] if `cancel` is set before it begins.

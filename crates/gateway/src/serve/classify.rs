@@ -10,15 +10,16 @@ use crate::{
     load::{loaded_model::LoadedModel, residency::ReadyModel},
     report::models::ModelKind,
     serve::{
-        embed::MAX_INPUTS,
         entities::entities,
         pairs::{Misfit, check_first, fit},
         probabilities::{sigmoid, softmax},
-        request::{Classification, Classifications, ClassifierInput, ClassifyRequest, LabelScores},
+        request::{
+            Classification, Classifications, ClassifierInput, ClassifyRequest, LabelScores, MAX_INPUTS,
+        },
     },
 };
 
-/// Number of texts whose rows are in memory at once. Those of a classifier of tokens are as many as the tokens.
+/// Maximum number of texts whose rows are in memory at once. A classifier of tokens returns a row for each token.
 const BATCH: usize = 64;
 
 impl ReadyModel {
@@ -43,18 +44,11 @@ impl ReadyModel {
         let mut results = Vec::with_capacity(count);
         let mut prompt_tokens = 0;
         for (batch, inputs) in request.inputs.chunks(BATCH).enumerate() {
-            let encoded = inputs.iter().enumerate().map(|(index, input)| {
-                let input = IndexedInput { index: batch * BATCH + index, input, kind };
-                input.encode(model, request, bounds)
-            });
+            let first = batch * BATCH;
+            let encoded = (first..first + inputs.len()).map(|index| encode(model, request, index, bounds));
             let encoded = encoded.collect::<Result<Vec<Pair>, Error>>()?;
             prompt_tokens += encoded.iter().map(|pair| pair.tokens.len()).sum::<usize>();
-            let texts = encoded.iter().map(|pair| EncoderInput {
-                tokens: pair.tokens.clone(),
-                second: pair.segment,
-                requested: Vec::new(),
-            });
-            let rows = queued.run(texts.collect())?;
+            let rows = queued.run(encoded.iter().map(EncoderInput::from).collect())?;
             results.extend(inputs.iter().zip(&encoded).zip(rows).map(|((input, pair), rows)| match input {
                 ClassifierInput::Text(text) if kind == ModelKind::TokenClassification => {
                     Classification::Entities(entities(text, pair, &rows, &labels, request.aggregation))
@@ -89,53 +83,42 @@ fn labels(manifest: &Manifest) -> Vec<String> {
     (0..count).map(ClassifierEntry::default_label).collect()
 }
 
-/// An input of a request.
-struct IndexedInput<'a> {
+/// Encodes the input of an index within the bounds of the model.
+fn encode(
+    model: &LoadedModel,
+    request: &ClassifyRequest,
     index: usize,
-    input: &'a ClassifierInput,
-    /// Kind of the model.
-    kind: ModelKind,
-}
-
-impl IndexedInput<'_> {
-    /// Encodes the input within the bounds of the model.
-    fn encode(
-        &self,
-        model: &LoadedModel,
-        request: &ClassifyRequest,
-        bounds: Bounds<'_>,
-    ) -> Result<Pair, Error> {
-        let Self { index, input, kind } = *self;
-        let tokenizer = model.tokenizer()?;
-        let limit = bounds.limit;
-        let encoded = match input {
-            ClassifierInput::Text(text) => tokenizer.encode_located_within(text, bounds)?,
-            ClassifierInput::Pair(..) if kind == ModelKind::TokenClassification => {
-                let message =
-                    format!("expected a text, since this model classifies tokens; input {index} is a pair");
-                return Err(Error::invalid("input", message));
-            }
-            ClassifierInput::Pair(first, second) => {
-                check_first(tokenizer, "input", first, bounds)?;
-                tokenizer.encode_pair_within(first, second, bounds)?
-            }
-        };
-
-        let pair = fit(encoded, limit, request.overlong).map_err(|misfit| match misfit {
-            Misfit::TooLong(found) => Error::InputTooLong { index, found, limit },
-            Misfit::Overhead(found) => {
-                let message = format!(
-                    "the first text of input {index} has {found} tokens, but this model allows at most {limit} for both"
-                );
-                Error::invalid("input", message)
-            }
-        })?;
-        if pair.tokens.is_empty() {
-            let message = format!("input {index} is empty; expected at least one token");
+    bounds: Bounds<'_>,
+) -> Result<Pair, Error> {
+    let tokenizer = model.tokenizer()?;
+    let limit = bounds.limit;
+    let encoded = match &request.inputs[index] {
+        ClassifierInput::Text(text) => tokenizer.encode_located_within(text, bounds)?,
+        ClassifierInput::Pair(..) if model.kind() == ModelKind::TokenClassification => {
+            let message =
+                format!("expected a text, since this model classifies tokens; input {index} is a pair");
             return Err(Error::invalid("input", message));
         }
-        Ok(pair)
+        ClassifierInput::Pair(first, second) => {
+            check_first(tokenizer, "input", first, bounds)?;
+            tokenizer.encode_pair_within(first, second, bounds)?
+        }
+    };
+
+    let pair = fit(encoded, limit, request.overlong).map_err(|misfit| match misfit {
+        Misfit::TooLong(found) => Error::InputTooLong { index, found, limit },
+        Misfit::Overhead(found) => {
+            let message = format!(
+                "the first text of input {index} has {found} tokens, but this model allows at most {limit} for both"
+            );
+            Error::invalid("input", message)
+        }
+    })?;
+    if pair.tokens.is_empty() {
+        let message = format!("input {index} is empty; expected at least one token");
+        return Err(Error::invalid("input", message));
     }
+    Ok(pair)
 }
 
 /// Returns the scores of a text's logits, as transformers' pipeline does.
@@ -145,7 +128,10 @@ fn scores(logits: &[f32], problem: Option<ClassifierProblem>) -> Vec<f32> {
         (Some(ClassifierProblem::MultiLabelClassification), _) | (_, 1) => {
             logits.iter().map(|&logit| sigmoid(logit)).collect()
         }
-        (Some(ClassifierProblem::SingleLabelClassification) | None, _) => softmax(logits),
+        (Some(ClassifierProblem::SingleLabelClassification) | None, _) => {
+            let probability = softmax(logits);
+            logits.iter().map(|&logit| probability(logit) as f32).collect()
+        }
     }
 }
 

@@ -12,12 +12,9 @@ use crate::{
     report::models::ModelKind,
     serve::{
         options::check_count,
-        request::{EmbedRequest, Embeddings, InputOverflow, Prompt},
+        request::{EmbedRequest, Embeddings, InputOverflow, MAX_INPUTS, Prompt},
     },
 };
-
-/// Maximum inputs of one request.
-pub(super) const MAX_INPUTS: usize = 2048;
 
 impl ReadyModel {
     /// Returns the number of elements of a vector; `None` for a model of another kind.

@@ -6,7 +6,7 @@ use std::ops::Range;
 use narthex_text::tokenizer::Pair;
 
 use crate::serve::{
-    probabilities::softmax,
+    probabilities::{first_largest, softmax},
     request::{Aggregation, Entity},
 };
 
@@ -36,7 +36,7 @@ pub(super) fn entities(
         let Some(token) = labelled(bytes.clone(), row, labels) else { continue };
         match spans.last_mut() {
             Some(last) if aggregation == Aggregation::Simple && continues(token.label, last.label) => {
-                // A later token may begin an entity only if its label has another prefix than the first's.
+                // The span keeps the label of its first token.
                 last.bytes.end = token.bytes.end;
                 last.score += token.score;
                 last.tokens += 1;
@@ -52,9 +52,9 @@ pub(super) fn entities(
 
 /// Returns a token with its likeliest label; of equal ones, the first.
 fn labelled<'a>(bytes: Range<usize>, row: &[f32], labels: &'a [String]) -> Option<LabelledSpan<'a>> {
-    let scores = softmax(row);
-    let best = (1..scores.len()).fold(0, |best, index| if row[index] > row[best] { index } else { best });
-    Some(LabelledSpan { label: labels.get(best)?, bytes, score: *scores.get(best)?, tokens: 1 })
+    let best = first_largest(row);
+    let score = softmax(row)(*row.get(best)?) as f32;
+    Some(LabelledSpan { label: labels.get(best)?, bytes, score, tokens: 1 })
 }
 
 /// Returns whether a label continues the entity of the label before it.

@@ -15,6 +15,7 @@ use crate::{
     report::models::ModelKind,
     serve::{
         options::check_count,
+        probabilities::softmax,
         request::{Filling, Fillings, MaskRequest},
     },
 };
@@ -127,13 +128,6 @@ fn top_tokens(row: &[f32], top_k: usize, text: impl Fn(TokenId) -> String) -> Ve
         .take(top_k)
         .map(|&id| Filling { token: id as TokenId, text: text(id as TokenId), score: probability(row[id]) })
         .collect()
-}
-
-/// Returns the function from a row's logits to probabilities.
-pub(super) fn softmax(row: &[f32]) -> impl Fn(f32) -> f64 {
-    let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = row.iter().map(|x| f64::from(x - max).exp()).sum();
-    move |logit| f64::from(logit - max).exp() / sum
 }
 
 #[cfg(test)]

@@ -5,12 +5,16 @@ pub(super) fn sigmoid(logit: f32) -> f32 {
     1.0 / (1.0 + (-logit).exp())
 }
 
-/// Returns probabilities with a sum of 1.
-pub(super) fn softmax(logits: &[f32]) -> Vec<f32> {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let exponentials: Vec<f64> = logits.iter().map(|&logit| f64::from(logit - max).exp()).collect();
-    let sum: f64 = exponentials.iter().sum();
-    exponentials.into_iter().map(|value| (value / sum) as f32).collect()
+/// Returns the function from the logits of a row to probabilities, which have a sum of 1.
+pub(super) fn softmax(row: &[f32]) -> impl Fn(f32) -> f64 + use<> {
+    let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = row.iter().map(|logit| f64::from(logit - max).exp()).sum();
+    move |logit| f64::from(logit - max).exp() / sum
+}
+
+/// Returns the index of the largest value; of equal ones, the first.
+pub(super) fn first_largest(values: &[f32]) -> usize {
+    (1..values.len()).fold(0, |best, index| if values[index] > values[best] { index } else { best })
 }
 
 #[cfg(test)]
@@ -19,7 +23,8 @@ mod tests {
 
     #[test]
     fn large_logits_do_not_overflow() {
-        assert_eq!(softmax(&[1e30, 1.0]), [1.0, 0.0]);
+        let probability = softmax(&[1e30, 1.0]);
+        assert_eq!([probability(1e30), probability(1.0)], [1.0, 0.0]);
     }
 
     #[test]

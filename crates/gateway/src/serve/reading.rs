@@ -8,7 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use narthex_text::template::{Part, Role};
+use narthex_text::{
+    template::{Part, Role},
+    tokenizer::Specials,
+};
 
 use crate::{
     cancel::Cancel,
@@ -58,8 +61,7 @@ impl ReadyModel {
         let FoundReading { reading, prompt_tokens } = found;
         let answered = reading.span.as_ref().filter(|_| reading.is_answered);
         let text = answered.map_or(NO_ANSWER, |span| &span.answer.text).to_owned();
-        let completion_tokens =
-            self.loaded.tokenizer()?.encode(&text, narthex_text::tokenizer::Specials::AsText)?;
+        let completion_tokens = self.loaded.tokenizer()?.encode(&text, Specials::AsText)?;
         let total = started.elapsed();
         let times = Times { queued: Duration::ZERO, first_token: total, total };
         let summary = Summary {
@@ -132,9 +134,8 @@ impl ReadyModel {
             let answers = answer::find(model, &queued, &request, cancel)?;
             found.prompt_tokens += answers.prompt_tokens;
             found.reading.no_answer = found.reading.no_answer.min(answers.no_answer);
-            let best = |span: &ReadSpan| span.answer.score;
             if let Some(answer) = answers.answers.into_iter().next()
-                && found.reading.span.as_ref().map_or(f64::NEG_INFINITY, best) < answer.score
+                && found.reading.span.as_ref().is_none_or(|best| best.answer.score < answer.score)
             {
                 found.reading.span = Some(ReadSpan { answer, source: source.clone() });
             }

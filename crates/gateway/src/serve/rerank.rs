@@ -11,12 +11,9 @@ use crate::{
     serve::{
         pairs::{Misfit, check_first, fit},
         probabilities::sigmoid,
-        request::{DocumentScore, Ranking, RerankRequest},
+        request::{DocumentScore, MAX_INPUTS, Ranking, RerankRequest},
     },
 };
-
-/// Maximum documents of one request.
-const MAX_DOCUMENTS: usize = 2048;
 
 impl ReadyModel {
     /// Sorts documents by relevance to a query, best first; of equal ones, the earlier first. Ends with
@@ -25,8 +22,8 @@ impl ReadyModel {
         let model = &*self.loaded;
         let encoder = model.encoder(ModelKind::Rerank)?;
         let count = request.documents.len();
-        if !(1..=MAX_DOCUMENTS).contains(&count) {
-            let message = format!("expected 1 to {MAX_DOCUMENTS} documents, found {count}");
+        if !(1..=MAX_INPUTS).contains(&count) {
+            let message = format!("expected 1 to {MAX_INPUTS} documents, found {count}");
             return Err(Error::invalid("documents", message));
         }
         if request.top_n == Some(0) {
@@ -76,7 +73,7 @@ fn encode_pair(
             Error::invalid("query", message)
         }
     })?;
-    Ok(EncoderInput { tokens: pair.tokens, second: pair.segment, requested: Vec::new() })
+    Ok(EncoderInput::from(&pair))
 }
 
 fn too_long(document: usize, found: TokenCount, limit: usize) -> Error {

@@ -16,7 +16,7 @@ use narthex_gateway::{
 use crate::support::{
     Tiny,
     encoders::{FAMILIES, Golden, Head},
-    whole,
+    ready, whole,
 };
 
 fn near(found: f64, expected: f64, what: &str) {
@@ -327,6 +327,12 @@ fn a_model_does_its_own_job_alone() {
     assert_eq!((found.labels.as_slice(), found.results.len()), (&["LABEL_0".to_owned()][..], 1));
     let mask = MaskRequest { text: "a".to_owned(), top_k: 1 };
     says(gateway.fill(&reader, &mask, &Cancel::new()).unwrap_err(), "not a masked language model");
+    // Documents belong to question-answering models, but only a chat model has a prompt.
+    let documents = vec![ReadDocument { title: None, text: "a".to_owned() }];
+    let reading = ReadingSettings { documents, min_score: None };
+    let request = ChatRequest { reading, ..ChatRequest::user("a?") };
+    let error = ready(&gateway, &reader).render_chat(request, &Cancel::new()).err().unwrap();
+    says(error, "is a question-answering model, not a chat model");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use axum::{
     Json,
     response::{IntoResponse, Response},
 };
-use narthex_gateway::request::{EmbedRequest, Embeddings, InputOverflow, Prompt};
+use narthex_gateway::request::{EmbedRequest, Embeddings, InputOverflow, MAX_INPUTS, Prompt};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -32,7 +32,7 @@ use crate::{
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct EmbedBody {
     model: String,
-    input: Option<Prompts<{ embeddings::MAX_INPUTS }>>,
+    input: Option<Prompts<MAX_INPUTS>>,
     truncate: Option<bool>,
     dimensions: Option<usize>,
     keep_alive: Option<Value>,

@@ -54,10 +54,9 @@ pub(crate) struct ChatBody {
     #[serde(default, deserialize_with = "body::filled")]
     reasoning: Option<ReasoningObject>,
     /// Texts that may contain the answer, for question-answering models.
-    #[serde(default)]
-    documents: Vec<Document>,
+    documents: Option<Vec<Document>>,
     /// Minimum score of an answer, for question-answering models.
-    #[schemars(range(max = 1))]
+    #[schemars(range(min = 0.0, max = 1.0))]
     min_answer_score: Option<f64>,
 }
 
@@ -119,7 +118,7 @@ impl FromBody for ParsedChat {
         let logprobs = chat.top_logprobs()?;
         let options = GenerateOptions { n: choices.n(), grammar, logprobs, ..sampling.options()? };
         let messages = into_messages(chat.messages)?;
-        let documents = chat.documents.into_iter().map(Document::into_read).collect();
+        let documents = chat.documents.into_iter().flatten().map(Document::into_read).collect();
         let reading = ReadingSettings { documents, min_score: chat.min_answer_score };
         let overflow = HistoryOverflow::Refuse;
         let request = ChatRequest { messages, tools, reasoning, overflow, reading, options };

@@ -2,7 +2,7 @@
 
 use axum::response::Response;
 use base64::{Engine, prelude::BASE64_STANDARD};
-use narthex_gateway::request::{EmbedRequest, Embeddings, InputOverflow};
+use narthex_gateway::request::{EmbedRequest, Embeddings, InputOverflow, MAX_INPUTS};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -25,7 +25,7 @@ use crate::{
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct EmbeddingsBody {
     model: String,
-    input: Prompts<{ embeddings::MAX_INPUTS }>,
+    input: Prompts<MAX_INPUTS>,
     encoding_format: Option<Format>,
     dimensions: Option<usize>,
     truncate: Option<Truncate>,

@@ -5,7 +5,7 @@ use std::{borrow::Cow, fmt};
 use axum::response::Response;
 use narthex_gateway::request::{
     Aggregation, Classification, Classifications, ClassifierInput, ClassifyRequest, Entity, InputOverflow,
-    LabelScores,
+    LabelScores, MAX_INPUTS,
 };
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{
@@ -20,7 +20,7 @@ use crate::{
     protocol::{
         blocking::json_response,
         body::{Body, FromBody},
-        classification::{self, AggregationStrategy, MAX_INPUTS},
+        classification::{self, AggregationStrategy},
         device_headers::with_device_headers,
         fields::BodyFields,
         hints,

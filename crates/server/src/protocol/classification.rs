@@ -12,9 +12,6 @@ use serde::Deserialize;
 use super::blocking::run_encoder;
 use crate::{app::App, error::ApiError, http::budget::Reservation};
 
-/// Maximum number of inputs in one request.
-pub(crate) const MAX_INPUTS: usize = 2048;
-
 /// `aggregation_strategy` of transformers, as far as it is served.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]

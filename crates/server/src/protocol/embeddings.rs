@@ -8,9 +8,6 @@ use narthex_gateway::{
 use super::blocking::run_encoder;
 use crate::{app::App, error::ApiError, http::budget::Reservation};
 
-/// Maximum number of inputs in one request.
-pub(crate) const MAX_INPUTS: usize = 2048;
-
 /// Embeds the inputs of a request.
 pub(crate) async fn embed(
     app: &App,

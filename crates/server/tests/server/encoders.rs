@@ -268,6 +268,8 @@ fn a_question_answering_model_answers_every_protocol() {
 
     let system = json!([{"role": "system", "content": context}, {"role": "user", "content": question}]);
     let source = json!({"type": "message", "index": 0});
+    let nulls = with(body.clone(), json!({"messages": system, "documents": null}));
+    check(&live.post("/v1/chat/completions", &nulls).json()["reading"], source.clone());
     let bodies = [
         ("/v1/responses", json!({"model": model, "instructions": context, "input": question})),
         ("/v1/messages", json!({"model": model, "system": context, "messages": user, "max_tokens": 30})),

@@ -15,8 +15,9 @@ use crate::{
     error::Error,
     load::residency::ReadyModel,
     serve::{
-        fill::{MAX_MASKS, MaskedModel, softmax},
+        fill::{MAX_MASKS, MaskedModel},
         options::check_count,
+        probabilities::softmax,
         request::{Filling, MaskPredictOutput, RefineRequest},
     },
 };

@@ -90,8 +90,7 @@ pub struct LabelScores {
 impl LabelScores {
     /// Returns the index of the label with the highest score; of equal ones, the first.
     pub fn best(&self) -> usize {
-        let first = |best: usize, index| if self.scores[index] > self.scores[best] { index } else { best };
-        (1..self.scores.len()).fold(0, first)
+        crate::serve::probabilities::first_largest(&self.scores)
     }
 }
 

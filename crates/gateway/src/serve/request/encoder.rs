@@ -2,6 +2,9 @@
 
 use crate::{report::placement::AnsweringDevice, serve::request::Prompt};
 
+/// Maximum number of texts in one request to an encoder.
+pub const MAX_INPUTS: usize = 2048;
+
 /// Request to embed texts.
 ///
 /// ```

@@ -29,7 +29,8 @@ pub use decision::{
 };
 pub use encoder::{
     Answer, AnswerRequest, Answers, DocumentScore, EmbedRequest, Embeddings, Filling, Fillings,
-    InputOverflow, MAX_ANSWER_TEXT, MaskPredictOutput, MaskRequest, Ranking, RefineRequest, RerankRequest,
+    InputOverflow, MAX_ANSWER_TEXT, MAX_INPUTS, MaskPredictOutput, MaskRequest, Ranking, RefineRequest,
+    RerankRequest,
 };
 
 pub use prompt::{ChatPrompt, HistoryOverflow, RenderedChat, TokenizeOptions};
