@@ -10,6 +10,7 @@ use std::{
     fmt,
     io::Read,
     net::IpAddr,
+    sync::OnceLock,
     time::{Duration, Instant},
 };
 
@@ -129,10 +130,21 @@ pub fn fetch(
     limits: RemoteFileLimits,
     cancel: &CancelFlag,
 ) -> Result<FetchedFile, RemoteFileError> {
-    PublicClient::new(is_public)?.fetch(url, limits, cancel)
+    client()?.fetch(url, limits, cancel)
 }
 
-/// PublicClient for addresses that clients name.
+/// Returns the client of this process, which is created for its first file.
+fn client() -> Result<&'static PublicClient, RemoteFileError> {
+    static CLIENT: OnceLock<PublicClient> = OnceLock::new();
+    if let Some(client) = CLIENT.get() {
+        return Ok(client);
+    }
+    // An error is not kept, because the file with the certificates may be corrected.
+    let client = PublicClient::new(is_public)?;
+    Ok(CLIENT.get_or_init(|| client))
+}
+
+/// HTTP client that connects only to allowed addresses.
 struct PublicClient {
     agent: Agent,
 }
@@ -141,10 +153,12 @@ impl PublicClient {
     /// Creates a client that connects to the addresses for which `is_allowed` returns true.
     fn new(is_allowed: fn(IpAddr) -> bool) -> Result<Self, RemoteFileError> {
         let config = Agent::config_builder()
-            .user_agent(concat!("narthex/", env!("CARGO_PKG_VERSION")))
+            .user_agent(http::USER_AGENT)
             .http_status_as_error(false)
             .max_redirects(0)
             .proxy(None)
+            // A connection does not outlive its file, as clients of the server are independent of each other.
+            .max_idle_connections(0)
             .timeout_connect(Some(CONNECT_TIMEOUT))
             .tls_config(TlsConfig::builder().root_certs(http::root_certificates()?).build())
             .build();
@@ -165,17 +179,14 @@ impl PublicClient {
             check_cancel(cancel)?;
             let host = origin.host().to_owned();
             let response = self.send(&url, &host, limits)?;
-            let status = response.status();
-            let location = http::header(response.headers(), "location").filter(|_| status.is_redirection());
-            let Some(location) = location else {
-                return match status.as_u16() {
+            let Some(next) = http::redirect(&response, &url) else {
+                return match response.status().as_u16() {
                     200 => read(response, &host, limits, cancel),
                     status => Err(RemoteFileError::Status { host, status }),
                 };
             };
-            let next = http::join(&url, location);
             let target = Origin::of(&next)
-                .filter(|target| next.len() <= MAX_URL && (target.is_secure() || !origin.is_secure()))
+                .filter(|target| next.len() <= MAX_URL && origin.may_lead_to(target))
                 .ok_or(RemoteFileError::BadRedirect { host })?;
             (url, origin) = (next, target);
         }
@@ -204,10 +215,10 @@ fn problem(host: &str, error: ureq::Error) -> RemoteFileError {
     let host = host.to_owned();
     match error {
         ureq::Error::Timeout(_) => RemoteFileError::TimedOut,
-        ureq::Error::Other(other) if other.is::<NotAllowed>() => {
-            let address = other.downcast_ref().map_or(IpAddr::from([0; 4]), |NotAllowed(address)| *address);
-            RemoteFileError::Private { host, address }
-        }
+        ureq::Error::Other(other) => match other.downcast::<NotAllowed>() {
+            Ok(refused) => RemoteFileError::Private { host, address: refused.0 },
+            Err(other) => RemoteFileError::Unreachable { host, source: Box::new(ureq::Error::Other(other)) },
+        },
         error => RemoteFileError::Unreachable { host, source: Box::new(error) },
     }
 }

@@ -11,6 +11,9 @@ use ureq::{
 use super::system_proxy;
 use crate::error::ConnectionError;
 
+/// Name of this program in requests.
+pub(crate) const USER_AGENT: &str = concat!("narthex/", env!("CARGO_PKG_VERSION"));
+
 /// Maximum number of redirects of one request.
 const REDIRECTS: usize = 10;
 
@@ -46,8 +49,13 @@ impl Origin {
         &self.authority
     }
 
+    /// Returns false if a redirect to `target` would lead from HTTPS to HTTP.
+    pub(crate) fn may_lead_to(&self, target: &Self) -> bool {
+        target.is_secure() || !self.is_secure()
+    }
+
     /// Returns true for HTTPS.
-    pub(crate) fn is_secure(&self) -> bool {
+    fn is_secure(&self) -> bool {
         self.scheme == "https"
     }
 }
@@ -135,7 +143,7 @@ impl HttpClient {
             None => root_certificates()?,
         };
         let agent = Agent::config_builder()
-            .user_agent(concat!("narthex/", env!("CARGO_PKG_VERSION")))
+            .user_agent(USER_AGENT)
             .http_status_as_error(false)
             .max_redirects(0)
             .proxy(proxy.as_ref().map(|named| named.proxy.clone()))
@@ -170,12 +178,9 @@ impl HttpClient {
             let response = self
                 .send_once(method, &url, &origin, accept)
                 .map_err(|error| self.connection_error(error, &url, &origin, what))?;
-            let location =
-                header(response.headers(), "location").filter(|_| response.status().is_redirection());
-            let Some(location) = location else { return Ok(Answer { response, url }) };
-            let next = join(&url, location);
+            let Some(next) = redirect(&response, &url) else { return Ok(Answer { response, url }) };
             let target = Origin::of(&next).ok_or_else(|| bad("its target is not an HTTP address"))?;
-            if origin.is_secure() && !target.is_secure() {
+            if !origin.may_lead_to(&target) {
                 return Err(bad("it leads from HTTPS to HTTP"));
             }
             if method == Method::Head && target != self.home {
@@ -298,7 +303,8 @@ static ROOTS: LazyLock<RootCerts> = LazyLock::new(|| {
     if roots.is_empty() { RootCerts::WebPki } else { RootCerts::new_with_certs(&roots) }
 });
 
-/// Returns the certificates of the environment's file, or else those of the system, or else the built-in ones.
+/// Returns the certificates to trust: those of the file that the environment names, else those of the system, else the
+/// built-in ones.
 pub(crate) fn root_certificates() -> Result<RootCerts, ConnectionError> {
     match CertificateFile::from_environment() {
         Some(file) => file.read(),
@@ -329,8 +335,14 @@ pub(crate) fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> 
     headers.get(name)?.to_str().ok()
 }
 
+/// Returns the address that the response of `url` redirects to; `None` for any other response.
+pub(crate) fn redirect(response: &Response<Body>, url: &str) -> Option<String> {
+    let location = header(response.headers(), "location").filter(|_| response.status().is_redirection())?;
+    Some(join(url, location))
+}
+
 /// Resolves a reference against a URL (RFC 3986, section 5). The fragment of the reference is dropped.
-pub(crate) fn join(url: &str, location: &str) -> String {
+pub(super) fn join(url: &str, location: &str) -> String {
     let location = location.split('#').next().unwrap_or_default();
     if location.contains("://") {
         return location.to_owned();
