@@ -3,6 +3,7 @@
 //! A server streams its answer as one JSON object a line (`/api/chat`). The lines become the events of a generation.
 
 use std::{
+    collections::BTreeMap,
     io::{BufRead, BufReader, Read},
     mem,
     net::{TcpStream, ToSocketAddrs},
@@ -29,6 +30,9 @@ use serde_json::{Map, Value, json};
 use ureq::RequestBuilder;
 
 use crate::output;
+
+/// Text for users if no server uses the store.
+pub(crate) const NO_SERVER: &str = "No server is running; `narthex serve` starts one.";
 
 /// Maximum time to connect to a server of this machine.
 const CONNECT: Duration = Duration::from_millis(500);
@@ -180,15 +184,25 @@ pub(crate) struct ServerNotes {
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct ServerState {
     pub(crate) address: String,
+    /// Tokens that its models generate a second, if they are known.
+    pub(crate) tokens_per_second: Option<f64>,
     /// Its `/health`; null if it does not answer, or does not accept the user's key.
     pub(crate) health: Value,
-    /// The last sample of its `/health/history`, if it has one.
-    pub(crate) sample: Value,
     /// Its last requests, newest first, if the user's key is that of an admin.
     pub(crate) requests: Vec<Value>,
 }
 
-/// Returns the state of every running server of this store, with at most this number of requests.
+/// Returns the tokens a second in the last sample of each running server of this store that has one, by address.
+pub(crate) fn sampled_rates(gateway: &Gateway) -> BTreeMap<String, f64> {
+    let rates = gateway.running_servers().into_iter().filter_map(|server| {
+        let history = LocalServer::reach(&server)?.report("/health/history")?;
+        let rate = history["samples"].as_array()?.last()?["tokens_per_second"].as_f64()?;
+        Some((server.address, rate))
+    });
+    rates.collect()
+}
+
+/// Returns the state of every running server of this store without its tokens a second, with at most this number of requests.
 pub(crate) fn states(gateway: &Gateway, requests: usize) -> Vec<ServerState> {
     let servers = gateway.running_servers().into_iter();
     servers.map(|server| ServerState::read(server, requests)).collect()
@@ -197,12 +211,11 @@ pub(crate) fn states(gateway: &Gateway, requests: usize) -> Vec<ServerState> {
 impl ServerState {
     fn read(server: RunningServer, requests: usize) -> Self {
         let reached = LocalServer::reach(&server);
-        let [health, mut history, mut list] = ["/health", "/health/history", "/health/requests"]
+        let [health, mut list] = ["/health", "/health/requests"]
             .map(|path| reached.as_ref().and_then(|server| server.report(path)).unwrap_or_default());
-        let sample = history["samples"].as_array_mut().and_then(Vec::pop).unwrap_or_default();
         let listed = list["requests"].as_array_mut().map(mem::take).unwrap_or_default();
         let requests = listed.into_iter().take(requests).collect();
-        Self { address: server.address, health, sample, requests }
+        Self { address: server.address, tokens_per_second: None, health, requests }
     }
 }
 

@@ -50,7 +50,7 @@ fn reload(store: &StoreArgs) -> anyhow::Result<()> {
     let gateway = Gateway::open(config(store, None))?;
     let reloaded = running_server::reload(&gateway)?;
     if reloaded.is_empty() {
-        output::note("No server is running; `narthex serve` starts one.");
+        output::note(running_server::NO_SERVER);
     }
     for ServerNotes { address, notes } in reloaded {
         notes.iter().for_each(|note| output::note(format!("{address}: {note}")));

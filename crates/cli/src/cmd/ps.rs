@@ -14,7 +14,7 @@ pub(crate) fn run(gateway: &Gateway, args: &JsonArgs) -> anyhow::Result<()> {
         return output::json(&servers);
     }
     if servers.is_empty() {
-        output::note("No server is running; `narthex serve` starts one.");
+        output::note(running_server::NO_SERVER);
         return Ok(());
     }
     output::report(render::servers(&servers))

@@ -4,18 +4,18 @@ use comfy_table::Cell;
 use serde_json::Value;
 
 use super::{bytes, right, table};
-use crate::running_server::ServerState;
+use crate::running_server::{NO_SERVER, ServerState};
 
-/// Renders servers with their generated tokens a second. Figures that a server does not state are left out.
-pub(crate) fn server_states(servers: &[ServerState], rates: &[Option<f64>]) -> String {
+/// Renders servers. Figures that a server does not state are left out.
+pub(crate) fn server_states(servers: &[ServerState]) -> String {
     if servers.is_empty() {
-        return "No server is running; `narthex serve` starts one.".to_owned();
+        return NO_SERVER.to_owned();
     }
-    let states: Vec<String> = servers.iter().zip(rates).map(|(server, &rate)| state(server, rate)).collect();
+    let states: Vec<String> = servers.iter().map(state).collect();
     states.join("\n\n")
 }
 
-fn state(server: &ServerState, rate: Option<f64>) -> String {
+fn state(server: &ServerState) -> String {
     let health = &server.health;
     let Some(status) = health["status"].as_str() else {
         return format!(
@@ -29,7 +29,7 @@ fn state(server: &ServerState, rate: Option<f64>) -> String {
 
     let mut parts = vec![
         format!("{} · narthex {version} · {status}", server.address),
-        totals(health, rate),
+        totals(health, server.tokens_per_second),
         memory(&health["memory"]),
     ];
     parts.extend([models(health), devices(health), requests(&server.requests)].into_iter().flatten());
@@ -168,11 +168,11 @@ mod tests {
         });
         let server = ServerState {
             address: "127.0.0.1:8000".to_owned(),
+            tokens_per_second: Some(3.25),
             health,
-            sample: Value::Null,
             requests: vec![request],
         };
-        let shown = server_states(&[server], &[Some(3.25)]);
+        let shown = server_states(&[server]);
         let lines: Vec<String> =
             shown.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
         let expect = [
@@ -196,14 +196,14 @@ mod tests {
     fn servers_without_a_readable_state_are_named() {
         let server = |health| ServerState {
             address: "a:1".to_owned(),
+            tokens_per_second: None,
             health,
-            sample: Value::Null,
             requests: Vec::new(),
         };
-        let shown = server_states(&[server(Value::Null), server(json!({"status": "ok"}))], &[None, None]);
+        let shown = server_states(&[server(Value::Null), server(json!({"status": "ok"}))]);
         let expect = "a:1 does not answer, or its state cannot be read: it needs TLS, or another key in NARTHEX_API_KEY\n\na:1 · ok · \
                       a key in NARTHEX_API_KEY shows more";
         assert_eq!(shown, expect);
-        assert!(server_states(&[], &[]).starts_with("No server is running"));
+        assert!(server_states(&[]).starts_with("No server is running"));
     }
 }
