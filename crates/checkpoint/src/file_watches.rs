@@ -4,13 +4,19 @@ use std::path::PathBuf;
 
 use narthex_files::FileWatch;
 
-use crate::error::CheckpointError;
+use crate::{adapter::Adapter, error::CheckpointError};
 
 /// Watches on mapped files, by path.
 #[derive(Debug, Clone, Default)]
 pub struct FileWatches(pub(crate) Vec<(PathBuf, FileWatch)>);
 
 impl FileWatches {
+    /// Adds those of adapters.
+    pub(crate) fn with(mut self, adapters: &[Adapter]) -> Self {
+        self.0.extend(adapters.iter().map(Adapter::watch));
+        self
+    }
+
     /// Checks that no file has changed since it was opened. Call this after the last read of a weight.
     ///
     /// # Errors

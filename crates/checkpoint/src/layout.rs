@@ -110,6 +110,15 @@ impl Layout {
         if self.is_transposed(&weight.name) {
             weight = transposed(weight)?;
         }
+        self.canonical_rows(weight, part)
+    }
+
+    /// Converts a stored weight, or its part `part`, whose rows are outputs in any orientation.
+    pub(super) fn canonical_rows<'a>(
+        &self,
+        mut weight: Weight<'a>,
+        part: Option<TensorPart>,
+    ) -> Result<Weight<'a>> {
         if let Some(TensorPart::Matrix(number)) = part {
             weight = matrix(weight, number)?;
         }

@@ -6,6 +6,7 @@
 //! Start at [`open()`]. The formats are in `gguf`, `hf` and `ct2`; their common parts are in `tensors`, `names`, `layout`
 //! and `required_tensors`; the differences of model families are in `family`.
 
+mod adapter;
 mod checkpoint;
 mod error;
 mod file_watches;
@@ -34,13 +35,14 @@ mod tied;
 mod weight;
 mod yarn;
 
+pub use adapter::Adapter;
 pub use checkpoint::{Checkpoint, TokenizerSource};
 pub use encoding::{Encoding, IntegerBlocks};
 pub use error::{CheckpointError, Result};
 pub use file_watches::FileWatches;
 pub use open::{
     PublishedEmbedding, architecture, architecture_from_config, architecture_from_headers, header_length,
-    open,
+    open, open_with,
 };
 pub use required_tensors::parameters;
 pub use slice::SliceError;

@@ -26,17 +26,8 @@ pub(super) fn check(tensors: &Tensors, architecture: &Architecture) -> Result<()
         used.extend(tensors.find(&name).into_iter().flatten());
     }
 
-    // A file may have the keys and values of layers that share those of another layer.
-    if let Architecture::Decoder(decoder) = architecture
-        && decoder.layers.iter().any(|layer| layer.attention().kv != KvSource::Own)
-    {
-        let mut own = decoder.clone();
-        own.layers.iter_mut().for_each(|layer| layer.attention_mut().kv = KvSource::Own);
-        used.extend(
-            own.weights().iter().filter_map(|weight| tensors.find(&weight.name.to_string())).flatten(),
-        );
-    }
-
+    let idle = idle_weights(architecture);
+    used.extend(idle.iter().filter_map(|weight| tensors.find(&weight.name.to_string())).flatten());
     let mut left: Vec<_> = tensors
         .by_name
         .keys()
@@ -50,6 +41,18 @@ pub(super) fn check(tensors: &Tensors, architecture: &Architecture) -> Result<()
         }
         None => Ok(()),
     }
+}
+
+/// Returns the weights that a file may have although they are not read: all of a decoder that shares keys and values, with
+/// those of the layers that have none of their own.
+pub(super) fn idle_weights(architecture: &Architecture) -> Vec<WeightSpec> {
+    let Architecture::Decoder(decoder) = architecture else { return Vec::new() };
+    if decoder.layers.iter().all(|layer| layer.attention().kv == KvSource::Own) {
+        return Vec::new();
+    }
+    let mut own = decoder.clone();
+    own.layers.iter_mut().for_each(|layer| layer.attention_mut().kv = KvSource::Own);
+    own.weights()
 }
 
 /// Returns the total number of elements in the weights of an architecture.

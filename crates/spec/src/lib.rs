@@ -4,6 +4,7 @@
 //! [`manifest::Manifest`], the only thing that the compile half and the serve half share, and at [`device`], the table
 //! of devices.
 
+pub mod adapter;
 pub mod arch;
 pub mod block_size;
 pub mod budget;

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use strum::{Display, IntoStaticStr};
 
 use crate::{
-    BlockSize, Budget, ContextFactor, LayerList, MatFormer, Pass, Scheme, Sha256, Target, name::named_set,
-    scheme::ActivationBits, variant::Variant,
+    BlockSize, Budget, ContextFactor, LayerList, MatFormer, Pass, Scheme, Sha256, Target,
+    adapter::MergedAdapter, name::named_set, scheme::ActivationBits, variant::Variant,
 };
 
 /// Text on which a compile measures activations, to scale channels before weights are quantised.
@@ -184,6 +184,9 @@ pub struct Recipe {
     /// Calibration of channel scales; `none` in manifests without the field.
     #[serde(default)]
     pub calibration: Calibration,
+    /// Adapters in the weights, in the order in which they were added.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub adapters: Vec<MergedAdapter>,
     /// Smaller model from the checkpoint; `None` for the whole model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub matformer: Option<MatFormer>,
@@ -322,6 +325,11 @@ fn ascending(numbers: &[usize]) -> Vec<usize> {
 }
 
 impl Recipe {
+    /// Returns true if the weights are other ones than the checkpoint's, before they are quantised.
+    pub fn is_another_model(&self) -> bool {
+        self.is_reduced() || self.matformer.is_some() || self.yarn.is_some() || !self.adapters.is_empty()
+    }
+
     /// Returns true if the model is reduced, which changes its answers.
     pub fn is_reduced(&self) -> bool {
         self.drop_layers.is_some() || self.vocabulary.is_some()
@@ -380,6 +388,7 @@ impl Recipe {
             activations,
             accuracy_level,
             calibration,
+            adapters: Vec::new(),
             matformer: None,
             yarn: None,
             drop_layers: None,

@@ -8,6 +8,7 @@ use narthex_spec::{
 };
 
 use crate::{
+    adapter::{Adapter, AdapterFormat, adapted},
     checkpoint::{Checkpoint, TokenizerSource},
     error::Result,
     family::{GgufFamily, GgufReader, gguf_family, gguf_pooling},
@@ -25,11 +26,11 @@ use crate::{
 };
 
 /// Opens a GGUF file of version 2 or 3.
-pub(super) fn open(path: &Path) -> Result<Checkpoint> {
-    opened(path).map_err(|error| error.in_file(path))
+pub(super) fn open(path: &Path, adapters: &[Adapter]) -> Result<Checkpoint> {
+    opened(path, adapters).map_err(|error| error.in_file(path))
 }
 
-fn opened(path: &Path) -> Result<Checkpoint> {
+fn opened(path: &Path, adapters: &[Adapter]) -> Result<Checkpoint> {
     let GgufFiles { maps, paths, metadata, tensors: by_name } = GgufFiles::open(path)?;
     refuse_other_types(&metadata)?;
     let family = gguf_family(&metadata)?;
@@ -49,10 +50,13 @@ fn opened(path: &Path) -> Result<Checkpoint> {
     let Vocabulary { vocab, special } = vocab::read(&metadata, &architecture)?;
     let sampling = sampling(&metadata, &architecture)?;
 
+    let watches = tensors.watches();
+    let weights = adapted(tensors, &architecture, AdapterFormat::Gguf, adapters)?;
+
     Ok(Checkpoint {
         architecture,
-        watches: tensors.watches(),
-        weights: Box::new(tensors),
+        watches: watches.with(adapters),
+        weights,
         tokenizer: TokenizerSource::Gguf(Box::new(vocab)),
         special,
         chat_template: metadata.text("tokenizer.chat_template")?.map(str::to_owned),
@@ -148,7 +152,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tiny.gguf");
         std::fs::write(&path, file.to_bytes()).unwrap();
-        super::open(&path)
+        super::open(&path, &[])
     }
 
     fn decoder(change: impl FnOnce(&mut Gguf)) -> DecoderArch {

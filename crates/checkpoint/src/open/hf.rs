@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use super::PublishedEmbedding;
 use crate::{
+    adapter::{Adapter, AdapterFormat, adapted},
     checkpoint::{Checkpoint, TokenizerSource},
     error::Result,
     family::{Decoder, HfFamily, HfReader, hf_family},
@@ -258,7 +259,7 @@ fn weights(
 }
 
 /// Opens a folder that has [`CONFIG`] and safetensors.
-pub(super) fn open(path: &Path) -> Result<Checkpoint> {
+pub(super) fn open(path: &Path, adapters: &[Adapter]) -> Result<Checkpoint> {
     let mut folder = Folder::new(path);
     let config = Config::read(&mut folder)?;
     let HfSettings { family, mut architecture, layout, max_length, pooling, dense } =
@@ -300,10 +301,13 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint> {
     let license = folder.license()?;
     folder.files.extend(files);
 
+    let watches = tensors.watches();
+    let weights = adapted(tensors, &architecture, AdapterFormat::Peft, adapters)?;
+
     Ok(Checkpoint {
         architecture,
-        watches: tensors.watches(),
-        weights: Box::new(tensors),
+        watches: watches.with(adapters),
+        weights,
         tokenizer: TokenizerSource::Json(text.tokenizer),
         special: text.special,
         chat_template: text.chat_template,

@@ -16,6 +16,7 @@ use narthex_files::{PartName, open_regular};
 use narthex_spec::arch::{Architecture, Pooling};
 
 use crate::{
+    adapter::Adapter,
     checkpoint::Checkpoint,
     ct2::is_whisper as is_ct2_whisper,
     error::{CheckpointError, Result},
@@ -38,8 +39,16 @@ const MAX_LISTED: usize = 12;
 /// [`CheckpointError::Read`] for files that cannot be read; [`CheckpointError::Unsupported`], with the next step, for
 /// models that are not supported; the other variants for malformed files.
 pub fn open(path: &Path) -> Result<Checkpoint> {
+    open_with(path, &[])
+}
+
+/// Opens a checkpoint as [`open`] does, with the updates of adapters in its weights.
+///
+/// # Errors
+/// As [`open`]; [`CheckpointError::Unsupported`] for adapters in another format or of another model.
+pub fn open_with(path: &Path, adapters: &[Adapter]) -> Result<Checkpoint> {
     if !fs::metadata(path).map_err(unreadable(path))?.is_dir() {
-        return open_file(path);
+        return open_file(path, adapters);
     }
 
     let mut names: Vec<String> = Vec::new();
@@ -49,15 +58,19 @@ pub fn open(path: &Path) -> Result<Checkpoint> {
     names.sort_unstable();
     let has_config = names.iter().any(|name| name == CONFIG);
     if has_config && names.iter().any(|name| name == SINGLE || name == INDEX) {
-        return hf::open(path).map_err(|error| error.in_file(path));
+        return hf::open(path, adapters).map_err(|error| error.in_file(path));
     }
 
     if is_ct2_whisper(path) {
+        if let Some(adapter) = adapters.first() {
+            let expected = "no adapter for a model of CTranslate2; take the model in safetensors";
+            return Err(unsupported("adapter", expected, &adapter.entry().name).in_file(path));
+        }
         return ct2::open(path).map_err(|error| error.in_file(path));
     }
     let ggufs: Vec<PathBuf> = names.iter().filter(|name| is_gguf(name)).map(|name| path.join(name)).collect();
     match &ggufs[..] {
-        [file] => gguf::open(file),
+        [file] => gguf::open(file, adapters),
         [] => {
             refuse_other_formats(&names)?;
             if let Some(weights) = names.iter().find(|name| name.ends_with(".safetensors") && !has_config) {
@@ -72,7 +85,7 @@ pub fn open(path: &Path) -> Result<Checkpoint> {
         [first, ..] => {
             let names: Vec<String> = ggufs.iter().map(|file| file_name(file)).collect();
             if are_parts_of_one_file(&names) {
-                return gguf::open(first);
+                return gguf::open(first, adapters);
             }
             let expected = "a single .gguf file; give the path of the one you want";
             Err(unsupported(format!("content of {}", path.display()), expected, listed(&names)))
@@ -138,13 +151,13 @@ pub fn architecture_from_config(
     hf::architecture_from_config(config, embedding)
 }
 
-fn open_file(path: &Path) -> Result<Checkpoint> {
+fn open_file(path: &Path, adapters: &[Adapter]) -> Result<Checkpoint> {
     let mut magic = Vec::new();
     let file = open_regular(path).map_err(unreadable(path))?;
     file.take(4).read_to_end(&mut magic).map_err(unreadable(path))?;
     let name = file_name(path);
     if magic == b"GGUF" || is_gguf(&name) {
-        return gguf::open(path);
+        return gguf::open(path, adapters);
     }
     let expected = "a .gguf file, or the folder that contains config.json and model.safetensors";
     Err(unsupported("file", expected, name))
