@@ -254,6 +254,7 @@ fn job<'a>(checkpoint: &'a Path, recipe: Recipe, out: &'a Path) -> CompileJob<'a
         widths: None,
         measured_bytes: 0,
         out,
+        adapters: &[],
         pooling: None,
         keep_stages: None,
         provenance: Provenance {

@@ -11,7 +11,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use narthex_checkpoint::{self as checkpoint, Checkpoint, TokenizerSource};
+use narthex_checkpoint::{self as checkpoint, Adapter, Checkpoint, TokenizerSource};
 use narthex_graph::onnx::external::ExternalWriter;
 use narthex_spec::{
     Calibration, DType, ModelName, Pass, ProgressSink, Recipe, ScalingMethod, Scheme, Sha256, Variant,
@@ -49,6 +49,8 @@ const CALIBRATED_HEADS: usize = 8;
 pub struct CompileJob<'a> {
     /// The checkpoint's file or folder.
     pub checkpoint: &'a Path,
+    /// Adapters whose updates are added to its weights. The recipe states them.
+    pub adapters: &'a [Adapter],
     /// The package's name.
     pub name: ModelName,
     /// The recipe. The manifest's copy also records the calibration.
@@ -79,10 +81,10 @@ pub fn compile(
     progress: &dyn ProgressSink,
     cancel: &AtomicBool,
 ) -> Result<Manifest> {
-    let checkpoint = checkpoint::open(job.checkpoint)?.pooled(job.pooling)?;
+    let checkpoint = checkpoint::open_with(job.checkpoint, job.adapters)?.pooled(job.pooling)?;
     let mut checkpoint = checkpoint.sliced(&job.recipe)?.extended(job.recipe.yarn)?;
-    // Unquantised packages have the numbers of the checkpoint.
-    if matches!(job.recipe.scheme.of_weights(), Scheme::W8 | Scheme::W4) {
+    // Unquantised packages have the numbers of the checkpoint, and an adapter may have changed the head alone.
+    if matches!(job.recipe.scheme.of_weights(), Scheme::W8 | Scheme::W4) && job.adapters.is_empty() {
         checkpoint = checkpoint.tied()?;
     }
     let package = PackageWriter::new(job.out);

@@ -124,6 +124,7 @@ mod tests {
             widths: None,
             measured_bytes: 0,
             out: &out,
+            adapters: &[],
             pooling: None,
             keep_stages: None,
             provenance,

@@ -41,7 +41,7 @@ pub use cancel::{Cancel, CancelCallback};
 pub use compile::{
     precompile::{UnsharedWeights, unshared_weights},
     request::{
-        Certification, CompileRequest, Rebuild, VocabSubset, WidthPlan, vocabulary, width_plan,
+        Adapter, Certification, CompileRequest, Rebuild, VocabSubset, WidthPlan, vocabulary, width_plan,
         width_plan_text,
     },
 };

@@ -234,7 +234,7 @@ impl Hub {
         snapshot: &Path,
         cancel: &CancelFlag,
     ) -> Result<Vec<String>, Error> {
-        if glob::has_tokenizer(names) {
+        if glob::has_tokenizer(names) || glob::is_adapter(names) {
             return Ok(Vec::new());
         }
         let Some(TokenizerFiles { repo, files: tokenizer_files }) = &source.tokenizer else {

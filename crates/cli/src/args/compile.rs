@@ -5,7 +5,10 @@ use std::{path::PathBuf, str::FromStr};
 use clap::{Args as ClapArgs, Parser};
 use narthex_spec::{
     BlockSize, Budget, Calibration, ContextFactor, LayerList, MatFormer, ModelName, Pass, RangeMethod,
-    RoundingMethod, ScalingMethod, Scheme, Target, arch::Pooling, target::UnknownTarget,
+    RoundingMethod, ScalingMethod, Scheme, Target,
+    adapter::{AdapterScale, BadAdapterScale},
+    arch::Pooling,
+    target::UnknownTarget,
 };
 
 use super::StoreArgs;
@@ -65,6 +68,11 @@ pub(crate) struct CompileArgs {
     /// Print what --write-plan writes
     #[arg(long)]
     pub(crate) print_plan: bool,
+
+    /// Add a LoRA adapter to the weights: a folder of PEFT, a GGUF file for a model in GGUF, or hf:owner/repo; with a factor,
+    /// as in poems:0.5. Several add up
+    #[arg(long, value_name = "ADAPTER[:FACTOR]")]
+    pub(crate) lora: Vec<LoraOption>,
 
     /// Extract a smaller model from Gemma 3n E4B: e2b, or inner widths of the kept layers (one for all, or one for
     /// each) and dropped layers, as in ffn=8192*10+16384*20,skip=20-24 or ffn=12288
@@ -129,6 +137,27 @@ pub(crate) struct CompileArgs {
     /// Maximum weights of one NPU graph; larger models are split into parts [default: the limit of the NPU]
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) part_bytes: Option<u64>,
+}
+
+/// Adapter of a compile.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LoraOption {
+    pub(crate) reference: String,
+    pub(crate) scale: AdapterScale,
+}
+
+impl FromStr for LoraOption {
+    type Err = BadAdapterScale;
+
+    fn from_str(text: &str) -> Result<Self, BadAdapterScale> {
+        match text.rsplit_once(':') {
+            // What follows the colon of a drive in Windows is no number.
+            Some((path, factor)) if factor.parse::<f64>().is_ok() => {
+                Ok(Self { reference: path.to_owned(), scale: factor.parse()? })
+            }
+            _ => Ok(Self { reference: text.to_owned(), scale: AdapterScale::default() }),
+        }
+    }
 }
 
 /// `narthex check`.
@@ -225,6 +254,21 @@ fn extent(text: &str) -> Result<(String, u64), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_adapter_may_have_a_factor() {
+        let check = |text: &str, path: &str, scale: &str| {
+            let expected = LoraOption { reference: path.to_owned(), scale: scale.parse().unwrap() };
+            assert_eq!(text.parse(), Ok(expected));
+        };
+        check("poems", "poems", "1");
+        check("poems:0.5", "poems", "0.5");
+        check("C:\\poems", "C:\\poems", "1");
+        check("C:\\poems:-2", "C:\\poems", "-2");
+        check("hf:owner/poems", "hf:owner/poems", "1");
+        check("hf:owner/poems:.5", "hf:owner/poems", "0.5");
+        assert!("poems:1e9".parse::<LoraOption>().is_err());
+    }
 
     #[test]
     fn a_wrong_target_of_a_compile_names_those_that_it_takes() {

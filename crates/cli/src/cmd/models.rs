@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::stated_scheme;
 use crate::{
-    args::{CompileArgs, JsonArgs, ListArgs, PruneArgs, PullArgs, RmArgs, ShowArgs, StoreArgs},
+    args::{CompileArgs, JsonArgs, ListArgs, LoraOption, PruneArgs, PullArgs, RmArgs, ShowArgs, StoreArgs},
     bars::Bars,
     interrupt,
     output::{self, NewFile},
@@ -173,6 +173,11 @@ fn confirmed(removal: &Removal) -> anyhow::Result<bool> {
 pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<()> {
     let file = args.prune_vocabulary.as_ref();
     let vocabulary = file.map(|file| vocabulary(file, args.vocabulary_size)).transpose()?;
+    let bars = Bars::new();
+    let adapters = args.lora.iter().map(|LoraOption { reference, scale }| {
+        gateway.adapter(reference, *scale, &bars, interrupt::cancel())
+    });
+    let adapters = adapters.collect::<Result<_, Error>>()?;
     let request = CompileRequest {
         name: args.name.clone(),
         scheme: stated_scheme(&args.model, args.scheme)?.unwrap_or(DEFAULT_SCHEME),
@@ -184,6 +189,7 @@ pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<(
         budget: args.budget,
         plan: args.plan.as_deref().map(width_plan).transpose()?,
         layer_losses: args.write_plan.is_some() || args.print_plan,
+        adapters,
         matformer: args.matformer.clone(),
         yarn: args.yarn,
         drop_layers: args.drop_layers.clone(),
@@ -204,7 +210,6 @@ pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<(
     };
 
     let plan_file = args.write_plan.as_deref().map(NewFile::create).transpose()?;
-    let bars = Bars::new();
     let (folder, manifest) = gateway.compile(&args.model, &request, &bars, interrupt::cancel())?;
     let bytes = manifest.bytes();
     output::note(format!(

@@ -7,6 +7,7 @@ use narthex_gateway::{
 };
 use narthex_spec::{
     ActivationBits, IntegerActivations, Recipe, RoundingMethod, ScalingMethod, Variant,
+    adapter::MergedAdapter,
     arch::{EncoderHead, ImportedEncoder, Structure},
     manifest::{Certificate, CertificateFigures, LayerWidth, Manifest, Quality, SourceWeights},
 };
@@ -75,6 +76,9 @@ pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing, checkpoint: 
     }
     if let Some(text) = pooling(&manifest.architecture) {
         lines.insert(2, format!("pooling      {text}"));
+    }
+    for MergedAdapter { name, scale, .. } in manifest.recipe.adapters.iter().rev() {
+        lines.insert(2, format!("adapter      {name}, factor {scale}"));
     }
     if let Some(matformer) = &manifest.recipe.matformer {
         lines.insert(2, format!("submodel     {matformer}"));

@@ -89,6 +89,7 @@ mod tests {
             out,
             widths: None,
             measured_bytes: 0,
+            adapters: &[],
             pooling: None,
             keep_stages: None,
             provenance: Provenance {

@@ -18,6 +18,7 @@ pub(crate) fn job<'a>(checkpoint: &'a Path, recipe: Recipe, out: &'a Path) -> Co
         widths: None,
         measured_bytes: 0,
         out,
+        adapters: &[],
         pooling: None,
         keep_stages: None,
         provenance: Provenance {

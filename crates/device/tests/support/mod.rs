@@ -190,6 +190,7 @@ impl Package {
             widths: None,
             measured_bytes: 0,
             out: folder.path(),
+            adapters: &[],
             pooling: None,
             keep_stages: None,
             provenance,

@@ -251,6 +251,7 @@ impl PackageBuild<'_> {
     fn recipe(&self) -> Result<Recipe, Error> {
         let CompileRequest { scheme, target, contexts, prefill, passes, part_bytes, yarn, .. } = self.request;
         let matformer = self.request.matformer.clone();
+        let adapters = self.request.merged_adapters();
         let drop_layers = self.request.drop_layers.clone();
         let installed = self.library.store.package(&self.key.name, self.key.scheme);
         let installed = installed.and_then(|folder| package::read_manifest(&folder, self.key).ok());
@@ -292,7 +293,7 @@ impl PackageBuild<'_> {
         let target_limit = targets.iter().map(Target::part_bytes).min();
         let part_bytes = part_bytes.or(target_limit).unwrap_or(default.part_bytes);
         let yarn = *yarn;
-        let recipe = Recipe { matformer, yarn, drop_layers, fixed, part_bytes, passes, ..default };
+        let recipe = Recipe { adapters, matformer, yarn, drop_layers, fixed, part_bytes, passes, ..default };
         Ok(recipe.for_targets(targets, self.request.block.or(earlier_block)))
     }
 
@@ -362,6 +363,7 @@ impl PackageBuild<'_> {
 
         let job = CompileJob {
             checkpoint: &checkpoint.path,
+            adapters: &self.request.adapters,
             name: self.key.name.clone(),
             recipe: recipe.clone(),
             runner: is_calibrated.then_some(&runner as &dyn GraphRunner),

@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+pub use narthex_checkpoint::Adapter;
 use narthex_compile::CompileError;
 pub use narthex_compile::{
     vocab_subset::VocabSubset,
@@ -13,6 +14,7 @@ pub use narthex_compile::{
 use narthex_spec::{
     BlockSize, Budget, Calibration, ContextFactor, LayerList, MatFormer, ModelName, Pass, RangeMethod,
     RoundingMethod, ScalingMethod, Scheme, Target,
+    adapter::{AdapterScale, MergedAdapter},
     arch::{EncoderHead, Pooling},
     id::BadModelName,
     manifest::Manifest,
@@ -56,6 +58,8 @@ pub struct CompileRequest {
     pub plan: Option<WidthPlan>,
     /// Measurement of what each layer loses in 4 bits, even without a certificate.
     pub layer_losses: bool,
+    /// LoRA adapters whose updates are added to the weights. The package has a name of its own.
+    pub adapters: Vec<Adapter>,
     /// Smaller model to extract from a MatFormer model. Its package has a name of its own.
     pub matformer: Option<MatFormer>,
     /// Factor by which YaRN extends the context. The package has a name of its own.
@@ -103,6 +107,7 @@ impl CompileRequest {
             budget: None,
             plan: None,
             layer_losses: false,
+            adapters: Vec::new(),
             matformer: None,
             yarn: None,
             drop_layers: None,
@@ -128,6 +133,7 @@ impl CompileRequest {
             || self.scaling.is_some()
             || self.budget.is_some()
             || self.plan.is_some()
+            || !self.adapters.is_empty()
             || !self.contexts.is_empty()
             || !self.prefill.is_empty()
             || self.part_bytes.is_some()
@@ -161,7 +167,13 @@ impl CompileRequest {
             && self.scaling.is_none_or(|requested| recipe.scaling == requested)
             && self.budget.is_none_or(|requested| recipe.budget == Some(requested))
             && self.plan.as_ref().is_none_or(|requested| recipe.plan == Some(requested.sha256()))
+            && (self.adapters.is_empty() || recipe.adapters == self.merged_adapters())
             && self.part_bytes.is_none_or(|requested| recipe.part_bytes == requested)
+    }
+
+    /// Returns what the package states about its adapters.
+    pub(super) fn merged_adapters(&self) -> Vec<MergedAdapter> {
+        self.adapters.iter().map(|adapter| adapter.entry().clone()).collect()
     }
 
     /// Returns the package's key: the requested name, else that of `base` with a suffix for each change, as in
@@ -171,6 +183,7 @@ impl CompileRequest {
             return Ok(PackageKey { name: name.clone(), ..base });
         }
         let changes = [
+            ("lora", (!self.adapters.is_empty()).then(|| adapters_slug(&self.adapters))),
             ("matformer", self.matformer.as_ref().map(MatFormer::slug)),
             ("yarn", self.yarn.as_ref().map(ContextFactor::slug)),
             ("drop_layers", self.drop_layers.as_ref().map(LayerList::slug)),
@@ -184,6 +197,21 @@ impl CompileRequest {
         }
         Ok(base)
     }
+}
+
+/// Returns the suffix of a model's name: `lora.poems`, or `lora.poems.0.5` with a scale.
+fn adapters_slug(adapters: &[Adapter]) -> String {
+    let mut slug = "lora".to_owned();
+    for MergedAdapter { name, scale, .. } in adapters.iter().map(Adapter::entry) {
+        let is_allowed = |c: &char| c.is_ascii_lowercase() || c.is_ascii_digit() || *c == '-';
+        let name: String = name.to_ascii_lowercase().replace(['_', '.', ' ', '/'], "-").chars().collect();
+        let name: String = name.chars().filter(is_allowed).take(MAX_ADAPTER_SLUG).collect();
+        slug.push_str(&format!(".{name}"));
+        if *scale != AdapterScale::default() {
+            slug.push_str(&format!(".{scale}"));
+        }
+    }
+    slug
 }
 
 /// Reads the tokens that a head keeps from a file: a JSON list of token ids (`.json`), or a text, of whose tokens at
@@ -202,6 +230,9 @@ pub fn vocabulary(file: &Path, max_tokens: Option<usize>) -> Result<VocabSubset,
 pub fn width_plan(file: &Path) -> Result<WidthPlan, Error> {
     Ok(WidthPlan::read(file).map_err(CompileError::from)?)
 }
+
+/// Maximum length of an adapter's name in the name of a package.
+const MAX_ADAPTER_SLUG: usize = 40;
 
 /// Largest float model in bytes whose package is built for a certificate that nobody asked for.
 pub(super) const AFFORDABLE: u64 = 4_000_000_000;

@@ -15,6 +15,7 @@ use narthex_catalog::{
 };
 use narthex_spec::{
     MediaKind, ModelName, ProgressSink,
+    adapter::AdapterScale,
     manifest::{MANIFEST_FILE, Manifest},
     progress::JobSteps,
 };
@@ -26,7 +27,7 @@ use crate::{
         build_permits::BuildPermit,
         package_build::PackageBuild,
         precompile,
-        request::{Certification, CompileRequest},
+        request::{Adapter, Certification, CompileRequest},
     },
     error::Error,
     library::{
@@ -80,6 +81,9 @@ impl RequestedPull {
 }
 
 /// The store and the catalogue.
+/// Files of an adapter in a repository of the hub.
+const ADAPTER_FILES: [&str; 3] = ["adapter_config.json", "adapter_model.safetensors", "*.gguf"];
+
 impl Gateway {
     /// Lists every installed model and every catalogue entry.
     pub fn models(&self) -> Result<Vec<ModelListing>, Error> {
@@ -256,6 +260,41 @@ impl Gateway {
         let steps = &JobSteps::new(progress);
         PackageBuild { library, key, reference, request, steps, cancel }.run()?;
         library.installed(key)
+    }
+
+    /// Opens a LoRA adapter for [`CompileRequest::adapters`]: `hf:owner/repo`, which is fetched, a folder of PEFT, or a GGUF
+    /// file of llama.cpp. Its update is multiplied by `scale`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for files that are no adapter, and for adapters that are more than updates of linear layers;
+    /// [`Error::Catalog`] for repositories that cannot be fetched.
+    pub fn adapter(
+        &self,
+        reference: &str,
+        scale: AdapterScale,
+        progress: &dyn ProgressSink,
+        cancel: &Cancel,
+    ) -> Result<Adapter, Error> {
+        let library = &*self.library;
+        let (path, repo) = match ModelRef::parse(reference) {
+            Ok(ModelRef::Id(ModelId::Hub(mut hub))) => {
+                if hub.files.is_empty() {
+                    hub.files = ADAPTER_FILES.map(str::to_owned).to_vec();
+                }
+                let repo = hub.repo.clone();
+                let resolved = ModelId::Hub(hub).resolve(&library.catalog)?;
+                let files = fetch::fetch(&library.store, &resolved, progress, cancel.flag())?;
+                (files.path, Some(repo))
+            }
+            Ok(ModelRef::Local(path)) => (path, None),
+            Ok(ModelRef::Id(ModelId::Catalogue(_))) | Err(_) => (PathBuf::from(reference), None),
+        };
+        let adapter =
+            Adapter::open(&path, scale).map_err(|error| Error::invalid("lora", error.to_string()))?;
+        Ok(match repo {
+            Some(repo) => adapter.named(repo),
+            None => adapter,
+        })
     }
 
     /// Compiles a model. Returns the package's folder and manifest. A reduced model has the name of the whole one with

@@ -13,7 +13,8 @@ impl Library {
     /// checkpoint of one of them, so that it can be compiled in another scheme.
     ///
     /// # Errors
-    /// [`Error::NotInstalled`], with the installed schemes, if no package states a checkpoint that still exists.
+    /// [`Error::NotInstalled`], with the installed schemes, if no package states a checkpoint that still exists;
+    /// [`Error::Invalid`] if the package is not the model of its checkpoint, but for example a part of it.
     pub(crate) fn checkpoint_reference(
         &self,
         reference: &ModelRef,
@@ -26,9 +27,21 @@ impl Library {
         }
         let mut sources = installed.into_iter().filter_map(|scheme| {
             let manifest = self.manifest(&PackageKey { name: name.clone(), scheme }).ok()?;
-            local_path(&manifest.provenance.source).filter(|path| path.exists())
+            let path = local_path(&manifest.provenance.source).filter(|path| path.exists())?;
+            Some((path, manifest.recipe))
         });
-        sources.next().map(ModelRef::Local).ok_or_else(|| self.not_installed(key))
+        match sources.next() {
+            None => Err(self.not_installed(key)),
+            Some((path, recipe)) if recipe.is_another_model() => {
+                let message = format!(
+                    "{name} is not the model of its checkpoint: it was compiled with an adapter, or reduced or extended; compile \
+                     {} again with the same options",
+                    path.display()
+                );
+                Err(Error::invalid("model", message))
+            }
+            Some((path, _)) => Ok(ModelRef::Local(path)),
+        }
     }
 
     /// Fails if the package of a compile cannot have this name; `model` is the name of the compiled model.

@@ -106,6 +106,7 @@ pub(crate) fn compiled(
         widths: None,
         measured_bytes: 0,
         out: out.path(),
+        adapters: &[],
         pooling: None,
         keep_stages: None,
         provenance,

@@ -4,6 +4,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod adapters;
 mod answers;
 mod catalogue_page;
 mod certificate;

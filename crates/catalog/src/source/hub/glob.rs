@@ -55,6 +55,11 @@ pub(super) fn has_tokenizer(names: &[String]) -> bool {
     names.iter().any(|name| matches!(name.as_str(), "tokenizer.json" | "tokenizer.model") || is_gguf(name))
 }
 
+/// Returns true if the files are those of an adapter of PEFT, which has no tokenizer.
+pub(super) fn is_adapter(names: &[String]) -> bool {
+    names.iter().any(|name| name == "adapter_config.json")
+}
+
 /// Returns the files to download from a repository, sorted.
 ///
 /// GGUF files are skipped if there are safetensors. A repository with only GGUF files must have exactly one, or the parts
