@@ -3,9 +3,12 @@
 use std::{borrow::Cow, fmt};
 
 use axum::response::Response;
-use narthex_gateway::request::{
-    Aggregation, Classification, Classifications, ClassifierInput, ClassifyRequest, Entity, InputOverflow,
-    LabelScores, MAX_INPUTS,
+use narthex_gateway::{
+    models::{ModelKind, ModelListing},
+    request::{
+        Aggregation, Classification, Classifications, ClassifierInput, ClassifyRequest, Entity,
+        InputOverflow, LabelScores, MAX_INPUTS,
+    },
 };
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{
@@ -30,7 +33,8 @@ use crate::{
 
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct PredictBody {
-    model: String,
+    /// The model, unless it is the only classifier that is installed.
+    model: Option<String>,
     inputs: PredictInputs,
     /// Truncate texts that are too long.
     truncate: Option<bool>,
@@ -162,7 +166,7 @@ fn input(texts: Vec<String>) -> ClassifierInput {
 
 /// A body that was read and checked.
 pub(crate) struct ParsedPredict {
-    model: String,
+    model: Option<String>,
     request: ClassifyRequest,
     is_batch: bool,
     truncate: Option<bool>,
@@ -242,6 +246,10 @@ pub(crate) async fn create(app: App, body: Body<ParsedPredict>) -> Result<Respon
     let Body { request, ignored, reservation } = body;
     let ParsedPredict { model, mut request, is_batch, truncate, raw } = request;
     request.overlong = app.shared.options.overlong(truncate);
+    let model = match model {
+        Some(model) => model,
+        None => only_classifier(&app).await?,
+    };
     let found = classification::classify(&app, &model, request, reservation).await.map_err(of_inputs)?;
     let Classifications { labels, results, ran_on, .. } = found;
     let response = json_response(&app, move || {
@@ -252,6 +260,30 @@ pub(crate) async fn create(app: App, body: Body<ParsedPredict>) -> Result<Respon
         }
     });
     Ok(ignored.name_in(with_device_headers(&ran_on, response.await?)))
+}
+
+/// Returns the only classifier that is installed. Clients of text-embeddings-inference name no model, because its servers have
+/// one.
+async fn only_classifier(app: &App) -> Result<String, ApiError> {
+    let gateway = app.gateway.clone();
+    let models = app.shared.jobs.run(move || gateway.models()).await?;
+    let is_classifier = |model: &ModelListing| {
+        matches!(model.kind, ModelKind::Classification | ModelKind::TokenClassification)
+            && !model.installed.is_empty()
+    };
+    let names: Vec<String> =
+        models.into_iter().filter(is_classifier).map(|model| model.name.to_string()).collect();
+    match &names[..] {
+        [name] => Ok(name.clone()),
+        [] => {
+            Err(ApiError::bad_request("model", "expected the name of a model, as no classifier is installed"))
+        }
+        names => {
+            let message =
+                format!("expected the name of one of the installed classifiers: {}", names.join(", "));
+            Err(ApiError::bad_request("model", message))
+        }
+    }
 }
 
 /// Names the field of this endpoint in an error.

@@ -151,6 +151,22 @@ fn tokens_of_an_encoder_are_those_of_its_texts() {
 }
 
 #[test]
+fn a_request_without_a_model_has_the_only_classifier() {
+    let tiny = Tiny::new();
+    let live = Live::start(tiny.config());
+    let predict = |model: Value| live.post("/predict", &json!({"inputs": "the cat sleeps", "model": model}));
+    let message = || predict(Value::Null).error(400)["message"].as_str().unwrap().to_owned();
+    assert_eq!(message(), "expected the name of a model, as no classifier is installed");
+    let (model, _) = (tiny.encoder("bert", Head::Labels), tiny.embedding());
+    let answer = live.post("/predict", &json!({"inputs": "the cat sleeps"})).json();
+    assert_eq!(answer, predict(json!(model)).json());
+    assert_eq!(answer, predict(Value::Null).json());
+    let tagger = tiny.encoder("bert", Head::Tokens);
+    let message = message();
+    assert!(message.contains(&model) && message.contains(&tagger), "{message}");
+}
+
+#[test]
 fn texts_and_tokens_are_classified() {
     let tiny = Tiny::new();
     let (model, tagger) = (tiny.encoder("bert", Head::Labels), tiny.encoder("bert", Head::Tokens));
