@@ -4,16 +4,16 @@ use std::path::PathBuf;
 
 use narthex_files::FileWatch;
 
-use crate::{adapter::Adapter, error::CheckpointError};
+use crate::error::CheckpointError;
 
 /// Watches on mapped files, by path.
 #[derive(Debug, Clone, Default)]
 pub struct FileWatches(pub(crate) Vec<(PathBuf, FileWatch)>);
 
 impl FileWatches {
-    /// Adds those of adapters.
-    pub(crate) fn with(mut self, adapters: &[Adapter]) -> Self {
-        self.0.extend(adapters.iter().map(Adapter::watch));
+    /// Adds watches.
+    pub(crate) fn with(mut self, more: impl Iterator<Item = (PathBuf, FileWatch)>) -> Self {
+        self.0.extend(more);
         self
     }
 

@@ -55,7 +55,7 @@ fn opened(path: &Path, adapters: &[Adapter]) -> Result<Checkpoint> {
 
     Ok(Checkpoint {
         architecture,
-        watches: watches.with(adapters),
+        watches: watches.with(adapters.iter().map(Adapter::watch)),
         weights,
         tokenizer: TokenizerSource::Gguf(Box::new(vocab)),
         special,

@@ -306,7 +306,7 @@ pub(super) fn open(path: &Path, adapters: &[Adapter]) -> Result<Checkpoint> {
 
     Ok(Checkpoint {
         architecture,
-        watches: watches.with(adapters),
+        watches: watches.with(adapters.iter().map(Adapter::watch)),
         weights,
         tokenizer: TokenizerSource::Json(text.tokenizer),
         special: text.special,

@@ -16,7 +16,7 @@ struct Measures {
 }
 
 /// A node whose result is an output of the probe.
-struct Measured<'a> {
+struct MeasuredNode<'a> {
     op: &'a str,
     inputs: &'a [&'a str],
     attributes: &'a [(&'a str, Attribute)],
@@ -125,7 +125,7 @@ pub(crate) fn second_moments(graph: Graph, inputs: &[SharedInput]) -> Result<Gra
         let flat = builder.ints(&[2], &[-1, *channels as i64]);
         let rows = builder.op(&scope, "Reshape", &[value, &flat]);
         let columns = builder.op(&scope, "Transpose", &[&rows]);
-        let product = Measured { op: "MatMul", inputs: &[&columns, &rows], attributes: &[], output };
+        let product = MeasuredNode { op: "MatMul", inputs: &[&columns, &rows], attributes: &[], output };
         measures.add(&scope, product, &[*channels, *channels]);
         measures.outputs_of(layers);
     }
@@ -211,7 +211,7 @@ pub(crate) fn channel_magnitudes(
         measures.reduced(&scope, "ReduceMean", &sizes, magnitudes, *channels);
         measures.reduced(&scope, "ReduceMax", &sizes, peaks, *channels);
         let indices = measures.builder.ints(&[tokens.len()], tokens);
-        let gather = Measured {
+        let gather = MeasuredNode {
             op: "Gather",
             inputs: &[&flattened, &indices],
             attributes: &[("axis", 0i64.into())],
@@ -350,13 +350,13 @@ impl Measures {
     /// Adds an output with a reduction of each of `columns` columns.
     fn reduced(&mut self, scope: &str, op: &str, x: &str, output: &str, columns: usize) {
         let axes = self.builder.ints(&[1], &[0]);
-        let node = Measured { op, inputs: &[x, &axes], attributes: &[("keepdims", 0i64.into())], output };
+        let node = MeasuredNode { op, inputs: &[x, &axes], attributes: &[("keepdims", 0i64.into())], output };
         self.add(scope, node, &[columns]);
     }
 
     /// Adds a node whose result of this shape is an output of the probe.
-    fn add(&mut self, scope: &str, node: Measured<'_>, shape: &[usize]) {
-        let Measured { op, inputs, attributes, output } = node;
+    fn add(&mut self, scope: &str, node: MeasuredNode<'_>, shape: &[usize]) {
+        let MeasuredNode { op, inputs, attributes, output } = node;
         let name = format!("{scope}/{op}");
         self.builder.node_to(NodeSpec { name: &name, op, domain: "", inputs, attributes }, &[output]);
         let shape: Vec<Dim> = shape.iter().map(|&extent| Dim::from(extent)).collect();
@@ -397,7 +397,7 @@ impl Measures {
             &[("axis", 0i64.into()), ("reduction", Attribute::String("add".into()))],
         );
         let vector = b.ints(&[1], &[-1]);
-        let reshaped = Measured { op: "Reshape", inputs: &[&counts, &vector], attributes: &[], output };
+        let reshaped = MeasuredNode { op: "Reshape", inputs: &[&counts, &vector], attributes: &[], output };
         self.add(&at("counts"), reshaped, &[2 * bins]);
     }
 

@@ -1,6 +1,7 @@
 //! From checkpoints to packages of the store: calibration, NPU compilers, the measured cost of passes and reductions,
 //! and the limit on builds of requests.
 
+pub(crate) mod adapter;
 pub(crate) mod build_permits;
 mod calibration;
 mod certificate;

@@ -24,6 +24,7 @@ use super::Gateway;
 use crate::{
     cancel::Cancel,
     compile::{
+        adapter,
         build_permits::BuildPermit,
         package_build::PackageBuild,
         precompile,
@@ -81,9 +82,6 @@ impl RequestedPull {
 }
 
 /// The store and the catalogue.
-/// Files of an adapter in a repository of the hub.
-const ADAPTER_FILES: [&str; 3] = ["adapter_config.json", "adapter_model.safetensors", "*.gguf"];
-
 impl Gateway {
     /// Lists every installed model and every catalogue entry.
     pub fn models(&self) -> Result<Vec<ModelListing>, Error> {
@@ -275,26 +273,7 @@ impl Gateway {
         progress: &dyn ProgressSink,
         cancel: &Cancel,
     ) -> Result<Adapter, Error> {
-        let library = &*self.library;
-        let (path, repo) = match ModelRef::parse(reference) {
-            Ok(ModelRef::Id(ModelId::Hub(mut hub))) => {
-                if hub.files.is_empty() {
-                    hub.files = ADAPTER_FILES.map(str::to_owned).to_vec();
-                }
-                let repo = hub.repo.clone();
-                let resolved = ModelId::Hub(hub).resolve(&library.catalog)?;
-                let files = fetch::fetch(&library.store, &resolved, progress, cancel.flag())?;
-                (files.path, Some(repo))
-            }
-            Ok(ModelRef::Local(path)) => (path, None),
-            Ok(ModelRef::Id(ModelId::Catalogue(_))) | Err(_) => (PathBuf::from(reference), None),
-        };
-        let adapter =
-            Adapter::open(&path, scale).map_err(|error| Error::invalid("lora", error.to_string()))?;
-        Ok(match repo {
-            Some(repo) => adapter.named(repo),
-            None => adapter,
-        })
+        adapter::open(&self.library, reference, scale, progress, cancel)
     }
 
     /// Compiles a model. Returns the package's folder and manifest. A reduced model has the name of the whole one with

@@ -25,6 +25,7 @@ impl Library {
         if self.catalog.get(name).is_some() || installed.is_empty() {
             return Ok(reference.clone());
         }
+
         let mut sources = installed.into_iter().filter_map(|scheme| {
             let manifest = self.manifest(&PackageKey { name: name.clone(), scheme }).ok()?;
             let path = local_path(&manifest.provenance.source).filter(|path| path.exists())?;
