@@ -1,5 +1,7 @@
 //! Adapters change weights as PEFT's own merge does. `goldens/adapters.py` made them.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
+
 use std::{
     fs,
     path::{Path, PathBuf},
