@@ -164,6 +164,8 @@ fn malformed_adapters_are_refused() {
     };
     check(&PAIR[..1], 0.5, "expected two matrices for model.layers.0.mlp.down_proj, found one");
     check(&[(A, [2, 32]), (B, [64, 3])], 0.5, "matrices of one rank");
+    let twice = A.replace("lora_A", "lora_A.default");
+    check(&[PAIR[0], PAIR[1], (&twice, [2, 32])], 0.5, "each matrix of an update once");
     check(&[], 0.5, "expected updates of linear layers, found none");
     check(&PAIR, f32::NAN, "contains NaN");
     let embedding = "base_model.model.model.embed_tokens.lora_embedding_A";

@@ -103,6 +103,12 @@ pub enum HubError {
         /// The repository.
         repo: String,
     },
+    /// The repository has an adapter and no model.
+    #[error("{repo} has an adapter of PEFT, expected a model")]
+    Adapter {
+        /// The repository.
+        repo: String,
+    },
     /// The repository has no tokenizer that Narthex reads.
     #[error("{repo} has no tokenizer.json or tokenizer.model; its weights were not fetched")]
     NoTokenizer {
@@ -203,6 +209,11 @@ impl HubError {
                 "a proxy or mirror may be altering the files; try without it, or run the command again"
             }
             Self::NoWeights { .. } => "look for a conversion of the model with .safetensors or .gguf files",
+            Self::Adapter { repo } => {
+                return Some(format!(
+                    "compile the adapter's model with it: narthex compile MODEL --lora hf:{repo}"
+                ));
+            }
             Self::NoTokenizer { .. } => {
                 "look for a conversion of the model with tokenizer.json, or download it and put its tokenizer.json beside \
                  the weights"

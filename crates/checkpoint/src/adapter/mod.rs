@@ -20,7 +20,7 @@ use narthex_spec::{
     adapter::{AdapterScale, MergedAdapter},
 };
 
-pub(super) use self::merge::adapted;
+pub(super) use self::{merge::adapted, peft::CONFIG as ADAPTER_CONFIG};
 use crate::{
     encoding::Encoding,
     error::{CheckpointError, Result},
@@ -151,7 +151,9 @@ impl AdapterFiles {
         let mut pairs: BTreeMap<String, [Option<StoredTensor>; 2]> = BTreeMap::new();
         for (name, matrix, tensor) in matrices {
             let pair = pairs.entry(name).or_default();
-            pair[matrix as usize] = Some(tensor);
+            if pair[matrix as usize].replace(tensor).is_some() {
+                return Err(malformed(&path, "each matrix of an update once", "one twice"));
+            }
         }
 
         let mut updates = BTreeMap::new();

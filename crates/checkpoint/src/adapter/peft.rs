@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    iter,
     path::Path,
 };
 
@@ -17,7 +18,7 @@ use crate::{
     safetensors::Shards,
 };
 
-pub(super) const CONFIG: &str = "adapter_config.json";
+pub(crate) const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
 
 /// Next step for adapters that are more than low-rank updates.
@@ -114,6 +115,14 @@ impl PeftKeys {
         if let Some(key) = other {
             return Err(unsupported("form of the adapter", format!("LORA without {key}; {MERGE}"), key));
         }
+        let patterns = self.rank_pattern.iter().flat_map(BTreeMap::keys);
+        let mut patterns = patterns.chain(self.alpha_pattern.iter().flat_map(BTreeMap::keys));
+        let is_name = |c: char| c.is_ascii_alphanumeric() || ['.', '_', '-'].contains(&c);
+        if let Some(pattern) = patterns.find(|pattern| !pattern.chars().all(is_name)) {
+            let expected = format!("names of modules in rank_pattern and alpha_pattern; {MERGE}");
+            return Err(unsupported("pattern", expected, pattern));
+        }
+
         match &self.init_lora_weights {
             Some(Value::String(method)) if !INITIALISATIONS.contains(&method.as_str()) => {
                 let expected = "an adapter for the unchanged weights of its model; save it with \
@@ -126,11 +135,11 @@ impl PeftKeys {
 
     /// Returns the factor of a module's update, which has this rank.
     fn factor(&self, config: &Path, module: &str, rank: usize) -> Result<f32> {
-        let stated = of_module(&self.rank_pattern, module)?.or(self.r).unwrap_or(8);
+        let stated = of_module(self.rank_pattern.as_ref(), module).or(self.r).unwrap_or(8);
         if stated != rank {
             return Err(malformed(config, format!("the rank {rank} of {module}"), stated));
         }
-        let alpha = of_module(&self.alpha_pattern, module)?.or(self.lora_alpha).unwrap_or(8.0);
+        let alpha = of_module(self.alpha_pattern.as_ref(), module).or(self.lora_alpha).unwrap_or(8.0);
         let divisor = rank as f64;
         let divisor = if self.use_rslora == Some(true) { divisor.sqrt() } else { divisor };
         Ok((alpha / divisor) as f32)
@@ -147,18 +156,10 @@ fn is_set(value: &Value) -> bool {
     }
 }
 
-/// Returns the value of the pattern that matches a module: its name, or the last words of it.
-fn of_module<T: Copy>(patterns: &Option<BTreeMap<String, T>>, module: &str) -> Result<Option<T>> {
-    let patterns = patterns.iter().flatten();
-    for (pattern, &value) in patterns {
-        if pattern.contains(|c: char| !c.is_ascii_alphanumeric() && !['.', '_', '-'].contains(&c)) {
-            let expected = format!("names of modules in rank_pattern and alpha_pattern; {MERGE}");
-            return Err(unsupported("pattern", expected, pattern));
-        }
-        let rest = module.strip_suffix(pattern.as_str());
-        if rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('.')) {
-            return Ok(Some(value));
-        }
-    }
-    Ok(None)
+/// Returns the value of the first pattern, in alphabetical order, that matches a module: its name, or the last words of it.
+fn of_module<T: Copy>(patterns: Option<&BTreeMap<String, T>>, module: &str) -> Option<T> {
+    let patterns = patterns?;
+    let ends = module.match_indices('.').map(|(dot, _)| &module[dot + 1..]);
+    let matching = iter::once(module).chain(ends).filter_map(|end| patterns.get_key_value(end));
+    matching.min_by_key(|(pattern, _)| *pattern).map(|(_, value)| *value)
 }

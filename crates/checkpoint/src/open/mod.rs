@@ -16,7 +16,7 @@ use narthex_files::{PartName, open_regular};
 use narthex_spec::arch::{Architecture, Pooling};
 
 use crate::{
-    adapter::Adapter,
+    adapter::{ADAPTER_CONFIG, Adapter},
     checkpoint::Checkpoint,
     ct2::is_whisper as is_ct2_whisper,
     error::{CheckpointError, Result},
@@ -73,6 +73,14 @@ pub fn open_with(path: &Path, adapters: &[Adapter]) -> Result<Checkpoint> {
         [file] => gguf::open(file, adapters),
         [] => {
             refuse_other_formats(&names)?;
+            if is_adapter(&names) {
+                let expected = "a model; add the adapter to its model with compile MODEL --lora";
+                return Err(unsupported(
+                    format!("content of {}", path.display()),
+                    expected,
+                    "an adapter of PEFT",
+                ));
+            }
             if let Some(weights) = names.iter().find(|name| name.ends_with(".safetensors") && !has_config) {
                 let reason = format!("the file is missing beside {weights}; copy it from the model's page");
                 let source = io::Error::new(io::ErrorKind::NotFound, reason);
@@ -163,6 +171,10 @@ fn open_file(path: &Path, adapters: &[Adapter]) -> Result<Checkpoint> {
     Err(unsupported("file", expected, name))
 }
 
+fn is_adapter(names: &[String]) -> bool {
+    names.iter().any(|name| name == ADAPTER_CONFIG)
+}
+
 fn are_parts_of_one_file(names: &[String]) -> bool {
     let Some(first) = names.first().and_then(|name| PartName::parse(name)) else { return false };
     names.iter().all(|name| PartName::parse(name).is_some_and(|part| part.is_of_same_file(first)))
@@ -225,6 +237,10 @@ mod tests {
         check(
             &["model.safetensors"],
             "config.json: the file is missing beside model.safetensors; copy it from",
+        );
+        check(
+            &["adapter_config.json", "adapter_model.safetensors"],
+            "expected a model; add the adapter to its",
         );
         check(&["notes.txt"], "give the folder that contains them");
         let many: Vec<String> = (10..30).map(|i| format!("{i}.txt")).collect();

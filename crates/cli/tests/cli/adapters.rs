@@ -31,6 +31,18 @@ fn an_adapter_of_the_hub_is_merged() {
     let shown = String::from_utf8(shown.stdout).unwrap();
     assert!(shown.contains("adapter      me/poems, factor 0.5"), "{shown}");
 
+    // An adapter alone is no model.
+    let mut command = offline(home.path(), &["pull", "hf:me/poems"]);
+    command.env_remove("HF_HUB_OFFLINE").env("HF_ENDPOINT", &hub.endpoint);
+    let folder = goldens.join("adapters/llama");
+    let local = offline(home.path(), &["compile", folder.to_str().unwrap(), "--scheme", "f32"]);
+    for (mut command, step) in
+        [(command, "narthex compile MODEL --lora hf:me/poems"), (local, "compile MODEL --lora")]
+    {
+        let error = String::from_utf8(command.output().unwrap().stderr).unwrap();
+        assert!(error.contains("an adapter of PEFT") && error.contains(step), "{error}");
+    }
+
     for (adapter, expect) in [
         ("nowhere", "cannot read nowhere"),
         ("nowhere:200", "expected a factor from -100 to 100"),

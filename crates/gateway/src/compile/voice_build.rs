@@ -17,14 +17,15 @@ use crate::{
 impl PackageBuild<'_> {
     /// Refuses settings of a compile for a voice, whose graph is imported as it is.
     pub(super) fn check_voice(&self) -> Result<(), Error> {
-        let CompileRequest { target, contexts, prefill, passes, .. } = self.request;
+        let CompileRequest { target, contexts, prefill, passes, adapters, .. } = self.request;
         let name = &self.key.name;
         if self.key.scheme != DEFAULT_SCHEME {
             let message = format!("{name} is a voice, which exists only in {DEFAULT_SCHEME}");
             return Err(Error::invalid("scheme", message));
         }
         let has_passes = passes.as_ref().is_some_and(|passes| !passes.is_empty());
-        if target.is_some() || !contexts.is_empty() || !prefill.is_empty() || has_passes {
+        let has_shapes = !contexts.is_empty() || !prefill.is_empty();
+        if target.is_some() || has_shapes || has_passes || !adapters.is_empty() {
             let message =
                 format!("{name} is a voice, which is imported and not compiled; `narthex pull {name}`");
             return Err(Error::invalid("model", message));

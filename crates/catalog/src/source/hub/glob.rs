@@ -25,6 +25,9 @@ const USUAL: &[&str] = &[
     "!*.fp32-*.safetensors",
 ];
 
+/// Settings of an adapter of PEFT.
+const ADAPTER_CONFIG: &str = "adapter_config.json";
+
 /// Returns true if a file matches a pattern and none of those with a leading `!`. Without patterns, [`USUAL`] applies.
 pub(crate) fn wanted(name: &str, patterns: &[String]) -> bool {
     let usual;
@@ -57,7 +60,7 @@ pub(super) fn has_tokenizer(names: &[String]) -> bool {
 
 /// Returns true if the files are those of an adapter of PEFT, which has no tokenizer.
 pub(super) fn is_adapter(names: &[String]) -> bool {
-    names.iter().any(|name| name == "adapter_config.json")
+    names.iter().any(|name| name == ADAPTER_CONFIG)
 }
 
 /// Returns the files to download from a repository, sorted.
@@ -86,6 +89,9 @@ pub(super) fn choose<'a>(
             let names: Vec<String> =
                 all.iter().filter(|name| is_weights(name)).map(|&name| name.to_owned()).collect();
             let repo = repo.to_owned();
+            if patterns.is_empty() && all.contains(&ADAPTER_CONFIG) {
+                return Err(HubError::Adapter { repo });
+            }
             let wanted = patterns.to_vec();
             Err(match names.is_empty() || wanted.is_empty() {
                 true => HubError::NoWeights { repo },
@@ -204,6 +210,9 @@ mod tests {
         let folder = &["q4/x-00001-of-00002.gguf", "q4/x-00002-of-00002.gguf"];
         check(folder, &[folder[1]], Ok(folder));
         check(&["config.json", "pytorch_model.bin"], &[], Err("no .safetensors or .gguf"));
+        let adapter = &["adapter_config.json", "adapter_model.safetensors", "README.md"];
+        check(adapter, &[], Err("o/r has an adapter of PEFT, expected a model"));
+        check(adapter, &["adapter_*"], Ok(&adapter[..2]));
         let there = &["config.json", "a.gguf", "b.gguf"];
         check(there, &["zz.gguf"], Err("o/r has no zz.gguf; its weights are a.gguf, b.gguf"));
         check(
