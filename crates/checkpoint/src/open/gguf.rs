@@ -133,6 +133,10 @@ fn settings(family: &GgufFamily, metadata: &Metadata, tensors: &Tensors) -> Resu
 fn refuse_other_types(metadata: &Metadata) -> Result<()> {
     match metadata.text("general.type")? {
         None | Some("model") => Ok(()),
+        Some("adapter") => {
+            let expected = "model; add an adapter to its model with compile MODEL --lora";
+            Err(unsupported("general.type", expected, "adapter"))
+        }
         Some(other) => Err(unsupported("general.type", "model", other)),
     }
 }
@@ -386,7 +390,10 @@ mod tests {
             &text("general.architecture", "mamba"),
             "unsupported architecture: found mamba, expected one of llama, ",
         );
-        check(&text("general.type", "adapter"), "general.type: found adapter");
+        check(
+            &text("general.type", "adapter"),
+            "found adapter, expected model; add an adapter to its model with",
+        );
         check(&number("split.count", 2), "name of a part of a GGUF file: found tiny.gguf");
         check(&number("llama.expert_count", 8), "a dense model");
         check(&number("llama.attention.head_count", 5), "head_count that divides 64, found 5");

@@ -34,13 +34,23 @@ fn an_adapter_of_the_hub_is_merged() {
     // An adapter alone is no model.
     let mut command = offline(home.path(), &["pull", "hf:me/poems"]);
     command.env_remove("HF_HUB_OFFLINE").env("HF_ENDPOINT", &hub.endpoint);
-    let folder = goldens.join("adapters/llama");
-    let local = offline(home.path(), &["compile", folder.to_str().unwrap(), "--scheme", "f32"]);
-    for (mut command, step) in
-        [(command, "narthex compile MODEL --lora hf:me/poems"), (local, "compile MODEL --lora")]
-    {
+    let local = |path: &str| {
+        let path = goldens.join("adapters").join(path);
+        offline(home.path(), &["compile", path.to_str().unwrap(), "--scheme", "f32"])
+    };
+    for (mut command, step) in [
+        (command, "narthex compile MODEL --lora hf:me/poems"),
+        (
+            local("phi3"),
+            "found an adapter of PEFT, expected a model; add the adapter to its model with compile",
+        ),
+        (
+            local("llama/adapter.gguf"),
+            "found adapter, expected model; add an adapter to its model with compile",
+        ),
+    ] {
         let error = String::from_utf8(command.output().unwrap().stderr).unwrap();
-        assert!(error.contains("an adapter of PEFT") && error.contains(step), "{error}");
+        assert!(error.contains(step), "{error}");
     }
 
     for (adapter, expect) in [
