@@ -88,6 +88,24 @@ fn adapters_in_gguf_follow_the_order_of_its_rows() {
     assert_eq!(compare(&opened(&gguf, &[adapter]), &merged, &base), 2 * 7);
 }
 
+#[cfg(unix)]
+#[test]
+fn links_to_adapters_keep_their_names() {
+    use std::os::unix::fs::symlink;
+
+    let golden = goldens().join("adapters/llama");
+    let folder = tempfile::tempdir().unwrap();
+    let link = |target: &str, name: &str| symlink(golden.join(target), folder.path().join(name)).unwrap();
+    // A hub cache names files after their digests.
+    fs::copy(golden.join("adapter.gguf"), folder.path().join("0a1b")).unwrap();
+    symlink(folder.path().join("0a1b"), folder.path().join("poems.gguf")).unwrap();
+    assert_eq!(adapter(&folder.path().join("poems.gguf"), "1").entry().name, "poems");
+    link("adapter_config.json", "adapter_config.json");
+    link("adapter_model.safetensors", "adapter_model.safetensors");
+    let name = folder.path().file_name().unwrap().to_string_lossy().into_owned();
+    assert_eq!(adapter(&folder.path().join("adapter_model.safetensors"), "1").entry().name, name);
+}
+
 #[test]
 fn adapters_of_other_models_and_formats_are_refused() {
     let adapters = goldens().join("adapters");

@@ -19,5 +19,5 @@ pub use mapped::map_in_large_pages;
 pub use mapped::{FileWatch, MappedFile, map};
 pub use owner::{check_own, create_private_folder, read_own};
 pub use parts::PartName;
-pub use regular::{canonicalize, open_inside, open_regular, read, read_bounded, read_inside};
+pub use regular::{canonicalize, open_inside, open_regular, own_path, read, read_bounded, read_inside};
 pub use text::{user_text, utf8};

@@ -39,6 +39,22 @@ pub fn canonicalize(path: &Path) -> io::Result<PathBuf> {
     dunce::canonicalize(path)
 }
 
+/// Returns the absolute path of a file or folder. A link to a file keeps its name: those of a hub cache refer to files that
+/// are named after their digests.
+///
+/// # Errors
+/// The system's error, as for a missing file.
+pub fn own_path(path: &Path) -> io::Result<PathBuf> {
+    let absolute = canonicalize(path)?;
+    match (path.file_name(), path.parent()) {
+        (Some(name), Some(parent)) if !absolute.is_dir() => {
+            let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+            Ok(canonicalize(parent)?.join(name))
+        }
+        _ => Ok(absolute),
+    }
+}
+
 /// Opens a regular file in a folder. Symbolic links must not lead out of the folder.
 ///
 /// # Errors

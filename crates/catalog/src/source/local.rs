@@ -85,17 +85,9 @@ pub(crate) fn name(path: &Path) -> Result<LocalName, Error> {
     Ok(LocalName { short: format!("local/{stem}").parse()?, exact, version })
 }
 
-/// Returns the absolute path of a file or folder. A link keeps its name: those of a hub cache refer to files that are
-/// named after their digests.
+/// Returns the absolute path of a file or folder, in which a link to a file keeps its name.
 pub(crate) fn own_path(path: &Path) -> Result<PathBuf, Error> {
-    let absolute = narthex_files::canonicalize(path).map_err(Error::io("find", path))?;
-    match (path.file_name(), path.parent()) {
-        (Some(name), Some(parent)) if !absolute.is_dir() => {
-            let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
-            Ok(narthex_files::canonicalize(parent).map_err(Error::io("find", path))?.join(name))
-        }
-        _ => Ok(absolute),
-    }
+    narthex_files::own_path(path).map_err(Error::io("find", path))
 }
 
 /// Returns the name of a file without its extension, and without the number of a part.

@@ -77,7 +77,7 @@ impl Adapter {
     /// adapters that are more than low-rank updates of linear layers; the other variants for malformed files.
     pub fn open(path: &Path, scale: AdapterScale) -> Result<Self> {
         // The name of `.` is that of the folder.
-        let path = path.canonicalize().map_err(unreadable(path))?;
+        let path = narthex_files::own_path(path).map_err(unreadable(path))?;
         let (files, named) = match gguf_file(&path)? {
             Some(file) => (gguf::open(&file)?, file.with_extension("")),
             None => {
