@@ -8,7 +8,6 @@ use std::{borrow::Cow, ops::Range};
 use narthex_spec::arch::{DecoderArch, DecoderLayer};
 
 use crate::{
-    encoding::Encoding,
     error::{CheckpointError, Result},
     names::TensorPart,
     weight::Weight,
@@ -141,7 +140,7 @@ impl Layout {
         let is_gain = weight.name.ends_with("norm.weight") && !weight.name.starts_with(TOWER);
         if self.gains == NormGains::MinusOne && is_gain {
             let gains: Vec<f32> = weight.to_f32().iter().map(|gain| gain + 1.0).collect();
-            weight = whole(weight, &gains)?;
+            weight = Weight::of_values(weight.name, weight.shape, &gains)?;
         }
 
         weight = match self.layer(&weight.name) {
@@ -230,7 +229,7 @@ impl Layout {
         let values = weight.to_f32();
         let moved: Vec<f32> =
             order.iter().map(|&from| values.get(from as usize).copied().unwrap_or(0.0)).collect();
-        whole(weight, &moved)
+        Weight::of_values(weight.name, weight.shape, &moved)
     }
 }
 
@@ -242,11 +241,6 @@ fn is_pointwise(name: &str, stored: &[usize]) -> bool {
 /// Returns whether `name` is a weight or bias of q or k, or a gain of their norm.
 fn is_rotated(name: &str) -> bool {
     [".attn.q_", ".attn.k_"].iter().any(|part| name.contains(part))
-}
-
-/// Returns the weight with other values, in `f32`.
-fn whole<'a>(weight: Weight<'a>, values: &[f32]) -> Result<Weight<'a>> {
-    Weight::new(weight.name, weight.shape, Encoding::F32, bytemuck::cast_slice(values).to_vec())
 }
 
 /// Returns the sizes of a fused weight's parts in rows, and the index of `part` among them.
@@ -353,6 +347,7 @@ mod tests {
     use narthex_spec::arch::{Activation, Attention, Mlp};
 
     use super::*;
+    use crate::encoding::Encoding;
 
     /// Returns a layout of two heads of four elements, one key/value head, and an inner width of two.
     fn layout() -> Layout {

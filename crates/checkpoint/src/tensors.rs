@@ -10,7 +10,6 @@ use std::{
 use narthex_files::MappedFile;
 
 use crate::{
-    encoding::Encoding,
     error::{CheckpointError, Result},
     file_watches::FileWatches,
     layout::Layout,
@@ -172,7 +171,7 @@ fn stacked<'a>(name: &str, vectors: impl Iterator<Item = Result<Weight<'a>>>) ->
         shape = vec![shape[0] + 1, width];
         values.extend(vector.to_f32());
     }
-    Weight::new(name, shape, Encoding::F32, bytemuck::cast_slice(&values).to_vec())
+    Weight::of_values(name, shape, &values)
 }
 
 /// Returns the end of a tensor if it is inside a file of `length` bytes.

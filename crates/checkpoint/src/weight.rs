@@ -101,6 +101,13 @@ impl<'a> Weight<'a> {
         Ok(Self { name, shape, encoding, bytes, rows: None, columns: None, scale: 1.0 })
     }
 
+    /// Creates a weight of these values, in row-major order.
+    ///
+    /// Fails as [`Weight::new`].
+    pub(super) fn of_values(name: impl Into<String>, shape: Vec<usize>, values: &[f32]) -> Result<Self> {
+        Self::new(name, shape, Encoding::F32, bytemuck::cast_slice(values).to_vec())
+    }
+
     /// Returns the weight with row `r` read from row `rows[r]` of the bytes.
     ///
     /// Fails with [`CheckpointError::WrongShape`] if the length of `rows` is not [`Weight::rows_len`] or a row does not

@@ -124,7 +124,7 @@ fn adapters_of_other_models_and_formats_are_refused() {
     refused(base("qwen3").path(), peft("llama"), "has the wrong shape");
 }
 
-/// Writes an adapter of one update with these settings and tensors.
+/// Writes an adapter of PEFT with these settings and tensors. All elements have the same value.
 fn written(config: &Value, tensors: &[(&str, [usize; 2])], value: f32) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("adapter_config.json"), config.to_string()).unwrap();

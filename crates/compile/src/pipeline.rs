@@ -49,7 +49,7 @@ const CALIBRATED_HEADS: usize = 8;
 pub struct CompileJob<'a> {
     /// The checkpoint's file or folder.
     pub checkpoint: &'a Path,
-    /// Adapters whose updates are added to its weights. The recipe states them.
+    /// Adapters to add to its weights. The recipe lists them.
     pub adapters: &'a [Adapter],
     /// The package's name.
     pub name: ModelName,

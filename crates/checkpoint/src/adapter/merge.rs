@@ -12,8 +12,7 @@ use rayon::prelude::*;
 
 use super::{Adapter, AdapterFormat, LowRankUpdate};
 use crate::{
-    encoding::Encoding,
-    error::Result,
+    error::{CheckpointError, Result},
     limits::unsupported,
     names::TensorPart,
     required_tensors,
@@ -90,22 +89,20 @@ pub(crate) fn adapted(
     }
 }
 
-/// Update of the rows of a weight.
-struct RowUpdate<'a> {
+/// Matrices of a weight's update.
+struct WeightUpdate<'a> {
     /// `[rows, rank]`, in the canonical order of rows and with all factors.
     up: Weight<'a>,
     /// `[rank, cols]`.
-    down: Vec<f32>,
+    down: Weight<'a>,
 }
 
-impl RowUpdate<'_> {
-    /// Adds the update of a row.
-    fn add(&self, row: usize, out: &mut [f32]) {
-        let mut factors = vec![0.0; self.up.cols()];
-        self.up.read_row(row, &mut factors);
-        for (factor, down) in factors.iter().zip(self.down.chunks_exact(out.len().max(1))) {
-            out.iter_mut().zip(down).for_each(|(out, down)| *out += factor * down);
-        }
+/// Adds row `row` of the product of `up` and `down` to `out`.
+fn add_row(up: &Weight<'_>, down: &[f32], row: usize, out: &mut [f32]) {
+    let mut factors = vec![0.0; up.cols()];
+    up.read_row(row, &mut factors);
+    for (factor, down) in factors.iter().zip(down.chunks_exact(out.len().max(1))) {
+        out.iter_mut().zip(down).for_each(|(out, down)| *out += factor * down);
     }
 }
 
@@ -123,7 +120,7 @@ impl AdaptedWeights {
     }
 
     /// Returns the updates of a weight with the canonical shape `shape`.
-    fn updates_of(&self, name: &str, shape: &[usize]) -> Result<Vec<RowUpdate<'_>>> {
+    fn updates_of(&self, name: &str, shape: &[usize]) -> Result<Vec<WeightUpdate<'_>>> {
         let keys = self.updates.get(name).into_iter().flatten();
         keys.map(|(index, key)| {
             let Adapter { entry, files } = &self.adapters[*index];
@@ -136,9 +133,9 @@ impl AdaptedWeights {
                 let part = self.base.names.part(name);
                 let up = self.base.layout.canonical_rows(files.weight(name, up)?, part)?;
                 up.expect_shape(&[rows, down.rows_len()])?;
-                Ok(RowUpdate { up: up.scaled(factor * entry.scale.get()), down: down.to_f32() })
+                Ok(WeightUpdate { up: up.scaled(factor * entry.scale.get()), down })
             };
-            read().map_err(|error: crate::CheckpointError| error.of_tensor(key.clone()).in_file(&files.path))
+            read().map_err(|error: CheckpointError| error.of_tensor(key.clone()).in_file(&files.path))
         })
         .collect()
     }
@@ -151,13 +148,14 @@ impl WeightSource for AdaptedWeights {
             return Ok(base);
         }
         let updates = self.updates_of(name, &base.shape)?;
+        let downs: Vec<Vec<f32>> = updates.iter().map(|update| update.down.to_f32()).collect();
         let cols = base.cols();
         let mut values = vec![0.0f32; base.rows_len() * cols];
         values.par_chunks_mut(cols.max(1)).enumerate().for_each(|(row, out)| {
             base.read_row(row, out);
-            updates.iter().for_each(|update| update.add(row, out));
+            updates.iter().zip(&downs).for_each(|(update, down)| add_row(&update.up, down, row, out));
         });
-        Weight::new(base.name, base.shape, Encoding::F32, bytemuck::cast_slice(&values).to_vec())
+        Weight::of_values(base.name, base.shape, &values)
     }
 
     fn has(&self, name: &str) -> bool {

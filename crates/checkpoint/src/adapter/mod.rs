@@ -33,7 +33,7 @@ use crate::{
 /// Maximum rank of an update.
 const MAX_RANK: usize = 4096;
 
-/// An adapter whose files are open. Clones share them.
+/// An open adapter. Clones share its files.
 #[derive(Clone)]
 pub struct Adapter {
     entry: MergedAdapter,
@@ -69,6 +69,9 @@ struct LowRankUpdate {
 }
 
 impl Adapter {
+    /// Names of the files of an adapter of PEFT.
+    pub const FILES: [&str; 2] = [peft::CONFIG, peft::WEIGHTS];
+
     /// Opens an adapter: a folder of PEFT with `adapter_config.json` and `adapter_model.safetensors`, that weights file, or a
     /// GGUF file of llama.cpp or a folder with one. Its update is multiplied by `scale`.
     ///

@@ -19,7 +19,7 @@ use crate::{
 };
 
 pub(crate) const CONFIG: &str = "adapter_config.json";
-const WEIGHTS: &str = "adapter_model.safetensors";
+pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
 
 /// Next step for adapters that are more than low-rank updates.
 const MERGE: &str = "merge the adapter with merge_and_unload of PEFT, and compile the result";
@@ -146,7 +146,7 @@ impl PeftKeys {
     }
 }
 
-/// Returns whether a setting is neither absent nor off.
+/// Returns whether a setting is present and switched on.
 fn is_set(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => false,
@@ -156,7 +156,8 @@ fn is_set(value: &Value) -> bool {
     }
 }
 
-/// Returns the value of the first pattern, in alphabetical order, that matches a module: its name, or the last words of it.
+/// Returns the value of the pattern that matches a module, the alphabetically first of several. A pattern matches the whole name
+/// of a module, or its end after a dot.
 fn of_module<T: Copy>(patterns: Option<&BTreeMap<String, T>>, module: &str) -> Option<T> {
     let patterns = patterns?;
     let ends = module.match_indices('.').map(|(dot, _)| &module[dot + 1..]);

@@ -73,7 +73,7 @@ pub fn open_with(path: &Path, adapters: &[Adapter]) -> Result<Checkpoint> {
         [file] => gguf::open(file, adapters),
         [] => {
             refuse_other_formats(&names)?;
-            if is_adapter(&names) {
+            if names.iter().any(|name| name == ADAPTER_CONFIG) {
                 let expected = "a model; add the adapter to its model with compile MODEL --lora";
                 return Err(unsupported(
                     format!("content of {}", path.display()),
@@ -169,10 +169,6 @@ fn open_file(path: &Path, adapters: &[Adapter]) -> Result<Checkpoint> {
     }
     let expected = "a .gguf file, or the folder that contains config.json and model.safetensors";
     Err(unsupported("file", expected, name))
-}
-
-fn is_adapter(names: &[String]) -> bool {
-    names.iter().any(|name| name == ADAPTER_CONFIG)
 }
 
 fn are_parts_of_one_file(names: &[String]) -> bool {

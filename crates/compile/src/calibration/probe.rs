@@ -354,7 +354,7 @@ impl Measures {
         self.add(scope, node, &[columns]);
     }
 
-    /// Adds a node whose result of this shape is an output of the probe.
+    /// Adds a node, and makes its result, which has this shape, an output of the probe.
     fn add(&mut self, scope: &str, node: MeasuredNode<'_>, shape: &[usize]) {
         let MeasuredNode { op, inputs, attributes, output } = node;
         let name = format!("{scope}/{op}");

@@ -11,9 +11,6 @@ use narthex_spec::{ProgressSink, adapter::AdapterScale};
 
 use crate::{cancel::Cancel, error::Error, library::Library};
 
-/// Files of an adapter in a repository of the hub.
-const FILES: [&str; 3] = ["adapter_config.json", "adapter_model.safetensors", "*.gguf"];
-
 /// Opens the adapter at a path, or in a repository of the hub, which is fetched.
 pub(crate) fn open(
     library: &Library,
@@ -25,7 +22,7 @@ pub(crate) fn open(
     let (path, repo) = match ModelRef::parse(reference) {
         Ok(ModelRef::Id(ModelId::Hub(mut hub))) => {
             if hub.files.is_empty() {
-                hub.files = FILES.map(str::to_owned).to_vec();
+                hub.files = Adapter::FILES.into_iter().chain(["*.gguf"]).map(str::to_owned).collect();
             }
             let repo = hub.repo.clone();
             let resolved = ModelId::Hub(hub).resolve(&library.catalog)?;

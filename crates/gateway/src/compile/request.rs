@@ -204,7 +204,7 @@ fn adapters_slug(adapters: &[Adapter]) -> String {
     let mut slug = "lora".to_owned();
     for MergedAdapter { name, scale, .. } in adapters.iter().map(Adapter::entry) {
         let is_allowed = |c: &char| c.is_ascii_lowercase() || c.is_ascii_digit() || *c == '-';
-        let name: String = name.to_ascii_lowercase().replace(['_', '.', ' ', '/'], "-").chars().collect();
+        let name = name.to_ascii_lowercase().replace(['_', '.', ' ', '/'], "-");
         let name: String = name.chars().filter(is_allowed).take(MAX_ADAPTER_SLUG).collect();
         slug.push_str(&format!(".{name}"));
         if *scale != AdapterScale::default() {

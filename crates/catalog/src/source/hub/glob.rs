@@ -25,7 +25,7 @@ const USUAL: &[&str] = &[
     "!*.fp32-*.safetensors",
 ];
 
-/// Settings of an adapter of PEFT.
+/// File with the settings of an adapter of PEFT.
 const ADAPTER_CONFIG: &str = "adapter_config.json";
 
 /// Returns true if a file matches a pattern and none of those with a leading `!`. Without patterns, [`USUAL`] applies.
