@@ -70,7 +70,7 @@ pub(crate) struct CompileArgs {
     pub(crate) print_plan: bool,
 
     /// Add a LoRA adapter to the weights: a folder of PEFT, a GGUF file for a model in GGUF, or hf:owner/repo; with a factor,
-    /// as in poems:0.5. Several add up
+    /// as in poems:0.5. Repeat the option to add several
     #[arg(long, value_name = "ADAPTER[:FACTOR]")]
     pub(crate) lora: Vec<LoraOption>,
 
