@@ -148,18 +148,19 @@ fn keys(arch: &DecoderArch) -> Result<Map<String, Value>> {
     let (class, model_type) = class(arch.family).ok_or_else(other)?;
     let (layer, rope) = arch.layers.first().zip(arch.rope.as_ref()).ok_or_else(other)?;
     let attention = layer.attention();
+    let mlp = layer.mlp().ok_or_else(other)?;
     let mut keys = json!({
         "architectures": [class],
         "model_type": model_type,
         "vocab_size": arch.vocab,
         "hidden_size": arch.hidden,
-        "intermediate_size": layer.mlp().inner,
+        "intermediate_size": mlp.inner,
         "num_hidden_layers": arch.layers.len(),
         "num_attention_heads": attention.heads,
         "num_key_value_heads": attention.kv_heads,
         "head_dim": attention.head_size,
         "max_position_embeddings": arch.context,
-        "hidden_act": activation(layer.mlp().activation),
+        "hidden_act": activation(mlp.activation),
         "rms_norm_eps": short(arch.norm_epsilon),
         "attention_bias": attention.output_bias,
         "tie_word_embeddings": false,
@@ -181,7 +182,7 @@ fn keys(arch: &DecoderArch) -> Result<Map<String, Value>> {
 fn own_keys(arch: &DecoderArch, rope: &Rope) -> Value {
     let Some(layer) = arch.layers.first() else { return Value::Null };
     match arch.family {
-        Family::Llama => json!({"mlp_bias": layer.mlp().bias}),
+        Family::Llama => json!({"mlp_bias": layer.mlp().is_some_and(|mlp| mlp.bias)}),
         Family::Mistral => json!({"sliding_window": layer.attention().window}),
         Family::Qwen2 | Family::Qwen3 => json!({"use_sliding_window": false}),
         Family::Phi3 => json!({
@@ -198,7 +199,7 @@ fn gemma(arch: &DecoderArch) -> Value {
     let attention = arch.layers.first().map(DecoderLayer::attention);
     let window = arch.layers.iter().find_map(|layer| layer.attention().window).unwrap_or(arch.context);
     let scalar = attention.map(|attention| attention.scale().powi(-2).round());
-    let activation = arch.layers.first().map(|layer| activation(layer.mlp().activation));
+    let activation = arch.layers.first().map(|layer| activation(layer.feed_forward.activation()));
     json!({
         "hidden_activation": activation,
         "query_pre_attn_scalar": scalar,

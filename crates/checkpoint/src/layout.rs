@@ -252,8 +252,8 @@ fn sizes(layer: &DecoderLayer, part: TensorPart) -> Option<(Vec<usize>, usize)> 
         TensorPart::Query => Some((vec![q, kv, kv], 0)),
         TensorPart::Key => Some((vec![q, kv, kv], 1)),
         TensorPart::Value => Some((vec![q, kv, kv], 2)),
-        TensorPart::Gate => Some((vec![layer.mlp().inner; 2], 0)),
-        TensorPart::Up => Some((vec![layer.mlp().inner; 2], 1)),
+        TensorPart::Gate => Some((vec![layer.mlp()?.inner; 2], 0)),
+        TensorPart::Up => Some((vec![layer.mlp()?.inner; 2], 1)),
         TensorPart::PerHead | TensorPart::Matrix(_) | TensorPart::Third(_) => None,
     }
 }

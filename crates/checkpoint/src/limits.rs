@@ -8,8 +8,9 @@ use std::{fmt::Display, io, ops::RangeInclusive, path::Path};
 use narthex_files::MappedFile;
 use narthex_spec::{
     arch::{
-        Architecture, Attention, ConformerTower, Connector, DecoderArch, DecoderLayer, EncoderArch, KvSource,
-        NormKind, PatchTower, QkNorm, Residual, RopeScaling, Rotation, SpeechArch, VisionArch,
+        Architecture, Attention, ConformerTower, Connector, DecoderArch, DecoderLayer, EncoderArch,
+        FeedForward, KvSource, NormKind, PatchTower, QkNorm, Residual, RopeScaling, Rotation, SpeechArch,
+        VisionArch,
     },
     manifest::max_json_values,
 };
@@ -117,15 +118,12 @@ fn check_decoder(path: &Path, decoder: &DecoderArch) -> Result<()> {
     over_zero.into_iter().try_for_each(|(what, value)| check_positive(path, what, value))?;
     for (index, layer) in decoder.layers.iter().enumerate() {
         check_attention(path, layer.attention())?;
-        bounded(path, "an inner width", layer.mlp().inner, &WIDTH)?;
+        check_feed_forward(path, &layer.feed_forward)?;
         if layer.attention().rotation != Rotation::None {
             check_rope(path, decoder, layer.attention())?;
         }
         if let KvSource::Layer(source) = layer.attention().kv {
             check_shared(path, decoder, index, source)?;
-        }
-        if let Some(cutoff) = layer.mlp().cutoff.filter(|cutoff| !cutoff.is_finite()) {
-            return Err(malformed(path, "a finite cutoff of activations", cutoff));
         }
     }
     if let Some(vision) = &decoder.vision {
@@ -135,6 +133,18 @@ fn check_decoder(path: &Path, decoder: &DecoderArch) -> Result<()> {
         return Err(malformed(path, expected, found));
     }
     check_streams(path, decoder)
+}
+
+fn check_feed_forward(path: &Path, feed_forward: &FeedForward) -> Result<()> {
+    match feed_forward {
+        FeedForward::Dense(mlp) => {
+            bounded(path, "an inner width", mlp.inner, &WIDTH)?;
+            match mlp.cutoff.filter(|cutoff| !cutoff.is_finite()) {
+                Some(cutoff) => Err(malformed(path, "a finite cutoff of activations", cutoff)),
+                None => Ok(()),
+            }
+        }
+    }
 }
 
 fn check_vision(path: &Path, vision: &VisionArch) -> Result<()> {

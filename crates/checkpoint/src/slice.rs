@@ -12,7 +12,7 @@ use std::{
 
 use narthex_spec::{
     LayerList, Recipe,
-    arch::{Architecture, Component, DecoderArch, Family, KvSource, WeightName},
+    arch::{Architecture, Component, DecoderArch, DecoderLayer, Family, KvSource, WeightName},
     matformer::MatFormer,
 };
 
@@ -144,7 +144,7 @@ impl Slice {
         }
 
         for (&layer, &found) in slice.kept.iter().zip(&widths) {
-            let most = arch.layers.get(layer).map_or(0, |layer| layer.mlp().inner);
+            let most = arch.layers.get(layer).and_then(DecoderLayer::mlp).map_or(0, |mlp| mlp.inner);
             if found > most {
                 return Err(SliceError::Width { layer, most, found });
             }
@@ -157,7 +157,9 @@ impl Slice {
         let mut layers = Vec::with_capacity(self.kept.len());
         for (index, &layer) in self.kept.iter().enumerate() {
             let Some(mut layer) = arch.layers.get(layer).cloned() else { continue };
-            layer.mlp_mut().inner = self.widths.get(index).copied().unwrap_or(layer.mlp().inner);
+            if let (Some(mlp), Some(&width)) = (layer.mlp_mut(), self.widths.get(index)) {
+                mlp.inner = width;
+            }
             if let KvSource::Layer(source) = layer.attention().kv {
                 let position = self.kept.iter().position(|&kept| kept == source);
                 layer.attention_mut().kv = position.map_or(KvSource::Own, KvSource::Layer);

@@ -228,6 +228,15 @@ pub enum FeedForward {
     Dense(Mlp),
 }
 
+impl FeedForward {
+    /// Returns the activation function.
+    pub fn activation(&self) -> Activation {
+        match self {
+            Self::Dense(mlp) => mlp.activation,
+        }
+    }
+}
+
 impl DecoderLayer {
     /// Returns a layer with attention and a dense feed-forward part, one after the other.
     pub fn dense(attention: Attention, mlp: Mlp) -> Self {
@@ -250,16 +259,18 @@ impl DecoderLayer {
         attention
     }
 
-    /// Returns the dense feed-forward part.
-    pub fn mlp(&self) -> &Mlp {
-        let FeedForward::Dense(mlp) = &self.feed_forward;
-        mlp
+    /// Returns the feed-forward part, if it is dense.
+    pub fn mlp(&self) -> Option<&Mlp> {
+        match &self.feed_forward {
+            FeedForward::Dense(mlp) => Some(mlp),
+        }
     }
 
-    /// Returns the dense feed-forward part, for changes.
-    pub fn mlp_mut(&mut self) -> &mut Mlp {
-        let FeedForward::Dense(mlp) = &mut self.feed_forward;
-        mlp
+    /// Returns the feed-forward part, if it is dense, for changes.
+    pub fn mlp_mut(&mut self) -> Option<&mut Mlp> {
+        match &mut self.feed_forward {
+            FeedForward::Dense(mlp) => Some(mlp),
+        }
     }
 }
 
@@ -374,6 +385,11 @@ impl Attention {
 }
 
 impl DecoderArch {
+    /// Returns the dense feed-forward parts, for changes.
+    pub fn mlps_mut(&mut self) -> impl Iterator<Item = &mut Mlp> {
+        self.layers.iter_mut().filter_map(DecoderLayer::mlp_mut)
+    }
+
     /// Returns the index of the KV cache entry that a layer reads: its own, or that of the layer whose keys and values
     /// it shares.
     pub fn kv_index(&self, layer: usize) -> usize {

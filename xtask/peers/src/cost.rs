@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use anyhow::{Context, bail};
 use narthex_spec::{
-    arch::{DecoderArch, Structure},
+    arch::{DecoderArch, FeedForward, Structure},
     manifest::{MANIFEST_FILE, Manifest},
 };
 
@@ -42,9 +42,11 @@ impl ModelCost {
 /// Returns the number of weights in the linear layers of a plain decoder, each of which is multiplied once for a token.
 fn multiply_accumulates(decoder: &DecoderArch) -> u64 {
     let layers = decoder.layers.iter().map(|layer| {
-        let (attention, mlp) = (layer.attention(), layer.mlp());
+        let attention = layer.attention();
         let rows = 2 * (attention.heads + attention.kv_heads) * attention.head_size;
-        rows + mlp.inner * if mlp.gated { 3 } else { 2 }
+        rows + match &layer.feed_forward {
+            FeedForward::Dense(mlp) => mlp.inner * if mlp.gated { 3 } else { 2 },
+        }
     });
     (layers.sum::<usize>() * decoder.hidden) as u64
 }

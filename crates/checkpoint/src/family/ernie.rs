@@ -55,8 +55,8 @@ fn hf(config: &Config) -> Result<Decoder> {
         let attention = layer.attention_mut();
         attention.qkv_bias = bias;
         attention.output_bias = bias;
-        layer.mlp_mut().bias = bias;
     }
+    arch.mlps_mut().for_each(|mlp| mlp.bias = bias);
     arch.family = Family::Ernie45;
     Ok(Decoder::from(arch).with_interleaved_rope())
 }

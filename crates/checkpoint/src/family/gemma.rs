@@ -147,8 +147,8 @@ pub(super) fn shared(
     let mut arch = keys.decoder(config, defaults)?;
     let activation = activation(gemma.hidden_activation.as_deref().unwrap_or("gelu_pytorch_tanh"))?;
     let scale = gemma.query_pre_attn_scalar.unwrap_or(256.0).powf(-0.5);
+    arch.mlps_mut().for_each(|mlp| mlp.activation = activation);
     for layer in &mut arch.layers {
-        layer.mlp_mut().activation = activation;
         layer.attention_mut().scale = Some(scale as f32);
     }
 
@@ -282,8 +282,8 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors, pattern: usize, largest: usize) 
     let mut arch = keys.decoder(tensors)?;
     let hidden = arch.hidden;
     let layers = arch.layers.len();
+    arch.mlps_mut().for_each(|mlp| mlp.activation = Activation::GeluTanh);
     for (layer, kind) in arch.layers.iter_mut().zip(layer_types(pattern, layers)) {
-        layer.mlp_mut().activation = Activation::GeluTanh;
         let attention = layer.attention_mut();
         let width = if layers == largest { hidden / attention.heads.max(1) } else { attention.head_size };
         attention.scale = Some((width as f64).powf(-0.5) as f32);

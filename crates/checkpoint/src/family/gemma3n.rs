@@ -235,8 +235,8 @@ fn hf(config: &Config) -> Result<Decoder> {
         return Err(malformed(config.path(), expected, format!("{shares:?}")));
     }
 
-    for (layer, share) in arch.layers.iter_mut().zip(shares) {
-        layer.mlp_mut().cutoff = (share > 0.0).then(|| quantile(share) as f32);
+    for (mlp, share) in arch.mlps_mut().zip(shares) {
+        mlp.cutoff = (share > 0.0).then(|| quantile(share) as f32);
     }
     share(config.path(), &mut arch, keys.num_kv_shared_layers)?;
     arch.vision = vision.map(|tower| Box::new(VisionArch::MobileNet(tower)));
@@ -260,11 +260,11 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     // A layer that keeps all activations has the cutoff -inf.
     let cutoffs = keys.floats("activation_sparsity_scale")?.unwrap_or_default().iter();
     let cutoffs = cutoffs.map(|&cutoff| Some(cutoff).filter(|&cutoff| cutoff != f32::NEG_INFINITY));
-    for (index, (layer, cutoff)) in
-        arch.layers.iter_mut().zip(cutoffs.chain(std::iter::repeat(None))).enumerate()
-    {
-        layer.mlp_mut().activation = Activation::GeluTanh;
-        layer.mlp_mut().cutoff = cutoff;
+    for (mlp, cutoff) in arch.mlps_mut().zip(cutoffs.chain(std::iter::repeat(None))) {
+        mlp.activation = Activation::GeluTanh;
+        mlp.cutoff = cutoff;
+    }
+    for (index, layer) in arch.layers.iter_mut().enumerate() {
         if local.get(index) == Some(&true) {
             layer.attention_mut().rotation = Rotation::Local;
         } else {
@@ -376,9 +376,10 @@ mod tests {
         assert_eq!((found.kv_index(34), found.kv_index(33), found.kv_index(7)), (19, 18, 7));
         let (first, last) = (&found.layers[0], &found.layers[34]);
         assert_eq!((first.attention().window, last.attention().window), (Some(512), None));
-        assert_eq!((first.mlp().cutoff, last.mlp().cutoff), (Some(1.644_853_6), None));
+        let mlps = [first, last].map(|layer| layer.mlp().unwrap());
+        assert_eq!(mlps.map(|mlp| mlp.cutoff), [Some(1.644_853_6), None]);
         assert_eq!(
-            (first.mlp().inner, first.attention().scale, found.logit_cap),
+            (mlps[0].inner, first.attention().scale, found.logit_cap),
             (16_384, Some(1.0), Some(30.0))
         );
     }
@@ -388,7 +389,10 @@ mod tests {
         let widths =
             json!({"num_hidden_layers": 3, "intermediate_size": [8, 16, 24], "num_kv_shared_layers": 1});
         let found = arch(widths).unwrap();
-        assert_eq!(found.layers.iter().map(|layer| layer.mlp().inner).collect::<Vec<_>>(), [8, 16, 24]);
+        assert_eq!(
+            found.layers.iter().map(|layer| layer.mlp().unwrap().inner).collect::<Vec<_>>(),
+            [8, 16, 24]
+        );
     }
 
     #[test]

@@ -108,9 +108,7 @@ fn hf(config: &Config) -> Result<Decoder> {
 
 fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     let mut arch = keys.decoder(tensors)?;
-    for layer in &mut arch.layers {
-        layer.mlp_mut().activation = Activation::GeluTanh;
-    }
+    arch.mlps_mut().for_each(|mlp| mlp.activation = Activation::GeluTanh);
     Ok(with_learned_positions(arch).into())
 }
 
@@ -124,7 +122,8 @@ fn with_learned_positions(mut arch: DecoderArch) -> DecoderArch {
         attention.rotation = Rotation::None;
         attention.qkv_bias = true;
         attention.output_bias = true;
-        let mlp = layer.mlp_mut();
+    }
+    for mlp in arch.mlps_mut() {
         mlp.gated = false;
         mlp.bias = true;
     }

@@ -165,7 +165,7 @@ impl DecoderKeys {
 
     /// Sets the biases of the feed-forward network in every layer.
     pub(crate) fn apply_mlp_bias(&self, arch: &mut DecoderArch) {
-        arch.layers.iter_mut().for_each(|layer| layer.mlp_mut().bias = self.mlp_bias.unwrap_or(false));
+        arch.mlps_mut().for_each(|mlp| mlp.bias = self.mlp_bias.unwrap_or(false));
     }
 
     /// Reads a decoder of Llama's structure without biases and windows; families change the settings in which they
@@ -422,11 +422,11 @@ mod tests {
         assert!(
             layer.attention().qkv_bias
                 && layer.attention().output_bias
-                && layer.mlp().bias
+                && layer.mlp().unwrap().bias
                 && found.tied_head
         );
         assert_eq!((found.context, found.norm_epsilon, rope.theta), (4096, 1e-5, 5e5));
-        assert_eq!(layer.mlp().activation, Activation::Gelu);
+        assert_eq!(layer.mlp().unwrap().activation, Activation::Gelu);
     }
 
     #[test]

@@ -256,7 +256,7 @@ mod tests {
     #[test]
     fn counts_may_be_given_per_layer() {
         let found = decoder(|f| f.set("llama.feed_forward_length", Meta::I32s(vec![96, 96])));
-        assert_eq!(found.layers[1].mlp().inner, 96);
+        assert_eq!(found.layers[1].mlp().unwrap().inner, 96);
         let heads = |counts: &[i32]| {
             let counts = counts.to_vec();
             move |f: &mut Gguf| f.set("llama.attention.head_count_kv", Meta::I32s(counts))
@@ -371,7 +371,7 @@ mod tests {
         let found = decoder(|f| {
             bias(f, 0..2, &[("ffn_gate", 96), ("ffn_up", 96), ("ffn_down", 64), ("attn_output", 64)])
         });
-        assert!(found.layers.iter().all(|layer| layer.mlp().bias && layer.attention().output_bias));
+        assert!(found.layers.iter().all(|layer| layer.mlp().unwrap().bias && layer.attention().output_bias));
         refused(tiny_llama(1), |f| bias(f, 0..1, &qkv[..2]), "no tensor for layers.0.attn.v_proj.bias");
         let found = decoder(|f| {
             let head = GgufTensor { name: "output.weight".into(), ..f.tensors[0].clone() };

@@ -346,7 +346,7 @@ impl<'a> Streams<'a> {
         let gate_scope = scope.child("gate");
         let gate = linear(e, &gate_scope, x, hidden, Bias::Without)?;
         let gate = e.scale(&gate_scope, gate, f64::from(scale).recip())?;
-        let gate = mlp::activation(e, &scope.child("act"), gate, layer.mlp().activation)?;
+        let gate = mlp::activation(e, &scope.child("act"), gate, layer.feed_forward.activation())?;
         let gated = e.graph.mul(&scope.child("rows"), gate, rows)?;
         let width = self.arch.per_layer.as_ref().map_or(0, |per_layer| per_layer.width);
         let wide = linear(e, &scope.child("proj"), gated, width, Bias::Without)?;

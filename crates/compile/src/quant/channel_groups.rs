@@ -8,7 +8,7 @@
 //! - The rows of `v_proj` produce those of `o_proj`, because a mixture of values is linear in each channel. Query heads that
 //!   share a head of values share its scales.
 
-use narthex_spec::arch::{Attention, DecoderArch, DecoderLayer, KvSource, Residual};
+use narthex_spec::arch::{Attention, DecoderArch, DecoderLayer, FeedForward, KvSource, Residual};
 use serde::Serialize;
 
 use super::Plan;
@@ -98,7 +98,7 @@ pub(super) fn attention_inputs(
     let mut readers: Vec<String> =
         parts.iter().map(|part| format!("{scope}.attn.{part}_proj.weight")).collect();
     if layer.residual == Residual::Parallel {
-        readers.extend(feed_forward_readers(&scope, layer));
+        readers.extend(feed_forward_readers(&scope, &layer.feed_forward));
     }
     Some(ChannelGroup::new(format!("{scope}.attn"), format!("{scope}.attn_norm.weight"), readers))
 }
@@ -125,7 +125,7 @@ fn values(arch: &DecoderArch, index: usize, attention: &Attention) -> Option<Cha
 pub(super) fn feed_forward_inputs(index: usize, layer: &DecoderLayer) -> Option<ChannelGroup> {
     let scope = format!("layers.{index}");
     (layer.residual != Residual::Parallel).then(|| {
-        let readers = feed_forward_readers(&scope, layer);
+        let readers = feed_forward_readers(&scope, &layer.feed_forward);
         ChannelGroup::new(format!("{scope}.mlp"), format!("{scope}.mlp_norm.weight"), readers)
     })
 }
@@ -134,11 +134,14 @@ pub(super) fn feed_forward_inputs(index: usize, layer: &DecoderLayer) -> Option<
 pub(super) fn gated_products(index: usize, layer: &DecoderLayer) -> Option<ChannelGroup> {
     let scope = format!("layers.{index}");
     let [up, down] = ["up", "down"].map(|part| format!("{scope}.mlp.{part}_proj.weight"));
-    layer.mlp().gated.then(|| ChannelGroup::new(format!("{scope}.down"), up, vec![down]))
+    layer.mlp().filter(|mlp| mlp.gated).map(|_| ChannelGroup::new(format!("{scope}.down"), up, vec![down]))
 }
 
-fn feed_forward_readers(scope: &str, layer: &DecoderLayer) -> Vec<String> {
-    let parts: &[&str] = if layer.mlp().gated { &["gate", "up"] } else { &["up"] };
+fn feed_forward_readers(scope: &str, feed_forward: &FeedForward) -> Vec<String> {
+    let parts: &[&str] = match feed_forward {
+        FeedForward::Dense(mlp) if mlp.gated => &["gate", "up"],
+        FeedForward::Dense(_) => &["up"],
+    };
     parts.iter().map(|part| format!("{scope}.mlp.{part}_proj.weight")).collect()
 }
 
@@ -170,7 +173,7 @@ mod tests {
         check(&|arch| arch.layers[1].residual = Residual::Parallel, [whole, "attn o down"]);
         check(&|arch| arch.layers[0].attention_mut().value_norm = true, ["attn mlp down", whole]);
         check(&|arch| arch.layers[1].attention_mut().kv = KvSource::Layer(0), ["attn mlp down"; 2]);
-        check(&|arch| arch.layers[0].mlp_mut().gated = false, ["attn o mlp", whole]);
+        check(&|arch| arch.layers[0].mlp_mut().unwrap().gated = false, ["attn o mlp", whole]);
     }
 
     #[test]

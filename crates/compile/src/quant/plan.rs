@@ -387,7 +387,7 @@ mod tests {
     fn weights_with_one_scale_per_row_have_no_zero_points() {
         let Architecture::Decoder(arch) = decoder(false) else { panic!("no decoder") };
         let mut narrow = arch.clone();
-        narrow.layers[0].mlp_mut().inner = 40;
+        narrow.layers[0].mlp_mut().unwrap().inner = 40;
         let channel = |scheme| Recipe { block: BlockSize::Channel, ..Recipe::new(scheme) };
         let storages = |arch: &DecoderArch, scheme| {
             let plan = Plan::new(&Architecture::Decoder(arch.clone()), &channel(scheme));

@@ -70,7 +70,7 @@ pub fn inputs(arch: &DecoderArch, plan: &Plan) -> Vec<Input> {
         let groups = [
             (attention_inputs(arch, index, layer), "attn/qkv_proj", arch.hidden),
             (feed_forward_inputs(index, layer), "mlp/up_proj", arch.hidden),
-            (gated_products(index, layer), "mlp/down_proj", layer.mlp().inner),
+            (gated_products(index, layer), "mlp/down_proj", layer.mlp().map_or(0, |mlp| mlp.inner)),
         ];
         for (group, path, channels) in groups {
             all.extend(group.map(|ChannelGroup { name, producer, readers, .. }| Input {

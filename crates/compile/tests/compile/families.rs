@@ -84,7 +84,7 @@ fn both_formats_give_the_same_layers() {
         let (mut folder, mut gguf) = (layers(copy(family, &json!({})).path()), layers(&file));
         // The folder states fractions of a normal distribution, the GGUF file its quantiles in single precision.
         for arch in [&mut folder, &mut gguf] {
-            let cutoffs = arch.layers.iter_mut().filter_map(|layer| layer.mlp_mut().cutoff.as_mut());
+            let cutoffs = arch.mlps_mut().filter_map(|mlp| mlp.cutoff.as_mut());
             cutoffs.for_each(|cutoff| *cutoff = (*cutoff * 1e5).round());
         }
         // GGUF has no key for the scale of Gemma's scores. The scale from its head size is twice that of the folder,

@@ -296,7 +296,7 @@ mod tests {
         arch.tied_head = true;
         arch.layers[1].attention_mut().kv = KvSource::Layer(0);
         arch.layers[1].residual = Residual::Parallel;
-        arch.layers[1].mlp_mut().gated = false;
+        arch.layers[1].mlp_mut().unwrap().gated = false;
         let found = names(&arch);
         assert!(!found.contains(&"head.weight".to_owned()));
         let last: Vec<_> = found.iter().filter_map(|name| name.strip_prefix("layers.1.")).collect();
