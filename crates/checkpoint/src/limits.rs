@@ -100,6 +100,9 @@ pub(crate) fn check_architecture(path: &Path, architecture: &Architecture) -> Re
         Architecture::Encoder(encoder) => check_encoder(path, encoder),
         Architecture::Embedder(embedder) => {
             check_decoder(path, &embedder.decoder)?;
+            if let Some(labels) = embedder.head.labels() {
+                bounded(path, "a number of labels", labels, &WIDTH)?;
+            }
             embedder.dense.iter().try_for_each(|&width| {
                 bounded(path, "a width of the layers after the pooling", width, &WIDTH).map(drop)
             })

@@ -281,9 +281,12 @@ fn stored_elements(file: &Path) -> BTreeMap<String, u64> {
 fn tiny_checkpoints() -> Vec<PathBuf> {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let goldens = ["checkpoint/tests/goldens", "checkpoint/tests/goldens/families"];
-    let more = ["device/tests/goldens/encoders", "device/tests/goldens/embedders"];
-    let folders =
-        goldens.into_iter().chain(more).flat_map(|goldens| crates.join(goldens).read_dir().unwrap());
+    let more = ["encoders", "embedders", "scorers"].map(|kind| format!("device/tests/goldens/{kind}"));
+    let folders = goldens
+        .map(str::to_owned)
+        .into_iter()
+        .chain(more)
+        .flat_map(|goldens| crates.join(goldens).read_dir().unwrap());
     let folders = folders.map(|entry| entry.unwrap().path());
     folders.filter(|folder| folder.join("model.safetensors").is_file()).collect()
 }

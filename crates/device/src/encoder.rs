@@ -14,7 +14,7 @@ use narthex_engine::{
 };
 use narthex_spec::{
     DType,
-    arch::{EncoderArch, EncoderHead, ImportedEncoder, Structure},
+    arch::{EmbedderArch, EncoderArch, EncoderHead, ImportedEncoder, Structure},
     manifest::{GraphEntry, Manifest, Slot},
 };
 
@@ -172,6 +172,11 @@ pub(crate) fn output_rows(arch: &EncoderArch) -> (Rows, usize) {
     rows_of(&arch.head, arch.hidden, arch.vocab)
 }
 
+/// Returns the kind of rows of an embedding model or a classifier with the layers of a decoder, and their width.
+pub(crate) fn embedder_rows(arch: &EmbedderArch) -> (Rows, usize) {
+    rows_of(&arch.head, arch.width(), arch.decoder.vocab)
+}
+
 /// Returns the kind of a head's rows, and their width. The vectors before the head have `hidden` elements.
 fn rows_of(head: &EncoderHead, hidden: usize, vocab: usize) -> (Rows, usize) {
     match *head {
@@ -208,7 +213,7 @@ impl<'a> EncoderParts<'a> {
         let feed = EncoderInput::open(package, manifest)?;
         let (head, output_rows) = match &manifest.architecture {
             Structure::Encoder(arch) => (&arch.head, output_rows(arch)),
-            Structure::Embedder(arch) => (&arch.head, (Rows::Text, arch.width())),
+            Structure::Embedder(arch) => (&arch.head, embedder_rows(arch)),
             Structure::ImportedEncoder(ImportedEncoder { vocab, width, head, .. }) => {
                 (head, rows_of(head, *width, *vocab))
             }

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 pub use altup::{AltUp, PerLayer};
 pub use conformer::{ConformerTower, FrameConvolution};
-pub use embedder::{AttentionDirection, EmbedderArch};
+pub use embedder::{AttentionDirection, ClassifierHidden, ClassifierLayers, EmbedderArch};
 pub use encoder::{
     Bottleneck, BottleneckAttention, EncoderArch, EncoderHead, EncoderNorm, FactoredEmbedding, Pooling,
     UnknownPooling,
@@ -39,7 +39,7 @@ pub enum Architecture {
     Decoder(DecoderArch),
     /// A bidirectional encoder with a head, such as one vector per text.
     Encoder(EncoderArch),
-    /// An embedding model with the layers of a decoder.
+    /// An embedding model or a classifier with the layers of a decoder.
     Embedder(EmbedderArch),
     /// An encoder-decoder model that transcribes speech.
     Speech(SpeechArch),

@@ -27,7 +27,7 @@ mod smollm3;
 mod stablelm;
 mod whisper;
 
-use narthex_spec::arch::{DecoderArch, EncoderArch, SpeechArch};
+use narthex_spec::arch::{ClassifierLayers, DecoderArch, EncoderArch, SpeechArch};
 
 pub(super) use bert::pooling as gguf_pooling;
 pub(super) use whisper::{HF_NAMES as WHISPER_NAMES, NORM_EPSILON as WHISPER_NORM_EPSILON};
@@ -111,8 +111,13 @@ pub(super) enum HfReader {
     Decoder(fn(&Config) -> Result<Decoder>),
     /// For an encoder.
     Encoder(fn(&Config, &SentenceEmbedding) -> Result<EncoderArch>),
-    /// For an embedding model with the layers of a decoder, in which every token attends to all others.
-    Embedder(fn(&Config) -> Result<Decoder>),
+    /// For a model with the layers of a decoder, in which every token attends to all others.
+    Embedder {
+        /// Reader of the layers.
+        decoder: fn(&Config) -> Result<Decoder>,
+        /// Reader of the layers of a classifier's head.
+        classifier: fn(&Config) -> Result<ClassifierLayers>,
+    },
     /// For a model that transcribes speech.
     Speech(fn(&Config) -> Result<SpeechArch>),
 }

@@ -1,9 +1,9 @@
-//! ModernBERT (Warner et al. 2024, arXiv:2412.13663) as an embedding model: pre-norm layers with gated networks, in which most
-//! layers attend to a window with a RoPE base of their own.
+//! ModernBERT (Warner et al. 2024, arXiv:2412.13663) as an embedding model or a classifier: pre-norm layers with gated networks,
+//! in which most layers attend to a window with a RoPE base of their own.
 
 use narthex_spec::arch::{
-    Activation, Attention, DecoderArch, DecoderLayer, Family, Mlp, NormKind, Residual, Rope, RopeScaling,
-    Rotation,
+    Activation, Attention, ClassifierHidden, ClassifierLayers, DecoderArch, DecoderLayer, Family, Mlp,
+    NormKind, Pooling, Residual, Rope, RopeScaling, Rotation,
 };
 use serde::Deserialize;
 
@@ -18,13 +18,18 @@ use crate::{
     names::{NameTable, TensorPart},
 };
 
-/// `ModernBertModel` (`ModernBertConfig` of `transformers`), and the class of the masked language models that embedding models
-/// were trained from.
+/// `ModernBertModel` (`ModernBertConfig` of `transformers`), the class of the masked language models that embedding models
+/// were trained from, and the classifiers.
 pub(super) const HF: HfFamily = HfFamily {
-    classes: &["ModernBertModel", "ModernBertForMaskedLM"],
+    classes: &[
+        "ModernBertModel",
+        "ModernBertForMaskedLM",
+        "ModernBertForSequenceClassification",
+        "ModernBertForTokenClassification",
+    ],
     model_type: "modernbert",
     names: &HF_NAMES,
-    read: HfReader::Embedder(hf),
+    read: HfReader::Embedder { decoder: hf, classifier },
 };
 
 const HF_NAMES: NameTable = NameTable {
@@ -35,6 +40,9 @@ const HF_NAMES: NameTable = NameTable {
         ("embed.norm", "embeddings.norm"),
         ("norm", "final_norm"),
         ("dense.#", "dense.#.linear"),
+        ("score.dense", "head.dense"),
+        ("score.norm", "head.norm"),
+        ("score.out", "classifier"),
     ],
     inner: &[
         ("attn_norm", "attn_norm"),
@@ -72,6 +80,27 @@ struct ModernBertKeys {
     global_rope_theta: Option<f64>,
     local_rope_theta: Option<f64>,
     rope_parameters: Option<RopeByType>,
+}
+
+/// Keys of a classifier's head.
+#[derive(Debug, Deserialize)]
+struct HeadKeys {
+    classifier_pooling: Option<String>,
+    classifier_bias: Option<bool>,
+    classifier_activation: Option<String>,
+}
+
+/// Reads the layers of a classifier's head: `ModernBertPredictionHead` and a layer with a bias.
+fn classifier(config: &Config) -> Result<ClassifierLayers> {
+    let HeadKeys { classifier_pooling, classifier_bias, classifier_activation } = config.keys()?;
+    let pooling = match classifier_pooling.as_deref() {
+        None | Some("cls") => Pooling::Cls,
+        Some("mean") => Pooling::Mean,
+        Some(other) => return Err(unsupported("classifier_pooling", "cls or mean", other)),
+    };
+    let activation = activation(classifier_activation.as_deref().unwrap_or("gelu"))?;
+    let hidden = ClassifierHidden { activation, bias: classifier_bias.unwrap_or(false) };
+    Ok(ClassifierLayers { pooling, hidden: Some(hidden), bias: true })
 }
 
 fn hf(config: &Config) -> Result<Decoder> {
@@ -156,5 +185,28 @@ impl ModernBertKeys {
             });
         }
         layers
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn the_head_of_a_classifier_has_the_stated_layers() {
+        let read = |keys: Value| classifier(&Config::new("config.json".into(), keys)?);
+        let layers = |pooling, activation, bias| ClassifierLayers {
+            pooling,
+            hidden: Some(ClassifierHidden { activation, bias }),
+            bias: true,
+        };
+        assert_eq!(read(json!({})).unwrap(), layers(Pooling::Cls, Activation::Gelu, false));
+        let stated =
+            json!({"classifier_pooling": "mean", "classifier_bias": true, "classifier_activation": "silu"});
+        assert_eq!(read(stated).unwrap(), layers(Pooling::Mean, Activation::Silu, true));
+        let error = read(json!({"classifier_pooling": "max"})).unwrap_err().to_string();
+        assert!(error.contains("expected cls or mean"), "{error}");
     }
 }

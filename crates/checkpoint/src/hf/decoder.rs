@@ -386,7 +386,7 @@ mod tests {
         let config = Config::new("config.json".into(), with(llama(), changes))?;
         match crate::family::hf_family(&config)?.read {
             HfReader::Decoder(read) => Ok(read(&config)?.arch),
-            HfReader::Encoder(_) | HfReader::Embedder(_) | HfReader::Speech(_) => panic!("another model"),
+            HfReader::Encoder(_) | HfReader::Embedder { .. } | HfReader::Speech(_) => panic!("another model"),
         }
     }
 

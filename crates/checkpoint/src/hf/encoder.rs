@@ -77,22 +77,33 @@ pub(crate) struct Heads {
     pub(crate) masked: Activation,
 }
 
+/// Returns the head of a classifier of texts or of tokens, or `None` for other classes. `dense` is the activation of the
+/// dense layer before the scores of a text.
+pub(crate) fn classifier(config: &Config, dense: Option<Activation>) -> Result<Option<EncoderHead>> {
+    let class = config.class().unwrap_or_default();
+    let labels = classifier::count(config)?.unwrap_or(2);
+    Ok(if class.ends_with("ForSequenceClassification") {
+        Some(EncoderHead::Score { labels, dense })
+    } else if class.ends_with("ForTokenClassification") {
+        Some(EncoderHead::Tokens { labels })
+    } else {
+        None
+    })
+}
+
 /// Returns the head of the model's class. If the folder has files of sentence-transformers, the model is an embedding
 /// model whatever its class: most were trained from a masked language model and still have its class name.
 pub(crate) fn head(config: &Config, sentence: &SentenceEmbedding, heads: &Heads) -> Result<EncoderHead> {
     let class = config.class().unwrap_or_default();
     let keys: HeadKeys = config.keys()?;
-    let labels = classifier::count(config)?.unwrap_or(2);
     if sentence.listed {
         return Ok(sentence.embedding());
     }
-    if class.ends_with("ForSequenceClassification") {
-        return Ok(EncoderHead::Score { labels, dense: heads.score });
+    if let Some(head) = classifier(config, heads.score)? {
+        return Ok(head);
     }
 
-    if class.ends_with("ForTokenClassification") {
-        return Ok(EncoderHead::Tokens { labels });
-    }
+    let labels = classifier::count(config)?.unwrap_or(2);
     if class.ends_with("ForQuestionAnswering") {
         if labels != 2 {
             return Err(unsupported(

@@ -33,7 +33,7 @@ pub struct SentenceEmbedding {
     pub max_length: Option<usize>,
     /// Linear layers between pooling and vector.
     pub dense: Vec<DenseModule>,
-    /// True if these settings come from `modules.json`, false if from a default for folders without it.
+    /// True if `modules.json` lists a pooling; false for cross-encoders and for folders without the file.
     pub listed: bool,
 }
 
@@ -102,11 +102,6 @@ struct PoolingKeys {
 /// File that lists the modules.
 const MODULES: &str = "modules.json";
 
-/// Returns whether a folder has the list of modules.
-pub fn is_listed(folder: &Folder) -> bool {
-    folder.file(MODULES).is_file()
-}
-
 /// Reads `modules.json` and the files that it lists.
 pub fn read(folder: &mut Folder) -> Result<SentenceEmbedding> {
     let max_length = folder
@@ -122,7 +117,6 @@ pub fn read(folder: &mut Folder) -> Result<SentenceEmbedding> {
     let mut sentence = SentenceEmbedding {
         normalize: false,
         max_length,
-        listed: true,
         ..SentenceEmbedding::of_pooling(Pooling::Mean, PoolingSource::Files)
     };
 
@@ -142,6 +136,7 @@ pub fn read(folder: &mut Folder) -> Result<SentenceEmbedding> {
                 let found = pooling(folder, &module.path)?;
                 sentence.pooling =
                     found.ok_or_else(|| malformed(&path, "a pooling configuration", "no file"))?;
+                sentence.listed = true;
             }
             (2.., "Dense") if !sentence.normalize => sentence.dense.push(dense(folder, &module.path)?),
             (2.., "Normalize") if at + 1 == modules.len() => sentence.normalize = true,
@@ -282,6 +277,16 @@ mod tests {
         refused(&[two.clone(), (USUAL, json!({MEAN: true, "include_prompt": false}))], "include_prompt");
         refused(&[two.clone(), (USUAL, json!({"pooling_mode": 1}))], "pooling_mode: found 1");
         refused(&[two], "a pooling configuration, found no file");
+    }
+
+    #[test]
+    fn a_list_without_a_pooling_is_that_of_a_cross_encoder() {
+        let listed = |list: &[(&str, &str)], files: &[(&str, Value)]| {
+            let files: Vec<_> = std::iter::once(modules(list)).chain(files.iter().cloned()).collect();
+            sentence(&files).unwrap().listed
+        };
+        assert!(!listed(&[("Transformer", "")], &[]));
+        assert!(listed(&[("Transformer", ""), ("Pooling", "1_Pooling")], &[(USUAL, json!({CLS: true}))]));
     }
 
     #[test]

@@ -4,7 +4,10 @@
 use std::path::{Path, PathBuf};
 
 use narthex_spec::{
-    arch::{Architecture, AttentionDirection, DecoderArch, EmbedderArch, EncoderHead, Pooling, VisionArch},
+    arch::{
+        Architecture, AttentionDirection, ClassifierLayers, DecoderArch, EmbedderArch, EncoderArch,
+        EncoderHead, Pooling, VisionArch,
+    },
     manifest::Prompts,
 };
 use serde::Deserialize;
@@ -19,7 +22,7 @@ use crate::{
     hf::{
         CONFIG, classifier,
         config::Config,
-        conformer,
+        conformer, encoder,
         folder::Folder,
         pooling::{self, DenseModule, SentenceEmbedding},
         prompts, speech, tokenizer, vision,
@@ -72,10 +75,16 @@ pub(super) fn architecture_from_config(
             read(&config).and_then(|decoder| decoder_or_embedder(&config, decoder.arch, sentence.as_ref()))
         }
         HfReader::Speech(read) => read(&config).map(Architecture::Speech),
-        HfReader::Embedder(read) => read(&config).map(|decoder| {
-            let sentence = sentence.unwrap_or_else(unknown);
-            embedder(decoder.arch, AttentionDirection::Bidirectional, &sentence)
-        }),
+        HfReader::Embedder { decoder, classifier } => {
+            decoder(&config).and_then(|Decoder { arch, .. }| {
+                let sentence = sentence.unwrap_or_else(unknown);
+                let attends = AttentionDirection::Bidirectional;
+                match text_classifier(&config, &sentence)? {
+                    Some(head) => Ok(scorer(arch, attends, head, classifier(&config)?)),
+                    None => Ok(embedder(arch, attends, &sentence)),
+                }
+            })
+        }
         HfReader::Encoder(read) => {
             read(&config, &sentence.unwrap_or_else(unknown)).map(Architecture::Encoder)
         }
@@ -94,12 +103,12 @@ fn settings(folder: &mut Folder, config: &Config) -> Result<HfSettings> {
             if let Some(VisionArch::MobileNet(tower)) = arch.vision.as_deref_mut() {
                 vision::set_side(folder, tower)?;
             }
-            let sentence = if pooling::is_listed(folder) { Some(pooling::read(folder)?) } else { None };
-            let settings =
-                HfSettings::new(family, decoder_or_embedder(config, arch, sentence.as_ref())?, layout);
-            match sentence {
-                Some(sentence) => settings.of_sentences(folder, sentence)?,
-                None => settings,
+            let sentence = pooling::read(folder)?;
+            let listed = Some(&sentence).filter(|sentence| sentence.listed);
+            let settings = HfSettings::new(family, decoder_or_embedder(config, arch, listed)?, layout);
+            match settings.architecture {
+                Architecture::Embedder(_) => settings.of_sentences(folder, sentence)?,
+                _ => settings,
             }
         }
         HfReader::Encoder(read) => {
@@ -112,15 +121,24 @@ fn settings(folder: &mut Folder, config: &Config) -> Result<HfSettings> {
             HfSettings::new(family, Architecture::Encoder(encoder), Layout::default())
                 .of_sentences(folder, sentence)?
         }
-        HfReader::Embedder(read) => {
+        HfReader::Embedder { decoder, classifier } => {
             let sentence = pooling::read(folder)?;
             let class = config.class().unwrap_or_default();
-            if !sentence.listed && !class.is_empty() && !class.ends_with("Model") {
-                let expected = "an embedding model with modules.json of sentence-transformers";
+            let head = text_classifier(config, &sentence)?;
+            if head.is_none() && !sentence.listed && !class.is_empty() && !class.ends_with("Model") {
+                let expected =
+                    "a classifier, or an embedding model with modules.json of sentence-transformers";
                 return Err(unsupported("class", expected, class));
             }
-            let Decoder { arch, layout } = read(config).map_err(|error| error.in_file(config.path()))?;
-            let architecture = embedder(arch, AttentionDirection::Bidirectional, &sentence);
+            let Decoder { arch, layout } = decoder(config).map_err(|error| error.in_file(config.path()))?;
+            let attends = AttentionDirection::Bidirectional;
+            let architecture = match head {
+                Some(head) => {
+                    let layers = classifier(config).map_err(|error| error.in_file(config.path()))?;
+                    scorer(arch, attends, head, layers)
+                }
+                None => embedder(arch, attends, &sentence),
+            };
             HfSettings::new(family, architecture, layout).of_sentences(folder, sentence)?
         }
         HfReader::Speech(read) => {
@@ -172,8 +190,34 @@ const WITHOUT_HEAD: [&str; 2] = ["Qwen3Model", "Gemma3TextModel"];
 /// Returns the embedding model with the layers of a decoder.
 fn embedder(arch: DecoderArch, attends: AttentionDirection, sentence: &SentenceEmbedding) -> Architecture {
     let dense = sentence.dense.iter().map(|module| module.shape[0]).collect();
-    let decoder = DecoderArch { tied_head: true, vision: None, audio: None, ..arch };
-    Architecture::Embedder(EmbedderArch { decoder, attends, dense, head: sentence.embedding() })
+    let head = sentence.embedding();
+    Architecture::Embedder(EmbedderArch { decoder: headless(arch), attends, dense, head, classifier: None })
+}
+
+/// Returns the classifier with the layers of a decoder.
+fn scorer(
+    arch: DecoderArch,
+    attends: AttentionDirection,
+    head: EncoderHead,
+    layers: ClassifierLayers,
+) -> Architecture {
+    Architecture::Embedder(EmbedderArch {
+        decoder: headless(arch),
+        attends,
+        dense: Vec::new(),
+        head,
+        classifier: Some(layers),
+    })
+}
+
+/// Returns a decoder without its head and its towers.
+fn headless(arch: DecoderArch) -> DecoderArch {
+    DecoderArch { tied_head: true, vision: None, audio: None, ..arch }
+}
+
+/// Returns the head of a classifier; `None` for other classes, and for embedding models whatever their class.
+fn text_classifier(config: &Config, sentence: &SentenceEmbedding) -> Result<Option<EncoderHead>> {
+    if sentence.listed { Ok(None) } else { encoder::classifier(config, None) }
 }
 
 /// Returns a decoder, or the embedding model with its layers if there are settings of sentence-transformers.
@@ -269,7 +313,10 @@ pub(super) fn open(path: &Path, adapters: &[Adapter]) -> Result<Checkpoint> {
         Architecture::Encoder(arch) => {
             (matches!(arch.head, EncoderHead::Embedding { .. }), tokenizer::Vocab::Encoder(arch.vocab))
         }
-        Architecture::Embedder(arch) => (true, tokenizer::Vocab::Encoder(arch.decoder.vocab)),
+        Architecture::Embedder(arch) => {
+            let embeds = matches!(arch.head, EncoderHead::Embedding { .. });
+            (embeds, tokenizer::Vocab::Encoder(arch.decoder.vocab))
+        }
         Architecture::Speech(arch) => (false, tokenizer::Vocab::Encoder(arch.vocab)),
     };
 
@@ -294,8 +341,9 @@ pub(super) fn open(path: &Path, adapters: &[Adapter]) -> Result<Checkpoint> {
         _ => None,
     };
     let classifier = match &architecture {
-        Architecture::Encoder(arch) => arch.head.labels(),
-        Architecture::Decoder(_) | Architecture::Embedder(_) | Architecture::Speech(_) => None,
+        Architecture::Encoder(EncoderArch { head, .. })
+        | Architecture::Embedder(EmbedderArch { head, .. }) => head.labels(),
+        Architecture::Decoder(_) | Architecture::Speech(_) => None,
     };
     let classifier = classifier.map(|labels| classifier::read(&config, labels)).transpose()?;
     let license = folder.license()?;

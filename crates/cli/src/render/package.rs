@@ -138,8 +138,8 @@ fn structure(manifest: &Manifest) -> String {
         }
         Structure::Embedder(arch) => {
             let layers = arch.decoder.layers.len();
-            let vectors = arch.head.gives(arch.width());
-            format!("embedding model, {layers} layers, {vectors}, vocabulary {}", arch.decoder.vocab)
+            let output = arch.head.gives(arch.width());
+            format!("{}, {layers} layers, {output}, vocabulary {}", arch.kind(), arch.decoder.vocab)
         }
         Structure::Speech(arch) => format!(
             "speech recognition, {} and {} layers, width {}, {} mel bands, vocabulary {}",

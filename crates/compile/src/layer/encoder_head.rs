@@ -6,7 +6,7 @@ use narthex_graph::{
 };
 use narthex_spec::{
     DType,
-    arch::{Activation, EncoderArch, NormKind, Pooling},
+    arch::{Activation, ClassifierLayers, EncoderArch, NormKind, Pooling},
     manifest::{HostTable, TableEncoding, TableRole},
 };
 
@@ -119,6 +119,27 @@ pub(crate) fn score(
         x = activation(e, &scope.child("act"), wide, act)?;
     }
     linear(e, &scope.child("out"), x, hidden, Bias::With)
+}
+
+/// Returns the scores of a classifier with the layers of a decoder, `rows [.., hidden]` → `[.., labels]`.
+///
+/// ```text
+/// rows ── (dense ── act ── norm) ── out
+/// ```
+pub(crate) fn classifier(
+    e: &mut Emitter<'_>,
+    rows: Tensor,
+    layers: &ClassifierLayers,
+    norm: Norm,
+) -> Result<Tensor> {
+    let scope = Scope::root().child("score");
+    let mut x = rows;
+    if let Some(hidden) = layers.hidden {
+        let wide = linear(e, &scope.child("dense"), x, norm.width, hidden.bias.into())?;
+        let active = activation(e, &scope.child("act"), wide, hidden.activation)?;
+        x = norm.apply(e, &scope.child("norm"), active)?;
+    }
+    linear(e, &scope.child("out"), x, norm.width, layers.bias.into())
 }
 
 /// Returns the scores of each token as start and end of an answer: `x [.., sequence, hidden]` → `[.., sequence, 2]`.

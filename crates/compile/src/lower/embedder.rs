@@ -1,9 +1,9 @@
-//! Embedding models with the layers of a decoder, in both variants.
+//! Embedding models and classifiers with the layers of a decoder, in both variants.
 
 use narthex_graph::typed::{Scope, Tensor, TensorType};
 use narthex_spec::{
     DType, Variant,
-    arch::{AttentionDirection, DecoderArch, EmbedderArch, EncoderHead, Pooling, Rotation},
+    arch::{AttentionDirection, ClassifierLayers, DecoderArch, EmbedderArch, EncoderHead, Pooling, Rotation},
     dtype::Dim,
     manifest::{GraphEntry, HostTable, Part, Slot},
     recipe::FixedShapes,
@@ -36,7 +36,9 @@ use crate::{
 /// Lowers the dynamic variant.
 ///
 /// ```text
-/// embeds ── Mul(scale) ── (norm) ── layers ── norm ── pooling ── dense layers ── vector
+/// embeds ── Mul(scale) ── (norm) ── layers ── norm ─┬─ pooling ── dense layers ── vector
+///                                                   ├─ pooling ── classifier ── scores
+///                                                   └─ classifier ── token_scores
 /// ```
 pub(super) fn dynamic(e: &mut Emitter<'_>, arch: &EmbedderArch) -> Result<LoweredModel> {
     let decoder = &arch.decoder;
@@ -50,7 +52,8 @@ pub(super) fn dynamic(e: &mut Emitter<'_>, arch: &EmbedderArch) -> Result<Lowere
     let mut io = GraphIo::default();
     let texts: [Dim; 2] = ["batch".into(), "sequence".into()];
     let [batch, sequence] = texts.clone();
-    let embeds = io.input(e, Slot::Embeds, "embeds", f32(&[batch.clone(), sequence, decoder.hidden.into()]));
+    let embeds =
+        io.input(e, Slot::Embeds, "embeds", f32(&[batch.clone(), sequence.clone(), decoder.hidden.into()]));
     let padding = io.input(e, Slot::PaddingMask, "padding_mask", TensorType::new(DType::I32, &texts));
     let positions = io.input(e, Slot::Positions, "positions", TensorType::new(DType::I64, &texts));
 
@@ -59,12 +62,25 @@ pub(super) fn dynamic(e: &mut Emitter<'_>, arch: &EmbedderArch) -> Result<Lowere
     let x = embedded(e, decoder, norms, embeds)?;
     let layers = EmbedderLayers { arch, norms, form: ResidualForm::Fused, rows: texts };
     let rows = layers.lower(e, &mut io, TextInputs::Dynamic(inputs), x)?;
-    let EncoderHead::Embedding { pooling, normalize } = arch.head else { return Err(not_a_vector()) };
-    let pooled = encoder_head::pool(e, rows, pooling, padding)?;
-    let pooled = dense(e, arch, pooled)?;
-    let length = if normalize { VectorLength::Unit } else { VectorLength::Unchanged };
-    let vector = encoder_head::vector(e, pooled, length)?;
-    io.output(e, Slot::Embedding, "embedding", vector, &f32(&[batch, arch.width().into()]))?;
+    match Head::of(arch)? {
+        Head::Vector { pooling, normalize } => {
+            let pooled = encoder_head::pool(e, rows, pooling, padding)?;
+            let pooled = dense(e, arch, pooled)?;
+            let length = if normalize { VectorLength::Unit } else { VectorLength::Unchanged };
+            let vector = encoder_head::vector(e, pooled, length)?;
+            io.output(e, Slot::Embedding, "embedding", vector, &f32(&[batch, arch.width().into()]))?;
+        }
+        Head::Scores { labels, layers } => {
+            let pooled = encoder_head::pool(e, rows, layers.pooling, padding)?;
+            let scores = encoder_head::classifier(e, pooled, layers, Norm::of(decoder))?;
+            io.output(e, Slot::Scores, "scores", scores, &f32(&[batch, labels.into()]))?;
+        }
+        Head::Tokens { labels, layers } => {
+            let scores = encoder_head::classifier(e, rows, layers, Norm::of(decoder))?;
+            let kind = f32(&[batch, sequence, labels.into()]);
+            io.output(e, Slot::TokenScores, "token_scores", scores, &kind)?;
+        }
+    }
 
     let tables = vec![token_table(e, decoder)?];
     let entry = io.entry(GRAPH_FILE, Variant::Dynamic, Part::Whole, Vec::new());
@@ -88,20 +104,34 @@ fn bucket(e: &mut Emitter<'_>, arch: &EmbedderArch, length: usize) -> Result<Gra
     let mut io = GraphIo::default();
     let embeds = io.input(e, Slot::Embeds, "embeds", f16([1, length, decoder.hidden]));
     let mask = io.input(e, Slot::Mask { window: None }, "mask", f16([1, 1, 1, length]));
-    let EncoderHead::Embedding { pooling, .. } = arch.head else { return Err(not_a_vector()) };
-    let pool = (pooling != Pooling::Max).then(|| io.input(e, Slot::PoolWeights, "pool", f16([1, 1, length])));
+    let head = Head::of(arch)?;
+    let is_weighted = head.pooling().is_some_and(|pooling| pooling != Pooling::Max);
+    let pool = is_weighted.then(|| io.input(e, Slot::PoolWeights, "pool", f16([1, 1, length])));
 
     let norms = stream_norms(decoder);
     let x = embedded(e, decoder, norms, embeds)?;
     let rows = [1, length].map(Dim::from);
     let layers = EmbedderLayers { arch, norms, form: ResidualForm::Plain, rows };
     let rows = layers.lower(e, &mut io, TextInputs::Static { mask, length }, x)?;
-    let pooled = match pool {
-        Some(pool) => encoder_head::pool_weighted(e, rows, pool)?,
-        None => encoder_head::pool_max(e, rows, length, mask)?,
+    let pooled = match (pool, head.pooling()) {
+        (Some(pool), _) => encoder_head::pool_weighted(e, rows, pool)?,
+        (None, Some(_)) => encoder_head::pool_max(e, rows, length, mask)?,
+        (None, None) => rows,
     };
-    let vector = dense(e, arch, pooled)?;
-    io.output(e, Slot::Embedding, "embedding", vector, &f16([1, 1, arch.width()]))?;
+    match head {
+        Head::Vector { .. } => {
+            let vector = dense(e, arch, pooled)?;
+            io.output(e, Slot::Embedding, "embedding", vector, &f16([1, 1, arch.width()]))?;
+        }
+        Head::Scores { labels, layers } => {
+            let scores = encoder_head::classifier(e, pooled, layers, Norm::of(decoder))?;
+            io.output(e, Slot::Scores, "scores", scores, &f16([1, 1, labels]))?;
+        }
+        Head::Tokens { labels, layers } => {
+            let scores = encoder_head::classifier(e, pooled, layers, Norm::of(decoder))?;
+            io.output(e, Slot::TokenScores, "token_scores", scores, &f16([1, length, labels]))?;
+        }
+    }
     let file = format!("encoder-{length}.onnx");
     Ok(io.entry(&file, Variant::Static, Part::Bucket { length }, Vec::new()))
 }
@@ -129,10 +159,34 @@ fn token_table(e: &mut Emitter<'_>, decoder: &DecoderArch) -> Result<HostTable> 
     embed::token_table(decoder).write_planned(e)
 }
 
-fn not_a_vector() -> CompileError {
-    CompileError::Unsupported {
-        what: "head of a model with the layers of a decoder".to_owned(),
-        reason: "only vectors of embedding models are compiled".to_owned(),
+/// Head of a model, with the layers of a classifier.
+#[derive(Clone, Copy)]
+enum Head<'a> {
+    Vector { pooling: Pooling, normalize: bool },
+    Scores { labels: usize, layers: &'a ClassifierLayers },
+    Tokens { labels: usize, layers: &'a ClassifierLayers },
+}
+
+impl<'a> Head<'a> {
+    fn of(arch: &'a EmbedderArch) -> Result<Self> {
+        match (arch.head, &arch.classifier) {
+            (EncoderHead::Embedding { pooling, normalize }, _) => Ok(Self::Vector { pooling, normalize }),
+            (EncoderHead::Score { labels, .. }, Some(layers)) => Ok(Self::Scores { labels, layers }),
+            (EncoderHead::Tokens { labels }, Some(layers)) => Ok(Self::Tokens { labels, layers }),
+            _ => Err(CompileError::Unsupported {
+                what: "head of a model with the layers of a decoder".to_owned(),
+                reason: "only vectors and scores are compiled".to_owned(),
+            }),
+        }
+    }
+
+    /// Returns the pooling of a text's rows; `None` for scores of tokens.
+    fn pooling(self) -> Option<Pooling> {
+        match self {
+            Self::Vector { pooling, .. } => Some(pooling),
+            Self::Scores { layers, .. } => Some(layers.pooling),
+            Self::Tokens { .. } => None,
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use narthex_engine::{encoder::Text, executor::StepError};
 use narthex_spec::{
-    arch::{DecoderArch, EmbedderArch, EncoderArch, FactoredEmbedding},
+    arch::{DecoderArch, EmbedderArch, EncoderArch, EncoderHead, FactoredEmbedding},
     manifest::{Manifest, Slot, TableRole},
 };
 
@@ -27,6 +27,15 @@ pub(crate) struct EncoderTables {
 /// Maximum number of labels of a classifier. All other widths are checked against tables.
 const MAX_LABELS: usize = 1 << 20;
 
+fn check_labels(head: &EncoderHead) -> Result<(), DeviceError> {
+    match head.labels() {
+        Some(labels) if !(1..=MAX_LABELS).contains(&labels) => {
+            Err(DeviceError::package(format!("1 to {MAX_LABELS} labels"), labels))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Maximum number of segments in a text.
 const SEGMENTS: usize = 2;
 
@@ -46,7 +55,7 @@ fn table(
 }
 
 impl EncoderTables {
-    /// Opens the tables of an embedding model with the layers of a decoder: those of its tokens.
+    /// Opens the tables of a model with the layers of a decoder: those of its tokens.
     pub(crate) fn of_embedder(
         package: &Path,
         manifest: &Manifest,
@@ -57,6 +66,7 @@ impl EncoderTables {
             let expected = format!("a length of 1 to {context} tokens");
             return Err(DeviceError::package(expected, manifest.max_length));
         }
+        check_labels(&arch.head)?;
         let token = table(package, manifest, TableRole::Token, [vocab, hidden])?;
         Ok(Self {
             token,
@@ -74,12 +84,7 @@ impl EncoderTables {
         if manifest.max_length == 0 {
             return Err(DeviceError::package("a length of at least 1 token", 0));
         }
-        if let Some(labels) = arch.head.labels()
-            && !(1..=MAX_LABELS).contains(&labels)
-        {
-            return Err(DeviceError::package(format!("1 to {MAX_LABELS} labels"), labels));
-        }
-
+        check_labels(&arch.head)?;
         let token = table(package, manifest, TableRole::Token, [arch.vocab, width])?;
         let positions = match arch.rope {
             None => Some(table(package, manifest, TableRole::Position, [manifest.max_length, hidden])?),

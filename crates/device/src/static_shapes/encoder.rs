@@ -15,7 +15,7 @@ use narthex_spec::{
 
 use super::{GraphLoad, HIDDEN, graph::StaticGraph, open};
 use crate::{
-    encoder::{EncoderTables, check_texts, output_rows, output_slot},
+    encoder::{EncoderTables, check_texts, embedder_rows, output_rows, output_slot},
     error::DeviceError,
     placement::GraphPlacement,
     runtime::Runtime,
@@ -56,7 +56,7 @@ impl StaticEncoder {
             }
             Structure::Embedder(arch) => {
                 let tables = EncoderTables::of_embedder(folder, manifest, arch)?;
-                (tables, (Rows::Text, arch.width()), arch.head)
+                (tables, embedder_rows(arch), arch.head)
             }
             _ => return Err(DeviceError::package("an encoder", "a decoder")),
         };
@@ -92,7 +92,7 @@ impl StaticEncoder {
 
         let (pooling, normalize) = match text_head {
             EncoderHead::Embedding { pooling, normalize } => (pooling, normalize),
-            _ => (Pooling::Cls, false),
+            _ => (classifier_pooling(&manifest.architecture), false),
         };
         let row = vec![0.0; tables.input];
         let apart = vec![0.0; tables.position_elements()];
@@ -166,6 +166,14 @@ impl StaticEncoder {
             vector.iter_mut().for_each(|x| *x /= length);
         }
         Ok(())
+    }
+}
+
+/// Returns the pooling before the layers of a classifier.
+fn classifier_pooling(structure: &Structure) -> Pooling {
+    match structure {
+        Structure::Embedder(arch) => arch.classifier.map_or(Pooling::Cls, |layers| layers.pooling),
+        _ => Pooling::Cls,
     }
 }
 

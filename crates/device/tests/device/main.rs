@@ -20,6 +20,7 @@ mod machines;
 mod mobilenet;
 mod operators;
 mod packed_weights;
+mod scorers;
 mod speech;
 mod split;
 mod static_shapes;

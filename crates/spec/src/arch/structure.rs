@@ -12,7 +12,7 @@ pub enum Structure {
     Decoder(DecoderArch),
     /// An encoder that Narthex compiled.
     Encoder(EncoderArch),
-    /// An embedding model with the layers of a decoder, which Narthex compiled.
+    /// An embedding model or a classifier with the layers of a decoder, which Narthex compiled.
     Embedder(EmbedderArch),
     /// A model that transcribes speech, which Narthex compiled.
     Speech(SpeechArch),

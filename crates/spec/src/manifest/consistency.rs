@@ -68,8 +68,15 @@ fn check_decoder(arch: &DecoderArch) -> Result<(), Contradiction> {
 
 fn check_embedder(arch: &EmbedderArch) -> Result<(), Contradiction> {
     check_decoder(&arch.decoder)?;
-    let is_embedding = matches!(arch.head, EncoderHead::Embedding { .. });
-    ensure(is_embedding, "a vector of an embedding model", format!("{:?}", arch.head))?;
+    let fits = match arch.head {
+        EncoderHead::Embedding { .. } => arch.classifier.is_none(),
+        EncoderHead::Score { dense: None, .. } | EncoderHead::Tokens { .. } => {
+            arch.classifier.is_some() && arch.dense.is_empty()
+        }
+        _ => false,
+    };
+    let expected = "a vector of an embedding model, or scores with the layers of a classifier";
+    ensure(fits, expected, format!("{:?}", arch.head))?;
     let expected = format!("widths of linear layers from 1 to {MAX_DENSE_WIDTH}");
     match arch.dense.iter().find(|width| !(1..=MAX_DENSE_WIDTH).contains(*width)) {
         Some(width) => Err(Contradiction::new(expected, width.to_string())),

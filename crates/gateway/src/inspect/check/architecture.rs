@@ -23,8 +23,9 @@ pub(crate) fn check_architecture(
     let described = match architecture {
         Architecture::Decoder(_) => format!("a decoder that Narthex compiles: {}", architecture.describe()),
         Architecture::Encoder(_) => format!("an encoder that Narthex compiles: {}", architecture.describe()),
-        Architecture::Embedder(_) => {
-            format!("an embedding model that Narthex compiles: {}", architecture.describe())
+        Architecture::Embedder(arch) => {
+            let article = if arch.classifier.is_some() { "a" } else { "an" };
+            format!("{article} {} that Narthex compiles: {}", arch.kind(), architecture.describe())
         }
         Architecture::Speech(_) => {
             format!("a model for speech that Narthex compiles: {}", architecture.describe())

@@ -2,13 +2,29 @@
 
 use super::{
     super::{
-        AltUp, Attention, DecoderArch, DecoderLayer, FeedForward, KvSource, Mixer, NormKind, PerLayer,
-        QkNorm, Residual,
+        AltUp, Attention, ClassifierHidden, DecoderArch, DecoderLayer, EmbedderArch, FeedForward, KvSource,
+        Mixer, NormKind, PerLayer, QkNorm, Residual,
     },
     Bias, Component, Projection, Table, WeightList, WeightRole,
 };
 
 impl WeightList {
+    pub(super) fn embedder(&mut self, arch: &EmbedderArch) {
+        let decoder = &arch.decoder;
+        self.decoder(decoder);
+        for (index, shape) in arch.dense_shapes().enumerate() {
+            self.linear(&format!("dense.{index}"), shape, Projection::HeadOutput, Bias::Absent);
+        }
+        if let (Some(classifier), Some(labels)) = (arch.classifier, arch.head.labels()) {
+            let hidden = decoder.hidden;
+            if let Some(ClassifierHidden { bias, .. }) = classifier.hidden {
+                self.linear("score.dense", [hidden; 2], Projection::HeadHidden, bias.into());
+                self.stream_norm("score.norm", decoder);
+            }
+            self.linear("score.out", [labels, hidden], Projection::HeadOutput, classifier.bias.into());
+        }
+    }
+
     pub(super) fn decoder(&mut self, arch: &DecoderArch) {
         let hidden = arch.hidden;
         self.table("embed", [arch.vocab, hidden], Table::Tokens);

@@ -147,12 +147,7 @@ impl Architecture {
         match self {
             Self::Decoder(arch) => list.decoder(arch),
             Self::Encoder(arch) => list.encoder(arch),
-            Self::Embedder(arch) => {
-                list.decoder(&arch.decoder);
-                for (index, shape) in arch.dense_shapes().enumerate() {
-                    list.linear(&format!("dense.{index}"), shape, Projection::HeadOutput, Bias::Absent);
-                }
-            }
+            Self::Embedder(arch) => list.embedder(arch),
             Self::Speech(arch) => list.speech(arch),
         }
         list.weights
