@@ -256,6 +256,7 @@ fn job<'a>(checkpoint: &'a Path, recipe: Recipe, out: &'a Path) -> CompileJob<'a
         out,
         adapters: &[],
         pooling: None,
+        rerank: false,
         keep_stages: None,
         provenance: Provenance {
             source: "a test".to_owned(),

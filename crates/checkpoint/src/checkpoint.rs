@@ -6,7 +6,7 @@ use narthex_spec::{
     TokenId,
     arch::{Architecture, EmbedderArch, EncoderArch, EncoderHead, Pooling},
     manifest::{
-        ClassifierEntry, PicturePlaceholder, PicturePreprocessing, Prompts, PublishedSampling,
+        ClassifierEntry, PairTemplate, PicturePlaceholder, PicturePreprocessing, Prompts, PublishedSampling,
         SoundPlaceholder, SoundPreprocessing, SpeechEntry,
     },
 };
@@ -44,6 +44,8 @@ pub struct Checkpoint {
     pub prompts: Prompts,
     /// Labels, for classifiers and rerankers.
     pub classifier: Option<ClassifierEntry>,
+    /// Text around the two texts of a pair, for rerankers that read them as a conversation.
+    pub pairs: Option<PairTemplate>,
     /// Sampling that the publisher recommends, for decoders.
     pub sampling: PublishedSampling,
     /// Source of the pooling, for embedding models.

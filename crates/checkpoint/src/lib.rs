@@ -27,6 +27,7 @@ pub mod packed;
 pub mod pooling;
 mod prune;
 mod required_tensors;
+mod reranker;
 mod slice;
 mod special;
 mod stored_tensor;
@@ -45,6 +46,7 @@ pub use open::{
     open, open_with,
 };
 pub use required_tensors::parameters;
+pub use reranker::AnswerReranker;
 pub use slice::SliceError;
 pub use special::SpecialTokens;
 pub use weight::{Columns, Weight, WeightSource};

@@ -42,12 +42,21 @@ const FAMILIES: &[(&str, Pooling)] = &[
 
 /// Returns the family that one of some names of a model contains, and its pooling.
 pub(crate) fn family(names: &[String]) -> Option<(&'static str, Pooling)> {
-    let names: Vec<String> = names.iter().map(|name| name.to_lowercase().replace('_', "-")).collect();
+    let names = plain(names);
     // Models that were trained for dot products have another pooling than the rest of their family.
     if names.iter().any(|name| has_word(name, "dot")) {
         return None;
     }
     FAMILIES.iter().copied().find(|(family, _)| names.iter().any(|name| has_word(name, family)))
+}
+
+/// Returns whether one of some names of a model contains `words`.
+pub(crate) fn is_called(names: &[String], words: &str) -> bool {
+    plain(names).iter().any(|name| has_word(name, words))
+}
+
+fn plain(names: &[String]) -> Vec<String> {
+    names.iter().map(|name| name.to_lowercase().replace('_', "-")).collect()
 }
 
 /// Returns whether `name` contains `words`, not as a part of longer words.

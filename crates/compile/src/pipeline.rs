@@ -11,7 +11,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use narthex_checkpoint::{self as checkpoint, Adapter, Checkpoint, TokenizerSource};
+use narthex_checkpoint::{self as checkpoint, Adapter, AnswerReranker, Checkpoint, TokenizerSource};
 use narthex_graph::onnx::external::ExternalWriter;
 use narthex_spec::{
     Calibration, DType, ModelName, Pass, ProgressSink, Recipe, ScalingMethod, Scheme, Sha256, Variant,
@@ -69,10 +69,25 @@ pub struct CompileJob<'a> {
     pub measured_bytes: u64,
     /// Pooling of an embedding model, in place of the checkpoint's own.
     pub pooling: Option<Pooling>,
+    /// Compile a language model as a reranker that answers yes or no, with the template of Qwen3-Reranker. Published models are
+    /// recognised without it.
+    pub rerank: bool,
     /// Folder for the output of every stage in readable form.
     pub keep_stages: Option<&'a Path>,
     /// The origin of the checkpoint.
     pub provenance: Provenance,
+}
+
+/// Opens the model that is compiled.
+fn opened(job: &CompileJob<'_>) -> Result<Checkpoint> {
+    let mut checkpoint = checkpoint::open_with(job.checkpoint, job.adapters)?.pooled(job.pooling)?;
+    if job.rerank {
+        checkpoint = checkpoint.reranking(&AnswerReranker::default())?;
+    }
+    let checkpoint = checkpoint.sliced(&job.recipe)?.extended(job.recipe.yarn)?;
+    // Unquantised packages have the numbers of the checkpoint, and an adapter may have changed the head alone.
+    let is_quantized = matches!(job.recipe.scheme.of_weights(), Scheme::W8 | Scheme::W4);
+    Ok(if is_quantized && job.adapters.is_empty() { checkpoint.tied()? } else { checkpoint })
 }
 
 /// Compiles a checkpoint into a package. Weights are read, converted and written one at a time.
@@ -81,12 +96,7 @@ pub fn compile(
     progress: &dyn ProgressSink,
     cancel: &AtomicBool,
 ) -> Result<Manifest> {
-    let checkpoint = checkpoint::open_with(job.checkpoint, job.adapters)?.pooled(job.pooling)?;
-    let mut checkpoint = checkpoint.sliced(&job.recipe)?.extended(job.recipe.yarn)?;
-    // Unquantised packages have the numbers of the checkpoint, and an adapter may have changed the head alone.
-    if matches!(job.recipe.scheme.of_weights(), Scheme::W8 | Scheme::W4) && job.adapters.is_empty() {
-        checkpoint = checkpoint.tied()?;
-    }
+    let mut checkpoint = opened(&job)?;
     let package = PackageWriter::new(job.out);
     let tokenizer = checkpoint.tokenizer.tokenizer()?;
     notes(&checkpoint).into_iter().for_each(|note| progress.event(Progress::Note(note)));
@@ -437,6 +447,7 @@ fn manifest(
         chat: checkpoint.chat_template.as_ref().map(|template| chat_entry(template, special.texts.clone())),
         prompts: checkpoint.prompts.clone(),
         classifier: checkpoint.classifier.clone(),
+        pairs: checkpoint.pairs.clone(),
         sampling: checkpoint.sampling,
         bound: None,
         quality: None,

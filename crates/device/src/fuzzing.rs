@@ -126,6 +126,7 @@ mod tests {
             out: &out,
             adapters: &[],
             pooling: None,
+            rerank: false,
             keep_stages: None,
             provenance,
         };

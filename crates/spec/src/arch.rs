@@ -56,6 +56,15 @@ impl Architecture {
         }
     }
 
+    /// Returns the head of an encoder; `None` for other models.
+    pub fn head(&self) -> Option<&EncoderHead> {
+        match self {
+            Self::Encoder(arch) => Some(&arch.head),
+            Self::Embedder(arch) => Some(&arch.head),
+            Self::Decoder(_) | Self::Speech(_) => None,
+        }
+    }
+
     /// Returns a description: `28 layers, width 3072, vocabulary 128256`.
     pub fn describe(&self) -> String {
         match self {

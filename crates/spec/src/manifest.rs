@@ -13,6 +13,7 @@ mod files;
 mod kv;
 mod layer_width;
 mod limits;
+mod pairs;
 mod part;
 mod paths;
 mod quality;
@@ -42,6 +43,7 @@ pub use contradiction::Contradiction;
 pub use kv::{KeyOrder, KvLayout};
 pub use layer_width::LayerWidth;
 pub use limits::{MAX_MANIFEST_BYTES, ManifestTooLong, check_files, check_text, max_json_values};
+pub use pairs::PairTemplate;
 pub use part::{LayerRange, Part};
 pub use paths::{BadPath, check_path};
 pub use quality::Quality;
@@ -114,6 +116,9 @@ pub struct Manifest {
     /// Labels, for classifiers and rerankers; `None` for a classifier whose labels have no names.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub classifier: Option<ClassifierEntry>,
+    /// Text around the two texts of a pair, for rerankers that read them as a conversation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pairs: Option<PairTemplate>,
     /// Linear weights with the precision of the checkpoint; empty if the scheme alone decides the precision.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub source_weights: Vec<SourceWeights>,

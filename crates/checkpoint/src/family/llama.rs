@@ -13,9 +13,9 @@ use crate::{
     tensors::Tensors,
 };
 
-/// `LlamaForCausalLM` (`LlamaConfig` of `transformers`).
+/// `LlamaForCausalLM` (`LlamaConfig` of `transformers`), and the classifiers.
 pub(super) const HF: HfFamily = HfFamily {
-    classes: &["LlamaForCausalLM"],
+    classes: &["LlamaForCausalLM", "LlamaForSequenceClassification", "LlamaForTokenClassification"],
     model_type: "llama",
     names: &HF_NAMES,
     read: HfReader::Decoder(hf),
@@ -35,6 +35,8 @@ pub(super) const HF_NAMES: NameTable = NameTable {
         ("head", "lm_head"),
         // Modules of sentence-transformers, each in a folder of its own.
         ("dense.#", "dense.#.linear"),
+        // Classifiers of texts and of tokens.
+        ("score.out", "score"),
     ],
     inner: &[
         ("attn_norm", "input_layernorm"),
@@ -56,7 +58,13 @@ pub(super) const HF_NAMES: NameTable = NameTable {
 pub(super) const GGUF_NAMES: NameTable = NameTable {
     prefixes: &[""],
     layer: "blk.",
-    outer: &[("embed", "token_embd"), ("norm", "output_norm"), ("head", "output")],
+    outer: &[
+        ("embed", "token_embd"),
+        ("norm", "output_norm"),
+        ("head", "output"),
+        // Rows of the head for the answers of a reranker.
+        ("answers", "cls.output"),
+    ],
     inner: &[
         ("attn_norm", "attn_norm"),
         ("attn.q_proj", "attn_q"),

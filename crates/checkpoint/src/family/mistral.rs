@@ -11,9 +11,9 @@ use crate::{
     },
 };
 
-/// `MistralForCausalLM` (`MistralConfig` of `transformers`).
+/// `MistralForCausalLM` (`MistralConfig` of `transformers`), and the classifiers.
 pub(super) const HF: HfFamily = HfFamily {
-    classes: &["MistralForCausalLM"],
+    classes: &["MistralForCausalLM", "MistralForSequenceClassification", "MistralForTokenClassification"],
     model_type: "mistral",
     names: &llama::HF_NAMES,
     read: HfReader::Decoder(hf),

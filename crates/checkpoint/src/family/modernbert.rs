@@ -84,7 +84,7 @@ struct ModernBertKeys {
 
 /// Keys of a classifier's head.
 #[derive(Debug, Deserialize)]
-struct HeadKeys {
+struct PredictionHeadKeys {
     classifier_pooling: Option<String>,
     classifier_bias: Option<bool>,
     classifier_activation: Option<String>,
@@ -92,7 +92,7 @@ struct HeadKeys {
 
 /// Reads the layers of a classifier's head: `ModernBertPredictionHead` and a layer with a bias.
 fn classifier(config: &Config) -> Result<ClassifierLayers> {
-    let HeadKeys { classifier_pooling, classifier_bias, classifier_activation } = config.keys()?;
+    let PredictionHeadKeys { classifier_pooling, classifier_bias, classifier_activation } = config.keys()?;
     let pooling = match classifier_pooling.as_deref() {
         None | Some("cls") => Pooling::Cls,
         Some("mean") => Pooling::Mean,

@@ -15,17 +15,22 @@ use crate::{
     tensors::Tensors,
 };
 
-/// `Qwen2ForCausalLM` (`Qwen2Config` of `transformers`).
+/// `Qwen2ForCausalLM` (`Qwen2Config` of `transformers`), and the classifiers.
 pub(super) const HF2: HfFamily = HfFamily {
-    classes: &["Qwen2ForCausalLM"],
+    classes: &["Qwen2ForCausalLM", "Qwen2ForSequenceClassification", "Qwen2ForTokenClassification"],
     model_type: "qwen2",
     names: &llama::HF_NAMES,
     read: HfReader::Decoder(hf2),
 };
 
-/// `Qwen3ForCausalLM` (`Qwen3Config` of `transformers`), and `Qwen3Model` for embedding models.
+/// `Qwen3ForCausalLM` (`Qwen3Config` of `transformers`), `Qwen3Model` for embedding models, and the classifiers.
 pub(super) const HF3: HfFamily = HfFamily {
-    classes: &["Qwen3ForCausalLM", "Qwen3Model"],
+    classes: &[
+        "Qwen3ForCausalLM",
+        "Qwen3Model",
+        "Qwen3ForSequenceClassification",
+        "Qwen3ForTokenClassification",
+    ],
     model_type: "qwen3",
     names: &llama::HF_NAMES,
     read: HfReader::Decoder(hf3),

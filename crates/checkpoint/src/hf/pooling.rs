@@ -4,7 +4,10 @@
 //! pooling of its family, if that is known. Its vectors are scaled to unit length: embeddings are compared by cosine,
 //! which does not depend on the length.
 
-use narthex_spec::arch::{EncoderHead, Pooling};
+use narthex_spec::{
+    TokenId,
+    arch::{EncoderHead, Pooling},
+};
 use serde::Deserialize;
 
 use super::{
@@ -33,6 +36,8 @@ pub struct SentenceEmbedding {
     pub max_length: Option<usize>,
     /// Linear layers between pooling and vector.
     pub dense: Vec<DenseModule>,
+    /// Tokens of the answers yes and no of a reranker whose score is the difference of their logits.
+    pub answers: Option<[TokenId; 2]>,
     /// True if `modules.json` lists a pooling; false for cross-encoders and for folders without the file.
     pub listed: bool,
 }
@@ -49,7 +54,15 @@ pub struct DenseModule {
 impl SentenceEmbedding {
     /// Returns the settings of a folder without files of sentence-transformers, with this pooling.
     pub(crate) fn of_pooling(pooling: Pooling, source: PoolingSource) -> Self {
-        Self { pooling, source, normalize: true, max_length: None, dense: Vec::new(), listed: false }
+        Self {
+            pooling,
+            source,
+            normalize: true,
+            max_length: None,
+            dense: Vec::new(),
+            answers: None,
+            listed: false,
+        }
     }
 
     /// Returns these settings with the pooling that the user states, if any.
@@ -138,6 +151,7 @@ pub fn read(folder: &mut Folder) -> Result<SentenceEmbedding> {
                     found.ok_or_else(|| malformed(&path, "a pooling configuration", "no file"))?;
                 sentence.listed = true;
             }
+            (1, "LogitScore") => sentence.answers = Some(answers(folder, &module.path)?),
             (2.., "Dense") if !sentence.normalize => sentence.dense.push(dense(folder, &module.path)?),
             (2.., "Normalize") if at + 1 == modules.len() => sentence.normalize = true,
             _ => {
@@ -149,10 +163,30 @@ pub fn read(folder: &mut Folder) -> Result<SentenceEmbedding> {
     Ok(sentence)
 }
 
+/// Keys of the tokens of a reranker's answers.
+#[derive(Deserialize)]
+struct LogitScoreKeys {
+    true_token_id: TokenId,
+    false_token_id: Option<TokenId>,
+}
+
+/// Reads the tokens of the answers yes and no of the module in `path`.
+fn answers(folder: &mut Folder, path: &str) -> Result<[TokenId; 2]> {
+    let name = format!("{path}/config.json");
+    let expected = "the tokens of a LogitScore module";
+    let keys = folder.json::<LogitScoreKeys>(&name, expected)?;
+    match keys.ok_or_else(|| malformed(&folder.file(&name), expected, "no file"))? {
+        LogitScoreKeys { true_token_id: yes, false_token_id: Some(no) } => Ok([yes, no]),
+        LogitScoreKeys { false_token_id: None, .. } => {
+            Err(unsupported("false_token_id of a LogitScore module", "the token of the answer no", "none"))
+        }
+    }
+}
+
 /// The key of `config.json` with the name of the model when it was saved.
 #[derive(Deserialize)]
-struct SavedName {
-    _name_or_path: Option<String>,
+pub(crate) struct SavedName {
+    pub(crate) _name_or_path: Option<String>,
 }
 
 /// Returns the settings of the model's family.
@@ -327,6 +361,9 @@ mod tests {
         refused(&[dense.clone(), mean.clone()], "the settings of a Dense module, found no file");
         let order = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2"), ("Dense", "3")];
         refused(&[modules(&order), mean], "module: found a.b.Normalize");
+        let logits = modules(&[("Transformer", ""), ("LogitScore", "1_LogitScore")]);
+        let one = ("1_LogitScore/config.json", json!({"true_token_id": 7, "false_token_id": null}));
+        refused(&[logits, one], "false_token_id of a LogitScore module: found none");
         refused(
             &[modules(&[("Transformer", ""), ("Pooling", "../x")])],
             "modules inside the folder, found ../x",

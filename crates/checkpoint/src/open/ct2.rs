@@ -47,6 +47,7 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint> {
         audio: None,
         prompts: Prompts::default(),
         classifier: None,
+        pairs: None,
         pooling: PoolingSource::Unknown,
         sampling: PublishedSampling::default(),
         files: folder.files,

@@ -21,7 +21,7 @@ use crate::{
     layout::Layout,
     limits::{check_architecture, unsupported},
     pooling::PoolingSource,
-    required_tensors,
+    required_tensors, reranker,
     tensors::Tensors,
 };
 
@@ -52,8 +52,12 @@ fn opened(path: &Path, adapters: &[Adapter]) -> Result<Checkpoint> {
 
     let watches = tensors.watches();
     let weights = adapted(tensors, &architecture, AdapterFormat::Gguf, adapters)?;
+    let reranker = match architecture {
+        Architecture::Decoder(_) => reranker::of_gguf(path, &metadata, family.name)?,
+        _ => None,
+    };
 
-    Ok(Checkpoint {
+    let checkpoint = Checkpoint {
         architecture,
         watches: watches.with(adapters.iter().map(Adapter::watch)),
         weights,
@@ -65,12 +69,17 @@ fn opened(path: &Path, adapters: &[Adapter]) -> Result<Checkpoint> {
         audio: None,
         prompts: Prompts::default(),
         classifier: None,
+        pairs: None,
         pooling,
         sampling,
         max_length,
         files: paths,
         license: metadata.text("general.license")?.map(str::to_owned),
-    })
+    };
+    match reranker {
+        Some(reranker) => checkpoint.reranking(&reranker),
+        None => Ok(checkpoint),
+    }
 }
 
 /// Returns the sampling that the publisher of a decoder recommends.

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use narthex_spec::{
     arch::{
-        Architecture, AttentionDirection, ClassifierLayers, DecoderArch, EmbedderArch, EncoderArch,
-        EncoderHead, Pooling, VisionArch,
+        Architecture, AttentionDirection, ClassifierLayers, DecoderArch, EmbedderArch, EncoderHead, Pooling,
+        VisionArch,
     },
     manifest::Prompts,
 };
@@ -31,7 +31,9 @@ use crate::{
     limits::{check_architecture, unsupported},
     packed::{self, PackedFormat},
     pooling::PoolingSource,
-    required_tensors, safetensors,
+    required_tensors,
+    reranker::{self, AnswerReranker},
+    safetensors,
     tensors::Tensors,
 };
 
@@ -39,7 +41,8 @@ use crate::{
 pub(super) fn architecture(path: &Path) -> Result<Architecture> {
     let mut folder = Folder::new(path);
     let config = Config::read(&mut folder)?;
-    Ok(settings(&mut folder, &config)?.architecture)
+    let HfSettings { architecture, reranker, .. } = settings(&mut folder, &config)?;
+    Ok(compiled(architecture, reranker.as_ref()))
 }
 
 /// Settings of a folder.
@@ -53,6 +56,8 @@ struct HfSettings {
     pooling: PoolingSource,
     /// Linear layers between pooling and vector, each in a folder.
     dense: Vec<DenseModule>,
+    /// Settings of a reranker that answers yes or no.
+    reranker: Option<AnswerReranker>,
 }
 
 /// Returns the architecture from published settings: the keys of a [`CONFIG`], and those of an embedding model.
@@ -70,10 +75,12 @@ pub(super) fn architecture_from_config(
         }
     });
     let unknown = || SentenceEmbedding::of_pooling(Pooling::Mean, PoolingSource::Files);
+
     let architecture = match hf_family(&config)?.read {
-        HfReader::Decoder(read) => {
-            read(&config).and_then(|decoder| decoder_or_embedder(&config, decoder.arch, sentence.as_ref()))
-        }
+        HfReader::Decoder(read) => read(&config).and_then(|decoder| match reranker::is_published(&config)? {
+            true => Ok(reranker::scored(decoder.arch)),
+            false => decoder_or_embedder(&config, decoder.arch, sentence.as_ref()),
+        }),
         HfReader::Speech(read) => read(&config).map(Architecture::Speech),
         HfReader::Embedder { decoder, classifier } => {
             decoder(&config).and_then(|Decoder { arch, .. }| {
@@ -105,10 +112,11 @@ fn settings(folder: &mut Folder, config: &Config) -> Result<HfSettings> {
             }
             let sentence = pooling::read(folder)?;
             let listed = Some(&sentence).filter(|sentence| sentence.listed);
+            let reranker = reranker::recognise(folder, config, &sentence)?;
             let settings = HfSettings::new(family, decoder_or_embedder(config, arch, listed)?, layout);
             match settings.architecture {
-                Architecture::Embedder(_) => settings.of_sentences(folder, sentence)?,
-                _ => settings,
+                Architecture::Decoder(_) if reranker.is_none() => settings,
+                _ => HfSettings { reranker, ..settings.of_sentences(folder, sentence)? },
             }
         }
         HfReader::Encoder(read) => {
@@ -156,14 +164,21 @@ impl HfSettings {
     fn new(family: &'static HfFamily, architecture: Architecture, layout: Layout) -> Self {
         let max_length = architecture.longest();
         let pooling = PoolingSource::Unknown;
-        Self { family, architecture, layout, max_length, pooling, dense: Vec::new() }
+        Self { family, architecture, layout, max_length, pooling, dense: Vec::new(), reranker: None }
     }
-
     /// Adds the settings of sentence-transformers.
     fn of_sentences(self, folder: &mut Folder, sentence: SentenceEmbedding) -> Result<Self> {
         let longest = tokenizer::max_length(folder, &sentence)?.unwrap_or(usize::MAX);
         let max_length = self.max_length.min(longest);
         Ok(Self { max_length, pooling: sentence.source, dense: sentence.dense, ..self })
+    }
+}
+
+/// Returns the architecture that is compiled: of a language model that ranks by its answers, a classifier.
+fn compiled(architecture: Architecture, reranker: Option<&AnswerReranker>) -> Architecture {
+    match (architecture, reranker) {
+        (Architecture::Decoder(arch), Some(_)) => reranker::scored(arch),
+        (architecture, _) => architecture,
     }
 }
 
@@ -220,7 +235,8 @@ fn text_classifier(config: &Config, sentence: &SentenceEmbedding) -> Result<Opti
     if sentence.listed { Ok(None) } else { encoder::classifier(config, None) }
 }
 
-/// Returns a decoder, or the embedding model with its layers if there are settings of sentence-transformers.
+/// Returns a decoder, or the model with its layers that its class or settings of sentence-transformers state: a classifier, or
+/// an embedding model.
 fn decoder_or_embedder(
     config: &Config,
     arch: DecoderArch,
@@ -233,6 +249,12 @@ fn decoder_or_embedder(
     };
     if let Some(sentence) = sentence {
         return Ok(embedder(arch, attends, sentence));
+    }
+
+    if let Some(head) = encoder::classifier(config, None)? {
+        let bias = matches!(head, EncoderHead::Tokens { .. });
+        let layers = ClassifierLayers { pooling: Pooling::Last, hidden: None, bias };
+        return Ok(scorer(arch, attends, head, layers));
     }
     if attends == AttentionDirection::Bidirectional {
         let expected =
@@ -252,9 +274,10 @@ fn decoder_or_embedder(
 pub(super) fn architecture_from_headers(path: &Path) -> Result<Architecture> {
     let mut folder = Folder::new(path);
     let config = Config::read(&mut folder)?;
-    let HfSettings { family, mut architecture, layout, dense, .. } = settings(&mut folder, &config)?;
+    let HfSettings { family, mut architecture, layout, dense, reranker, .. } =
+        settings(&mut folder, &config)?;
     weights(path, family, &mut architecture, WeightFiles { layout, dense, packed: config.packed_format()? })?;
-    Ok(architecture)
+    Ok(compiled(architecture, reranker.as_ref()))
 }
 
 /// Files and layout of a folder's weights.
@@ -302,28 +325,30 @@ fn weights(
     Ok((tensors, shards.files))
 }
 
+/// Returns the vocabulary that a tokenizer must have.
+fn vocabulary(architecture: &Architecture) -> tokenizer::Vocab {
+    match architecture {
+        Architecture::Decoder(arch) => tokenizer::Vocab::Decoder(arch.vocab, Some(arch.family)),
+        Architecture::Encoder(arch) => tokenizer::Vocab::Encoder(arch.vocab),
+        Architecture::Embedder(arch) => tokenizer::Vocab::Encoder(arch.decoder.vocab),
+        Architecture::Speech(arch) => tokenizer::Vocab::Encoder(arch.vocab),
+    }
+}
+
 /// Opens a folder that has [`CONFIG`] and safetensors.
 pub(super) fn open(path: &Path, adapters: &[Adapter]) -> Result<Checkpoint> {
     let mut folder = Folder::new(path);
     let config = Config::read(&mut folder)?;
-    let HfSettings { family, mut architecture, layout, max_length, pooling, dense } =
+    let HfSettings { family, mut architecture, layout, max_length, pooling, dense, reranker } =
         settings(&mut folder, &config)?;
-    let (embeds, vocab) = match &architecture {
-        Architecture::Decoder(arch) => (false, tokenizer::Vocab::Decoder(arch.vocab, Some(arch.family))),
-        Architecture::Encoder(arch) => {
-            (matches!(arch.head, EncoderHead::Embedding { .. }), tokenizer::Vocab::Encoder(arch.vocab))
-        }
-        Architecture::Embedder(arch) => {
-            let embeds = matches!(arch.head, EncoderHead::Embedding { .. });
-            (embeds, tokenizer::Vocab::Encoder(arch.decoder.vocab))
-        }
-        Architecture::Speech(arch) => (false, tokenizer::Vocab::Encoder(arch.vocab)),
+    let prompts = match architecture.head() {
+        Some(EncoderHead::Embedding { .. }) => prompts::read(&mut folder)?,
+        _ => Prompts::default(),
     };
 
-    let prompts = if embeds { prompts::read(&mut folder)? } else { Prompts::default() };
     let files = WeightFiles { layout, dense, packed: config.packed_format()? };
     let (tensors, files) = weights(path, family, &mut architecture, files)?;
-    let text = tokenizer::read(&mut folder, config.ids(), vocab)?;
+    let text = tokenizer::read(&mut folder, config.ids(), vocabulary(&architecture))?;
     let speech = match &mut architecture {
         Architecture::Speech(arch) => Some(speech::read(&mut folder, &text.tokenizer, arch)?),
         Architecture::Decoder(_) | Architecture::Encoder(_) | Architecture::Embedder(_) => None,
@@ -340,19 +365,15 @@ pub(super) fn open(path: &Path, adapters: &[Adapter]) -> Result<Checkpoint> {
         }
         _ => None,
     };
-    let classifier = match &architecture {
-        Architecture::Encoder(EncoderArch { head, .. })
-        | Architecture::Embedder(EmbedderArch { head, .. }) => head.labels(),
-        Architecture::Decoder(_) | Architecture::Speech(_) => None,
-    };
-    let classifier = classifier.map(|labels| classifier::read(&config, labels)).transpose()?;
+    let labels = architecture.head().and_then(EncoderHead::labels);
+    let classifier = labels.map(|labels| classifier::read(&config, labels)).transpose()?;
     let license = folder.license()?;
     folder.files.extend(files);
 
     let watches = tensors.watches();
     let weights = adapted(tensors, &architecture, AdapterFormat::Peft, adapters)?;
 
-    Ok(Checkpoint {
+    let checkpoint = Checkpoint {
         architecture,
         watches: watches.with(adapters.iter().map(Adapter::watch)),
         weights,
@@ -364,10 +385,15 @@ pub(super) fn open(path: &Path, adapters: &[Adapter]) -> Result<Checkpoint> {
         audio,
         prompts,
         classifier,
+        pairs: None,
         pooling,
         sampling: text.sampling,
         max_length,
         files: folder.files,
         license,
-    })
+    };
+    match reranker {
+        Some(reranker) => checkpoint.reranking(&reranker),
+        None => Ok(checkpoint),
+    }
 }

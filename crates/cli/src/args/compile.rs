@@ -106,6 +106,11 @@ pub(crate) struct CompileArgs {
     #[arg(long, value_name = "POOLING")]
     pub(crate) pooling: Option<Pooling>,
 
+    /// Compile a language model as a reranker, with the template of Qwen3-Reranker: a document has the probability of the answer
+    /// yes. Models with this name or template need no option
+    #[arg(long, conflicts_with = "pooling")]
+    pub(crate) rerank: bool,
+
     /// Measure the loss against the model in f32, even if that is large; by default it is measured if the f32 model fits
     /// in free memory and has at most 4 GB
     #[arg(long)]

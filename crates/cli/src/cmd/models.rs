@@ -195,6 +195,7 @@ pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<(
         drop_layers: args.drop_layers.clone(),
         vocabulary,
         pooling: args.pooling,
+        rerank: args.rerank,
         certification: match (args.certify, args.accept_loss) {
             (_, true) => Certification::AcceptLoss,
             (true, false) => Certification::Always,

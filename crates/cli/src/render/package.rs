@@ -9,7 +9,9 @@ use narthex_spec::{
     ActivationBits, IntegerActivations, Recipe, RoundingMethod, ScalingMethod, Variant,
     adapter::MergedAdapter,
     arch::{EncoderHead, ImportedEncoder, Structure},
-    manifest::{Certificate, CertificateFigures, LayerWidth, Manifest, Quality, SourceWeights},
+    manifest::{
+        Certificate, CertificateFigures, LayerWidth, Manifest, PairTemplate, Prompts, Quality, SourceWeights,
+    },
 };
 
 use super::{
@@ -50,10 +52,7 @@ pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing, checkpoint: 
             manifest.sampling.stated().map(|(name, value)| format!("{name} {value}")).collect();
         lines.push(format!("sampling     {}, by its publisher", values.join(", ")));
     }
-    for (name, text) in &manifest.prompts.named {
-        let default = if manifest.prompts.default.as_ref() == Some(name) { ", the default" } else { "" };
-        lines.push(format!("prompt       {name}{default}: {text:?}"));
-    }
+    lines.extend(texts(manifest));
 
     let mut dynamic = manifest.graphs.iter().filter(|graph| graph.variant == Variant::Dynamic);
     // Graphs for other numbers of tokens use the same KV cache.
@@ -185,6 +184,19 @@ fn source_weights(weights: &[SourceWeights]) -> String {
 
 /// Maximum number of labels that are listed.
 const LISTED_LABELS: usize = 12;
+
+/// Renders the texts that a model reads beside its inputs: prompts, and the template of pairs.
+fn texts(manifest: &Manifest) -> Vec<String> {
+    let Prompts { named, default } = &manifest.prompts;
+    let prompts = named.iter().map(|(name, text)| {
+        let default = if default.as_ref() == Some(name) { ", the default" } else { "" };
+        format!("prompt       {name}{default}: {text:?}")
+    });
+    let pairs = manifest.pairs.as_ref().map(|PairTemplate { first, second, .. }| {
+        format!("pairs        {first:?}, the query, {second:?}, the document")
+    });
+    prompts.chain(pairs).collect()
+}
 
 /// Renders the names of a classifier's labels.
 fn labels(names: &[String]) -> String {

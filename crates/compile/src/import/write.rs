@@ -173,6 +173,7 @@ impl Import {
             voice: None,
             prompts: self.prompts,
             classifier: self.classifier,
+            pairs: None,
             sampling: self.text.sampling,
             quality: None,
             loss: None,

@@ -91,6 +91,7 @@ mod tests {
             measured_bytes: 0,
             adapters: &[],
             pooling: None,
+            rerank: false,
             keep_stages: None,
             provenance: Provenance {
                 source: "a test".to_owned(),

@@ -158,6 +158,7 @@ pub fn import(job: VoiceJob<'_>, cancel: &AtomicBool) -> Result<Manifest> {
         sampling: PublishedSampling::default(),
         prompts: Prompts::default(),
         classifier: None,
+        pairs: None,
         source_weights: Vec::new(),
         layer_widths: Vec::new(),
         quality: None,

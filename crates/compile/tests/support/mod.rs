@@ -20,6 +20,7 @@ pub(crate) fn job<'a>(checkpoint: &'a Path, recipe: Recipe, out: &'a Path) -> Co
         out,
         adapters: &[],
         pooling: None,
+        rerank: false,
         keep_stages: None,
         provenance: Provenance {
             source: "a test".to_owned(),

@@ -15,7 +15,7 @@ use narthex_spec::{
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::support::{Package, fixed::open_encoder, relative};
+use crate::support::{Package, copy_folder, fixed::open_encoder, relative};
 
 /// Families with the number of elements of their vectors.
 const FAMILIES: [(&str, usize); 3] = [("qwen3", 32), ("gemma3", 24), ("modernbert", 32)];
@@ -30,24 +30,10 @@ fn golden(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/embedders").join(name)
 }
 
-/// Copies a folder with its subfolders.
-fn copy(from: &PathBuf, to: &PathBuf) {
-    fs::create_dir_all(to).unwrap();
-    for entry in fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let (path, target) = (entry.path(), to.join(entry.file_name()));
-        if path.is_dir() {
-            copy(&path, &target);
-        } else {
-            fs::copy(path, target).unwrap();
-        }
-    }
-}
-
 /// Returns the checkpoint of a family with a tokenizer.
 fn checkpoint(family: &str) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
-    copy(&golden(family), &folder.path().to_owned());
+    copy_folder(&golden(family), folder.path());
     let tokenizer = "../../../checkpoint/tests/goldens/families/tokenizer.json";
     fs::copy(golden("").join("..").join(tokenizer), folder.path().join("tokenizer.json")).unwrap();
     folder

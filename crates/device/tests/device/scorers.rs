@@ -14,13 +14,16 @@ use narthex_spec::{
 };
 use serde_json::Value;
 
-use crate::support::{Package, fixed::open_encoder, relative};
+use crate::support::{Package, copy_folder, fixed::open_encoder, relative};
 
 /// Models with their kind, pooling, rows and number of labels.
-const MODELS: [(&str, ModelKind, Pooling, Rows, usize); 3] = [
+const MODELS: [(&str, ModelKind, Pooling, Rows, usize); 6] = [
     ("modernbert_labels", ModelKind::Classification, Pooling::Mean, Rows::Text, 3),
     ("modernbert_rank", ModelKind::Rerank, Pooling::Cls, Rows::Text, 1),
     ("modernbert_tokens", ModelKind::TokenClassification, Pooling::Cls, Rows::Tokens, 5),
+    ("qwen3_rank", ModelKind::Rerank, Pooling::Last, Rows::Text, 1),
+    ("qwen3_tokens", ModelKind::TokenClassification, Pooling::Last, Rows::Tokens, 3),
+    ("qwen3_answers", ModelKind::Rerank, Pooling::Last, Rows::Text, 1),
 ];
 
 /// Maximum relative L2 distances: in single precision, in half precision, and with weights of 8 bits, whose errors the random
@@ -35,12 +38,11 @@ fn golden(name: &str) -> PathBuf {
 
 fn package(name: &str, recipe: Recipe) -> Package {
     let folder = tempfile::tempdir().unwrap();
-    for entry in fs::read_dir(golden(name)).unwrap() {
-        let entry = entry.unwrap();
-        fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
+    copy_folder(&golden(name), folder.path());
+    if !golden(name).join("tokenizer.json").is_file() {
+        let tokenizer = "../../../checkpoint/tests/goldens/families/tokenizer.json";
+        fs::copy(golden("").join("..").join(tokenizer), folder.path().join("tokenizer.json")).unwrap();
     }
-    let tokenizer = "../../../checkpoint/tests/goldens/families/tokenizer.json";
-    fs::copy(golden("").join("..").join(tokenizer), folder.path().join("tokenizer.json")).unwrap();
     Package::with_runner(folder.path().to_owned(), Recipe { accuracy_level: 0, ..recipe }, None)
 }
 

@@ -192,6 +192,7 @@ impl Package {
             out: folder.path(),
             adapters: &[],
             pooling: None,
+            rerank: false,
             keep_stages: None,
             provenance,
         };
@@ -297,6 +298,20 @@ pub(crate) fn farthest(found: &[Vec<f32>], expected: &[Vec<f32>]) -> f32 {
     assert_eq!(found.len(), expected.len());
     let distances = found.iter().zip(expected).map(|(found, expected)| relative(found, expected));
     distances.fold(0.0, |most, distance| if distance.is_nan() || distance > most { distance } else { most })
+}
+
+/// Copies a folder with its subfolders.
+pub(crate) fn copy_folder(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy_folder(&entry.path(), &target);
+        } else {
+            fs::copy(entry.path(), target).unwrap();
+        }
+    }
 }
 
 /// Returns the relative L2 distance.

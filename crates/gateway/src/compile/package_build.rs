@@ -372,6 +372,7 @@ impl PackageBuild<'_> {
             measured_bytes: output.measured_bytes,
             out: output.folder,
             pooling: self.pooling(),
+            rerank: self.request.rerank,
             keep_stages: output.keep_stages,
             provenance: provenance(checkpoint.clone()),
         };

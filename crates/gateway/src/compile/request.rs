@@ -71,6 +71,9 @@ pub struct CompileRequest {
     pub vocabulary: Option<VocabSubset>,
     /// Pooling of an embedding model, in place of the one that its files state.
     pub pooling: Option<Pooling>,
+    /// Compile a language model as a reranker that answers yes or no, with the template of Qwen3-Reranker. Published models are
+    /// recognised without it.
+    pub rerank: bool,
     /// Measurement of the loss against the model in `f32`.
     pub certification: Certification,
     /// Folder for the intermediate stages as text.
@@ -113,6 +116,7 @@ impl CompileRequest {
             drop_layers: None,
             vocabulary: None,
             pooling: None,
+            rerank: false,
             certification: Certification::Never,
             keep_stages: None,
             rebuild: Rebuild::IfMissing,
@@ -138,6 +142,7 @@ impl CompileRequest {
             || !self.prefill.is_empty()
             || self.part_bytes.is_some()
             || self.pooling.is_some()
+            || self.rerank
     }
 
     /// Returns true if a package has every stated setting of the graphs.
@@ -161,6 +166,7 @@ impl CompileRequest {
         has_shapes
             && has_ranges
             && has_pooling
+            && (!self.rerank || manifest.pairs.is_some())
             && self.target.as_ref().is_none_or(|requested| recipe.targets.contains(requested))
             && self.block.is_none_or(|requested| recipe.block == requested)
             && self.rounding.is_none_or(|requested| recipe.rounding == requested)

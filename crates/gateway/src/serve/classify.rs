@@ -11,7 +11,7 @@ use crate::{
     report::models::ModelKind,
     serve::{
         entities::entities,
-        pairs::{Misfit, check_first, fit},
+        pairs::{self, Misfit, check_first, fit},
         probabilities::{sigmoid, softmax},
         request::{
             Classification, Classifications, ClassifierInput, ClassifyRequest, LabelScores, MAX_INPUTS,
@@ -101,7 +101,7 @@ fn encode(
         }
         ClassifierInput::Pair(first, second) => {
             check_first(tokenizer, "input", first, bounds)?;
-            tokenizer.encode_pair_within(first, second, bounds)?
+            pairs::encode(model, [first, second], bounds)?
         }
     };
 

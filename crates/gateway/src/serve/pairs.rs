@@ -4,6 +4,7 @@ use narthex_text::tokenizer::{BoundedTokens, Bounds, Pair, Tokenizer};
 
 use crate::{
     error::{Error, TokenCount},
+    load::loaded_model::LoadedModel,
     serve::request::InputOverflow,
 };
 
@@ -30,6 +31,19 @@ pub(super) fn check_first(
     }
     let message = format!("this model allows at most {limit} tokens for both texts of a pair; shorten it");
     Err(Error::invalid(param, message))
+}
+
+/// Returns the tokens of a pair in the form that the model reads, within bounds.
+pub(super) fn encode(
+    model: &LoadedModel,
+    [first, second]: [&str; 2],
+    bounds: Bounds<'_>,
+) -> Result<BoundedTokens<Pair>, Error> {
+    let tokenizer = model.tokenizer()?;
+    Ok(match &model.package.manifest.pairs {
+        Some(template) => tokenizer.encode_templated_pair_within(template, first, second, bounds)?,
+        None => tokenizer.encode_pair_within(first, second, bounds)?,
+    })
 }
 
 /// Reason for which a pair does not fit.

@@ -9,7 +9,7 @@ use crate::{
     load::{loaded_model::LoadedModel, residency::ReadyModel},
     report::models::ModelKind,
     serve::{
-        pairs::{Misfit, check_first, fit},
+        pairs::{Misfit, check_first, encode, fit},
         probabilities::sigmoid,
         request::{DocumentScore, MAX_INPUTS, Ranking, RerankRequest},
     },
@@ -63,7 +63,7 @@ fn encode_pair(
 ) -> Result<EncoderInput, Error> {
     let limit = bounds.limit;
     let document = &request.documents[index];
-    let encoded = model.tokenizer()?.encode_pair_within(&request.query, document, bounds)?;
+    let encoded = encode(model, [&request.query, document], bounds)?;
     let pair = fit(encoded, limit, request.overlong).map_err(|misfit| match misfit {
         Misfit::TooLong(found) => too_long(index, found, limit),
         Misfit::Overhead(found) => {

@@ -108,6 +108,7 @@ pub(crate) fn compiled(
         out: out.path(),
         adapters: &[],
         pooling: None,
+        rerank: false,
         keep_stages: None,
         provenance,
     };

@@ -23,6 +23,7 @@ mod packed_weights;
 mod pictures;
 mod prefix_cache;
 mod reductions;
+mod reranker;
 mod sounds;
 mod speech;
 mod transcription;

@@ -36,6 +36,9 @@ pub fn check_consistency(manifest: &Manifest) -> Result<(), Contradiction> {
     if let Some(classifier) = &manifest.classifier {
         classifier.check(manifest.architecture.head().and_then(EncoderHead::labels))?;
     }
+    if let Some(pairs) = &manifest.pairs {
+        pairs.check(manifest.architecture.head())?;
+    }
     match &manifest.architecture {
         Structure::Decoder(arch) => {
             check_decoder(arch)?;

@@ -6,7 +6,7 @@
 //! bytes. Some text has no tokens, such as white space or characters that a normaliser removes, so the bytes have a limit,
 //! too.
 
-use narthex_spec::TokenId;
+use narthex_spec::{TokenId, manifest::PairTemplate};
 
 use super::{Pair, Tokenizer, TokenizerError};
 
@@ -115,6 +115,17 @@ impl Tokenizer {
         bounds: Bounds<'_>,
     ) -> Result<BoundedTokens<Pair>, TokenizerError> {
         self.within(second, bounds, |second| self.encode_pair(first, second))
+    }
+
+    /// Returns the tokens as [`Self::encode_templated_pair`], within bounds as [`Self::encode_pair_within`].
+    pub fn encode_templated_pair_within(
+        &self,
+        template: &PairTemplate,
+        first: &str,
+        second: &str,
+        bounds: Bounds<'_>,
+    ) -> Result<BoundedTokens<Pair>, TokenizerError> {
+        self.within(second, bounds, |second| self.encode_templated_pair(template, first, second))
     }
 
     /// Returns the tokens as [`Self::encode_located`], within bounds.

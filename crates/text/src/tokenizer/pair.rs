@@ -3,10 +3,10 @@
 
 use std::ops::Range;
 
-use narthex_spec::TokenId;
+use narthex_spec::{TokenId, manifest::PairTemplate};
 use tokenizers::Encoding;
 
-use super::{SHIELD, Tokenizer, TokenizerError};
+use super::{SHIELD, Specials, Tokenizer, TokenizerError};
 use crate::catch_panic::contain;
 
 /// A pair of texts as tokens.
@@ -56,6 +56,38 @@ impl Tokenizer {
             .map_err(|_| TokenizerError::panicked())?
             .map_err(|error| TokenizerError::Encode { reason: error.to_string() })?;
         located(&encoding, 1, &OffsetMap::new(second, &shielded))
+    }
+
+    /// Returns the tokens of two texts with the text of a template around them. Spellings of special tokens in the texts
+    /// stay text.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Encode`] for texts that the tokenizer refuses.
+    pub fn encode_templated_pair(
+        &self,
+        template: &PairTemplate,
+        first: &str,
+        second: &str,
+    ) -> Result<Pair, TokenizerError> {
+        let shielded = self.shield(second);
+        let before = format!("{}{}{}", template.first, self.shield(first), template.second);
+        let body = format!("{before}{shielded}");
+        let encoding = contain(|| self.inner.tokenizer.encode(body.as_str(), false))
+            .map_err(|_| TokenizerError::panicked())?
+            .map_err(|error| TokenizerError::Encode { reason: error.to_string() })?;
+
+        // A word of the second text may begin with the space before it.
+        let offsets = encoding.get_offsets();
+        let at = offsets.iter().position(|&(_, end)| end > before.len()).unwrap_or(offsets.len());
+        let unshielded = OffsetMap::new(second, &shielded);
+        let place = |at: usize| unshielded.place(at.saturating_sub(before.len()));
+        let bytes = offsets[at..].iter().map(|&(start, end)| place(start)..place(end)).collect();
+        let mut tokens = self.encode(&template.start, Specials::Parse)?;
+        let start = tokens.len() + at;
+        tokens.extend(encoding.get_ids());
+        let end = tokens.len();
+        tokens.extend(self.encode(&template.end, Specials::Parse)?);
+        Ok(Pair { segment: tokens.len(), tokens, second: start..end, bytes })
     }
 
     /// Returns the tokens of a document as [`Self::encode_document`], in the form of a pair that has no first text.
@@ -163,6 +195,26 @@ mod tests {
         let words: Vec<&str> = found.bytes.iter().map(|bytes| &text[bytes.clone()]).collect();
         assert_eq!((words.first(), words.last()), (Some(&"né"), Some(&"a")));
         assert_eq!(words.concat(), "né[SEP]a");
+    }
+
+    #[test]
+    fn a_template_stands_around_and_between_the_texts() {
+        let words = tokenizer(("", 1));
+        let text = |text: &str| text.to_owned();
+        let template = PairTemplate {
+            start: text("[SEP] a"),
+            first: text("né "),
+            second: text(" né "),
+            end: text("[SEP]"),
+        };
+        let pair = words.encode_templated_pair(&template, "a [SEP]", "[SEP] a").unwrap();
+        // The control tokens of the template count, those in the texts do not.
+        assert_eq!(pair.tokens, [1, 2, 3, 2, 5, 4, 6, 3, 5, 4, 6, 2, 1]);
+        assert_eq!((pair.segment, pair.second.clone()), (13, 8..12));
+        assert_eq!(pair.bytes, [0..1, 1..4, 4..5, 6..7]);
+        assert_eq!(pair.part(0..1).tokens, [1, 2, 3, 2, 5, 4, 6, 3, 5, 1]);
+        let empty = words.encode_templated_pair(&template, "a", "").unwrap();
+        assert_eq!((empty.tokens, empty.second), (vec![1, 2, 3, 2, 3, 1], 5..5));
     }
 
     #[test]

@@ -1,0 +1,30 @@
+//! Text around the two texts of a pair.
+
+use serde::{Deserialize, Serialize};
+
+use super::Contradiction;
+use crate::arch::EncoderHead;
+
+/// Text around the two texts of a pair, for rerankers that read them as a conversation:
+/// `start`, `first`, the first text, `second`, the second text, `end`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PairTemplate {
+    /// Text before everything else. Spellings of special tokens become these tokens.
+    pub start: String,
+    /// Text before the first text.
+    pub first: String,
+    /// Text before the second text.
+    pub second: String,
+    /// Text after everything else. Spellings of special tokens become these tokens.
+    pub end: String,
+}
+
+impl PairTemplate {
+    /// Fails unless the model gives scores of a text.
+    pub(super) fn check(&self, head: Option<&EncoderHead>) -> Result<(), Contradiction> {
+        match head {
+            Some(EncoderHead::Score { .. }) => Ok(()),
+            _ => Err(Contradiction::new("a template of pairs", "that of a model without scores of texts")),
+        }
+    }
+}
