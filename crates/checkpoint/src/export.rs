@@ -5,7 +5,7 @@
 //! folder always matches the checkpoint that it was made from.
 
 use narthex_spec::arch::{
-    Activation, DecoderArch, DecoderLayer, Family, Projection, Rope, RopeScaling, WeightRole, WeightSpec,
+    Activation, DecoderArch, Family, Projection, Rope, RopeScaling, WeightRole, WeightSpec,
 };
 use serde_json::{Map, Value, json};
 
@@ -147,7 +147,7 @@ fn keys(arch: &DecoderArch) -> Result<Map<String, Value>> {
     let other = || other_family(arch.family);
     let (class, model_type) = class(arch.family).ok_or_else(other)?;
     let (layer, rope) = arch.layers.first().zip(arch.rope.as_ref()).ok_or_else(other)?;
-    let attention = layer.attention();
+    let attention = layer.attention().ok_or_else(other)?;
     let mlp = layer.mlp().ok_or_else(other)?;
     let mut keys = json!({
         "architectures": [class],
@@ -180,15 +180,17 @@ fn keys(arch: &DecoderArch) -> Result<Map<String, Value>> {
 
 /// Returns the keys of a family that are not among the keys of all families.
 fn own_keys(arch: &DecoderArch, rope: &Rope) -> Value {
-    let Some(layer) = arch.layers.first() else { return Value::Null };
+    let Some((layer, attention)) = arch.layers.first().zip(arch.attentions().next()) else {
+        return Value::Null;
+    };
     match arch.family {
         Family::Llama => json!({"mlp_bias": layer.mlp().is_some_and(|mlp| mlp.bias)}),
-        Family::Mistral => json!({"sliding_window": layer.attention().window}),
+        Family::Mistral => json!({"sliding_window": attention.window}),
         Family::Qwen2 | Family::Qwen3 => json!({"use_sliding_window": false}),
         Family::Phi3 => json!({
-            "sliding_window": layer.attention().window,
+            "sliding_window": attention.window,
             "original_max_position_embeddings": original_context(arch, rope),
-            "partial_rotary_factor": rope.dims as f64 / layer.attention().head_size as f64,
+            "partial_rotary_factor": rope.dims as f64 / attention.head_size as f64,
         }),
         _ => gemma(arch),
     }
@@ -196,8 +198,8 @@ fn own_keys(arch: &DecoderArch, rope: &Rope) -> Value {
 
 /// Returns the keys of Gemma 2 and 3 that are not among the shared ones.
 fn gemma(arch: &DecoderArch) -> Value {
-    let attention = arch.layers.first().map(DecoderLayer::attention);
-    let window = arch.layers.iter().find_map(|layer| layer.attention().window).unwrap_or(arch.context);
+    let attention = arch.attentions().next();
+    let window = arch.attentions().find_map(|attention| attention.window).unwrap_or(arch.context);
     let scalar = attention.map(|attention| attention.scale().powi(-2).round());
     let activation = arch.layers.first().map(|layer| activation(layer.feed_forward.activation()));
     json!({

@@ -5,7 +5,7 @@
 
 use std::{borrow::Cow, ops::Range};
 
-use narthex_spec::arch::{DecoderArch, DecoderLayer};
+use narthex_spec::arch::{Attention, DecoderArch, DecoderLayer};
 
 use crate::{
     error::{CheckpointError, Result},
@@ -96,8 +96,8 @@ impl Layout {
 
     /// Returns the number of heads of a weight of `q` or `k`.
     pub(super) fn heads_of(&self, canonical: &str) -> usize {
-        let Some(layer) = self.layer(canonical) else { return 0 };
-        if canonical.contains(".k_") { layer.attention().kv_heads } else { layer.attention().heads }
+        let Some(attention) = self.layer(canonical).and_then(DecoderLayer::attention) else { return 0 };
+        if canonical.contains(".k_") { attention.kv_heads } else { attention.heads }
     }
 
     /// Converts a stored weight, or its part `part`, to the canonical form.
@@ -137,16 +137,17 @@ impl Layout {
         if is_pointwise(&weight.name, &weight.shape) {
             weight.shape.truncate(2);
         }
+        if is_depthwise(&weight.name, &weight.shape) {
+            weight.shape.remove(1);
+        }
         let is_gain = weight.name.ends_with("norm.weight") && !weight.name.starts_with(TOWER);
         if self.gains == NormGains::MinusOne && is_gain {
             let gains: Vec<f32> = weight.to_f32().iter().map(|gain| gain + 1.0).collect();
             weight = Weight::of_values(weight.name, weight.shape, &gains)?;
         }
 
-        weight = match self.layer(&weight.name) {
-            Some(layer) if is_rotated(&weight.name) => {
-                self.to_half_split(weight, layer.attention().head_size)?
-            }
+        weight = match self.layer(&weight.name).and_then(DecoderLayer::attention) {
+            Some(attention) if is_rotated(&weight.name) => self.to_half_split(weight, attention.head_size)?,
             _ => weight,
         };
 
@@ -192,13 +193,16 @@ impl Layout {
         if is_pointwise(canonical, found) && stored.len() == 2 {
             stored.extend([1, 1]);
         }
+        if is_depthwise(canonical, found) && stored.len() == 2 {
+            stored.insert(1, 1);
+        }
         stored
     }
 
     /// Returns, for each row of a weight in the file, its row in the canonical form; `None` if both orders are the
     /// same.
     pub(super) fn stored_rows(&self, canonical: &str, rows: usize) -> Option<Vec<u32>> {
-        let size = self.layer(canonical).filter(|_| is_rotated(canonical))?.attention().head_size;
+        let size = self.layer(canonical).filter(|_| is_rotated(canonical))?.attention()?.head_size;
         if self.dims == 0 || (self.pairs == RopePairs::Halves && self.dims == size) || size == 0 {
             return None;
         }
@@ -238,6 +242,12 @@ fn is_pointwise(name: &str, stored: &[usize]) -> bool {
     matches!(stored, [_, _, 1, 1]) && CONVOLUTIONS.iter().any(|prefix| name.starts_with(prefix))
 }
 
+/// Returns whether a weight of this stored shape is that of a short convolution with an input channel for each output
+/// channel.
+fn is_depthwise(name: &str, stored: &[usize]) -> bool {
+    matches!(stored, [_, 1, _]) && name.starts_with("layers.") && name.ends_with(".conv.weight")
+}
+
 /// Returns whether `name` is a weight or bias of q or k, or a gain of their norm.
 fn is_rotated(name: &str) -> bool {
     [".attn.q_", ".attn.k_"].iter().any(|part| name.contains(part))
@@ -245,13 +255,13 @@ fn is_rotated(name: &str) -> bool {
 
 /// Returns the sizes of a fused weight's parts in rows, and the index of `part` among them.
 fn sizes(layer: &DecoderLayer, part: TensorPart) -> Option<(Vec<usize>, usize)> {
-    let attention = layer.attention();
-    let q = attention.heads * attention.head_size;
-    let kv = attention.kv_heads * attention.head_size;
+    let projections = |attention: &Attention| {
+        [attention.heads, attention.kv_heads, attention.kv_heads].map(|heads| heads * attention.head_size)
+    };
     match part {
-        TensorPart::Query => Some((vec![q, kv, kv], 0)),
-        TensorPart::Key => Some((vec![q, kv, kv], 1)),
-        TensorPart::Value => Some((vec![q, kv, kv], 2)),
+        TensorPart::Query => Some((projections(layer.attention()?).to_vec(), 0)),
+        TensorPart::Key => Some((projections(layer.attention()?).to_vec(), 1)),
+        TensorPart::Value => Some((projections(layer.attention()?).to_vec(), 2)),
         TensorPart::Gate => Some((vec![layer.mlp()?.inner; 2], 0)),
         TensorPart::Up => Some((vec![layer.mlp()?.inner; 2], 1)),
         TensorPart::PerHead | TensorPart::Matrix(_) | TensorPart::Third(_) => None,

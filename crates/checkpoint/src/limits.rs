@@ -9,8 +9,8 @@ use narthex_files::MappedFile;
 use narthex_spec::{
     arch::{
         Architecture, Attention, ConformerTower, Connector, DecoderArch, DecoderLayer, EncoderArch,
-        FeedForward, KvSource, NormKind, PatchTower, QkNorm, Residual, RopeScaling, Rotation, SpeechArch,
-        VisionArch,
+        FeedForward, KvSource, Mixer, NormKind, PatchTower, QkNorm, Residual, RopeScaling, Rotation,
+        ShortConvolution, SpeechArch, VisionArch,
     },
     manifest::max_json_values,
 };
@@ -120,12 +120,17 @@ fn check_decoder(path: &Path, decoder: &DecoderArch) -> Result<()> {
     let over_zero = [("an embedding scale", decoder.embed_scale), ("a bound of logits", decoder.logit_cap)];
     over_zero.into_iter().try_for_each(|(what, value)| check_positive(path, what, value))?;
     for (index, layer) in decoder.layers.iter().enumerate() {
-        check_attention(path, layer.attention())?;
         check_feed_forward(path, &layer.feed_forward)?;
-        if layer.attention().rotation != Rotation::None {
-            check_rope(path, decoder, layer.attention())?;
+        match &layer.mixer {
+            Mixer::Attention(attention) => {
+                check_attention(path, attention)?;
+                if attention.rotation != Rotation::None {
+                    check_rope(path, decoder, attention)?;
+                }
+            }
+            Mixer::Convolution(convolution) => check_convolution(path, decoder, convolution)?,
         }
-        if let KvSource::Layer(source) = layer.attention().kv {
+        if let Some(source) = layer.shared_entry() {
             check_shared(path, decoder, index, source)?;
         }
     }
@@ -148,6 +153,21 @@ fn check_feed_forward(path: &Path, feed_forward: &FeedForward) -> Result<()> {
             }
         }
     }
+}
+
+/// Number of tokens under the kernel of a short convolution.
+const KERNEL: RangeInclusive<usize> = 2..=64;
+
+fn check_convolution(path: &Path, decoder: &DecoderArch, convolution: &ShortConvolution) -> Result<()> {
+    let kernel = bounded(path, "a length of convolutions", convolution.kernel, &KERNEL)?;
+    let mut others = decoder.layers.iter().filter_map(DecoderLayer::convolution);
+    if let Some(other) = others.find(|other| other.kernel != kernel) {
+        return Err(malformed(path, format!("convolutions of {kernel} tokens in every layer"), other.kernel));
+    }
+    if !decoder.hidden.is_multiple_of(2) {
+        return Err(malformed(path, "an even hidden size for convolutions", decoder.hidden));
+    }
+    Ok(())
 }
 
 fn check_vision(path: &Path, vision: &VisionArch) -> Result<()> {
@@ -192,9 +212,10 @@ fn check_patches(path: &Path, vision: &PatchTower) -> Result<()> {
 /// Fails unless the layer `source` is earlier than `index` and has its own keys and values of the same shape.
 fn check_shared(path: &Path, decoder: &DecoderArch, index: usize, source: usize) -> Result<()> {
     let earlier = decoder.layers.get(source).filter(|_| source < index);
-    let fits = earlier.zip(decoder.layers.get(index)).is_some_and(|(source, layer)| {
-        source.attention().qk_norm != QkNorm::None
-            && *source.attention() == Attention { kv: KvSource::Own, ..layer.attention().clone() }
+    let earlier = earlier.and_then(DecoderLayer::attention);
+    let layer = decoder.layers.get(index).and_then(DecoderLayer::attention);
+    let fits = earlier.zip(layer).is_some_and(|(source, layer)| {
+        source.qk_norm != QkNorm::None && *source == Attention { kv: KvSource::Own, ..layer.clone() }
     });
     if fits {
         return Ok(());
@@ -264,7 +285,7 @@ fn check_rope(path: &Path, decoder: &DecoderArch, attention: &Attention) -> Resu
         return Err(malformed(path, format!("an even number of rotated elements up to {size}"), dims));
     }
 
-    let mut rotated = decoder.layers.iter().map(DecoderLayer::attention);
+    let mut rotated = decoder.attentions();
     if let Some(other) = rotated.find(|other| other.rotation == attention.rotation && other.head_size != size)
     {
         return Err(malformed(path, format!("heads of {size} elements in every layer"), other.head_size));
@@ -411,9 +432,9 @@ mod tests {
         check(|_| (), "fits");
         check(|a| a.vocab = 0, "a vocabulary from 1");
         check(|a| a.layers.clear(), "a number of layers from 1");
-        check(|a| a.layers[0].attention_mut().kv_heads = 3, "key/value heads that divide 4");
-        check(|a| a.layers[0].attention_mut().kv_heads = 0, "key/value heads from 1");
-        check(|a| a.layers[0].attention_mut().head_size = usize::MAX, "a head size from 1");
+        check(|a| a.layers[0].attention_mut().unwrap().kv_heads = 3, "key/value heads that divide 4");
+        check(|a| a.layers[0].attention_mut().unwrap().kv_heads = 0, "key/value heads from 1");
+        check(|a| a.layers[0].attention_mut().unwrap().head_size = usize::MAX, "a head size from 1");
         check(|a| a.rope.as_mut().unwrap().dims = 18, "rotated elements up to 16");
         check(|a| a.rope.as_mut().unwrap().dims = 7, "even number");
         check(|a| a.rope.as_mut().unwrap().theta = f64::NAN, "rope theta above zero");

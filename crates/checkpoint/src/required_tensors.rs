@@ -47,11 +47,11 @@ pub(super) fn check(tensors: &Tensors, architecture: &Architecture) -> Result<()
 /// those of the layers that have none of their own.
 pub(super) fn idle_weights(architecture: &Architecture) -> Vec<WeightSpec> {
     let Architecture::Decoder(decoder) = architecture else { return Vec::new() };
-    if decoder.layers.iter().all(|layer| layer.attention().kv == KvSource::Own) {
+    if decoder.layers.iter().all(|layer| layer.shared_entry().is_none()) {
         return Vec::new();
     }
     let mut own = decoder.clone();
-    own.layers.iter_mut().for_each(|layer| layer.attention_mut().kv = KvSource::Own);
+    own.attentions_mut().for_each(|attention| attention.kv = KvSource::Own);
     own.weights()
 }
 

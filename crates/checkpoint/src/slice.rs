@@ -109,13 +109,9 @@ impl Slice {
         let kept = left(arch.layers.len(), dropped)?;
         // As in the published tool, a layer with shared keys and values must stay even if all layers that share them
         // are removed.
-        for layer in &arch.layers {
-            match layer.attention().kv {
-                KvSource::Layer(source) if dropped.contains(&source) => {
-                    return Err(SliceError::Shared { layer: source });
-                }
-                KvSource::Layer(_) | KvSource::Own => {}
-            }
+        let mut shared = arch.layers.iter().filter_map(DecoderLayer::shared_entry);
+        if let Some(layer) = shared.find(|source| dropped.contains(source)) {
+            return Err(SliceError::Shared { layer });
         }
         Ok(Self { kept, widths: Vec::new() })
     }
@@ -160,9 +156,10 @@ impl Slice {
             if let (Some(mlp), Some(&width)) = (layer.mlp_mut(), self.widths.get(index)) {
                 mlp.inner = width;
             }
-            if let KvSource::Layer(source) = layer.attention().kv {
+            let source = layer.shared_entry();
+            if let (Some(source), Some(attention)) = (source, layer.attention_mut()) {
                 let position = self.kept.iter().position(|&kept| kept == source);
-                layer.attention_mut().kv = position.map_or(KvSource::Own, KvSource::Layer);
+                attention.kv = position.map_or(KvSource::Own, KvSource::Layer);
             }
             layers.push(layer);
         }

@@ -321,7 +321,8 @@ fn an_architecture_states_every_weight_of_its_checkpoint() {
         stored.remove("model.vision_tower.stem.weight");
         // Layers that share keys and values may have their own in the file, which are not read.
         if let Architecture::Decoder(arch) = &architecture
-            && let Some(layer) = arch.layers.iter().position(|layer| layer.attention().kv != KvSource::Own)
+            && let Some(layer) =
+                arch.layers.iter().position(|layer| layer.attention().unwrap().kv != KvSource::Own)
         {
             stored.retain(|name, _| {
                 let number = name.split('.').find_map(|part| part.parse::<usize>().ok());

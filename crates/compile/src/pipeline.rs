@@ -362,7 +362,7 @@ struct CalibrationRun<'a> {
 
 /// Returns why a model cannot be calibrated.
 fn not_calibrated(arch: &DecoderArch) -> Option<String> {
-    let mut sizes = arch.layers.iter().map(|layer| layer.attention().head_size);
+    let mut sizes = arch.attentions().map(|attention| attention.head_size);
     let size = sizes.find(|size| !size.is_multiple_of(CALIBRATED_HEADS))?;
     Some(format!(
         "ONNX Runtime's attention needs heads of a multiple of {CALIBRATED_HEADS} elements, and this model has heads of \

@@ -60,8 +60,8 @@ impl RotarySet {
 
 /// Returns the number of pairs per head of a rotation, if a layer uses it.
 pub(crate) fn pairs(arch: &DecoderArch, rotation: Rotation) -> Option<usize> {
-    let layer = arch.layers.iter().find(|layer| layer.attention().rotation == rotation)?;
-    arch.rope_of(rotation).map(|_| layer.attention().head_size / 2)
+    let attention = arch.attentions().find(|attention| attention.rotation == rotation)?;
+    arch.rope_of(rotation).map(|_| attention.head_size / 2)
 }
 
 /// Returns cosines or sines `[positions, pairs]`.

@@ -5,6 +5,7 @@
 //! [`split`] joins two executors, and [`ep`] holds each provider's options.
 
 pub mod audio;
+mod convolution_rows;
 pub mod cpu_graph;
 pub mod dynamic;
 pub mod encoder;

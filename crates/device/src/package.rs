@@ -44,7 +44,7 @@ pub(crate) fn takes_dynamic(device: &Device, manifest: &Manifest) -> Result<(), 
 /// Returns whether attention of a decoder caps its scores.
 fn caps_scores(manifest: &Manifest) -> bool {
     let Structure::Decoder(arch) = &manifest.architecture else { return false };
-    arch.layers.iter().any(|layer| layer.attention().score_cap.is_some())
+    arch.attentions().any(|attention| attention.score_cap.is_some())
 }
 
 /// Returns the package's graph. If there are several for fixed numbers of tokens, returns the one for the fewest

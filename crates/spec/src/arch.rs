@@ -136,6 +136,8 @@ pub enum Family {
     NomicBert,
     /// ModernBERT.
     ModernBert,
+    /// LFM2 and LFM2.5, the dense models.
+    Lfm2,
     /// Whisper and Distil-Whisper.
     Whisper,
 }
@@ -227,6 +229,18 @@ pub struct DecoderLayer {
 pub enum Mixer {
     /// Attention over earlier tokens, with keys and values in a cache.
     Attention(Attention),
+    /// A gated convolution over the last tokens.
+    Convolution(ShortConvolution),
+}
+
+/// Gated short convolution of LFM2: `[b, c, x] = in_proj(n); out_proj(c · conv(b · x))`. The convolution is causal and
+/// has one kernel for each channel.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ShortConvolution {
+    /// Number of tokens under the kernel, including the token itself.
+    pub kernel: usize,
+    /// True if the projections and the convolution have biases.
+    pub bias: bool,
 }
 
 /// Feed-forward part of a layer.
@@ -256,16 +270,36 @@ impl DecoderLayer {
         }
     }
 
-    /// Returns the attention.
-    pub fn attention(&self) -> &Attention {
-        let Mixer::Attention(attention) = &self.mixer;
-        attention
+    /// Returns the attention; `None` for another mixer.
+    pub fn attention(&self) -> Option<&Attention> {
+        match &self.mixer {
+            Mixer::Attention(attention) => Some(attention),
+            Mixer::Convolution(_) => None,
+        }
     }
 
-    /// Returns the attention, for changes.
-    pub fn attention_mut(&mut self) -> &mut Attention {
-        let Mixer::Attention(attention) = &mut self.mixer;
-        attention
+    /// Returns the attention, for changes; `None` for another mixer.
+    pub fn attention_mut(&mut self) -> Option<&mut Attention> {
+        match &mut self.mixer {
+            Mixer::Attention(attention) => Some(attention),
+            Mixer::Convolution(_) => None,
+        }
+    }
+
+    /// Returns the short convolution; `None` for another mixer.
+    pub fn convolution(&self) -> Option<&ShortConvolution> {
+        match &self.mixer {
+            Mixer::Attention(_) => None,
+            Mixer::Convolution(convolution) => Some(convolution),
+        }
+    }
+
+    /// Returns the layer whose cache entry this layer reads instead of its own.
+    pub fn shared_entry(&self) -> Option<usize> {
+        match self.attention()?.kv {
+            KvSource::Own => None,
+            KvSource::Layer(source) => Some(source),
+        }
     }
 
     /// Returns the feed-forward part, if it is dense.
@@ -399,14 +433,21 @@ impl DecoderArch {
         self.layers.iter_mut().filter_map(DecoderLayer::mlp_mut)
     }
 
-    /// Returns the index of the KV cache entry that a layer reads: its own, or that of the layer whose keys and values
-    /// it shares.
+    /// Returns the index of the cache entry that a layer reads: its own, or that of the layer whose keys and values it
+    /// shares. A convolution has an entry for its inputs.
     pub fn kv_index(&self, layer: usize) -> usize {
-        let source = match self.layers.get(layer).map(|layer| layer.attention().kv) {
-            Some(KvSource::Layer(source)) => source,
-            _ => layer,
-        };
-        self.layers.iter().take(source).filter(|layer| layer.attention().kv == KvSource::Own).count()
+        let source = self.layers.get(layer).and_then(DecoderLayer::shared_entry).unwrap_or(layer);
+        self.layers.iter().take(source).filter(|layer| layer.shared_entry().is_none()).count()
+    }
+
+    /// Returns the attention of each layer that has one.
+    pub fn attentions(&self) -> impl Iterator<Item = &Attention> {
+        self.layers.iter().filter_map(DecoderLayer::attention)
+    }
+
+    /// Returns the attention of each layer that has one, for changes.
+    pub fn attentions_mut(&mut self) -> impl Iterator<Item = &mut Attention> {
+        self.layers.iter_mut().filter_map(DecoderLayer::attention_mut)
     }
 
     /// Returns true if positions are learned embeddings.

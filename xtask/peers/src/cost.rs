@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use anyhow::{Context, bail};
 use narthex_spec::{
-    arch::{DecoderArch, FeedForward, Structure},
+    arch::{DecoderArch, FeedForward, Mixer, Structure},
     manifest::{MANIFEST_FILE, Manifest},
 };
 
@@ -42,11 +42,14 @@ impl ModelCost {
 /// Returns the number of weights in the linear layers of a plain decoder, each of which is multiplied once for a token.
 fn multiply_accumulates(decoder: &DecoderArch) -> u64 {
     let layers = decoder.layers.iter().map(|layer| {
-        let attention = layer.attention();
-        let rows = 2 * (attention.heads + attention.kv_heads) * attention.head_size;
-        rows + match &layer.feed_forward {
-            FeedForward::Dense(mlp) => mlp.inner * if mlp.gated { 3 } else { 2 },
-        }
+        let mixer = match &layer.mixer {
+            Mixer::Attention(attention) => 2 * (attention.heads + attention.kv_heads) * attention.head_size,
+            Mixer::Convolution(_) => 4 * decoder.hidden,
+        };
+        mixer
+            + match &layer.feed_forward {
+                FeedForward::Dense(mlp) => mlp.inner * if mlp.gated { 3 } else { 2 },
+            }
     });
     (layers.sum::<usize>() * decoder.hidden) as u64
 }

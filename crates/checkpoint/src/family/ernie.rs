@@ -51,8 +51,7 @@ fn hf(config: &Config) -> Result<Decoder> {
     };
     let mut arch = keys.decoder(config, defaults)?;
     let bias = ernie.use_bias.unwrap_or(false);
-    for layer in &mut arch.layers {
-        let attention = layer.attention_mut();
+    for attention in arch.attentions_mut() {
         attention.qkv_bias = bias;
         attention.output_bias = bias;
     }

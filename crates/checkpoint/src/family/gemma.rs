@@ -148,9 +148,7 @@ pub(super) fn shared(
     let activation = activation(gemma.hidden_activation.as_deref().unwrap_or("gelu_pytorch_tanh"))?;
     let scale = gemma.query_pre_attn_scalar.unwrap_or(256.0).powf(-0.5);
     arch.mlps_mut().for_each(|mlp| mlp.activation = activation);
-    for layer in &mut arch.layers {
-        layer.attention_mut().scale = Some(scale as f32);
-    }
+    arch.attentions_mut().for_each(|attention| attention.scale = Some(scale as f32));
 
     keys.apply_attention_bias(&mut arch);
     let pattern = gemma.sliding_window_pattern.unwrap_or(pattern);
@@ -163,9 +161,8 @@ pub(super) fn shared(
     };
     keys.windows(&mut arch, &types, window);
 
-    for (layer, kind) in arch.layers.iter_mut().zip(&types) {
-        layer.attention_mut().rotation =
-            if *kind == LayerType::Sliding { Rotation::Local } else { Rotation::Global };
+    for (attention, kind) in arch.attentions_mut().zip(&types) {
+        attention.rotation = if *kind == LayerType::Sliding { Rotation::Local } else { Rotation::Global };
     }
     Ok((gemma, with_sandwich_norms(arch)))
 }
@@ -195,9 +192,9 @@ fn as_gemma2(mut arch: DecoderArch, caps: SoftCaps) -> DecoderArch {
     let SoftCaps { scores, logits } = caps;
     arch.family = Family::Gemma2;
     arch.logit_cap = logits;
-    for layer in &mut arch.layers {
-        layer.attention_mut().score_cap = scores;
-        layer.attention_mut().rotation = Rotation::Global;
+    for attention in arch.attentions_mut() {
+        attention.score_cap = scores;
+        attention.rotation = Rotation::Global;
     }
     arch
 }
@@ -206,7 +203,7 @@ fn as_gemma2(mut arch: DecoderArch, caps: SoftCaps) -> DecoderArch {
 fn as_gemma3(mut arch: DecoderArch, local: Rope) -> DecoderArch {
     arch.family = Family::Gemma3;
     arch.local_rope = Some(local);
-    arch.layers.iter_mut().for_each(|layer| layer.attention_mut().qk_norm = QkNorm::Rms);
+    arch.attentions_mut().for_each(|attention| attention.qk_norm = QkNorm::Rms);
     arch
 }
 
@@ -283,8 +280,7 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors, pattern: usize, largest: usize) 
     let hidden = arch.hidden;
     let layers = arch.layers.len();
     arch.mlps_mut().for_each(|mlp| mlp.activation = Activation::GeluTanh);
-    for (layer, kind) in arch.layers.iter_mut().zip(layer_types(pattern, layers)) {
-        let attention = layer.attention_mut();
+    for (attention, kind) in arch.attentions_mut().zip(layer_types(pattern, layers)) {
         let width = if layers == largest { hidden / attention.heads.max(1) } else { attention.head_size };
         attention.scale = Some((width as f64).powf(-0.5) as f32);
         if kind == LayerType::Full {
@@ -348,11 +344,14 @@ mod tests {
         let error = both(4.0).err().unwrap().to_string();
         assert!(error.contains("equal rope_scaling and rope_parameters"), "{error}");
         assert_eq!(found, arch(json!({"model_type": "gemma3", "text_config": new})));
-        assert_eq!((found.vocab, found.layers[0].attention().heads, found.tied_head), (262_208, 8, true));
+        assert_eq!(
+            (found.vocab, found.attentions().next().unwrap().heads, found.tied_head),
+            (262_208, 8, true)
+        );
         let linear = RopeScaling::Linear { factor: 8.0 };
         assert_eq!(found.rope, Some(Rope { theta: 5e5, dims: 256, scaling: linear }));
         assert_eq!(found.local_rope, Some(Rope { theta: 2e4, dims: 256, scaling: RopeScaling::None }));
-        let windows: Vec<_> = found.layers.iter().map(|layer| layer.attention().window).collect();
+        let windows: Vec<_> = found.attentions().map(|attention| attention.window).collect();
         assert_eq!(windows, [Some(12), Some(12), Some(12), Some(12), Some(12), None, Some(12)]);
     }
 }

@@ -264,11 +264,11 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
         mlp.activation = Activation::GeluTanh;
         mlp.cutoff = cutoff;
     }
-    for (index, layer) in arch.layers.iter_mut().enumerate() {
+    for (index, attention) in arch.attentions_mut().enumerate() {
         if local.get(index) == Some(&true) {
-            layer.attention_mut().rotation = Rotation::Local;
+            attention.rotation = Rotation::Local;
         } else {
-            layer.attention_mut().window = None;
+            attention.window = None;
         }
     }
 
@@ -295,8 +295,7 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
 /// Applies the differences of Gemma 3n from Gemma 3, in either format.
 fn as_gemma3n(mut arch: DecoderArch) -> DecoderArch {
     arch.family = Family::Gemma3n;
-    for layer in &mut arch.layers {
-        let attention = layer.attention_mut();
+    for attention in arch.attentions_mut() {
         attention.qk_norm = QkNorm::Rms;
         attention.value_norm = true;
         attention.scale = Some(1.0);
@@ -312,12 +311,14 @@ fn share(path: &std::path::Path, arch: &mut DecoderArch, count: usize) -> Result
     };
     let (own, sharing) = arch.layers.split_at_mut(first);
     for (index, layer) in sharing.iter_mut().enumerate() {
-        let alike = own.iter().rposition(|own| own.attention().rotation == layer.attention().rotation);
+        let Some(attention) = layer.attention_mut() else { continue };
+        let alike =
+            own.iter().rposition(|own| own.attention().is_some_and(|own| own.rotation == attention.rotation));
         let Some(source) = alike else {
             let expected = format!("a layer like layer {} among the first {first}", first + index);
             return Err(malformed(path, expected, "none"));
         };
-        layer.attention_mut().kv = KvSource::Layer(source);
+        attention.kv = KvSource::Layer(source);
     }
     Ok(())
 }
@@ -370,18 +371,16 @@ mod tests {
         );
         assert_eq!(found.altup, Some(AltUp { streams: 4, active: 0, scaled: true, rank: 64 }));
         assert_eq!(found.per_layer, Some(PerLayer { vocab: 262_144, width: 256 }));
-        let sources: Vec<_> = found.layers[18..22].iter().map(|layer| layer.attention().kv).collect();
+        let sources: Vec<_> = found.attentions().skip(18).take(4).map(|attention| attention.kv).collect();
         assert_eq!(sources, [KvSource::Own, KvSource::Own, KvSource::Layer(18), KvSource::Layer(18)]);
-        assert_eq!(found.layers[34].attention().kv, KvSource::Layer(19));
+        assert_eq!(found.layers[34].shared_entry(), Some(19));
         assert_eq!((found.kv_index(34), found.kv_index(33), found.kv_index(7)), (19, 18, 7));
         let (first, last) = (&found.layers[0], &found.layers[34]);
-        assert_eq!((first.attention().window, last.attention().window), (Some(512), None));
+        let attentions = [first, last].map(|layer| layer.attention().unwrap());
+        assert_eq!(attentions.map(|attention| attention.window), [Some(512), None]);
         let mlps = [first, last].map(|layer| layer.mlp().unwrap());
         assert_eq!(mlps.map(|mlp| mlp.cutoff), [Some(1.644_853_6), None]);
-        assert_eq!(
-            (mlps[0].inner, first.attention().scale, found.logit_cap),
-            (16_384, Some(1.0), Some(30.0))
-        );
+        assert_eq!((mlps[0].inner, attentions[0].scale, found.logit_cap), (16_384, Some(1.0), Some(30.0)));
     }
 
     #[test]

@@ -117,8 +117,7 @@ fn with_learned_positions(mut arch: DecoderArch) -> DecoderArch {
     arch.family = Family::Gpt2;
     arch.norm = NormKind::Layer;
     arch.rope = None;
-    for layer in &mut arch.layers {
-        let attention = layer.attention_mut();
+    for attention in arch.attentions_mut() {
         attention.rotation = Rotation::None;
         attention.qkv_bias = true;
         attention.output_bias = true;

@@ -3,7 +3,7 @@
 //!
 //! Multipliers of residuals and logits are folded into the weights before them as factors.
 
-use narthex_spec::arch::Family;
+use narthex_spec::arch::{Attention, Family};
 use serde::Deserialize;
 
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
@@ -73,9 +73,7 @@ impl Multipliers {
         let residual = self.residual as f32;
         decoder.arch.family = Family::Granite;
         decoder.arch.embed_scale = Some(self.embedding as f32);
-        for layer in &mut decoder.arch.layers {
-            layer.attention_mut().scale = Some(self.attention as f32);
-        }
+        decoder.arch.attentions_mut().for_each(|attention| attention.scale = Some(self.attention as f32));
         decoder.layout.scales = vec![
             WeightScale { module: "attn.o_proj", factor: residual },
             WeightScale { module: "mlp.down_proj", factor: residual },
@@ -119,7 +117,7 @@ fn hf4(config: &Config) -> Result<Decoder> {
 
 fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     let decoder = Decoder::from(keys.decoder(tensors)?).with_interleaved_rope();
-    let scale = decoder.arch.layers.first().map_or(1.0, |layer| layer.attention().scale());
+    let scale = decoder.arch.attentions().next().map_or(1.0, Attention::scale);
     let multipliers = Multipliers {
         embedding: keys.float_or("embedding_scale", 1.0)?,
         residual: keys.float_or("residual_scale", 1.0)?,

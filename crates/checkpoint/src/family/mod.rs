@@ -14,6 +14,7 @@ mod gemma3n;
 mod gpt2;
 mod granite;
 mod idefics3;
+mod lfm2;
 mod llama;
 mod mistral;
 mod mobilebert;
@@ -57,6 +58,7 @@ pub(super) const HF: &[&HfFamily] = &[
     &gemma::HF3,
     &gemma3n::HF,
     &idefics3::HF,
+    &lfm2::HF,
     &gpt2::HF,
     &openelm::HF,
     &chatglm::HF,
@@ -83,6 +85,7 @@ pub(super) const GGUF: &[&GgufFamily] = &[
     &gemma::GGUF2,
     &gemma::GGUF3,
     &gemma3n::GGUF,
+    &lfm2::GGUF,
     &gpt2::GGUF,
     &openelm::GGUF,
     &chatglm::GGUF,

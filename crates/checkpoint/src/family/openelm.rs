@@ -126,7 +126,7 @@ fn divisible(value: f64, divisor: usize) -> usize {
 fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     let mut arch = keys.decoder(tensors)?;
     arch.family = Family::OpenElm;
-    arch.layers.iter_mut().for_each(|layer| layer.attention_mut().qk_norm = QkNorm::Rms);
+    arch.attentions_mut().for_each(|attention| attention.qk_norm = QkNorm::Rms);
     Ok(arch.into())
 }
 

@@ -71,7 +71,7 @@ fn hf2(config: &Config) -> Result<Decoder> {
     let defaults = Defaults { context: 32_768, kv_heads: Some(32), ..Defaults::LLAMA };
     let (_, mut arch) = shared(config, defaults)?;
     arch.family = Family::Qwen2;
-    arch.layers.iter_mut().for_each(|layer| layer.attention_mut().qkv_bias = true);
+    arch.attentions_mut().for_each(|attention| attention.qkv_bias = true);
     Ok(arch.into())
 }
 
@@ -85,7 +85,7 @@ fn hf3(config: &Config) -> Result<Decoder> {
 /// Applies the differences of Qwen3 from Qwen2.
 fn as_qwen3(mut arch: DecoderArch) -> DecoderArch {
     arch.family = Family::Qwen3;
-    arch.layers.iter_mut().for_each(|layer| layer.attention_mut().qk_norm = QkNorm::Rms);
+    arch.attentions_mut().for_each(|attention| attention.qk_norm = QkNorm::Rms);
     arch
 }
 

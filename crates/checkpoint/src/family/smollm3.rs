@@ -86,8 +86,8 @@ fn rotated_layers(interval: usize, layers: usize) -> Vec<bool> {
 
 fn without_positions(mut arch: DecoderArch, rotated: &[bool]) -> DecoderArch {
     arch.family = Family::SmolLm3;
-    for (layer, &rotated) in arch.layers.iter_mut().zip(rotated) {
-        layer.attention_mut().rotation = if rotated { Rotation::Global } else { Rotation::None };
+    for (attention, &rotated) in arch.attentions_mut().zip(rotated) {
+        attention.rotation = if rotated { Rotation::Global } else { Rotation::None };
     }
     arch
 }

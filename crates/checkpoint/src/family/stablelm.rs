@@ -54,9 +54,7 @@ fn hf(config: &Config) -> Result<Decoder> {
     let mut arch = keys.decoder(config, defaults)?;
     let residual = if stablelm.use_parallel_residual { Residual::Parallel } else { Residual::Sequential };
     let qk_norm = if stablelm.qk_layernorm { QkNorm::LayerPerHead } else { QkNorm::None };
-    for layer in &mut arch.layers {
-        layer.attention_mut().qkv_bias = stablelm.use_qkv_bias;
-    }
+    arch.attentions_mut().for_each(|attention| attention.qkv_bias = stablelm.use_qkv_bias);
     Ok(with_layer_norms(arch, residual, qk_norm).into())
 }
 
@@ -73,9 +71,7 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
 fn with_layer_norms(mut arch: DecoderArch, residual: Residual, qk_norm: QkNorm) -> DecoderArch {
     arch.family = Family::StableLm;
     arch.norm = NormKind::Layer;
-    for layer in &mut arch.layers {
-        layer.residual = residual;
-        layer.attention_mut().qk_norm = qk_norm;
-    }
+    arch.layers.iter_mut().for_each(|layer| layer.residual = residual);
+    arch.attentions_mut().for_each(|attention| attention.qk_norm = qk_norm);
     arch
 }

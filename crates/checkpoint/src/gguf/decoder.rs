@@ -108,7 +108,8 @@ impl GgufKeys<'_> {
         let hidden = self.need_count("embedding_length")?;
         let stated_context = self.need_count("context_length")?;
         let layers = self.decoder_layers(tensors, layers, hidden, stated_context)?;
-        let head_size = layers.first().map_or(0, |layer| layer.attention().head_size);
+        let head_size =
+            layers.iter().find_map(DecoderLayer::attention).map_or(0, |attention| attention.head_size);
         let rope = Rope {
             theta: self.float("rope.freq_base")?.unwrap_or(10_000.0),
             dims: self.count("rope.dimension_count")?.unwrap_or(head_size),

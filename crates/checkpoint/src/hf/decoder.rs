@@ -156,8 +156,7 @@ impl DecoderKeys {
     /// Sets the biases of attention in every layer.
     pub(crate) fn apply_attention_bias(&self, arch: &mut DecoderArch) {
         let bias = self.attention_bias.unwrap_or(false);
-        for layer in &mut arch.layers {
-            let attention = layer.attention_mut();
+        for attention in arch.attentions_mut() {
             attention.qkv_bias = bias;
             attention.output_bias = bias;
         }
@@ -203,10 +202,12 @@ impl DecoderKeys {
 
     /// Sets the window of each layer of the sliding type.
     pub(crate) fn windows(&self, arch: &mut DecoderArch, types: &[LayerType], window: Option<usize>) {
+        let context = arch.context;
         for (layer, kind) in arch.layers.iter_mut().zip(types) {
+            let Some(attention) = layer.attention_mut() else { continue };
             // A window as long as the context masks nothing.
-            layer.attention_mut().window =
-                window.filter(|window| *kind == LayerType::Sliding && (1..arch.context).contains(window));
+            attention.window =
+                window.filter(|window| *kind == LayerType::Sliding && (1..context).contains(window));
         }
     }
 
@@ -405,8 +406,8 @@ mod tests {
         assert_eq!(found.rope, Some(Rope { theta: 1e4, dims: 16, scaling: RopeScaling::None }));
         let found =
             decoder(json!({"architectures": ["MistralForCausalLM"], "num_attention_heads": 8})).unwrap();
-        assert_eq!((found.context, found.layers[0].attention().kv_heads), (131_072, 8));
-        assert_eq!(found.layers[0].attention().window, Some(4096));
+        assert_eq!((found.context, found.layers[0].attention().unwrap().kv_heads), (131_072, 8));
+        assert_eq!(found.layers[0].attention().unwrap().window, Some(4096));
     }
 
     #[test]
@@ -418,10 +419,13 @@ mod tests {
         .unwrap();
         let layer = &found.layers[0];
         let rope = found.rope.unwrap();
-        assert_eq!((layer.attention().kv_heads, layer.attention().head_size, rope.dims), (2, 32, 32));
+        assert_eq!(
+            (layer.attention().unwrap().kv_heads, layer.attention().unwrap().head_size, rope.dims),
+            (2, 32, 32)
+        );
         assert!(
-            layer.attention().qkv_bias
-                && layer.attention().output_bias
+            layer.attention().unwrap().qkv_bias
+                && layer.attention().unwrap().output_bias
                 && layer.mlp().unwrap().bias
                 && found.tied_head
         );
@@ -433,7 +437,7 @@ mod tests {
     fn absent_windows_and_null_windows_differ() {
         let check = |class: &str, window: Value, expect| {
             let found = decoder(json!({"architectures": [class], "sliding_window": window})).unwrap();
-            assert_eq!(found.layers[1].attention().window, expect);
+            assert_eq!(found.layers[1].attention().unwrap().window, expect);
         };
         check("MistralForCausalLM", json!(512), Some(512));
         check("MistralForCausalLM", json!(null), None);

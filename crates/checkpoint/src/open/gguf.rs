@@ -250,7 +250,7 @@ mod tests {
                 f.set("llama.attention.value_length", Meta::U32(values));
             }
         };
-        assert_eq!(decoder(both(16, 16)).layers[0].attention().head_size, 16);
+        assert_eq!(decoder(both(16, 16)).layers[0].attention().unwrap().head_size, 16);
         refused(tiny_llama(1), both(16, 8), "unsupported llama.attention.value_length: found 8");
         refused(
             tiny_llama(1),
@@ -258,8 +258,8 @@ mod tests {
             "q_proj.weight (named blk.0.attn_q.weight in this file) has the wrong shape",
         );
         let window = |size| move |f: &mut Gguf| f.set("llama.attention.sliding_window", Meta::U32(size));
-        assert_eq!(decoder(window(64)).layers[1].attention().window, Some(64));
-        assert_eq!(decoder(window(256)).layers[1].attention().window, None);
+        assert_eq!(decoder(window(64)).layers[1].attention().unwrap().window, Some(64));
+        assert_eq!(decoder(window(256)).layers[1].attention().unwrap().window, None);
     }
 
     #[test]
@@ -325,7 +325,10 @@ mod tests {
         ] {
             let found = gemma(name, layers);
             assert_eq!(found.layers.len(), layers as usize);
-            assert!(found.layers.iter().all(|layer| layer.attention().scale == expect), "{name} {layers}");
+            assert!(
+                found.layers.iter().all(|layer| layer.attention().unwrap().scale == expect),
+                "{name} {layers}"
+            );
         }
     }
 
@@ -375,12 +378,20 @@ mod tests {
         let qkv = [("attn_q", 64), ("attn_k", 32), ("attn_v", 32)];
         let found = decoder(|f| bias(f, 0..2, &qkv));
         assert!(
-            found.layers.iter().all(|layer| layer.attention().qkv_bias && !layer.attention().output_bias)
+            found
+                .layers
+                .iter()
+                .all(|layer| layer.attention().unwrap().qkv_bias && !layer.attention().unwrap().output_bias)
         );
         let found = decoder(|f| {
             bias(f, 0..2, &[("ffn_gate", 96), ("ffn_up", 96), ("ffn_down", 64), ("attn_output", 64)])
         });
-        assert!(found.layers.iter().all(|layer| layer.mlp().unwrap().bias && layer.attention().output_bias));
+        assert!(
+            found
+                .layers
+                .iter()
+                .all(|layer| layer.mlp().unwrap().bias && layer.attention().unwrap().output_bias)
+        );
         refused(tiny_llama(1), |f| bias(f, 0..1, &qkv[..2]), "no tensor for layers.0.attn.v_proj.bias");
         let found = decoder(|f| {
             let head = GgufTensor { name: "output.weight".into(), ..f.tensors[0].clone() };

@@ -46,6 +46,8 @@ def randomised(model, name, less_one=False):
             values = 0.3 * noise
         elif "embed" in key or "wte" in key or "wpe" in key:
             values = noise
+        elif key.endswith("conv.conv.weight"):
+            values = 0.5 * noise
         else:
             values = noise / np.sqrt(HIDDEN)
         weight.data = torch.from_numpy(values).half().float()
@@ -238,6 +240,18 @@ def smollm3(out):
     folder, tensors = from_transformers(out, "smollm3", config)
     write_gguf(folder, gguf.MODEL_ARCH.SMOLLM3, tensors,
                llama_meta(layers=4, rope_freq_base=2e6), rotated)
+
+
+def lfm2(out):
+    """Convolutions before and after attention, as in the published models."""
+    config = transformers.Lfm2Config(**SIZES | dict(num_hidden_layers=4, pad_token_id=None), block_multiple_of=16,
+                                     block_ffn_dim_multiplier=1.0, full_attn_idxs=[1, 3], rope_theta=1e6)
+    folder, tensors = from_transformers(out, "lfm2", config)
+    inner = tensors["model.layers.0.feed_forward.w1.weight"].shape[0]
+    meta = llama_meta(layers=4, feed_forward_length=inner, head_count_kv=[0, KV_HEADS, 0, KV_HEADS],
+                      rope_freq_base=1e6, layer_norm_rms_eps=1e-5, shortconv_l_cache=3)
+    write_gguf(folder, gguf.MODEL_ARCH.LFM2, tensors, meta,
+               lambda key, value: value.squeeze(1) if "conv.conv" in key else value)
 
 
 def phi3(out):
@@ -541,7 +555,7 @@ def ernie(out):
     write_gguf(folder, gguf.MODEL_ARCH.ERNIE4_5, tensors, meta)
 
 
-FAMILIES = dict(llama=llama, mistral=mistral, qwen2=qwen2, qwen2_5=qwen2_5, qwen3=qwen3, smollm3=smollm3, phi3=phi3, phi3_long=phi3_long,
+FAMILIES = dict(llama=llama, mistral=mistral, qwen2=qwen2, qwen2_5=qwen2_5, qwen3=qwen3, smollm3=smollm3, lfm2=lfm2, phi3=phi3, phi3_long=phi3_long,
                 phi4_mini=phi4_mini, granite=granite, granite4=granite4, stablelm=stablelm, stablelm2=stablelm2, gemma2=gemma2, gemma3=gemma3, gemma3n=gemma3n, gpt2=gpt2,
                 openelm=openelm, chatglm3=chatglm3, ernie=ernie)
 

@@ -69,10 +69,15 @@ fn genai_config(manifest: &Manifest, arch: &DecoderArch, entry: &GraphEntry) -> 
         return Err(refused(what, expected, "per-layer embeddings, which are inputs of every layer"));
     }
 
+    if arch.layers.iter().any(|layer| layer.convolution().is_some()) {
+        let expected = "attention in every layer";
+        return Err(refused(what, expected, "short convolutions, whose rows the program does not store"));
+    }
+
     let uniform = entry.kv.first().filter(|first| {
         entry.kv.iter().all(|other| (other.heads, other.head_size) == (first.heads, first.head_size))
     });
-    let Some((first, layer)) = uniform.zip(arch.layers.first()) else {
+    let Some((first, attention)) = uniform.zip(arch.attentions().next()) else {
         let expected = "one number of key and value heads, and one head size, in all layers";
         return Err(refused(what, expected, "several"));
     };
@@ -101,7 +106,7 @@ fn genai_config(manifest: &Manifest, arch: &DecoderArch, entry: &GraphEntry) -> 
             "filename": GRAPH,
             "hidden_size": arch.hidden,
             "head_size": first.head_size,
-            "num_attention_heads": layer.attention().heads,
+            "num_attention_heads": attention.heads,
             "num_key_value_heads": first.heads,
             "num_hidden_layers": entry.kv.len(),
             "inputs": inputs,

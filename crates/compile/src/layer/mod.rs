@@ -16,6 +16,7 @@ pub(crate) mod mlp;
 pub(crate) mod norm;
 pub(crate) mod rope;
 pub(crate) mod scaled_dot_product_attention;
+pub(crate) mod short_convolution;
 pub(crate) mod unmasked_attention;
 pub(crate) mod whole_attention;
 

@@ -1,4 +1,4 @@
-//! The layers of a decoder, for both variants. A variant supplies its attention and the form of residual additions.
+//! The layers of a decoder, for both variants. A variant supplies its mixers and the form of residual additions.
 
 use std::ops::Range;
 
@@ -20,10 +20,10 @@ use crate::{
     },
 };
 
-/// Lowers the attention of one variant.
-pub(super) trait AttentionLowering {
-    /// Returns the branch that a layer's attention adds to the residual stream. `x` is the normed stream.
-    fn attend(&mut self, e: &mut Emitter<'_>, io: &mut GraphIo, index: usize, x: Tensor) -> Result<Tensor>;
+/// Lowers the mixers of one variant.
+pub(super) trait MixerLowering {
+    /// Returns the branch that a layer's mixer adds to the residual stream. `x` is the normed stream.
+    fn mix(&mut self, e: &mut Emitter<'_>, io: &mut GraphIo, index: usize, x: Tensor) -> Result<Tensor>;
 }
 
 /// A range of a decoder's layers.
@@ -46,15 +46,15 @@ impl DecoderLayers<'_> {
         &self,
         e: &mut Emitter<'_>,
         io: &mut GraphIo,
-        attention: &mut impl AttentionLowering,
+        mixers: &mut impl MixerLowering,
         x: Tensor,
     ) -> Result<ResidualStream> {
         if let Some(altup) = &self.arch.altup {
-            return self.lower_altup(e, io, attention, altup, x);
+            return self.lower_altup(e, io, mixers, altup, x);
         }
         let mut stream = ResidualStream::new(x, self.norms, self.form);
         for index in self.range.clone() {
-            self.layer(e, io, attention, &mut stream, index)?;
+            self.layer(e, io, mixers, &mut stream, index)?;
         }
         Ok(stream)
     }
@@ -62,17 +62,17 @@ impl DecoderLayers<'_> {
     /// Lowers one layer over the residual stream.
     ///
     /// ```text
-    /// sequential:  norm ── attention ── + ── norm ── mlp ── +
-    /// sandwich:    norm ── attention ── norm ── + ── norm ── mlp ── norm ── +
-    /// parallel:    norm ─┬─ attention ── + ─┐
-    ///                    └─ mlp ────────────┴─ +
-    /// unnormed:    attention ── + ── norm ── mlp ── +
+    /// sequential:  norm ── mixer ── + ── norm ── mlp ── +
+    /// sandwich:    norm ── mixer ── norm ── + ── norm ── mlp ── norm ── +
+    /// parallel:    norm ─┬─ mixer ── + ─┐
+    ///                    └─ mlp ────────┴─ +
+    /// unnormed:    mixer ── + ── norm ── mlp ── +
     /// ```
     fn layer(
         &self,
         e: &mut Emitter<'_>,
         io: &mut GraphIo,
-        attention: &mut impl AttentionLowering,
+        mixers: &mut impl MixerLowering,
         stream: &mut ResidualStream,
         index: usize,
     ) -> Result<()> {
@@ -85,7 +85,7 @@ impl DecoderLayers<'_> {
                 stream.normed(e, &scope.child("attn_norm"))?
             }
         };
-        let mut attended = attention.attend(e, io, index, normed)?;
+        let mut attended = mixers.mix(e, io, index, normed)?;
         if layer.residual == Residual::Sandwich {
             attended = branch.apply_scaled(e, &scope.child("attn_post_norm"), attended, scale)?;
         }
@@ -110,7 +110,7 @@ impl DecoderLayers<'_> {
         &self,
         e: &mut Emitter<'_>,
         io: &mut GraphIo,
-        attention: &mut impl AttentionLowering,
+        mixers: &mut impl MixerLowering,
         altup: &AltUp,
         x: Tensor,
     ) -> Result<ResidualStream> {
@@ -123,7 +123,7 @@ impl DecoderLayers<'_> {
             streams.take_rows(e, per_layer, rows, self.range.clone())?;
         }
         for index in self.range.clone() {
-            streams.layer(e, index, &self.arch.layers[index], |e, x| attention.attend(e, io, index, x))?;
+            streams.layer(e, index, &self.arch.layers[index], |e, x| mixers.mix(e, io, index, x))?;
         }
         let is_last = self.range.end == self.arch.layers.len();
         let states = if is_last { streams.merged(e)? } else { streams.flat(e)? };

@@ -3,17 +3,22 @@
 //! Attention with RoPE is one operator over a cache that is updated in place. The head computes only the requested
 //! rows.
 
+use std::collections::BTreeMap;
+
 use narthex_graph::typed::{KeyValue, Scope, Tensor, TensorType};
 use narthex_spec::{
     DType, Variant,
-    arch::{DecoderArch, EncoderArch, EncoderHead, KvSource, Pooling, Rotation},
+    arch::{
+        Attention, DecoderArch, EncoderArch, EncoderHead, KvSource, Mixer, Pooling, Rotation,
+        ShortConvolution,
+    },
     dtype::Dim,
     manifest::{GraphEntry, HostTable, KvLayout, Part, Slot},
 };
 
 use super::{
     LoweredModel,
-    decoder::{AttentionLowering, DecoderLayers},
+    decoder::{DecoderLayers, MixerLowering},
     encoder::{self, EncoderInput, EncoderLayers},
     io::GraphIo,
 };
@@ -30,6 +35,7 @@ use crate::{
         layer_scope,
         norm::{Norm, ResidualForm, ResidualStream, StreamNorms},
         rope,
+        short_convolution::{ConvolutionLayer, GatedRows},
     },
     package::GRAPH_FILE,
     rotary,
@@ -68,9 +74,9 @@ pub(crate) fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<Lowered
     let x = embed::scaled(e, embeds, arch, 1.0)?;
     let norms = StreamNorms::new(Norm::of(arch), 1.0);
     let layers = DecoderLayers { arch, range: 0..arch.layers.len(), rows, norms, form: ResidualForm::Fused };
-    let mut attention =
-        CachedAttention { arch, seqlens_k, total_length, angles, entries: Vec::new(), layouts: Vec::new() };
-    let stream = layers.lower(e, &mut io, &mut attention, x)?;
+    let entries = BTreeMap::new();
+    let mut mixers = CachedMixers { arch, seqlens_k, total_length, angles, entries, layouts: Vec::new() };
+    let stream = layers.lower(e, &mut io, &mut mixers, x)?;
     let mut tables = vec![logits(e, &mut io, arch, &stream, logits_rows)?];
     if let Some(per_layer) = &arch.per_layer {
         tables.push(embed::per_layer_table(arch.layers.len(), per_layer).write_planned(e)?);
@@ -81,16 +87,17 @@ pub(crate) fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<Lowered
     if arch.switch().is_some() {
         tables.extend(rope::host_tables(e, arch));
     }
-    close(e, io.entry(GRAPH_FILE, Variant::Dynamic, Part::Whole, attention.layouts), tables)
+    close(e, io.entry(GRAPH_FILE, Variant::Dynamic, Part::Whole, mixers.layouts), tables)
 }
 
-/// Attention with a cache that is updated in place.
-struct CachedAttention<'a> {
+/// Attention with a cache that is updated in place, and convolutions over rows that the host stores.
+struct CachedMixers<'a> {
     arch: &'a DecoderArch,
     seqlens_k: Tensor,
     total_length: Tensor,
     angles: rope::Angles,
-    entries: Vec<CacheEntry>,
+    /// Keys and values by cache entry.
+    entries: BTreeMap<usize, CacheEntry>,
     layouts: Vec<KvLayout>,
 }
 
@@ -101,12 +108,52 @@ struct CacheEntry {
     new: Option<KeyValue>,
 }
 
-impl AttentionLowering for CachedAttention<'_> {
-    fn attend(&mut self, e: &mut Emitter<'_>, io: &mut GraphIo, index: usize, x: Tensor) -> Result<Tensor> {
-        let spec = self.arch.layers[index].attention();
+impl MixerLowering for CachedMixers<'_> {
+    fn mix(&mut self, e: &mut Emitter<'_>, io: &mut GraphIo, index: usize, x: Tensor) -> Result<Tensor> {
+        match &self.arch.layers[index].mixer {
+            Mixer::Attention(attention) => self.attend(e, io, index, attention, x),
+            Mixer::Convolution(convolution) => self.convolve(e, io, index, convolution, x),
+        }
+    }
+}
+
+impl<'a> CachedMixers<'a> {
+    /// Adds a short convolution. The host supplies the rows of the last tokens and stores those of the new ones.
+    fn convolve(
+        &mut self,
+        e: &mut Emitter<'_>,
+        io: &mut GraphIo,
+        index: usize,
+        spec: &ShortConvolution,
+        x: Tensor,
+    ) -> Result<Tensor> {
+        let entry = self.arch.kv_index(index);
+        let width = self.arch.hidden;
+        let [batch, sequence]: [Dim; 2] = ["batch".into(), "sequence".into()];
+        let past = f32(&[batch.clone(), (spec.kernel - 1).into(), width.into()]);
+        let past = io.input(e, Slot::PastConvolution { layer: entry }, &format!("past.{entry}.conv"), past);
+
+        let scope = layer_scope(index).child("conv");
+        let layer = ConvolutionLayer { scope: &scope, spec, width };
+        let GatedRows { rows, gate } = layer.rows(e, x)?;
+        let new = f32(&[batch, sequence, width.into()]);
+        io.output(e, Slot::NewConvolution { layer: entry }, &format!("new.{entry}.conv"), rows, &new)?;
+        let joined = e.graph.concat(&scope.child("joined"), &[past, rows], 1)?;
+        self.layouts.push(KvLayout::convolution(width, spec.kernel, DType::F32));
+        layer.output(e, joined, gate)
+    }
+
+    fn attend(
+        &mut self,
+        e: &mut Emitter<'_>,
+        io: &mut GraphIo,
+        index: usize,
+        spec: &Attention,
+        x: Tensor,
+    ) -> Result<Tensor> {
         let entry = self.arch.kv_index(index);
         let kind = f32(&["batch".into(), spec.kv_heads.into(), "capacity".into(), spec.head_size.into()]);
-        let known = self.entries.get(entry);
+        let known = self.entries.get(&entry);
         let past = match known {
             Some(known) => known.past,
             None => {
@@ -142,7 +189,7 @@ impl AttentionLowering for CachedAttention<'_> {
         }
 
         if known.is_none() {
-            self.entries.push(CacheEntry { past, new: attended.key_value });
+            self.entries.insert(entry, CacheEntry { past, new: attended.key_value });
             let layout = KvLayout::plain(spec.kv_heads, spec.head_size);
             self.layouts.push(KvLayout { window: spec.window, ..layout });
         }

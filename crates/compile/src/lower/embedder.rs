@@ -3,7 +3,10 @@
 use narthex_graph::typed::{Scope, Tensor, TensorType};
 use narthex_spec::{
     DType, Variant,
-    arch::{AttentionDirection, ClassifierLayers, DecoderArch, EmbedderArch, EncoderHead, Pooling, Rotation},
+    arch::{
+        AttentionDirection, ClassifierLayers, DecoderArch, EmbedderArch, EncoderHead, Mixer, Pooling,
+        Rotation,
+    },
     dtype::Dim,
     manifest::{GraphEntry, HostTable, Part, Slot},
     recipe::FixedShapes,
@@ -11,7 +14,7 @@ use narthex_spec::{
 
 use super::{
     LoweredModel,
-    decoder::{AttentionLowering, DecoderLayers, stream_norms},
+    decoder::{DecoderLayers, MixerLowering, stream_norms},
     dynamic::f32,
     io::{GraphIo, f16},
 };
@@ -270,9 +273,17 @@ struct TextAttention<'a> {
     angles: Angles,
 }
 
-impl AttentionLowering for TextAttention<'_> {
-    fn attend(&mut self, e: &mut Emitter<'_>, _: &mut GraphIo, index: usize, x: Tensor) -> Result<Tensor> {
-        let spec = self.arch.decoder.layers[index].attention();
+impl MixerLowering for TextAttention<'_> {
+    fn mix(&mut self, e: &mut Emitter<'_>, _: &mut GraphIo, index: usize, x: Tensor) -> Result<Tensor> {
+        let spec = match &self.arch.decoder.layers[index].mixer {
+            Mixer::Attention(attention) => attention,
+            Mixer::Convolution(_) => {
+                return Err(CompileError::Unsupported {
+                    what: "a short convolution".to_owned(),
+                    reason: "layers of embedding models have attention".to_owned(),
+                });
+            }
+        };
         let mask = self.mask(e, spec.window)?;
         let rotary = self.rotary(e, spec.rotation)?;
         let length = match self.inputs {

@@ -2,7 +2,7 @@
 
 use narthex_spec::{
     Recipe,
-    arch::{Architecture, Component, DecoderArch, KvSource, SpeechArch},
+    arch::{Architecture, Component, DecoderArch, SpeechArch},
     manifest::LayerRange,
     recipe::FixedShapes,
 };
@@ -79,7 +79,7 @@ fn units(arch: &DecoderArch) -> Vec<LayerRange> {
     let mut units: Vec<LayerRange> = Vec::new();
     for (index, layer) in arch.layers.iter().enumerate() {
         let mut unit = LayerRange { first: index, end: index + 1 };
-        if let KvSource::Layer(source) = layer.attention().kv {
+        if let Some(source) = layer.shared_entry() {
             while let Some(before) = units.pop_if(|before| before.end > source) {
                 unit.first = before.first;
             }
@@ -135,7 +135,7 @@ fn runs(bytes: &[u64], limit: u64) -> Vec<LayerRange> {
 mod tests {
     use narthex_spec::{
         Scheme,
-        arch::{Activation, Architecture, Attention, DecoderLayer, Mlp, Residual},
+        arch::{Activation, Architecture, Attention, DecoderLayer, KvSource, Mlp, Residual},
     };
     use narthex_testkit::architecture as example;
 
@@ -188,7 +188,7 @@ mod tests {
             let layer = DecoderLayer { residual: Residual::Sandwich, ..DecoderLayer::dense(attention, mlp) };
             let mut arch = DecoderArch { layers: vec![layer; 6], ..example::llama() };
             for &(layer, source) in shared {
-                arch.layers[layer].attention_mut().kv = KvSource::Layer(source);
+                arch.layers[layer].attention_mut().unwrap().kv = KvSource::Layer(source);
             }
             let recipe = Recipe { part_bytes, ..Recipe::new(Scheme::W8) };
             let plan = Plan::new(&Architecture::Decoder(arch.clone()), &recipe);

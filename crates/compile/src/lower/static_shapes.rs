@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use narthex_graph::typed::{KeyValue, Scope, Tensor};
 use narthex_spec::{
     DType, HeadOrder, Scheme, Variant,
-    arch::{Architecture, Attention, DecoderArch, DecoderLayer, Rotation},
+    arch::{Architecture, Attention, DecoderArch, DecoderLayer, Mixer, Rotation, ShortConvolution},
     dtype::Dim,
     manifest::{GraphEntry, KvLayout, LayerRange, Part, Slot},
     recipe::{FixedShapes, StepShape},
@@ -18,7 +18,7 @@ use narthex_spec::{
 
 use super::{
     LoweredModel,
-    decoder::{AttentionLowering, DecoderLayers, stream_norms},
+    decoder::{DecoderLayers, MixerLowering, stream_norms},
     embedder,
     io::{GraphIo, f16, static_layout},
     parts, static_encoder, static_speech,
@@ -34,6 +34,7 @@ use crate::{
         norm::{Norm, ResidualForm},
         rope::{self, Angles},
         scaled_dot_product_attention::{StaticCache, StaticStep, scaled_dot_product_attention},
+        short_convolution::{ConvolutionLayer, GatedRows},
     },
     rotary,
 };
@@ -113,7 +114,7 @@ impl LayersGraph<'_> {
         };
 
         let angles = self.angles(e, &mut io, &arch.layers[first..end])?;
-        let mut attention = StaticAttention {
+        let mut mixers = StaticMixers {
             arch,
             norm: norms.branch,
             tokens,
@@ -121,23 +122,25 @@ impl LayersGraph<'_> {
             angles,
             masks: Vec::new(),
             entries: BTreeMap::new(),
+            places: None,
             layouts: Vec::new(),
         };
 
         let rows = [1, tokens].map(Dim::from);
         let layers = DecoderLayers { arch, range: first..end, rows, norms, form: ResidualForm::Plain };
-        let stream = layers.lower(e, &mut io, &mut attention, x)?;
+        let stream = layers.lower(e, &mut io, &mut mixers, x)?;
         let width = if end == arch.layers.len() { arch.hidden } else { states };
         io.output(e, Slot::Hidden, "hidden", stream.sum(), &f16([1, tokens, width]))?;
         let file = format!("layers-{tokens}x{past}{part}.onnx");
-        Ok(io.entry(&file, Variant::Static, Part::Layers { tokens, past, range }, attention.layouts))
+        Ok(io.entry(&file, Variant::Static, Part::Layers { tokens, past, range }, mixers.layouts))
     }
 
     /// Declares the angles of the new tokens for the rotations that some layers use.
     fn angles(&self, e: &mut Emitter<'_>, io: &mut GraphIo, layers: &[DecoderLayer]) -> Result<Angles> {
         let mut angles = Angles::default();
         for (rotation, [cos, sin], prefix) in ANGLES {
-            let is_used = layers.iter().any(|layer| layer.attention().rotation == rotation);
+            let is_used =
+                layers.iter().filter_map(DecoderLayer::attention).any(|layer| layer.rotation == rotation);
             let Some(pairs) = rotary::pairs(self.arch, rotation).filter(|_| is_used) else { continue };
             let kind = f16([1, 1, self.tokens, pairs]);
             let cos = io.input(e, cos, &format!("{prefix}cos"), kind.clone());
@@ -156,8 +159,8 @@ impl LayersGraph<'_> {
     }
 }
 
-/// Attention with plain operators over a past of fixed width.
-struct StaticAttention<'a> {
+/// Attention with plain operators over a past of fixed width, and short convolutions.
+struct StaticMixers<'a> {
     arch: &'a DecoderArch,
     norm: Norm,
     tokens: usize,
@@ -167,12 +170,80 @@ struct StaticAttention<'a> {
     masks: Vec<(Option<usize>, Tensor)>,
     /// Keys and values of past and new tokens, by cache entry.
     entries: BTreeMap<usize, KeyValue>,
+    /// Inputs of convolutions that several tokens share.
+    places: Option<[Tensor; 2]>,
     layouts: Vec<KvLayout>,
 }
 
-impl AttentionLowering for StaticAttention<'_> {
-    fn attend(&mut self, e: &mut Emitter<'_>, io: &mut GraphIo, index: usize, x: Tensor) -> Result<Tensor> {
-        let spec = self.arch.layers[index].attention();
+impl MixerLowering for StaticMixers<'_> {
+    fn mix(&mut self, e: &mut Emitter<'_>, io: &mut GraphIo, index: usize, x: Tensor) -> Result<Tensor> {
+        match &self.arch.layers[index].mixer {
+            Mixer::Attention(attention) => self.attend(e, io, index, attention, x),
+            Mixer::Convolution(convolution) => self.convolve(e, io, index, convolution, x),
+        }
+    }
+}
+
+impl StaticMixers<'_> {
+    /// Adds a short convolution. Padding comes before the new tokens, so the rows of the past are moved to the place before
+    /// the first token:
+    ///
+    /// ```text
+    /// past ─┬─ MatMul(shift) ───────────────┐
+    ///       └─ Concat(rows) ── Mul(in place) ─ Add ── taps
+    /// ```
+    fn convolve(
+        &mut self,
+        e: &mut Emitter<'_>,
+        io: &mut GraphIo,
+        index: usize,
+        spec: &ShortConvolution,
+        x: Tensor,
+    ) -> Result<Tensor> {
+        let entry = self.arch.kv_index(index);
+        let width = self.arch.hidden;
+        let past = f16([1, spec.kernel - 1, width]);
+        let past = io.input(e, Slot::PastConvolution { layer: entry }, &format!("past.{entry}.conv"), past);
+
+        let scope = layer_scope(index).child("conv");
+        let layer = ConvolutionLayer { scope: &scope, spec, width };
+        let GatedRows { rows, gate } = layer.rows(e, x)?;
+        let new = f16([1, self.tokens, width]);
+        io.output(e, Slot::NewConvolution { layer: entry }, &format!("new.{entry}.conv"), rows, &new)?;
+        let mut joined = e.graph.concat(&scope.child("joined"), &[past, rows], 1)?;
+        if self.tokens > 1 {
+            let [in_place, shift] = self.places(e, io, spec.kernel - 1);
+            joined = e.graph.mul(&scope.child("in_place"), joined, in_place)?;
+            let moved = e.graph.mat_mul(&scope.child("moved"), shift, past)?;
+            joined = e.graph.add(&scope.child("joined"), joined, moved)?;
+        }
+        let layout = KvLayout::convolution(width, spec.kernel, DType::F16);
+        self.layouts.push(layout);
+        layer.output(e, joined, gate)
+    }
+
+    /// Returns the rows of a convolution that are read in place, and the matrix that moves those of the past, for `past`
+    /// rows.
+    fn places(&mut self, e: &mut Emitter<'_>, io: &mut GraphIo, past: usize) -> [Tensor; 2] {
+        let tokens = self.tokens;
+        *self.places.get_or_insert_with(|| {
+            let rows = f16([1, past + tokens, 1]);
+            let shift = f16([1, past + tokens, past]);
+            [
+                io.input(e, Slot::ConvolutionRows, "conv.rows", rows),
+                io.input(e, Slot::ConvolutionShift, "conv.shift", shift),
+            ]
+        })
+    }
+
+    fn attend(
+        &mut self,
+        e: &mut Emitter<'_>,
+        io: &mut GraphIo,
+        index: usize,
+        spec: &Attention,
+        x: Tensor,
+    ) -> Result<Tensor> {
         let entry = self.arch.kv_index(index);
         let mask = self.mask(e, io, spec.window);
         let rotary = self.angles.of(spec.rotation);
@@ -198,9 +269,7 @@ impl AttentionLowering for StaticAttention<'_> {
         }
         Ok(found.output)
     }
-}
 
-impl StaticAttention<'_> {
     /// Returns the mask for layers with this window. Each window has its own input.
     fn mask(&mut self, e: &mut Emitter<'_>, io: &mut GraphIo, window: Option<usize>) -> Tensor {
         if let Some((_, mask)) = self.masks.iter().find(|(other, _)| *other == window) {

@@ -8,7 +8,7 @@
 //! - The rows of `v_proj` produce those of `o_proj`, because a mixture of values is linear in each channel. Query heads that
 //!   share a head of values share its scales.
 
-use narthex_spec::arch::{Attention, DecoderArch, DecoderLayer, FeedForward, KvSource, Residual};
+use narthex_spec::arch::{Attention, DecoderArch, DecoderLayer, FeedForward, KvSource, Mixer, Residual};
 use serde::Serialize;
 
 use super::Plan;
@@ -16,7 +16,7 @@ use super::Plan;
 /// Channels with common scales.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ChannelGroup {
-    /// `layers.3.attn`, `layers.3.mlp`, `layers.3.down` or `layers.3.o`.
+    /// `layers.3.attn`, `layers.3.conv`, `layers.3.mlp`, `layers.3.down` or `layers.3.o`.
     pub name: String,
     /// The weight whose elements, or rows, produce the channels.
     pub producer: String,
@@ -64,8 +64,8 @@ impl ChannelGroup {
 pub fn channel_groups(arch: &DecoderArch, plan: &Plan) -> Vec<ChannelGroup> {
     let mut groups = Vec::new();
     for (index, layer) in arch.layers.iter().enumerate() {
-        groups.extend(attention_inputs(arch, index, layer));
-        groups.extend(values(arch, index, layer.attention()));
+        groups.extend(mixer_inputs(arch, index, layer));
+        groups.extend(layer.attention().and_then(|attention| values(arch, index, attention)));
         groups.extend(feed_forward_inputs(index, layer));
         groups.extend(gated_products(index, layer));
     }
@@ -80,32 +80,29 @@ fn is_copied(plan: &Plan, name: &str) -> bool {
     plan.storage(name).is_some_and(|storage| storage.is_copied())
 }
 
-/// Returns the channels that the projections of attention read.
-pub(super) fn attention_inputs(
-    arch: &DecoderArch,
-    index: usize,
-    layer: &DecoderLayer,
-) -> Option<ChannelGroup> {
+/// Returns the channels that the projections of attention, or of a convolution, read.
+pub(super) fn mixer_inputs(arch: &DecoderArch, index: usize, layer: &DecoderLayer) -> Option<ChannelGroup> {
     // A learned residual reads the same input as attention, and adds it unscaled.
     if layer.residual == Residual::Unnormed || arch.altup.is_some() {
         return None;
     }
     let scope = format!("layers.{index}");
-    let parts: &[&str] = match layer.attention().kv {
-        KvSource::Own => &["q", "k", "v"],
-        KvSource::Layer(_) => &["q"],
+    let (name, parts): (_, &[&str]) = match &layer.mixer {
+        Mixer::Attention(attention) if attention.kv == KvSource::Own => ("attn", &["q", "k", "v"]),
+        Mixer::Attention(_) => ("attn", &["q"]),
+        Mixer::Convolution(_) => ("conv", &["in"]),
     };
     let mut readers: Vec<String> =
-        parts.iter().map(|part| format!("{scope}.attn.{part}_proj.weight")).collect();
+        parts.iter().map(|part| format!("{scope}.{name}.{part}_proj.weight")).collect();
     if layer.residual == Residual::Parallel {
         readers.extend(feed_forward_readers(&scope, &layer.feed_forward));
     }
-    Some(ChannelGroup::new(format!("{scope}.attn"), format!("{scope}.attn_norm.weight"), readers))
+    Some(ChannelGroup::new(format!("{scope}.{name}"), format!("{scope}.attn_norm.weight"), readers))
 }
 
 /// Returns the channels of values, which the output projection reads.
 fn values(arch: &DecoderArch, index: usize, attention: &Attention) -> Option<ChannelGroup> {
-    let is_shared = arch.layers.iter().any(|layer| layer.attention().kv == KvSource::Layer(index));
+    let is_shared = arch.layers.iter().any(|layer| layer.shared_entry() == Some(index));
     let is_own = attention.kv == KvSource::Own;
     // A norm of values takes their scale away.
     if !is_own || is_shared || attention.value_norm || attention.kv_heads == 0 {
@@ -171,15 +168,15 @@ mod tests {
         let whole = "attn o mlp down";
         check(&|_| {}, [whole; 2]);
         check(&|arch| arch.layers[1].residual = Residual::Parallel, [whole, "attn o down"]);
-        check(&|arch| arch.layers[0].attention_mut().value_norm = true, ["attn mlp down", whole]);
-        check(&|arch| arch.layers[1].attention_mut().kv = KvSource::Layer(0), ["attn mlp down"; 2]);
+        check(&|arch| arch.layers[0].attention_mut().unwrap().value_norm = true, ["attn mlp down", whole]);
+        check(&|arch| arch.layers[1].attention_mut().unwrap().kv = KvSource::Layer(0), ["attn mlp down"; 2]);
         check(&|arch| arch.layers[0].mlp_mut().unwrap().gated = false, ["attn o mlp", whole]);
     }
 
     #[test]
     fn copies_of_a_channel_share_its_scale() {
         let mut arch = DecoderArch { layers: vec![example::layer()], ..example::llama() };
-        *arch.layers[0].attention_mut() = Attention::plain(4, 2, 2);
+        *arch.layers[0].attention_mut().unwrap() = Attention::plain(4, 2, 2);
         let groups = groups(&arch);
         let values = groups.iter().find(|group| group.name == "layers.0.o").unwrap();
         let columns = [1.0, 2.0, 3.0, 1.0, 5.0, 6.0, 7.0, 8.0];

@@ -30,7 +30,10 @@ pub(crate) fn balance_keys(
 ) -> Result<()> {
     let mut powers: Vec<Vec<f32>> = Vec::with_capacity(arch.layers.len());
     for (index, layer) in arch.layers.iter().enumerate() {
-        let attention = layer.attention();
+        let Some(attention) = layer.attention() else {
+            powers.push(Vec::new());
+            continue;
+        };
         let module = format!("layers.{index}.attn");
 
         let keys = match attention.kv {
@@ -95,7 +98,7 @@ fn projected_sizes(
     let rows = plan.get(&name).map_or(0, |planned| planned.rows);
     let weight = weights.weight(&name)?;
     weight.expect_shape(&[rows, arch.hidden])?;
-    let bias = match arch.layers[layer].attention().qkv_bias {
+    let bias = match arch.layers[layer].attention().is_some_and(|attention| attention.qkv_bias) {
         true => weights.weight(&format!("{module}.bias"))?.to_f32(),
         false => vec![0.0; rows],
     };

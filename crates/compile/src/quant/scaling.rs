@@ -8,12 +8,12 @@
 
 use std::collections::BTreeMap;
 
-use narthex_spec::arch::DecoderArch;
+use narthex_spec::arch::{DecoderArch, Mixer};
 use serde::Serialize;
 
 use super::{
     Plan, Storage,
-    channel_groups::{ChannelGroup, attention_inputs, feed_forward_inputs, gated_products},
+    channel_groups::{ChannelGroup, feed_forward_inputs, gated_products, mixer_inputs},
 };
 
 /// Exponent with which a channel's size enters its divisor: 1 would equalise all channels of the input, 0 leaves them
@@ -37,7 +37,7 @@ const OUTLIER_THRESHOLD: f32 = 3.0;
 /// The input of one or more linear layers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Input {
-    /// `layers.3.attn`, `layers.3.mlp`, `layers.3.down` or `head`.
+    /// `layers.3.attn`, `layers.3.conv`, `layers.3.mlp`, `layers.3.down` or `head`.
     pub name: String,
     /// Path of a node whose first input it is.
     pub node: String,
@@ -67,8 +67,12 @@ pub enum Remedy {
 pub fn inputs(arch: &DecoderArch, plan: &Plan) -> Vec<Input> {
     let mut all = Vec::new();
     for (index, layer) in arch.layers.iter().enumerate() {
+        let mixer = match &layer.mixer {
+            Mixer::Attention(_) => "attn/qkv_proj",
+            Mixer::Convolution(_) => "conv/in_proj",
+        };
         let groups = [
-            (attention_inputs(arch, index, layer), "attn/qkv_proj", arch.hidden),
+            (mixer_inputs(arch, index, layer), mixer, arch.hidden),
             (feed_forward_inputs(index, layer), "mlp/up_proj", arch.hidden),
             (gated_products(index, layer), "mlp/down_proj", layer.mlp().map_or(0, |mlp| mlp.inner)),
         ];

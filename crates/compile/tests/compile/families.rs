@@ -90,8 +90,8 @@ fn both_formats_give_the_same_layers() {
         // GGUF has no key for the scale of Gemma's scores. The scale from its head size is twice that of the folder,
         // and the weights of its queries are halved instead.
         if ["gemma2", "gemma3"].contains(&family) {
-            for layer in &mut folder.layers {
-                layer.attention_mut().scale = layer.attention().scale.map(|scale| scale * 2.0);
+            for attention in folder.attentions_mut() {
+                attention.scale = attention.scale.map(|scale| scale * 2.0);
             }
         }
         assert_eq!(folder.family, gguf.family, "{family}");

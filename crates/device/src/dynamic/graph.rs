@@ -2,7 +2,7 @@
 //! a shape or an address has changed.
 
 use narthex_engine::executor::StepError;
-use narthex_spec::DType;
+use narthex_spec::{DType, SlotId};
 
 use super::{
     input::DecoderInput,
@@ -11,6 +11,7 @@ use super::{
     rows::{KvPart, KvTensor},
 };
 use crate::{
+    convolution_rows::ConvolutionRows,
     ort::{Binding, Session, Tensor},
     table::Table,
 };
@@ -39,9 +40,17 @@ impl AngleTables {
     }
 }
 
+/// A sequence in a run.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RunRow {
+    pub(super) slot: SlotId,
+    /// Number of tokens before the new ones.
+    pub(super) at: usize,
+}
+
 pub(super) struct GraphRun<'a> {
-    /// Number of rows in the batch.
-    pub(super) batch: usize,
+    /// Sequences of the batch, one for each row.
+    pub(super) batch: &'a [RunRow],
     /// Number of new tokens in each row.
     pub(super) sequence: usize,
     /// Number of past and new tokens in the longest row.
@@ -81,6 +90,8 @@ pub(super) struct BoundGraph {
     total: [i32; 1],
     /// New keys and values of each layer, for graphs that return only these.
     new_kv: Vec<[Vec<f32>; 2]>,
+    /// Rows of past and of new tokens of each short convolution.
+    convolutions: Vec<[Vec<f32>; 2]>,
     /// Number of logits in a row of the head's output.
     width: usize,
 }
@@ -95,6 +106,7 @@ impl BoundGraph {
             rows: vec![0; most],
             total: [0],
             new_kv: Vec::new(),
+            convolutions: Vec::new(),
             width,
         })
     }
@@ -105,11 +117,12 @@ impl BoundGraph {
         session: &mut Session,
         names: &DecoderNames,
         cache: &mut KvCache,
+        rows: &mut ConvolutionRows<f32>,
         run: GraphRun<'_>,
     ) -> Result<(), StepError> {
         self.total[0] = run.total as i32;
         let key = BindingKey {
-            batch: run.batch,
+            batch: run.batch.len(),
             sequence: run.sequence,
             first_row: run.first_row,
             logits_rows: run.logits_rows,
@@ -120,14 +133,26 @@ impl BoundGraph {
         };
 
         let row = run.first_row;
+        let batch = run.batch;
         let new = run.total.saturating_sub(run.sequence)..run.total;
         if self.key != Some(key) {
             self.key = None;
-            self.bind(names, cache, run)?;
+            self.bind(names, cache, rows, run)?;
             self.key = Some(key);
         }
 
+        for (index, [past, _]) in self.convolutions.iter_mut().enumerate() {
+            for (sequence, past) in batch.iter().zip(past.chunks_exact_mut(rows.past_elements(index).max(1)))
+            {
+                rows.read_past(sequence.slot, index, sequence.at, past);
+            }
+        }
         self.binding.run(session)?;
+        for (index, [_, new]) in self.convolutions.iter().enumerate() {
+            for (sequence, new) in batch.iter().zip(new.chunks_exact((new.len() / batch.len()).max(1))) {
+                rows.write(sequence.slot, index, sequence.at, new)?;
+            }
+        }
         for (layer, parts) in self.new_kv.iter().enumerate() {
             for (part, fresh) in KvPart::BOTH.into_iter().zip(parts) {
                 cache.place(KvTensor { layer, part }, row, new.clone(), fresh);
@@ -140,14 +165,17 @@ impl BoundGraph {
         &mut self,
         names: &DecoderNames,
         cache: &mut KvCache,
+        convolutions: &ConvolutionRows<f32>,
         run: GraphRun<'_>,
     ) -> Result<(), StepError> {
-        let batch = run.batch as i64;
+        let count = run.batch.len();
+        let batch = count as i64;
         let rows = run.logits_rows as i64;
         let width = self.width as i64;
         if names.cache_output == CacheOutput::New {
             self.new_kv.resize_with(names.cache.len(), Default::default);
         }
+        self.convolutions.resize_with(names.convolutions.len(), Default::default);
         let b = &mut self.binding;
 
         // SAFETY: the feed, the angles, the logits and the cache belong to the executor that owns this binding; all
@@ -161,17 +189,17 @@ impl BoundGraph {
                     for ((name, rows), width) in inputs.into_iter().zip([rows, per_layer]).zip(widths) {
                         let Some(name) = name else { continue };
                         let shape = [batch, run.sequence as i64, width as i64];
-                        let rows = &mut rows[..run.batch * run.sequence * width];
+                        let rows = &mut rows[..count * run.sequence * width];
                         b.input(name, Tensor::new(rows, DType::F32, &shape))?;
                     }
                 }
                 DecoderInput::Tokens { tokens, .. } => {
-                    let tokens = &mut tokens[..run.batch * run.sequence];
+                    let tokens = &mut tokens[..count * run.sequence];
                     let shape = [batch, run.sequence as i64];
                     b.input(&names.first, Tensor::new(tokens, DType::I64, &shape))?;
                 }
             }
-            b.input(&names.seqlens_k, Tensor::new(&mut self.lengths[..run.batch], DType::I32, &[batch]))?;
+            b.input(&names.seqlens_k, Tensor::new(&mut self.lengths[..count], DType::I32, &[batch]))?;
             b.input(&names.total_length, Tensor::new(&mut self.total, DType::I32, &[]))?;
             b.input(&names.logits_rows, Tensor::new(&mut self.rows[..run.logits_rows], DType::I64, &[rows]))?;
             if let (Some(names), Some(angles)) = (&names.angles, run.angles) {
@@ -181,7 +209,18 @@ impl BoundGraph {
                 }
             }
             b.output(&names.logits, Tensor::new(run.logits, DType::F32, &[rows, width]))?;
-            let rows = run.first_row..run.first_row + run.batch;
+            for (index, (names, [past, new])) in
+                names.convolutions.iter().zip(&mut self.convolutions).enumerate()
+            {
+                let [width, rows] = convolutions.shape(index);
+                past.resize(count * rows * width, 0.0);
+                new.resize(count * run.sequence * width, 0.0);
+                let shape = [count, rows, width].map(|extent| extent as i64);
+                b.input(&names.past, Tensor::new(past, DType::F32, &shape))?;
+                let shape = [count, run.sequence, width].map(|extent| extent as i64);
+                b.output(&names.new, Tensor::new(new, DType::F32, &shape))?;
+            }
+            let rows = run.first_row..run.first_row + count;
             cache.bind(b, names, rows, run.sequence, &mut self.new_kv)
         }
     }

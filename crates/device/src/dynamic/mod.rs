@@ -20,7 +20,7 @@ use std::{ops::Range, path::Path};
 
 use narthex_engine::{
     executor::{
-        Executor, KvBlock, KvCopy, Limits, LogitRows, Logits, Span, StepError, StepPlan, check_read,
+        Executor, KvBlock, KvCopy, KvRows, Limits, LogitRows, Logits, Span, StepError, StepPlan, check_read,
         check_truncate,
     },
     position::{Position, same_kind},
@@ -28,10 +28,11 @@ use narthex_engine::{
 use narthex_spec::{
     DType, Ep, KvPrecision, SlotId,
     arch::Steps,
-    manifest::{KvLayout, Manifest},
+    manifest::{KvContent, KvLayout, Manifest},
 };
 
 use crate::{
+    convolution_rows::ConvolutionRows,
     ep::Device,
     error::DeviceError,
     inventory,
@@ -47,7 +48,7 @@ use crate::{
 };
 
 use device_cache::DeviceKvCache;
-use graph::{BoundGraph, GraphRun};
+use graph::{BoundGraph, GraphRun, RunRow};
 use growth::Growth;
 use host_cache::HostKvCache;
 use kv_cache::KvCache;
@@ -75,7 +76,12 @@ pub struct DynamicExecutor {
     long: Option<LongRope>,
     switch: RopeSwitch,
     cache: KvCache,
+    /// Rows of short convolutions.
+    rows: ConvolutionRows<f32>,
+    /// Layouts of all entries of the cache, those of convolutions among them.
     kv: Vec<KvLayout>,
+    /// Sequences of a batch, by their rows.
+    batch_rows: Vec<RunRow>,
     decode: BoundGraph,
     prefill: BoundGraph,
     logits: Vec<f32>,
@@ -130,19 +136,21 @@ impl DynamicExecutor {
         let session = &graph.session;
         let kv = graph.cache_layouts(&entry.kv);
         limits.kv.bytes_per_token = bytes_per_token(&kv);
+        let attention = kv.iter().filter(|layer| layer.content == KvContent::KeysAndValues);
+        let attention: Vec<KvLayout> = attention.cloned().collect();
         let own = names.cache.first().map(|[keys, _]| DeviceMemory::of_input(runtime, session, &keys.past));
         let cache = match own.transpose().map_err(DeviceError::binding)?.flatten() {
             // If a graph returns only new keys and values, the host writes them to the cache.
             Some(memory) if names.cache_output == CacheOutput::Present => {
-                let dtype = kv.first().map_or(DType::F32, |layer| layer.dtype);
+                let dtype = attention.first().map_or(DType::F32, |layer| layer.dtype);
                 let padding = DevicePadding::new(runtime, dtype, SessionOptions::on(device, 1))?;
                 let clears_memory = device.ep() == Ep::Cuda;
-                KvCache::Device(DeviceKvCache::new(&kv, &limits, memory, padding, clears_memory))
+                KvCache::Device(DeviceKvCache::new(&attention, &limits, memory, padding, clears_memory))
             }
             _ => {
                 let growth =
                     if names.cache_output == CacheOutput::New { Growth::Eighth } else { Growth::Double };
-                KvCache::Host(HostKvCache::new(&kv, &limits, growth))
+                KvCache::Host(HostKvCache::new(&attention, &limits, growth))
             }
         };
 
@@ -154,7 +162,9 @@ impl DynamicExecutor {
 
         Ok(Self {
             cache,
+            rows: ConvolutionRows::new(&kv, limits.slots),
             kv,
+            batch_rows: Vec::with_capacity(limits.batch),
             decode,
             prefill,
             logits: vec![0.0; limits.batch * limits.vocab],
@@ -202,6 +212,16 @@ impl DynamicExecutor {
         Ok(self.cache.length(slot))
     }
 
+    /// Returns the place of an entry of the cache.
+    fn place(&self, entry: usize) -> EntryPlace {
+        match self.rows.index(entry) {
+            Some(index) => EntryPlace::Convolution(index),
+            None => {
+                EntryPlace::Attention((0..entry).filter(|&other| self.rows.index(other).is_none()).count())
+            }
+        }
+    }
+
     /// Runs the spans of a plan. `factors` has the rotary factors of each span; if it is empty, all spans use the short
     /// ones.
     fn run_all(&mut self, plan: &StepPlan, factors: &[RopeFactors]) -> Result<(), StepError> {
@@ -240,6 +260,9 @@ impl DynamicExecutor {
         let first_row = self.cache.gather(&self.group);
 
         let lengths = &mut self.decode.lengths;
+        self.batch_rows.clear();
+        self.batch_rows.extend(spans.iter().map(|span| RunRow { slot: span.slot, at: span.at }));
+        self.batch_rows.sort_by_key(|row| self.cache.row(row.slot));
         for (index, span) in spans.iter().enumerate() {
             let place = self.cache.row(span.slot) - first_row;
             self.feed.write(place, plan, plan.tokens_of(span)[0], span.at);
@@ -251,7 +274,7 @@ impl DynamicExecutor {
         let vocab = self.limits.vocab;
         let logits = &mut self.logits[row * vocab..(row + spans.len()) * vocab];
         let run = GraphRun {
-            batch: spans.len(),
+            batch: &self.batch_rows,
             sequence: 1,
             total: longest,
             first_row,
@@ -261,7 +284,7 @@ impl DynamicExecutor {
             logits_rows: spans.len(),
         };
 
-        self.decode.run(&mut self.graph.session, &self.graph.names, &mut self.cache, run)?;
+        self.decode.run(&mut self.graph.session, &self.graph.names, &mut self.cache, &mut self.rows, run)?;
         self.kept.scatter(logits);
         Ok(())
     }
@@ -342,7 +365,7 @@ impl DynamicExecutor {
         let vocab = self.limits.vocab;
         let logits = &mut self.logits[rows.start * vocab..rows.end * vocab];
         let run = GraphRun {
-            batch: 1,
+            batch: &[RunRow { slot, at }],
             sequence: tokens.len(),
             total: at + tokens.len(),
             first_row: self.cache.row(slot),
@@ -352,7 +375,7 @@ impl DynamicExecutor {
             logits: &mut logits[..rows.len() * self.kept.width()],
         };
 
-        bound.run(&mut graph.session, &graph.names, &mut self.cache, run)?;
+        bound.run(&mut graph.session, &graph.names, &mut self.cache, &mut self.rows, run)?;
         self.kept.scatter(logits);
         Ok(())
     }
@@ -361,6 +384,14 @@ impl DynamicExecutor {
 /// Returns the rotary factors of a span.
 fn factors_of(factors: &[RopeFactors], span: usize) -> RopeFactors {
     factors.get(span).copied().unwrap_or(RopeFactors::Short)
+}
+
+/// Place of an entry of the cache.
+enum EntryPlace {
+    /// Index among the keys and values.
+    Attention(usize),
+    /// Index among the convolutions.
+    Convolution(usize),
 }
 
 /// Tokens of one slot that run together.
@@ -415,6 +446,7 @@ impl Executor for DynamicExecutor {
         check_truncate(slot, len, self.held(slot)?)?;
         self.switch.check_kept(slot, len)?;
         self.cache.truncate(slot, len);
+        self.rows.truncate(slot, len);
         self.switch.truncate(slot, len);
         Ok(())
     }
@@ -434,10 +466,15 @@ impl Executor for DynamicExecutor {
 
     fn read_kv(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {
         check_read(&range, self.held(slot)?)?;
-        KvBlock::read(range.len(), &self.kv, |layer| {
-            let [keys, values] = [KvPart::Key, KvPart::Value]
-                .map(|part| self.cache.read(KvTensor { layer, part }, slot, range.clone()));
-            Ok([keys?, values?])
+        KvBlock::read(range.len(), &self.kv, |entry| match self.place(entry) {
+            EntryPlace::Attention(layer) => {
+                let [keys, values] = [KvPart::Key, KvPart::Value]
+                    .map(|part| self.cache.read(KvTensor { layer, part }, slot, range.clone()));
+                Ok([keys?, values?])
+            }
+            EntryPlace::Convolution(index) => {
+                Ok(self.rows.read_halves(slot, index, range.clone()).map(KvRows::F32))
+            }
         })
     }
 
@@ -446,9 +483,17 @@ impl Executor for DynamicExecutor {
         let length = at + block.tokens();
         self.switch.hand_over(slot, at, length)?;
         self.cache.reserve([(slot, length)].into_iter())?;
-        for (layer, block) in block.layers().iter().enumerate() {
-            self.cache.write(KvTensor { layer, part: KvPart::Key }, slot, at, &block.keys)?;
-            self.cache.write(KvTensor { layer, part: KvPart::Value }, slot, at, &block.values)?;
+        for (entry, block) in block.layers().iter().enumerate() {
+            match self.place(entry) {
+                EntryPlace::Attention(layer) => {
+                    self.cache.write(KvTensor { layer, part: KvPart::Key }, slot, at, &block.keys)?;
+                    self.cache.write(KvTensor { layer, part: KvPart::Value }, slot, at, &block.values)?;
+                }
+                EntryPlace::Convolution(index) => {
+                    let halves = [&block.keys, &block.values].map(KvRows::to_f32);
+                    self.rows.write_halves(slot, index, at, halves.each_ref().map(|half| &**half))?;
+                }
+            }
         }
         self.cache.set_length(slot, length);
         Ok(())
@@ -469,7 +514,10 @@ impl Executor for DynamicExecutor {
     fn copy_kv(&mut self, copy: &KvCopy) -> Result<(), StepError> {
         copy.check(self.held(copy.from)?, self.held(copy.to)?)?;
         self.cache.reserve_copy(copy)?;
-        self.switch.copy(copy, |copy| self.cache.copy(copy))?;
+        self.switch.copy(copy, |copy| {
+            self.cache.copy(copy)?;
+            self.rows.copy(copy)
+        })?;
         self.cache.set_length(copy.to, copy.tokens.end);
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::ffi::CString;
 use narthex_spec::{
     DType,
     dtype::Dim,
-    manifest::{GraphEntry, Slot},
+    manifest::{Binding, GraphEntry, KvContent, Slot},
 };
 
 use super::input::DecoderInput;
@@ -23,8 +23,10 @@ pub(super) struct DecoderNames {
     pub(super) logits: CString,
     /// Inputs for cosines and sines, if the graph has them.
     pub(super) angles: Option<[CString; 2]>,
-    /// Names for the keys and values of each entry of the cache.
+    /// Names for the keys and values of each entry of the cache that has them.
     pub(super) cache: Vec<[CacheNames; 2]>,
+    /// Names for the rows of each short convolution.
+    pub(super) convolutions: Vec<ConvolutionNames>,
     /// Form in which the graph returns keys and values.
     pub(super) cache_output: CacheOutput,
     /// The graph accepts only one row at a time.
@@ -36,6 +38,12 @@ pub(super) struct DecoderNames {
 pub(super) struct CacheNames {
     pub(super) past: CString,
     pub(super) present: Vec<CString>,
+}
+
+/// Names for the rows of one short convolution: the input for those of the past, and the output for the new ones.
+pub(super) struct ConvolutionNames {
+    pub(super) past: CString,
+    pub(super) new: CString,
 }
 
 impl CacheNames {
@@ -55,7 +63,8 @@ pub(super) enum CacheOutput {
 
 impl CacheOutput {
     fn of(entry: &GraphEntry) -> Self {
-        if entry.output(Slot::NewKey { layer: 0 }).is_some() { Self::New } else { Self::Present }
+        let is_new = |binding: &Binding| matches!(binding.slot, Slot::NewKey { .. });
+        if entry.outputs.iter().any(is_new) { Self::New } else { Self::Present }
     }
 
     fn key(self, layer: usize) -> Slot {
@@ -84,14 +93,20 @@ impl DecoderNames {
             DecoderInput::Tokens { .. } => Slot::Tokens,
         };
         let cache_output = CacheOutput::of(entry);
-        let cache = (0..entry.kv.len())
-            .map(|layer| {
-                Ok([
+        let mut cache = Vec::with_capacity(entry.kv.len());
+        let mut convolutions = Vec::new();
+        for (layer, layout) in entry.kv.iter().enumerate() {
+            match layout.content {
+                KvContent::KeysAndValues => cache.push([
                     CacheNames::new(entry, Slot::PastKey { layer }, cache_output.key(layer))?,
                     CacheNames::new(entry, Slot::PastValue { layer }, cache_output.value(layer))?,
-                ])
-            })
-            .collect::<Result<_, DeviceError>>()?;
+                ]),
+                KvContent::ConvolutionInputs => convolutions.push(ConvolutionNames {
+                    past: package::input(entry, Slot::PastConvolution { layer })?,
+                    new: package::output(entry, Slot::NewConvolution { layer })?,
+                }),
+            }
+        }
 
         Ok(Self {
             first: package::input(entry, first)?,
@@ -110,6 +125,7 @@ impl DecoderNames {
                 None => None,
             },
             cache,
+            convolutions,
             cache_output,
             one_row: cache_output == CacheOutput::New || declares_one_row(entry),
         })
@@ -118,6 +134,6 @@ impl DecoderNames {
 
 /// Returns whether a graph's cache is declared with one row.
 fn declares_one_row(entry: &GraphEntry) -> bool {
-    let past = entry.input(Slot::PastKey { layer: 0 });
+    let past = entry.inputs.iter().find(|binding| matches!(binding.slot, Slot::PastKey { .. }));
     past.is_some_and(|past| past.shape.first() == Some(&Dim::Fixed(1)))
 }

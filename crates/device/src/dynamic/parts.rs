@@ -6,7 +6,7 @@ use narthex_engine::executor::Limits;
 use narthex_spec::{
     DType,
     arch::{ImportedDecoder, Steps, Structure},
-    manifest::{GraphEntry, KvLayout, Manifest},
+    manifest::{GraphEntry, KvContent, KvLayout, Manifest},
 };
 use ort::value::TensorElementType;
 
@@ -45,18 +45,17 @@ impl LoadedGraph {
     /// Returns the layouts of the cache with the element types of the loaded graph. They differ from the package's if
     /// attention was replaced when the graph was loaded.
     pub(super) fn cache_layouts(&self, layouts: &[KvLayout]) -> Vec<KvLayout> {
-        layouts
-            .iter()
-            .zip(&self.names.cache)
-            .map(|(layout, [keys, _])| {
-                let dtype = match self.session.input_type(&keys.past) {
-                    Some(TensorElementType::Float16) => DType::F16,
-                    Some(TensorElementType::Int8) => DType::I8,
-                    _ => layout.dtype,
-                };
-                KvLayout { dtype, ..layout.clone() }
-            })
-            .collect()
+        let mut names = self.names.cache.iter();
+        let mut loaded = layouts.to_vec();
+        for layout in loaded.iter_mut().filter(|layout| layout.content == KvContent::KeysAndValues) {
+            let Some([keys, _]) = names.next() else { break };
+            layout.dtype = match self.session.input_type(&keys.past) {
+                Some(TensorElementType::Float16) => DType::F16,
+                Some(TensorElementType::Int8) => DType::I8,
+                _ => layout.dtype,
+            };
+        }
+        loaded
     }
 }
 

@@ -1,6 +1,8 @@
 //! KV cache of graphs with fixed shapes: for each slot and layer, keys `[heads, size, past]` and values `[heads, past,
 //! size]`, where `size` is the head size and `past` the number of columns.
 //!
+//! The entry of a short convolution has no such tensors; its rows are in [`ConvolutionRows`].
+//!
 //! A slot's memory is allocated at its first use, for the longest past, and kept. Tokens start at column 0, and masks
 //! hide the unused columns. The number of columns is that of the graphs that run on the slot; when it changes, the
 //! tokens are moved.
@@ -9,7 +11,12 @@ use std::ops::Range;
 
 use half::f16;
 use narthex_engine::executor::{KvCopy, StepError};
-use narthex_spec::{SlotId, manifest::KvLayout};
+use narthex_spec::{
+    SlotId,
+    manifest::{KvContent, KvLayout},
+};
+
+use crate::convolution_rows::ConvolutionRows;
 
 /// Keys and values of all slots.
 pub(super) struct StaticKvCache {
@@ -17,6 +24,7 @@ pub(super) struct StaticKvCache {
     /// Maximum number of columns.
     past: usize,
     slots: Vec<SlotCache>,
+    convolutions: ConvolutionRows<f16>,
 }
 
 #[derive(Default)]
@@ -39,8 +47,9 @@ pub(super) struct NewTokens<'a> {
 
 impl StaticKvCache {
     pub(super) fn new(layers: &[KvLayout], past: usize, slots: usize) -> Self {
+        let convolutions = ConvolutionRows::new(layers, slots);
         let slots = (0..slots).map(|_| SlotCache::default()).collect();
-        Self { layers: layers.to_vec(), past, slots }
+        Self { layers: layers.to_vec(), past, slots, convolutions }
     }
 
     /// Returns the number of tokens in a slot.
@@ -52,12 +61,47 @@ impl StaticKvCache {
         self.slots[slot.index()].length = length;
     }
 
+    /// Keeps the first `length` tokens of a slot.
+    pub(super) fn truncate(&mut self, slot: SlotId, length: usize) {
+        self.set_length(slot, length);
+        self.convolutions.truncate(slot, length);
+    }
+
+    /// Writes the rows that a short convolution reads before token `at`.
+    pub(super) fn read_rows(&self, slot: SlotId, layer: usize, at: usize, out: &mut [f16]) {
+        if let Some(index) = self.convolutions.index(layer) {
+            self.convolutions.read_past(slot, index, at, out);
+        }
+    }
+
+    /// Writes the rows of a short convolution for the tokens from `at` on.
+    pub(super) fn put_rows(
+        &mut self,
+        slot: SlotId,
+        layer: usize,
+        at: usize,
+        rows: &[f16],
+    ) -> Result<(), StepError> {
+        match self.convolutions.index(layer) {
+            Some(index) => self.convolutions.write(slot, index, at, rows),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns true if the entry of a layer is that of a short convolution.
+    pub(super) fn is_convolution(&self, layer: usize) -> bool {
+        self.convolutions.index(layer).is_some()
+    }
+
     /// Returns a slot's memory for each layer, allocated at its first use. It is not moved during the cache's lifetime.
     pub(super) fn layers(&mut self, slot: SlotId) -> Result<&mut [[Vec<f16>; 2]], StepError> {
         let layers = &mut self.slots[slot.index()].layers;
         if layers.is_empty() {
-            let lengths: Vec<usize> =
-                self.layers.iter().map(|layer| layer.heads * layer.head_size * self.past).collect();
+            let elements = self.layers.iter().map(|layer| match layer.content {
+                KvContent::KeysAndValues => layer.heads * layer.head_size * self.past,
+                KvContent::ConvolutionInputs => 0,
+            });
+            let lengths: Vec<usize> = elements.collect();
             let mut allocated = Vec::with_capacity(lengths.len());
             for &length in &lengths {
                 let (Some(keys), Some(values)) = (zeros(length), zeros(length)) else {
@@ -76,7 +120,8 @@ impl StaticKvCache {
         self.layers(slot)?;
         let slot = &mut self.slots[slot.index()];
         let from = std::mem::replace(&mut slot.past, past);
-        for (layout, [key, value]) in self.layers.iter().zip(&mut slot.layers) {
+        let layers = self.layers.iter().zip(&mut slot.layers);
+        for (layout, [key, value]) in layers.filter(|(layout, _)| holds_keys(layout)) {
             let KvLayout { heads, head_size: size, .. } = *layout;
             respace(key, heads * size, from, past, held);
             respace(value, heads, from * size, past * size, held * size);
@@ -104,6 +149,9 @@ impl StaticKvCache {
 
     /// Returns a slot's tokens in a layer, as keys and values, each `[tokens, heads, size]`.
     pub(super) fn read(&self, slot: SlotId, layer: usize, range: Range<usize>) -> [Vec<f16>; 2] {
+        if let Some(index) = self.convolutions.index(layer) {
+            return self.convolutions.read_halves(slot, index, range);
+        }
         let KvLayout { heads, head_size: size, .. } = self.layers[layer];
         let SlotCache { past, layers, .. } = &self.slots[slot.index()];
         let [key, value] = &layers[layer];
@@ -121,7 +169,16 @@ impl StaticKvCache {
 
     /// Writes a layer's keys and values, each `[tokens, heads, size]`, from column `at` on. The slot's memory must be
     /// allocated.
-    pub(super) fn write(&mut self, slot: SlotId, layer: usize, at: usize, [keys, values]: [&[f16]; 2]) {
+    pub(super) fn write(
+        &mut self,
+        slot: SlotId,
+        layer: usize,
+        at: usize,
+        [keys, values]: [&[f16]; 2],
+    ) -> Result<(), StepError> {
+        if let Some(index) = self.convolutions.index(layer) {
+            return self.convolutions.write_halves(slot, index, at, [keys, values]);
+        }
         let KvLayout { heads, head_size: size, .. } = self.layers[layer];
         let SlotCache { past, layers, .. } = &mut self.slots[slot.index()];
         let past = *past;
@@ -134,6 +191,7 @@ impl StaticKvCache {
                 value[(head * past + token) * size..][..size].copy_from_slice(vector);
             }
         }
+        Ok(())
     }
 
     /// Copies tokens to the same columns of another slot, which must be arranged for them ([`Self::fit`]).
@@ -142,8 +200,8 @@ impl StaticKvCache {
         let [from, to] = slots.map_err(|_| KvCopy::same_slot(copy.from))?;
         let at = copy.tokens.start;
         let count = copy.tokens.len();
-        for (layout, (from_layer, to_layer)) in self.layers.iter().zip(from.layers.iter().zip(&mut to.layers))
-        {
+        let layers = self.layers.iter().zip(from.layers.iter().zip(&mut to.layers));
+        for (layout, (from_layer, to_layer)) in layers.filter(|(layout, _)| holds_keys(layout)) {
             let KvLayout { heads, head_size: size, .. } = *layout;
             for (part, rows, width) in [(0, heads * size, 1), (1, heads, size)] {
                 for row in 0..rows {
@@ -153,8 +211,12 @@ impl StaticKvCache {
                 }
             }
         }
-        Ok(())
+        self.convolutions.copy(copy)
     }
+}
+
+fn holds_keys(layout: &KvLayout) -> bool {
+    layout.content == KvContent::KeysAndValues
 }
 
 /// Moves `rows` rows from a distance of `from` elements to a distance of `to` elements, and keeps the first `kept`
@@ -217,9 +279,9 @@ mod tests {
             assert_eq!(values[element], number(head, row, token));
         }
         let before = cache.layers(SlotId(0)).unwrap().to_vec();
-        cache.write(SlotId(0), 0, at, [&keys, &values]);
+        cache.write(SlotId(0), 0, at, [&keys, &values]).unwrap();
         assert_eq!(cache.layers(SlotId(0)).unwrap(), before);
-        cache.write(SlotId(0), 0, at + 1, [&keys, &values]);
+        cache.write(SlotId(0), 0, at + 1, [&keys, &values]).unwrap();
         assert_eq!(cache.read(SlotId(0), 0, at + 1..at + 3), [keys, values]);
         cache.layers(SlotId(0)).unwrap().clone_from_slice(&before);
         let [key, _] = &cache.layers(SlotId(0)).unwrap()[0];
@@ -234,7 +296,7 @@ mod tests {
         cache.fit(SlotId(1), 7, 0).unwrap();
         let held: [Vec<f16>; 2] =
             [0, 100].map(|first| (first..first + 18).map(|value| f16::from_f32(value as f32)).collect());
-        cache.write(SlotId(0), 0, 0, held.each_ref().map(Vec::as_slice));
+        cache.write(SlotId(0), 0, 0, held.each_ref().map(Vec::as_slice)).unwrap();
         cache.copy(&KvCopy { from: SlotId(0), to: SlotId(1), tokens: 0..1 }).unwrap();
         let [key, value] = &cache.slots[1].layers[0];
         let written = |part: &[f16]| part.iter().filter(|element| **element != f16::ZERO).count();
@@ -251,7 +313,7 @@ mod tests {
         cache.fit(slot, 4, 0).unwrap();
         let held: [Vec<f16>; 2] =
             [0, 100].map(|first| (first..first + 18).map(|value| f16::from_f32(value as f32)).collect());
-        cache.write(slot, 0, 0, held.each_ref().map(Vec::as_slice));
+        cache.write(slot, 0, 0, held.each_ref().map(Vec::as_slice)).unwrap();
         for past in [9, 5, 5, 3, 7] {
             cache.fit(slot, past, 3).unwrap();
             assert_eq!(cache.read(slot, 0, 0..3), held, "{past} columns");

@@ -307,7 +307,7 @@ impl Executor for StaticExecutor {
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
         check_truncate(slot, len, self.held(slot)?)?;
         self.switch.check_kept(slot, len)?;
-        self.cache.set_length(slot, len);
+        self.cache.truncate(slot, len);
         self.switch.truncate(slot, len);
         Ok(())
     }
@@ -331,7 +331,7 @@ impl Executor for StaticExecutor {
         for (index, layer) in block.layers().iter().enumerate() {
             let keys = layer.keys.to_f16()?;
             let values = layer.values.to_f16()?;
-            self.cache.write(slot, index, at, [&keys, &values]);
+            self.cache.write(slot, index, at, [&keys, &values])?;
         }
         self.cache.set_length(slot, length);
         Ok(())

@@ -8,7 +8,7 @@ use narthex_engine::executor::StepError;
 use narthex_spec::{
     DType, SlotId,
     dtype::Dim,
-    manifest::{Binding as TensorBinding, GraphEntry, KvLayout, Part, Slot},
+    manifest::{Binding as TensorBinding, GraphEntry, KvContent, Part, Slot},
 };
 
 use super::{cache::StaticKvCache, window::WindowCache};
@@ -28,7 +28,9 @@ pub(super) struct StaticGraph {
     outputs: Vec<Port>,
     /// Index of its first cache entry within the whole model.
     first: usize,
-    past: Vec<[(CString, Vec<i64>); 2]>,
+    /// Names and shapes of the past keys and values of each entry; `None` for a short convolution, whose rows are an input
+    /// of the graph's own.
+    past: Vec<Option<[(CString, Vec<i64>); 2]>>,
     slot: Option<SlotId>,
     file: String,
 }
@@ -94,19 +96,23 @@ impl StaticGraph {
             .inputs
             .iter()
             .filter_map(|bound| match bound.slot {
-                Slot::PastKey { layer } => Some(layer),
+                Slot::PastKey { layer } | Slot::PastConvolution { layer } => Some(layer),
                 _ => None,
             })
             .min()
             .unwrap_or(0);
 
-        let past = (first..first.saturating_add(entry.kv.len()))
-            .map(|layer| {
+        let past = (first..)
+            .zip(&entry.kv)
+            .map(|(layer, layout)| {
+                if layout.content == KvContent::ConvolutionInputs {
+                    return Ok(None);
+                }
                 let [key, value] = [Slot::PastKey { layer }, Slot::PastValue { layer }].map(|slot| {
                     let shape = entry.input(slot).map_or(Ok(Vec::new()), extents)?;
                     Ok::<_, DeviceError>((package::input(entry, slot)?, shape))
                 });
-                Ok([key?, value?])
+                Ok(Some([key?, value?]))
             })
             .collect::<Result<_, DeviceError>>()?;
         let graph =
@@ -118,10 +124,20 @@ impl StaticGraph {
     /// Fails unless the new keys and values of each layer have the elements that its cache expects.
     fn check_new_tokens(&self, entry: &GraphEntry) -> Result<(), DeviceError> {
         let Part::Layers { tokens, .. } = entry.part else { return Ok(()) };
-        for (layer, KvLayout { heads, head_size, .. }) in (self.first..).zip(&entry.kv) {
-            let expected = heads.saturating_mul(*head_size).saturating_mul(tokens);
-            for slot in [Slot::NewKey { layer }, Slot::NewValue { layer }] {
-                let found = self.output(slot).len();
+        for (layer, layout) in (self.first..).zip(&entry.kv) {
+            let row = layout.heads.saturating_mul(layout.head_size);
+            let rows = row.saturating_mul(2).saturating_mul(layout.window.unwrap_or(0));
+            let checks = match layout.content {
+                KvContent::KeysAndValues => {
+                    [Slot::NewKey { layer }, Slot::NewValue { layer }].map(|slot| (slot, row * tokens))
+                }
+                KvContent::ConvolutionInputs => [
+                    (Slot::NewConvolution { layer }, 2 * row * tokens),
+                    (Slot::PastConvolution { layer }, rows),
+                ],
+            };
+            for (slot, expected) in checks {
+                let found = self.output(slot).len().max(self.input_length(slot));
                 if found != expected {
                     let expected = format!("{expected} elements of {slot:?} in {}", entry.file);
                     return Err(DeviceError::package(expected, found));
@@ -173,6 +189,11 @@ impl StaticGraph {
         self.inputs.iter_mut().find(|port| port.slot == slot).map_or(&mut [], |port| &mut port.data)
     }
 
+    /// Returns the number of elements of an input; 0 if the graph has no such input.
+    fn input_length(&self, slot: Slot) -> usize {
+        self.inputs.iter().find(|port| port.slot == slot).map_or(0, |port| port.data.len())
+    }
+
     /// Returns the memory of an output, written by a run; empty if the graph has no such output.
     pub(super) fn output(&self, slot: Slot) -> &[f16] {
         self.outputs.iter().find(|port| port.slot == slot).map_or(&[], |port| &port.data)
@@ -183,6 +204,7 @@ impl StaticGraph {
         if self.slot != Some(slot) {
             self.slot = None;
             for (layer, names) in cache.layers(slot)?.iter_mut().skip(self.first).zip(&self.past) {
+                let Some(names) = names else { continue };
                 for (part, (name, shape)) in layer.iter_mut().zip(names) {
                     let elements = shape.iter().product::<i64>().max(0) as usize;
                     let part = part.get_mut(..elements).ok_or_else(|| StepError::Device {

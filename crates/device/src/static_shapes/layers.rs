@@ -46,7 +46,7 @@ pub(super) fn in_order(parts: &mut [StaticGraph], layers: usize, elements: usize
     Ok(())
 }
 
-/// Runs the layers, part after part, and writes the new keys and values to the cache. Returns the hidden states of
+/// Runs the layers, part after part, and writes the new keys, values and rows of convolutions to the cache. Returns the hidden states of
 /// every row.
 pub(super) fn run_parts<'a>(
     parts: &'a mut [StaticGraph],
@@ -69,8 +69,18 @@ pub(super) fn run_parts<'a>(
         }
 
         step::write(part, tables, run);
-        part.run_over(cache, slot)?;
         for layer in part.layers() {
+            cache.read_rows(slot, layer, run.at, part.input(Slot::PastConvolution { layer }));
+        }
+        part.run_over(cache, slot)?;
+
+        for layer in part.layers() {
+            if cache.is_convolution(layer) {
+                let rows = part.output(Slot::NewConvolution { layer });
+                let padding = rows.len() / run.rows.max(1) * (run.rows - run.tokens.len());
+                cache.put_rows(slot, layer, run.at, &rows[padding..])?;
+                continue;
+            }
             let new = NewTokens {
                 keys: part.output(Slot::NewKey { layer }),
                 values: part.output(Slot::NewValue { layer }),

@@ -113,6 +113,7 @@ pub(super) fn write(graph: &mut StaticGraph, tables: &Tables, run: TokenRun<'_>)
         }
     }
 
+    write_convolution_places(graph, run);
     let masks: Vec<Slot> = graph.inputs().filter(|slot| matches!(slot, Slot::Mask { .. })).collect();
     for slot in masks {
         let Slot::Mask { window } = slot else { continue };
@@ -123,6 +124,31 @@ pub(super) fn write(graph: &mut StaticGraph, tables: &Tables, run: TokenRun<'_>)
             line[seen].fill(f16::ZERO);
             line[new].fill(f16::ZERO);
         }
+    }
+}
+
+/// Writes the inputs by which short convolutions read the rows of the past right before the first new token.
+fn write_convolution_places(graph: &mut StaticGraph, run: TokenRun<'_>) {
+    let padding = run.rows - run.tokens.len();
+    let past = graph.input(Slot::ConvolutionRows).len().saturating_sub(run.rows);
+    rows_in_place(graph.input(Slot::ConvolutionRows), past, padding);
+    row_shift(graph.input(Slot::ConvolutionShift), past, padding);
+}
+
+/// Writes 1 for the rows that are read in place: those of the new tokens, and those of the past if no padding follows
+/// them.
+fn rows_in_place(rows: &mut [f16], past: usize, padding: usize) {
+    let first = if padding == 0 { 0 } else { past + padding };
+    rows.fill(f16::ZERO);
+    rows.iter_mut().skip(first).for_each(|row| *row = f16::ONE);
+}
+
+/// Writes the matrix that moves the rows of the past over the last rows of the padding.
+fn row_shift(matrix: &mut [f16], past: usize, padding: usize) {
+    matrix.fill(f16::ZERO);
+    if padding > 0 {
+        let moved = matrix.chunks_exact_mut(past.max(1)).skip(padding).take(past);
+        moved.enumerate().for_each(|(row, places)| places[row] = f16::ONE);
     }
 }
 
@@ -178,6 +204,24 @@ mod tests {
         check(5, 2, 2, Some(3), [3..5, 12..13]);
         check(5, 5, 2, Some(3), [5..5, 13..16]);
         check(1, 2, 2, Some(8), [0..1, 12..13]);
+    }
+
+    #[test]
+    fn rows_of_the_past_come_right_before_the_first_token() {
+        let numbers = |values: &[f16]| values.iter().map(|value| value.to_f32()).collect::<Vec<_>>();
+        let places = |padding| {
+            let (mut rows, mut matrix) = (vec![f16::NAN; 6], vec![f16::NAN; 12]);
+            rows_in_place(&mut rows, 2, padding);
+            row_shift(&mut matrix, 2, padding);
+            (numbers(&rows), numbers(&matrix))
+        };
+        assert_eq!(places(0), (vec![1.0; 6], vec![0.0; 12]));
+        // Two rows of the past, one of padding, and three tokens.
+        let shifted = [[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]].concat();
+        assert_eq!(places(1), (vec![0.0, 0.0, 0.0, 1.0, 1.0, 1.0], shifted));
+        // A graph without convolutions has no such inputs.
+        rows_in_place(&mut [], 0, 3);
+        row_shift(&mut [], 0, 3);
     }
 
     #[test]

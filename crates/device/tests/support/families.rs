@@ -13,13 +13,14 @@ use narthex_spec::{Recipe, TokenId, recipe::FixedShapes};
 use super::Package;
 
 /// Names of the families, which are those of their folders.
-pub(crate) const FAMILIES: [&str; 20] = [
+pub(crate) const FAMILIES: [&str; 21] = [
     "llama",
     "mistral",
     "qwen2",
     "qwen2.5",
     "qwen3",
     "smollm3",
+    "lfm2",
     "phi3",
     "phi3.5",
     "phi4-mini",

@@ -16,7 +16,7 @@ use narthex_engine::executor::KvLimits;
 use narthex_spec::{
     ModelName, Scheme, Speculation, ToolFormat, Variant,
     arch::Structure,
-    manifest::{KvLayout, Manifest, Speaker},
+    manifest::{Manifest, Speaker},
 };
 
 use crate::{
@@ -453,7 +453,7 @@ fn context_length(config: &Config, manifest: &Manifest, kv_cache: Option<KvCache
     let bytes_per_token = layers
         .map(|layer| {
             let dtype = kv_cache.map_or(layer.dtype, |kv_cache| kv_cache.dtype.dtype());
-            KvLayout { dtype, ..layer.clone() }.bytes_per_token()
+            layer.with_dtype(dtype).bytes_per_token()
         })
         .fold(0, usize::saturating_add);
     KvLimits { bytes_per_token, step: KV_STEP, budget: config.kv_memory().budget }.longest(context)

@@ -659,6 +659,11 @@ fn a_manifest_that_contradicts_itself_or_its_graph_is_malformed() {
     check("/architecture/rope/theta", json!(0.0), "expected a rotary base above zero, found 0");
     check("/graphs/0/kv", json!([]), "of the KV cache for ");
     check("/graphs/0/kv/0/heads", json!(300), "in entry 0 of the KV cache of model.onnx, found 300 heads");
+    let rows = json!({
+        "heads": 1, "head_size": 8, "window": 2, "dtype": "f32", "content": "convolution_inputs",
+    });
+    let expected = "to be that of a layer, found 2 rows of a convolution with 16 elements";
+    check("/graphs/0/kv/0", rows, expected);
     check("/graphs/0/kv/0/head_size", json!(0), "expected heads with elements in entry 0");
     check("/graphs/0/inputs/0/name", json!("nothing"), "expected an input nothing of model.onnx");
     check("/graphs/0/outputs/0/name", json!("nothing"), "expected an output nothing of model.onnx");

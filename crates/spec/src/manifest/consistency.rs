@@ -1,17 +1,16 @@
 //! Contradictions between the parts of a manifest. A package with one cannot be run, or would be run wrongly.
 
-use super::{Contradiction, GraphEntry, KvLayout, Manifest, Part, Slot, sampling, voice};
+use std::fmt;
+
+use super::{Contradiction, GraphEntry, KvContent, KvLayout, Manifest, Part, Slot, sampling, voice};
 use crate::arch::{
     Attention, DecoderArch, DecoderLayer, EmbedderArch, EncoderArch, EncoderHead, ImportedDecoder,
-    ImportedEncoder, KvSource, PatchTower, Rope, SpeechArch, SpeechLayers, Structure, VisionArch,
+    ImportedEncoder, Mixer, PatchTower, Rope, ShortConvolution, SpeechArch, SpeechLayers, Structure,
+    VisionArch,
 };
 
 /// Fails if a condition does not hold.
-fn ensure(
-    holds: bool,
-    expected: impl Into<String>,
-    found: impl std::fmt::Display,
-) -> Result<(), Contradiction> {
+fn ensure(holds: bool, expected: impl Into<String>, found: impl fmt::Display) -> Result<(), Contradiction> {
     if holds { Ok(()) } else { Err(Contradiction::new(expected, found)) }
 }
 
@@ -58,7 +57,13 @@ pub fn check_consistency(manifest: &Manifest) -> Result<(), Contradiction> {
 fn check_decoder(arch: &DecoderArch) -> Result<(), Contradiction> {
     ensure(!arch.layers.is_empty(), "at least one layer", "none")?;
     for (index, layer) in arch.layers.iter().enumerate() {
-        let &Attention { heads, kv_heads, head_size, .. } = layer.attention();
+        let &Attention { heads, kv_heads, head_size, .. } = match &layer.mixer {
+            Mixer::Attention(attention) => attention,
+            Mixer::Convolution(convolution) => {
+                check_convolution(arch, index, convolution)?;
+                continue;
+            }
+        };
         let divides = kv_heads > 0 && heads > 0 && heads % kv_heads == 0 && head_size > 0;
         let expected = format!("attention heads of layer {index} in groups of equal size");
         ensure(divides, expected, format!("{heads} heads and {kv_heads} key/value heads"))?;
@@ -69,8 +74,28 @@ fn check_decoder(arch: &DecoderArch) -> Result<(), Contradiction> {
     Ok(())
 }
 
+/// Largest kernel of a short convolution.
+const MAX_KERNEL: usize = 64;
+
+fn check_convolution(
+    arch: &DecoderArch,
+    index: usize,
+    convolution: &ShortConvolution,
+) -> Result<(), Contradiction> {
+    let kernel = convolution.kernel;
+    let expected = format!("a kernel of 2 to {MAX_KERNEL} tokens in layer {index}");
+    ensure((2..=MAX_KERNEL).contains(&kernel), expected, kernel)?;
+    let first = arch.layers.iter().find_map(DecoderLayer::convolution);
+    let expected = "convolutions with kernels of one length";
+    ensure(first.is_none_or(|first| first.kernel == kernel), expected, kernel)?;
+    let expected = "an even width for convolutions";
+    ensure(arch.hidden.is_multiple_of(2) && arch.hidden > 0, expected, arch.hidden)
+}
+
 fn check_embedder(arch: &EmbedderArch) -> Result<(), Contradiction> {
     check_decoder(&arch.decoder)?;
+    let has_convolution = arch.decoder.layers.iter().any(|layer| layer.convolution().is_some());
+    ensure(!has_convolution, "attention in every layer of an embedding model", "a short convolution")?;
     let fits = match arch.head {
         EncoderHead::Embedding { .. } => arch.classifier.is_none(),
         EncoderHead::Score { dense: None, .. } | EncoderHead::Tokens { .. } => {
@@ -190,9 +215,14 @@ fn check_speech(arch: &SpeechArch, manifest: &Manifest) -> Result<(), Contradict
 
 fn check_graph(manifest: &Manifest, graph: &GraphEntry) -> Result<(), Contradiction> {
     let file = &graph.file;
-    for (entry, KvLayout { heads, head_size, .. }) in graph.kv.iter().enumerate() {
+    let convolution = convolution_entry(&manifest.architecture);
+    for (entry, layout) in graph.kv.iter().enumerate() {
+        let KvLayout { heads, head_size, .. } = layout;
         let expected = format!("heads with elements in entry {entry} of the KV cache of {file}");
         ensure(*heads > 0 && *head_size > 0, expected, format!("{heads} heads of {head_size} elements"))?;
+        let found = EntryShape::of_entry(layout);
+        let is_known = found.content == KvContent::KeysAndValues || convolution == Some(found);
+        ensure(is_known, format!("entry {entry} of the KV cache of {file} to be that of a layer"), found)?;
     }
 
     // In a graph for a range of layers, slots refer to the entries of the whole cache.
@@ -203,7 +233,9 @@ fn check_graph(manifest: &Manifest, graph: &GraphEntry) -> Result<(), Contradict
             | Slot::PresentKey { layer }
             | Slot::PresentValue { layer }
             | Slot::NewKey { layer }
-            | Slot::NewValue { layer } = binding.slot
+            | Slot::NewValue { layer }
+            | Slot::PastConvolution { layer }
+            | Slot::NewConvolution { layer } = binding.slot
             {
                 let entries = graph.kv.len();
                 let expected =
@@ -218,19 +250,68 @@ fn check_graph(manifest: &Manifest, graph: &GraphEntry) -> Result<(), Contradict
         return Ok(());
     }
 
-    let own = arch.layers.iter().map(DecoderLayer::attention).filter(|layer| layer.kv == KvSource::Own);
-    let wanted: Vec<[usize; 2]> = own.map(|layer| [layer.kv_heads, layer.head_size]).collect();
-    let found: Vec<[usize; 2]> = graph.kv.iter().map(|entry| [entry.heads, entry.head_size]).collect();
+    let own = arch.layers.iter().filter(|layer| layer.shared_entry().is_none());
+    let wanted: Vec<EntryShape> = own.map(|layer| EntryShape::of_layer(arch, layer)).collect();
+    let found: Vec<EntryShape> = graph.kv.iter().map(EntryShape::of_entry).collect();
     let expected = format!("a KV cache of {} layers in {file}", wanted.len());
     ensure(found.len() == wanted.len(), expected, found.len())?;
 
     for (entry, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
-        let expected = format!("{} in entry {entry} of the KV cache of {file}", heads_text(wanted));
-        ensure(found == wanted, expected, heads_text(found))?;
+        ensure(found == wanted, format!("{wanted} in entry {entry} of the KV cache of {file}"), found)?;
     }
     Ok(())
 }
 
-fn heads_text([heads, size]: &[usize; 2]) -> String {
-    format!("{heads} heads of {size} elements")
+/// Returns the shape of the entries of a model's convolutions, which is the same in all layers.
+fn convolution_entry(architecture: &Structure) -> Option<EntryShape> {
+    let Structure::Decoder(arch) = architecture else { return None };
+    let layer = arch.layers.iter().find(|layer| layer.convolution().is_some())?;
+    Some(EntryShape::of_layer(arch, layer))
+}
+
+/// Shape of an entry of the cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct EntryShape {
+    content: KvContent,
+    heads: usize,
+    head_size: usize,
+    /// Number of rows that a step of a convolution reads.
+    rows: Option<usize>,
+}
+
+impl EntryShape {
+    fn of_layer(arch: &DecoderArch, layer: &DecoderLayer) -> Self {
+        match &layer.mixer {
+            Mixer::Attention(attention) => Self {
+                content: KvContent::KeysAndValues,
+                heads: attention.kv_heads,
+                head_size: attention.head_size,
+                rows: None,
+            },
+            Mixer::Convolution(convolution) => Self {
+                content: KvContent::ConvolutionInputs,
+                heads: 1,
+                head_size: arch.hidden / 2,
+                rows: Some(convolution.kernel.saturating_sub(1)),
+            },
+        }
+    }
+
+    fn of_entry(entry: &KvLayout) -> Self {
+        let &KvLayout { content, heads, head_size, window, .. } = entry;
+        Self { content, heads, head_size, rows: window.filter(|_| content == KvContent::ConvolutionInputs) }
+    }
+}
+
+impl fmt::Display for EntryShape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { heads, head_size, rows, .. } = self;
+        match self.content {
+            KvContent::KeysAndValues => write!(f, "{heads} heads of {head_size} elements"),
+            KvContent::ConvolutionInputs => {
+                let rows = rows.unwrap_or(0);
+                write!(f, "{rows} rows of a convolution with {} elements", 2 * heads * head_size)
+            }
+        }
+    }
 }

@@ -45,6 +45,24 @@ pub enum Slot {
         /// Entry of the cache.
         layer: usize,
     },
+    /// Input `[batch, kernel - 1, hidden]`: inputs of a short convolution for the last tokens of each sequence, zero before
+    /// its start.
+    PastConvolution {
+        /// Entry of the cache.
+        layer: usize,
+    },
+    /// Output `[batch, sequence, hidden]`: inputs of a short convolution for the new tokens. The host writes them into the
+    /// cache.
+    NewConvolution {
+        /// Entry of the cache.
+        layer: usize,
+    },
+    /// Input `[1, kernel - 1 + tokens, 1]`: 1 for the rows of past and new tokens that a short convolution reads in place, 0
+    /// for padding and for rows that [`Slot::ConvolutionShift`] moves.
+    ConvolutionRows,
+    /// Input `[1, kernel - 1 + tokens, kernel - 1]`: matrix that moves the rows of [`Slot::PastConvolution`] to the place
+    /// before the first new token.
+    ConvolutionShift,
     /// Output `[rows, vocab]`: logits of the kept tokens.
     Logits,
     /// Output `[batch, hidden]`: one vector per text.

@@ -327,7 +327,7 @@ fn group_by_window(layers: &[KvLayout]) -> Vec<CacheEstimate> {
             f16_token_bytes: 0,
             i8_token_bytes: 0,
         });
-        let in_type = |dtype| KvLayout { dtype, ..layer.clone() }.bytes_per_token() as u64;
+        let in_type = |dtype| layer.with_dtype(dtype).bytes_per_token() as u64;
         cache.layers += 1;
         cache.token_bytes += in_type(layer.dtype);
         cache.f16_token_bytes += in_type(DType::F16);

@@ -3,7 +3,7 @@
 use super::{
     super::{
         AltUp, Attention, ClassifierHidden, DecoderArch, DecoderLayer, EmbedderArch, FeedForward, KvSource,
-        Mixer, NormKind, PerLayer, QkNorm, Residual,
+        Mixer, NormKind, PerLayer, QkNorm, Residual, ShortConvolution,
     },
     Bias, Component, Projection, Table, WeightList, WeightRole,
 };
@@ -78,6 +78,7 @@ impl WeightList {
         norms.iter().for_each(|norm| self.stream_norm(norm, arch));
         match &layer.mixer {
             Mixer::Attention(attention) => self.attention(arch.hidden, attention),
+            Mixer::Convolution(convolution) => self.short_convolution(arch.hidden, convolution),
         }
         match &layer.feed_forward {
             FeedForward::Dense(mlp) => {
@@ -116,6 +117,17 @@ impl WeightList {
         if is_own {
             self.weight("attn.k_norm", &k, WeightRole::Norm);
         }
+    }
+
+    /// Adds the weights of a gated short convolution.
+    fn short_convolution(&mut self, hidden: usize, convolution: &ShortConvolution) {
+        let bias = Bias::from(convolution.bias);
+        self.linear("conv.in_proj", [3 * hidden, hidden], Projection::ConvolutionInput, bias);
+        self.weight("conv", &[hidden, convolution.kernel], WeightRole::Convolution);
+        if convolution.bias {
+            self.bias("conv", hidden);
+        }
+        self.linear("conv.out_proj", [hidden; 2], Projection::ConvolutionOutput, bias);
     }
 
     /// Adds the layers of a feed-forward part of this outer and inner width.

@@ -97,6 +97,10 @@ pub enum Projection {
     Up,
     /// Down projection of a feed-forward part.
     Down,
+    /// Gates and inputs of a short convolution, stacked.
+    ConvolutionInput,
+    /// Output of a short convolution.
+    ConvolutionOutput,
     /// Another layer of a tower, a connector or a bottleneck.
     Between,
     /// A layer that combines residual streams, or one of per-layer embeddings.
@@ -289,7 +293,7 @@ mod tests {
     fn layers_have_only_the_weights_that_they_read() {
         let mut arch = decoder();
         arch.tied_head = true;
-        arch.layers[1].attention_mut().kv = KvSource::Layer(0);
+        arch.layers[1].attention_mut().unwrap().kv = KvSource::Layer(0);
         arch.layers[1].residual = Residual::Parallel;
         arch.layers[1].mlp_mut().unwrap().gated = false;
         let found = names(&arch);
