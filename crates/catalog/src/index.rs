@@ -30,6 +30,7 @@ const FILES: &[(&str, &str)] = &[
     ("granite.toml", include_str!("../entries/granite.toml")),
     ("hibari.toml", include_str!("../entries/hibari.toml")),
     ("kokoro.toml", include_str!("../entries/kokoro.toml")),
+    ("lfm2.toml", include_str!("../entries/lfm2.toml")),
     ("llama.toml", include_str!("../entries/llama.toml")),
     ("minilm.toml", include_str!("../entries/minilm.toml")),
     ("mistral.toml", include_str!("../entries/mistral.toml")),

@@ -115,8 +115,15 @@ fn a_model_that_is_loaded_again_answers_from_the_files() {
 #[test]
 fn conversations_that_have_lost_their_slot_are_found_in_memory() {
     let tiny = Tiny::new();
-    let model = tiny.long_chat();
-    for kv_cache_dtype in [KvCacheDtype::F32, KvCacheDtype::F16, KvCacheDtype::I8] {
+    let attention = tiny.long_chat();
+    let convolutions = family(&tiny, "lfm2", |_| ());
+    let cases = [
+        (&attention, KvCacheDtype::F32),
+        (&attention, KvCacheDtype::F16),
+        (&attention, KvCacheDtype::I8),
+        (&convolutions, KvCacheDtype::I8),
+    ];
+    for (model, kv_cache_dtype) in cases {
         let config = || Config { slots: 1, kv_cache_dtype, ..tiny.config() };
         let gateway = Gateway::open(config()).unwrap();
         // The conversations differ from their first token on, and each answer takes the only slot.
@@ -127,8 +134,8 @@ fn conversations_that_have_lost_their_slot_are_found_in_memory() {
         };
         for (round, cached) in [(0, 0..=0), (1, 150..=169)] {
             for number in 0..6 {
-                let found = complete(&gateway, &model, turn(number, round));
-                let alone = answer(config(), &model, turn(number, round));
+                let found = complete(&gateway, model, turn(number, round));
+                let alone = answer(config(), model, turn(number, round));
                 assert_eq!((&found.text, alone.summary.cached_tokens), (&alone.text, 0));
                 let tokens = found.summary.cached_tokens;
                 assert!(cached.contains(&tokens), "{tokens} of conversation {number} in round {round}");
@@ -153,20 +160,22 @@ fn a_folder_that_is_a_file_stores_nothing() {
 }
 
 #[test]
-fn a_model_with_sliding_windows_answers_from_the_files() {
-    let tiny = Tiny::new();
-    // Five of six layers have a window of ten tokens.
-    let (model, folder) = (family(&tiny, "gemma3", |_| ()), tiny.home().join("prefixes"));
-    let alone = answer(tiny.config(), &model, tokens(300, 20));
-    let check = |cached: usize| {
-        let found = answer(config(&tiny, &folder), &model, tokens(300, 20));
-        assert_eq!((found.text, found.summary.cached_tokens), (alone.text.clone(), cached));
-    };
-    check(0);
-    check(4 * BLOCK);
-    // A window that begins in a block that is missing is computed again.
-    fs::remove_file(&files(&folder)[2]).unwrap();
-    check(2 * BLOCK);
+fn models_with_windows_and_convolutions_answer_from_the_files() {
+    // Five of six layers of Gemma have a window of ten tokens, and two of four layers of LFM2 a convolution over three.
+    for name in ["gemma3", "lfm2"] {
+        let tiny = Tiny::new();
+        let (model, folder) = (family(&tiny, name, |_| ()), tiny.home().join("prefixes"));
+        let alone = answer(tiny.config(), &model, tokens(300, 20));
+        let check = |cached: usize| {
+            let found = answer(config(&tiny, &folder), &model, tokens(300, 20));
+            assert_eq!((found.text, found.summary.cached_tokens), (alone.text.clone(), cached), "{name}");
+        };
+        check(0);
+        check(4 * BLOCK);
+        // A window that begins in a block that is missing is computed again.
+        fs::remove_file(&files(&folder)[2]).unwrap();
+        check(2 * BLOCK);
+    }
 }
 
 #[test]
