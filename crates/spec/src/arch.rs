@@ -5,6 +5,7 @@
 
 mod altup;
 mod conformer;
+mod convolution;
 mod embedder;
 mod encoder;
 mod head;
@@ -19,6 +20,7 @@ use serde::{Deserialize, Serialize};
 
 pub use altup::{AltUp, PerLayer};
 pub use conformer::{ConformerTower, FrameConvolution};
+pub use convolution::ShortConvolution;
 pub use embedder::{AttentionDirection, ClassifierHidden, ClassifierLayers, EmbedderArch};
 pub use encoder::{
     Bottleneck, BottleneckAttention, EncoderArch, EncoderHead, EncoderNorm, FactoredEmbedding, Pooling,
@@ -231,16 +233,6 @@ pub enum Mixer {
     Attention(Attention),
     /// A gated convolution over the last tokens.
     Convolution(ShortConvolution),
-}
-
-/// Gated short convolution of LFM2: `[b, c, x] = in_proj(n); out_proj(c · conv(b · x))`. The convolution is causal and
-/// has one kernel for each channel.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ShortConvolution {
-    /// Number of tokens under the kernel, including the token itself.
-    pub kernel: usize,
-    /// True if the projections and the convolution have biases.
-    pub bias: bool,
 }
 
 /// Feed-forward part of a layer.

@@ -79,7 +79,7 @@ struct Lfm2Keys {
     conv_bias: Option<bool>,
     #[serde(rename = "conv_L_cache")]
     conv_length: Option<usize>,
-    layer_types: Option<Vec<LayerType>>,
+    layer_types: Option<Vec<Lfm2Layer>>,
     /// Layers with attention, in files without `layer_types`.
     full_attn_idxs: Option<Vec<usize>>,
     tie_embedding: Option<bool>,
@@ -88,7 +88,7 @@ struct Lfm2Keys {
 
 /// Kind of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-enum LayerType {
+enum Lfm2Layer {
     #[serde(rename = "conv")]
     Convolution,
     #[serde(rename = "full_attention")]
@@ -108,7 +108,7 @@ impl Lfm2Keys {
     }
 
     /// Returns the kind of each layer.
-    fn layer_types(&self, config: &Config) -> Result<Vec<LayerType>> {
+    fn layer_types(&self, config: &Config) -> Result<Vec<Lfm2Layer>> {
         let layers = self.num_hidden_layers;
         match (&self.layer_types, &self.full_attn_idxs) {
             (Some(types), _) if types.len() == layers => Ok(types.clone()),
@@ -117,11 +117,11 @@ impl Lfm2Keys {
             }
             (None, Some(indices)) => Ok((0..layers)
                 .map(|layer| match indices.contains(&layer) {
-                    true => LayerType::Attention,
-                    false => LayerType::Convolution,
+                    true => Lfm2Layer::Attention,
+                    false => Lfm2Layer::Convolution,
                 })
                 .collect()),
-            (None, None) => Ok(vec![LayerType::Attention; layers]),
+            (None, None) => Ok(vec![Lfm2Layer::Attention; layers]),
         }
     }
 }
@@ -153,10 +153,10 @@ fn hf(config: &Config) -> Result<Decoder> {
 
 fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     let arch = keys.decoder(tensors)?;
-    let types: Vec<LayerType> = (0..arch.layers.len())
+    let types: Vec<Lfm2Layer> = (0..arch.layers.len())
         .map(|layer| match tensors.has(&format!("layers.{layer}.conv.weight")) {
-            true => LayerType::Convolution,
-            false => LayerType::Attention,
+            true => Lfm2Layer::Convolution,
+            false => Lfm2Layer::Attention,
         })
         .collect();
     let convolution = ShortConvolution { kernel: keys.need_count("shortconv.l_cache")?, bias: false };
@@ -165,13 +165,13 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
 
 fn with_convolutions(
     mut arch: DecoderArch,
-    types: &[LayerType],
+    types: &[Lfm2Layer],
     convolution: &ShortConvolution,
 ) -> DecoderArch {
     arch.family = Family::Lfm2;
     arch.attentions_mut().for_each(|attention| attention.qk_norm = QkNorm::Rms);
     for (layer, kind) in arch.layers.iter_mut().zip(types) {
-        if *kind == LayerType::Convolution {
+        if *kind == Lfm2Layer::Convolution {
             layer.mixer = Mixer::Convolution(convolution.clone());
         }
     }

@@ -4,6 +4,7 @@
 //! longer span, because GroupQueryAttention accepts several new tokens after a past in only one row.
 
 mod device_cache;
+mod entries;
 mod graph;
 mod growth;
 mod host_cache;
@@ -20,7 +21,7 @@ use std::{ops::Range, path::Path};
 
 use narthex_engine::{
     executor::{
-        Executor, KvBlock, KvCopy, KvRows, Limits, LogitRows, Logits, Span, StepError, StepPlan, check_read,
+        Executor, KvBlock, KvCopy, Limits, LogitRows, Logits, Span, StepError, StepPlan, check_read,
         check_truncate,
     },
     position::{Position, same_kind},
@@ -62,7 +63,6 @@ use options::bytes_per_token;
 pub(crate) use input::DecoderInput;
 pub(crate) use parts::DecoderParts;
 use parts::LoadedGraph;
-use rows::{KvPart, KvTensor};
 
 /// A decoder on one device. Its cache is in the memory from which the device's attention reads: on a GPU, the GPU's
 /// own.
@@ -210,16 +210,6 @@ impl DynamicExecutor {
     fn held(&self, slot: SlotId) -> Result<usize, StepError> {
         self.limits.check_slot(slot)?;
         Ok(self.cache.length(slot))
-    }
-
-    /// Returns the place of an entry of the cache.
-    fn place(&self, entry: usize) -> EntryPlace {
-        match self.rows.index(entry) {
-            Some(index) => EntryPlace::Convolution(index),
-            None => {
-                EntryPlace::Attention((0..entry).filter(|&other| self.rows.index(other).is_none()).count())
-            }
-        }
     }
 
     /// Runs the spans of a plan. `factors` has the rotary factors of each span; if it is empty, all spans use the short
@@ -386,14 +376,6 @@ fn factors_of(factors: &[RopeFactors], span: usize) -> RopeFactors {
     factors.get(span).copied().unwrap_or(RopeFactors::Short)
 }
 
-/// Place of an entry of the cache.
-enum EntryPlace {
-    /// Index among the keys and values.
-    Attention(usize),
-    /// Index among the convolutions.
-    Convolution(usize),
-}
-
 /// Tokens of one slot that run together.
 #[derive(Clone, Copy)]
 struct SlotRun<'a> {
@@ -466,16 +448,7 @@ impl Executor for DynamicExecutor {
 
     fn read_kv(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {
         check_read(&range, self.held(slot)?)?;
-        KvBlock::read(range.len(), &self.kv, |entry| match self.place(entry) {
-            EntryPlace::Attention(layer) => {
-                let [keys, values] = [KvPart::Key, KvPart::Value]
-                    .map(|part| self.cache.read(KvTensor { layer, part }, slot, range.clone()));
-                Ok([keys?, values?])
-            }
-            EntryPlace::Convolution(index) => {
-                Ok(self.rows.read_halves(slot, index, range.clone()).map(KvRows::F32))
-            }
-        })
+        KvBlock::read(range.len(), &self.kv, |entry| self.read_entry(entry, slot, range.clone()))
     }
 
     fn write_kv(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError> {
@@ -484,16 +457,7 @@ impl Executor for DynamicExecutor {
         self.switch.hand_over(slot, at, length)?;
         self.cache.reserve([(slot, length)].into_iter())?;
         for (entry, block) in block.layers().iter().enumerate() {
-            match self.place(entry) {
-                EntryPlace::Attention(layer) => {
-                    self.cache.write(KvTensor { layer, part: KvPart::Key }, slot, at, &block.keys)?;
-                    self.cache.write(KvTensor { layer, part: KvPart::Value }, slot, at, &block.values)?;
-                }
-                EntryPlace::Convolution(index) => {
-                    let halves = [&block.keys, &block.values].map(KvRows::to_f32);
-                    self.rows.write_halves(slot, index, at, halves.each_ref().map(|half| &**half))?;
-                }
-            }
+            self.write_entry(entry, slot, at, block)?;
         }
         self.cache.set_length(slot, length);
         Ok(())

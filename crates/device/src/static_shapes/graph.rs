@@ -30,10 +30,13 @@ pub(super) struct StaticGraph {
     first: usize,
     /// Names and shapes of the past keys and values of each entry; `None` for a short convolution, whose rows are an input
     /// of the graph's own.
-    past: Vec<Option<[(CString, Vec<i64>); 2]>>,
+    past: Vec<Option<[PastInput; 2]>>,
     slot: Option<SlotId>,
     file: String,
 }
+
+/// Name and shape of an input for past keys or values.
+type PastInput = (CString, Vec<i64>);
 
 /// An input or output with its memory.
 struct Port {
