@@ -4,8 +4,9 @@
 //! separates the reasoning. Their joined results do not depend on the division of the text into pieces. A malformed
 //! call stays text and is reported as such. `formats` has one file for each format, with everything that is particular
 //! to it: its template, parser, grammar ([`call_grammar`]), written form and example answers. `json_calls` parses the
-//! formats with JSON objects, `name_head` a name before an object, `keywords` the arguments of those with Python calls.
-//! `bare` decides whether an answer without a marker consists of calls, `arguments` whether a schema allows them.
+//! formats with JSON objects, `name_head` a name before an object, `call_list` lists of Python calls, `keywords` the
+//! arguments of such calls. `bare` decides whether an answer without a marker consists of calls, `arguments` whether a
+//! schema allows them.
 //!
 //! In the other direction, [`adapted`] writes the calls and results of a conversation as text for templates that do
 //! not.
@@ -13,6 +14,7 @@
 mod adapt;
 mod arguments;
 mod bare;
+mod call_list;
 #[cfg(test)]
 #[path = "../../tests/tools/examples.rs"]
 mod examples;

@@ -1,7 +1,8 @@
 //! Formats of tool calls, one in each file, with everything that is particular to it.
 //!
-//! A new format is a variant of [`ToolFormat`], a file with a [`FormatDefinition`], and a line in [`definition`]. `granite` is a short example. `json_calls`, `keywords`, `lark` and `write` in the folder
-//! above have the parts that formats share.
+//! A new format is a variant of [`ToolFormat`], a file with a [`FormatDefinition`], and a line in [`definition`].
+//! `granite` is a short example. `json_calls`, `call_list`, `keywords`, `lark` and `write` in the folder above have the
+//! parts that formats share.
 
 mod chatglm3;
 mod granite;
