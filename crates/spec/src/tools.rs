@@ -26,6 +26,8 @@ pub enum ToolFormat {
     Phi4Mini,
     /// A list of objects after `<|tool_call|>`: Granite 3.
     Granite,
+    /// A list of Python calls between `<|tool_call_start|>` and `<|tool_call_end|>`: LFM2 and LFM2.5.
+    Lfm2,
     /// The answer is a list of Python calls, `[f(a=1), g()]`: Llama 3.2 and 4.
     Pythonic,
     /// The answer is an object with `name` and `parameters`: Llama 3.1 to 3.3.

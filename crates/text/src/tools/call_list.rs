@@ -7,6 +7,7 @@ use super::{
     CallLimit, MAX_CALL, MAX_NAME, TextEnd, ToolEvent, is_callable,
     keywords::{ArgumentStep, argument, cut_argument, keyword_rules, keyword_text},
     lark::{Callable, one_of, quoted},
+    literal,
     name_head::is_name_char,
     push_text,
     write::joined,
@@ -18,6 +19,8 @@ use crate::{grammar::GrammarError, template::FunctionCall};
 pub(super) struct CallList {
     /// Names that calls may have; any if empty.
     names: Vec<String>,
+    /// Set if only calls may follow, so that a text is malformed.
+    is_marked: bool,
     /// Text that belongs to no complete call: that before the list, and that since the last call.
     raw: String,
     state: ListState,
@@ -52,12 +55,27 @@ pub(super) enum ListStep {
 impl CallList {
     /// Creates the parser of a text that may be a list. `raw` is the text before it, which is reported if it is none.
     pub(super) fn new(names: Vec<String>, raw: String) -> Self {
-        Self { names, raw, state: ListState::Open, is_list: false, calls: 0 }
+        Self { names, is_marked: false, raw, state: ListState::Open, is_list: false, calls: 0 }
+    }
+
+    /// Creates the parser of a list after a marker. Another text is malformed.
+    pub(super) fn marked(names: Vec<String>, raw: String) -> Self {
+        Self { is_marked: true, ..Self::new(names, raw) }
     }
 
     /// Returns true if a call was complete.
     pub(super) fn has_calls(&self) -> bool {
         self.calls > 0
+    }
+
+    /// Returns true if the list may end here.
+    pub(super) fn may_end(&self) -> bool {
+        self.state == ListState::Between
+    }
+
+    /// Returns true if the held text ends in a string of an argument.
+    pub(super) fn in_string(&self, held: &str) -> bool {
+        self.state == ListState::Arguments && literal::ends_in_string(held)
     }
 
     /// Parses the next element and removes it from the held text.
@@ -104,6 +122,10 @@ impl CallList {
     }
 
     fn name(&mut self, held: &mut String, events: &mut Vec<ToolEvent>) -> ListStep {
+        if self.is_list && held.starts_with(']') && (self.is_marked || self.has_calls()) {
+            self.state = ListState::Between;
+            return ListStep::Again;
+        }
         match held.find(|c| !is_name_char(c)) {
             Some(end) if held[end..].starts_with('(') && is_callable(&held[..end], &self.names) => {
                 let name = held[..end].to_owned();
@@ -158,7 +180,7 @@ impl CallList {
 
     fn fail(&mut self, events: &mut Vec<ToolEvent>) -> ListStep {
         let raw = mem::take(&mut self.raw);
-        if self.state == ListState::Arguments {
+        if self.is_marked || self.state == ListState::Arguments {
             events.push(ToolEvent::Malformed(raw));
         } else {
             push_text(raw, events);

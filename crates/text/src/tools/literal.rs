@@ -32,6 +32,29 @@ pub(super) fn open_string(text: &str) -> String {
 /// Returns the length of the literal at the start of the text: up to a comma or closing parenthesis outside of it.
 /// Returns `None` if neither is there yet.
 pub(super) fn length(text: &str) -> Option<usize> {
+    match end(text) {
+        LiteralEnd::At(length) => Some(length),
+        LiteralEnd::InString | LiteralEnd::Missing => None,
+    }
+}
+
+/// Returns true if the text ends inside of a string of the literal at its start.
+pub(super) fn ends_in_string(text: &str) -> bool {
+    end(text) == LiteralEnd::InString
+}
+
+/// End of a literal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LiteralEnd {
+    /// Before this byte.
+    At(usize),
+    /// The text ends in one of its strings.
+    InString,
+    /// The text ends before it.
+    Missing,
+}
+
+fn end(text: &str) -> LiteralEnd {
     let mut depth = 0usize;
     let mut quote = None;
     let mut escaped = false;
@@ -45,14 +68,14 @@ pub(super) fn length(text: &str) -> Option<usize> {
             }
             None => match c {
                 '\'' | '"' => quote = Some(c),
-                ',' | ')' if depth == 0 => return Some(at),
+                ',' | ')' if depth == 0 => return LiteralEnd::At(at),
                 '(' | '[' | '{' => depth += 1,
                 ')' | ']' | '}' => depth = depth.saturating_sub(1),
                 _ => {}
             },
         }
     }
-    None
+    if quote.is_some() { LiteralEnd::InString } else { LiteralEnd::Missing }
 }
 
 struct LiteralReader<'a> {
@@ -204,5 +227,7 @@ mod tests {
         let cut = [r"'a\'b\n\u00", r#" "it's \x"#, "", "12 ", "[1, 2", "Tru"].map(beginning);
         assert_eq!(cut, [r#""a'b\n"#, r#""it's "#, "", "12", "[1, 2", "Tru"]);
         assert_eq!((length("'a,)', 1"), length("[1, 2])"), length("'a,")), (Some(5), Some(6), None));
+        let places = ["a='b", "a=['b', \"c'", "a='b\\'", "a='b'", "a=[1", "a='b', c='"].map(ends_in_string);
+        assert_eq!(places, [true, true, true, false, false, false]);
     }
 }

@@ -408,6 +408,19 @@ fn a_model_may_write_a_call_in_its_own_form_or_text() {
     }
 }
 
+#[test]
+fn a_list_of_calls_without_markers_is_valid_or_text() {
+    let format = ToolFormat::Lfm2;
+    let tokenizer = tokenizer(&[&["<|end|>"], markers(format)].concat());
+    let grammar = Tools::new().grammar(&tokenizer, format, ContentRule::Text).unwrap();
+    let matcher = matcher(&tokenizer, &grammar);
+    let list = r#"[get-weather(city="Rome"), stop()]"#;
+    let wrong = list.replace("Rome", "Bonn");
+    let texts = [list, &wrong, &format!("Call {wrong}"), "[1, 2]", "[other()]"];
+    let found = texts.map(|text| follows(&tokenizer, &matcher, text));
+    assert_eq!(found, [true, false, true, true, true]);
+}
+
 /// Returns the joined text of events, and true if they have a complete call.
 fn text_and_call(events: &[ToolEvent]) -> (String, bool) {
     let texts = events.iter().filter_map(|event| match event {

@@ -7,6 +7,7 @@
 mod chatglm3;
 mod granite;
 mod hermes;
+mod lfm2;
 mod llama_json;
 mod mistral;
 mod nemotron;
@@ -64,6 +65,7 @@ pub(super) fn definition(format: ToolFormat) -> &'static FormatDefinition {
     match format {
         ToolFormat::Hermes => &hermes::FORMAT,
         ToolFormat::HermesFenced => &hermes::FENCED_FORMAT,
+        ToolFormat::Lfm2 => &lfm2::FORMAT,
         ToolFormat::LlamaJson => &llama_json::FORMAT,
         ToolFormat::Pythonic => &pythonic::FORMAT,
         ToolFormat::QwenCoder => &qwen_coder::FORMAT,
