@@ -381,6 +381,7 @@ mod tests {
         check(ToolFormat::Hermes, Any, open, Cut, ("", begun, [0, 0]));
         check(ToolFormat::Hermes, Any, open, Complete, (open, begun, [0, 1]));
         check(ToolFormat::Pythonic, Any, "[f(x='a", Cut, ("", begun, [0, 0]));
+        check(ToolFormat::Lfm2, Any, "<|tool_call_start|>[f(x='a", Cut, ("", begun, [0, 0]));
         check(ToolFormat::ChatGlm3, Any, "f\n```python\ntool_call(x='a", Cut, ("", begun, [0, 0]));
         let tagged = "<tool_call>\n<function=f>\n<parameter=x>\na\n</par";
         check(ToolFormat::QwenCoder, Any, tagged, Cut, ("", begun, [0, 0]));
