@@ -56,6 +56,9 @@ const OF_CATALOGUE: &[(&str, &str)] = &[
     ("gemma3n", "gemma3"),
     ("granite3.3", "granite3.3"),
     ("granite4", "granite4"),
+    ("lfm2", "lfm2"),
+    // Its own template writes the same control tokens, but no markers around tools and results.
+    ("lfm2.5", "lfm2"),
     ("llama3.2", "llama3.2"),
     ("llama3.3", "llama3.1"),
     ("mistral", "mistral-v0.3"),
