@@ -53,7 +53,7 @@ pub(super) enum ListStep {
 }
 
 impl CallList {
-    /// Creates the parser of a text that may be a list. `raw` is the text before it, which is reported if it is none.
+    /// Creates the parser of a text that may be a list. `raw` is the text before it, which is reported if it is not a list.
     pub(super) fn new(names: Vec<String>, raw: String) -> Self {
         Self { names, is_marked: false, raw, state: ListState::Open, is_list: false, calls: 0 }
     }
