@@ -23,6 +23,8 @@ pub const LAYERS: RangeInclusive<usize> = 1..=1024;
 pub const WIDTH: RangeInclusive<usize> = 1..=1 << 20;
 /// Number of heads.
 pub const HEADS: RangeInclusive<usize> = 1..=4096;
+/// Number of experts in a layer.
+const EXPERTS: RangeInclusive<usize> = 1..=1024;
 /// Number of vocabulary entries.
 pub const VOCAB: RangeInclusive<usize> = 1..=1 << 24;
 /// Sequence lengths, in tokens.
@@ -151,6 +153,12 @@ fn check_feed_forward(path: &Path, feed_forward: &FeedForward) -> Result<()> {
                 Some(cutoff) => Err(malformed(path, "a finite cutoff of activations", cutoff)),
                 None => Ok(()),
             }
+        }
+        FeedForward::Experts(experts) => {
+            bounded(path, "a number of experts", experts.count, &EXPERTS)?;
+            let per_token = 1..=experts.count;
+            bounded(path, "a number of experts for each token", experts.per_token, &per_token)?;
+            bounded(path, "an inner width of experts", experts.inner, &WIDTH).map(drop)
         }
     }
 }

@@ -20,7 +20,7 @@ use narthex_spec::{BlockSize, DType, Recipe, manifest::FileRange, progress::Stag
 
 pub(crate) use self::{
     rounded::{RoundedWeights, RowShape},
-    stream::{ScaledWeight, WeightSink, pieces},
+    stream::{ScaledWeight, StackedRows, WeightSink, pieces},
 };
 use crate::{
     error::{CompileError, Result},

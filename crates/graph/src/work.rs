@@ -20,6 +20,12 @@ pub fn multiply_accumulates(node: &Node, known: &InferredTensors) -> Option<u64>
             output.count()?.checked_mul((*shape(0)?.get(inner)?)?)
         }
         "MatMulNBits" => output.count()?.checked_mul(u64::try_from(node.int("K")?).ok()?),
+        // Only the experts of a row compute it.
+        "MoE" => experts(node, known, shape(4)?),
+        "QMoE" => {
+            let bits = u64::try_from(node.int("expert_weight_bits")?).ok().filter(|&bits| bits > 0)?;
+            experts(node, known, shape(5)?)?.checked_mul(8 / bits)
+        }
         "Gemm" => {
             let inner = if node.int("transA") == Some(1) { 0 } else { 1 };
             output.count()?.checked_mul((*shape(0)?.get(inner)?)?)
@@ -62,6 +68,13 @@ fn grouped(node: &Node, output: &TensorInfo, known: &InferredTensors) -> Option<
     let capacity = (*past.get(2)?)?;
     let queries = output.count()?;
     queries.checked_mul(capacity)?.checked_mul(2)
+}
+
+/// Counts the products of a mixture of experts with alternating gate and up projections, and with the weights `down`
+/// `[experts, width, inner]`.
+fn experts(node: &Node, known: &InferredTensors, down: &Shape) -> Option<u64> {
+    let per_row = u64::try_from(node.int("k")?).ok()?.checked_mul(3)?;
+    known.input(node, 0)?.count()?.checked_mul(last(down)?)?.checked_mul(per_row)
 }
 
 fn recurrent(x: &Shape, w: &Shape, r: &Shape) -> Option<u64> {
@@ -128,6 +141,11 @@ mod tests {
             Some(40),
         );
         let bits = [("K", Attribute::from(64usize)), ("N", 16usize.into())];
+        let experts = [("k", Attribute::from(2usize)), ("expert_weight_bits", 4i64.into())];
+        let moe: [&[usize]; 5] = [&[1, 3, 64], &[3, 8], &[8, 96, 64], &[], &[8, 64, 48]];
+        check((MICROSOFT, "MoE"), &moe, &experts, Some(3 * 64 * 48 * 3 * 2));
+        let qmoe: [&[usize]; 6] = [&[1, 3, 64], &[3, 8], &[8, 96, 32], &[8, 96, 2], &[], &[8, 64, 24]];
+        check((MICROSOFT, "QMoE"), &qmoe, &experts, Some(3 * 64 * 48 * 3 * 2));
         check((MICROSOFT, "MatMulNBits"), &[&[1, 3, 64]], &bits, Some(3 * 64 * 16));
         check(("", "Conv"), &[&[1, 4, 8, 8], &[6, 4, 3, 3]], &[], Some(6 * 6 * 6 * 36));
         check(("", "Conv"), &[&[1, 4, 8, 8], &[4, 1, 3, 3]], &[("group", 4i64.into())], Some(4 * 36 * 9));

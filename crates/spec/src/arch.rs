@@ -106,6 +106,8 @@ pub enum Family {
     Qwen2,
     /// Qwen3.
     Qwen3,
+    /// Qwen3 with experts.
+    Qwen3Moe,
     /// Phi-3 and Phi-3.5.
     Phi3,
     /// Granite 3, and the dense models of Granite 4.
@@ -241,6 +243,9 @@ pub enum FeedForward {
     /// The same weights for every token.
     #[serde(rename = "mlp")]
     Dense(Mlp),
+    /// Several networks, of which each token uses a few.
+    #[serde(rename = "experts")]
+    Experts(Experts),
 }
 
 impl FeedForward {
@@ -248,6 +253,7 @@ impl FeedForward {
     pub fn activation(&self) -> Activation {
         match self {
             Self::Dense(mlp) => mlp.activation,
+            Self::Experts(experts) => experts.activation,
         }
     }
 }
@@ -298,6 +304,7 @@ impl DecoderLayer {
     pub fn mlp(&self) -> Option<&Mlp> {
         match &self.feed_forward {
             FeedForward::Dense(mlp) => Some(mlp),
+            FeedForward::Experts(_) => None,
         }
     }
 
@@ -305,6 +312,7 @@ impl DecoderLayer {
     pub fn mlp_mut(&mut self) -> Option<&mut Mlp> {
         match &mut self.feed_forward {
             FeedForward::Dense(mlp) => Some(mlp),
+            FeedForward::Experts(_) => None,
         }
     }
 }
@@ -484,6 +492,24 @@ pub struct Mlp {
     pub cutoff: Option<f32>,
 }
 
+/// A mixture of experts (Shazeer et al. 2017, arXiv:1701.06538): a router selects a few of several gated networks without
+/// biases for each token, and their results are added with weights.
+///
+/// The weights are the softmax of the router's logits over all experts.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Experts {
+    /// Number of experts.
+    pub count: usize,
+    /// Number of experts that compute a token: those with the largest logits.
+    pub per_token: usize,
+    /// Inner width of an expert.
+    pub inner: usize,
+    /// Activation function of the gates.
+    pub activation: Activation,
+    /// True if the weights of a token's experts are divided by their sum.
+    pub normalized: bool,
+}
+
 /// Activation function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -516,5 +542,14 @@ mod tests {
         let old = written.replace(r#","residual":"sequential""#, "");
         assert_eq!(serde_json::from_str::<DecoderLayer>(&old).unwrap(), layer);
         assert!(serde_json::from_str::<DecoderLayer>(r#"{"attention":{}}"#).is_err());
+
+        let experts =
+            Experts { count: 8, per_token: 2, inner: 64, activation: Activation::Silu, normalized: true };
+        let layer = DecoderLayer { feed_forward: FeedForward::Experts(experts), ..layer };
+        let written = serde_json::to_string(&layer).unwrap();
+        let expected =
+            r#""experts":{"count":8,"per_token":2,"inner":64,"activation":"silu","normalized":true}"#;
+        assert!(written.contains(expected), "{written}");
+        assert_eq!(serde_json::from_str::<DecoderLayer>(&written).unwrap(), layer);
     }
 }

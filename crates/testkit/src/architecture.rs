@@ -1,12 +1,19 @@
 //! A small decoder architecture, which tests modify as needed.
 
-use narthex_spec::arch::{Activation, Attention, DecoderArch, DecoderLayer, Family, Mlp, Rope, RopeScaling};
+use narthex_spec::arch::{
+    Activation, Attention, DecoderArch, DecoderLayer, Experts, Family, Mlp, Rope, RopeScaling,
+};
 
 /// Returns a layer of four query heads and two key/value heads, 16 elements each, with an inner width of 96.
 pub fn layer() -> DecoderLayer {
     let attention = Attention::plain(4, 2, 16);
     let mlp = Mlp { inner: 96, activation: Activation::Silu, gated: true, bias: false, cutoff: None };
     DecoderLayer::dense(attention, mlp)
+}
+
+/// Returns four experts with an inner width of 64, of which each token uses two.
+pub fn experts() -> Experts {
+    Experts { count: 4, per_token: 2, inner: 64, activation: Activation::Silu, normalized: true }
 }
 
 /// Returns a Llama with one such layer, a hidden size of 64, 300 tokens and a context of 256.

@@ -138,6 +138,29 @@ impl Emitter<'_> {
         })
     }
 
+    /// Writes weights in the given element type, unquantised.
+    pub(crate) fn stacked(&mut self, stacked: StackedRows<'_>, dtype: DType) -> Result<ByteRange> {
+        let StackedRows { names, cols, alternating } = stacked;
+        let plan = self.plan;
+        let weights = self.weights;
+        let scaling = self.scaling;
+        let all = self.stacked_rows(names);
+        self.stream(size(&[all, cols], dtype), |append| {
+            names.chunks(alternating).try_for_each(|names| {
+                let mut parts = Vec::with_capacity(names.len());
+                for name in names {
+                    let rows = plan.get(name).map_or(0, |planned| planned.rows);
+                    let weight = ScaledWeight::open(weights, scaling, name, [rows, cols], cols)?;
+                    parts.push(weight.read_rows(0..rows)?);
+                }
+                let rows = parts.first().map_or(0, |part| part.len() / cols.max(1));
+                let order =
+                    (0..rows).flat_map(|row| parts.iter().map(move |part| &part[row * cols..][..cols]));
+                append(&encoded(&order.collect::<Vec<_>>().concat(), dtype))
+            })
+        })
+    }
+
     /// Returns the sum of the rows of linear weights.
     pub(crate) fn stacked_rows(&self, names: &[String]) -> usize {
         names.iter().filter_map(|name| self.plan.get(name)).map(|planned| planned.rows).sum()
@@ -150,21 +173,26 @@ impl Emitter<'_> {
         cols: usize,
         storage: Storage,
     ) -> Result<QuantizedWeight> {
-        let key = names.join("+");
+        self.quantize_stacked(StackedRows { names, cols, alternating: 1 }, storage)
+    }
+
+    /// Quantises weights. Writes them unless an earlier graph did.
+    pub(crate) fn quantize_stacked(
+        &mut self,
+        stacked: StackedRows<'_>,
+        storage: Storage,
+    ) -> Result<QuantizedWeight> {
+        let key = stacked.names.join("+");
         if let Some(known) = self.written.quantized.get(&key) {
             return Ok(*known);
         }
-        let quantized = self.write_quantized(names, cols, storage)?;
+        let quantized = self.write_quantized(stacked, storage)?;
         self.written.quantized.insert(key, quantized);
         Ok(quantized)
     }
 
-    fn write_quantized(
-        &mut self,
-        names: &[String],
-        cols: usize,
-        storage: Storage,
-    ) -> Result<QuantizedWeight> {
+    fn write_quantized(&mut self, stacked: StackedRows<'_>, storage: Storage) -> Result<QuantizedWeight> {
+        let StackedRows { names, cols, alternating } = stacked;
         let block = self.recipe.block.elements(cols);
         let rows = self.stacked_rows(names) as u64;
         let blocks = cols.div_ceil(block) as u64;
@@ -189,8 +217,8 @@ impl Emitter<'_> {
         let mut zeros = Vec::new();
         let mut offsets = Vec::new();
         let quants = self.stream(rows * quants_length, |append| {
-            names.iter().try_for_each(|name| {
-                quantizer.each_row(name, &mut |row| {
+            names.chunks(alternating).try_for_each(|names| {
+                quantizer.alternate(names, &mut |row| {
                     scales.extend_from_slice(&row.scales);
                     zeros.extend_from_slice(&row.zeros);
                     offsets.extend_from_slice(&row.offsets);
@@ -239,6 +267,17 @@ impl Emitter<'_> {
         }
         Ok(weight)
     }
+}
+
+/// Linear weights of equal width, concatenated along their rows.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StackedRows<'a> {
+    /// Canonical names.
+    pub(crate) names: &'a [String],
+    /// Number of columns.
+    pub(crate) cols: usize,
+    /// Number of successive weights with equally many rows, which alternate; 1 for weights one after the other.
+    pub(crate) alternating: usize,
 }
 
 /// Quantiser for the rows of linear weights of equal width.
@@ -304,6 +343,24 @@ impl<'a> ScaledWeight<'a> {
 }
 
 impl Quantizer<'_> {
+    /// Passes the rows of weights to `take`, scaled and quantised: the first row of each, then the second.
+    fn alternate(&self, names: &[String], take: &mut dyn FnMut(&QuantRow) -> Result<()>) -> Result<()> {
+        if let [name] = names {
+            return self.each_row(name, take);
+        }
+        let mut weights: Vec<Vec<QuantRow>> = Vec::with_capacity(names.len());
+        for name in names {
+            let mut rows = Vec::new();
+            self.each_row(name, &mut |row| {
+                rows.push(row.clone());
+                Ok(())
+            })?;
+            weights.push(rows);
+        }
+        let count = weights.first().map_or(0, Vec::len);
+        (0..count).flat_map(|row| weights.iter().filter_map(move |rows| rows.get(row))).try_for_each(take)
+    }
+
     /// Passes a weight's rows to `take` in order, scaled and quantised.
     fn each_row(&self, name: &str, take: &mut dyn FnMut(&QuantRow) -> Result<()>) -> Result<()> {
         let cols = self.cols;

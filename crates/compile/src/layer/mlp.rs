@@ -6,7 +6,10 @@ use narthex_spec::{
     arch::{Activation, FeedForward, Mlp},
 };
 
-use super::linear::{StackedLinear, linear, stacked_linear};
+use super::{
+    experts::experts,
+    linear::{StackedLinear, linear, stacked_linear},
+};
 use crate::{emit::Emitter, error::Result};
 
 /// Adds a feed-forward network over rows of `width` elements.
@@ -52,6 +55,7 @@ pub(crate) fn feed_forward(
 ) -> Result<Tensor> {
     match part {
         FeedForward::Dense(part) => mlp(e, scope, x, width, part),
+        FeedForward::Experts(part) => experts(e, scope, x, width, part),
     }
 }
 

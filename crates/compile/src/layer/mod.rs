@@ -9,6 +9,7 @@ pub(crate) mod connector;
 pub(crate) mod embed;
 pub(crate) mod encoder_attention;
 pub(crate) mod encoder_head;
+pub(crate) mod experts;
 pub(crate) mod group_query_attention;
 pub(crate) mod head;
 pub(crate) mod linear;

@@ -95,7 +95,7 @@ pub(super) fn mixer_inputs(arch: &DecoderArch, index: usize, layer: &DecoderLaye
     let mut readers: Vec<String> =
         parts.iter().map(|part| format!("{scope}.{name}.{part}_proj.weight")).collect();
     if layer.residual == Residual::Parallel {
-        readers.extend(feed_forward_readers(&scope, &layer.feed_forward));
+        readers.extend(feed_forward_readers(&scope, &layer.feed_forward)?);
     }
     Some(ChannelGroup::new(format!("{scope}.{name}"), format!("{scope}.attn_norm.weight"), readers))
 }
@@ -120,11 +120,12 @@ fn values(arch: &DecoderArch, index: usize, attention: &Attention) -> Option<Cha
 
 /// Returns the channels that the projections of the feed-forward network read, unless those of attention read them too.
 pub(super) fn feed_forward_inputs(index: usize, layer: &DecoderLayer) -> Option<ChannelGroup> {
+    if layer.residual == Residual::Parallel {
+        return None;
+    }
     let scope = format!("layers.{index}");
-    (layer.residual != Residual::Parallel).then(|| {
-        let readers = feed_forward_readers(&scope, &layer.feed_forward);
-        ChannelGroup::new(format!("{scope}.mlp"), format!("{scope}.mlp_norm.weight"), readers)
-    })
+    let readers = feed_forward_readers(&scope, &layer.feed_forward)?;
+    Some(ChannelGroup::new(format!("{scope}.mlp"), format!("{scope}.mlp_norm.weight"), readers))
 }
 
 /// Returns the channels between the projections of a feed-forward network with a gate.
@@ -134,12 +135,14 @@ pub(super) fn gated_products(index: usize, layer: &DecoderLayer) -> Option<Chann
     layer.mlp().filter(|mlp| mlp.gated).map(|_| ChannelGroup::new(format!("{scope}.down"), up, vec![down]))
 }
 
-fn feed_forward_readers(scope: &str, feed_forward: &FeedForward) -> Vec<String> {
+/// Returns the weights that read the input of a feed-forward part; `None` for experts, whose inputs are not measured.
+fn feed_forward_readers(scope: &str, feed_forward: &FeedForward) -> Option<Vec<String>> {
     let parts: &[&str] = match feed_forward {
         FeedForward::Dense(mlp) if mlp.gated => &["gate", "up"],
         FeedForward::Dense(_) => &["up"],
+        FeedForward::Experts(_) => return None,
     };
-    parts.iter().map(|part| format!("{scope}.mlp.{part}_proj.weight")).collect()
+    Some(parts.iter().map(|part| format!("{scope}.mlp.{part}_proj.weight")).collect())
 }
 
 #[cfg(test)]
@@ -170,6 +173,8 @@ mod tests {
         check(&|arch| arch.layers[1].residual = Residual::Parallel, [whole, "attn o down"]);
         check(&|arch| arch.layers[0].attention_mut().unwrap().value_norm = true, ["attn mlp down", whole]);
         check(&|arch| arch.layers[1].attention_mut().unwrap().kv = KvSource::Layer(0), ["attn mlp down"; 2]);
+        let experts = FeedForward::Experts(example::experts());
+        check(&|arch| arch.layers[0].feed_forward = experts.clone(), ["attn o", whole]);
         check(&|arch| arch.layers[0].mlp_mut().unwrap().gated = false, ["attn o mlp", whole]);
     }
 

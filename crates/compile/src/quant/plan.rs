@@ -1,6 +1,6 @@
 //! Storage of each linear weight, planned before weights are read, and serialisable for inspection.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use narthex_checkpoint::{CheckpointError, IntegerBlocks, WeightSource};
 use narthex_spec::{
@@ -21,6 +21,9 @@ use crate::rotary::RotarySet;
 pub struct Plan {
     /// One entry per weight.
     pub weights: Vec<WeightPlan>,
+    /// Index of the entry of each name. A model with experts has tens of thousands.
+    #[serde(skip)]
+    indices: HashMap<String, usize>,
 }
 
 /// Entry of one weight.
@@ -43,6 +46,9 @@ pub struct WeightPlan {
     /// Number of its layer; `None` outside layers.
     #[serde(skip)]
     pub layer: Option<usize>,
+    /// True for a weight of one of several experts.
+    #[serde(skip)]
+    pub is_expert: bool,
 }
 
 impl WeightPlan {
@@ -61,6 +67,7 @@ impl WeightPlan {
             source: None,
             component: name.component,
             layer: name.layer,
+            is_expert: matches!(weight.role, WeightRole::Expert(_)),
         })
     }
 
@@ -90,7 +97,9 @@ impl Plan {
         let planned = weights.iter().filter_map(|weight| {
             choice.storage(weight).and_then(|storage| WeightPlan::new(weight, storage, recipe.block))
         });
-        Self { weights: planned.collect() }
+        let weights: Vec<WeightPlan> = planned.collect();
+        let indices = weights.iter().enumerate().map(|(at, planned)| (planned.name.clone(), at)).collect();
+        Self { weights, indices }
     }
 
     /// Creates the plan of a recipe for a checkpoint's weights.
@@ -124,7 +133,9 @@ impl Plan {
             .zip(&encodings)
             .any(|(planned, encoding)| planned.storage == Storage::W4 && encoding.bits() == 4);
         if has_four_bits {
-            for (planned, encoding) in plan.weights.iter_mut().zip(encodings) {
+            // The experts of a layer have one storage, and their operator has no offsets.
+            let planned = plan.weights.iter_mut().zip(encodings);
+            for (planned, encoding) in planned.filter(|(planned, _)| !planned.is_expert) {
                 planned.storage = Storage::of_source(planned.storage, encoding);
                 planned.source = Some(encoding.name());
             }
@@ -175,7 +186,11 @@ impl Plan {
             let bytes = match weight.role {
                 WeightRole::Table(Table::Tokens | Table::PerLayer) => element,
                 WeightRole::Table(Table::Positions | Table::Segments) | WeightRole::Convolution => 4,
-                WeightRole::Norm | WeightRole::Bias | WeightRole::Coefficients | WeightRole::Linear(_) => 0,
+                WeightRole::Norm
+                | WeightRole::Bias
+                | WeightRole::Coefficients
+                | WeightRole::Linear(_)
+                | WeightRole::Expert(_) => 0,
             };
             let is_counted = bytes > 0 && self.get(&weight.name.to_string()).is_none();
             if is_counted { weight.elements() * bytes } else { 0 }
@@ -185,7 +200,7 @@ impl Plan {
 
     /// Returns the entry of one weight.
     pub fn get(&self, name: &str) -> Option<&WeightPlan> {
-        self.weights.iter().find(|planned| planned.name == name)
+        self.weights.get(*self.indices.get(name)?)
     }
 
     /// Returns the storage of one weight.
@@ -237,6 +252,8 @@ impl<'a> StorageChoice<'a> {
                 // Errors of the head reach the logits directly, so it keeps 8 bits.
                 Projection::Logits if self.has_tied_head() => self.rows,
                 Projection::Logits => self.inner.with_eight_bits(),
+                // It is small, and its errors change the selection of experts.
+                Projection::Router => self.whole,
                 // The last layers of a head are small, and their errors reach the vector or the scores directly.
                 Projection::Embedding | Projection::HeadOutput => self.whole,
                 // Activations are rounded to 8 bits wherever weights are quantised, and errors of the value projection
@@ -245,6 +262,7 @@ impl<'a> StorageChoice<'a> {
                 Projection::Value if is_encoder => self.whole,
                 _ => self.inner,
             }),
+            WeightRole::Expert(_) => Some(self.expert(weight)),
             WeightRole::Table(Table::Tokens) => self.has_planned_tokens().then_some(self.rows),
             WeightRole::Table(Table::PerLayer) => {
                 let cols = weight.shape.last().copied().unwrap_or(0);
@@ -257,6 +275,22 @@ impl<'a> StorageChoice<'a> {
             | WeightRole::Bias
             | WeightRole::Coefficients
             | WeightRole::Convolution => None,
+        }
+    }
+
+    /// Returns the storage of an expert, which is that of all experts of its layer. ONNX Runtime's operator needs rows of
+    /// two or more whole blocks.
+    fn expert(&self, weight: &WeightSpec) -> Storage {
+        // The number of rows of a projection is the number of columns of another one.
+        let blocks = weight.shape.iter().map(|&cols| {
+            let block = self.block.operator_block(cols);
+            let fits = self.block.divides(cols) && cols.is_multiple_of(block) && cols >= 2 * block;
+            fits.then_some(block)
+        });
+        let blocks: HashSet<Option<usize>> = blocks.collect();
+        match self.inner.plain() {
+            None if blocks.len() != 1 || blocks.contains(&None) => Storage::F16,
+            _ => self.inner,
         }
     }
 
@@ -305,8 +339,8 @@ fn angle_bytes(arch: &DecoderArch) -> u64 {
 #[cfg(test)]
 mod tests {
     use narthex_spec::arch::{
-        Activation, Attention, Connector, DecoderLayer, EncoderArch, EncoderNorm, Family, Mixer, PatchTower,
-        Pooling, VisionArch,
+        Activation, Attention, Connector, DecoderLayer, EncoderArch, EncoderNorm, Experts, Family,
+        FeedForward, Mixer, PatchTower, Pooling, VisionArch,
     };
     use narthex_testkit::architecture as example;
 
@@ -381,6 +415,32 @@ mod tests {
             let head = ("head.weight", 30, 64, tied);
             check(&pruned, scheme, &[table, layer(inner), vec![head]].concat());
         }
+    }
+
+    #[test]
+    fn experts_of_a_layer_have_one_storage() {
+        let Architecture::Decoder(arch) = decoder(false) else { panic!("no decoder") };
+        let check = |inner, block, scheme, expected| {
+            let mut arch = arch.clone();
+            arch.layers[0].feed_forward = FeedForward::Experts(Experts { inner, ..example::experts() });
+            let recipe = Recipe { block, ..Recipe::new(scheme) };
+            let plan = Plan::new(&Architecture::Decoder(arch), &recipe);
+            let mut experts = plan.weights.iter().filter(|weight| weight.is_expert);
+            assert!(experts.all(|weight| weight.storage == expected), "{inner} {block} {scheme}");
+            assert_eq!(plan.weights.iter().filter(|weight| weight.is_expert).count(), 12);
+            let router = plan.storage("layers.0.mlp.router.weight");
+            assert_eq!(router, Some(if scheme == Scheme::F16 { Storage::F16 } else { Storage::F32 }));
+        };
+        let block = BlockSize::Elements(32);
+        check(64, block, Scheme::F32, Storage::F32);
+        check(64, block, Scheme::F16, Storage::F16);
+        check(64, block, Scheme::W8, Storage::W8Zeros);
+        check(64, block, Scheme::W4, Storage::W4);
+        // One block, and a part of one.
+        check(32, block, Scheme::W4, Storage::F16);
+        check(80, block, Scheme::W4, Storage::F16);
+        // Blocks of 32 and of 16.
+        check(48, BlockSize::Channel, Scheme::W8, Storage::F16);
     }
 
     #[test]
@@ -465,6 +525,7 @@ mod tests {
     #[test]
     fn source_weights_have_the_bits_of_their_storage() {
         let weight = |storage, source| WeightPlan {
+            is_expert: false,
             name: "layers.0.mlp.up_proj.weight".to_owned(),
             rows: 64,
             cols: 40,
@@ -479,7 +540,7 @@ mod tests {
             weight(Storage::W4Copied, "Q4_0"),
             weight(Storage::W8Zeros, "Q6_K"),
         ];
-        let found: Vec<_> = Plan { weights }
+        let found: Vec<_> = Plan { weights, indices: HashMap::new() }
             .source_weights()
             .into_iter()
             .map(|weights| (weights.encoding, weights.bits))

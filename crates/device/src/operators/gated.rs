@@ -77,11 +77,11 @@ impl NodeKernel for GatedMlpKernel {
 }
 
 /// Layers of a network.
-struct GatedMlp<'a> {
-    shared: &'a OperatorContext,
-    gate: &'a Linear,
-    up: &'a Linear,
-    down: &'a Linear,
+pub(super) struct GatedMlp<'a> {
+    pub(super) shared: &'a OperatorContext,
+    pub(super) gate: &'a Linear,
+    pub(super) up: &'a Linear,
+    pub(super) down: &'a Linear,
 }
 
 impl GatedMlp<'_> {
@@ -118,7 +118,7 @@ impl GatedMlp<'_> {
     }
 
     /// Computes all columns of some rows.
-    fn run_rows(&self, x: MatrixRef<'_>, buffers: &mut Buffers, out: MatrixMut<'_>) {
+    pub(super) fn run_rows(&self, x: MatrixRef<'_>, buffers: &mut Buffers, out: MatrixMut<'_>) {
         let shared = self.shared;
         let hidden = self.gate.weights.outputs();
         let mut rows = std::mem::take(&mut buffers.rows);
@@ -138,7 +138,13 @@ impl GatedMlp<'_> {
     }
 
     /// Computes the hidden columns of `out`, which start at column `start`.
-    fn run_columns(&self, rows: &QuantizedRows, start: usize, buffers: &mut Buffers, mut out: MatrixMut<'_>) {
+    pub(super) fn run_columns(
+        &self,
+        rows: &QuantizedRows,
+        start: usize,
+        buffers: &mut Buffers,
+        mut out: MatrixMut<'_>,
+    ) {
         let Buffers { scratch, gate, up, .. } = buffers;
         let count = out.rows();
         let width = out.columns();

@@ -4,7 +4,7 @@
 //! every device. The weights of rewritten nodes are packed for this processor and passed to the operators directly, so
 //! that ONNX Runtime does not load them. `rewrite` finds the nodes, `offsets` merges
 //! offsets of blocks into products, and `weights` packs the weights. `linear`,
-//! `gated` and `attention` compute. `encoder` has the operators of encoders. `fuse` makes consecutive nodes one node,
+//! `gated`, `experts` and `attention` compute. `encoder` has the operators of encoders. `fuse` makes consecutive nodes one node,
 //! which `chain` computes in one parallel `region`. `cache` has the element types of the KV cache. `call` and
 //! `node_kernel` are the interface to ONNX Runtime, on whose threads the operators run.
 
@@ -16,10 +16,13 @@ mod call;
 mod chain;
 mod constants;
 mod encoder;
+mod expert_nodes;
+mod experts;
 mod fuse;
 mod gated;
 mod input_rows;
 mod linear;
+mod linear_constants;
 mod links;
 mod node_kernel;
 mod offsets;
@@ -48,6 +51,7 @@ use attention::AttentionKernel;
 use chain::{Chain, ChainOperator};
 use encoder::{BidirectionalAttentionKernel, PoolRowsKernel, ProjectionsKernel, ResidualMlpKernel};
 pub(crate) use encoder::{PaddedInputs, ROW_OFFSETS};
+use experts::ExpertsKernel;
 use gated::GatedMlpKernel;
 use linear::LinearKernel;
 use node_kernel::NodeOperator;
@@ -141,6 +145,7 @@ impl OwnOperators {
         let domain = OperatorDomain::new(DOMAIN)
             .and_then(|domain| domain.add(NodeOperator::<LinearKernel>::new(&shared)))
             .and_then(|domain| domain.add(NodeOperator::<GatedMlpKernel>::new(&shared)))
+            .and_then(|domain| domain.add(NodeOperator::<ExpertsKernel>::new(&shared)))
             .and_then(|domain| domain.add(NodeOperator::<ResidualMlpKernel>::new(&shared)))
             .and_then(|domain| domain.add(NodeOperator::<ProjectionsKernel>::new(&shared)))
             .and_then(|domain| domain.add(NodeOperator::<BidirectionalAttentionKernel>::new(&shared)))
@@ -239,6 +244,9 @@ struct Buffers {
     new_row: Vec<f32>,
     keys: Vec<f32>,
     values: Vec<f32>,
+    /// Rows of several experts, and their results.
+    expert_inputs: Vec<f32>,
+    expert_results: Vec<f32>,
     /// Parts of the attention of single tokens.
     parts: Vec<AttentionPart>,
 }

@@ -8,30 +8,27 @@
 use std::collections::{HashMap, HashSet};
 
 use narthex_graph::{
-    Attribute, Element, Graph, Initializer, Node,
+    Attribute, Graph, Node,
     graph::MICROSOFT,
     kv_cache::{cache_values, has_single_precision_past},
     patch::Patch,
     replacement::Replacement,
 };
-use narthex_kernels::Bits;
-use narthex_spec::{DType, KvPrecision};
+use narthex_spec::KvPrecision;
 
 use super::{
     DOMAIN,
     attention::{HEADS, KV_HEADS, ROTATES, SCALE, SOFT_CAP, WINDOW},
     cache::{attention_of, convert},
-    constants::SINGLE_PRECISION,
+    expert_nodes::ExpertNodes,
     gated::{DOWN, GATE, GATED_MLP, UP},
     input_rows::EPSILON,
     linear::{LAYERS, LINEAR, WEIGHTS},
+    linear_constants::Constants,
     links::Links,
-    offsets::{self, OFFSETS},
+    offsets,
     weights::LinearSource,
 };
-
-/// Value of `accuracy_level` of `MatMulNBits` that permits rounding activations to eight bits.
-const EIGHT_BIT_ACTIVATIONS: i64 = 4;
 
 /// Epsilon of a norm without that attribute.
 const DEFAULT_EPSILON: f32 = 1e-5;
@@ -67,6 +64,7 @@ fn replace(graph: &mut Graph, precision: KvPrecision) -> Option<Vec<LinearSource
     let sources = graph.nodes.iter().enumerate().filter_map(|(at, node)| Some((at, constants.linear(node)?)));
     let (indices, sources): (Vec<usize>, Vec<LinearSource>) = sources.unzip();
     let products: HashMap<usize, usize> = indices.into_iter().zip(0..).collect();
+    let experts = ExpertNodes::of(graph, &constants, sources.len());
 
     let links = Links::of(graph);
     let mlps: Vec<GatedMlpNodes<'_>> =
@@ -92,7 +90,9 @@ fn replace(graph: &mut Graph, precision: KvPrecision) -> Option<Vec<LinearSource
         .chain(mlps.iter().filter_map(GatedMlpNodes::patch))
         .chain(stacks.iter().filter_map(StackedProducts::patch))
         .chain(attention.iter().filter_map(|node| attention_patch(node, attend)))
+        .chain(experts.patches())
         .collect();
+    let sources = sources.into_iter().chain(experts.sources).collect();
 
     let cache: HashSet<String> = cache.into_iter().flatten().map(str::to_owned).collect();
     graph.apply(&patches).ok().filter(|()| !patches.is_empty())?;
@@ -225,10 +225,6 @@ fn operand_orders(node: &Node) -> Option<[[&str; 2]; 2]> {
     Some([[a, b], [b, a]])
 }
 
-fn size(node: &Node, attribute: &str) -> Option<usize> {
-    usize::try_from(node.int(attribute)?).ok().filter(|&size| size > 0)
-}
-
 impl<'a> Links<'a> {
     /// Returns the network whose last product is `down`. `products` has the index of the weights for each node's index.
     ///
@@ -304,91 +300,6 @@ impl<'a> Links<'a> {
         // A constant branch may have fewer rows than the stream.
         let fits = norm.inputs.len() == 3 && computed && unread && norm.outputs.len() <= 4;
         (is_norm && fits && self.reads.get(rows) == Some(&reads) && norm.outputs[0] == rows).then_some(norm)
-    }
-}
-
-/// The constants of a graph.
-struct Constants<'a> {
-    initializers: HashMap<&'a str, &'a Initializer>,
-    /// Constants in half precision, by the name of the single-precision value to which a node casts them.
-    casts: HashMap<&'a str, &'a str>,
-}
-
-impl<'a> Constants<'a> {
-    fn of(graph: &'a Graph) -> Self {
-        let inputs: HashSet<&str> = graph.inputs.iter().map(|input| input.name.as_str()).collect();
-        // A constant that is also an input can have another value at run time.
-        let fixed = graph.initializers.iter().filter(|constant| !inputs.contains(constant.name.as_str()));
-        let casts = graph
-            .nodes
-            .iter()
-            .filter(|node| node.is_onnx("Cast") && node.int("to") == Some(SINGLE_PRECISION));
-        Self {
-            initializers: fixed.map(|constant| (constant.name.as_str(), constant)).collect(),
-            casts: casts.filter_map(|node| Some((node.outputs.first()?.as_str(), node.input(0)?))).collect(),
-        }
-    }
-
-    /// Returns a constant, if it has this type and number of elements.
-    fn get(&self, name: &str, dtype: DType, count: usize) -> Option<Initializer> {
-        let constant = self.initializers.get(name)?;
-        let found = constant.shape.iter().try_fold(1usize, |count, &extent| count.checked_mul(extent))?;
-        let fits = constant.dtype == Element::from(dtype) && found == count;
-        (fits && constant.expected_bytes() == Some(constant.bytes())).then(|| (*constant).clone())
-    }
-
-    /// Returns the constants of a node that a kernel can replace.
-    fn linear(&self, node: &Node) -> Option<LinearSource> {
-        let is_product = node.op == "MatMulNBits" && node.domain == MICROSOFT;
-        if !is_product || node.int("accuracy_level") != Some(EIGHT_BIT_ACTIVATIONS) {
-            return None;
-        }
-
-        let outputs = size(node, "N")?;
-        let inputs = size(node, "K")?;
-        let block = size(node, "block_size")?;
-        let bits = match node.int("bits").unwrap_or(4) {
-            4 => Bits::Four,
-            8 => Bits::Eight,
-            _ => return None,
-        };
-        let blocks = inputs.div_ceil(block);
-        let row = blocks.checked_mul(block)?.checked_mul(bits.count())? / 8;
-        let scales = node.input(2)?;
-        let count = outputs.checked_mul(blocks)?;
-        let scales = match self.casts.get(scales) {
-            Some(half) => self.get(half, DType::F16, count)?,
-            None => self.get(scales, DType::F32, count)?,
-        };
-        let zeros_row = (blocks * bits.count()).div_ceil(8);
-        let zeros = match node.input(3) {
-            Some(zeros) => Some(self.get(zeros, DType::U8, outputs.checked_mul(zeros_row)?)?),
-            None => None,
-        };
-        let bias = match node.input(5) {
-            Some(bias) => Some(self.get(bias, DType::F32, outputs)?),
-            None => None,
-        };
-
-        // Kernels do not support a permutation of the inputs.
-        if node.input(4).is_some() || ![16, 32, 64, 128].contains(&block) {
-            return None;
-        }
-
-        let quants = self.get(node.input(1)?, DType::U8, outputs.checked_mul(row)?)?;
-        let source =
-            LinearSource { outputs, inputs, block, bits, quants, scales, zeros, offsets: None, bias };
-        match node.input(OFFSETS) {
-            Some(offsets) => Some(LinearSource { offsets: Some(self.offsets(offsets, &source)?), ..source }),
-            None => Some(source),
-        }
-    }
-
-    /// Returns the offsets of a product, if this constant has its shape.
-    fn offsets(&self, name: &str, source: &LinearSource) -> Option<Initializer> {
-        let blocks = source.inputs.div_ceil(source.block);
-        let offsets = self.get(name, DType::F16, blocks.checked_mul(source.outputs)?)?;
-        (offsets.shape == [blocks, source.outputs]).then_some(offsets)
     }
 }
 

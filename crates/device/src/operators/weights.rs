@@ -1,6 +1,6 @@
 //! Weights of linear layers, packed when a graph is loaded, or by an earlier load.
 
-use std::{ops::Range, path::Path, sync::Arc, thread};
+use std::{borrow::Cow, ops::Range, path::Path, sync::Arc, thread};
 
 use half::f16;
 use memmap2::MmapMut;
@@ -23,6 +23,8 @@ pub(super) struct LinearSource {
     pub(super) inputs: usize,
     pub(super) block: usize,
     pub(super) bits: Bits,
+    /// Rows of the constants that are its outputs.
+    pub(super) rows: SourceRows,
     pub(super) quants: Initializer,
     /// Scales in half or single precision.
     pub(super) scales: Initializer,
@@ -31,6 +33,28 @@ pub(super) struct LinearSource {
     pub(super) offsets: Option<Initializer>,
     /// Bias in single precision.
     pub(super) bias: Option<Initializer>,
+}
+
+/// Rows of constants: `first`, and every `step`-th row after it. The constants have `step` rows for each output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct SourceRows {
+    pub(super) first: usize,
+    pub(super) step: usize,
+}
+
+impl SourceRows {
+    /// All rows.
+    pub(super) const ALL: Self = Self { first: 0, step: 1 };
+
+    /// Returns the rows of a constant of a layer with `outputs` outputs.
+    fn of(self, bytes: &[u8], outputs: usize) -> Cow<'_, [u8]> {
+        if self == Self::ALL {
+            return Cow::Borrowed(bytes);
+        }
+        let row = bytes.len() / (outputs * self.step).max(1);
+        let rows = bytes.chunks_exact(row.max(1)).skip(self.first).step_by(self.step);
+        Cow::Owned(rows.flatten().copied().collect())
+    }
 }
 
 /// A linear layer.
@@ -72,7 +96,7 @@ impl LinearSource {
     /// Packs the weights into `out`, which has their packed size.
     fn pack(&self, folder: &Path, files: &mut DataFiles, out: &mut [u8]) -> Option<()> {
         let zeros = match &self.zeros {
-            Some(zeros) => Some(files.bytes(folder, zeros).ok()?.to_vec()),
+            Some(zeros) => Some(self.rows.of(files.bytes(folder, zeros).ok()?, self.outputs).into_owned()),
             None => None,
         };
         let offsets = match &self.offsets {
@@ -80,22 +104,22 @@ impl LinearSource {
             None => None,
         };
 
-        let scales = files.bytes(folder, &self.scales).ok()?;
+        let scales = self.rows.of(files.bytes(folder, &self.scales).ok()?, self.outputs);
         let (half, single): (Vec<f16>, Vec<f32>);
         let scales = match self.shape().scales {
             Scales::F16(_) => {
-                half = halves(scales);
+                half = halves(&scales);
                 Scales::F16(&half)
             }
             Scales::F32(_) => {
-                single = floats(scales);
+                single = floats(&scales);
                 Scales::F32(&single)
             }
         };
 
-        let quants = files.bytes(folder, &self.quants).ok()?;
+        let quants = self.rows.of(files.bytes(folder, &self.quants).ok()?, self.outputs);
         let weights = BlockedWeights {
-            quants,
+            quants: &quants,
             scales,
             zeros: zeros.as_deref(),
             offsets: offsets.as_deref(),
@@ -167,7 +191,11 @@ impl FileLayout {
             let names = names.into_iter().chain(source.offsets.iter().map(|offsets| offsets.name.as_str()));
             let names: Vec<&str> = names.collect();
             let LinearSource { outputs, inputs, block, bits, .. } = source;
-            text += &format!("{names:?} {outputs} {inputs} {block} {bits:?}\n");
+            text += &format!("{names:?} {outputs} {inputs} {block} {bits:?}");
+            if let SourceRows { first, step: 2.. } = source.rows {
+                text += &format!(" {first}");
+            }
+            text.push('\n');
         }
         let mut header = text.into_bytes();
         header.resize(header.len().next_multiple_of(ALIGNMENT), 0);

@@ -306,6 +306,100 @@ fn gated_networks_are_those_of_onnx_runtime() {
     }
 }
 
+/// Adds the weights `[count, rows, cols]` of all experts in one projection, and returns their names: integers, scales and
+/// zero points.
+fn add_experts(
+    graph: &mut Graph,
+    random: &mut Random,
+    name: &str,
+    [count, rows, cols]: [usize; 3],
+    (bits, block): (usize, usize),
+) -> [String; 3] {
+    let names = ["quants", "scales", "zeros"].map(|part| format!("{name}.{part}"));
+    let half = format!("{name}.half");
+    let blocks = cols / block;
+    let quants = random.bytes(count * rows * cols * bits / 8);
+    constant(graph, &names[0], DType::U8, &[count, rows, cols * bits / 8], quants);
+    let scales = (0..count * rows * blocks).map(|_| 0.01 + 0.01 * random.float().abs());
+    let scales = scales.flat_map(|scale| f16::from_f32(scale / bits as f32).to_le_bytes()).collect();
+    constant(graph, &half, DType::F16, &[count, rows, blocks], scales);
+    add_node(graph, &names[1], "Cast", &[&half]);
+    graph.nodes.last_mut().unwrap().attributes.push(("to".into(), Attribute::Int(1)));
+    let row = (blocks * bits).div_ceil(8);
+    constant(graph, &names[2], DType::U8, &[count, rows, row], random.bytes(count * rows * row));
+    names
+}
+
+/// Returns a mixture of experts over rows of `width` elements.
+fn mixture(
+    random: &mut Random,
+    count: usize,
+    per_token: usize,
+    [width, inner]: [usize; 2],
+    bits: usize,
+) -> Graph {
+    let mut b = Builder::new("g", &[("", 21), (MICROSOFT, 1)]);
+    b.input("x", DType::F32, &["rows".into(), width.into()]);
+    b.input("logits", DType::F32, &["rows".into(), count.into()]);
+    b.output("y", DType::F32, &["rows".into(), width.into()]);
+    let mut graph = b.finish();
+    let form = (bits, 32);
+    let [gate_up, scales, zeros] =
+        add_experts(&mut graph, random, "gate_up", [count, 2 * inner, width], form);
+    let [down, down_scales, down_zeros] =
+        add_experts(&mut graph, random, "down", [count, width, inner], form);
+    let inputs =
+        ["x", "logits", &gate_up, &scales, "", &down, &down_scales, "", "", "", "", &zeros, &down_zeros];
+    let ints = [
+        ("k", per_token),
+        ("swiglu_fusion", 1),
+        ("normalize_routing_weights", 1),
+        ("expert_weight_bits", bits),
+        ("block_size", 32),
+        ("accuracy_level", 4),
+    ];
+    let mut attributes = ints.map(|(key, value)| (key.to_owned(), Attribute::from(value))).to_vec();
+    attributes.push(("activation_type".to_owned(), Attribute::String("swiglu".to_owned())));
+    attributes.push(("activation_alpha".to_owned(), Attribute::Float(1.0)));
+    graph.nodes.push(Node {
+        name: "y".into(),
+        op: "QMoE".into(),
+        domain: MICROSOFT.into(),
+        inputs: inputs.map(str::to_owned).to_vec(),
+        outputs: vec!["y".into()],
+        attributes,
+    });
+    graph
+}
+
+#[test]
+fn experts_are_those_of_onnx_runtime() {
+    let mut random = Random(0x1234_5678_9abc_def1);
+    for bits in [4, 8] {
+        for (rows, count, per_token, widths) in
+            [(1, 8, 2, [64, 96]), (3, 40, 8, [96, 64]), (20, 4, 1, [64, 320]), (300, 6, 3, [128, 64])]
+        {
+            let [width, _] = widths;
+            let graph = mixture(&mut random, count, per_token, widths, bits);
+            let fetch = [Fetch { name: "y".into(), shape: vec![rows, width] }];
+            let x = random.floats(rows * width);
+            let logits: Vec<f32> = (0..rows * count).map(|_| 4.0 * random.float()).collect();
+            let feeds = |rows: usize| {
+                let part =
+                    |name, values: &[f32], width| feed(name, &[rows, width], values[..rows * width].to_vec());
+                [part("x", &x, width), part("logits", &logits, count)]
+            };
+            let [expected, found] = run_both(&graph, &feeds(rows), &fetch);
+            assert_close(&expected[0], &found[0], 0.01, &(bits, rows, count, widths));
+
+            // A row gives the same bits alone, when its columns are divided between threads.
+            let alone = [Fetch { name: "y".into(), shape: vec![1, width] }];
+            let [_, alone] = run_both(&graph, &feeds(1), &alone);
+            assert!(alone[0][..] == found[0][..width], "{bits} bits, {rows} rows");
+        }
+    }
+}
+
 #[test]
 fn layers_and_norms_after_them_are_those_of_onnx_runtime() {
     let mut random = Random(0x1357_9bdf_0246_8ace);

@@ -15,6 +15,7 @@ pub(super) fn shapes(at: &NodeContext<'_>) -> Option<Vec<Option<Shape>>> {
         // The quantised tensor, its scale and its zero point.
         "DynamicQuantizeLinear" => Some(vec![at.shape(0).cloned(), Some(Shape::new()), Some(Shape::new())]),
         "MatMulNBits" => one(matmul_nbits(at)),
+        "MoE" | "QMoE" => one(at.shape(0).cloned()),
         "Gemm" => one(gemm(at)),
         "Conv" | "ConvInteger" | "FusedConv" => one(conv(at)),
         "MaxPool" | "AveragePool" | "LpPool" => Some(vec![pool(at); at.node.outputs.len()]),

@@ -84,6 +84,7 @@ fn data_is_computed() {
     check("Gemm", &[Of("2 3"), Of("5 3")], &[("transB", 1i64.into())], "2 5");
     let bits = [("N", Attribute::from(16usize)), ("K", 64usize.into())];
     check("com.microsoft/MatMulNBits", &[Of("1 s 64")], &bits, "1 7 16");
+    check("com.microsoft/QMoE", &[Of("1 s 64"), Of("s 8")], &[("k", 2i64.into())], "1 7 64");
     check("Conv", &[Of("1 3 10"), Of("8 3 3")], &[("strides", [2].into()), ("pads", [1, 1].into())], "1 8 5");
     check("DynamicQuantizeLinear", &[Of("2 s")], &[], "2 7");
     check("MatMulInteger", &[Of("1 s 3"), Of("3 5")], &[], "1 7 5");

@@ -2,10 +2,11 @@
 //!
 //! A wrong tensor causes an error where it is used, which names the node and the types. Symbolic dimensions compare by
 //! name. The operators are methods of [`TypedBuilder`]: those that compute are in `onnx`, those that move elements in
-//! `layout`, those on integers in `quantized`, those of ONNX Runtime in `contrib`. To add nodes to a foreign graph, whose types are not known, use
+//! `layout`, those on integers in `quantized`, those of ONNX Runtime in `contrib` and `experts`. To add nodes to a foreign graph, whose types are not known, use
 //! [`Builder`].
 
 mod contrib;
+mod experts;
 mod layout;
 mod onnx;
 mod quantized;
@@ -24,6 +25,7 @@ use narthex_spec::{DType, dtype::Dim};
 
 pub use self::{
     contrib::{GroupQueryAttention, KeyValue, MatMulNBits, SkipNorm},
+    experts::{ExpertBlocks, ExpertMixture, QuantizedExperts},
     onnx::{Conv1d, Conv2d, PaddedConv, PatchConv, Reduction},
     quantized::{IntegerBits, Rounding, RowWeight},
     scope::Scope,

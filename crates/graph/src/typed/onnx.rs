@@ -356,6 +356,20 @@ impl TypedBuilder {
         Ok(self.onnx(scope, OP, &inputs, &attributes, out))
     }
 
+    /// Adds the largest elements of each row, in descending order: `[.., count]`.
+    pub fn largest(&mut self, scope: &Scope, x: Tensor, count: usize) -> Result<Tensor> {
+        const OP: &str = "TopK";
+        let [kind] = self.types(scope, OP, [x])?;
+        if !matches!(kind.last(), Some(Dim::Fixed(width)) if count as u64 <= *width) {
+            return Err(mismatch(scope, OP, format!("rows of at least {count} elements"), &[&kind]));
+        }
+        let k = self.ints(&[1], &[count as i64]);
+        let node = CheckedNode { scope, op: OP, domain: "", inputs: &[Some(x), Some(k)], attributes: &[] };
+        let [values, indices] = ["values", "indices"].map(|name| scope.node(&format!("{OP}/{name}")));
+        self.write(&node, &[&values, &indices]);
+        Ok(self.value(values, kind.with_last(Dim::from(count))))
+    }
+
     /// Adds a reduction of one axis, which keeps the axis with extent 1.
     pub fn reduce(&mut self, scope: &Scope, reduction: Reduction, x: Tensor, axis: i64) -> Result<Tensor> {
         self.reduced(scope, reduction, x, axis, true)

@@ -2,8 +2,8 @@
 
 use super::{
     super::{
-        AltUp, Attention, ClassifierHidden, DecoderArch, DecoderLayer, EmbedderArch, FeedForward, KvSource,
-        Mixer, NormKind, PerLayer, QkNorm, Residual, ShortConvolution,
+        AltUp, Attention, ClassifierHidden, DecoderArch, DecoderLayer, EmbedderArch, Experts, FeedForward,
+        KvSource, Mixer, NormKind, PerLayer, QkNorm, Residual, ShortConvolution,
     },
     Bias, Component, Projection, Table, WeightList, WeightRole,
 };
@@ -84,6 +84,7 @@ impl WeightList {
             FeedForward::Dense(mlp) => {
                 self.feed_forward("mlp", [arch.hidden, mlp.inner], mlp.gated, mlp.bias.into());
             }
+            FeedForward::Experts(experts) => self.experts(arch.hidden, experts),
         }
 
         if let Some(altup) = &arch.altup {
@@ -137,6 +138,21 @@ impl WeightList {
         }
         self.linear(&format!("{module}.up_proj"), [inner, width], Projection::Up, bias);
         self.linear(&format!("{module}.down_proj"), [width, inner], Projection::Down, bias);
+    }
+
+    fn experts(&mut self, hidden: usize, experts: &Experts) {
+        let &Experts { count, inner, .. } = experts;
+        self.linear("mlp.router", [count, hidden], Projection::Router, Bias::Absent);
+        for expert in 0..count {
+            for (part, projection, shape) in [
+                ("gate", Projection::Gate, [inner, hidden]),
+                ("up", Projection::Up, [inner, hidden]),
+                ("down", Projection::Down, [hidden, inner]),
+            ] {
+                let module = format!("mlp.experts.{expert}.{part}_proj");
+                self.weight(&module, &shape, WeightRole::Expert(projection));
+            }
+        }
     }
 
     /// Adds the weights with which a layer combines several residual streams.

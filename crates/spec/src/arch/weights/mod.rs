@@ -65,6 +65,8 @@ pub enum WeightRole {
     Table(Table),
     /// Linear layer.
     Linear(Projection),
+    /// Linear layer of one of several experts.
+    Expert(Projection),
 }
 
 /// Meaning of the rows of a table.
@@ -101,6 +103,8 @@ pub enum Projection {
     ConvolutionInput,
     /// Output of a short convolution.
     ConvolutionOutput,
+    /// Router of experts.
+    Router,
     /// Another layer of a tower, a connector or a bottleneck.
     Between,
     /// A layer that combines residual streams, or one of per-layer embeddings.
@@ -240,7 +244,8 @@ mod tests {
 
     use super::*;
     use crate::arch::{
-        Activation, Attention, Connector, DecoderLayer, KvSource, Mlp, PatchTower, Residual, VisionArch,
+        Activation, Attention, Connector, DecoderLayer, Experts, FeedForward, KvSource, Mlp, PatchTower,
+        Residual, VisionArch,
     };
 
     fn decoder() -> DecoderArch {
@@ -287,6 +292,32 @@ mod tests {
         check("connector.norm.weight", vision, None, &[32], WeightRole::Norm);
         let distinct: HashSet<String> = names(&arch).into_iter().collect();
         assert_eq!(distinct.len(), weights.len());
+    }
+
+    #[test]
+    fn experts_and_their_router_are_weights_of_their_own() {
+        let mut arch = decoder();
+        let activation = Activation::Silu;
+        let experts = Experts { count: 3, per_token: 2, inner: 48, activation, normalized: true };
+        arch.layers[1].feed_forward = FeedForward::Experts(experts);
+        let weights = arch.weights();
+        let of = |role: WeightRole| {
+            let found = weights.iter().filter(move |weight| weight.role == role);
+            found.map(|weight| (weight.name.to_string(), weight.shape.clone())).collect::<Vec<_>>()
+        };
+        let router = ("layers.1.mlp.router.weight".to_owned(), vec![3, 64]);
+        assert_eq!(of(WeightRole::Linear(Projection::Router)), [router]);
+        for (projection, name, shape) in [
+            (Projection::Gate, "gate", [48, 64]),
+            (Projection::Up, "up", [48, 64]),
+            (Projection::Down, "down", [64, 48]),
+        ] {
+            let expected: Vec<_> = (0..3)
+                .map(|expert| (format!("layers.1.mlp.experts.{expert}.{name}_proj.weight"), shape.to_vec()))
+                .collect();
+            assert_eq!(of(WeightRole::Expert(projection)), expected);
+        }
+        assert!(!names(&arch).contains(&"layers.1.mlp.up_proj.weight".to_owned()));
     }
 
     #[test]
