@@ -17,7 +17,7 @@ pub(super) struct NameTable {
     /// Canonical modules inside a layer, each with the file's name.
     pub(super) inner: &'static [(&'static str, &'static str)],
     /// Canonical modules inside a layer that are a part of a module in the file: the canonical name, the file's name,
-    /// and the part.
+    /// and the part. A `#` in the canonical name stands for the number of a matrix in a stack.
     pub(super) parts: &'static [(&'static str, &'static str, TensorPart)],
     /// Canonical modules outside layers that are one matrix of a stack in the file, without their number: the canonical
     /// name and the file's name.
@@ -95,7 +95,7 @@ impl NameTable {
         let part = self.part(canonical);
         let path = match inside_layer(module) {
             Some((layer, module)) => {
-                let fused = self.parts.iter().find(|(name, ..)| *name == module).map(|(_, file, _)| *file);
+                let fused = self.part_of(module).map(|(file, _)| file);
                 let file = fused.map(str::to_owned).or_else(|| self.lookup(|table| table.inner, module));
                 file.map(|file| format!("{}{layer}.{file}", self.layer))
             }
@@ -137,7 +137,18 @@ impl NameTable {
         let Some((_, module)) = inside_layer(module) else {
             return self.stacked(module).map(|(_, number)| TensorPart::Matrix(number));
         };
-        self.parts.iter().find(|(name, ..)| *name == module).map(|(.., part)| *part)
+        self.part_of(module).map(|(_, part)| part)
+    }
+
+    /// Returns the module of the file that has the module `module` of a layer as a part, and the part.
+    fn part_of(&self, module: &str) -> Option<(&'static str, TensorPart)> {
+        self.parts.iter().find_map(|&(name, file, part)| match name.split_once('#') {
+            None => (name == module).then_some((file, part)),
+            Some((start, end)) => {
+                let number = module.strip_prefix(start)?.strip_suffix(end)?.parse().ok()?;
+                Some((file, TensorPart::Matrix(number)))
+            }
+        })
     }
 
     /// Returns the file's stack that has the matrix `module`, and the number of the matrix in it.
@@ -220,6 +231,13 @@ mod tests {
         let name = "model.vision_tower.timm_model.blocks.2.9.attn.key.norm.weight";
         assert!(gemma.iter().any(|file| file.name == name), "{gemma:?}");
         check(hf("Gemma3nForConditionalGeneration"), "vision.blocks.2.attn.k_norm.weight", &[]);
+        let experts = gguf("qwen3moe").file_names("layers.2.mlp.experts.17.up_proj.weight");
+        let place =
+            FileName { name: "blk.2.ffn_up_exps.weight".to_owned(), part: Some(TensorPart::Matrix(17)) };
+        assert_eq!(experts, [place]);
+        check(gguf("qwen3moe"), "layers.2.mlp.experts.x.up_proj.weight", &[]);
+        let expert = "layers.0.mlp.experts.3.down_proj.weight";
+        check(hf("Qwen3MoeForCausalLM"), expert, &[&format!("model.{expert}"), expert]);
         let norm = "embeddings.LayerNorm";
         let spellings =
             ["weight", "gamma"].map(|leaf| [format!("{norm}.{leaf}"), format!("bert.{norm}.{leaf}")]);

@@ -201,3 +201,21 @@ fn malformed_adapters_are_refused() {
     let found = Adapter::open(&model, Default::default()).unwrap_err().to_string();
     assert!(found.contains("expected a LoRA adapter"), "{found}");
 }
+
+#[test]
+fn updates_of_experts_are_refused() {
+    let settings = json!({"peft_type": "LORA", "r": 2, "lora_alpha": 4, "bias": "none"});
+    let of = |module: &str, [rows, cols]: [usize; 2]| {
+        let name = |matrix: &str| format!("base_model.model.model.layers.0.{module}.lora_{matrix}.weight");
+        written(&settings, &[(&name("A"), [2, cols]), (&name("B"), [rows, 2])], 0.5)
+    };
+    let model = base("qwen3-moe");
+    let expert = adapter(of("mlp.experts.3.gate_proj", [64, 64]).path(), "1");
+    let error = open_with(model.path(), &[expert]).err().unwrap().to_string();
+    let expect =
+        "found model.layers.0.mlp.experts.3.gate_proj, expected updates of layers that are not experts";
+    assert!(error.contains(expect), "{error}");
+    // Attention is adapted as in other models.
+    let attention = adapter(of("self_attn.v_proj", [64, 64]).path(), "1");
+    assert!(open_with(model.path(), &[attention]).is_ok());
+}

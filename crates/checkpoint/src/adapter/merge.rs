@@ -20,6 +20,9 @@ use crate::{
     weight::{Weight, WeightSource},
 };
 
+/// Parts of the names of experts, whose weights are not updated.
+const EXPERTS: [&str; 2] = [".experts", "_exps"];
+
 /// Weights with updates.
 struct AdaptedWeights {
     base: Tensors,
@@ -79,6 +82,11 @@ pub(crate) fn adapted(
 
     match unused.iter().zip(adapters).find_map(|(unused, adapter)| Some((unused.iter().min()?, adapter))) {
         None => Ok(Box::new(weights)),
+        Some((name, Adapter { files, .. })) if EXPERTS.iter().any(|part| name.contains(part)) => {
+            let expected = "updates of layers that are not experts; take an adapter of attention, or merge this one into \
+                            the checkpoint with PEFT";
+            Err(unsupported("update", expected, name).in_file(&files.path))
+        }
         Some((name, Adapter { files, .. })) => {
             let expected = format!(
                 "updates of the linear layers of this model, {}; take the model that the adapter was trained for",

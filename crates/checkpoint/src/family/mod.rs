@@ -23,6 +23,7 @@ mod nomic;
 mod openelm;
 mod phi3;
 mod qwen;
+mod qwen3_moe;
 mod roberta;
 mod smollm3;
 mod stablelm;
@@ -49,6 +50,7 @@ pub(super) const HF: &[&HfFamily] = &[
     &mistral::HF,
     &qwen::HF2,
     &qwen::HF3,
+    &qwen3_moe::HF,
     &smollm3::HF,
     &phi3::HF,
     &granite::HF,
@@ -78,6 +80,7 @@ pub(super) const GGUF: &[&GgufFamily] = &[
     &llama::GGUF,
     &qwen::GGUF2,
     &qwen::GGUF3,
+    &qwen3_moe::GGUF,
     &smollm3::GGUF,
     &phi3::GGUF,
     &granite::GGUF,

@@ -1,6 +1,6 @@
 """Tiny random checkpoints of every decoder family with the logits that the reference implementation gives.
 
-Run with transformers 5.23, torch, numpy, safetensors and gguf:
+Run with transformers 5.24, torch, numpy, safetensors and gguf:
 
     python families.py OUT [FAMILY ...]
 
@@ -48,6 +48,9 @@ def randomised(model, name, less_one=False):
             values = noise
         elif key.endswith("conv.conv.weight"):
             values = 0.5 * noise
+        elif key.endswith("mlp.gate.weight"):
+            # A router whose first choice is clear, so that rounding seldom changes an important one.
+            values = 8 * noise / np.sqrt(HIDDEN)
         else:
             values = noise / np.sqrt(HIDDEN)
         weight.data = torch.from_numpy(values).half().float()
@@ -97,6 +100,8 @@ def smaller(name, config, model):
     for setting in ("layer_types", "no_rope_layers"):
         if getattr(config, setting, None):
             setattr(config, setting, [getattr(config, setting)[i] for i in layers])
+    if getattr(config, "mlp_only_layers", None):
+        config.mlp_only_layers = [layers.index(i) for i in config.mlp_only_layers if i in layers]
     small = transformers.AutoModelForCausalLM.from_config(config)
     small.load_state_dict(without(model.state_dict(), layers))
     return logits(small.float().eval())
@@ -117,12 +122,26 @@ def write(out, name, config, tensors, rows):
     return folder
 
 
+def separate(key, value):
+    """The tensors of a checkpoint for a parameter: the library stacks experts in memory only."""
+    if ".experts.gate_up_proj" in key:
+        halves = np.split(value, 2, axis=1)
+        parts = {"gate_proj": halves[0], "up_proj": halves[1]}
+    elif ".experts.down_proj" in key:
+        parts = {"down_proj": value}
+    else:
+        return {key: value}
+    stem = key.rsplit(".", 1)[0]
+    return {f"{stem}.{i}.{part}.weight": matrices[i] for i in range(len(value)) for part, matrices in parts.items()}
+
+
 def from_transformers(out, name, config, less_one=False):
     model = randomised(transformers.AutoModelForCausalLM.from_config(config), name, less_one)
     rows = logits(model)
     tied = config.tie_word_embeddings
     tensors = {key: value.detach().numpy() for key, value in model.state_dict().items()
                if not (tied and key == "lm_head.weight")}
+    tensors = {name: value for key, stored in tensors.items() for name, value in separate(key, stored).items()}
     settings = config.to_diff_dict()
     settings["architectures"] = [type(model).__name__]
     settings["tie_word_embeddings"] = bool(tied)
@@ -232,6 +251,30 @@ def qwen3(out):
     folder, tensors = from_transformers(out, "qwen3", config)
     write_gguf(folder, gguf.MODEL_ARCH.QWEN3, tensors,
                llama_meta(rope_dimension_count=32, key_length=32, value_length=32))
+
+
+def qwen3_moe(out):
+    """Experts in all layers, whose weights are divided by their sum, as in the published models and in GGUF."""
+    config = transformers.Qwen3MoeConfig(**SIZES, rms_norm_eps=1e-6, head_dim=32, tie_word_embeddings=False,
+                                         num_experts=6, num_experts_per_tok=2, moe_intermediate_size=64,
+                                         norm_topk_prob=True)
+    folder, tensors = from_transformers(out, "qwen3-moe", config)
+    meta = llama_meta(rope_dimension_count=32, key_length=32, value_length=32, expert_count=6, expert_used_count=2,
+                      expert_feed_forward_length=64)
+    stacks = {}
+    for key, value in tensors.items():
+        found = re.search(r"\.experts\.\d+\.", key)
+        stacks.setdefault(key[:found.start()] + ".experts." + key[found.end():] if found else key, []).append(value)
+    stacks = {key: np.stack(values) if ".experts." in key else values[0] for key, values in stacks.items()}
+    write_gguf(folder, gguf.MODEL_ARCH.QWEN3MOE, stacks, meta)
+
+
+def qwen3_moe_mixed(out):
+    """A dense layer between layers with experts, whose weights are not divided."""
+    config = transformers.Qwen3MoeConfig(**SIZES | dict(num_hidden_layers=3), rms_norm_eps=1e-6, tie_word_embeddings=True,
+                                         num_experts=5, num_experts_per_tok=3, moe_intermediate_size=64,
+                                         norm_topk_prob=False, mlp_only_layers=[1])
+    from_transformers(out, "qwen3-moe-mixed", config)
 
 
 def smollm3(out):
@@ -555,7 +598,8 @@ def ernie(out):
     write_gguf(folder, gguf.MODEL_ARCH.ERNIE4_5, tensors, meta)
 
 
-FAMILIES = dict(llama=llama, mistral=mistral, qwen2=qwen2, qwen2_5=qwen2_5, qwen3=qwen3, smollm3=smollm3, lfm2=lfm2, phi3=phi3, phi3_long=phi3_long,
+FAMILIES = dict(llama=llama, mistral=mistral, qwen2=qwen2, qwen2_5=qwen2_5, qwen3=qwen3, qwen3_moe=qwen3_moe, qwen3_moe_mixed=qwen3_moe_mixed,
+                smollm3=smollm3, lfm2=lfm2, phi3=phi3, phi3_long=phi3_long,
                 phi4_mini=phi4_mini, granite=granite, granite4=granite4, stablelm=stablelm, stablelm2=stablelm2, gemma2=gemma2, gemma3=gemma3, gemma3n=gemma3n, gpt2=gpt2,
                 openelm=openelm, chatglm3=chatglm3, ernie=ernie)
 

@@ -26,8 +26,10 @@ fn package(checkpoint: &Path, recipe: Recipe) -> (tempfile::TempDir, Manifest) {
 fn agrees(checkpoint: &Path) {
     let shapes = FixedShapes { context: 24, shorter: vec![], prefill: vec![8], buckets: vec![8] };
     let with_npu = |scheme| Recipe { fixed: Some(shapes.clone()), ..Recipe::new(scheme) };
-    let npu = [Scheme::W8, Scheme::W4, Scheme::F16].map(with_npu);
-    for recipe in npu.into_iter().chain([Scheme::W8, Scheme::F16, Scheme::F32].map(Recipe::new)) {
+    let npu = [Scheme::W8, Scheme::W4, Scheme::F16].map(with_npu).into_iter();
+    // Experts have no static variant.
+    let npu = npu.filter(|_| !checkpoint.to_string_lossy().contains("-moe"));
+    for recipe in npu.chain([Scheme::W8, Scheme::F16, Scheme::F32].map(Recipe::new)) {
         let (folder, manifest) = package(checkpoint, recipe);
         let dry_run =
             DryRun::new("tiny", &manifest.architecture.architecture().unwrap(), &manifest.recipe).unwrap();

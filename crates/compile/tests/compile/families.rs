@@ -7,12 +7,12 @@ use std::{fs, path::PathBuf, sync::atomic::AtomicBool};
 
 use narthex_checkpoint::open;
 use narthex_compile::pipeline::compile;
-use narthex_spec::{Recipe, Scheme, arch::Architecture, progress::Quiet};
+use narthex_spec::{Recipe, Scheme, arch::Architecture, progress::Quiet, recipe::FixedShapes};
 use serde_json::{Value, json};
 
 use crate::support::job;
 
-const FAMILIES: [&str; 20] = [
+const FAMILIES: [&str; 22] = [
     "chatglm3",
     "ernie4.5",
     "gemma2",
@@ -30,6 +30,8 @@ const FAMILIES: [&str; 20] = [
     "qwen2",
     "qwen2.5",
     "qwen3",
+    "qwen3-moe",
+    "qwen3-moe-mixed",
     "smollm3",
     "stablelm",
     "stablelm2",
@@ -157,6 +159,26 @@ fn settings_that_contradict_the_weights_are_named() {
     check("ernie4.5", json!({"moe_num_experts": 64}), &["moe_num_experts: found 64", "a dense model"]);
     let experts = json!({"architectures": ["Ernie4_5_MoeForCausalLM"], "model_type": "ernie4_5_moe"});
     check("ernie4.5", experts, &["config.json: unsupported architecture: found Ernie4_5_MoeForCausalLM"]);
+    check(
+        "qwen3-moe",
+        json!({"moe_intermediate_size": 32}),
+        &["layers.0.mlp.experts.0.gate_proj", wrong, "[32, 64]"],
+    );
+    check(
+        "qwen3-moe",
+        json!({"num_local_experts": 5}),
+        &["layers.0.mlp.router.weight (named model.layers.0.mlp.gate.weight", wrong],
+    );
+    check(
+        "qwen3-moe",
+        json!({"num_experts_per_tok": 7}),
+        &["a number of experts for each token from 1 to 6, found 7"],
+    );
+    check(
+        "qwen3-moe",
+        json!({"hidden_act": "gelu"}),
+        &["experts with the activation Gelu", "hidden_act silu"],
+    );
     check("gemma2", json!({"num_hidden_layers": 3}), &["no tensor for layers.2."]);
     check("qwen2", json!({"num_hidden_layers": 1}), &["unsupported tensor: found model.layers.1."]);
     check("gpt2", json!({"activation_function": "xielu"}), &["hidden_act: found xielu"]);
@@ -167,5 +189,19 @@ fn settings_that_contradict_the_weights_are_named() {
         "smollm3",
         json!({"architectures": ["SmolLM4ForCausalLM"]}),
         &["config.json: unsupported architecture: found SmolLM4ForCausalLM"],
+    );
+}
+
+#[test]
+fn experts_with_fixed_shapes_are_refused_with_a_next_step() {
+    let out = tempfile::tempdir().unwrap();
+    let shapes = FixedShapes { context: 24, shorter: vec![], prefill: vec![8], buckets: vec![8] };
+    let recipe = Recipe { fixed: Some(shapes), ..Recipe::new(Scheme::W8) };
+    let folder = copy("qwen3-moe", &json!({}));
+    let error = compile(job(folder.path(), recipe, out.path()), &Quiet, &AtomicBool::new(false));
+    let error = error.unwrap_err().to_string();
+    assert!(
+        error.contains("a mixture of experts with fixed shapes") && error.contains("for the CPU"),
+        "{error}"
     );
 }

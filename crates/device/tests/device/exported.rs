@@ -11,7 +11,7 @@ use narthex_spec::{Recipe, Scheme, manifest::Slot};
 
 use crate::support::{
     Package,
-    families::{FAMILIES, Format, package, tokens},
+    families::{Format, all, package, tokens},
     relative, step,
 };
 
@@ -49,7 +49,7 @@ fn check(package: &Package, what: &str) {
 #[test]
 fn every_family_gives_the_same_logits_after_its_export() {
     let mut refused = Vec::new();
-    for family in FAMILIES {
+    for family in all() {
         let package = package(family, Format::Safetensors, Recipe::new(Scheme::F32), None);
         let heads = package.manifest.graphs[0].kv.iter().map(|layer| layer.heads);
         let expected = if package.manifest.graphs[0].input(Slot::PerLayerEmbeds).is_some() {

@@ -21,7 +21,9 @@ use narthex_text::tokenizer::{Specials, Tokenizer};
 
 use crate::support::{
     CpuRunner, Package, alone, distance,
-    families::{FAMILIES, Format, TOKENS, comes_in, logits, package, rows, shapes, tokens, with_values},
+    families::{
+        EXPERTS, FAMILIES, Format, TOKENS, all, comes_in, logits, package, rows, shapes, tokens, with_values,
+    },
     relative, runtime, step,
 };
 
@@ -88,7 +90,7 @@ fn copy_and_cut_back(executor: &mut impl Executor, tokens: &[TokenId], agree: im
 
 #[test]
 fn single_precision_gives_the_reference_s_logits() {
-    for family in FAMILIES {
+    for family in all() {
         for format in [Format::Safetensors, Format::Gguf] {
             if comes_in(family, format) {
                 let package = package(family, format, Recipe::new(Scheme::F32), None);
@@ -104,7 +106,7 @@ const FOLDED: f32 = 1e-5;
 
 #[test]
 fn scales_of_channels_change_no_logit() {
-    for family in FAMILIES {
+    for family in all() {
         for format in [Format::Safetensors, Format::Gguf] {
             if !comes_in(family, format) {
                 continue;
@@ -129,9 +131,7 @@ fn scales_of_channels_change_no_logit() {
 #[test]
 fn a_cache_of_fewer_bits_loses_next_to_nothing() {
     let types = [(KvPrecision::F16, DType::F16, HALF), (KvPrecision::I8, DType::I8, INTEGERS)];
-    for (family, (precision, dtype, limits)) in
-        FAMILIES.into_iter().flat_map(|family| types.map(|one| (family, one)))
-    {
+    for (family, (precision, dtype, limits)) in all().flat_map(|family| types.map(|one| (family, one))) {
         let package =
             package(family, Format::Safetensors, Recipe::new(Scheme::F32), None).with_cache(precision);
         let executor = package.executor();
@@ -169,7 +169,7 @@ fn dropped(family: &str) -> LayerList {
 
 #[test]
 fn without_layers_a_model_gives_what_the_reference_does_without_them() {
-    for family in FAMILIES {
+    for family in all() {
         let without = |recipe: Recipe| Recipe { drop_layers: Some(dropped(family)), ..recipe };
         let expected = rows(family, "dropped.f32");
         for format in [Format::Safetensors, Format::Gguf] {
@@ -177,6 +177,9 @@ fn without_layers_a_model_gives_what_the_reference_does_without_them() {
                 let package = package(family, format, without(Recipe::new(Scheme::F32)), None);
                 check_rows(family, &package, &format!("dropped, {format:?}"), (&expected, SINGLE));
             }
+        }
+        if EXPERTS.contains(&family) {
+            continue;
         }
         let package = package(family, Format::Safetensors, without(exact(Scheme::W8)), None);
         assert_eq!(package.manifest.recipe.drop_layers, Some(dropped(family)));
@@ -194,7 +197,7 @@ fn without_layers_a_model_gives_what_the_reference_does_without_them() {
 
 #[test]
 fn half_precision_loses_next_to_nothing() {
-    for family in FAMILIES {
+    for family in all() {
         let package = package(family, Format::Safetensors, Recipe::new(Scheme::F16), None);
         check(family, &package, "f16", HALF);
     }
@@ -213,12 +216,27 @@ impl GraphRunner for MadeUp {
 #[test]
 fn eight_bits_lose_little_whatever_channels_are_scaled_by() {
     let recipe = Recipe { accuracy_level: 0, ..Recipe::new(Scheme::W8) };
-    for family in FAMILIES {
+    for family in all() {
         let plain = package(family, Format::Safetensors, recipe.clone(), None);
         check(family, &plain, "w8", EIGHT_BITS);
         let scaled = package(family, Format::Safetensors, recipe.clone(), Some(&MadeUp));
         assert_eq!(scaled.manifest.recipe.calibration, Calibration::Standard);
         check(family, &scaled, "w8, scaled", EIGHT_BITS);
+    }
+}
+
+#[test]
+fn experts_on_the_kernels_give_the_same_logits_in_any_division() {
+    for family in EXPERTS {
+        let eight = package(family, Format::Safetensors, Recipe::new(Scheme::W8), None);
+        check(family, &eight, "w8 on the kernels", EIGHT_BITS);
+        for format in
+            [Format::Safetensors, Format::Gguf].into_iter().filter(|&format| comes_in(family, format))
+        {
+            let four = package(family, format, Recipe::new(Scheme::W4), None);
+            let whole = step(&mut four.executor(), &[(0, 0, &tokens(), LogitRows::All)]).unwrap();
+            check_rows(family, &four, "w4 on the kernels", (&whole, SINGLE));
+        }
     }
 }
 

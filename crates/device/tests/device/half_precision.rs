@@ -11,7 +11,7 @@ use narthex_spec::{DType, Recipe, Scheme};
 
 use crate::support::{
     Package,
-    families::{FAMILIES, Format, package, tokens},
+    families::{Format, all, package, tokens},
     farthest, step,
 };
 
@@ -40,7 +40,7 @@ fn run(package: &Package) -> (Vec<Vec<f32>>, DType) {
 
 #[test]
 fn every_decoder_keeps_its_logits_in_half_precision() {
-    for family in FAMILIES {
+    for family in all() {
         for scheme in Scheme::ALL {
             let recipe = Recipe { accuracy_level: 0, ..Recipe::new(scheme) };
             let package = package(family, Format::Safetensors, recipe, None);

@@ -12,7 +12,7 @@ use narthex_spec::{Recipe, TokenId, recipe::FixedShapes};
 
 use super::Package;
 
-/// Names of the families, which are those of their folders.
+/// Names of the families whose layers are all dense, which are those of their folders.
 pub(crate) const FAMILIES: [&str; 21] = [
     "llama",
     "mistral",
@@ -36,6 +36,14 @@ pub(crate) const FAMILIES: [&str; 21] = [
     "chatglm3",
     "ernie4.5",
 ];
+
+/// Names of the families with experts, which have no static variant.
+pub(crate) const EXPERTS: [&str; 2] = ["qwen3-moe", "qwen3-moe-mixed"];
+
+/// Returns the names of all families.
+pub(crate) fn all() -> impl Iterator<Item = &'static str> {
+    FAMILIES.into_iter().chain(EXPERTS)
+}
 
 /// Number of tokens in each test.
 pub(crate) const TOKENS: usize = 40;
