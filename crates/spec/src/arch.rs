@@ -8,6 +8,7 @@ mod conformer;
 mod convolution;
 mod embedder;
 mod encoder;
+mod experts;
 mod head;
 mod mobilenet;
 mod rope;
@@ -26,6 +27,7 @@ pub use encoder::{
     Bottleneck, BottleneckAttention, EncoderArch, EncoderHead, EncoderNorm, FactoredEmbedding, Pooling,
     UnknownPooling,
 };
+pub use experts::Experts;
 pub use mobilenet::{EndToken, MobileBlock, MobileNetTower, PlacedBlock};
 pub use rope::{Rope, RopeScaling};
 pub use speech::{SpeechArch, SpeechLayers};
@@ -71,7 +73,12 @@ impl Architecture {
     pub fn describe(&self) -> String {
         match self {
             Self::Decoder(arch) => {
-                format!("{} layers, width {}, vocabulary {}", arch.layers.len(), arch.hidden, arch.vocab)
+                let experts = arch.layers.iter().find_map(|layer| layer.feed_forward.experts());
+                let experts = experts.map_or(String::new(), |experts| {
+                    format!(", {} of {} experts for each token", experts.per_token, experts.count)
+                });
+                let layers = arch.layers.len();
+                format!("{layers} layers, width {}, vocabulary {}{experts}", arch.hidden, arch.vocab)
             }
             Self::Encoder(arch) => {
                 format!("{} layers, width {}, {}", arch.layers, arch.hidden, arch.gives())
@@ -249,6 +256,14 @@ pub enum FeedForward {
 }
 
 impl FeedForward {
+    /// Returns the experts; `None` for a dense part.
+    pub fn experts(&self) -> Option<&Experts> {
+        match self {
+            Self::Dense(_) => None,
+            Self::Experts(experts) => Some(experts),
+        }
+    }
+
     /// Returns the activation function.
     pub fn activation(&self) -> Activation {
         match self {
@@ -492,24 +507,6 @@ pub struct Mlp {
     pub cutoff: Option<f32>,
 }
 
-/// A mixture of experts (Shazeer et al. 2017, arXiv:1701.06538): a router selects a few of several gated networks without
-/// biases for each token, and their results are added with weights.
-///
-/// The weights are the softmax of the router's logits over all experts.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Experts {
-    /// Number of experts.
-    pub count: usize,
-    /// Number of experts that compute a token: those with the largest logits.
-    pub per_token: usize,
-    /// Inner width of an expert.
-    pub inner: usize,
-    /// Activation function of the gates.
-    pub activation: Activation,
-    /// True if the weights of a token's experts are divided by their sum.
-    pub normalized: bool,
-}
-
 /// Activation function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -550,6 +547,9 @@ mod tests {
         let expected =
             r#""experts":{"count":8,"per_token":2,"inner":64,"activation":"silu","normalized":true}"#;
         assert!(written.contains(expected), "{written}");
+        let arch = DecoderArch { layers: vec![layer.clone()], ..DecoderArch::default() };
+        let described = Architecture::Decoder(arch).describe();
+        assert_eq!(described, "1 layers, width 0, vocabulary 0, 2 of 8 experts for each token");
         assert_eq!(serde_json::from_str::<DecoderLayer>(&written).unwrap(), layer);
     }
 }
