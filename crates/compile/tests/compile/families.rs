@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::support::job;
 
-const FAMILIES: [&str; 22] = [
+const FAMILIES: [&str; 23] = [
     "chatglm3",
     "ernie4.5",
     "gemma2",
@@ -21,6 +21,7 @@ const FAMILIES: [&str; 22] = [
     "gpt2",
     "granite",
     "granite4",
+    "lfm2",
     "llama",
     "mistral",
     "openelm",
