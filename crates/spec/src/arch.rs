@@ -8,7 +8,7 @@ mod conformer;
 mod convolution;
 mod embedder;
 mod encoder;
-mod experts;
+mod feed_forward;
 mod head;
 mod mobilenet;
 mod rope;
@@ -27,7 +27,7 @@ pub use encoder::{
     Bottleneck, BottleneckAttention, EncoderArch, EncoderHead, EncoderNorm, FactoredEmbedding, Pooling,
     UnknownPooling,
 };
-pub use experts::Experts;
+pub use feed_forward::{Experts, FeedForward, Mlp};
 pub use mobilenet::{EndToken, MobileBlock, MobileNetTower, PlacedBlock};
 pub use rope::{Rope, RopeScaling};
 pub use speech::{SpeechArch, SpeechLayers};
@@ -242,35 +242,6 @@ pub enum Mixer {
     Attention(Attention),
     /// A gated convolution over the last tokens.
     Convolution(ShortConvolution),
-}
-
-/// Feed-forward part of a layer.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub enum FeedForward {
-    /// The same weights for every token.
-    #[serde(rename = "mlp")]
-    Dense(Mlp),
-    /// Several networks, of which each token uses a few.
-    #[serde(rename = "experts")]
-    Experts(Experts),
-}
-
-impl FeedForward {
-    /// Returns the experts; `None` for a dense part.
-    pub fn experts(&self) -> Option<&Experts> {
-        match self {
-            Self::Dense(_) => None,
-            Self::Experts(experts) => Some(experts),
-        }
-    }
-
-    /// Returns the activation function.
-    pub fn activation(&self) -> Activation {
-        match self {
-            Self::Dense(mlp) => mlp.activation,
-            Self::Experts(experts) => experts.activation,
-        }
-    }
 }
 
 impl DecoderLayer {
@@ -489,22 +460,6 @@ impl DecoderArch {
             Rotation::None => None,
         }
     }
-}
-
-/// A feed-forward part.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Mlp {
-    /// Inner width.
-    pub inner: usize,
-    /// Activation function.
-    pub activation: Activation,
-    /// True if a gate multiplies the up projection (Shazeer 2020, arXiv:2002.05202).
-    pub gated: bool,
-    /// True if the projections have biases.
-    pub bias: bool,
-    /// Activation sparsity of Gemma 3n: the activation's input is `max(x - mean - cutoff · deviation, 0)`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cutoff: Option<f32>,
 }
 
 /// Activation function.

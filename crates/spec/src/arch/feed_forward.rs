@@ -1,0 +1,68 @@
+//! Feed-forward parts of layers: dense networks and mixtures of experts.
+
+use serde::{Deserialize, Serialize};
+
+use super::Activation;
+
+/// Feed-forward part of a layer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum FeedForward {
+    /// The same weights for every token.
+    #[serde(rename = "mlp")]
+    Dense(Mlp),
+    /// Several networks, of which each token uses a few.
+    #[serde(rename = "experts")]
+    Experts(Experts),
+}
+
+impl FeedForward {
+    /// Returns the experts; `None` for a dense part.
+    pub fn experts(&self) -> Option<&Experts> {
+        match self {
+            Self::Dense(_) => None,
+            Self::Experts(experts) => Some(experts),
+        }
+    }
+
+    /// Returns the activation function.
+    pub fn activation(&self) -> Activation {
+        match self {
+            Self::Dense(mlp) => mlp.activation,
+            Self::Experts(experts) => experts.activation,
+        }
+    }
+}
+
+/// A feed-forward part.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Mlp {
+    /// Inner width.
+    pub inner: usize,
+    /// Activation function.
+    pub activation: Activation,
+    /// True if a gate multiplies the up projection (Shazeer 2020, arXiv:2002.05202).
+    pub gated: bool,
+    /// True if the projections have biases.
+    pub bias: bool,
+    /// Activation sparsity of Gemma 3n: the activation's input is `max(x - mean - cutoff · deviation, 0)`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cutoff: Option<f32>,
+}
+
+/// A mixture of experts (Shazeer et al. 2017, arXiv:1701.06538): a router selects a few of several gated networks without
+/// biases for each token, and their results are added with weights.
+///
+/// The weights are the softmax of the router's logits over all experts.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Experts {
+    /// Number of experts.
+    pub count: usize,
+    /// Number of experts that compute a token: those with the largest logits.
+    pub per_token: usize,
+    /// Inner width of an expert.
+    pub inner: usize,
+    /// Activation function of the gates.
+    pub activation: Activation,
+    /// True if the weights of a token's experts are divided by their sum.
+    pub normalized: bool,
+}
