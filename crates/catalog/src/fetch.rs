@@ -119,7 +119,10 @@ pub fn settings(
 
 /// A hub model's settings and the headers of its weights files, in a folder that is removed on drop.
 pub struct Outline {
-    folder: Staging,
+    /// Folder that is called as the repository: some models are recognised by their names.
+    named: PathBuf,
+    /// Folder around it, which is removed.
+    _scratch: Staging,
     /// Facts that the repository states about itself.
     pub stated: RepoSummary,
 }
@@ -127,13 +130,12 @@ pub struct Outline {
 impl Outline {
     /// Returns the folder.
     pub fn path(&self) -> &Path {
-        self.folder.path()
+        &self.named
     }
 
     /// Returns the file or folder with the checkpoint's headers.
     pub fn checkpoint(&self) -> PathBuf {
-        let folder = self.folder.path();
-        self.stated.gguf.as_ref().map_or(folder.to_owned(), |file| folder.join(file))
+        self.stated.gguf.as_ref().map_or(self.named.clone(), |file| self.named.join(file))
     }
 }
 
@@ -146,9 +148,11 @@ pub fn outline(
 ) -> Result<Option<Outline>, Error> {
     let Location::Hub(source) = &resolved.source else { return Ok(None) };
     let hub = Hub::new(HubOptions::from_environment(store.network())?)?;
-    let folder = store.scratch()?;
-    let stated = hub.outline(source, folder.path(), wanted, cancel)?;
-    Ok(stated.map(|stated| Outline { folder, stated }))
+    let scratch = store.scratch()?;
+    let named = scratch.path().join(format!("models--{}", source.repo.replace('/', "--")));
+    std::fs::create_dir(&named).map_err(Error::io("create", &named))?;
+    let stated = hub.outline(source, &named, wanted, cancel)?;
+    Ok(stated.map(|stated| Outline { named, _scratch: scratch, stated }))
 }
 
 #[cfg(test)]

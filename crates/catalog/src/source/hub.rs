@@ -117,8 +117,12 @@ const SETTINGS: &[&str] = &[
     "config.json",
     "modules.json",
     "1_Pooling/config.json",
+    "1_LogitScore/config.json",
+    "2_Dense/config.json",
+    "3_Dense/config.json",
     "sentence_bert_config.json",
     "tokenizer_config.json",
+    "chat_template.jinja",
 ];
 
 /// A client of the hub with its cache.

@@ -160,7 +160,7 @@ fn files_of(path: &Path) -> Result<Vec<(String, PathBuf)>, Error> {
     }
 
     let mut found = Vec::new();
-    for folder in [path.to_path_buf(), path.join("1_Pooling")] {
+    for folder in ["", "1_Pooling", "1_LogitScore", "2_Dense", "3_Dense"].map(|folder| path.join(folder)) {
         let Ok(entries) = fs::read_dir(&folder) else { continue };
         for file in entries.flatten().map(|entry| entry.path()).filter(|file| file.is_file()) {
             let Ok(relative) = file.strip_prefix(path) else { continue };
@@ -267,14 +267,17 @@ mod tests {
     #[test]
     fn digests_cover_the_files_a_compiler_reads() {
         let folder = tempfile::tempdir().unwrap();
-        fs::create_dir(folder.path().join("1_Pooling")).unwrap();
-        for file in ["config.json", "model.safetensors", "1_Pooling/config.json", "README.md"] {
+        for module in ["1_Pooling", "2_Dense"] {
+            fs::create_dir(folder.path().join(module)).unwrap();
+        }
+        let modules = ["1_Pooling/config.json", "2_Dense/model.safetensors"];
+        for file in modules.into_iter().chain(["config.json", "model.safetensors", "README.md"]) {
             fs::write(folder.path().join(file), file).unwrap();
         }
         let found = digests(folder.path(), &Quiet, &CancelFlag::new(false)).unwrap();
         assert_eq!(
             found.keys().collect::<Vec<_>>(),
-            ["1_Pooling/config.json", "config.json", "model.safetensors"]
+            ["1_Pooling/config.json", "2_Dense/model.safetensors", "config.json", "model.safetensors"]
         );
         assert_eq!(found["config.json"], Sha256::of(b"config.json"));
     }

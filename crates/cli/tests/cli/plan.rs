@@ -65,6 +65,28 @@ fn a_hub_model_is_planned_without_its_weights() {
 }
 
 #[test]
+fn modules_and_the_name_of_a_hub_model_decide_what_it_is() {
+    let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("../device/tests/goldens");
+    let check = |golden: &str, model: &str, left_out: &[&str], expect: &str| {
+        let home = tempfile::tempdir().unwrap();
+        let mut repo = Repo::of_folder(&goldens.join(golden)).unwrap();
+        repo.files.retain(|name, _| !left_out.contains(&name.as_str()));
+        repo.files.entry("tokenizer.json".to_owned()).or_default();
+        let server = HubServer::start(move |request| repo.answer(request));
+        let output = plan(&server.endpoint, home.path(), model);
+        let found: serde_json::Value = serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|_| panic!("{model}: {}", String::from_utf8_lossy(&output.stderr)));
+        let structure = found["structure"].as_str().unwrap();
+        assert!(structure.ends_with(expect), "{model}: {structure}");
+    };
+    check("embedders/gemma3", "hf:owner/gemma", &[], "vectors of 24");
+    check("scorers/qwen3_answers", "hf:owner/judge", &[], "a score");
+    let unnamed = ["modules.json", "chat_template.jinja"];
+    check("scorers/qwen3_answers", "hf:owner/judge", &unnamed, "vocabulary 268");
+    check("scorers/qwen3_answers", "hf:owner/Qwen3-Reranker-0.6B", &unnamed, "a score");
+}
+
+#[test]
 fn a_gguf_file_on_the_hub_is_planned_from_its_beginning() {
     let home = tempfile::tempdir().unwrap();
     let repo = Repo::new(&[("tiny.gguf", &tiny_llama_gguf(7)), ("other.gguf", b"no")]);

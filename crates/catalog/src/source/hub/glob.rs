@@ -8,7 +8,7 @@ use super::reference::is_safe_path;
 use crate::error::HubError;
 
 /// Default patterns, for entries without their own: weights at the top level (`model.bin` is CTranslate2's), configurations, tokenizers, templates,
-/// pooling.
+/// modules of sentence-transformers.
 const USUAL: &[&str] = &[
     "*.safetensors",
     "*.gguf",
@@ -19,6 +19,11 @@ const USUAL: &[&str] = &[
     "vocab.txt",
     "merges.txt",
     "1_Pooling/config.json",
+    "1_LogitScore/config.json",
+    "2_Dense/config.json",
+    "2_Dense/model.safetensors",
+    "3_Dense/config.json",
+    "3_Dense/model.safetensors",
     "!consolidated*",
     "!adapter_*",
     "!*.fp16.safetensors",
@@ -180,6 +185,10 @@ mod tests {
         check("model.safetensors.index.json", true);
         check("tokenizer.json", true);
         check("1_Pooling/config.json", true);
+        check("1_LogitScore/config.json", true);
+        check("2_Dense/config.json", true);
+        check("2_Dense/model.safetensors", true);
+        check("2_Dense/pytorch_model.bin", false);
         check("consolidated.safetensors", false);
         check("onnx/model.onnx", false);
         check("pytorch_model.bin", false);
