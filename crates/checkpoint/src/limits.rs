@@ -8,9 +8,9 @@ use std::{fmt::Display, io, ops::RangeInclusive, path::Path};
 use narthex_files::MappedFile;
 use narthex_spec::{
     arch::{
-        Architecture, Attention, ConformerTower, Connector, DecoderArch, DecoderLayer, EncoderArch,
-        FeedForward, KvSource, Mixer, NormKind, PatchTower, QkNorm, Residual, RopeScaling, Rotation,
-        ShortConvolution, SpeechArch, VisionArch,
+        Activation, Architecture, Attention, ConformerTower, Connector, DecoderArch, DecoderLayer,
+        EncoderArch, FeedForward, KvSource, Mixer, NormKind, PatchTower, QkNorm, Residual, RopeScaling,
+        Rotation, ShortConvolution, SpeechArch, VisionArch,
     },
     manifest::max_json_values,
 };
@@ -158,7 +158,14 @@ fn check_feed_forward(path: &Path, feed_forward: &FeedForward) -> Result<()> {
             bounded(path, "a number of experts", experts.count, &EXPERTS)?;
             let per_token = 1..=experts.count;
             bounded(path, "a number of experts for each token", experts.per_token, &per_token)?;
-            bounded(path, "an inner width of experts", experts.inner, &WIDTH).map(drop)
+            bounded(path, "an inner width of experts", experts.inner, &WIDTH)?;
+            match experts.activation {
+                Activation::Silu => Ok(()),
+                other => {
+                    let expected = "SiLU, the only one that ONNX Runtime has for experts on the CPU";
+                    Err(unsupported("activation of experts", expected, format!("{other:?}")))
+                }
+            }
         }
     }
 }
