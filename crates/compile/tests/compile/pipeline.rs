@@ -501,9 +501,8 @@ fn refusals_name_the_file_and_a_next_step_that_leads_somewhere() {
         "unsupported hidden_act: found mish, expected silu, ",
         "another checkpoint",
     );
-    let class =
-        "unsupported architecture: found LlamaForTokenClassification, expected one of LlamaForCausalLM";
-    check("LlamaForCausalLM", "LlamaForTokenClassification", class, "narthex list --available");
+    let class = "unsupported architecture: found LlamaForQuestionAnswering, expected one of LlamaForCausalLM";
+    check("LlamaForCausalLM", "LlamaForQuestionAnswering", class, "narthex list --available");
     fs::write(&config, &settings).unwrap();
     let mut tensors = checkpoint::hf_tensors(&checkpoint::tiny_llama_weights(7));
     let norm = tensors.iter_mut().find(|tensor| tensor.name == "model.norm.weight").unwrap();

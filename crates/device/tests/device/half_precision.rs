@@ -7,7 +7,7 @@ use std::fs;
 
 use narthex_engine::executor::LogitRows;
 use narthex_graph::{Graph, half_precision};
-use narthex_spec::{DType, Recipe, Scheme};
+use narthex_spec::{DType, Recipe, Scheme, manifest::KvContent};
 
 use crate::support::{
     Package,
@@ -27,7 +27,7 @@ fn convert(package: &Package) -> bool {
     converted
 }
 
-/// Returns the logits after a prompt and after each of the tokens that follow it, and the type of the cache.
+/// Returns the logits after a prompt and after each of the tokens that follow it, and the type of keys and values.
 fn run(package: &Package) -> (Vec<Vec<f32>>, DType) {
     let mut executor = package.executor();
     let tokens = tokens();
@@ -35,7 +35,9 @@ fn run(package: &Package) -> (Vec<Vec<f32>>, DType) {
     for at in 30..tokens.len() {
         rows.extend(step(&mut executor, &[(0, at, &tokens[at..=at], LogitRows::All)]).unwrap());
     }
-    (rows, executor.cache_layouts()[0].dtype)
+    let mut layouts = executor.cache_layouts().iter();
+    let attention = layouts.find(|layout| layout.content == KvContent::KeysAndValues).unwrap();
+    (rows, attention.dtype)
 }
 
 #[test]
