@@ -11,12 +11,16 @@ use narthex_spec::{DType, Recipe, Scheme, manifest::KvContent};
 
 use crate::support::{
     Package,
-    families::{Format, all, package, tokens},
+    families::{EXPERTS, Format, all, package, tokens},
     farthest, step,
 };
 
 /// Maximum relative L2 distance between half and single precision.
 const HALF: f32 = 0.01;
+
+/// As [`HALF`], for models with experts, whose router is rounded as well. That of the tiny models has logits of eight times
+/// the usual size.
+const ROUTED: f32 = 2.0 * HALF;
 
 /// Converts the graph of a package. Returns whether it was changed.
 fn convert(package: &Package) -> bool {
@@ -52,7 +56,8 @@ fn every_decoder_keeps_its_logits_in_half_precision() {
             let (found, dtype) = run(&package);
             assert_eq!(dtype, DType::F16);
             let distance = farthest(&found, &expected);
-            assert!(distance > 0.0 && distance <= HALF, "{family} in {scheme}: {distance}");
+            let bound = if EXPERTS.contains(&family) { ROUTED } else { HALF };
+            assert!(distance > 0.0 && distance <= bound, "{family} in {scheme}: {distance}");
             assert!(!convert(&package), "{family} in {scheme} is converted twice");
         }
     }
