@@ -44,7 +44,7 @@ pub struct Checkpoint {
     pub prompts: Prompts,
     /// Labels, for classifiers and rerankers.
     pub classifier: Option<ClassifierEntry>,
-    /// Text around the two texts of a pair, for rerankers that read them as a conversation.
+    /// Template of a pair of texts, for rerankers that read query and document as a conversation.
     pub pairs: Option<PairTemplate>,
     /// Sampling that the publisher recommends, for decoders.
     pub sampling: PublishedSampling,

@@ -9,8 +9,8 @@ use narthex_files::MappedFile;
 use narthex_spec::{
     arch::{
         Activation, Architecture, Attention, ConformerTower, Connector, DecoderArch, DecoderLayer,
-        EncoderArch, FeedForward, KvSource, Mixer, NormKind, PatchTower, QkNorm, Residual, RopeScaling,
-        Rotation, ShortConvolution, SpeechArch, VisionArch,
+        EncoderArch, FeedForward, KvSource, NormKind, PatchTower, QkNorm, Residual, RopeScaling, Rotation,
+        SpeechArch, VisionArch,
     },
     manifest::max_json_values,
 };
@@ -123,14 +123,11 @@ fn check_decoder(path: &Path, decoder: &DecoderArch) -> Result<()> {
     over_zero.into_iter().try_for_each(|(what, value)| check_positive(path, what, value))?;
     for (index, layer) in decoder.layers.iter().enumerate() {
         check_feed_forward(path, &layer.feed_forward)?;
-        match &layer.mixer {
-            Mixer::Attention(attention) => {
-                check_attention(path, attention)?;
-                if attention.rotation != Rotation::None {
-                    check_rope(path, decoder, attention)?;
-                }
+        if let Some(attention) = layer.attention() {
+            check_attention(path, attention)?;
+            if attention.rotation != Rotation::None {
+                check_rope(path, decoder, attention)?;
             }
-            Mixer::Convolution(convolution) => check_convolution(path, decoder, convolution)?,
         }
         if let Some(source) = layer.shared_entry() {
             check_shared(path, decoder, index, source)?;
@@ -139,7 +136,8 @@ fn check_decoder(path: &Path, decoder: &DecoderArch) -> Result<()> {
     if let Some(vision) = &decoder.vision {
         check_vision(path, vision)?;
     }
-    if let Some([expected, found]) = decoder.audio.as_deref().and_then(ConformerTower::contradiction) {
+    let audio = decoder.audio.as_deref().and_then(ConformerTower::contradiction);
+    if let Some([expected, found]) = audio.or_else(|| decoder.convolution_contradiction()) {
         return Err(malformed(path, expected, found));
     }
     check_streams(path, decoder)
@@ -168,21 +166,6 @@ fn check_feed_forward(path: &Path, feed_forward: &FeedForward) -> Result<()> {
             }
         }
     }
-}
-
-/// Number of tokens under the kernel of a short convolution.
-const KERNEL: RangeInclusive<usize> = 2..=64;
-
-fn check_convolution(path: &Path, decoder: &DecoderArch, convolution: &ShortConvolution) -> Result<()> {
-    let kernel = bounded(path, "a length of convolutions", convolution.kernel, &KERNEL)?;
-    let mut others = decoder.layers.iter().filter_map(DecoderLayer::convolution);
-    if let Some(other) = others.find(|other| other.kernel != kernel) {
-        return Err(malformed(path, format!("convolutions of {kernel} tokens in every layer"), other.kernel));
-    }
-    if !decoder.hidden.is_multiple_of(2) {
-        return Err(malformed(path, "an even hidden size for convolutions", decoder.hidden));
-    }
-    Ok(())
 }
 
 fn check_vision(path: &Path, vision: &VisionArch) -> Result<()> {

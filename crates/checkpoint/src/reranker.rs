@@ -30,16 +30,16 @@ use crate::{
     weight::{Weight, WeightSource},
 };
 
-/// Task that the model judges documents by unless its files state another.
+/// Default instruction, for models whose files state none.
 const INSTRUCTION: &str = "Given a web search query, retrieve relevant passages that answer the query";
 
-/// Beginning of the instructions in the template, by which it is recognised.
+/// Start of the system message. A template with it is that of Qwen3-Reranker.
 pub(crate) const JUDGE: &str = "Judge whether the Document meets the requirements";
 
 /// File of the template.
 const TEMPLATE: &str = "chat_template.jinja";
 
-/// Answers of the model, the relevant one first.
+/// Tokens of the answers: first that for a relevant document.
 const ANSWERS: [&str; 2] = ["yes", "no"];
 
 /// Name of the only label.
@@ -54,14 +54,14 @@ const STORED_ANSWERS: &str = "answers.weight";
 /// Settings of a reranker that answers yes or no.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AnswerReranker {
-    /// Task that documents are judged by; `None` for web search.
+    /// Instruction; `None` for the default, web search.
     pub instruction: Option<String>,
     /// Tokens of the answers yes and no; `None` for those that are called so.
     pub tokens: Option<[TokenId; 2]>,
 }
 
 impl AnswerReranker {
-    /// Returns the text around a query and a document.
+    /// Returns the template of a query and a document.
     pub(crate) fn template(&self) -> PairTemplate {
         let instruction = self.instruction.as_deref().unwrap_or(INSTRUCTION);
         PairTemplate {
@@ -273,7 +273,7 @@ mod tests {
         (parent, folder)
     }
 
-    /// Returns the configuration with other keys.
+    /// Returns the text of `config.json` with these keys replaced.
     fn config(folder: &Path, changes: &Value) -> String {
         let text = fs::read(folder.join("config.json")).unwrap();
         let mut keys: Value = serde_json::from_slice(&text).unwrap();

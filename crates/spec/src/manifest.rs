@@ -116,7 +116,7 @@ pub struct Manifest {
     /// Labels, for classifiers and rerankers; `None` for a classifier whose labels have no names.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub classifier: Option<ClassifierEntry>,
-    /// Text around the two texts of a pair, for rerankers that read them as a conversation.
+    /// Template of a pair of texts, for rerankers that read query and document as a conversation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pairs: Option<PairTemplate>,
     /// Linear weights with the precision of the checkpoint; empty if the scheme alone decides the precision.

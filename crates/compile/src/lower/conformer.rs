@@ -62,7 +62,7 @@ pub(super) fn lower(
     let count = graph.dim(tower.unit() / tower.reduction, 2);
     let kind = TensorType::new(dtype, &[1.into(), count, arch.hidden.into()]);
     io.output(e, Slot::SoundRows, "rows", rows, &kind)?;
-    Ok(io.entry(file, variant, Part::Audio, Vec::new()))
+    Ok(io.entry(file, variant, Part::Audio))
 }
 
 /// Graph of a tower.

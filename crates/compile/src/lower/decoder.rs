@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use narthex_graph::typed::{Tensor, TensorType};
+use narthex_graph::typed::{Scope, Tensor, TensorType};
 use narthex_spec::{
-    arch::{AltUp, DecoderArch, NormKind, PerLayer, Residual},
+    arch::{AltUp, Attention, DecoderArch, Mixer, NormKind, PerLayer, Residual},
     dtype::Dim,
-    manifest::Slot,
+    manifest::{KvLayout, Slot},
 };
 
 use super::io::GraphIo;
@@ -17,13 +17,41 @@ use crate::{
         altup::Streams,
         layer_scope, mlp,
         norm::{Norm, ResidualForm, ResidualStream, StreamNorms},
+        short_convolution::{ConvolutionLayer, GatedRows},
     },
 };
 
-/// Lowers the mixers of one variant.
+/// Lowers what differs between the mixers of the variants.
 pub(super) trait MixerLowering {
-    /// Returns the branch that a layer's mixer adds to the residual stream. `x` is the normed stream.
-    fn mix(&mut self, e: &mut Emitter<'_>, io: &mut GraphIo, index: usize, x: Tensor) -> Result<Tensor>;
+    /// Returns the branch that the attention of layer `index` adds to the residual stream. `x` is the normed stream.
+    fn attend(
+        &mut self,
+        e: &mut Emitter<'_>,
+        io: &mut GraphIo,
+        index: usize,
+        spec: &Attention,
+        x: Tensor,
+    ) -> Result<Tensor>;
+
+    /// Returns the rows that a short convolution reads, `[batch, kernel - 1 + sequence, width]`.
+    fn convolved_rows(
+        &mut self,
+        e: &mut Emitter<'_>,
+        io: &mut GraphIo,
+        scope: &Scope,
+        rows: ConvolutionInputs,
+    ) -> Result<Tensor>;
+}
+
+/// Rows of a short convolution.
+#[derive(Clone, Copy)]
+pub(super) struct ConvolutionInputs {
+    /// Number of rows of the past.
+    pub(super) count: usize,
+    /// Rows of the past, `[batch, count, width]`.
+    pub(super) past: Tensor,
+    /// Rows of the past, and those of the new tokens after them.
+    pub(super) joined: Tensor,
 }
 
 /// A range of a decoder's layers.
@@ -85,7 +113,7 @@ impl DecoderLayers<'_> {
                 stream.normed(e, &scope.child("attn_norm"))?
             }
         };
-        let mut attended = mixers.mix(e, io, index, normed)?;
+        let mut attended = self.mix(e, io, mixers, index, normed)?;
         if layer.residual == Residual::Sandwich {
             attended = branch.apply_scaled(e, &scope.child("attn_post_norm"), attended, scale)?;
         }
@@ -103,6 +131,41 @@ impl DecoderLayers<'_> {
             fed = branch.apply_scaled(e, &scope.child("mlp_post_norm"), fed, scale)?;
         }
         stream.add(e, &scope.child("mlp"), fed)
+    }
+
+    /// Returns the branch that a layer's mixer adds to the residual stream. `x` is the normed stream.
+    ///
+    /// For a short convolution, the host supplies the rows of the last tokens, and stores those of the new ones in a
+    /// cache entry.
+    fn mix(
+        &self,
+        e: &mut Emitter<'_>,
+        io: &mut GraphIo,
+        mixers: &mut impl MixerLowering,
+        index: usize,
+        x: Tensor,
+    ) -> Result<Tensor> {
+        let spec = match &self.arch.layers[index].mixer {
+            Mixer::Attention(attention) => return mixers.attend(e, io, index, attention, x),
+            Mixer::Convolution(spec) => spec,
+        };
+        let scope = layer_scope(index).child("conv");
+        let width = self.arch.hidden;
+        let convolution = ConvolutionLayer { scope: &scope, spec, width };
+        let entry = self.arch.kv_index(index);
+        let [batch, sequence] = self.rows.clone();
+        let count = spec.kernel - 1;
+        let past = TensorType::new(e.compute, &[batch.clone(), count.into(), width.into()]);
+        let past = io.input(e, Slot::PastConvolution { layer: entry }, &format!("past.{entry}.conv"), past);
+
+        let GatedRows { rows, gate } = convolution.rows(e, x)?;
+        let new = TensorType::new(e.compute, &[batch, sequence, width.into()]);
+        io.output(e, Slot::NewConvolution { layer: entry }, &format!("new.{entry}.conv"), rows, &new)?;
+        io.cache_entry(KvLayout::convolution(width, spec.kernel, e.compute));
+
+        let joined = e.graph.concat(&scope.child("joined"), &[past, rows], 1)?;
+        let rows = mixers.convolved_rows(e, io, &scope, ConvolutionInputs { count, past, joined })?;
+        convolution.output(e, rows, gate)
     }
 
     /// Lowers the layers of a model with several residual streams.
@@ -123,7 +186,7 @@ impl DecoderLayers<'_> {
             streams.take_rows(e, per_layer, rows, self.range.clone())?;
         }
         for index in self.range.clone() {
-            streams.layer(e, index, &self.arch.layers[index], |e, x| mixers.mix(e, io, index, x))?;
+            streams.layer(e, index, &self.arch.layers[index], |e, x| self.mix(e, io, mixers, index, x))?;
         }
         let is_last = self.range.end == self.arch.layers.len();
         let states = if is_last { streams.merged(e)? } else { streams.flat(e)? };

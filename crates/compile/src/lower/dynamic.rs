@@ -8,17 +8,14 @@ use std::collections::BTreeMap;
 use narthex_graph::typed::{KeyValue, Scope, Tensor, TensorType};
 use narthex_spec::{
     DType, Variant,
-    arch::{
-        Attention, DecoderArch, EncoderArch, EncoderHead, KvSource, Mixer, Pooling, Rotation,
-        ShortConvolution,
-    },
+    arch::{Attention, DecoderArch, EncoderArch, EncoderHead, KvSource, Pooling, Rotation},
     dtype::Dim,
     manifest::{GraphEntry, HostTable, KvLayout, Part, Slot},
 };
 
 use super::{
     LoweredModel,
-    decoder::{DecoderLayers, MixerLowering},
+    decoder::{ConvolutionInputs, DecoderLayers, MixerLowering},
     encoder::{self, EncoderInput, EncoderLayers},
     io::GraphIo,
 };
@@ -35,7 +32,6 @@ use crate::{
         layer_scope,
         norm::{Norm, ResidualForm, ResidualStream, StreamNorms},
         rope,
-        short_convolution::{ConvolutionLayer, GatedRows},
     },
     package::GRAPH_FILE,
     rotary,
@@ -75,7 +71,7 @@ pub(crate) fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<Lowered
     let norms = StreamNorms::new(Norm::of(arch), 1.0);
     let layers = DecoderLayers { arch, range: 0..arch.layers.len(), rows, norms, form: ResidualForm::Fused };
     let entries = BTreeMap::new();
-    let mut mixers = CachedMixers { arch, seqlens_k, total_length, angles, entries, layouts: Vec::new() };
+    let mut mixers = CachedMixers { arch, seqlens_k, total_length, angles, entries };
     let stream = layers.lower(e, &mut io, &mut mixers, x)?;
     let mut tables = vec![logits(e, &mut io, arch, &stream, logits_rows)?];
     if let Some(per_layer) = &arch.per_layer {
@@ -87,10 +83,10 @@ pub(crate) fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<Lowered
     if arch.switch().is_some() {
         tables.extend(rope::host_tables(e, arch));
     }
-    close(e, io.entry(GRAPH_FILE, Variant::Dynamic, Part::Whole, mixers.layouts), tables)
+    close(e, io.entry(GRAPH_FILE, Variant::Dynamic, Part::Whole), tables)
 }
 
-/// Attention with a cache that is updated in place, and convolutions over rows that the host stores.
+/// Attention with a cache that is updated in place.
 struct CachedMixers<'a> {
     arch: &'a DecoderArch,
     seqlens_k: Tensor,
@@ -98,7 +94,6 @@ struct CachedMixers<'a> {
     angles: rope::Angles,
     /// Keys and values by cache entry.
     entries: BTreeMap<usize, CacheEntry>,
-    layouts: Vec<KvLayout>,
 }
 
 /// An entry of the KV cache.
@@ -109,40 +104,6 @@ struct CacheEntry {
 }
 
 impl MixerLowering for CachedMixers<'_> {
-    fn mix(&mut self, e: &mut Emitter<'_>, io: &mut GraphIo, index: usize, x: Tensor) -> Result<Tensor> {
-        match &self.arch.layers[index].mixer {
-            Mixer::Attention(attention) => self.attend(e, io, index, attention, x),
-            Mixer::Convolution(convolution) => self.convolve(e, io, index, convolution, x),
-        }
-    }
-}
-
-impl<'a> CachedMixers<'a> {
-    /// Adds a short convolution. The host supplies the rows of the last tokens and stores those of the new ones.
-    fn convolve(
-        &mut self,
-        e: &mut Emitter<'_>,
-        io: &mut GraphIo,
-        index: usize,
-        spec: &ShortConvolution,
-        x: Tensor,
-    ) -> Result<Tensor> {
-        let entry = self.arch.kv_index(index);
-        let width = self.arch.hidden;
-        let [batch, sequence]: [Dim; 2] = ["batch".into(), "sequence".into()];
-        let past = f32(&[batch.clone(), (spec.kernel - 1).into(), width.into()]);
-        let past = io.input(e, Slot::PastConvolution { layer: entry }, &format!("past.{entry}.conv"), past);
-
-        let scope = layer_scope(index).child("conv");
-        let layer = ConvolutionLayer { scope: &scope, spec, width };
-        let GatedRows { rows, gate } = layer.rows(e, x)?;
-        let new = f32(&[batch, sequence, width.into()]);
-        io.output(e, Slot::NewConvolution { layer: entry }, &format!("new.{entry}.conv"), rows, &new)?;
-        let joined = e.graph.concat(&scope.child("joined"), &[past, rows], 1)?;
-        self.layouts.push(KvLayout::convolution(width, spec.kernel, DType::F32));
-        layer.output(e, joined, gate)
-    }
-
     fn attend(
         &mut self,
         e: &mut Emitter<'_>,
@@ -191,9 +152,19 @@ impl<'a> CachedMixers<'a> {
         if known.is_none() {
             self.entries.insert(entry, CacheEntry { past, new: attended.key_value });
             let layout = KvLayout::plain(spec.kv_heads, spec.head_size);
-            self.layouts.push(KvLayout { window: spec.window, ..layout });
+            io.cache_entry(KvLayout { window: spec.window, ..layout });
         }
         Ok(attended.output)
+    }
+
+    fn convolved_rows(
+        &mut self,
+        _: &mut Emitter<'_>,
+        _: &mut GraphIo,
+        _: &Scope,
+        rows: ConvolutionInputs,
+    ) -> Result<Tensor> {
+        Ok(rows.joined)
     }
 }
 
@@ -237,7 +208,7 @@ pub(crate) fn encoder(e: &mut Emitter<'_>, arch: &EncoderArch) -> Result<Lowered
     let x = EncoderLayers { arch, input: EncoderInput { mask, length: None, rotary } }.lower(e, embedded)?;
     let tokens = encoder_output(e, &mut io, arch, x, padding)?;
     let tables = encoder::tables(e, arch, tokens)?;
-    close(e, io.entry(GRAPH_FILE, Variant::Dynamic, Part::Whole, Vec::new()), tables)
+    close(e, io.entry(GRAPH_FILE, Variant::Dynamic, Part::Whole), tables)
 }
 
 /// Adds the head of an encoder. Returns the token table if the head has written it.

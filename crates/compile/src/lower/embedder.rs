@@ -4,7 +4,7 @@ use narthex_graph::typed::{Scope, Tensor, TensorType};
 use narthex_spec::{
     DType, Variant,
     arch::{
-        AttentionDirection, ClassifierLayers, DecoderArch, EmbedderArch, EncoderHead, Mixer, Pooling,
+        Attention, AttentionDirection, ClassifierLayers, DecoderArch, EmbedderArch, EncoderHead, Pooling,
         Rotation,
     },
     dtype::Dim,
@@ -14,7 +14,7 @@ use narthex_spec::{
 
 use super::{
     LoweredModel,
-    decoder::{DecoderLayers, MixerLowering, stream_norms},
+    decoder::{ConvolutionInputs, DecoderLayers, MixerLowering, stream_norms},
     dynamic::f32,
     io::{GraphIo, f16},
 };
@@ -86,7 +86,7 @@ pub(super) fn dynamic(e: &mut Emitter<'_>, arch: &EmbedderArch) -> Result<Lowere
     }
 
     let tables = vec![token_table(e, decoder)?];
-    let entry = io.entry(GRAPH_FILE, Variant::Dynamic, Part::Whole, Vec::new());
+    let entry = io.entry(GRAPH_FILE, Variant::Dynamic, Part::Whole);
     Ok(LoweredModel { graphs: vec![(e.finish_graph()?, entry)], tables, towers: Vec::new() })
 }
 
@@ -136,7 +136,7 @@ fn bucket(e: &mut Emitter<'_>, arch: &EmbedderArch, length: usize) -> Result<Gra
         }
     }
     let file = format!("encoder-{length}.onnx");
-    Ok(io.entry(&file, Variant::Static, Part::Bucket { length }, Vec::new()))
+    Ok(io.entry(&file, Variant::Static, Part::Bucket { length }))
 }
 
 /// Returns the input of the first layer.
@@ -274,16 +274,14 @@ struct TextAttention<'a> {
 }
 
 impl MixerLowering for TextAttention<'_> {
-    fn mix(&mut self, e: &mut Emitter<'_>, _: &mut GraphIo, index: usize, x: Tensor) -> Result<Tensor> {
-        let spec = match &self.arch.decoder.layers[index].mixer {
-            Mixer::Attention(attention) => attention,
-            Mixer::Convolution(_) => {
-                return Err(CompileError::Unsupported {
-                    what: "a short convolution".to_owned(),
-                    reason: "layers of embedding models have attention".to_owned(),
-                });
-            }
-        };
+    fn attend(
+        &mut self,
+        e: &mut Emitter<'_>,
+        _: &mut GraphIo,
+        index: usize,
+        spec: &Attention,
+        x: Tensor,
+    ) -> Result<Tensor> {
         let mask = self.mask(e, spec.window)?;
         let rotary = self.rotary(e, spec.rotation)?;
         let length = match self.inputs {
@@ -293,6 +291,19 @@ impl MixerLowering for TextAttention<'_> {
         let scope = layer_scope(index).child("attn");
         let layer = AttentionLayer { scope: &scope, spec, norm: self.norm, qkv_bias: spec.qkv_bias.into() };
         whole_attention(e, &layer, x, &WholeText { rotary, mask, length })
+    }
+
+    fn convolved_rows(
+        &mut self,
+        _: &mut Emitter<'_>,
+        _: &mut GraphIo,
+        _: &Scope,
+        _: ConvolutionInputs,
+    ) -> Result<Tensor> {
+        Err(CompileError::Unsupported {
+            what: "a short convolution".to_owned(),
+            reason: "layers of embedding models have attention".to_owned(),
+        })
     }
 }
 

@@ -19,11 +19,12 @@ pub(super) fn static_layout(heads: usize, size: usize) -> KvLayout {
     KvLayout { dtype: DType::F16, order: KeyOrder::Transposed, ..KvLayout::plain(heads, size) }
 }
 
-/// Bindings of a graph, collected while its inputs and outputs are declared.
+/// Bindings and cache entries of a graph, collected while they are declared.
 #[derive(Default)]
 pub(crate) struct GraphIo {
     inputs: Vec<Binding>,
     outputs: Vec<Binding>,
+    kv: Vec<KvLayout>,
 }
 
 impl GraphIo {
@@ -57,9 +58,15 @@ impl GraphIo {
         Ok(e.graph.output(name, tensor, kind)?)
     }
 
+    /// Adds an entry of the cache after those before it.
+    pub(crate) fn cache_entry(&mut self, layout: KvLayout) {
+        self.kv.push(layout);
+    }
+
     /// Returns the manifest's entry of the graph.
-    pub(crate) fn entry(self, file: &str, variant: Variant, part: Part, kv: Vec<KvLayout>) -> GraphEntry {
-        GraphEntry { file: file.to_owned(), variant, part, inputs: self.inputs, outputs: self.outputs, kv }
+    pub(crate) fn entry(self, file: &str, variant: Variant, part: Part) -> GraphEntry {
+        let Self { inputs, outputs, kv } = self;
+        GraphEntry { file: file.to_owned(), variant, part, inputs, outputs, kv }
     }
 }
 

@@ -165,7 +165,7 @@ pub(super) fn encoder(
             io.output(e, slot, &format!("cross.{layer}.{part}"), heads, kind)?;
         }
     }
-    let entry = io.entry(&format!("{name}.onnx"), variant, Part::Encoder, Vec::new());
+    let entry = io.entry(&format!("{name}.onnx"), variant, Part::Encoder);
     Ok((e.finish_graph()?, entry))
 }
 
@@ -292,15 +292,11 @@ fn decoder(e: &mut Emitter<'_>, arch: &SpeechArch) -> Result<(GraphEntry, Vec<Ho
             softcap: None,
         };
         let (mixed, present) = e.graph.group_query_attention(&attn, &attention)?;
-        io.output(
-            e,
-            Slot::PresentKey { layer: index },
-            &format!("present.key.{index}"),
-            present.key,
-            &cache,
-        )?;
+        let name = format!("present.key.{index}");
+        io.output(e, Slot::PresentKey { layer: index }, &name, present.key, &cache)?;
         let name = format!("present.value.{index}");
         io.output(e, Slot::PresentValue { layer: index }, &name, present.value, &cache)?;
+        io.cache_entry(KvLayout::plain(heads, size));
         let attended = side.output(e, &attn, mixed)?;
         stream.add(e, &attn, attended)?;
 
@@ -327,6 +323,5 @@ fn decoder(e: &mut Emitter<'_>, arch: &SpeechArch) -> Result<(GraphEntry, Vec<Ho
     let head = head_with_table(e, normed, &outer)?;
     io.output(e, Slot::Logits, "logits", head.logits, &f32(&["rows".into(), arch.vocab.into()]))?;
     let tables = vec![head.table, embed::position_table(&outer).write(e, DType::F32)?];
-    let kv = vec![KvLayout::plain(heads, size); arch.decoder.layers];
-    Ok((io.entry(DECODER_FILE, Variant::Dynamic, Part::Decoder, kv), tables))
+    Ok((io.entry(DECODER_FILE, Variant::Dynamic, Part::Decoder), tables))
 }

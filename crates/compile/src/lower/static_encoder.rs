@@ -76,7 +76,7 @@ fn bucket(e: &mut Emitter<'_>, arch: &EncoderArch, length: usize) -> Result<Grap
     }
 
     let file = format!("encoder-{length}.onnx");
-    Ok(io.entry(&file, Variant::Static, Part::Bucket { length }, Vec::new()))
+    Ok(io.entry(&file, Variant::Static, Part::Bucket { length }))
 }
 
 /// Returns whether the head reads a weighted sum of rows.
@@ -93,5 +93,5 @@ fn masked_lm(e: &mut Emitter<'_>, arch: &EncoderArch, activation: Option<Activat
     let (mut io, hidden) = GraphIo::head(e, arch.hidden);
     let logits = encoder_head::masked_lm(e, hidden, arch, activation)?;
     io.output(e, Slot::Logits, "logits", logits, &f16([1, 1, arch.vocab]))?;
-    Ok(io.entry("head.onnx", Variant::Static, Part::Head { rows: 1 }, Vec::new()))
+    Ok(io.entry("head.onnx", Variant::Static, Part::Head { rows: 1 }))
 }

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use narthex_graph::typed::{KeyValue, Scope, Tensor};
 use narthex_spec::{
     DType, HeadOrder, Scheme, Variant,
-    arch::{Architecture, Attention, DecoderArch, DecoderLayer, Mixer, Rotation, ShortConvolution},
+    arch::{Architecture, Attention, DecoderArch, DecoderLayer, Rotation},
     dtype::Dim,
     manifest::{GraphEntry, KvLayout, LayerRange, Part, Slot},
     recipe::{FixedShapes, StepShape},
@@ -18,7 +18,7 @@ use narthex_spec::{
 
 use super::{
     LoweredModel,
-    decoder::{DecoderLayers, MixerLowering, stream_norms},
+    decoder::{ConvolutionInputs, DecoderLayers, MixerLowering, stream_norms},
     embedder,
     io::{GraphIo, f16, static_layout},
     parts, static_encoder, static_speech,
@@ -34,7 +34,6 @@ use crate::{
         norm::{Norm, ResidualForm},
         rope::{self, Angles},
         scaled_dot_product_attention::{StaticCache, StaticStep, scaled_dot_product_attention},
-        short_convolution::{ConvolutionLayer, GatedRows},
     },
     rotary,
 };
@@ -123,7 +122,6 @@ impl LayersGraph<'_> {
             masks: Vec::new(),
             entries: BTreeMap::new(),
             places: None,
-            layouts: Vec::new(),
         };
 
         let rows = [1, tokens].map(Dim::from);
@@ -132,7 +130,7 @@ impl LayersGraph<'_> {
         let width = if end == arch.layers.len() { arch.hidden } else { states };
         io.output(e, Slot::Hidden, "hidden", stream.sum(), &f16([1, tokens, width]))?;
         let file = format!("layers-{tokens}x{past}{part}.onnx");
-        Ok(io.entry(&file, Variant::Static, Part::Layers { tokens, past, range }, mixers.layouts))
+        Ok(io.entry(&file, Variant::Static, Part::Layers { tokens, past, range }))
     }
 
     /// Declares the angles of the new tokens for the rotations that some layers use.
@@ -159,7 +157,7 @@ impl LayersGraph<'_> {
     }
 }
 
-/// Attention with plain operators over a past of fixed width, and short convolutions.
+/// Attention with plain operators over a past of fixed width, and rows of short convolutions.
 struct StaticMixers<'a> {
     arch: &'a DecoderArch,
     norm: Norm,
@@ -172,70 +170,9 @@ struct StaticMixers<'a> {
     entries: BTreeMap<usize, KeyValue>,
     /// Inputs of convolutions that several tokens share.
     places: Option<[Tensor; 2]>,
-    layouts: Vec<KvLayout>,
 }
 
 impl MixerLowering for StaticMixers<'_> {
-    fn mix(&mut self, e: &mut Emitter<'_>, io: &mut GraphIo, index: usize, x: Tensor) -> Result<Tensor> {
-        match &self.arch.layers[index].mixer {
-            Mixer::Attention(attention) => self.attend(e, io, index, attention, x),
-            Mixer::Convolution(convolution) => self.convolve(e, io, index, convolution, x),
-        }
-    }
-}
-
-impl StaticMixers<'_> {
-    /// Adds a short convolution. Padding comes before the new tokens, so the rows of the past are moved to the place before
-    /// the first token:
-    ///
-    /// ```text
-    /// past ─┬─ MatMul(shift) ───────────────┐
-    ///       └─ Concat(rows) ── Mul(in place) ─ Add ── taps
-    /// ```
-    fn convolve(
-        &mut self,
-        e: &mut Emitter<'_>,
-        io: &mut GraphIo,
-        index: usize,
-        spec: &ShortConvolution,
-        x: Tensor,
-    ) -> Result<Tensor> {
-        let entry = self.arch.kv_index(index);
-        let width = self.arch.hidden;
-        let past = f16([1, spec.kernel - 1, width]);
-        let past = io.input(e, Slot::PastConvolution { layer: entry }, &format!("past.{entry}.conv"), past);
-
-        let scope = layer_scope(index).child("conv");
-        let layer = ConvolutionLayer { scope: &scope, spec, width };
-        let GatedRows { rows, gate } = layer.rows(e, x)?;
-        let new = f16([1, self.tokens, width]);
-        io.output(e, Slot::NewConvolution { layer: entry }, &format!("new.{entry}.conv"), rows, &new)?;
-        let mut joined = e.graph.concat(&scope.child("joined"), &[past, rows], 1)?;
-        if self.tokens > 1 {
-            let [in_place, shift] = self.places(e, io, spec.kernel - 1);
-            joined = e.graph.mul(&scope.child("in_place"), joined, in_place)?;
-            let moved = e.graph.mat_mul(&scope.child("moved"), shift, past)?;
-            joined = e.graph.add(&scope.child("joined"), joined, moved)?;
-        }
-        let layout = KvLayout::convolution(width, spec.kernel, DType::F16);
-        self.layouts.push(layout);
-        layer.output(e, joined, gate)
-    }
-
-    /// Returns the rows of a convolution that are read in place, and the matrix that moves those of the past, for `past`
-    /// rows.
-    fn places(&mut self, e: &mut Emitter<'_>, io: &mut GraphIo, past: usize) -> [Tensor; 2] {
-        let tokens = self.tokens;
-        *self.places.get_or_insert_with(|| {
-            let rows = f16([1, past + tokens, 1]);
-            let shift = f16([1, past + tokens, past]);
-            [
-                io.input(e, Slot::ConvolutionRows, "conv.rows", rows),
-                io.input(e, Slot::ConvolutionShift, "conv.shift", shift),
-            ]
-        })
-    }
-
     fn attend(
         &mut self,
         e: &mut Emitter<'_>,
@@ -265,9 +202,48 @@ impl StaticMixers<'_> {
             let values = f16([1, heads, tokens, size]);
             io.output(e, Slot::NewValue { layer: entry }, &format!("new.{entry}.value"), value, &values)?;
             self.entries.insert(entry, found.joined);
-            self.layouts.push(KvLayout { window: spec.window, ..static_layout(heads, size) });
+            io.cache_entry(KvLayout { window: spec.window, ..static_layout(heads, size) });
         }
         Ok(found.output)
+    }
+
+    /// Padding comes before the new tokens, so the rows of the past are moved to the place before the first token:
+    ///
+    /// ```text
+    /// past ── MatMul(shift) ──────┐
+    /// joined ── Mul(in place) ─── Add
+    /// ```
+    fn convolved_rows(
+        &mut self,
+        e: &mut Emitter<'_>,
+        io: &mut GraphIo,
+        scope: &Scope,
+        rows: ConvolutionInputs,
+    ) -> Result<Tensor> {
+        let ConvolutionInputs { count, past, joined } = rows;
+        if self.tokens == 1 {
+            return Ok(joined);
+        }
+        let [in_place, shift] = self.places(e, io, count);
+        let joined = e.graph.mul(&scope.child("in_place"), joined, in_place)?;
+        let moved = e.graph.mat_mul(&scope.child("moved"), shift, past)?;
+        Ok(e.graph.add(&scope.child("joined"), joined, moved)?)
+    }
+}
+
+impl StaticMixers<'_> {
+    /// Returns the rows of a convolution that are read in place, and the matrix that moves those of the past, for `past`
+    /// rows.
+    fn places(&mut self, e: &mut Emitter<'_>, io: &mut GraphIo, past: usize) -> [Tensor; 2] {
+        let tokens = self.tokens;
+        *self.places.get_or_insert_with(|| {
+            let rows = f16([1, past + tokens, 1]);
+            let shift = f16([1, past + tokens, past]);
+            [
+                io.input(e, Slot::ConvolutionRows, "conv.rows", rows),
+                io.input(e, Slot::ConvolutionShift, "conv.shift", shift),
+            ]
+        })
     }
 
     /// Returns the mask for layers with this window. Each window has its own input.
@@ -301,5 +277,5 @@ fn head(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<GraphEntry> {
     let normed = stream_norms(arch).stream.apply(e, &Scope::root().child("norm"), hidden)?;
     let logits = lm_head(e, normed, arch)?;
     io.output(e, Slot::Logits, "logits", logits, &f16([1, 1, arch.head_rows()]))?;
-    Ok(io.entry("head.onnx", Variant::Static, Part::Head { rows: 1 }, Vec::new()))
+    Ok(io.entry("head.onnx", Variant::Static, Part::Head { rows: 1 }))
 }

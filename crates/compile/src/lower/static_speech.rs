@@ -93,8 +93,10 @@ impl SpeechLayersGraph<'_> {
 
         io.output(e, Slot::Hidden, "hidden", stream.sum(), &kind)?;
         let file = format!("layers-{tokens}x{past}{part}.onnx");
-        let kv = vec![static_layout(arch.decoder.heads, arch.head_size()); end - first];
-        Ok(io.entry(&file, Variant::Static, Part::Layers { tokens, past, range: self.range }, kv))
+        for _ in first..end {
+            io.cache_entry(static_layout(arch.decoder.heads, arch.head_size()));
+        }
+        Ok(io.entry(&file, Variant::Static, Part::Layers { tokens, past, range: self.range }))
     }
 
     /// Adds attention to the tokens before, and declares their keys and values.
@@ -171,5 +173,5 @@ fn head(e: &mut Emitter<'_>, arch: &SpeechArch) -> Result<GraphEntry> {
     let normed = side.norm().apply(e, &side.scope.child("norm"), hidden)?;
     let logits = lm_head(e, normed, &arch.outer_decoder())?;
     io.output(e, Slot::Logits, "logits", logits, &f16([1, 1, arch.vocab]))?;
-    Ok(io.entry("head.onnx", Variant::Static, Part::Head { rows: 1 }, Vec::new()))
+    Ok(io.entry("head.onnx", Variant::Static, Part::Head { rows: 1 }))
 }

@@ -39,7 +39,7 @@ pub(super) fn lower(
     };
     let kind = TensorType::new(dtype, &[1, vision.rows(), arch.hidden].map(Dim::from));
     io.output(e, Slot::PictureRows, "rows", rows, &kind)?;
-    Ok(io.entry(file, variant, Part::Vision, Vec::new()))
+    Ok(io.entry(file, variant, Part::Vision))
 }
 
 /// Graph of a transformer over patches.

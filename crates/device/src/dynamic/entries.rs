@@ -32,7 +32,9 @@ impl DynamicExecutor {
                     .map(|part| self.cache.read(KvTensor { layer, part }, slot, range.clone()));
                 Ok([keys?, values?])
             }
-            EntryPlace::Convolution(index) => Ok(self.rows.read_halves(slot, index, range).map(KvRows::F32)),
+            EntryPlace::Convolution(index) => {
+                Ok(self.convolutions.read_halves(slot, index, range).map(KvRows::F32))
+            }
         }
     }
 
@@ -51,17 +53,17 @@ impl DynamicExecutor {
             }
             EntryPlace::Convolution(index) => {
                 let halves = [&block.keys, &block.values].map(KvRows::to_f32);
-                self.rows.write_halves(slot, index, at, halves.each_ref().map(Vec::as_slice))
+                self.convolutions.write_halves(slot, index, at, halves.each_ref().map(Vec::as_slice))
             }
         }
     }
 
     /// Returns the place of an entry.
     fn place(&self, entry: usize) -> EntryPlace {
-        match self.rows.index(entry) {
+        match self.convolutions.index(entry) {
             Some(index) => EntryPlace::Convolution(index),
             None => {
-                let before = (0..entry).filter(|&other| self.rows.index(other).is_none());
+                let before = (0..entry).filter(|&other| self.convolutions.index(other).is_none());
                 EntryPlace::Attention(before.count())
             }
         }

@@ -91,7 +91,7 @@ pub(super) struct BoundGraph {
     /// New keys and values of each layer, for graphs that return only these.
     new_kv: Vec<[Vec<f32>; 2]>,
     /// Rows of past and of new tokens of each short convolution.
-    convolutions: Vec<[Vec<f32>; 2]>,
+    convolved: Vec<[Vec<f32>; 2]>,
     /// Number of logits in a row of the head's output.
     width: usize,
 }
@@ -106,7 +106,7 @@ impl BoundGraph {
             rows: vec![0; most],
             total: [0],
             new_kv: Vec::new(),
-            convolutions: Vec::new(),
+            convolved: Vec::new(),
             width,
         })
     }
@@ -117,7 +117,7 @@ impl BoundGraph {
         session: &mut Session,
         names: &DecoderNames,
         cache: &mut KvCache,
-        rows: &mut ConvolutionRows<f32>,
+        convolutions: &mut ConvolutionRows<f32>,
         run: GraphRun<'_>,
     ) -> Result<(), StepError> {
         self.total[0] = run.total as i32;
@@ -137,20 +137,21 @@ impl BoundGraph {
         let new = run.total.saturating_sub(run.sequence)..run.total;
         if self.key != Some(key) {
             self.key = None;
-            self.bind(names, cache, rows, run)?;
+            self.bind(names, cache, convolutions, run)?;
             self.key = Some(key);
         }
 
-        for (index, [past, _]) in self.convolutions.iter_mut().enumerate() {
-            for (sequence, past) in batch.iter().zip(past.chunks_exact_mut(rows.past_elements(index).max(1)))
+        for (index, [past, _]) in self.convolved.iter_mut().enumerate() {
+            for (sequence, past) in
+                batch.iter().zip(past.chunks_exact_mut(convolutions.past_elements(index).max(1)))
             {
-                rows.read_past(sequence.slot, index, sequence.at, past);
+                convolutions.read_past(sequence.slot, index, sequence.at, past);
             }
         }
         self.binding.run(session)?;
-        for (index, [_, new]) in self.convolutions.iter().enumerate() {
+        for (index, [_, new]) in self.convolved.iter().enumerate() {
             for (sequence, new) in batch.iter().zip(new.chunks_exact((new.len() / batch.len()).max(1))) {
-                rows.write(sequence.slot, index, sequence.at, new)?;
+                convolutions.write(sequence.slot, index, sequence.at, new)?;
             }
         }
         for (layer, parts) in self.new_kv.iter().enumerate() {
@@ -175,7 +176,7 @@ impl BoundGraph {
         if names.cache_output == CacheOutput::New {
             self.new_kv.resize_with(names.cache.len(), Default::default);
         }
-        self.convolutions.resize_with(names.convolutions.len(), Default::default);
+        self.convolved.resize_with(names.convolutions.len(), Default::default);
         let b = &mut self.binding;
 
         // SAFETY: the feed, the angles, the logits and the cache belong to the executor that owns this binding; all
@@ -210,7 +211,7 @@ impl BoundGraph {
             }
             b.output(&names.logits, Tensor::new(run.logits, DType::F32, &[rows, width]))?;
             for (index, (names, [past, new])) in
-                names.convolutions.iter().zip(&mut self.convolutions).enumerate()
+                names.convolutions.iter().zip(&mut self.convolved).enumerate()
             {
                 let [width, rows] = convolutions.shape(index);
                 past.resize(count * rows * width, 0.0);

@@ -77,7 +77,7 @@ pub struct DynamicExecutor {
     switch: RopeSwitch,
     cache: KvCache,
     /// Rows of short convolutions.
-    rows: ConvolutionRows<f32>,
+    convolutions: ConvolutionRows<f32>,
     /// Layouts of all entries of the cache, those of convolutions among them.
     kv: Vec<KvLayout>,
     /// Sequences of a batch, by their rows.
@@ -162,7 +162,7 @@ impl DynamicExecutor {
 
         Ok(Self {
             cache,
-            rows: ConvolutionRows::new(&kv, limits.slots),
+            convolutions: ConvolutionRows::new(&kv, limits.slots),
             kv,
             batch_rows: Vec::with_capacity(limits.batch),
             decode,
@@ -274,7 +274,13 @@ impl DynamicExecutor {
             logits_rows: spans.len(),
         };
 
-        self.decode.run(&mut self.graph.session, &self.graph.names, &mut self.cache, &mut self.rows, run)?;
+        self.decode.run(
+            &mut self.graph.session,
+            &self.graph.names,
+            &mut self.cache,
+            &mut self.convolutions,
+            run,
+        )?;
         self.kept.scatter(logits);
         Ok(())
     }
@@ -365,7 +371,7 @@ impl DynamicExecutor {
             logits: &mut logits[..rows.len() * self.kept.width()],
         };
 
-        bound.run(&mut graph.session, &graph.names, &mut self.cache, &mut self.rows, run)?;
+        bound.run(&mut graph.session, &graph.names, &mut self.cache, &mut self.convolutions, run)?;
         self.kept.scatter(logits);
         Ok(())
     }
@@ -428,7 +434,7 @@ impl Executor for DynamicExecutor {
         check_truncate(slot, len, self.held(slot)?)?;
         self.switch.check_kept(slot, len)?;
         self.cache.truncate(slot, len);
-        self.rows.truncate(slot, len);
+        self.convolutions.truncate(slot, len);
         self.switch.truncate(slot, len);
         Ok(())
     }
@@ -480,7 +486,7 @@ impl Executor for DynamicExecutor {
         self.cache.reserve_copy(copy)?;
         self.switch.copy(copy, |copy| {
             self.cache.copy(copy)?;
-            self.rows.copy(copy)
+            self.convolutions.copy(copy)
         })?;
         self.cache.set_length(copy.to, copy.tokens.end);
         Ok(())

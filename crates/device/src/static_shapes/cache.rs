@@ -24,7 +24,8 @@ pub(super) struct StaticKvCache {
     /// Maximum number of columns.
     past: usize,
     slots: Vec<SlotCache>,
-    convolutions: ConvolutionRows<f16>,
+    /// Rows of short convolutions.
+    pub(super) convolutions: ConvolutionRows<f16>,
 }
 
 #[derive(Default)]
@@ -65,32 +66,6 @@ impl StaticKvCache {
     pub(super) fn truncate(&mut self, slot: SlotId, length: usize) {
         self.set_length(slot, length);
         self.convolutions.truncate(slot, length);
-    }
-
-    /// Writes the rows that a short convolution reads before token `at`.
-    pub(super) fn read_rows(&self, slot: SlotId, layer: usize, at: usize, out: &mut [f16]) {
-        if let Some(index) = self.convolutions.index(layer) {
-            self.convolutions.read_past(slot, index, at, out);
-        }
-    }
-
-    /// Writes the rows of a short convolution for the tokens from `at` on.
-    pub(super) fn put_rows(
-        &mut self,
-        slot: SlotId,
-        layer: usize,
-        at: usize,
-        rows: &[f16],
-    ) -> Result<(), StepError> {
-        match self.convolutions.index(layer) {
-            Some(index) => self.convolutions.write(slot, index, at, rows),
-            None => Ok(()),
-        }
-    }
-
-    /// Returns true if the entry of a layer is that of a short convolution.
-    pub(super) fn is_convolution(&self, layer: usize) -> bool {
-        self.convolutions.index(layer).is_some()
     }
 
     /// Returns a slot's memory for each layer, allocated at its first use. It is not moved during the cache's lifetime.

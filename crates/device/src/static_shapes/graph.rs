@@ -129,18 +129,20 @@ impl StaticGraph {
         let Part::Layers { tokens, .. } = entry.part else { return Ok(()) };
         for (layer, layout) in (self.first..).zip(&entry.kv) {
             let row = layout.heads.saturating_mul(layout.head_size);
-            let rows = row.saturating_mul(2).saturating_mul(layout.window.unwrap_or(0));
+            let new = row.saturating_mul(tokens);
+            let past = row.saturating_mul(2).saturating_mul(layout.window.unwrap_or(0));
+            let output = |slot, expected| (slot, self.output(slot).len(), expected);
             let checks = match layout.content {
                 KvContent::KeysAndValues => {
-                    [Slot::NewKey { layer }, Slot::NewValue { layer }].map(|slot| (slot, row * tokens))
+                    [output(Slot::NewKey { layer }, new), output(Slot::NewValue { layer }, new)]
                 }
-                KvContent::ConvolutionInputs => [
-                    (Slot::NewConvolution { layer }, 2 * row * tokens),
-                    (Slot::PastConvolution { layer }, rows),
-                ],
+                KvContent::ConvolutionInputs => {
+                    let slot = Slot::PastConvolution { layer };
+                    let new = output(Slot::NewConvolution { layer }, new.saturating_mul(2));
+                    [new, (slot, self.input_length(slot), past)]
+                }
             };
-            for (slot, expected) in checks {
-                let found = self.output(slot).len().max(self.input_length(slot));
+            for (slot, found, expected) in checks {
                 if found != expected {
                     let expected = format!("{expected} elements of {slot:?} in {}", entry.file);
                     return Err(DeviceError::package(expected, found));

@@ -70,15 +70,18 @@ pub(super) fn run_parts<'a>(
 
         step::write(part, tables, run);
         for layer in part.layers() {
-            cache.read_rows(slot, layer, run.at, part.input(Slot::PastConvolution { layer }));
+            if let Some(index) = cache.convolutions.index(layer) {
+                let past = part.input(Slot::PastConvolution { layer });
+                cache.convolutions.read_past(slot, index, run.at, past);
+            }
         }
         part.run_over(cache, slot)?;
 
         for layer in part.layers() {
-            if cache.is_convolution(layer) {
+            if let Some(index) = cache.convolutions.index(layer) {
                 let rows = part.output(Slot::NewConvolution { layer });
                 let padding = rows.len() / run.rows.max(1) * (run.rows - run.tokens.len());
-                cache.put_rows(slot, layer, run.at, &rows[padding..])?;
+                cache.convolutions.write(slot, index, run.at, &rows[padding..])?;
                 continue;
             }
             let new = NewTokens {

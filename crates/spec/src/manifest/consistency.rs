@@ -5,8 +5,7 @@ use std::fmt;
 use super::{Contradiction, GraphEntry, KvContent, KvLayout, Manifest, Part, Slot, sampling, voice};
 use crate::arch::{
     Attention, DecoderArch, DecoderLayer, EmbedderArch, EncoderArch, EncoderHead, ImportedDecoder,
-    ImportedEncoder, Mixer, PatchTower, Rope, ShortConvolution, SpeechArch, SpeechLayers, Structure,
-    VisionArch,
+    ImportedEncoder, Mixer, PatchTower, Rope, SpeechArch, SpeechLayers, Structure, VisionArch,
 };
 
 /// Fails if a condition does not hold.
@@ -57,39 +56,18 @@ pub fn check_consistency(manifest: &Manifest) -> Result<(), Contradiction> {
 fn check_decoder(arch: &DecoderArch) -> Result<(), Contradiction> {
     ensure(!arch.layers.is_empty(), "at least one layer", "none")?;
     for (index, layer) in arch.layers.iter().enumerate() {
-        let &Attention { heads, kv_heads, head_size, .. } = match &layer.mixer {
-            Mixer::Attention(attention) => attention,
-            Mixer::Convolution(convolution) => {
-                check_convolution(arch, index, convolution)?;
-                continue;
-            }
-        };
+        let Some(&Attention { heads, kv_heads, head_size, .. }) = layer.attention() else { continue };
         let divides = kv_heads > 0 && heads > 0 && heads % kv_heads == 0 && head_size > 0;
         let expected = format!("attention heads of layer {index} in groups of equal size");
         ensure(divides, expected, format!("{heads} heads and {kv_heads} key/value heads"))?;
+    }
+    if let Some([expected, found]) = arch.convolution_contradiction() {
+        return Err(Contradiction::new(expected, found));
     }
     for Rope { theta, .. } in arch.rope.iter().chain(&arch.local_rope) {
         ensure(theta.is_finite() && *theta > 0.0, "a rotary base above zero", theta)?;
     }
     Ok(())
-}
-
-/// Largest kernel of a short convolution.
-const MAX_KERNEL: usize = 64;
-
-fn check_convolution(
-    arch: &DecoderArch,
-    index: usize,
-    convolution: &ShortConvolution,
-) -> Result<(), Contradiction> {
-    let kernel = convolution.kernel;
-    let expected = format!("a kernel of 2 to {MAX_KERNEL} tokens in layer {index}");
-    ensure((2..=MAX_KERNEL).contains(&kernel), expected, kernel)?;
-    let first = arch.layers.iter().find_map(DecoderLayer::convolution);
-    let expected = "convolutions with kernels of one length";
-    ensure(first.is_none_or(|first| first.kernel == kernel), expected, kernel)?;
-    let expected = "an even width for convolutions";
-    ensure(arch.hidden.is_multiple_of(2) && arch.hidden > 0, expected, arch.hidden)
 }
 
 fn check_embedder(arch: &EmbedderArch) -> Result<(), Contradiction> {

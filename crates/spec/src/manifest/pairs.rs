@@ -1,12 +1,12 @@
-//! Text around the two texts of a pair.
+//! Templates of pairs of texts.
 
 use serde::{Deserialize, Serialize};
 
 use super::Contradiction;
 use crate::arch::EncoderHead;
 
-/// Text around the two texts of a pair, for rerankers that read them as a conversation:
-/// `start`, `first`, the first text, `second`, the second text, `end`.
+/// Template of a pair of texts, for rerankers that read query and document as a conversation: `start`, `first`, the query,
+/// `second`, the document, `end`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PairTemplate {
     /// Text before everything else. Spellings of special tokens become these tokens.

@@ -73,7 +73,7 @@ impl CallList {
         self.state == ListState::Between
     }
 
-    /// Returns true if the held text ends in a string of an argument.
+    /// Returns true if the held text ends inside a string of an argument.
     pub(super) fn in_string(&self, held: &str) -> bool {
         self.state == ListState::Arguments && literal::ends_in_string(held)
     }

@@ -46,11 +46,11 @@ pub(super) fn ends_in_string(text: &str) -> bool {
 /// End of a literal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LiteralEnd {
-    /// Before this byte.
+    /// The literal ends before this byte.
     At(usize),
-    /// The text ends in one of its strings.
+    /// The text ends inside a string of the literal.
     InString,
-    /// The text ends before it.
+    /// The text ends before the literal does.
     Missing,
 }
 
