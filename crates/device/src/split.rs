@@ -390,5 +390,5 @@ fn joined_kv(sides: [&Limits; 2], context: usize) -> KvLimits {
     });
     let bytes_per_token = sides[0].kv.bytes_per_token.saturating_add(sides[1].kv.bytes_per_token);
     let budget = tokens.into_iter().flatten().min().map(|tokens| tokens.saturating_mul(bytes_per_token));
-    KvLimits { bytes_per_token, step, budget: budget.unwrap_or(usize::MAX) }
+    KvLimits { bytes_per_token, bytes_per_slot: 0, step, budget: budget.unwrap_or(usize::MAX) }
 }

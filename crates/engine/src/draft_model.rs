@@ -132,7 +132,7 @@ impl DraftModel {
             self.acceptance.scale(COUNT_DECAY);
             return 0;
         }
-        let behind = tokens.len() - common_prefix(&self.held, tokens);
+        let behind = tokens.len() - self.same_as_held(tokens);
         let is_affordable = self.credit >= behind as f32 * self.costs.prompt_token;
         if is_affordable { width } else { 0 }
     }
@@ -150,7 +150,7 @@ impl DraftModel {
         draft: &mut Vec<TokenId>,
     ) -> Result<(), StepError> {
         // At least one token runs, because its logits are needed.
-        let same = common_prefix(&self.held, tokens).min(tokens.len().saturating_sub(1));
+        let same = self.same_as_held(&tokens[..tokens.len().saturating_sub(1)]);
         if same < self.held.len() {
             self.device.truncate(SLOT, same)?;
             self.held.truncate(same);
@@ -192,10 +192,17 @@ impl DraftModel {
         self.credit += (accepted + 1) as f32 - took;
     }
 
+    /// Returns the number of a sequence's tokens that can stay in the slot.
+    fn same_as_held(&self, tokens: &[Position]) -> usize {
+        self.device.rewind_length(SLOT, common_prefix(&self.held, tokens))
+    }
+
     /// Runs tokens after those in the slot.
     fn run(&mut self, tokens: &[Position], wanted: LogitRows) -> Result<(), StepError> {
         self.plan.clear();
         self.plan.push_span(SLOT, self.held.len(), tokens.iter().copied(), wanted);
+        // Proposed tokens run one by one, and may be rejected.
+        self.plan.spans.iter_mut().for_each(|span| span.keeps_state = span.tokens.len() > 1);
         self.device.execute(&self.plan)?;
         if let Some(time) = self.device.step_time() {
             self.pace.record(&self.plan, time);

@@ -27,7 +27,7 @@ use crate::{
     request::{Finish, Request, SubmitError},
     sample::Scratch,
     schedule::{
-        media,
+        checkpoints, media,
         pace::PromptPace,
         plan,
         policy::{self, Bounds, Grant},
@@ -272,8 +272,16 @@ impl EngineLoop {
             _ => bounds,
         };
         policy::share(demands, &bounds, self.stats.steps, &mut self.grants);
+        let has_states = self.device.limits().kv.has_states();
+        let next = self.queue.front();
+        if has_states {
+            checkpoints::stop_at(&mut self.grants, &self.running, next);
+        }
         media::keep_whole(&mut self.grants, &self.running, self.device.limits().chunk);
         plan::fill(&mut self.plan, &self.running, &self.grants);
+        if has_states {
+            checkpoints::mark(&mut self.plan, &self.grants, &self.running, next);
+        }
         self.speculate();
     }
 

@@ -5,6 +5,7 @@
 
 mod block;
 mod check;
+mod checkpoints;
 mod copy;
 mod logits;
 
@@ -16,6 +17,7 @@ use crate::position::{MediaRows, Position};
 
 pub use block::{KvBlock, KvLayer, KvRows, KvSlice};
 pub use check::{check_read, check_truncate};
+pub use checkpoints::Checkpoints;
 pub use copy::KvCopy;
 pub use logits::{FORBIDDEN_LOGIT, Logits, Peak, RowScan, ScannedRow};
 
@@ -50,6 +52,9 @@ impl Limits {
 pub struct KvLimits {
     /// Bytes of one token's keys and values in all layers.
     pub bytes_per_token: usize,
+    /// Bytes of one row's states, whose size does not depend on its length, with those of its checkpoints. 0 if all
+    /// layers have only keys and values.
+    pub bytes_per_slot: usize,
     /// Capacities are multiples of this many tokens.
     pub step: usize,
     /// Maximum number of bytes of the cache.
@@ -65,7 +70,8 @@ impl KvLimits {
 
     /// Returns the maximum number of tokens in a row if it is the only one.
     pub fn tokens_alone(&self, context: usize) -> usize {
-        let tokens = self.budget.checked_div(self.bytes_per_token).unwrap_or(context);
+        let Some(budget) = self.budget.checked_sub(self.bytes_per_slot) else { return 0 };
+        let tokens = budget.checked_div(self.bytes_per_token).unwrap_or(context);
         if tokens >= context { context } else { tokens - tokens % self.step.max(1) }
     }
 
@@ -76,7 +82,14 @@ impl KvLimits {
 
     /// Returns the bytes of `rows` rows with `capacity` tokens each.
     pub fn bytes(&self, rows: usize, capacity: usize) -> usize {
-        rows.saturating_mul(capacity).saturating_mul(self.bytes_per_token)
+        let row = capacity.saturating_mul(self.bytes_per_token).saturating_add(self.bytes_per_slot);
+        rows.saturating_mul(row)
+    }
+
+    /// Returns true if layers have states. Such a slot can be cut back only to a checkpoint, and its tokens cannot be
+    /// handed over.
+    pub fn has_states(&self) -> bool {
+        self.bytes_per_slot > 0
     }
 }
 
@@ -114,7 +127,8 @@ impl StepPlan {
     ) {
         let start = self.tokens.len();
         self.tokens.extend(tokens);
-        self.spans.push(Span { slot, at, tokens: start..self.tokens.len(), logits });
+        let tokens = start..self.tokens.len();
+        self.spans.push(Span { slot, at, tokens, logits, keeps_state: false });
     }
 
     /// Returns the new tokens of one span.
@@ -145,6 +159,8 @@ pub struct Span {
     pub tokens: Range<usize>,
     /// Requested rows of logits.
     pub logits: LogitRows,
+    /// True if a slot with states makes a checkpoint after the tokens.
+    pub keeps_state: bool,
 }
 
 /// Rows of logits that a span requests.
@@ -249,6 +265,14 @@ pub trait Executor: Send {
     /// [`StepError::CannotRewind`] leaves the slot unchanged. A device that cannot rewind can still empty a slot.
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError>;
 
+    /// Returns the largest length, at most `len`, to which [`Self::truncate`] can cut a slot and with which
+    /// [`Self::copy_kv`] can copy its tokens. A slot with states can keep all of its tokens or those before a
+    /// checkpoint ([`Checkpoints`]).
+    fn rewind_length(&self, slot: SlotId, len: usize) -> usize {
+        let _ = slot;
+        len
+    }
+
     /// Returns the number of elements of a medium's row, or `None` if the graph takes only tokens.
     fn media_width(&self) -> Option<usize> {
         None
@@ -318,7 +342,7 @@ mod tests {
 
     #[test]
     fn capacity_grows_in_steps_up_to_the_context() {
-        let kv = KvLimits { bytes_per_token: 10, step: 8, budget: 0 };
+        let kv = KvLimits { bytes_per_token: 10, bytes_per_slot: 0, step: 8, budget: 0 };
         let check = |tokens, expect| assert_eq!(kv.capacity_for(tokens, 20), expect, "{tokens}");
         check(0, 8);
         check(8, 8);
@@ -329,7 +353,7 @@ mod tests {
     #[test]
     fn the_longest_sequence_is_the_context_or_what_the_budget_holds() {
         let check = |bytes_per_token, budget, expect| {
-            let kv = KvLimits { bytes_per_token, step: 8, budget };
+            let kv = KvLimits { bytes_per_token, bytes_per_slot: 0, step: 8, budget };
             let limits = Limits { slots: 1, context: 20, chunk: 4, batch: 1, vocab: 2, kv };
             assert_eq!(limits.longest(), expect, "{budget}");
             let alone = kv.tokens_alone(20);

@@ -41,6 +41,8 @@ pub(crate) struct Sequence {
     pub(crate) cached: usize,
     /// Slot of a running sequence.
     pub(crate) slot: Option<SlotId>,
+    /// Number of first tokens that another sequence has too, if no checkpoint was there when this one started; else 0.
+    pub(crate) branch: usize,
     /// Number of prompt tokens.
     prompt: usize,
     /// Maximum number of tokens of prompt and answer together.
@@ -83,6 +85,7 @@ impl Sequence {
             prompt,
             cached: 0,
             slot: None,
+            branch: 0,
             max_length,
             stop: request.stop,
             sampler: Sampler::new(request.sampling, &prompt_tokens, max_length - prompt),
@@ -137,6 +140,11 @@ impl Sequence {
     /// Returns true if prompt tokens remain to be reported.
     pub(crate) fn has_unreported_prompt(&self) -> bool {
         self.logprobs.as_ref().is_some_and(|requested| requested.prompt) && self.reported < self.prompt
+    }
+
+    /// Returns the number of prompt tokens.
+    pub(crate) fn prompt_length(&self) -> usize {
+        self.prompt
     }
 
     /// Returns the number of generated tokens.

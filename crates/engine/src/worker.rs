@@ -298,7 +298,7 @@ mod tests {
 
     #[test]
     fn requests_their_end_and_the_storage_wake_the_thread() {
-        let kv = KvLimits { bytes_per_token: 1, step: 1, budget: 9 };
+        let kv = KvLimits { bytes_per_token: 1, bytes_per_slot: 0, step: 1, budget: 9 };
         let limits = Limits { slots: 1, context: 9, chunk: 9, batch: 1, vocab: 4, kv };
         let progress = StorageProgress::default();
         let engine = Engine {

@@ -35,7 +35,7 @@ fn request(number: usize, sampling: Sampling, logprobs: Option<LogProbs>) -> Req
 
 #[test]
 fn decoding_allocates_nothing() {
-    let kv = KvLimits { bytes_per_token: 1, step: 64, budget: 1 << 30 };
+    let kv = KvLimits { bytes_per_token: 1, bytes_per_slot: 0, step: 64, budget: 1 << 30 };
     let limits = Limits { slots: 6, context: 4096, chunk: 64, batch: 6, vocab: 1000, kv };
     let executor = Box::new(FakeExecutor::new(limits.clone()));
     let mut engine_loop = EngineLoop::new(executor, EngineConfig::for_limits(&limits));

@@ -1,5 +1,8 @@
 //! An executor without a model: its logits are a hash of everything in the slot, so that any mix-up of slots, positions
-//! or tokens changes the answer. It checks its caller strictly and fails on demand.
+//! or tokens changes the answer. It checks its caller strictly and fails on demand. If its limits have states, they are
+//! the hash, so that a state of other tokens changes the answer too.
+
+mod state;
 
 use std::{
     collections::VecDeque,
@@ -21,8 +24,11 @@ use narthex_engine::{
 };
 use narthex_spec::{SlotId, TokenId, manifest::KvLayout};
 
+pub(crate) use state::hash;
+use state::{SlotState, hash_after};
+
 /// Limits of a cache that never runs short: a token takes one byte.
-pub const KV: KvLimits = KvLimits { bytes_per_token: 1, step: 8, budget: 1 << 20 };
+pub const KV: KvLimits = KvLimits { bytes_per_token: 1, bytes_per_slot: 0, step: 8, budget: 1 << 20 };
 
 /// Fault injected into a call of the executor.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,6 +43,8 @@ pub enum Fault {
     Panic,
     /// Returns NaN logits. No effect on truncations.
     NotANumber,
+    /// Returns the logits of other tokens. No effect on truncations.
+    Distorted,
 }
 
 impl Fault {
@@ -44,7 +52,7 @@ impl Fault {
         match self {
             Self::Error(error) => Err(error.clone()),
             Self::Panic => panic!("injected panic of the fake executor"),
-            Self::None | Self::NotANumber | Self::Lost => Ok(()),
+            Self::None | Self::NotANumber | Self::Distorted | Self::Lost => Ok(()),
         }
     }
 }
@@ -53,6 +61,8 @@ impl Fault {
 pub struct FakeExecutor {
     limits: Limits,
     slots: Vec<Vec<TokenId>>,
+    /// States of the slots, if the limits have any.
+    states: Vec<SlotState>,
     logits: Vec<f32>,
     watch: Watch,
     /// Faults of the next steps, one entry each.
@@ -95,6 +105,7 @@ impl FakeExecutor {
     pub fn new(limits: Limits) -> Self {
         Self {
             slots: (0..limits.slots).map(|_| Vec::with_capacity(limits.context)).collect(),
+            states: vec![SlotState::empty(); if limits.kv.has_states() { limits.slots } else { 0 }],
             logits: Vec::with_capacity(limits.vocab * (limits.chunk + limits.batch)),
             watch: Watch(Arc::new(Mutex::new(vec![0; limits.slots]))),
             faults: VecDeque::new(),
@@ -148,19 +159,25 @@ impl FakeExecutor {
     fn run(&mut self, plan: &StepPlan, span: &Span) {
         let skipped = span.tokens.len() - span.logits.rows(span.tokens.len());
         let slot = &mut self.slots[span.slot.index()];
+        let state = self.states.get_mut(span.slot.index());
         for (index, &position) in plan.tokens_of(span).iter().enumerate() {
             slot.push(content(plan, position));
             if index >= skipped {
-                let seen = &slot[slot.len().saturating_sub(self.looks_back)..];
-                self.logits.extend(noise(hash(seen)).take(self.limits.vocab).map(|x| 4.0 * x));
+                let seed = match &state {
+                    Some(state) => hash_after(state.hash, &slot[state.length..]),
+                    None => hash(&slot[slot.len().saturating_sub(self.looks_back)..]),
+                };
+                self.logits.extend(noise(seed).take(self.limits.vocab).map(|x| 4.0 * x));
             }
         }
+        state.into_iter().for_each(|state| state.run(&slot[state.length..], span.keeps_state));
         self.watch.set(span.slot, slot.len());
     }
 
     fn lose(&mut self) -> StepError {
         for slot in 0..self.slots.len() {
             self.slots[slot].clear();
+            self.states.iter_mut().for_each(|state| *state = SlotState::empty());
             self.watch.set(SlotId(slot as u32), 0);
         }
         StepError::Lost { message: "injected device loss of the fake executor".to_owned() }
@@ -187,6 +204,14 @@ impl FakeExecutor {
         Ok(())
     }
 
+    /// Returns the keys and values of some tokens.
+    fn read(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {
+        let held = self.held(slot)?;
+        check_read(&range, held.len())?;
+        let rows = KvRows::F32(held[range.clone()].iter().map(|&token| token as f32).collect());
+        KvBlock::read(range.len(), &[layout()], |_| Ok([rows.clone(), rows.clone()]))
+    }
+
     fn corrupt_slot(&mut self, slot: SlotId) {
         let held = &mut self.slots[slot.index()];
         held.push(0);
@@ -206,13 +231,6 @@ fn content(plan: &StepPlan, position: Position) -> TokenId {
 /// Returns the layout of the fake cache: one layer, in which a token's key and value are its id.
 fn layout() -> KvLayout {
     KvLayout::plain(1, 1)
-}
-
-/// Returns the FNV-1a hash of tokens (Fowler, Noll and Vo 1991).
-pub(crate) fn hash(tokens: &[TokenId]) -> u64 {
-    tokens.iter().fold(0xCBF2_9CE4_8422_2325, |hash, &token| {
-        (hash ^ u64::from(token).wrapping_add(1)).wrapping_mul(0x0000_0100_0000_01B3)
-    })
 }
 
 /// Returns numbers in [0, 1), by Knuth's 64-bit linear congruential generator.
@@ -244,8 +262,10 @@ impl Executor for FakeExecutor {
         for span in &plan.spans {
             self.run(plan, span);
         }
-        if fault == Fault::NotANumber {
-            self.logits.fill(f32::NAN);
+        match fault {
+            Fault::NotANumber => self.logits.fill(f32::NAN),
+            Fault::Distorted => self.logits.reverse(),
+            _ => {}
         }
         Ok(())
     }
@@ -261,19 +281,33 @@ impl Executor for FakeExecutor {
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
         check_truncate(slot, len, self.held(slot)?.len())?;
         self.truncate_faults.pop_front().unwrap_or(Fault::None).inject()?;
+        if let Some(state) = self.states.get_mut(slot.index()) {
+            *state = state.at(len).ok_or(StepError::CannotRewind)?;
+        }
         self.slots[slot.index()].truncate(len);
         self.watch.set(slot, len);
         Ok(())
     }
 
+    fn rewind_length(&self, slot: SlotId, len: usize) -> usize {
+        match self.states.get(slot.index()) {
+            Some(state) if len < state.length => state.checkpoints.longest(len),
+            Some(state) => state.length,
+            None => len,
+        }
+    }
+
     fn read_kv(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {
-        let held = self.held(slot)?;
-        check_read(&range, held.len())?;
-        let rows = KvRows::F32(held[range.clone()].iter().map(|&token| token as f32).collect());
-        KvBlock::read(range.len(), &[layout()], |_| Ok([rows.clone(), rows.clone()]))
+        if self.limits.kv.has_states() {
+            return Err(StepError::bad_plan("keys and values without states"));
+        }
+        self.read(slot, range)
     }
 
     fn write_kv(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError> {
+        if self.limits.kv.has_states() {
+            return Err(StepError::bad_plan("keys and values without states"));
+        }
         let fault = self.write_faults.pop_front().unwrap_or(Fault::None);
         if fault == Fault::Lost {
             return Err(self.lose());
@@ -296,7 +330,12 @@ impl Executor for FakeExecutor {
             self.corrupt_slot(copy.to);
             return Err(error);
         }
-        let block = self.read_kv(copy.from, copy.tokens.clone())?;
+        let state = self.states.get(copy.from.index()).map(|state| state.at(copy.tokens.end));
+        let block = self.read(copy.from, copy.tokens.clone())?;
+        if let Some(state) = state {
+            self.states[copy.to.index()] =
+                state.ok_or_else(|| StepError::bad_plan("a copy that does not end at a checkpoint"))?;
+        }
         self.write(copy.to, copy.tokens.start, &block)?;
         self.check_memory(&StepPlan::default())
     }
@@ -309,7 +348,7 @@ mod tests {
     use super::*;
 
     fn executor() -> FakeExecutor {
-        let kv = KvLimits { bytes_per_token: 1, step: 4, budget: 16 };
+        let kv = KvLimits { bytes_per_token: 1, bytes_per_slot: 0, step: 4, budget: 16 };
         FakeExecutor::new(Limits { slots: 3, context: 12, chunk: 5, batch: 2, vocab: 6, kv })
     }
 
@@ -429,6 +468,10 @@ impl Executor for TimedExecutor {
         self.executor.truncate(slot, len)
     }
 
+    fn rewind_length(&self, slot: SlotId, len: usize) -> usize {
+        self.executor.rewind_length(slot, len)
+    }
+
     fn copy_kv(&mut self, copy: &KvCopy) -> Result<(), StepError> {
         self.executor.copy_kv(copy)
     }
@@ -452,6 +495,10 @@ impl Executor for ClosedExecutor {
 
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
         self.0.truncate(slot, len)
+    }
+
+    fn rewind_length(&self, slot: SlotId, len: usize) -> usize {
+        self.0.rewind_length(slot, len)
     }
 
     fn media_width(&self) -> Option<usize> {

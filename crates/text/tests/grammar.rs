@@ -122,7 +122,7 @@ struct Bench {
 impl Bench {
     fn new((tokenizer, end): (Tokenizer, u32)) -> Self {
         let compiler = GrammarCompiler::new(&tokenizer, &[end]).unwrap();
-        let kv = KvLimits { bytes_per_token: 1, step: 64, budget: 1 << 20 };
+        let kv = KvLimits { bytes_per_token: 1, bytes_per_slot: 0, step: 64, budget: 1 << 20 };
         // As is common, the model's rows of logits are wider than the vocabulary.
         let vocab = tokenizer.vocab_size() + 19;
         let limits = Limits { slots: 2, context: 4096, chunk: 64, batch: 2, vocab, kv };

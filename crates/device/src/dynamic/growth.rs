@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     fn limits(budget: usize) -> Limits {
-        let kv = KvLimits { bytes_per_token: 1, step: 4, budget };
+        let kv = KvLimits { bytes_per_token: 1, bytes_per_slot: 0, step: 4, budget };
         Limits { slots: 3, context: 64, chunk: 16, batch: 3, vocab: 8, kv }
     }
 

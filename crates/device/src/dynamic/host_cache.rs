@@ -392,7 +392,7 @@ mod tests {
 
     fn cache(dtype: DType, slots: usize, budget: usize) -> HostKvCache {
         let layout = KvLayout { dtype, ..KvLayout::plain(2, 3) };
-        let kv = KvLimits { bytes_per_token: layout.bytes_per_token(), step: 4, budget };
+        let kv = KvLimits { bytes_per_token: layout.bytes_per_token(), bytes_per_slot: 0, step: 4, budget };
         let limits = Limits { slots, context: 64, chunk: 16, batch: slots, vocab: 8, kv };
         HostKvCache::new(&[layout], &limits, Growth::Double)
     }

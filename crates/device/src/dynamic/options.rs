@@ -46,7 +46,12 @@ impl ExecutorOptions<'_> {
             chunk: self.chunk.min(context),
             batch: self.slots,
             vocab,
-            kv: KvLimits { bytes_per_token: bytes_per_token(kv), step: self.kv_step, budget: self.kv_budget },
+            kv: KvLimits {
+                bytes_per_token: bytes_per_token(kv),
+                bytes_per_slot: 0,
+                step: self.kv_step,
+                budget: self.kv_budget,
+            },
         })
     }
 }

@@ -136,7 +136,7 @@ impl StaticExecutor {
             chunk,
             batch: options.slots,
             vocab: arch.vocab,
-            kv: KvLimits { bytes_per_token, step: past, budget: options.kv_budget },
+            kv: KvLimits { bytes_per_token, bytes_per_slot: 0, step: past, budget: options.kv_budget },
         };
 
         let cache = StaticKvCache::new(&kv, past, options.slots);

@@ -31,7 +31,7 @@ fn supervised(
 }
 
 fn fake(faults: &[Fault]) -> Box<dyn Executor> {
-    let kv = KvLimits { bytes_per_token: 1, step: 8, budget: 1 << 20 };
+    let kv = KvLimits { bytes_per_token: 1, bytes_per_slot: 0, step: 8, budget: 1 << 20 };
     let limits = Limits { slots: 2, context: 64, chunk: 8, batch: 2, vocab: 50, kv };
     let mut executor = FakeExecutor::new(limits);
     executor.faults = faults.iter().cloned().collect();

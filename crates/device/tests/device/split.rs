@@ -32,7 +32,7 @@ const INTEGERS: f32 = 0.05;
 const SINGLE: f32 = 1e-5;
 
 fn limits() -> Limits {
-    let kv = KvLimits { bytes_per_token: 3, step: 8, budget: 3 * 8 * 40 };
+    let kv = KvLimits { bytes_per_token: 3, bytes_per_slot: 0, step: 8, budget: 3 * 8 * 40 };
     Limits { slots: 4, context: 64, chunk: 10, batch: 3, vocab: 30, kv }
 }
 
@@ -222,7 +222,7 @@ fn an_engine_over_a_split_answers_as_over_one_executor() {
 fn limits_are_what_both_can_do() {
     let mut other = limits();
     (other.slots, other.context, other.kv) =
-        (2, 100, KvLimits { bytes_per_token: 10, step: 12, budget: 10 * 12 * 9 });
+        (2, 100, KvLimits { bytes_per_token: 10, bytes_per_slot: 0, step: 12, budget: 10 * 12 * 9 });
     let both = split(FakeExecutor::new(limits()), FakeExecutor::new(other.clone()), 0);
     let found = both.limits();
     assert_eq!((found.slots, found.context, found.chunk, found.batch), (2, 64, 10, 2));

@@ -30,7 +30,8 @@ impl EngineLoop {
             }
             let Some(sequence) = self.queue.front() else { return };
             let contents = self.contents();
-            let choice = self.slots.choose(&sequence.tokens, reuse, &contents, in_tree);
+            let rewind = |slot, len| self.device.rewind_length(slot, len);
+            let choice = self.slots.choose(&sequence.tokens, reuse, &contents, in_tree, rewind);
             let choice = choice.and_then(|choice| self.make_room(choice, footprint));
             match choice {
                 Some(choice) => self.start_first(choice, footprint),
@@ -48,13 +49,20 @@ impl EngineLoop {
         }))
     }
 
+    /// Returns the length of the longest prefix of a prompt that can be taken from a slot.
+    pub(super) fn longest_prefix(&self, contents: &[SlotContent<'_>], prompt: &[Position]) -> usize {
+        let rewind = |slot, len| self.device.rewind_length(slot, len);
+        Slots::longest_prefix(contents, prompt, rewind).map_or(0, |prefix| prefix.length)
+    }
+
     /// Returns true if a running sequence is about to compute a longer prefix of the prompt than any slot and the tree
     /// have. The prompt then waits for it instead of running the same tokens a second time.
     fn is_prefix_coming(&self, prompt: &[Position], contents: &[SlotContent<'_>], in_tree: usize) -> bool {
-        let held = Slots::longest_prefix(contents, prompt).map_or(0, |prefix| prefix.length).max(in_tree);
+        let held = self.longest_prefix(contents, prompt).max(in_tree);
         self.running.iter().any(|sequence| {
             let coming = common_prefix(&sequence.tokens, prompt).min(prompt.len().saturating_sub(1));
-            sequence.pending() > 1 && coming > held.max(MIN_COPY)
+            // A slot with states may have the prefix without a checkpoint at its end.
+            sequence.pending() > 1 && coming > held.max(MIN_COPY) && coming > sequence.cached
         })
     }
 
@@ -65,6 +73,7 @@ impl EngineLoop {
             Some(prefix) => self.copy_prompt_end(prefix),
             None => self.slots.take_prompt_end(slot),
         };
+        let branch = self.branch_of_first();
         self.slots.evict(value);
         self.keep_idle(slot, reused, self.slots.bytes_with(Some(slot), footprint));
 
@@ -73,6 +82,7 @@ impl EngineLoop {
         let restored = copied.and_then(|length| self.restore_from_tree(slot, length));
         let Some(length) = restored.and_then(|length| self.restore_first(slot, length)) else { return };
         let Some(mut sequence) = self.queue.pop_front() else { return };
+        sequence.branch = branch;
         self.slots.hold(slot, length, footprint);
         self.stats.cached_tokens += sequence.start(slot, length) as u64;
         let before = sequence.generated();
@@ -85,6 +95,15 @@ impl EngineLoop {
         if let Some(finish) = end {
             self.end(self.running.len() - 1, finish);
         }
+    }
+
+    /// Returns the number of tokens that the first waiting sequence has in common with a slot, even if it starts with
+    /// fewer because there is no checkpoint; 0 for an executor without states.
+    fn branch_of_first(&self) -> usize {
+        let first = self.queue.front().filter(|_| self.device.limits().kv.has_states());
+        let Some(first) = first else { return 0 };
+        let contents = self.contents();
+        contents.iter().map(|content| common_prefix(content.tokens, &first.tokens)).max().unwrap_or(0)
     }
 
     /// Returns a copy of the stored end of a prompt, if the prefix is that prompt.

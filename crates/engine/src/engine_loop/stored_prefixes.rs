@@ -11,7 +11,7 @@ use narthex_spec::SlotId;
 use super::EngineLoop;
 use crate::{
     executor::{Executor, KvBlock, StepError},
-    kv::{MIN_COPY, PrefixTree, SlotContent, Slots},
+    kv::{MIN_COPY, PrefixTree, SlotContent},
     position::Position,
     prefix_storage::{BLOCK_TOKENS, BlockKey, BlockState, PrefixRead, PrefixStorage},
 };
@@ -208,8 +208,7 @@ impl EngineLoop {
     pub(super) fn look_up_first(&mut self) -> bool {
         let (Some(stored), Some(first)) = (&self.stored, self.queue.front()) else { return true };
         if stored.lookup.as_ref().is_none_or(|lookup| lookup.number != first.number) {
-            let held = Slots::longest_prefix(&self.contents(), &first.tokens);
-            let held = held.map_or(0, |prefix| prefix.length).max(self.length_in_tree(first));
+            let held = self.longest_prefix(&self.contents(), &first.tokens).max(self.length_in_tree(first));
             let portable = self.device.portable_length();
             if let Some(stored) = &mut self.stored {
                 stored.start(first.number, &first.tokens, held, portable);

@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn plans_that_break_the_limits_are_refused_in_words() {
-        let kv = KvLimits { bytes_per_token: 1, step: 1, budget: 100 };
+        let kv = KvLimits { bytes_per_token: 1, bytes_per_slot: 0, step: 1, budget: 100 };
         let limits = Limits { slots: 2, context: 8, chunk: 4, batch: 2, vocab: 10, kv };
         let check = |spans: &[(u32, usize, &[u32])], expect: &str| {
             let mut plan = StepPlan::default();

@@ -11,6 +11,8 @@ use std::cmp::Reverse;
 use narthex_spec::SlotId;
 
 use super::slots::{PromptEnd, SlotState, Slots};
+#[cfg(doc)]
+use crate::executor::Executor;
 use crate::position::Position;
 
 /// Minimum length of a prefix that is copied. Copying this many tokens takes less time than a step.
@@ -58,11 +60,11 @@ pub struct SlotContent<'a> {
 
 impl SlotContent<'_> {
     /// Returns the number of a prompt's tokens that need not run. The last token must run to compute its logits, unless
-    /// they are stored.
-    fn shared(&self, prompt: &[Position]) -> usize {
+    /// they are stored. `rewind` returns the largest length up to a length to which the slot can be cut.
+    fn shared(&self, prompt: &[Position], rewind: impl Fn(usize) -> usize) -> usize {
         let has_end = self.prompt_end.is_some_and(|end| end.length == prompt.len());
         let most = if has_end { prompt.len() } else { prompt.len().saturating_sub(1) };
-        common_prefix(self.tokens, prompt).min(most)
+        rewind(common_prefix(self.tokens, prompt).min(most))
     }
 }
 
@@ -86,30 +88,35 @@ impl Slots {
         contents
     }
 
-    /// Returns the longest prefix of a prompt in any slot.
-    pub fn longest_prefix(contents: &[SlotContent<'_>], prompt: &[Position]) -> Option<Prefix> {
+    /// Returns the longest prefix of a prompt in any slot. `rewind` is [`Executor::rewind_length`].
+    pub fn longest_prefix(
+        contents: &[SlotContent<'_>],
+        prompt: &[Position],
+        rewind: impl Fn(SlotId, usize) -> usize,
+    ) -> Option<Prefix> {
         let prefixes = (0..).map(SlotId).zip(contents);
         prefixes
-            .map(|(slot, content)| Prefix { slot, length: content.shared(prompt) })
+            .map(|(slot, content)| Prefix { slot, length: content.shared(prompt, |len| rewind(slot, len)) })
             .max_by_key(|prefix| (prefix.length, Reverse(prefix.slot)))
     }
 
     /// Returns the idle slot that costs a prompt the fewest tokens. The cost is the number of tokens that must run now,
     /// plus the value of the tokens that the slot loses. If several costs are equal, a slot without a copy is
     /// preferred, then an empty slot, then the slot that has been idle longest. `in_tree` is the number of the prompt's
-    /// tokens that can be copied from outside the slots.
+    /// tokens that can be copied from outside the slots; `rewind` is [`Executor::rewind_length`].
     pub fn choose(
         &self,
         prompt: &[Position],
         reuse: Reuse,
         contents: &[SlotContent<'_>],
         in_tree: usize,
+        rewind: impl Fn(SlotId, usize) -> usize,
     ) -> Option<SlotChoice> {
-        let longest = Self::longest_prefix(contents, prompt).filter(|_| reuse == Reuse::Prefix);
+        let longest = Self::longest_prefix(contents, prompt, &rewind).filter(|_| reuse == Reuse::Prefix);
         let choices = self.ids().filter_map(|(slot, state)| {
             let SlotState::Idle { tokens, released, .. } = state else { return None };
             let own = match reuse {
-                Reuse::Prefix => contents[slot.index()].shared(prompt),
+                Reuse::Prefix => contents[slot.index()].shared(prompt, |len| rewind(slot, len)),
                 Reuse::Nothing => 0,
             };
             let copied = longest.filter(|prefix| prefix.slot != slot && prefix.length >= own + MIN_COPY);
@@ -159,12 +166,12 @@ mod tests {
     use crate::executor::{KvLimits, Limits, RowScan};
 
     fn slots(count: usize) -> Slots {
-        let kv = KvLimits { bytes_per_token: 10, step: 4, budget: 1 << 20 };
+        let kv = KvLimits { bytes_per_token: 10, bytes_per_slot: 0, step: 4, budget: 1 << 20 };
         Slots::new(&Limits { slots: count, context: 2000, chunk: 8, batch: 3, vocab: 8, kv })
     }
 
     fn choose(s: &Slots, prompt: &[u32], reuse: Reuse) -> Option<SlotChoice> {
-        s.choose(&Position::of_tokens(prompt), reuse, &s.contents(std::iter::empty()), 0)
+        s.choose(&Position::of_tokens(prompt), reuse, &s.contents(std::iter::empty()), 0, |_, len| len)
     }
 
     #[test]
@@ -220,13 +227,29 @@ mod tests {
         let held = Position::of_tokens(&prompt(300, 1, 50));
         let running = [(SlotId(0), SlotContent { tokens: &held, prompt_end: None })];
         let contents = s.contents(running.into_iter());
-        let found = s.choose(&Position::of_tokens(&prompt(300, 2, 9)), Reuse::Prefix, &contents, 0);
+        let found =
+            s.choose(&Position::of_tokens(&prompt(300, 2, 9)), Reuse::Prefix, &contents, 0, |_, len| len);
         assert_eq!(copy(found), (1, 0, Some((0, 300))));
         // Without an empty slot, the copy goes to the slot with the shortest tail.
         s.release(SlotId(0), Position::of_tokens(&prompt(300, 1, 100)), 1, None);
         s.release(SlotId(1), Position::of_tokens(&prompt(0, 2, 40)), 9, None);
         s.release(SlotId(2), Position::of_tokens(&prompt(0, 3, 60)), 3, None);
         assert_eq!(copy(choose(&s, &prompt(300, 4, 9), Reuse::Prefix)), (1, 0, Some((0, 300))));
+    }
+
+    #[test]
+    fn a_slot_with_states_is_reused_up_to_a_checkpoint() {
+        let mut s = slots(3);
+        s.release(SlotId(0), Position::of_tokens(&prompt(300, 1, 100)), 1, None);
+        s.release(SlotId(1), Position::of_tokens(&prompt(250, 2, 9)), 2, None);
+        let choose = |prompt: &[u32], checkpoint: usize| {
+            let rewind = |_, len| if len < checkpoint { 0 } else { checkpoint };
+            let contents = s.contents(std::iter::empty());
+            s.choose(&Position::of_tokens(prompt), Reuse::Prefix, &contents, 0, rewind)
+        };
+        assert_eq!(copy(choose(&prompt(300, 1, 120), 390)), (0, 390, None));
+        assert_eq!(copy(choose(&prompt(300, 3, 9), 280)), (2, 0, Some((0, 280))));
+        assert_eq!(copy(choose(&prompt(300, 3, 9), 301)), (2, 0, None));
     }
 
     #[test]

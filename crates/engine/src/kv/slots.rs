@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     fn slots(count: usize, budget: usize) -> Slots {
-        let kv = KvLimits { bytes_per_token: 10, step: 4, budget };
+        let kv = KvLimits { bytes_per_token: 10, bytes_per_slot: 0, step: 4, budget };
         Slots::new(&Limits { slots: count, context: 20, chunk: 8, batch: count, vocab: 8, kv })
     }
 

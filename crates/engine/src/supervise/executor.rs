@@ -106,6 +106,13 @@ impl SupervisedExecutor {
         outcome
     }
 
+    /// Returns the executor if it has not panicked and its keys and values can be stored for other sequences. Those
+    /// of a slot with states are incomplete.
+    fn portable(&self) -> Option<&dyn Executor> {
+        let is_portable = !self.panicked && !self.limits.kv.has_states();
+        self.executor.model.as_deref().filter(|_| is_portable)
+    }
+
     /// Runs a plan in one turn, and reopens the model if its device is lost.
     fn run(&mut self, plan: &StepPlan) -> Result<(), StepError> {
         let _turn = self.queue.as_deref().map(DeviceQueue::wait);
@@ -211,12 +218,19 @@ impl Executor for SupervisedExecutor {
         })
     }
 
+    fn rewind_length(&self, slot: SlotId, len: usize) -> usize {
+        let executor = self.executor.model.as_deref().filter(|_| !self.panicked);
+        executor.map_or(0, |executor| executor.rewind_length(slot, len))
+    }
+
     fn media_width(&self) -> Option<usize> {
         self.executor.model.as_deref().filter(|_| !self.panicked)?.media_width()
     }
 
     fn verify_limit(&self, at: usize) -> usize {
-        let executor = self.executor.model.as_deref().filter(|_| !self.panicked);
+        // Rejected tokens would be in the states.
+        let can_rewind = !self.panicked && !self.limits.kv.has_states();
+        let executor = self.executor.model.as_deref().filter(|_| can_rewind);
         executor.map_or(1, |executor| executor.verify_limit(at))
     }
 
@@ -254,13 +268,11 @@ impl Executor for SupervisedExecutor {
     }
 
     fn portable_length(&self) -> usize {
-        let executor = self.executor.model.as_deref().filter(|_| !self.panicked);
-        executor.map_or(0, Executor::portable_length)
+        self.portable().map_or(0, Executor::portable_length)
     }
 
     fn is_portable(&self, slot: SlotId) -> bool {
-        let executor = self.executor.model.as_deref().filter(|_| !self.panicked);
-        executor.is_some_and(|executor| executor.is_portable(slot))
+        self.portable().is_some_and(|executor| executor.is_portable(slot))
     }
 
     fn copy_kv(&mut self, copy: &KvCopy) -> Result<(), StepError> {
@@ -316,7 +328,7 @@ mod tests {
 
     /// Checks the second of two steps, each of which requests one row of four logits, and a truncation after it.
     fn check(count: usize, width: usize, expect: &str) {
-        let kv = KvLimits { bytes_per_token: 1, step: 1, budget: 9 };
+        let kv = KvLimits { bytes_per_token: 1, bytes_per_slot: 0, step: 1, budget: 9 };
         let limits = Limits { slots: 1, context: 9, chunk: 9, batch: 1, vocab: 4, kv };
         let mut supervised = SupervisedExecutor::new(Box::new(FixedLogitsExecutor {
             limits,
@@ -345,7 +357,7 @@ mod tests {
 
     #[test]
     fn rows_of_weights_without_a_token_have_no_logits() {
-        let kv = KvLimits { bytes_per_token: 1, step: 1, budget: 9 };
+        let kv = KvLimits { bytes_per_token: 1, bytes_per_slot: 0, step: 1, budget: 9 };
         let limits = Limits { slots: 1, context: 9, chunk: 9, batch: 1, vocab: 4, kv };
         let logits = vec![0.0, 1.0, 2.0, f32::INFINITY];
         let executor = SupervisedExecutor::new(Box::new(FixedLogitsExecutor { limits, logits, width: 4 }));
@@ -365,7 +377,7 @@ mod tests {
 
     #[test]
     fn a_panic_of_a_supervised_executor_inside_is_noticed() {
-        let kv = KvLimits { bytes_per_token: 1, step: 1, budget: 9 };
+        let kv = KvLimits { bytes_per_token: 1, bytes_per_slot: 0, step: 1, budget: 9 };
         let limits = Limits { slots: 1, context: 9, chunk: 9, batch: 1, vocab: 4, kv };
         let side =
             SupervisedExecutor::new(Box::new(FixedLogitsExecutor { limits, logits: Vec::new(), width: 4 }));
@@ -378,7 +390,7 @@ mod tests {
 
     #[test]
     fn blocks_are_as_long_as_asked_and_a_panic_while_writing_is_an_error() {
-        let kv = KvLimits { bytes_per_token: 1, step: 1, budget: 9 };
+        let kv = KvLimits { bytes_per_token: 1, bytes_per_slot: 0, step: 1, budget: 9 };
         let limits = Limits { slots: 1, context: 9, chunk: 9, batch: 1, vocab: 4, kv };
         let mut supervised =
             SupervisedExecutor::new(Box::new(FixedLogitsExecutor { limits, logits: vec![0.0; 4], width: 4 }));

@@ -201,6 +201,21 @@ fn a_smaller_draft_model_drafts_as_far_as_it_can() {
     }
 }
 
+#[test]
+fn a_draft_model_with_states_goes_back_to_its_checkpoints() {
+    let plain = Bench::new(None).run(20, 200, |_| ()).tokens;
+    let kv = KvLimits { bytes_per_slot: 100, ..KV };
+    let mut wrong = FakeExecutor::new(Limits { slots: 1, batch: 1, kv, ..limits() });
+    // Some of its steps predict something else.
+    wrong.faults =
+        (0..400).map(|step| if step % 11 == 10 { Fault::Distorted } else { Fault::None }).collect();
+    let mut bench = Bench::new(Some(wrong));
+    assert_eq!(bench.run(20, 200, |_| ()).tokens, plain);
+    let stats = bench.stats();
+    assert!(stats.accepted_tokens > 20 && stats.rejected_tokens > 5, "{stats:?}");
+    assert_eq!(bench.failures(), 0);
+}
+
 /// Returns the time of two answers of 200 tokens to a prompt without a draft model divided by the time with it. `costs` are
 /// the microseconds of a step's first token and of each further one, first those of the model that answers.
 fn speedup(draft: fn() -> FakeExecutor, costs: [[u64; 2]; 2], prompt_length: usize) -> f64 {

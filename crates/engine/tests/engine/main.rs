@@ -7,5 +7,6 @@ mod prefixes;
 mod sequences;
 mod simulation;
 mod speculation;
+mod states;
 mod stored_prefixes;
 mod worker;

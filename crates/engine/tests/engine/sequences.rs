@@ -18,7 +18,7 @@ use narthex_testkit::{
 };
 
 fn limits(slots: usize, budget: usize) -> Limits {
-    let kv = KvLimits { bytes_per_token: 1, step: 8, budget };
+    let kv = KvLimits { bytes_per_token: 1, bytes_per_slot: 0, step: 8, budget };
     Limits { slots, context: 128, chunk: 16, batch: slots, vocab: 50, kv }
 }
 

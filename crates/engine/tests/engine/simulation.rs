@@ -141,14 +141,15 @@ impl Ask {
 }
 
 impl World {
-    fn new(seed: u64, truncations: Truncations) -> Self {
+    fn new(seed: u64, truncations: Truncations, bytes_per_slot: usize) -> Self {
         let mut rng = SplitMix64::new(seed);
         let slots = 2 + below(&mut rng, 5);
         let steps = match truncations {
             Truncations::Sound => 9 + below(&mut rng, 40),
             Truncations::Failing => slots * 96 / 8,
         };
-        let kv = KvLimits { bytes_per_token: 3, step: 8, budget: 3 * 8 * steps };
+        let budget = 3 * 8 * steps + slots * bytes_per_slot;
+        let kv = KvLimits { bytes_per_token: 3, bytes_per_slot, step: 8, budget };
         let limits = Limits {
             slots,
             context: 96,
@@ -167,7 +168,7 @@ impl World {
             speculation: Speculation::Auto,
         };
         let mut executor = FakeExecutor::new(limits.clone());
-        let looks_back = if below(&mut rng, 2) == 0 { usize::MAX } else { 1 };
+        let looks_back = if below(&mut rng, 2) == 0 || bytes_per_slot > 0 { usize::MAX } else { 1 };
         executor.looks_back = looks_back;
         executor.faults = (0..STEPS).map(|_| fault(&mut rng)).collect();
         executor.copy_faults = (0..STEPS).map(|_| fault(&mut rng)).collect();
@@ -265,8 +266,8 @@ fn compare_with_alone(world: &World) -> usize {
     complete
 }
 
-fn simulate(seed: u64, truncations: Truncations) -> EngineStats {
-    let mut world = World::new(seed, truncations);
+fn simulate(seed: u64, truncations: Truncations, bytes_per_slot: usize) -> EngineStats {
+    let mut world = World::new(seed, truncations, bytes_per_slot);
     for _ in 0..STEPS {
         if world.engine_loop.waiting() < 6 && below(&mut world.rng, 3) == 0 {
             world.arrive();
@@ -288,7 +289,7 @@ fn simulate(seed: u64, truncations: Truncations) -> EngineStats {
 
 #[test]
 fn invariants_hold_for_ten_thousand_steps() {
-    let stats: Vec<EngineStats> = (0..SEEDS).map(|seed| simulate(seed, Truncations::Sound)).collect();
+    let stats: Vec<EngineStats> = (0..SEEDS).map(|seed| simulate(seed, Truncations::Sound, 0)).collect();
     let sum = |count: fn(&EngineStats) -> u64| stats.iter().map(count).sum::<u64>();
     assert!(sum(|stats| stats.preemptions) > 100, "{stats:?}");
     assert!(sum(|stats| stats.restored_tokens) > 1000, "{stats:?}");
@@ -299,6 +300,18 @@ fn invariants_hold_for_ten_thousand_steps() {
 #[test]
 fn invariants_hold_while_slots_are_lost() {
     for seed in 100..100 + SEEDS / 2 {
-        simulate(seed, Truncations::Failing);
+        simulate(seed, Truncations::Failing, 0);
     }
+}
+
+#[test]
+fn invariants_hold_for_slots_with_states() {
+    let mut reused = 0;
+    for seed in 200..200 + SEEDS {
+        let truncations = if seed % 4 == 0 { Truncations::Failing } else { Truncations::Sound };
+        let stats = simulate(seed, truncations, 40);
+        assert_eq!((stats.accepted_tokens, stats.rejected_tokens, stats.restored_tokens), (0, 0, 0));
+        reused += stats.cached_tokens;
+    }
+    assert!(reused > 10_000, "{reused}");
 }

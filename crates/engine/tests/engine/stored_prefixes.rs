@@ -445,3 +445,16 @@ fn a_shutdown_stores_what_the_slots_have() {
         assert_eq!(storage.blocks.lock().len(), 4);
     }
 }
+
+#[test]
+fn nothing_of_slots_with_states_is_stored() {
+    let storage = MemoryStorage::default();
+    let kv = KvLimits { bytes_per_slot: 10, ..KV };
+    for _ in 0..2 {
+        let mut engine_loop = engine(FakeExecutor::new(Limits { kv, ..limits(2) }), &storage);
+        let sink = submit(&mut engine_loop, &prompt(1, 200), 5);
+        drain(&mut engine_loop);
+        assert_eq!(usage(&sink).cached_tokens, 0);
+    }
+    assert!(storage.blocks.lock().is_empty());
+}

@@ -456,7 +456,8 @@ fn context_length(config: &Config, manifest: &Manifest, kv_cache: Option<KvCache
             layer.with_dtype(dtype).bytes_per_token()
         })
         .fold(0, usize::saturating_add);
-    KvLimits { bytes_per_token, step: KV_STEP, budget: config.kv_memory().budget }.longest(context)
+    KvLimits { bytes_per_token, bytes_per_slot: 0, step: KV_STEP, budget: config.kv_memory().budget }
+        .longest(context)
 }
 
 /// Returns the description of a speaker of a voice that is not installed. The first speaker is the default.

@@ -104,7 +104,8 @@ pub(super) fn machine(estimate: &ModelEstimate, memories: &[Memory], kv_budget: 
             NPU => estimate.npu_token_bytes,
             other => token_bytes(estimate, other),
         };
-        let kv = KvLimits { bytes_per_token: token as usize, step: KV_STEP, budget: kv_budget };
+        let kv =
+            KvLimits { bytes_per_token: token as usize, bytes_per_slot: 0, step: KV_STEP, budget: kv_budget };
         let longest = kv.longest(estimate.longest) as u64;
         device.schemes.iter_mut().for_each(|fit| fit.context = fit.context.map(|tokens| tokens.min(longest)));
     }

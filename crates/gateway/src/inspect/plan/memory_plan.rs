@@ -103,7 +103,12 @@ impl DeviceMemory {
             other => token_bytes(estimate, other),
         };
         // Without a limit: the plan says how many bytes the limit must have.
-        let kv = KvLimits { bytes_per_token: token as usize, step: KV_STEP, budget: usize::MAX };
+        let kv = KvLimits {
+            bytes_per_token: token as usize,
+            bytes_per_slot: 0,
+            step: KV_STEP,
+            budget: usize::MAX,
+        };
         let capacity = kv.capacity_for(context as usize, estimate.longest.max(1));
         let buffers = if memory.device == NPU { 0 } else { RESERVED };
 
