@@ -6,6 +6,7 @@
 mod altup;
 mod conformer;
 mod convolution;
+mod delta_rule;
 mod embedder;
 mod encoder;
 mod feed_forward;
@@ -22,6 +23,7 @@ use serde::{Deserialize, Serialize};
 pub use altup::{AltUp, PerLayer};
 pub use conformer::{ConformerTower, FrameConvolution};
 pub use convolution::ShortConvolution;
+pub use delta_rule::GatedDeltaRule;
 pub use embedder::{AttentionDirection, ClassifierHidden, ClassifierLayers, EmbedderArch};
 pub use encoder::{
     Bottleneck, BottleneckAttention, EncoderArch, EncoderHead, EncoderNorm, FactoredEmbedding, Pooling,
@@ -242,6 +244,8 @@ pub enum Mixer {
     Attention(Attention),
     /// A gated convolution over the last tokens.
     Convolution(ShortConvolution),
+    /// A gated delta rule, with a state of fixed size instead of a cache.
+    DeltaRule(GatedDeltaRule),
 }
 
 impl DecoderLayer {
@@ -258,7 +262,7 @@ impl DecoderLayer {
     pub fn attention(&self) -> Option<&Attention> {
         match &self.mixer {
             Mixer::Attention(attention) => Some(attention),
-            Mixer::Convolution(_) => None,
+            Mixer::Convolution(_) | Mixer::DeltaRule(_) => None,
         }
     }
 
@@ -266,15 +270,23 @@ impl DecoderLayer {
     pub fn attention_mut(&mut self) -> Option<&mut Attention> {
         match &mut self.mixer {
             Mixer::Attention(attention) => Some(attention),
-            Mixer::Convolution(_) => None,
+            Mixer::Convolution(_) | Mixer::DeltaRule(_) => None,
         }
     }
 
     /// Returns the short convolution; `None` for another mixer.
     pub fn convolution(&self) -> Option<&ShortConvolution> {
         match &self.mixer {
-            Mixer::Attention(_) => None,
+            Mixer::Attention(_) | Mixer::DeltaRule(_) => None,
             Mixer::Convolution(convolution) => Some(convolution),
+        }
+    }
+
+    /// Returns the gated delta rule; `None` for another mixer.
+    pub fn delta_rule(&self) -> Option<&GatedDeltaRule> {
+        match &self.mixer {
+            Mixer::Attention(_) | Mixer::Convolution(_) => None,
+            Mixer::DeltaRule(rule) => Some(rule),
         }
     }
 
@@ -346,6 +358,10 @@ pub struct Attention {
     /// True if each head of values has an RMS norm without a gain.
     #[serde(default)]
     pub value_norm: bool,
+    /// True if the output of the heads is multiplied by the sigmoid of a projection, `gate_proj` (Qiu et al. 2025,
+    /// arXiv:2505.06708).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub gated: bool,
     /// Source of keys and values.
     #[serde(default)]
     pub kv: KvSource,
@@ -403,6 +419,7 @@ impl Attention {
             scale: None,
             score_cap: None,
             value_norm: false,
+            gated: false,
             kv: KvSource::Own,
         }
     }
@@ -420,7 +437,7 @@ impl DecoderArch {
     }
 
     /// Returns the index of the cache entry that a layer reads: its own, or that of the layer whose keys and values it
-    /// shares. A convolution has an entry for its inputs.
+    /// shares. A convolution has an entry for its inputs, and a delta rule one for its state.
     pub fn kv_index(&self, layer: usize) -> usize {
         let source = self.layers.get(layer).and_then(DecoderLayer::shared_entry).unwrap_or(layer);
         self.layers.iter().take(source).filter(|layer| layer.shared_entry().is_none()).count()

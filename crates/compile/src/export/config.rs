@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use narthex_checkpoint::limits::read_small;
 use narthex_spec::{
-    arch::DecoderArch,
+    arch::{DecoderArch, Mixer},
     manifest::{GraphEntry, Manifest},
 };
 use serde_json::{Map, Value, json};
@@ -69,9 +69,13 @@ fn genai_config(manifest: &Manifest, arch: &DecoderArch, entry: &GraphEntry) -> 
         return Err(refused(what, expected, "per-layer embeddings, which are inputs of every layer"));
     }
 
-    if arch.layers.iter().any(|layer| layer.convolution().is_some()) {
-        let expected = "attention in every layer";
-        return Err(refused(what, expected, "short convolutions, whose rows the program does not store"));
+    let other = arch.layers.iter().find_map(|layer| match &layer.mixer {
+        Mixer::Attention(_) => None,
+        Mixer::Convolution(_) => Some("short convolutions, whose rows the program does not store"),
+        Mixer::DeltaRule(_) => Some("gated delta rules, whose states the program does not store"),
+    });
+    if let Some(other) = other {
+        return Err(refused(what, "attention in every layer", other));
     }
 
     let uniform = entry.kv.first().filter(|first| {

@@ -12,7 +12,7 @@ use narthex_spec::{
 use super::io::GraphIo;
 use crate::{
     emit::Emitter,
-    error::Result,
+    error::{CompileError, Result},
     layer::{
         altup::Streams,
         layer_scope, mlp,
@@ -148,6 +148,12 @@ impl DecoderLayers<'_> {
         let spec = match &self.arch.layers[index].mixer {
             Mixer::Attention(attention) => return mixers.attend(e, io, index, attention, x),
             Mixer::Convolution(spec) => spec,
+            Mixer::DeltaRule(_) => {
+                return Err(CompileError::Unsupported {
+                    what: format!("the gated delta rule of layer {index}"),
+                    reason: "its state is not one of attention or of a short convolution".to_owned(),
+                });
+            }
         };
         let scope = layer_scope(index).child("conv");
         let width = self.arch.hidden;

@@ -80,7 +80,7 @@ fn is_copied(plan: &Plan, name: &str) -> bool {
     plan.storage(name).is_some_and(|storage| storage.is_copied())
 }
 
-/// Returns the channels that the projections of attention, or of a convolution, read.
+/// Returns the channels that the projections of attention, of a convolution or of a delta rule read.
 pub(super) fn mixer_inputs(arch: &DecoderArch, index: usize, layer: &DecoderLayer) -> Option<ChannelGroup> {
     // A learned residual reads the same input as attention, and adds it unscaled.
     if layer.residual == Residual::Unnormed || arch.altup.is_some() {
@@ -91,9 +91,11 @@ pub(super) fn mixer_inputs(arch: &DecoderArch, index: usize, layer: &DecoderLaye
         Mixer::Attention(attention) if attention.kv == KvSource::Own => ("attn", &["q", "k", "v"]),
         Mixer::Attention(_) => ("attn", &["q"]),
         Mixer::Convolution(_) => ("conv", &["in"]),
+        Mixer::DeltaRule(_) => ("delta", &["qkv", "gate", "decay", "rate"]),
     };
+    let gate = layer.attention().and_then(|attention| attention.gated.then_some("gate"));
     let mut readers: Vec<String> =
-        parts.iter().map(|part| format!("{scope}.{name}.{part}_proj.weight")).collect();
+        parts.iter().copied().chain(gate).map(|part| format!("{scope}.{name}.{part}_proj.weight")).collect();
     if layer.residual == Residual::Parallel {
         readers.extend(feed_forward_readers(&scope, &layer.feed_forward)?);
     }

@@ -254,6 +254,8 @@ impl<'a> StorageChoice<'a> {
                 Projection::Logits => self.inner.with_eight_bits(),
                 // It is small, and its errors change the selection of experts.
                 Projection::Router => self.whole,
+                // They are small, and the state sums their errors over all tokens.
+                Projection::DeltaRate => self.whole,
                 // The last layers of a head are small, and their errors reach the vector or the scores directly.
                 Projection::Embedding | Projection::HeadOutput => self.whole,
                 // Activations are rounded to 8 bits wherever weights are quantised, and errors of the value projection

@@ -70,6 +70,7 @@ pub fn inputs(arch: &DecoderArch, plan: &Plan) -> Vec<Input> {
         let mixer = match &layer.mixer {
             Mixer::Attention(_) => "attn/qkv_proj",
             Mixer::Convolution(_) => "conv/in_proj",
+            Mixer::DeltaRule(_) => "delta/qkv_proj",
         };
         let groups = [
             (mixer_inputs(arch, index, layer), mixer, arch.hidden),

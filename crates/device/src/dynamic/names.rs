@@ -105,6 +105,10 @@ impl DecoderNames {
                     past: package::input(entry, Slot::PastConvolution { layer })?,
                     new: package::output(entry, Slot::NewConvolution { layer })?,
                 }),
+                KvContent::DeltaState { .. } => {
+                    let expected = "a cache of keys and values or of inputs of convolutions";
+                    return Err(DeviceError::package(expected, "states of gated delta rules"));
+                }
             }
         }
 

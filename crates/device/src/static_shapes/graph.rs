@@ -141,6 +141,10 @@ impl StaticGraph {
                     let new = output(Slot::NewConvolution { layer }, new.saturating_mul(2));
                     [new, (slot, self.input_length(slot), past)]
                 }
+                KvContent::DeltaState { .. } => {
+                    let expected = "a cache of keys and values or of inputs of convolutions";
+                    return Err(DeviceError::package(expected, "states of gated delta rules"));
+                }
             };
             for (slot, found, expected) in checks {
                 if found != expected {

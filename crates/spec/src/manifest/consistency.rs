@@ -61,7 +61,8 @@ fn check_decoder(arch: &DecoderArch) -> Result<(), Contradiction> {
         let expected = format!("attention heads of layer {index} in groups of equal size");
         ensure(divides, expected, format!("{heads} heads and {kv_heads} key/value heads"))?;
     }
-    if let Some([expected, found]) = arch.convolution_contradiction() {
+    let contradiction = arch.convolution_contradiction().or_else(|| arch.delta_rule_contradiction());
+    if let Some([expected, found]) = contradiction {
         return Err(Contradiction::new(expected, found));
     }
     for Rope { theta, .. } in arch.rope.iter().chain(&arch.local_rope) {
@@ -72,8 +73,12 @@ fn check_decoder(arch: &DecoderArch) -> Result<(), Contradiction> {
 
 fn check_embedder(arch: &EmbedderArch) -> Result<(), Contradiction> {
     check_decoder(&arch.decoder)?;
-    let has_convolution = arch.decoder.layers.iter().any(|layer| layer.convolution().is_some());
-    ensure(!has_convolution, "attention in every layer of an embedding model", "a short convolution")?;
+    let other = arch.decoder.layers.iter().find_map(|layer| match &layer.mixer {
+        Mixer::Attention(_) => None,
+        Mixer::Convolution(_) => Some("a short convolution"),
+        Mixer::DeltaRule(_) => Some("a gated delta rule"),
+    });
+    ensure(other.is_none(), "attention in every layer of an embedding model", other.unwrap_or_default())?;
     let fits = match arch.head {
         EncoderHead::Embedding { .. } => arch.classifier.is_none(),
         EncoderHead::Score { dense: None, .. } | EncoderHead::Tokens { .. } => {
@@ -193,13 +198,13 @@ fn check_speech(arch: &SpeechArch, manifest: &Manifest) -> Result<(), Contradict
 
 fn check_graph(manifest: &Manifest, graph: &GraphEntry) -> Result<(), Contradiction> {
     let file = &graph.file;
-    let convolution = convolution_entry(&manifest.architecture);
+    let mixers = mixer_entries(&manifest.architecture);
     for (entry, layout) in graph.kv.iter().enumerate() {
         let KvLayout { heads, head_size, .. } = layout;
         let expected = format!("heads with elements in entry {entry} of the KV cache of {file}");
         ensure(*heads > 0 && *head_size > 0, expected, format!("{heads} heads of {head_size} elements"))?;
         let found = EntryShape::of_entry(layout);
-        let is_known = found.content == KvContent::KeysAndValues || convolution == Some(found);
+        let is_known = found.content == KvContent::KeysAndValues || mixers.contains(&found);
         ensure(is_known, format!("entry {entry} of the KV cache of {file} to be that of a layer"), found)?;
     }
 
@@ -213,7 +218,11 @@ fn check_graph(manifest: &Manifest, graph: &GraphEntry) -> Result<(), Contradict
             | Slot::NewKey { layer }
             | Slot::NewValue { layer }
             | Slot::PastConvolution { layer }
-            | Slot::NewConvolution { layer } = binding.slot
+            | Slot::NewConvolution { layer }
+            | Slot::PastState { layer }
+            | Slot::PresentState { layer }
+            | Slot::PastConvolutionState { layer }
+            | Slot::PresentConvolutionState { layer } = binding.slot
             {
                 let entries = graph.kv.len();
                 let expected =
@@ -240,11 +249,12 @@ fn check_graph(manifest: &Manifest, graph: &GraphEntry) -> Result<(), Contradict
     Ok(())
 }
 
-/// Returns the shape of the entries of a model's convolutions, which is the same in all layers.
-fn convolution_entry(architecture: &Structure) -> Option<EntryShape> {
-    let Structure::Decoder(arch) = architecture else { return None };
-    let layer = arch.layers.iter().find(|layer| layer.convolution().is_some())?;
-    Some(EntryShape::of_layer(arch, layer))
+/// Returns the shapes of the entries of a model's convolutions and delta rules. Each is the same in all layers.
+fn mixer_entries(architecture: &Structure) -> Vec<EntryShape> {
+    let Structure::Decoder(arch) = architecture else { return Vec::new() };
+    let convolution = arch.layers.iter().find(|layer| layer.convolution().is_some());
+    let rule = arch.layers.iter().find(|layer| layer.delta_rule().is_some());
+    convolution.into_iter().chain(rule).map(|layer| EntryShape::of_layer(arch, layer)).collect()
 }
 
 /// Shape of an entry of the cache.
@@ -253,7 +263,7 @@ struct EntryShape {
     content: KvContent,
     heads: usize,
     head_size: usize,
-    /// Number of rows that a step of a convolution reads.
+    /// Number of rows that a step of a convolution reads, also of one before a delta rule.
     rows: Option<usize>,
 }
 
@@ -272,12 +282,13 @@ impl EntryShape {
                 head_size: arch.hidden / 2,
                 rows: Some(convolution.kernel.saturating_sub(1)),
             },
+            Mixer::DeltaRule(rule) => Self::of_entry(&KvLayout::delta_rule(rule)),
         }
     }
 
     fn of_entry(entry: &KvLayout) -> Self {
         let &KvLayout { content, heads, head_size, window, .. } = entry;
-        Self { content, heads, head_size, rows: window.filter(|_| content == KvContent::ConvolutionInputs) }
+        Self { content, heads, head_size, rows: window.filter(|_| content != KvContent::KeysAndValues) }
     }
 }
 
@@ -289,6 +300,13 @@ impl fmt::Display for EntryShape {
             KvContent::ConvolutionInputs => {
                 let rows = rows.unwrap_or(0);
                 write!(f, "{rows} rows of a convolution with {} elements", 2 * heads * head_size)
+            }
+            KvContent::DeltaState { key_size, width } => {
+                let rows = rows.unwrap_or(0);
+                write!(
+                    f,
+                    "{heads} states of {key_size} × {head_size} elements and {rows} rows of {width} elements"
+                )
             }
         }
     }

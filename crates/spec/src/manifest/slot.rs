@@ -63,6 +63,30 @@ pub enum Slot {
     /// Input `[1, kernel - 1 + tokens, kernel - 1]`: matrix that moves the rows of [`Slot::PastConvolution`] to the place
     /// before the first new token.
     ConvolutionShift,
+    /// Input `[batch, value_heads, key_size, value_size]` f32: state of a gated delta rule after the past tokens.
+    PastState {
+        /// Entry of the cache.
+        layer: usize,
+    },
+    /// Output, as [`Slot::PastState`]: state after the new tokens too.
+    PresentState {
+        /// Entry of the cache.
+        layer: usize,
+    },
+    /// Input `[batch, kernel - 1, width]` f32: inputs of the convolution before a gated delta rule for the last past tokens,
+    /// zero before the first one.
+    PastConvolutionState {
+        /// Entry of the cache.
+        layer: usize,
+    },
+    /// Output, as [`Slot::PastConvolutionState`]: inputs for the last of past and new tokens.
+    PresentConvolutionState {
+        /// Entry of the cache.
+        layer: usize,
+    },
+    /// Input `[batch, sequence]` f32: 1 for a new token, 0 for padding. A row has its tokens first and its padding after them.
+    /// A graph with a state has this input. Padding leaves the states of its row unchanged, also if the row has no token.
+    TokenMask,
     /// Output `[rows, vocab]`: logits of the kept tokens.
     Logits,
     /// Output `[batch, hidden]`: one vector per text.

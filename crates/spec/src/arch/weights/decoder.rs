@@ -3,7 +3,7 @@
 use super::{
     super::{
         AltUp, Attention, ClassifierHidden, DecoderArch, DecoderLayer, EmbedderArch, Experts, FeedForward,
-        KvSource, Mixer, NormKind, PerLayer, QkNorm, Residual, ShortConvolution,
+        GatedDeltaRule, KvSource, Mixer, NormKind, PerLayer, QkNorm, Residual, ShortConvolution,
     },
     Bias, Component, Projection, Table, WeightList, WeightRole,
 };
@@ -79,6 +79,7 @@ impl WeightList {
         match &layer.mixer {
             Mixer::Attention(attention) => self.attention(arch.hidden, attention),
             Mixer::Convolution(convolution) => self.short_convolution(arch.hidden, convolution),
+            Mixer::DeltaRule(rule) => self.delta_rule(arch.hidden, rule),
         }
         match &layer.feed_forward {
             FeedForward::Dense(mlp) => {
@@ -106,6 +107,9 @@ impl WeightList {
             self.linear("attn.k_proj", [kv_heads * size, hidden], Projection::Key, bias);
             self.linear("attn.v_proj", [kv_heads * size, hidden], Projection::Value, bias);
         }
+        if attention.gated {
+            self.linear("attn.gate_proj", [heads * size, hidden], Projection::AttentionGate, Bias::Absent);
+        }
         let bias = Bias::from(attention.output_bias);
         self.linear("attn.o_proj", [hidden, heads * size], Projection::Output, bias);
 
@@ -129,6 +133,21 @@ impl WeightList {
             self.bias("conv", hidden);
         }
         self.linear("conv.out_proj", [hidden; 2], Projection::ConvolutionOutput, bias);
+    }
+
+    /// Adds the weights of a gated delta rule.
+    fn delta_rule(&mut self, hidden: usize, rule: &GatedDeltaRule) {
+        let heads = rule.value_heads;
+        let [width, values] = [rule.width(), rule.value_width()];
+        self.linear("delta.qkv_proj", [width, hidden], Projection::DeltaInput, Bias::Absent);
+        self.convolution("delta.conv", &[width, rule.kernel]);
+        self.linear("delta.decay_proj", [heads, hidden], Projection::DeltaRate, Bias::Absent);
+        self.linear("delta.rate_proj", [heads, hidden], Projection::DeltaRate, Bias::Absent);
+        self.coefficients("delta.decay_log", &[heads]);
+        self.coefficients("delta.decay_shift", &[heads]);
+        self.linear("delta.gate_proj", [values, hidden], Projection::DeltaGate, Bias::Absent);
+        self.norm("delta.norm", rule.value_size);
+        self.linear("delta.out_proj", [hidden, values], Projection::DeltaOutput, Bias::Absent);
     }
 
     /// Adds the layers of a feed-forward part of this outer and inner width.

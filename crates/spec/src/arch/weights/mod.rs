@@ -91,6 +91,8 @@ pub enum Projection {
     Key,
     /// Values of attention.
     Value,
+    /// Gate of the output of attention.
+    AttentionGate,
     /// Output of attention.
     Output,
     /// Gate of a feed-forward part.
@@ -103,6 +105,14 @@ pub enum Projection {
     ConvolutionInput,
     /// Output of a short convolution.
     ConvolutionOutput,
+    /// Queries, keys and values of a gated delta rule before its convolution, stacked.
+    DeltaInput,
+    /// Decays or rates of a gated delta rule.
+    DeltaRate,
+    /// Gate of the output of a gated delta rule.
+    DeltaGate,
+    /// Output of a gated delta rule.
+    DeltaOutput,
     /// Router of experts.
     Router,
     /// Another layer of a tower, a connector or a bottleneck.
