@@ -60,6 +60,6 @@ pub use recipe::{
 };
 pub use scheme::{ActivationBits, Scheme};
 pub use speculation::Speculation;
-pub use target::{QnnChip, Target};
+pub use target::{IntelChip, QnnChip, Target};
 pub use tools::{ReasoningFormat, ToolFormat};
 pub use variant::Variant;

@@ -11,14 +11,16 @@ use crate::{
 
 /// An NPU, or several of one vendor, for which a package is compiled ahead of time.
 ///
-/// Written `PROVIDER:DEVICE[,DEVICE…]`: `qnn:x-elite`, `qnn:x-elite,8-elite`, `openvino:npu`.
+/// Written `PROVIDER:DEVICE[,DEVICE…]`: `qnn:x-elite`, `qnn:x-elite,8-elite`, `openvino:npu`, `openvino:lunar-lake`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Target {
     /// Qualcomm Hexagon NPUs: at least one chip, without repetitions, in the order of [`QnnChip::ALL`].
     Qnn(Vec<QnnChip>),
-    /// Intel's NPU, or another device of OpenVINO.
+    /// Any NPU of Intel, or another device of OpenVINO.
     OpenVino(OpenVinoDevice),
+    /// The NPU of one Intel chip.
+    IntelNpu(IntelChip),
 }
 
 /// A Snapdragon chip with a Hexagon NPU.
@@ -76,6 +78,56 @@ impl QnnChip {
     }
 }
 
+/// An Intel chip with an NPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum IntelChip {
+    /// Core Ultra, series 1.
+    MeteorLake,
+    /// Core Ultra 200S, 200H and 200HX.
+    ArrowLake,
+    /// Core Ultra 200V.
+    LunarLake,
+    /// Core Ultra, series 3.
+    PantherLake,
+    /// A chip that Intel's compiler knows by number alone.
+    Npu5020,
+}
+
+/// Properties of a chip that Intel's compiler needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IntelChipSpec {
+    /// Name in a [`Target`].
+    pub name: &'static str,
+    /// Product name.
+    pub title: &'static str,
+    /// OpenVINO's number of the NPU (`NPU_PLATFORM`). Chips with the same number run the same compiled graphs.
+    pub platform: u32,
+}
+
+impl IntelChip {
+    /// Every chip.
+    pub const ALL: [Self; 5] =
+        [Self::MeteorLake, Self::ArrowLake, Self::LunarLake, Self::PantherLake, Self::Npu5020];
+
+    /// Returns the chip's row in the table of chips.
+    pub const fn spec(self) -> IntelChipSpec {
+        let (name, title, platform) = match self {
+            Self::MeteorLake => ("meteor-lake", "Meteor Lake", 3720),
+            Self::ArrowLake => ("arrow-lake", "Arrow Lake", 3720),
+            Self::LunarLake => ("lunar-lake", "Lunar Lake", 4000),
+            Self::PantherLake => ("panther-lake", "Panther Lake", 5010),
+            Self::Npu5020 => ("npu-5020", "NPU 5020", 5020),
+        };
+        IntelChipSpec { name, title, platform }
+    }
+}
+
+impl From<IntelChip> for &'static str {
+    fn from(chip: IntelChip) -> Self {
+        chip.spec().name
+    }
+}
+
 impl From<QnnChip> for &'static str {
     fn from(chip: QnnChip) -> Self {
         chip.spec().name
@@ -87,20 +139,25 @@ impl Target {
     pub fn ep(&self) -> Ep {
         match self {
             Self::Qnn(_) => Ep::Qnn,
-            Self::OpenVino(_) => Ep::OpenVino,
+            Self::OpenVino(_) | Self::IntelNpu(_) => Ep::OpenVino,
         }
     }
 
-    /// Returns `true` for Intel's NPU.
+    /// Returns `true` for Intel's NPUs. The graphs of their packages have one form.
     pub fn is_intel_npu(&self) -> bool {
-        matches!(self, Self::OpenVino(OpenVinoDevice::Npu))
+        matches!(self, Self::OpenVino(OpenVinoDevice::Npu) | Self::IntelNpu(_))
+    }
+
+    /// Returns `true` if graphs for `other` have the form that this target needs.
+    pub fn has_form_of(&self, other: &Self) -> bool {
+        self == other || (self.is_intel_npu() && other.is_intel_npu())
     }
 
     /// Returns the maximum size of the weights of one compiled context in bytes: the minimum over its chips.
     pub fn part_bytes(&self) -> u64 {
         match self {
             Self::Qnn(chips) => chips.iter().map(|chip| chip.spec().part_bytes).min().unwrap_or(1 << 30),
-            Self::OpenVino(_) => 4 << 30,
+            Self::OpenVino(_) | Self::IntelNpu(_) => 4 << 30,
         }
     }
 
@@ -115,6 +172,7 @@ impl fmt::Display for Target {
         let devices = match self {
             Self::Qnn(chips) => chips.iter().map(|chip| chip.spec().name).collect::<Vec<_>>().join(","),
             Self::OpenVino(device) => device.as_str().to_owned(),
+            Self::IntelNpu(chip) => chip.spec().name.to_owned(),
         };
         write!(f, "{}:{devices}", self.ep())
     }
@@ -122,7 +180,7 @@ impl fmt::Display for Target {
 
 /// A string that is not a [`Target`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{}, or {}", self.of_qualcomm(), of_openvino())]
+#[error("{}, or {}", self.of_qualcomm(), of_openvino(&OpenVinoDevice::ALL))]
 pub struct UnknownTarget {
     /// The string, shortened.
     pub found: String,
@@ -131,7 +189,7 @@ pub struct UnknownTarget {
 impl UnknownTarget {
     /// Returns the message for compiles. OpenVINO's other devices load the same graphs as without a target.
     pub fn of_compiles(&self) -> String {
-        format!("{}, or {}", self.of_qualcomm(), Target::OpenVino(OpenVinoDevice::Npu))
+        format!("{}, or {}", self.of_qualcomm(), of_openvino(&[OpenVinoDevice::Npu]))
     }
 
     fn of_qualcomm(&self) -> String {
@@ -140,9 +198,11 @@ impl UnknownTarget {
     }
 }
 
-/// Returns every target of OpenVINO, as a list for sentences.
-fn of_openvino() -> String {
-    alternatives(OpenVinoDevice::ALL.map(|device| Target::OpenVino(device).to_string()))
+/// Returns these devices of OpenVINO and every chip of Intel, as a list for sentences.
+fn of_openvino(devices: &[OpenVinoDevice]) -> String {
+    let names = devices.iter().map(|device| device.as_str().to_owned());
+    let chips = IntelChip::ALL.map(|chip| chip.spec().name.to_owned());
+    format!("{}:DEVICE with {}", Ep::OpenVino, alternatives(names.chain(chips)))
 }
 
 impl FromStr for Target {
@@ -164,8 +224,9 @@ impl FromStr for Target {
                 Ok(Self::Qnn(chips))
             }
             Some(Ep::OpenVino) => {
-                let device = UnknownName::find("device", devices, &OpenVinoDevice::ALL);
-                device.map(Self::OpenVino).map_err(|_| unknown())
+                let device = UnknownName::find("device", devices, &OpenVinoDevice::ALL).map(Self::OpenVino);
+                let chip = || UnknownName::find("chip", devices, &IntelChip::ALL).map(Self::IntelNpu);
+                device.or_else(|_| chip()).map_err(|_| unknown())
             }
             _ => Err(unknown()),
         }
@@ -187,6 +248,10 @@ mod tests {
         check("qnn:x-elite", Some("qnn:x-elite"));
         check("QNN:8-elite,x-elite,8-elite", Some("qnn:x-elite,8-elite"));
         check("openvino:npu", Some("openvino:npu"));
+        check("OpenVINO:Lunar-Lake", Some("openvino:lunar-lake"));
+        check("openvino:arrow-lake", Some("openvino:arrow-lake"));
+        check("openvino:npu-5020", Some("openvino:npu-5020"));
+        check("openvino:lunar-lake,meteor-lake", None);
         check("qnn", None);
         check("qnn:", None);
         check("qnn:x-elite,", None);
@@ -197,7 +262,8 @@ mod tests {
         assert_eq!(
             error,
             "unknown target \"toaster\": expected qnn:CHIP[,CHIP…] with x-elite, x2-elite, 8-gen-3, 8-elite or \
-             8-elite-gen-5, or openvino:npu, openvino:gpu or openvino:cpu"
+             8-elite-gen-5, or openvino:DEVICE with npu, gpu, cpu, meteor-lake, arrow-lake, lunar-lake, panther-lake \
+             or npu-5020"
         );
     }
 
@@ -207,5 +273,22 @@ mod tests {
         let socs: std::collections::BTreeSet<_> = QnnChip::ALL.map(|chip| chip.spec().soc_model).into();
         assert_eq!((ids.len(), socs.len()), (QnnChip::ALL.len(), QnnChip::ALL.len()));
         assert_eq!(Target::Qnn(vec![QnnChip::XElite, QnnChip::Elite]).file_stem(), "qnn-x-elite-8-elite");
+        let names: std::collections::BTreeSet<_> = IntelChip::ALL.map(|chip| chip.spec().name).into();
+        assert_eq!(names.len(), IntelChip::ALL.len());
+        let target = Target::IntelNpu(IntelChip::LunarLake);
+        assert_eq!((target.file_stem().as_str(), target.ep()), ("openvino-lunar-lake", Ep::OpenVino));
+    }
+
+    #[test]
+    fn chips_of_intel_have_graphs_of_one_form() {
+        let check = |one: &str, other: &str, expect: bool| {
+            let [first, second] = [one, other].map(|name| name.parse::<Target>().unwrap());
+            assert_eq!(first.has_form_of(&second), expect, "{one} {other}");
+        };
+        check("openvino:npu", "openvino:lunar-lake", true);
+        check("openvino:meteor-lake", "openvino:panther-lake", true);
+        check("openvino:gpu", "openvino:lunar-lake", false);
+        check("openvino:gpu", "openvino:gpu", true);
+        check("qnn:x-elite", "qnn:8-elite", false);
     }
 }

@@ -91,7 +91,7 @@ impl Facts {
                     sessions: Some(HEXAGON_SESSIONS),
                 }
             }
-            Target::OpenVino(_) => Self {
+            Target::OpenVino(_) | Target::IntelNpu(_) => Self {
                 compiler: Compiler::OpenVino,
                 brain_floats: false,
                 part_caution: target.part_bytes(),

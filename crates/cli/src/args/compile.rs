@@ -124,8 +124,9 @@ pub(crate) struct CompileArgs {
     #[arg(long, value_name = "DIR")]
     pub(crate) keep_stages: Option<PathBuf>,
 
-    /// Also compile for an NPU: qnn:x-elite, several chips as in qnn:x-elite,8-elite, or openvino:npu for graphs that
-    /// Intel's compiler accepts when it loads them
+    /// Also compile for an NPU: qnn:x-elite, several chips as in qnn:x-elite,8-elite, openvino:npu for graphs that Intel's
+    /// compiler accepts when it loads them, or an Intel chip: openvino:meteor-lake, openvino:arrow-lake, openvino:lunar-lake,
+    /// openvino:panther-lake or openvino:npu-5020
     #[arg(long, value_name = "PROVIDER:CHIP", value_parser = aot_target)]
     pub(crate) target: Option<Target>,
 
@@ -171,7 +172,7 @@ pub(crate) struct CheckArgs {
     /// An ONNX file, a folder with ONNX files, a checkpoint, or a model name
     pub(crate) model: String,
 
-    /// The NPU: qnn:x-elite, several chips as in qnn:x-elite,8-elite, openvino:npu, or ryzen-ai
+    /// The NPU: qnn:x-elite, several chips as in qnn:x-elite,8-elite, openvino:npu, openvino:lunar-lake, or ryzen-ai
     #[arg(long, default_value = "qnn:x-elite", value_name = "PROVIDER:CHIP")]
     pub(crate) target: NpuTarget,
 
@@ -279,7 +280,7 @@ mod tests {
     fn a_wrong_target_of_a_compile_names_those_that_it_takes() {
         assert!(aot_target("qnn:x-elite,8-elite").is_ok());
         let told = aot_target("qnn:x-elit").unwrap_err();
-        assert!(told.contains("x-elite, x2-elite") && told.ends_with("or openvino:npu"), "{told}");
+        assert!(told.contains("x-elite, x2-elite") && told.ends_with("panther-lake or npu-5020"), "{told}");
     }
 
     #[test]

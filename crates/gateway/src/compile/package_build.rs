@@ -89,7 +89,9 @@ impl RequiredGraphs {
     /// Returns `true` if a package with this manifest has the graphs.
     fn are_in(&self, manifest: &Manifest) -> bool {
         let Self::Static { target } = self else { return true };
-        let has_form = target.as_ref().is_none_or(|target| manifest.recipe.targets.contains(target));
+        let has_form = target
+            .as_ref()
+            .is_none_or(|target| manifest.recipe.targets.iter().any(|made_for| target.has_form_of(made_for)));
         manifest.recipe.fixed.is_some() && has_form
     }
 }

@@ -148,14 +148,16 @@ fn check_widths(request: &CompileRequest) -> Result<(), Error> {
 /// Refuses a target for which graphs have no form of their own, and blocks that its compiler does not support.
 fn check_target(target: &Target, request: &CompileRequest) -> Result<(), Error> {
     match target {
-        Target::OpenVino(OpenVinoDevice::Npu) if request.scheme.activation_bits().is_some() => {
+        Target::OpenVino(OpenVinoDevice::Npu) | Target::IntelNpu(_)
+            if request.scheme.activation_bits().is_some() =>
+        {
             let message = format!(
                 "integer activations are for Qualcomm's NPUs in this version; expected w8, w4 or f16 for {target}, found {}",
                 request.scheme
             );
             Err(Error::invalid("scheme", message))
         }
-        Target::OpenVino(OpenVinoDevice::Npu) => Ok(()),
+        Target::OpenVino(OpenVinoDevice::Npu) | Target::IntelNpu(_) => Ok(()),
         Target::OpenVino(_) => Err(Error::invalid(
             "target",
             format!(
@@ -333,7 +335,7 @@ fn weight_bytes(folder: &Path, file: &str, manifest: &Manifest) -> Result<u64, E
 fn weights(target: &Target, jobs: &[Job<'_>]) -> Weights {
     match target {
         Target::Qnn(chips) if chips.len() == 1 && jobs.len() > 1 => Weights::Shared,
-        Target::Qnn(_) | Target::OpenVino(_) => Weights::Separate,
+        Target::Qnn(_) | Target::OpenVino(_) | Target::IntelNpu(_) => Weights::Separate,
     }
 }
 
@@ -363,7 +365,7 @@ fn load_compiler(
 fn chips(target: &Target) -> Result<&[QnnChip], Error> {
     match target {
         Target::Qnn(chips) => Ok(chips),
-        Target::OpenVino(_) => Err(Error::invalid(
+        Target::OpenVino(_) | Target::IntelNpu(_) => Err(Error::invalid(
             "target",
             format!("{target} has no ahead-of-time compiler; expected qnn:CHIP"),
         )),

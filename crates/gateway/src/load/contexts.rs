@@ -150,7 +150,7 @@ fn matching(contexts: &[Context], chip: Option<QnnChip>) -> Result<Vec<&Context>
         let matches_chip = match (&context.target, chip) {
             (Target::Qnn(chips), Some(chip)) => chips.contains(&chip),
             (Target::Qnn(_), None) => true,
-            (Target::OpenVino(_), _) => false,
+            (Target::OpenVino(_) | Target::IntelNpu(_), _) => false,
         };
         if matches_chip && matching.iter().all(|other| other.target != context.target) {
             matching.push(context);

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use narthex_catalog::store::Store;
-use narthex_spec::{DeviceName, Target};
+use narthex_spec::{DeviceName, OpenVinoDevice, Target};
 use serde::{Deserialize, Serialize};
 
 use super::cache_key::{CacheKey, DeviceCache};
@@ -53,5 +53,6 @@ fn is_described(device: DeviceName, target: &Target) -> bool {
     match target {
         Target::Qnn(_) => matches!(device, DeviceName::Qnn | DeviceName::QnnEmulation),
         Target::OpenVino(chosen) => device == DeviceName::OpenVino(*chosen),
+        Target::IntelNpu(_) => device == DeviceName::OpenVino(OpenVinoDevice::Npu),
     }
 }

@@ -453,6 +453,11 @@ fn graphs_for_intel_s_npu_are_made_without_its_compiler() {
     assert_eq!(targets, &["openvino:npu".parse().unwrap()]);
     assert_eq!((*block, *head_order), (BlockSize::Channel, HeadOrder::TokensFirst));
     assert!(manifest.contexts.is_empty() && manifest.recipe.fixed.is_some());
+    // A chip's graphs have the same form.
+    let manifest = compile("openvino:lunar-lake", None).unwrap();
+    assert_eq!(manifest.recipe.head_order, HeadOrder::TokensFirst);
+    let targets: Vec<String> = manifest.recipe.targets.iter().map(ToString::to_string).collect();
+    assert_eq!(targets, ["openvino:npu", "openvino:lunar-lake"]);
     let manifest = compile("openvino:npu", Some(BlockSize::Elements(16))).unwrap();
     assert_eq!(manifest.recipe.block, BlockSize::Elements(16));
     let check = |target, block, expected: &str| {

@@ -169,7 +169,7 @@ struct RankedText {
 struct CheckArguments {
     /// Name of a model, hf:owner/repo, or the path of an ONNX file, a folder or a checkpoint.
     model: String,
-    /// NPU, such as qnn:x-elite or openvino:npu. Default: qnn:x-elite.
+    /// NPU, such as qnn:x-elite or openvino:lunar-lake. Default: qnn:x-elite.
     target: Option<String>,
     /// Extents of symbolic dimensions by name, such as {"batch": 1}.
     #[serde(default)]
