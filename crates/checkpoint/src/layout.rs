@@ -16,6 +16,9 @@ use crate::{
 /// Prefix of a vision tower's weights. Its norms store the gain itself, and not the gain minus one.
 const TOWER: &str = "vision.";
 
+/// End of the name of the gain after a gated delta rule, which stores the gain itself too.
+const DELTA_NORM: &str = ".delta.norm.weight";
+
 /// Prefixes of weights of linear layers that files store as convolutions with a kernel of 1 × 1.
 const CONVOLUTIONS: [&str; 2] = ["vision.blocks.", "vision.fusion."];
 
@@ -127,6 +130,11 @@ impl Layout {
             weight = cut(weight, &[rows; 3], number)?;
         }
 
+        if let Some(TensorPart::HeadHalf(number)) = part {
+            let heads = self.heads_of(&weight.name);
+            weight = head_half(weight, heads, number)?;
+        }
+
         if let (Some(layer), Some(part)) = (self.layer(&weight.name), part) {
             weight = match sizes(layer, part) {
                 Some((sizes, index)) => cut(weight, &sizes, index)?,
@@ -140,8 +148,7 @@ impl Layout {
         if is_depthwise(&weight.name, &weight.shape) {
             weight.shape.remove(1);
         }
-        let is_gain = weight.name.ends_with("norm.weight") && !weight.name.starts_with(TOWER);
-        if self.gains == NormGains::MinusOne && is_gain {
+        if self.gains == NormGains::MinusOne && is_gain_minus_one(&weight.name) {
             let gains: Vec<f32> = weight.to_f32().iter().map(|gain| gain + 1.0).collect();
             weight = Weight::of_values(weight.name, weight.shape, &gains)?;
         }
@@ -179,6 +186,7 @@ impl Layout {
                 stored.insert(0, found.first().map_or(0, |&matrices| matrices).max(number + 1));
             }
             (Some(TensorPart::Third(_)), _) => stored.iter_mut().take(1).for_each(|rows| *rows *= 3),
+            (Some(TensorPart::HeadHalf(_)), _) => stored.iter_mut().take(1).for_each(|rows| *rows *= 2),
             (Some(part), Some(layer)) => {
                 if let (Some(rows), Some((sizes, _))) = (stored.first_mut(), sizes(layer, part)) {
                     *rows = sizes.iter().sum();
@@ -237,6 +245,11 @@ impl Layout {
     }
 }
 
+/// Returns whether `name` is the gain of a norm that files may store minus one.
+fn is_gain_minus_one(name: &str) -> bool {
+    name.ends_with("norm.weight") && !name.starts_with(TOWER) && !name.ends_with(DELTA_NORM)
+}
+
 /// Returns whether a weight of this stored shape is that of a linear layer, stored as a convolution.
 fn is_pointwise(name: &str, stored: &[usize]) -> bool {
     matches!(stored, [_, _, 1, 1]) && CONVOLUTIONS.iter().any(|prefix| name.starts_with(prefix))
@@ -264,7 +277,7 @@ fn sizes(layer: &DecoderLayer, part: TensorPart) -> Option<(Vec<usize>, usize)> 
         TensorPart::Value => Some((projections(layer.attention()?).to_vec(), 2)),
         TensorPart::Gate => Some((vec![layer.mlp()?.inner; 2], 0)),
         TensorPart::Up => Some((vec![layer.mlp()?.inner; 2], 1)),
-        TensorPart::PerHead | TensorPart::Matrix(_) | TensorPart::Third(_) => None,
+        TensorPart::PerHead | TensorPart::Matrix(_) | TensorPart::Third(_) | TensorPart::HeadHalf(_) => None,
     }
 }
 
@@ -284,6 +297,24 @@ fn cut<'a>(weight: Weight<'a>, sizes: &[usize], index: usize) -> Result<Weight<'
         .map(|rows| rows * row / encoding.block_elements() * encoding.block_bytes());
     shape[0] = sizes[index];
     Weight::new(name, shape, encoding, sliced(bytes, start..end))
+}
+
+/// Returns half of the rows of each of `heads` heads.
+fn head_half(weight: Weight<'_>, heads: usize, number: usize) -> Result<Weight<'_>> {
+    let Weight { name, mut shape, encoding, bytes, .. } = weight;
+    let parts = 2 * heads.max(1);
+    let rows = shape.first().copied().unwrap_or(0);
+    if !rows.is_multiple_of(parts) || shape.len() > 2 {
+        let mut expected = shape.clone();
+        expected.iter_mut().take(1).for_each(|rows| *rows = rows.next_multiple_of(parts));
+        return Err(CheckpointError::WrongShape { name, expected, found: shape });
+    }
+    let row: usize = shape[1..].iter().product();
+    let size = rows / parts * row / encoding.block_elements() * encoding.block_bytes();
+    let halves = bytes.chunks_exact(size.max(1)).skip(number).step_by(2);
+    let picked: Vec<u8> = halves.flatten().copied().collect();
+    shape[0] = rows / 2;
+    Weight::new(name, shape, encoding, picked)
 }
 
 /// Returns one matrix of a stack `[matrices, rows, cols]`.
@@ -418,6 +449,11 @@ mod tests {
             check(&layout, &name(module), &[16, 2], Some(part), &numbers(range));
         }
         check(&layout, "layers.0.attn.k_proj.bias", &[16], Some(TensorPart::Key), &numbers(8..12));
+        let halves = [[0..8, 16..24], [8..16, 24..32]];
+        for (number, module) in ["attn.q_proj", "attn.gate_proj"].into_iter().enumerate() {
+            let expected: Vec<f32> = halves[number].iter().cloned().flat_map(numbers).collect();
+            check(&layout, &name(module), &[16, 2], Some(TensorPart::HeadHalf(number)), &expected);
+        }
         check(&layout, &name("mlp.up_proj"), &[4, 3], Some(TensorPart::Up), &numbers(6..12));
         let neighbours = Layout { pairs: RopePairs::Interleaved, ..layout.clone() };
         check(&neighbours, &name("attn.k_proj"), &[16, 1], Some(TensorPart::Key), &[8.0, 10.0, 9.0, 11.0]);
@@ -436,6 +472,7 @@ mod tests {
         check("layers.0.attn.k_proj.weight", Some(TensorPart::Key), &[4, 8], &[8, 12], &[8, 16]);
         check("layers.0.attn.k_proj.bias", Some(TensorPart::Key), &[4], &[16], &[16]);
         check("layers.0.attn.q_norm.weight", Some(TensorPart::PerHead), &[2, 4], &[4], &[4]);
+        check("layers.0.attn.q_norm.weight", Some(TensorPart::HeadHalf(1)), &[8, 4], &[], &[16, 4]);
         check("altup.proj.1.weight", Some(TensorPart::Matrix(1)), &[8, 8], &[3, 8, 8], &[3, 8, 8]);
         check("altup.proj.1.weight", Some(TensorPart::Matrix(1)), &[8, 8], &[1, 8, 8], &[2, 8, 8]);
     }
@@ -445,6 +482,7 @@ mod tests {
         let layout = Layout { orientation: Orientation::Columns, gains: NormGains::MinusOne, ..layout() };
         check(&layout, "layers.0.mlp.down_proj.weight", &[2, 3], None, &[0.0, 3.0, 1.0, 4.0, 2.0, 5.0]);
         check(&layout, "layers.0.attn_norm.weight", &[3], None, &[1.0, 2.0, 3.0]);
+        check(&layout, "layers.0.delta.norm.weight", &[3], None, &[0.0, 1.0, 2.0]);
         check(&layout, "layers.0.mlp.down_proj.bias", &[3], None, &[0.0, 1.0, 2.0]);
         check(&layout, "embed.weight", &[2, 2], None, &[0.0, 1.0, 2.0, 3.0]);
     }

@@ -137,8 +137,9 @@ fn check_decoder(path: &Path, decoder: &DecoderArch) -> Result<()> {
         check_vision(path, vision)?;
     }
     let audio = decoder.audio.as_deref().and_then(ConformerTower::contradiction);
-    let mixers = || decoder.convolution_contradiction().or_else(|| decoder.delta_rule_contradiction());
-    if let Some([expected, found]) = audio.or_else(mixers) {
+    let contradiction =
+        audio.or_else(|| decoder.convolution_contradiction()).or_else(|| decoder.delta_rule_contradiction());
+    if let Some([expected, found]) = contradiction {
         return Err(malformed(path, expected, found));
     }
     check_streams(path, decoder)

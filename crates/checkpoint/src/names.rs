@@ -41,6 +41,8 @@ pub(super) enum TensorPart {
     Gate,
     /// Up projection, in the same tensor.
     Up,
+    /// Half of the rows of each head: its queries, or the gate of its output, by the number of the half.
+    HeadHalf(usize),
     /// One of three parts of equal size: queries, keys and values of as many heads, by its number.
     Third(usize),
     /// One row for each head, each in its own tensor; the file's name has `*` in place of the head's number.

@@ -35,6 +35,11 @@ pub fn multiply_accumulates(node: &Node, known: &InferredTensors) -> Option<u64>
         "ConvTranspose" => known.input(node, 0)?.count()?.checked_mul(per_window(shape(1)?)?),
         "Attention" if node.domain.is_empty() => attention(shape(0)?, shape(1)?, shape(2)?),
         "GroupQueryAttention" => grouped(node, output, known),
+        // A token reads the state twice, and adds a product to it.
+        "LinearAttention" => {
+            let heads = u64::try_from(node.int("kv_num_heads")?).ok()?;
+            output.count()?.checked_mul(last(shape(1)?)?)?.checked_mul(3)?.checked_div(heads)
+        }
         "MultiHeadAttention" => match shape(1)?.as_slice() {
             // Keys of separate heads: each query attends to all of them twice, for the scores and for the values.
             [_, _, keys, _] => output.count()?.checked_mul((*keys)?)?.checked_mul(2),
@@ -147,6 +152,9 @@ mod tests {
         let qmoe: [&[usize]; 6] = [&[1, 3, 64], &[3, 8], &[8, 96, 32], &[8, 96, 2], &[], &[8, 64, 24]];
         check((MICROSOFT, "QMoE"), &qmoe, &experts, Some(3 * 64 * 48 * 3 * 2));
         check((MICROSOFT, "MatMulNBits"), &[&[1, 3, 64]], &bits, Some(3 * 64 * 16));
+        let heads = [("q_num_heads", Attribute::from(2usize)), ("kv_num_heads", 2usize.into())];
+        let linear: [&[usize]; 4] = [&[1, 3, 16], &[1, 3, 16], &[1, 3, 10], &[1, 2, 8, 5]];
+        check((MICROSOFT, "LinearAttention"), &linear, &heads, Some(3 * 2 * 8 * 5 * 3));
         check(("", "Conv"), &[&[1, 4, 8, 8], &[6, 4, 3, 3]], &[], Some(6 * 6 * 6 * 36));
         check(("", "Conv"), &[&[1, 4, 8, 8], &[4, 1, 3, 3]], &[("group", 4i64.into())], Some(4 * 36 * 9));
         check(("", "Attention"), &[&[1, 2, 3, 8], &[1, 2, 5, 8], &[1, 2, 5, 4]], &[], Some(2 * 3 * 5 * 12));

@@ -117,6 +117,8 @@ pub enum Family {
     Qwen3,
     /// Qwen3 with experts.
     Qwen3Moe,
+    /// Qwen3.5, the dense models.
+    Qwen35,
     /// Phi-3 and Phi-3.5.
     Phi3,
     /// Granite 3, and the dense models of Granite 4.

@@ -23,6 +23,7 @@ mod nomic;
 mod openelm;
 mod phi3;
 mod qwen;
+mod qwen3_5;
 mod qwen3_moe;
 mod roberta;
 mod smollm3;
@@ -51,6 +52,7 @@ pub(super) const HF: &[&HfFamily] = &[
     &qwen::HF2,
     &qwen::HF3,
     &qwen3_moe::HF,
+    &qwen3_5::HF,
     &smollm3::HF,
     &phi3::HF,
     &granite::HF,

@@ -41,12 +41,15 @@ def randomised(model, name, less_one=False):
     for key, weight in model.named_parameters():
         noise = rng.standard_normal(tuple(weight.shape))
         if weight.dim() == 1 and key.endswith("weight"):
-            values = 0.3 * noise + (0.0 if less_one else 1.0)
+            values = 0.3 * noise + (0.0 if less_one and not key.endswith("linear_attn.norm.weight") else 1.0)
+        elif key.endswith("A_log"):
+            # A state that remembers many tokens.
+            values = 0.5 * noise - 2
         elif weight.dim() == 1:
             values = 0.3 * noise
         elif "embed" in key or "wte" in key or "wpe" in key:
             values = noise
-        elif key.endswith("conv.conv.weight"):
+        elif key.endswith(("conv.conv.weight", "conv1d.weight")):
             values = 0.5 * noise
         elif key.endswith("mlp.gate.weight"):
             # A router whose first choice is clear, so that rounding seldom changes an important one.
@@ -295,6 +298,28 @@ def lfm2(out):
                       rope_freq_base=1e6, layer_norm_rms_eps=1e-5, shortconv_l_cache=3)
     write_gguf(folder, gguf.MODEL_ARCH.LFM2, tensors, meta,
                lambda key, value: value.squeeze(1) if "conv.conv" in key else value)
+
+
+def qwen3_5(out):
+    """As the published models: the text part of a model with a vision tower and with layers that predict several tokens."""
+    config = transformers.Qwen3_5TextConfig(
+        **SIZES | dict(num_hidden_layers=4, pad_token_id=None), head_dim=HEAD, linear_num_key_heads=2, linear_num_value_heads=4,
+        linear_key_head_dim=8, linear_value_head_dim=16, tie_word_embeddings=False,
+        layer_types=["linear_attention", "full_attention"] * 2,
+        rope_parameters=dict(rope_type="default", rope_theta=1e7, partial_rotary_factor=0.25, mrope_section=[1, 1, 0],
+                             mrope_interleaved=True))
+    folder, tensors = from_transformers(out, "qwen3.5", config, less_one=True)
+    text = json.loads((folder / "config.json").read_text())
+    text.pop("architectures")
+    rows = np.frombuffer((folder / "logits.f32").read_bytes(), dtype="<f4")
+    dropped = np.frombuffer((folder / "dropped.f32").read_bytes(), dtype="<f4")
+    whole = dict(architectures=["Qwen3_5ForConditionalGeneration"], model_type="qwen3_5", text_config=text,
+                 tie_word_embeddings=False)
+    tensors = {key.replace("model.", "model.language_model.", 1): value for key, value in tensors.items()}
+    tensors |= {key: np.zeros((2, 2), np.float32) for key in ("model.visual.blocks.0.attn.proj.weight", "mtp.fc.weight",
+                                                              "mtp.layers.0.self_attn.q_proj.weight")}
+    folder = write(out, "qwen3.5", whole, tensors, rows)
+    write_dropped(folder, dropped)
 
 
 def phi3(out):
@@ -599,6 +624,7 @@ def ernie(out):
 
 
 FAMILIES = dict(llama=llama, mistral=mistral, qwen2=qwen2, qwen2_5=qwen2_5, qwen3=qwen3, qwen3_moe=qwen3_moe, qwen3_moe_mixed=qwen3_moe_mixed,
+                qwen3_5=qwen3_5,
                 smollm3=smollm3, lfm2=lfm2, phi3=phi3, phi3_long=phi3_long,
                 phi4_mini=phi4_mini, granite=granite, granite4=granite4, stablelm=stablelm, stablelm2=stablelm2, gemma2=gemma2, gemma3=gemma3, gemma3n=gemma3n, gpt2=gpt2,
                 openelm=openelm, chatglm3=chatglm3, ernie=ernie)

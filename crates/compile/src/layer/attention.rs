@@ -84,10 +84,22 @@ impl AttentionLayer<'_> {
         masked_softmax(e, self.scope, scores, mask)
     }
 
-    /// Adds the output projection of concatenated heads, `[.., heads · size]`.
-    pub(crate) fn output(&self, e: &mut Emitter<'_>, x: Tensor) -> Result<Tensor> {
+    /// Adds the output projection of concatenated heads, `[.., heads · size]`, after their gate if the layer has one. `x` is the
+    /// layer's input.
+    ///
+    /// ```text
+    /// mixed ─────────────────────────[ Mul ]── o_proj
+    /// x ───────[ gate_proj ── Sigmoid ──┘ ]
+    /// ```
+    pub(crate) fn output(&self, e: &mut Emitter<'_>, mut mixed: Tensor, x: Tensor) -> Result<Tensor> {
         let cols = self.spec.heads * self.spec.head_size;
-        linear(e, &self.scope.child("o_proj"), x, cols, self.spec.output_bias.into())
+        if self.spec.gated {
+            let scope = self.scope.child("gate_proj");
+            let gates = linear(e, &scope, x, self.norm.width, Bias::Without)?;
+            let gates = e.graph.sigmoid(&scope, gates)?;
+            mixed = e.graph.mul(&self.scope.child("gate"), mixed, gates)?;
+        }
+        linear(e, &self.scope.child("o_proj"), mixed, cols, self.spec.output_bias.into())
     }
 }
 

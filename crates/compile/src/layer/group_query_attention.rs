@@ -78,7 +78,7 @@ pub(crate) fn group_query_attention(
     };
 
     let (mixed, present) = e.graph.group_query_attention(layer.scope, &operands)?;
-    Ok(CachedAttentionOutput { output: layer.output(e, mixed)?, key_value, present })
+    Ok(CachedAttentionOutput { output: layer.output(e, mixed, x)?, key_value, present })
 }
 
 /// Returns the layer's own queries, keys and values `[batch, sequence, heads · size]`. They are separate tensors if one

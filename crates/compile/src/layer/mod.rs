@@ -6,6 +6,7 @@
 pub(crate) mod altup;
 pub(crate) mod attention;
 pub(crate) mod connector;
+pub(crate) mod delta_rule;
 pub(crate) mod embed;
 pub(crate) mod encoder_attention;
 pub(crate) mod encoder_head;

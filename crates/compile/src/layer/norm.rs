@@ -135,6 +135,19 @@ pub(crate) fn unit_norm(
     rms_norm_of_rows(e, scope, x, ones, epsilon)
 }
 
+/// Adds `x / √(|x|² + epsilon)` over the last axis, as an RMS norm.
+pub(crate) fn unit_length(
+    e: &mut Emitter<'_>,
+    scope: &Scope,
+    x: Tensor,
+    width: usize,
+    epsilon: f32,
+) -> Result<Tensor> {
+    let size = width as f32;
+    let gain = e.tensor(&scope.node("gain"), &[width], |_| Ok(vec![size.sqrt().recip(); width]))?;
+    rms_norm_of_rows(e, scope, x, gain, epsilon / size)
+}
+
 /// Norms around a residual stream, whose values may be scaled by a factor below 1.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StreamNorms {

@@ -85,7 +85,7 @@ pub(crate) fn scaled_dot_product_attention(
     let q = e.scale(&layer.scope.child("q").child("scale"), q, layer.spec.scale())?;
     let mixed = attend(e, layer, q, kv, step)?;
     let rows = join_heads(e, layer.scope, mixed, [1, step.tokens, layer.spec.heads * layer.spec.head_size])?;
-    let output = layer.output(e, rows)?;
+    let output = layer.output(e, rows, x)?;
     Ok(StaticAttentionOutput { output, joined: kv, new })
 }
 

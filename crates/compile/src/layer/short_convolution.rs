@@ -36,33 +36,8 @@ impl ConvolutionLayer<'_> {
 
     /// Adds the convolution over the rows of past and new tokens, `[batch, kernel - 1 + tokens, width]`, its gate, and the
     /// output projection.
-    ///
-    /// ```text
-    /// joined ─┬─ Slice(from 0) ── Mul(tap 0) ─┐
-    ///         ├─ Slice(from 1) ── Mul(tap 1) ─ Add ── Mul(gate) ── out_proj
-    ///         └─ …
-    /// ```
     pub(crate) fn output(&self, e: &mut Emitter<'_>, joined: Tensor, gate: Tensor) -> Result<Tensor> {
-        let last = self.spec.kernel - 1;
-        let mut sum = None;
-        for tap in 0..self.spec.kernel {
-            let scope = self.scope.child(format_args!("tap.{tap}"));
-            let mut rows = joined;
-            if tap > 0 {
-                rows = e.graph.slice_from(&scope.child("from"), rows, 1, tap)?;
-            }
-            if tap < last {
-                rows = e.graph.slice_but_last(&scope.child("to"), rows, 1, last - tap)?;
-            }
-            let factors = self.tap(e, tap)?;
-            let product = e.graph.mul(&scope, rows, factors)?;
-            sum = Some(match sum {
-                Some(sum) => e.graph.add(&scope, sum, product)?,
-                None => product,
-            });
-        }
-
-        let mut mixed = sum.unwrap_or(joined);
+        let mut mixed = convolved(e, self.scope, joined, [self.width, self.spec.kernel])?;
         if self.spec.bias {
             let bias = e.vector(&self.scope.parameter("bias"), self.width)?;
             mixed = e.graph.add(&self.scope.child("bias"), mixed, bias)?;
@@ -70,11 +45,41 @@ impl ConvolutionLayer<'_> {
         let gated = e.graph.mul(&self.scope.child("gate"), mixed, gate)?;
         linear(e, &self.scope.child("out_proj"), gated, self.width, self.spec.bias.into())
     }
+}
 
-    /// Returns one element of the kernel of every channel, `[width]`.
-    fn tap(&self, e: &mut Emitter<'_>, tap: usize) -> Result<Tensor> {
-        let name = self.scope.parameter("weight");
-        let shape = [self.width, self.spec.kernel];
-        e.tensor(&format!("{name}.{tap}"), &[self.width], |e| e.columns(&name, shape, &[tap]))
+/// Adds a causal convolution with the weight `[width, kernel]` of the scope, which has one kernel for each channel:
+/// `[batch, kernel - 1 + tokens, width]` → `[batch, tokens, width]`.
+///
+/// ```text
+/// joined ─┬─ Slice(from 0) ── Mul(tap 0) ─┐
+///         ├─ Slice(from 1) ── Mul(tap 1) ─ Add
+///         └─ …
+/// ```
+pub(crate) fn convolved(
+    e: &mut Emitter<'_>,
+    scope: &Scope,
+    joined: Tensor,
+    [width, kernel]: [usize; 2],
+) -> Result<Tensor> {
+    let last = kernel - 1;
+    let name = scope.parameter("weight");
+    let mut sum = None;
+    for tap in 0..kernel {
+        let scope = scope.child(format_args!("tap.{tap}"));
+        let mut rows = joined;
+        if tap > 0 {
+            rows = e.graph.slice_from(&scope.child("from"), rows, 1, tap)?;
+        }
+        if tap < last {
+            rows = e.graph.slice_but_last(&scope.child("to"), rows, 1, last - tap)?;
+        }
+        let factors =
+            e.tensor(&format!("{name}.{tap}"), &[width], |e| e.columns(&name, [width, kernel], &[tap]))?;
+        let product = e.graph.mul(&scope, rows, factors)?;
+        sum = Some(match sum {
+            Some(sum) => e.graph.add(&scope, sum, product)?,
+            None => product,
+        });
     }
+    Ok(sum.unwrap_or(joined))
 }

@@ -42,7 +42,7 @@ pub(crate) fn whole_attention(
         None => grouped(e, layer, [q, k, v], text.mask)?,
         Some(length) => flat(e, layer, [q, k, v], text.mask, length)?,
     };
-    layer.output(e, rows)
+    layer.output(e, rows, x)
 }
 
 /// Returns queries, keys or values `[batch, sequence, heads, size]`, normed and rotated.

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use narthex_graph::typed::{Scope, Tensor, TensorType};
 use narthex_spec::{
-    arch::{AltUp, Attention, DecoderArch, Mixer, NormKind, PerLayer, Residual},
+    arch::{AltUp, Attention, DecoderArch, GatedDeltaRule, Mixer, NormKind, PerLayer, Residual},
     dtype::Dim,
     manifest::{KvLayout, Slot},
 };
@@ -12,7 +12,7 @@ use narthex_spec::{
 use super::io::GraphIo;
 use crate::{
     emit::Emitter,
-    error::{CompileError, Result},
+    error::Result,
     layer::{
         altup::Streams,
         layer_scope, mlp,
@@ -40,6 +40,16 @@ pub(super) trait MixerLowering {
         io: &mut GraphIo,
         scope: &Scope,
         rows: ConvolutionInputs,
+    ) -> Result<Tensor>;
+
+    /// Returns the branch that the gated delta rule of layer `index` adds to the residual stream. `x` is the normed stream.
+    fn delta_rule(
+        &mut self,
+        e: &mut Emitter<'_>,
+        io: &mut GraphIo,
+        index: usize,
+        spec: &GatedDeltaRule,
+        x: Tensor,
     ) -> Result<Tensor>;
 }
 
@@ -148,12 +158,7 @@ impl DecoderLayers<'_> {
         let spec = match &self.arch.layers[index].mixer {
             Mixer::Attention(attention) => return mixers.attend(e, io, index, attention, x),
             Mixer::Convolution(spec) => spec,
-            Mixer::DeltaRule(_) => {
-                return Err(CompileError::Unsupported {
-                    what: format!("the gated delta rule of layer {index}"),
-                    reason: "its state is not one of attention or of a short convolution".to_owned(),
-                });
-            }
+            Mixer::DeltaRule(rule) => return mixers.delta_rule(e, io, index, rule, x),
         };
         let scope = layer_scope(index).child("conv");
         let width = self.arch.hidden;

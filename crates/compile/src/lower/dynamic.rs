@@ -5,10 +5,10 @@
 
 use std::collections::BTreeMap;
 
-use narthex_graph::typed::{KeyValue, Scope, Tensor, TensorType};
+use narthex_graph::typed::{KeyValue, Reduction, Scope, Tensor, TensorType};
 use narthex_spec::{
     DType, Variant,
-    arch::{Attention, DecoderArch, EncoderArch, EncoderHead, KvSource, Pooling, Rotation},
+    arch::{Attention, DecoderArch, EncoderArch, EncoderHead, GatedDeltaRule, KvSource, Pooling, Rotation},
     dtype::Dim,
     manifest::{GraphEntry, HostTable, KvLayout, Part, Slot},
 };
@@ -24,6 +24,7 @@ use crate::{
     error::Result,
     layer::{
         attention::AttentionLayer,
+        delta_rule::{DeltaRuleLayer, DeltaState, TokenPlaces},
         embed,
         encoder_attention::{EncoderRotary, padding_scores},
         encoder_head::{self, VectorLength},
@@ -71,7 +72,7 @@ pub(crate) fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<Lowered
     let norms = StreamNorms::new(Norm::of(arch), 1.0);
     let layers = DecoderLayers { arch, range: 0..arch.layers.len(), rows, norms, form: ResidualForm::Fused };
     let entries = BTreeMap::new();
-    let mut mixers = CachedMixers { arch, seqlens_k, total_length, angles, entries };
+    let mut mixers = CachedMixers { arch, seqlens_k, total_length, angles, entries, places: None };
     let stream = layers.lower(e, &mut io, &mut mixers, x)?;
     let mut tables = vec![logits(e, &mut io, arch, &stream, logits_rows)?];
     if let Some(per_layer) = &arch.per_layer {
@@ -94,6 +95,8 @@ struct CachedMixers<'a> {
     angles: rope::Angles,
     /// Keys and values by cache entry.
     entries: BTreeMap<usize, CacheEntry>,
+    /// Places of the tokens, if a gated delta rule has read them.
+    places: Option<TokenPlaces>,
 }
 
 /// An entry of the KV cache.
@@ -165,6 +168,66 @@ impl MixerLowering for CachedMixers<'_> {
         rows: ConvolutionInputs,
     ) -> Result<Tensor> {
         Ok(rows.joined)
+    }
+
+    fn delta_rule(
+        &mut self,
+        e: &mut Emitter<'_>,
+        io: &mut GraphIo,
+        index: usize,
+        spec: &GatedDeltaRule,
+        x: Tensor,
+    ) -> Result<Tensor> {
+        let layer = self.arch.kv_index(index);
+        let recurrent =
+            f32(&["batch".into(), spec.value_heads.into(), spec.key_size.into(), spec.value_size.into()]);
+        let convolution = f32(&["batch".into(), (spec.kernel - 1).into(), spec.width().into()]);
+        let state = format!("past.{layer}.state");
+        let rows = format!("past.{layer}.conv");
+        let past = DeltaState {
+            recurrent: io.input(e, Slot::PastState { layer }, &state, recurrent.clone()),
+            convolution: io.input(e, Slot::PastConvolutionState { layer }, &rows, convolution.clone()),
+        };
+
+        let places = self.token_places(e, io, spec.kernel)?;
+        let scope = layer_scope(index).child("delta");
+        let rule = DeltaRuleLayer { scope: &scope, spec, norm: Norm::of(self.arch) };
+        let (output, present) = rule.apply(e, x, places, past)?;
+        let outputs = [
+            (Slot::PresentState { layer }, "state", present.recurrent, recurrent),
+            (Slot::PresentConvolutionState { layer }, "conv", present.convolution, convolution),
+        ];
+        for (slot, part, tensor, kind) in outputs {
+            io.output(e, slot, &format!("present.{layer}.{part}"), tensor, &kind)?;
+        }
+        io.cache_entry(KvLayout::delta_rule(spec));
+        Ok(output)
+    }
+}
+
+impl CachedMixers<'_> {
+    /// Returns the places of the tokens, from an input that all gated delta rules share.
+    ///
+    /// ```text
+    /// token_mask ─┬─ Unsqueeze ── mask
+    ///             └─ ReduceSum ── Cast ── Unsqueeze ── Add(0, 1, …, kernel - 2) ── last
+    /// ```
+    fn token_places(&mut self, e: &mut Emitter<'_>, io: &mut GraphIo, kernel: usize) -> Result<TokenPlaces> {
+        if let Some(places) = self.places {
+            return Ok(places);
+        }
+        let scope = Scope::root().child("token_mask");
+        let kind = f32(&["batch".into(), "sequence".into()]);
+        let tokens = io.input(e, Slot::TokenMask, "token_mask", kind);
+        let mask = e.graph.unsqueeze(&scope.child("heads"), tokens, &[2])?;
+
+        let count = e.graph.reduce_away(&scope.child("count"), Reduction::Sum, tokens, 1)?;
+        let count = e.graph.cast(&scope.child("count"), count, DType::I64)?;
+        let count = e.graph.unsqueeze(&scope.child("count"), count, &[1, 2])?;
+        let steps: Vec<i64> = (0..kernel as i64 - 1).collect();
+        let steps = e.graph.ints(&[1, steps.len(), 1], &steps);
+        let last = e.graph.add(&scope.child("last"), count, steps)?;
+        Ok(*self.places.insert(TokenPlaces { mask, last }))
     }
 }
 

@@ -4,8 +4,8 @@ use narthex_graph::typed::{Scope, Tensor, TensorType};
 use narthex_spec::{
     DType, Variant,
     arch::{
-        Attention, AttentionDirection, ClassifierLayers, DecoderArch, EmbedderArch, EncoderHead, Pooling,
-        Rotation,
+        Attention, AttentionDirection, ClassifierLayers, DecoderArch, EmbedderArch, EncoderHead,
+        GatedDeltaRule, Pooling, Rotation,
     },
     dtype::Dim,
     manifest::{GraphEntry, HostTable, Part, Slot},
@@ -302,6 +302,20 @@ impl MixerLowering for TextAttention<'_> {
     ) -> Result<Tensor> {
         Err(CompileError::Unsupported {
             what: "a short convolution".to_owned(),
+            reason: "layers of embedding models have attention".to_owned(),
+        })
+    }
+
+    fn delta_rule(
+        &mut self,
+        _: &mut Emitter<'_>,
+        _: &mut GraphIo,
+        _: usize,
+        _: &GatedDeltaRule,
+        _: Tensor,
+    ) -> Result<Tensor> {
+        Err(CompileError::Unsupported {
+            what: "a gated delta rule".to_owned(),
             reason: "layers of embedding models have attention".to_owned(),
         })
     }

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use narthex_graph::typed::{KeyValue, Scope, Tensor};
 use narthex_spec::{
     DType, HeadOrder, Scheme, Variant,
-    arch::{Architecture, Attention, DecoderArch, DecoderLayer, Rotation},
+    arch::{Architecture, Attention, DecoderArch, DecoderLayer, GatedDeltaRule, Rotation},
     dtype::Dim,
     manifest::{GraphEntry, KvLayout, LayerRange, Part, Slot},
     recipe::{FixedShapes, StepShape},
@@ -228,6 +228,20 @@ impl MixerLowering for StaticMixers<'_> {
         let joined = e.graph.mul(&scope.child("in_place"), joined, in_place)?;
         let moved = e.graph.mat_mul(&scope.child("moved"), shift, past)?;
         Ok(e.graph.add(&scope.child("joined"), joined, moved)?)
+    }
+
+    fn delta_rule(
+        &mut self,
+        _: &mut Emitter<'_>,
+        _: &mut GraphIo,
+        index: usize,
+        _: &GatedDeltaRule,
+        _: Tensor,
+    ) -> Result<Tensor> {
+        Err(CompileError::Unsupported {
+            what: format!("the gated delta rule of layer {index} with fixed shapes"),
+            reason: "NPUs have no operator for its recurrence; compile it for the CPU".to_owned(),
+        })
     }
 }
 

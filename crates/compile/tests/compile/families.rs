@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::support::job;
 
-const FAMILIES: [&str; 23] = [
+const FAMILIES: [&str; 24] = [
     "chatglm3",
     "ernie4.5",
     "gemma2",
@@ -33,6 +33,7 @@ const FAMILIES: [&str; 23] = [
     "qwen3",
     "qwen3-moe",
     "qwen3-moe-mixed",
+    "qwen3.5",
     "smollm3",
     "stablelm",
     "stablelm2",
@@ -190,15 +191,17 @@ fn settings_that_contradict_the_weights_are_named() {
 }
 
 #[test]
-fn experts_with_fixed_shapes_are_refused_with_a_next_step() {
-    let out = tempfile::tempdir().unwrap();
-    let shapes = FixedShapes { context: 24, shorter: vec![], prefill: vec![8], buckets: vec![8] };
-    let recipe = Recipe { fixed: Some(shapes), ..Recipe::new(Scheme::W8) };
-    let folder = copy("qwen3-moe", &json!({}));
-    let error = compile(job(folder.path(), recipe, out.path()), &Quiet, &AtomicBool::new(false));
-    let error = error.unwrap_err().to_string();
-    assert!(
-        error.contains("a mixture of experts with fixed shapes") && error.contains("for the CPU"),
-        "{error}"
-    );
+fn layers_without_a_static_variant_are_refused_with_a_next_step() {
+    for (family, expected) in [
+        ("qwen3-moe", "a mixture of experts with fixed shapes"),
+        ("qwen3.5", "the gated delta rule of layer 0 with fixed shapes"),
+    ] {
+        let out = tempfile::tempdir().unwrap();
+        let shapes = FixedShapes { context: 24, shorter: vec![], prefill: vec![8], buckets: vec![8] };
+        let recipe = Recipe { fixed: Some(shapes), ..Recipe::new(Scheme::W8) };
+        let folder = copy(family, &json!({}));
+        let error = compile(job(folder.path(), recipe, out.path()), &Quiet, &AtomicBool::new(false));
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains(expected) && error.contains("for the CPU"), "{error}");
+    }
 }

@@ -132,6 +132,7 @@ impl StaticGraph {
             let new = row.saturating_mul(tokens);
             let past = row.saturating_mul(2).saturating_mul(layout.window.unwrap_or(0));
             let output = |slot, expected| (slot, self.output(slot).len(), expected);
+
             let checks = match layout.content {
                 KvContent::KeysAndValues => {
                     [output(Slot::NewKey { layer }, new), output(Slot::NewValue { layer }, new)]

@@ -7,6 +7,7 @@ mod support;
 mod broken;
 mod calibration;
 mod conformer;
+mod delta_rule;
 mod device_loss;
 mod embedders;
 mod encoder;

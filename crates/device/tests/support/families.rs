@@ -146,6 +146,16 @@ fn copy(family: &str) -> tempfile::TempDir {
     checkpoint
 }
 
+/// Returns the elements of a tensor of a family's folder, which has them in half precision.
+pub(crate) fn tensor(family: &str, name: &str) -> Vec<f32> {
+    let bytes = fs::read(folder(family).join("model.safetensors")).unwrap();
+    let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let tensors: serde_json::Value = serde_json::from_slice(&bytes[8..header]).unwrap();
+    let [start, end] = [0, 1].map(|end| tensors[name]["data_offsets"][end].as_u64().unwrap() as usize);
+    let elements = bytes[header + start..header + end].chunks_exact(2);
+    elements.map(|element| half::f16::from_le_bytes([element[0], element[1]]).to_f32()).collect()
+}
+
 /// Returns a family's package in which all elements of the tensors with `name` in their name are `value`.
 pub(crate) fn with_values(family: &str, recipe: Recipe, (name, value): (&str, f32)) -> Package {
     let checkpoint = copy(family);

@@ -25,6 +25,7 @@ pub(super) fn shapes(at: &NodeContext<'_>) -> Option<Vec<Option<Shape>>> {
         "OneHot" => one(one_hot(at)),
         "Attention" if at.node.domain.is_empty() => Some(attention(at)),
         "GroupQueryAttention" => Some(group_query(at)),
+        "LinearAttention" => Some(linear_attention(at)),
         "MultiHeadAttention" => one(multi_head(at)),
         "SkipSimplifiedLayerNormalization" | "SkipLayerNormalization" => Some(skip_norm(at)),
 
@@ -268,6 +269,18 @@ fn group_query(at: &NodeContext<'_>) -> Vec<Option<Shape>> {
         }
     }
     vec![out, at.shape(3).cloned(), at.shape(4).cloned()]
+}
+
+fn linear_attention(at: &NodeContext<'_>) -> Vec<Option<Shape>> {
+    let width = || {
+        let values = (*at.shape(2)?.last()?)?;
+        values.checked_mul(heads(at, "q_num_heads")?)?.checked_div(heads(at, "kv_num_heads")?)
+    };
+    let mut out = at.shape(0).cloned();
+    if let Some(last) = out.as_mut().and_then(|shape| shape.last_mut()) {
+        *last = width();
+    }
+    vec![out, at.shape(3).cloned()]
 }
 
 fn multi_head(at: &NodeContext<'_>) -> Option<Shape> {

@@ -110,6 +110,9 @@ fn data_is_computed() {
     check("Attention", &[Of("1 2 3 8"), Of("1 2 5 8"), Of("1 2 5 4"), Input::None], &[], "1 2 3 4");
     let heads = [("num_heads", Attribute::from(4usize)), ("kv_num_heads", 2usize.into())];
     check("com.microsoft/GroupQueryAttention", &[Of("1 3 64")], &heads, "1 3 32");
+    let heads = [("q_num_heads", Attribute::from(4usize)), ("kv_num_heads", 2usize.into())];
+    let linear = [Of("1 s 32"), Of("1 s 16"), Of("1 s 10"), Of("1 2 8 5"), Of("1 s 2"), Of("1 s 2")];
+    check("com.microsoft/LinearAttention", &linear, &heads, "1 7 20");
     check("Bespoke", &[Of("2 3")], &[], "unknown");
 }
 

@@ -188,6 +188,26 @@ impl TypedBuilder {
         Ok(self.onnx(scope, "Gather", &[x, indices], attributes, kind))
     }
 
+    /// Adds a selection of rows of each member of a batch: `[batch, rows, ..]` and indices i64 `[batch, count, 1]` →
+    /// `[batch, count, ..]`.
+    pub fn gather_rows(&mut self, scope: &Scope, x: Tensor, indices: Tensor) -> Result<Tensor> {
+        const OP: &str = "GatherND";
+        let [kind, at] = self.types(scope, OP, [x, indices])?;
+        let (Some([batch, _]), [other, count, Dim::Fixed(1)], DType::I64) =
+            (kind.shape.first_chunk(), &at.shape[..], at.dtype)
+        else {
+            let expected = "rows [batch, rows, ..] and indices i64 [batch, count, 1]";
+            return Err(mismatch(scope, OP, expected, &[&kind, &at]));
+        };
+        if batch != other {
+            return Err(mismatch(scope, OP, "rows and indices of one batch", &[&kind, &at]));
+        }
+        let mut shape = kind.shape.clone();
+        shape[1] = count.clone();
+        let kind = TensorType { dtype: kind.dtype, shape };
+        Ok(self.onnx(scope, OP, &[x, indices], &[("batch_dims", Attribute::Int(1))], kind))
+    }
+
     /// Adds new axes of extent 1 at these positions, counted in the result.
     pub fn unsqueeze(&mut self, scope: &Scope, x: Tensor, axes: &[usize]) -> Result<Tensor> {
         let [mut kind] = self.types(scope, "Unsqueeze", [x])?;

@@ -2,12 +2,13 @@
 //!
 //! A wrong tensor causes an error where it is used, which names the node and the types. Symbolic dimensions compare by
 //! name. The operators are methods of [`TypedBuilder`]: those that compute are in `onnx`, those that move elements in
-//! `layout`, those on integers in `quantized`, those of ONNX Runtime in `contrib` and `experts`. To add nodes to a foreign graph, whose types are not known, use
+//! `layout`, those on integers in `quantized`, those of ONNX Runtime in `contrib`, `experts` and `linear_attention`. To add nodes to a foreign graph, whose types are not known, use
 //! [`Builder`].
 
 mod contrib;
 mod experts;
 mod layout;
+mod linear_attention;
 mod onnx;
 mod quantized;
 mod scope;
@@ -26,6 +27,7 @@ use narthex_spec::{DType, dtype::Dim};
 pub use self::{
     contrib::{GroupQueryAttention, KeyValue, MatMulNBits, SkipNorm},
     experts::{ExpertBlocks, ExpertMixture, QuantizedExperts},
+    linear_attention::GatedDeltaAttention,
     onnx::{Conv1d, Conv2d, PaddedConv, PatchConv, Reduction},
     quantized::{IntegerBits, Rounding, RowWeight},
     scope::Scope,

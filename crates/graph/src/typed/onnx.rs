@@ -116,6 +116,11 @@ impl TypedBuilder {
         self.unary(scope, "Relu", x, &[])
     }
 
+    /// Adds the softplus, `ln(1 + e^x)`.
+    pub fn softplus(&mut self, scope: &Scope, x: Tensor) -> Result<Tensor> {
+        self.unary(scope, "Softplus", x, &[])
+    }
+
     /// Adds the square root of `x`.
     pub fn sqrt(&mut self, scope: &Scope, x: Tensor) -> Result<Tensor> {
         self.unary(scope, "Sqrt", x, &[])

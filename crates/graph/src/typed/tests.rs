@@ -134,3 +134,40 @@ fn convolutions_and_slices_divide_symbols() {
     assert!(b.slice_but_last(&scope, padded, 0, 0).is_err());
     assert!(b.clip(&scope, chunks, x, x).is_err());
 }
+
+#[test]
+fn a_gated_delta_rule_takes_the_heads_of_its_state() {
+    let kind = |last: usize| TensorType::new(DType::F32, &["batch".into(), "sequence".into(), last.into()]);
+    let build = |key: usize, decay: usize| {
+        let mut b = builder();
+        let scope = Scope::root().child("delta");
+        let [query, value] = [("q", 16), ("v", 10)].map(|(name, width)| b.input(name, kind(width)));
+        let [key, decay] = [("k", key), ("g", decay)].map(|(name, width)| b.input(name, kind(width)));
+        let state = TensorType::new(DType::F32, &["batch".into(), 2.into(), 8.into(), 5.into()]);
+        let past = b.input("past", state);
+        let attention = GatedDeltaAttention { query, key, value, past, decay, rate: decay, heads: 2 };
+        let [out, present] = b.gated_delta_attention(&scope, &attention)?;
+        Ok::<_, BuildError>([out, present].map(|tensor| b.get(tensor).unwrap().to_string()))
+    };
+    assert_eq!(build(16, 2).unwrap(), ["f32 [batch, sequence, 10]", "f32 [batch, 2, 8, 5]"]);
+    for error in [build(8, 2), build(16, 16)].map(Result::unwrap_err) {
+        let expected = "queries, keys and values [batch, sequence, ..] of 2 heads for f32 [batch, 2, 8, 5]";
+        assert_eq!((error.node.as_str(), error.expected.as_str()), ("/delta/LinearAttention", expected));
+    }
+}
+
+#[test]
+fn rows_are_gathered_from_each_member_of_a_batch() {
+    let mut b = builder();
+    let [x, ..] = inputs(&mut b);
+    let scope = Scope::root();
+    let indices =
+        |batch: &str, depth: usize| TensorType::new(DType::I64, &[batch.into(), 3.into(), depth.into()]);
+    let at = b.input("at", indices("batch", 1));
+    let rows = b.gather_rows(&scope, x, at).unwrap();
+    assert_eq!(b.get(rows).unwrap().to_string(), "f32 [batch, 3, 64]");
+    for (name, kind) in [("other", indices("rows", 1)), ("deep", indices("batch", 2))] {
+        let at = b.input(name, kind);
+        assert!(b.gather_rows(&scope, x, at).is_err(), "{name}");
+    }
+}

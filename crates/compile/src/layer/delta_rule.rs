@@ -1,0 +1,154 @@
+//! Gated delta rules of Qwen3.5, with ONNX Runtime's operator for linear attention.
+
+use narthex_graph::typed::{GatedDeltaAttention, Scope, Tensor};
+use narthex_spec::arch::{Activation, GatedDeltaRule, NormKind};
+
+use super::{
+    linear::{Bias, StackedLinear, linear, stacked_linear},
+    mlp::activation,
+    norm::{Norm, unit_length},
+    short_convolution::convolved,
+};
+use crate::{emit::Emitter, error::Result};
+
+/// Epsilon that is added to the squared length of queries and keys.
+const LENGTH_EPSILON: f32 = 1e-6;
+
+/// A gated delta rule of one layer.
+#[derive(Clone, Copy)]
+pub(crate) struct DeltaRuleLayer<'a> {
+    /// Path of its nodes.
+    pub(crate) scope: &'a Scope,
+    /// Its structure.
+    pub(crate) spec: &'a GatedDeltaRule,
+    /// The decoder's norms, for width and epsilon.
+    pub(crate) norm: Norm,
+}
+
+/// Places of the tokens in a batch whose rows end with padding.
+#[derive(Clone, Copy)]
+pub(crate) struct TokenPlaces {
+    /// 1 for a token, 0 for padding, `[batch, sequence, 1]`.
+    pub(crate) mask: Tensor,
+    /// Indices of the last rows of a convolution's past and new tokens, i64 `[batch, kernel - 1, 1]`.
+    pub(crate) last: Tensor,
+}
+
+/// State of a gated delta rule.
+#[derive(Clone, Copy)]
+pub(crate) struct DeltaState {
+    /// Recurrent state, `[batch, value_heads, key_size, value_size]`.
+    pub(crate) recurrent: Tensor,
+    /// Inputs of the convolution, `[batch, kernel - 1, width]`.
+    pub(crate) convolution: Tensor,
+}
+
+impl DeltaRuleLayer<'_> {
+    /// Adds the rule over normed rows `[batch, sequence, hidden]`. Returns the branch that is added to the residual stream, and
+    /// the state after the tokens.
+    ///
+    /// ```text
+    /// x ─┬─ qkv_proj ── Concat(past rows) ─┬─ taps ── SiLU ── Split ─┬─ queries ── unit ─┐
+    ///    │                                 └─ GatherND ── last rows  ├─ keys ───── unit ─┤
+    ///    │                                                           └─ values ──────────┤
+    ///    ├─ decays and rates ────────────────────────────────────────────────── LinearAttention(past) ─┬─ norm ── Mul ── out_proj
+    ///    │                                                                                             └─ state   │
+    ///    └─ gate_proj ── SiLU ────────────────────────────────────────────────────────────────────────────────────┘
+    /// ```
+    pub(crate) fn apply(
+        &self,
+        e: &mut Emitter<'_>,
+        x: Tensor,
+        places: TokenPlaces,
+        past: DeltaState,
+    ) -> Result<(Tensor, DeltaState)> {
+        let &GatedDeltaRule { value_heads, value_size, kernel, .. } = self.spec;
+        let width = self.spec.width();
+        let rows = linear(e, &self.scope.child("qkv_proj"), x, self.norm.width, Bias::Without)?;
+        let joined = e.graph.concat(&self.scope.child("joined"), &[past.convolution, rows], 1)?;
+        let convolution = e.graph.gather_rows(&self.scope.child("last"), joined, places.last)?;
+
+        let conv = self.scope.child("conv");
+        let mixed = convolved(e, &conv, joined, [width, kernel])?;
+        let mixed = activation(e, &conv.child("act"), mixed, Activation::Silu)?;
+        let [decay, rate] = self.decay_and_rate(e, x, places.mask)?;
+        let [query, key, value] = self.query_key_value(e, mixed)?;
+        let operands =
+            GatedDeltaAttention { query, key, value, past: past.recurrent, decay, rate, heads: value_heads };
+        let [out, recurrent] = e.graph.gated_delta_attention(self.scope, &operands)?;
+
+        let norm = self.scope.child("norm");
+        let heads = [0, 0, value_heads as i64, value_size as i64];
+        let out = e.graph.reshape(&norm.child("heads"), out, &heads)?;
+        let value_norm = Norm { kind: NormKind::Rms, width: value_size, ..self.norm };
+        let normed = value_norm.apply(e, &norm, out)?;
+        let flat = [0, 0, self.spec.value_width() as i64];
+        let normed = e.graph.reshape(&norm.child("flat"), normed, &flat)?;
+        let gate = self.scope.child("gate_proj");
+        let gates = linear(e, &gate, x, self.norm.width, Bias::Without)?;
+        let gates = activation(e, &gate.child("act"), gates, Activation::Silu)?;
+        let gated = e.graph.mul(&self.scope.child("gate"), normed, gates)?;
+        let output = linear(e, &self.scope.child("out_proj"), gated, self.spec.value_width(), Bias::Without)?;
+        Ok((output, DeltaState { recurrent, convolution }))
+    }
+
+    /// Returns queries, keys and values of as many heads, each `[batch, sequence, heads · size]`. Queries and keys have unit
+    /// length.
+    fn query_key_value(&self, e: &mut Emitter<'_>, mixed: Tensor) -> Result<[Tensor; 3]> {
+        let keys = self.spec.key_width();
+        let sizes = [keys, keys, self.spec.value_width()];
+        let [query, key, value] = e.graph.split_into(&self.scope.child("conv"), mixed, 2, sizes)?;
+        Ok([self.unit_heads(e, "query", query)?, self.unit_heads(e, "key", key)?, value])
+    }
+
+    /// Returns heads of unit length, each as often as there are values for it.
+    fn unit_heads(&self, e: &mut Emitter<'_>, name: &str, x: Tensor) -> Result<Tensor> {
+        let &GatedDeltaRule { key_heads, value_heads, key_size, .. } = self.spec;
+        let scope = self.scope.child(name);
+        let heads = [0, 0, key_heads as i64, key_size as i64];
+        let x = e.graph.reshape(&scope.child("heads"), x, &heads)?;
+        let mut unit = unit_length(e, &scope, x, key_size, LENGTH_EPSILON)?;
+
+        let copies = value_heads / key_heads;
+        if copies > 1 {
+            let one = e.graph.unsqueeze(&scope.child("copies"), unit, &[3])?;
+            unit = e.graph.concat(&scope.child("copies"), &vec![one; copies], 3)?;
+        }
+        let flat = [0, 0, (value_heads * key_size) as i64];
+        Ok(e.graph.reshape(&scope.child("flat"), unit, &flat)?)
+    }
+
+    /// Returns the logarithms of the factors of the state, and the rates of its updates, both `[batch, sequence, heads]` and 0
+    /// for padding.
+    ///
+    /// ```text
+    /// x ── decays and rates ─┬─ Add(shift) ── Softplus ── Mul(-e^decay_log) ── Mul(mask)
+    ///                        └─ Sigmoid ── Mul(mask)
+    /// ```
+    fn decay_and_rate(&self, e: &mut Emitter<'_>, x: Tensor, mask: Tensor) -> Result<[Tensor; 2]> {
+        let heads = self.spec.value_heads;
+        let scope = self.scope.child("rates_proj");
+        let parts = ["decay_proj", "rate_proj"].map(|part| self.scope.child(part));
+        let stacked =
+            StackedLinear { scope: &scope, parts: &parts, cols: self.norm.width, bias: Bias::Without };
+        let both = stacked_linear(e, x, &stacked)?;
+        let [decay, rate] = e.graph.split_into(&scope, both, 2, [heads; 2])?;
+
+        let scope = self.scope.child("decay");
+        let shift = e.vector(&self.scope.child("decay_shift").parameter("weight"), heads)?;
+        let shifted = e.graph.add(&scope, decay, shift)?;
+        let positive = e.graph.softplus(&scope, shifted)?;
+        let logarithms = self.scope.child("decay_log").parameter("weight");
+        let factors = e.tensor(&scope.node("factors"), &[heads], |e| {
+            let logarithms = e.values(&logarithms, &[heads])?;
+            Ok(logarithms.into_iter().map(|logarithm| -logarithm.exp()).collect())
+        })?;
+        let decay = e.graph.mul(&scope, positive, factors)?;
+        let decay = e.graph.mul(&scope.child("mask"), decay, mask)?;
+
+        let scope = self.scope.child("rate");
+        let rate = e.graph.sigmoid(&scope, rate)?;
+        let rate = e.graph.mul(&scope.child("mask"), rate, mask)?;
+        Ok([decay, rate])
+    }
+}
