@@ -367,6 +367,7 @@ impl ProbedModel for CalibrationModel<'_> {
             Slot::PerLayerEmbeds => Elements::F32(self.per_layer(tokens)?),
             Slot::SeqlensK => Elements::I32(vec![count as i32 - 1]),
             Slot::TotalLength => Elements::I32(vec![count as i32]),
+            Slot::TokenMask => Elements::F32(vec![1.0; count]),
             Slot::CosTable => Elements::F32(self.angles(count, Trigonometric::Cos)),
             Slot::SinTable => Elements::F32(self.angles(count, Trigonometric::Sin)),
             Slot::LogitsRows => Elements::I64(spread_rows(count, logits)),

@@ -24,8 +24,9 @@ use narthex_spec::{
 use narthex_testkit::checkpoint::{
     HIDDEN, INNER, LAYERS, LLAMA_CONTEXT, Meta, tiny_bert_safetensors, tiny_llama,
 };
+use serde_json::json;
 
-use crate::support::job;
+use crate::{families, support::job};
 
 /// Answer of a runner for one requested output.
 type Answer = fn(&Fetch) -> Vec<f32>;
@@ -153,6 +154,20 @@ fn a_runner_gets_a_whole_probe() {
     // The text is longer than the tiny model's context.
     let embeds = feeds.iter().find(|feed| feed.name == "embeds").unwrap();
     assert_eq!(embeds.shape, [1, LLAMA_CONTEXT, HIDDEN]);
+}
+
+#[test]
+fn gated_delta_rules_are_measured_without_padding() {
+    let source = families::copy("qwen3.5", &json!({}));
+    let runner = MadeUp::new(blocks);
+    compile(source.path(), Scheme::W8, Some(&runner), None).unwrap();
+    let calls = runner.calls.into_inner();
+    let [(graph, feeds, _)] = calls.as_slice() else { panic!("{} runs", calls.len()) };
+    assert!(graph.nodes.iter().any(|node| node.op == "LinearAttention"));
+    let mask = feeds.iter().find(|feed| feed.name == "token_mask").unwrap();
+    assert_eq!(mask.elements, Elements::F32(vec![1.0; mask.shape[1]]));
+    // A value of integers would keep the graph of a large model from being divided.
+    assert!(graph.nodes.iter().all(|node| node.op != "GatherND"));
 }
 
 #[test]

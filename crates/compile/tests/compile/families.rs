@@ -44,7 +44,7 @@ fn golden(name: &str) -> PathBuf {
 }
 
 /// Copies a family's folder with changed settings.
-fn copy(family: &str, changes: &Value) -> tempfile::TempDir {
+pub(crate) fn copy(family: &str, changes: &Value) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let mut config: Value =
         serde_json::from_slice(&fs::read(golden(family).join("config.json")).unwrap()).unwrap();
