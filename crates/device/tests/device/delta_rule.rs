@@ -5,22 +5,29 @@
 
 use std::{collections::BTreeMap, fs};
 
+use narthex_compile::calibration::GraphRunner;
 use narthex_device::single_run::run;
 use narthex_graph::typed::{GatedDeltaAttention, Scope, TensorType, TypedBuilder};
 use narthex_spec::{
-    DType, Elements, Feed, Fetch, Recipe, Scheme, TokenId,
+    DType, Elements, Feed, Fetch, Recipe, ScalingMethod, Scheme, TokenId,
     dtype::Dim,
     manifest::{GraphEntry, Slot},
 };
 
 use crate::support::{
-    Package,
-    families::{Format, TOKENS, logits, package, tensor, tokens},
+    CpuRunner, Package,
+    families::{Format, TOKENS, logits, package, rows, tensor, tokens},
     relative, runtime,
 };
 
 /// Maximum relative L2 distance to the reference.
 const SINGLE: f32 = 1e-3;
+
+/// As [`SINGLE`], for weights in half precision.
+const HALF: f32 = 0.01;
+
+/// As [`SINGLE`], for weights of 8 bits, whose small errors these random models amplify.
+const EIGHT_BITS: f32 = 0.2;
 
 /// Extents of a rule.
 #[derive(Debug, Clone, Copy)]
@@ -179,7 +186,11 @@ fn next_past(slot: Slot) -> Option<Slot> {
 
 impl CarriedGraph {
     fn new(batch: usize) -> Self {
-        let package = package("qwen3.5", Format::Safetensors, Recipe::new(Scheme::F32), None);
+        Self::of(batch, Recipe::new(Scheme::F32), None)
+    }
+
+    fn of(batch: usize, recipe: Recipe, runner: Option<&dyn GraphRunner>) -> Self {
+        let package = package("qwen3.5", Format::Safetensors, recipe, runner);
         let embeddings = tensor("qwen3.5", "model.language_model.embed_tokens.weight");
         let mut graph = Self { package, embeddings, past: BTreeMap::new(), lengths: vec![0; batch] };
         let entry = graph.entry().clone();
@@ -278,6 +289,40 @@ fn the_graph_continues_its_states() {
     let mut graph = CarriedGraph::new(1);
     for range in [0..1, 1..3, 3..20, 20..21, 21..40] {
         agree(&graph.step(&[&tokens[range.clone()]])[0], &expected[range.clone()], &format!("{range:?}"));
+    }
+}
+
+#[test]
+fn layers_can_be_left_out() {
+    let recipe = Recipe { drop_layers: Some("0".parse().unwrap()), ..Recipe::new(Scheme::F32) };
+    let found = CarriedGraph::of(1, recipe, None).step(&[&tokens()]);
+    agree(&found[0], &rows("qwen3.5", "dropped.f32"), "without the first layer");
+}
+
+#[test]
+fn schemes_and_scales_of_channels_keep_the_logits() {
+    let single = Recipe::new(Scheme::F32);
+    let exact = |scheme| Recipe { accuracy_level: 0, ..Recipe::new(scheme) };
+    let cases = [
+        (Recipe { scaling: ScalingMethod::Smooth, ..single }, true, SINGLE),
+        (Recipe::new(Scheme::F16), false, HALF),
+        (exact(Scheme::W8), false, EIGHT_BITS),
+        (exact(Scheme::W8), true, EIGHT_BITS),
+    ];
+    let plain = CarriedGraph::new(1);
+    for (recipe, is_measured, bound) in cases {
+        let how = format!("{recipe:?}");
+        let runner = is_measured.then_some(&CpuRunner as &dyn GraphRunner);
+        let mut graph = CarriedGraph::of(1, recipe, runner);
+        if is_measured {
+            let data = |graph: &CarriedGraph| graph.package.manifest.files["model.onnx.data"].sha256;
+            assert_ne!(data(&graph), data(&plain), "{how}");
+        }
+        let found = graph.step(&[&tokens()]);
+        for (found, expected) in found[0].iter().zip(&logits("qwen3.5")) {
+            let distance = relative(found, expected);
+            assert!(distance <= bound, "{how}: {distance}");
+        }
     }
 }
 
