@@ -30,8 +30,9 @@ impl EngineLoop {
             }
             let Some(sequence) = self.queue.front() else { return };
             let contents = self.contents();
-            let rewind = |slot, len| self.device.rewind_length(slot, len);
-            let choice = self.slots.choose(&sequence.tokens, reuse, &contents, in_tree, rewind);
+            let choice = self.slots.choose(&sequence.tokens, reuse, &contents, in_tree, |slot, len| {
+                self.device.rewind_length(slot, len)
+            });
             let choice = choice.and_then(|choice| self.make_room(choice, footprint));
             match choice {
                 Some(choice) => self.start_first(choice, footprint),
@@ -51,8 +52,9 @@ impl EngineLoop {
 
     /// Returns the length of the longest prefix of a prompt that can be taken from a slot.
     pub(super) fn longest_prefix(&self, contents: &[SlotContent<'_>], prompt: &[Position]) -> usize {
-        let rewind = |slot, len| self.device.rewind_length(slot, len);
-        Slots::longest_prefix(contents, prompt, rewind).map_or(0, |prefix| prefix.length)
+        let longest =
+            Slots::longest_prefix(contents, prompt, |slot, len| self.device.rewind_length(slot, len));
+        longest.map_or(0, |prefix| prefix.length)
     }
 
     /// Returns true if a running sequence is about to compute a longer prefix of the prompt than any slot and the tree

@@ -48,14 +48,16 @@ impl<S: Clone> Checkpoints<S> {
     /// lengths for which they would, divided by the distance from the end, because late changes are more frequent. The
     /// last two always stay, because the next prompt of a conversation differs in the last tokens.
     fn least(&self) -> usize {
-        let length = |index: usize| self.states[index].0;
-        let last = self.states.len() - 1;
-        let cost = |index: usize| {
-            let again = length(index) - index.checked_sub(1).map_or(0, length);
-            let lengths = length(index + 1) - length(index);
-            again as f64 * lengths as f64 / (length(last) - length(index)) as f64
-        };
-        (0..last - 1).min_by(|&a, &b| cost(a).total_cmp(&cost(b))).unwrap_or(0)
+        let older = 0..self.states.len() - 2;
+        older.min_by(|&a, &b| self.cost(a).total_cmp(&self.cost(b))).unwrap_or(0)
+    }
+
+    fn cost(&self, index: usize) -> f64 {
+        let length = self.states[index].0;
+        let again = length - index.checked_sub(1).map_or(0, |before| self.states[before].0);
+        let lengths = self.states[index + 1].0 - length;
+        let distance = self.states.last().map_or(1, |(last, _)| *last - length);
+        again as f64 * lengths as f64 / distance as f64
     }
 }
 
