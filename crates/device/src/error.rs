@@ -73,6 +73,12 @@ pub enum DeviceError {
         /// Description of the device.
         device: &'static str,
     },
+    /// Models with recurrent states run on the CPU alone.
+    #[error("{device} does not run models with recurrent states; this version runs them on the CPU")]
+    States {
+        /// Description of the device.
+        device: &'static str,
+    },
     /// The package was made for another device.
     #[error("the package contains {holds}, which runs only on {to}")]
     Bound {
@@ -181,7 +187,7 @@ impl DeviceError {
                 "compile the model again with `narthex compile`, and report the problem if it persists"
             }
             Self::Variant { .. } => "compile the model with `--context`, which adds graphs with fixed shapes",
-            Self::Speech { .. } => "leave out --providers and --npu for this model",
+            Self::Speech { .. } | Self::States { .. } => "leave out --providers and --npu for this model",
             Self::Wrong { .. } => "use another device; `narthex doctor` lists those of this machine",
             Self::Bound { .. } => "load it on that device, or import an export for CPUs or GPUs",
             Self::Unusable { device, .. } if *device == DeviceName::WebGpu.describe() => {

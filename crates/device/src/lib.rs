@@ -28,6 +28,7 @@ pub mod runtime;
 pub mod single_run;
 pub mod speech;
 pub mod split;
+mod states;
 pub mod static_shapes;
 mod table;
 pub mod tower;
@@ -36,3 +37,4 @@ pub mod vision;
 mod vocab_subset;
 
 pub use error::{DeviceError, RefusedNode};
+pub use states::bytes_per_slot;

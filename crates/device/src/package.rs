@@ -33,12 +33,20 @@ pub(crate) fn takes_dynamic(device: &Device, manifest: &Manifest) -> Result<(), 
         _ if matches!(manifest.architecture, Structure::Speech(_)) && *device != Device::Cpu => {
             Err(DeviceError::Speech { device: name.describe() })
         }
+        _ if has_states(manifest) && *device != Device::Cpu => {
+            Err(DeviceError::States { device: name.describe() })
+        }
         // Found with version 0.4.0 of the plugin on an NVIDIA GPU, and with 1.27.0 on SwiftShader.
         _ if name == DeviceName::WebGpu && caps_scores(manifest) => {
             Err(DeviceError::Wrong { device: name.describe(), ignored: "the cap of attention scores" })
         }
         _ => Ok(()),
     }
+}
+
+/// Returns whether a layer of a decoder has a state instead of keys and values.
+fn has_states(manifest: &Manifest) -> bool {
+    manifest.graphs.iter().flat_map(|graph| &graph.kv).any(|entry| entry.delta_state().is_some())
 }
 
 /// Returns whether attention of a decoder caps its scores.

@@ -71,7 +71,7 @@ impl SplitExecutor {
     /// Combines two executors of one model. All of their slots must be empty.
     ///
     /// # Errors
-    /// [`DeviceError::Package`] for executors with different vocabularies.
+    /// [`DeviceError::Package`] for executors with different vocabularies, and for layers with states.
     pub fn new(
         prefill: Box<dyn Executor>,
         decode: Box<dyn Executor>,
@@ -362,6 +362,10 @@ impl Executor for SplitExecutor {
 
 /// Returns the limits of two executors together.
 fn joined(prefill: &Limits, decode: &Limits) -> Result<Limits, DeviceError> {
+    if [prefill, decode].iter().any(|side| side.kv.has_states()) {
+        let expected = "keys and values in every layer, which two devices hand over to each other";
+        return Err(DeviceError::package(expected, "layers with states, which run on one device"));
+    }
     if prefill.vocab != decode.vocab {
         let expected = format!("one vocabulary on both devices, of {} tokens", prefill.vocab);
         return Err(DeviceError::package(expected, decode.vocab));

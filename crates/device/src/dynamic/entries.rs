@@ -29,11 +29,11 @@ impl DynamicExecutor {
         match self.place(entry) {
             EntryPlace::Attention(layer) => {
                 let [keys, values] = [KvPart::Key, KvPart::Value]
-                    .map(|part| self.cache.read(KvTensor { layer, part }, slot, range.clone()));
+                    .map(|part| self.memory.cache.read(KvTensor { layer, part }, slot, range.clone()));
                 Ok([keys?, values?])
             }
             EntryPlace::Convolution(index) => {
-                Ok(self.convolutions.read_halves(slot, index, range).map(KvRows::F32))
+                Ok(self.memory.convolutions.read_halves(slot, index, range).map(KvRows::F32))
             }
         }
     }
@@ -48,22 +48,22 @@ impl DynamicExecutor {
     ) -> Result<(), StepError> {
         match self.place(entry) {
             EntryPlace::Attention(layer) => {
-                self.cache.write(KvTensor { layer, part: KvPart::Key }, slot, at, &block.keys)?;
-                self.cache.write(KvTensor { layer, part: KvPart::Value }, slot, at, &block.values)
+                self.memory.cache.write(KvTensor { layer, part: KvPart::Key }, slot, at, &block.keys)?;
+                self.memory.cache.write(KvTensor { layer, part: KvPart::Value }, slot, at, &block.values)
             }
             EntryPlace::Convolution(index) => {
                 let halves = [&block.keys, &block.values].map(KvRows::to_f32);
-                self.convolutions.write_halves(slot, index, at, halves.each_ref().map(Vec::as_slice))
+                self.memory.convolutions.write_halves(slot, index, at, halves.each_ref().map(Vec::as_slice))
             }
         }
     }
 
     /// Returns the place of an entry.
     fn place(&self, entry: usize) -> EntryPlace {
-        match self.convolutions.index(entry) {
+        match self.memory.convolutions.index(entry) {
             Some(index) => EntryPlace::Convolution(index),
             None => {
-                let before = (0..entry).filter(|&other| self.convolutions.index(other).is_none());
+                let before = (0..entry).filter(|&other| self.memory.convolutions.index(other).is_none());
                 EntryPlace::Attention(before.count())
             }
         }

@@ -6,13 +6,13 @@ use narthex_spec::{DType, SlotId};
 
 use super::{
     input::DecoderInput,
-    kv_cache::KvCache,
+    memory::SequenceMemory,
     names::{CacheOutput, DecoderNames},
     rows::{KvPart, KvTensor},
 };
 use crate::{
-    convolution_rows::ConvolutionRows,
     ort::{Binding, Session, Tensor},
+    states::{SlotStates, StatePart},
     table::Table,
 };
 
@@ -92,6 +92,10 @@ pub(super) struct BoundGraph {
     new_kv: Vec<[Vec<f32>; 2]>,
     /// Rows of past and of new tokens of each short convolution.
     convolved: Vec<[Vec<f32>; 2]>,
+    /// Both tensors of each layer's states, past and present.
+    states: Vec<[[Vec<f32>; 2]; 2]>,
+    /// Mask of the new tokens. There is no padding.
+    mask: Vec<f32>,
     /// Number of logits in a row of the head's output.
     width: usize,
 }
@@ -107,6 +111,8 @@ impl BoundGraph {
             total: [0],
             new_kv: Vec::new(),
             convolved: Vec::new(),
+            states: Vec::new(),
+            mask: vec![1.0; most],
             width,
         })
     }
@@ -116,8 +122,7 @@ impl BoundGraph {
         &mut self,
         session: &mut Session,
         names: &DecoderNames,
-        cache: &mut KvCache,
-        convolutions: &mut ConvolutionRows<f32>,
+        memory: &mut SequenceMemory,
         run: GraphRun<'_>,
     ) -> Result<(), StepError> {
         self.total[0] = run.total as i32;
@@ -129,7 +134,7 @@ impl BoundGraph {
             feed: run.feed.address(),
             angles: run.angles.as_ref().map_or(0, |angles| angles.parts[0].as_ptr() as usize),
             logits: run.logits.as_ptr() as usize,
-            generation: cache.generation(),
+            generation: memory.cache.generation(),
         };
 
         let row = run.first_row;
@@ -137,9 +142,10 @@ impl BoundGraph {
         let new = run.total.saturating_sub(run.sequence)..run.total;
         if self.key != Some(key) {
             self.key = None;
-            self.bind(names, cache, convolutions, run)?;
+            self.bind(names, memory, run)?;
             self.key = Some(key);
         }
+        let SequenceMemory { cache, convolutions, states } = memory;
 
         for (index, [past, _]) in self.convolved.iter_mut().enumerate() {
             for (sequence, past) in
@@ -148,7 +154,9 @@ impl BoundGraph {
                 convolutions.read_past(sequence.slot, index, sequence.at, past);
             }
         }
+        self.read_states(states, batch);
         self.binding.run(session)?;
+        self.write_states(states, batch, new.len())?;
         for (index, [_, new]) in self.convolved.iter().enumerate() {
             for (sequence, new) in batch.iter().zip(new.chunks_exact((new.len() / batch.len()).max(1))) {
                 convolutions.write(sequence.slot, index, sequence.at, new)?;
@@ -162,13 +170,42 @@ impl BoundGraph {
         Ok(())
     }
 
+    /// Copies the states of the sequences of a batch to the inputs.
+    fn read_states(&mut self, states: &SlotStates, batch: &[RunRow]) {
+        for (index, parts) in self.states.iter_mut().enumerate() {
+            for (part, [past, _]) in StatePart::BOTH.into_iter().zip(parts) {
+                let one = past.len() / batch.len();
+                for (sequence, past) in batch.iter().zip(past.chunks_exact_mut(one.max(1))) {
+                    states.read(sequence.slot, sequence.at, index, part, past);
+                }
+            }
+        }
+    }
+
+    /// Copies the states after `count` more tokens of each sequence from the outputs.
+    fn write_states(&self, states: &mut SlotStates, batch: &[RunRow], count: usize) -> Result<(), StepError> {
+        if self.states.is_empty() {
+            return Ok(());
+        }
+        for (row, sequence) in batch.iter().enumerate() {
+            states.begin(sequence.slot, sequence.at + count)?;
+            for (index, parts) in self.states.iter().enumerate() {
+                for (part, [_, present]) in StatePart::BOTH.into_iter().zip(parts) {
+                    let one = present.len() / batch.len();
+                    states.write(sequence.slot, index, part, &present[row * one..(row + 1) * one]);
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn bind(
         &mut self,
         names: &DecoderNames,
-        cache: &mut KvCache,
-        convolutions: &ConvolutionRows<f32>,
+        memory: &mut SequenceMemory,
         run: GraphRun<'_>,
     ) -> Result<(), StepError> {
+        let SequenceMemory { cache, convolutions, states } = memory;
         let count = run.batch.len();
         let batch = count as i64;
         let rows = run.logits_rows as i64;
@@ -177,6 +214,7 @@ impl BoundGraph {
             self.new_kv.resize_with(names.cache.len(), Default::default);
         }
         self.convolved.resize_with(names.convolutions.len(), Default::default);
+        self.states.resize_with(names.states.len(), Default::default);
         let b = &mut self.binding;
 
         // SAFETY: the feed, the angles, the logits and the cache belong to the executor that owns this binding; all
@@ -220,6 +258,22 @@ impl BoundGraph {
                 b.input(&names.past, Tensor::new(past, DType::F32, &shape))?;
                 let shape = [count, run.sequence, width].map(|extent| extent as i64);
                 b.output(&names.new, Tensor::new(new, DType::F32, &shape))?;
+            }
+            if let Some(name) = &names.token_mask {
+                let mask = &mut self.mask[..count * run.sequence];
+                b.input(name, Tensor::new(mask, DType::F32, &[batch, run.sequence as i64]))?;
+            }
+            for (index, (names, parts)) in names.states.iter().zip(&mut self.states).enumerate() {
+                for (part, [past, present]) in StatePart::BOTH.into_iter().zip(parts) {
+                    let extents = states.extents(index, part);
+                    let shape: Vec<i64> =
+                        [count].iter().chain(extents).map(|extent| *extent as i64).collect();
+                    let length = count * extents.iter().product::<usize>();
+                    past.resize(length, 0.0);
+                    present.resize(length, 0.0);
+                    b.input(&names.past[part as usize], Tensor::new(past, DType::F32, &shape))?;
+                    b.output(&names.present[part as usize], Tensor::new(present, DType::F32, &shape))?;
+                }
             }
             let rows = run.first_row..run.first_row + count;
             cache.bind(b, names, rows, run.sequence, &mut self.new_kv)

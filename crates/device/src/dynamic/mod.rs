@@ -12,6 +12,7 @@ mod input;
 mod kv_cache;
 mod long_rope;
 mod media;
+mod memory;
 mod names;
 mod options;
 mod parts;
@@ -27,18 +28,17 @@ use narthex_engine::{
     position::{Position, same_kind},
 };
 use narthex_spec::{
-    DType, Ep, KvPrecision, SlotId,
+    KvPrecision, SlotId,
     arch::Steps,
-    manifest::{KvContent, KvLayout, Manifest},
+    manifest::{KvLayout, Manifest},
 };
 
 use crate::{
-    convolution_rows::ConvolutionRows,
     ep::Device,
     error::DeviceError,
     inventory,
     operators::AttentionSwitch,
-    ort::{DeviceMemory, DevicePadding, SessionOptions},
+    ort::SessionOptions,
     package,
     packed_weights::PackedWeights,
     placement::GraphPlacement,
@@ -48,14 +48,11 @@ use crate::{
     vocab_subset::VocabSubset,
 };
 
-use device_cache::DeviceKvCache;
 use graph::{BoundGraph, GraphRun, RunRow};
-use growth::Growth;
-use host_cache::HostKvCache;
-use kv_cache::KvCache;
 use long_rope::LongRope;
 use media::{MediaAttention, media_attention};
-use names::{CacheOutput, DecoderNames};
+use memory::SequenceMemory;
+use names::DecoderNames;
 
 pub use options::ExecutorOptions;
 use options::bytes_per_token;
@@ -75,10 +72,8 @@ pub struct DynamicExecutor {
     batch: usize,
     long: Option<LongRope>,
     switch: RopeSwitch,
-    cache: KvCache,
-    /// Rows of short convolutions.
-    convolutions: ConvolutionRows<f32>,
-    /// Layouts of all entries of the cache, those of convolutions among them.
+    memory: SequenceMemory,
+    /// Layouts of all entries of the cache, those of convolutions and states among them.
     kv: Vec<KvLayout>,
     /// Sequences of a batch, by their rows.
     batch_rows: Vec<RunRow>,
@@ -136,23 +131,7 @@ impl DynamicExecutor {
         let session = &graph.session;
         let kv = graph.cache_layouts(&entry.kv);
         limits.kv.bytes_per_token = bytes_per_token(&kv);
-        let attention = kv.iter().filter(|layer| layer.content == KvContent::KeysAndValues);
-        let attention: Vec<KvLayout> = attention.cloned().collect();
-        let own = names.cache.first().map(|[keys, _]| DeviceMemory::of_input(runtime, session, &keys.past));
-        let cache = match own.transpose().map_err(DeviceError::binding)?.flatten() {
-            // If a graph returns only new keys and values, the host writes them to the cache.
-            Some(memory) if names.cache_output == CacheOutput::Present => {
-                let dtype = attention.first().map_or(DType::F32, |layer| layer.dtype);
-                let padding = DevicePadding::new(runtime, dtype, SessionOptions::on(device, 1))?;
-                let clears_memory = device.ep() == Ep::Cuda;
-                KvCache::Device(DeviceKvCache::new(&attention, &limits, memory, padding, clears_memory))
-            }
-            _ => {
-                let growth =
-                    if names.cache_output == CacheOutput::New { Growth::Eighth } else { Growth::Double };
-                KvCache::Host(HostKvCache::new(&attention, &limits, growth))
-            }
-        };
+        let memory = SequenceMemory::new(runtime, device, session, names, &kv, &limits)?;
 
         let media = media_attention(manifest, &limits, &graph, prompt.as_ref());
         let width = kept.width();
@@ -161,8 +140,7 @@ impl DynamicExecutor {
         let prefill = BoundGraph::new(prompt_session, limits.chunk, width).map_err(DeviceError::binding)?;
 
         Ok(Self {
-            cache,
-            convolutions: ConvolutionRows::new(&kv, limits.slots),
+            memory,
             kv,
             batch_rows: Vec::with_capacity(limits.batch),
             decode,
@@ -209,7 +187,7 @@ impl DynamicExecutor {
     /// Returns the number of tokens in a slot.
     fn held(&self, slot: SlotId) -> Result<usize, StepError> {
         self.limits.check_slot(slot)?;
-        Ok(self.cache.length(slot))
+        Ok(self.memory.cache.length(slot))
     }
 
     /// Runs the spans of a plan. `factors` has the rotary factors of each span; if it is empty, all spans use the short
@@ -219,7 +197,7 @@ impl DynamicExecutor {
         let mut row = 0;
         while at < plan.spans.len() {
             let chosen = factors_of(factors, at);
-            let spans = plan.spans[at..].iter().take(self.cache.max_rows(self.batch)).enumerate();
+            let spans = plan.spans[at..].iter().take(self.memory.cache.max_rows(self.batch)).enumerate();
             let group = spans
                 .take_while(|(index, span)| is_single(span) && factors_of(factors, at + index) == chosen)
                 .count();
@@ -247,14 +225,14 @@ impl DynamicExecutor {
     ) -> Result<(), StepError> {
         self.group.clear();
         self.group.extend(spans.iter().map(|span| span.slot));
-        let first_row = self.cache.gather(&self.group);
+        let first_row = self.memory.cache.gather(&self.group);
 
         let lengths = &mut self.decode.lengths;
         self.batch_rows.clear();
         self.batch_rows.extend(spans.iter().map(|span| RunRow { slot: span.slot, at: span.at }));
-        self.batch_rows.sort_by_key(|row| self.cache.row(row.slot));
+        self.batch_rows.sort_by_key(|row| self.memory.cache.row(row.slot));
         for (index, span) in spans.iter().enumerate() {
-            let place = self.cache.row(span.slot) - first_row;
+            let place = self.memory.cache.row(span.slot) - first_row;
             self.feed.write(place, plan, plan.tokens_of(span)[0], span.at);
             lengths[place] = span.at as i32;
             self.decode.rows[index] = place as i64;
@@ -274,13 +252,7 @@ impl DynamicExecutor {
             logits_rows: spans.len(),
         };
 
-        self.decode.run(
-            &mut self.graph.session,
-            &self.graph.names,
-            &mut self.cache,
-            &mut self.convolutions,
-            run,
-        )?;
+        self.decode.run(&mut self.graph.session, &self.graph.names, &mut self.memory, run)?;
         self.kept.scatter(logits);
         Ok(())
     }
@@ -306,6 +278,7 @@ impl DynamicExecutor {
                 _ => self.run_tokens(run, row..row + count),
             };
         }
+
         let first = tokens.len() - span.logits.rows(tokens.len());
         for (index, token) in tokens.iter().enumerate() {
             let rows = row + index.saturating_sub(first)..row + (index + 1).saturating_sub(first);
@@ -364,14 +337,14 @@ impl DynamicExecutor {
             batch: &[RunRow { slot, at }],
             sequence: tokens.len(),
             total: at + tokens.len(),
-            first_row: self.cache.row(slot),
+            first_row: self.memory.cache.row(slot),
             feed: &mut self.feed,
             angles: self.long.as_mut().map(|long| long.angles(factors)),
             logits_rows: rows.len(),
             logits: &mut logits[..rows.len() * self.kept.width()],
         };
 
-        bound.run(&mut graph.session, &graph.names, &mut self.cache, &mut self.convolutions, run)?;
+        bound.run(&mut graph.session, &graph.names, &mut self.memory, run)?;
         self.kept.scatter(logits);
         Ok(())
     }
@@ -405,12 +378,12 @@ impl Executor for DynamicExecutor {
     }
 
     fn execute(&mut self, plan: &StepPlan) -> Result<(), StepError> {
-        plan.check(&self.limits, |slot| self.cache.length(slot))?;
+        plan.check(&self.limits, |slot| self.memory.cache.length(slot))?;
         plan.check_media(self.media_width())?;
         if matches!(self.media, MediaAttention::Bidirectional(_)) {
             plan.check_whole_media()?;
         }
-        self.cache.reserve(plan.spans.iter().map(|span| (span.slot, span.at + span.tokens.len())))?;
+        self.memory.cache.reserve(plan.spans.iter().map(|span| (span.slot, span.at + span.tokens.len())))?;
         self.logits_rows = plan.logits_rows();
         let wanted = self.logits_rows * self.limits.vocab;
         if self.logits.len() < wanted {
@@ -421,7 +394,7 @@ impl Executor for DynamicExecutor {
         self.feed.check()?;
         self.switch.commit(plan, rewritten);
         for span in &plan.spans {
-            self.cache.set_length(span.slot, span.at + span.tokens.len());
+            self.memory.commit(span);
         }
         Ok(())
     }
@@ -433,10 +406,13 @@ impl Executor for DynamicExecutor {
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
         check_truncate(slot, len, self.held(slot)?)?;
         self.switch.check_kept(slot, len)?;
-        self.cache.truncate(slot, len);
-        self.convolutions.truncate(slot, len);
+        self.memory.truncate(slot, len)?;
         self.switch.truncate(slot, len);
         Ok(())
+    }
+
+    fn rewind_length(&self, slot: SlotId, len: usize) -> usize {
+        self.memory.states.rewind_length(slot, len)
     }
 
     fn media_width(&self) -> Option<usize> {
@@ -453,19 +429,21 @@ impl Executor for DynamicExecutor {
     }
 
     fn read_kv(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {
+        self.memory.check_handover()?;
         check_read(&range, self.held(slot)?)?;
         KvBlock::read(range.len(), &self.kv, |entry| self.read_entry(entry, slot, range.clone()))
     }
 
     fn write_kv(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError> {
+        self.memory.check_handover()?;
         block.check(&self.kv, at, self.held(slot)?, self.limits.context)?;
         let length = at + block.tokens();
         self.switch.hand_over(slot, at, length)?;
-        self.cache.reserve([(slot, length)].into_iter())?;
+        self.memory.cache.reserve([(slot, length)].into_iter())?;
         for (entry, block) in block.layers().iter().enumerate() {
             self.write_entry(entry, slot, at, block)?;
         }
-        self.cache.set_length(slot, length);
+        self.memory.cache.set_length(slot, length);
         Ok(())
     }
 
@@ -483,12 +461,11 @@ impl Executor for DynamicExecutor {
 
     fn copy_kv(&mut self, copy: &KvCopy) -> Result<(), StepError> {
         copy.check(self.held(copy.from)?, self.held(copy.to)?)?;
-        self.cache.reserve_copy(copy)?;
-        self.switch.copy(copy, |copy| {
-            self.cache.copy(copy)?;
-            self.convolutions.copy(copy)
-        })?;
-        self.cache.set_length(copy.to, copy.tokens.end);
+        self.memory.states.check_copy(copy)?;
+        self.memory.cache.reserve_copy(copy)?;
+        self.switch.copy(copy, |copy| self.memory.copy(copy))?;
+        self.memory.states.copy(copy)?;
+        self.memory.cache.set_length(copy.to, copy.tokens.end);
         Ok(())
     }
 }

@@ -27,6 +27,9 @@ pub(super) struct DecoderNames {
     pub(super) cache: Vec<[CacheNames; 2]>,
     /// Names for the rows of each short convolution.
     pub(super) convolutions: Vec<ConvolutionNames>,
+    /// Names for the states of each layer that has one, and for the mask of its tokens.
+    pub(super) states: Vec<StateNames>,
+    pub(super) token_mask: Option<CString>,
     /// Form in which the graph returns keys and values.
     pub(super) cache_output: CacheOutput,
     /// The graph accepts only one row at a time.
@@ -44,6 +47,27 @@ pub(super) struct CacheNames {
 pub(super) struct ConvolutionNames {
     pub(super) past: CString,
     pub(super) new: CString,
+}
+
+/// Names for the two tensors of a layer's state: the inputs after the past, and the outputs after the new tokens.
+pub(super) struct StateNames {
+    pub(super) past: [CString; 2],
+    pub(super) present: [CString; 2],
+}
+
+impl StateNames {
+    fn new(entry: &GraphEntry, layer: usize) -> Result<Self, DeviceError> {
+        Ok(Self {
+            past: [
+                package::input(entry, Slot::PastState { layer })?,
+                package::input(entry, Slot::PastConvolutionState { layer })?,
+            ],
+            present: [
+                package::output(entry, Slot::PresentState { layer })?,
+                package::output(entry, Slot::PresentConvolutionState { layer })?,
+            ],
+        })
+    }
 }
 
 impl CacheNames {
@@ -95,6 +119,7 @@ impl DecoderNames {
         let cache_output = CacheOutput::of(entry);
         let mut cache = Vec::with_capacity(entry.kv.len());
         let mut convolutions = Vec::new();
+        let mut states = Vec::new();
         for (layer, layout) in entry.kv.iter().enumerate() {
             match layout.content {
                 KvContent::KeysAndValues => cache.push([
@@ -105,10 +130,7 @@ impl DecoderNames {
                     past: package::input(entry, Slot::PastConvolution { layer })?,
                     new: package::output(entry, Slot::NewConvolution { layer })?,
                 }),
-                KvContent::DeltaState { .. } => {
-                    let expected = "a cache of keys and values or of inputs of convolutions";
-                    return Err(DeviceError::package(expected, "states of gated delta rules"));
-                }
+                KvContent::DeltaState { .. } => states.push(StateNames::new(entry, layer)?),
             }
         }
 
@@ -130,6 +152,11 @@ impl DecoderNames {
             },
             cache,
             convolutions,
+            token_mask: match entry.input(Slot::TokenMask) {
+                Some(_) => Some(package::input(entry, Slot::TokenMask)?),
+                None => None,
+            },
+            states,
             cache_output,
             one_row: cache_output == CacheOutput::New || declares_one_row(entry),
         })

@@ -5,7 +5,7 @@ use std::path::Path;
 use narthex_engine::executor::{KvLimits, Limits};
 use narthex_spec::{KvPrecision, manifest::KvLayout};
 
-use crate::error::DeviceError;
+use crate::{error::DeviceError, states::bytes_per_slot};
 
 /// Options of an executor.
 #[derive(Debug, Clone, Copy)]
@@ -48,7 +48,7 @@ impl ExecutorOptions<'_> {
             vocab,
             kv: KvLimits {
                 bytes_per_token: bytes_per_token(kv),
-                bytes_per_slot: 0,
+                bytes_per_slot: bytes_per_slot(kv),
                 step: self.kv_step,
                 budget: self.kv_budget,
             },

@@ -24,5 +24,6 @@ mod packed_weights;
 mod scorers;
 mod speech;
 mod split;
+mod states;
 mod static_shapes;
 mod vision;
