@@ -10,11 +10,11 @@ mod pip;
 use std::{io, path::PathBuf, time::Duration};
 
 use narthex_files::environment;
-use narthex_spec::{Ep, ModelName, Scheme, Sha256, id::BadModelName};
+use narthex_spec::{ModelName, Scheme, Sha256, id::BadModelName};
 
 use self::pip::{no_pip_hint, pip_hint};
 pub use self::{connection::ConnectionError, hub::HubError, package_index::PackageIndexError};
-use crate::{known_models::unsupported_architecture, platform::Platform};
+use crate::{known_models::unsupported_architecture, platform::Platform, runtimes::RuntimeKind};
 
 /// A failure of this crate.
 #[derive(Debug, thiserror::Error)]
@@ -215,7 +215,7 @@ pub enum Error {
     #[error("the {kind} runtime is not available for {platform}: {reason}")]
     NoRuntime {
         /// The runtime.
-        kind: Ep,
+        kind: RuntimeKind,
         /// This machine.
         platform: Platform,
         /// Reason.
@@ -225,7 +225,7 @@ pub enum Error {
     #[error("the {kind} runtime is not installed")]
     RuntimeNotInstalled {
         /// The runtime.
-        kind: Ep,
+        kind: RuntimeKind,
     },
     /// `ORT_DYLIB_PATH` names no file.
     #[error("ORT_DYLIB_PATH names {}, which is not a file", path.display())]

@@ -4,6 +4,7 @@
 //! it, or the user names a file. The wheel is verified, and its libraries are unpacked into the store. Their relative
 //! paths are kept, because the libraries find each other by them. Nothing here loads a library.
 
+mod kind;
 mod pins;
 mod shipped_library;
 
@@ -12,6 +13,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+pub use kind::RuntimeKind;
 use narthex_spec::{Ep, ProgressSink, UnknownName};
 pub use pins::{Pin, RuntimePackage, RuntimeWheel};
 use serde::Serialize;
@@ -36,25 +38,26 @@ pub fn all() -> impl Iterator<Item = &'static RuntimePackage> {
     pins::PACKAGES.iter()
 }
 
-/// Returns the runtime with a provider; `None` if the provider comes with other software.
-pub fn package(ep: Ep) -> Option<&'static RuntimePackage> {
-    all().find(|package| package.ep == ep)
+/// Returns a runtime; `None` for a provider that comes with other software.
+pub fn package(kind: impl Into<RuntimeKind>) -> Option<&'static RuntimePackage> {
+    let kind = kind.into();
+    all().find(|package| package.kind == kind)
 }
 
-/// Returns the provider whose runtime has this name.
+/// Returns the runtime with this name.
 ///
 /// # Errors
 /// [`UnknownName`] lists the runtimes.
-pub fn parse(name: &str) -> Result<Ep, UnknownName> {
-    let names: Vec<Ep> = all().map(|package| package.ep).collect();
+pub fn parse(name: &str) -> Result<RuntimeKind, UnknownName> {
+    let names: Vec<RuntimeKind> = all().map(|package| package.kind).collect();
     UnknownName::find("runtime", name, &names)
 }
 
 /// An installed runtime.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RuntimeInfo {
-    /// The provider in the runtime.
-    pub kind: Ep,
+    /// The runtime.
+    pub kind: RuntimeKind,
     /// Version.
     pub version: String,
     /// Folder.
@@ -80,14 +83,14 @@ pub fn platform() -> Result<Platform, Error> {
     Platform::of(os, arch).ok_or(Error::UnsupportedPlatform { os, arch })
 }
 
-/// Returns the wheel of a provider's runtime for this machine, or [`Error::NoRuntime`] with the reason why there is
-/// none.
-pub fn pinned(kind: Ep) -> Result<Pin, Error> {
+/// Returns the wheel of a runtime for this machine, or [`Error::NoRuntime`] with the reason why there is none.
+pub fn pinned(kind: impl Into<RuntimeKind>) -> Result<Pin, Error> {
     pinned_for(kind, platform()?)
 }
 
-/// Returns the wheel of a provider's runtime for a platform, or [`Error::NoRuntime`].
-pub fn pinned_for(kind: Ep, platform: Platform) -> Result<Pin, Error> {
+/// Returns the wheel of a runtime for a platform, or [`Error::NoRuntime`].
+pub fn pinned_for(kind: impl Into<RuntimeKind>, platform: Platform) -> Result<Pin, Error> {
+    let kind = kind.into();
     pins::find(kind, platform).map_err(|reason| Error::NoRuntime { kind, platform, reason })
 }
 
@@ -98,7 +101,7 @@ pub fn pinned_for(kind: Ep, platform: Platform) -> Result<Pin, Error> {
 /// pinned one.
 pub fn install(
     store: &Store,
-    kind: Ep,
+    kind: impl Into<RuntimeKind>,
     origin: &WheelOrigin,
     progress: &dyn ProgressSink,
     cancel: &CancelFlag,
@@ -113,13 +116,13 @@ fn install_pin(
     progress: &dyn ProgressSink,
     cancel: &CancelFlag,
 ) -> Result<RuntimeInfo, Error> {
-    let Pin { package: RuntimePackage { ep, name, version, .. }, wheel: pinned } = pin;
+    let Pin { package: RuntimePackage { kind, name, version, .. }, wheel: pinned } = pin;
     let folder = store.runtime_folder(&pin.package.folder_name());
     if let Some(info) = installed(&folder, pin) {
         return Ok(info);
     }
 
-    let _lock = store.lock(&format!("runtime-{ep}"), progress, cancel)?;
+    let _lock = store.lock(&format!("runtime-{kind}"), progress, cancel)?;
     if let Some(info) = installed(&folder, pin) {
         return Ok(info);
     }
@@ -143,7 +146,7 @@ fn install_pin(
     }
 
     let source = format!("wheel {name} {version}");
-    Receipt { made_for: ep.to_string(), source, archive: sha256, files }.write(staging.path())?;
+    Receipt { made_for: kind.to_string(), source, archive: sha256, files }.write(staging.path())?;
     let dir = staging.commit()?;
     store.drop_blob(&sha256)?;
     Ok(info(&dir, pin))
@@ -151,8 +154,8 @@ fn install_pin(
 
 fn info(dir: &Path, pin: &Pin) -> RuntimeInfo {
     let library = pin.wheel.library.split('/').fold(dir.to_path_buf(), |path, part| path.join(part));
-    let RuntimePackage { ep, version, .. } = pin.package;
-    RuntimeInfo { kind: *ep, version: version.clone(), dir: dir.to_path_buf(), library }
+    let RuntimePackage { kind, version, .. } = pin.package;
+    RuntimeInfo { kind: *kind, version: version.clone(), dir: dir.to_path_buf(), library }
 }
 
 /// Returns the runtime in a folder if it is installed: every file of its receipt is present with the recorded size.
@@ -163,7 +166,7 @@ fn installed(dir: &Path, pin: &Pin) -> Option<RuntimeInfo> {
 }
 
 /// Returns the pinned version of a runtime, if it is completely installed.
-pub fn locate(store: &Store, kind: Ep) -> Option<RuntimeInfo> {
+pub fn locate(store: &Store, kind: impl Into<RuntimeKind>) -> Option<RuntimeInfo> {
     let pin = pinned(kind).ok()?;
     installed(&store.runtime_folder(&pin.package.folder_name()), &pin)
 }
@@ -204,11 +207,12 @@ fn verify_files(
 
 /// Returns every installed runtime.
 pub fn list(store: &Store) -> Vec<RuntimeInfo> {
-    all().filter_map(|package| locate(store, package.ep)).collect()
+    all().filter_map(|package| locate(store, package.kind)).collect()
 }
 
 /// Removes a runtime, even a damaged one. Returns [`Error::RuntimeNotInstalled`] if it is absent.
-pub fn remove(store: &Store, kind: Ep) -> Result<(), Error> {
+pub fn remove(store: &Store, kind: impl Into<RuntimeKind>) -> Result<(), Error> {
+    let kind = kind.into();
     let folder = package(kind).map(|package| store.runtime_folder(&package.folder_name()));
     match folder.filter(|folder| folder.exists()) {
         Some(folder) => store.discard(&folder),

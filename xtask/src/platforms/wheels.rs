@@ -23,7 +23,7 @@ struct RuntimeList {
 
 #[derive(Deserialize)]
 struct Runtime {
-    ep: String,
+    kind: String,
     name: String,
     version: String,
     wheel: Vec<RuntimeWheel>,
@@ -93,7 +93,7 @@ pub(super) fn runtime(session: &Session<'_>, platform: &str, folder: &Path) -> a
 
 fn runtime_pin(list: &str, platform: &str) -> anyhow::Result<Pin> {
     let list: RuntimeList = toml::from_str(list).context(RUNTIMES)?;
-    let runtime = list.runtime.into_iter().find(|runtime| runtime.ep == "cpu");
+    let runtime = list.runtime.into_iter().find(|runtime| runtime.kind == "cpu");
     let runtime = runtime.with_context(|| format!("{RUNTIMES}: no runtime for the CPU"))?;
     let wheel = runtime.wheel.into_iter().find(|wheel| wheel.platform == platform);
     let wheel = wheel.with_context(|| format!("{RUNTIMES}: no wheel for {platform}"))?;

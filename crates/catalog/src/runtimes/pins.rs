@@ -4,9 +4,10 @@
 
 use std::sync::LazyLock;
 
-use narthex_spec::{Ep, Sha256};
+use narthex_spec::Sha256;
 use serde::Deserialize;
 
+use super::RuntimeKind;
 use crate::platform::Platform;
 
 /// The wheel of a runtime for one platform.
@@ -32,6 +33,9 @@ pub struct RuntimeWheel {
     pub sha256: Sha256,
     /// Path in the wheel of the library to load.
     pub library: String,
+    /// Parts of the names of libraries that are not needed.
+    #[serde(default)]
+    omitted: Vec<String>,
 }
 
 /// Prefixes of the names of libraries that only Python uses.
@@ -52,7 +56,8 @@ impl RuntimeWheel {
         let library = [".so", ".dll", ".dylib", ".cat"].iter().any(|ending| lower.ends_with(ending))
             || lower.contains(".so.")
             || file == "cache.json";
-        near && library && !PYTHON_ONLY_LIBRARIES.iter().any(|name| file.starts_with(name))
+        let omitted = self.omitted.iter().any(|part| file.contains(part));
+        near && library && !omitted && !PYTHON_ONLY_LIBRARIES.iter().any(|name| file.starts_with(name))
     }
 
     /// Returns the library's own folder, and the folder in which repaired Linux wheels have their dependencies.
@@ -67,8 +72,8 @@ impl RuntimeWheel {
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RuntimePackage {
-    /// The provider in the runtime.
-    pub ep: Ep,
+    /// The runtime.
+    pub kind: RuntimeKind,
     /// Name of the package.
     pub name: String,
     /// Pinned version.
@@ -85,13 +90,13 @@ pub struct RuntimePackage {
 impl RuntimePackage {
     /// Returns the name of its folder in the store.
     pub(super) fn folder_name(&self) -> String {
-        format!("{}-{}", self.ep, self.version)
+        format!("{}-{}", self.kind, self.version)
     }
 }
 
-/// Returns the wheel of a provider's runtime for a platform, or the reason why it has no wheel.
-pub(super) fn find(ep: Ep, platform: Platform) -> Result<Pin, &'static str> {
-    let package = super::package(ep).ok_or("it is part of other software")?;
+/// Returns the wheel of a runtime for a platform, or the reason why it has no wheel.
+pub(super) fn find(kind: RuntimeKind, platform: Platform) -> Result<Pin, &'static str> {
+    let package = super::package(kind).ok_or("it is part of other software")?;
     let wheel =
         package.wheels.iter().find(|wheel| wheel.platform == platform).ok_or(package.absent.as_str())?;
     Ok(Pin { package, wheel: wheel.clone() })

@@ -16,7 +16,7 @@ pub(crate) struct RuntimeArgs {
 /// Subcommands of `narthex runtime`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum RuntimeCommand {
-    /// Install a runtime: cpu, qnn, openvino, webgpu, directml or cuda
+    /// Install a runtime (cpu, qnn, openvino, webgpu, directml or cuda), or Intel's compiler for NPUs (openvino-compiler)
     Install {
         /// Name of the runtime
         #[arg(default_value = "cpu")]

@@ -324,7 +324,7 @@ impl Gateway {
         let config = library.config_of(&key.name);
         let mut choice = RuntimeChoice::of(library);
         if source.limit == PullLimit::Installed && choice.file(library)?.is_none() {
-            return Err(narthex_catalog::Error::RuntimeNotInstalled { kind: Ep::Cpu }.into());
+            return Err(narthex_catalog::Error::RuntimeNotInstalled { kind: Ep::Cpu.into() }.into());
         }
 
         threads::check(ComputingThreads::Configured(library.config.threads))?;

@@ -3,10 +3,9 @@
 use std::path::PathBuf;
 
 use narthex_catalog::{
-    runtimes::{self},
+    runtimes::{self, RuntimeKind},
     store::Store,
 };
-use narthex_spec::Ep;
 use serde::Serialize;
 
 use crate::error::Error;
@@ -28,15 +27,15 @@ pub struct RuntimeListing {
 pub(crate) fn list_runtimes(store: &Store) -> Vec<RuntimeListing> {
     runtimes::all()
         .map(|package| RuntimeListing {
-            kind: package.ep.to_string(),
+            kind: package.kind.to_string(),
             version: package.version.clone(),
-            installed: runtimes::locate(store, package.ep).map(|info| info.dir),
-            refusal: runtimes::pinned(package.ep).err().map(|error| error.to_string()),
+            installed: runtimes::locate(store, package.kind).map(|info| info.dir),
+            refusal: runtimes::pinned(package.kind).err().map(|error| error.to_string()),
         })
         .collect()
 }
 
-/// Returns the provider that the name of a runtime stands for.
-pub(crate) fn parse_runtime(kind: &str) -> Result<Ep, Error> {
+/// Returns the runtime with this name.
+pub(crate) fn parse_runtime(kind: &str) -> Result<RuntimeKind, Error> {
     runtimes::parse(kind).map_err(|error| Error::Invalid { param: "runtime", message: error.to_string() })
 }

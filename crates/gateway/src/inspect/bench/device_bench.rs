@@ -250,7 +250,7 @@ impl DeviceBench<'_> {
             .find(|device| device.place == DevicePlacement::Single(DeviceName::Cpu) && device.state.is_ok())
             .map(|device| device.rounds.clone());
         let installed = runtimes::all().filter_map(|package| {
-            let info = runtimes::locate(&library.store, package.ep)?;
+            let info = runtimes::locate(&library.store, package.kind)?;
             Some(format!("{} {}", package.name, info.version))
         });
 

@@ -221,7 +221,9 @@ pub(crate) fn register_verified(
     cancel: &Cancel,
 ) -> Result<(), Error> {
     runtimes::verify(&library.store, &provider.library, progress, cancel.flag())?;
-    Ok(runtime.register(provider.kind, &provider.library)?)
+    // A compiler that runs no models adds no provider.
+    let Some(ep) = provider.kind.ep() else { return Ok(()) };
+    Ok(runtime.register(ep, &provider.library)?)
 }
 
 /// Returns ONNX Runtime's library from the settings, the environment or the store.
