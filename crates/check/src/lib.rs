@@ -28,7 +28,7 @@ use narthex_spec::Target;
 pub use compiler::compiler_result::{
     CompilerResult, ControlResult, Evidence, FallbackNode, FaultyNodes, ProcessEnd,
 };
-pub use compiler::{bisect, qnn_errors};
+pub use compiler::{bisect, intel_errors, qnn_errors};
 pub use error::CheckError;
 pub use options::CheckOptions;
 pub use reasons::{Reason, reasons};
@@ -101,7 +101,12 @@ impl Report {
         compiled: &BTreeMap<String, CompilerResult>,
     ) {
         let joined = check_graphs(&self.subject, parts, options, compiled);
-        *self = Self { after_fix: self.after_fix.take(), fix_command: self.fix_command.take(), ..joined };
+        *self = Self {
+            after_fix: self.after_fix.take(),
+            fix_command: self.fix_command.take(),
+            compiler: self.compiler.take(),
+            ..joined
+        };
     }
 
     /// Adds the command that writes the model with Narthex's own fixes, if they improve it. `parts` are the graphs before
@@ -162,6 +167,7 @@ fn check_graphs(
         verdict,
         basis: if is_compiled { Basis::Compiled } else { Basis::Predicted },
         assumed: extents.assumed(),
+        compiler: None,
         parts: summaries,
         npu_weight_bytes: weights.npu_bytes(),
         findings,

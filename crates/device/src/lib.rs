@@ -16,6 +16,8 @@ mod error;
 pub mod fuzzing;
 pub mod inventory;
 pub mod memory;
+#[cfg(windows)]
+pub mod openvino_compiler;
 mod operators;
 mod ort;
 mod package;

@@ -27,6 +27,7 @@ mod fixtures;
 pub mod fuzzing;
 mod gateway;
 mod inspect;
+mod intel;
 mod library;
 mod load;
 mod model_settings;

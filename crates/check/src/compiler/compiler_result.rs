@@ -3,12 +3,15 @@
 //! If the compiler is installed, the gateway lets it finalize each part, and [`Report::record`](crate::Report::record)
 //! checks the model again with the results.
 
-use std::path::PathBuf;
+use std::{fmt, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    compiler::qnn_errors::{DIAGNOSTIC_STEPS, code_in, explain},
+    compiler::{
+        intel_errors,
+        qnn_errors::{DIAGNOSTIC_STEPS, code_in, explain},
+    },
     numbers::plural,
     report::{Finding, Fix, Rule, Severity},
 };
@@ -61,6 +64,18 @@ pub enum ProcessEnd {
     Killed,
     /// Crashed with this status.
     Crashed(String),
+    /// Killed after the time limit.
+    TimedOut,
+}
+
+impl fmt::Display for ProcessEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Killed => f.write_str("was killed, most likely because memory ran out"),
+            Self::Crashed(status) => write!(f, "crashed ({status})"),
+            Self::TimedOut => f.write_str("did not finish within the time limit, and was killed"),
+        }
+    }
 }
 
 /// A node that a compiler left to other devices.
@@ -215,6 +230,11 @@ fn describe_end(how: &ProcessEnd) -> (String, Fix) {
             "the vendor's compiler was killed on this graph, most likely because memory ran out".to_owned(),
             Fix::manual("check it on a machine with more memory, or divide the model into parts"),
         ),
+        ProcessEnd::TimedOut => (
+            "the vendor's compiler did not finish this graph within the time limit, and was killed"
+                .to_owned(),
+            Fix::manual("divide the model into smaller graphs, or check it on a faster machine"),
+        ),
         ProcessEnd::Crashed(status) => (
             format!("the vendor's compiler crashed on this graph ({status})"),
             Fix::manual(
@@ -226,6 +246,9 @@ fn describe_end(how: &ProcessEnd) -> (String, Fix) {
 
 /// Describes a compiler's message with the meaning of its error number, and the next step.
 fn describe_message(message: &str, evidence: Option<&Evidence>) -> (String, Fix) {
+    if intel_errors::kind_of(message).is_some() {
+        return (message.to_owned(), intel_errors::fix());
+    }
     match code_in(message).and_then(explain) {
         Some(found) => {
             let text = format!("the vendor's compiler failed with {found}");

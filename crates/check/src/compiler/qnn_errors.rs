@@ -105,10 +105,10 @@ const MAX_LINES: usize = 3;
 /// Maximum number of characters of a log line in a report.
 const MAX_LINE_CHARS: usize = 200;
 
-/// Returns the lines of a verbose log that state why a graph was not prepared, without repetitions.
+/// Returns the lines of a compiler's log that state why a graph was not prepared, without repetitions.
 pub fn relevant_lines(log: &str) -> Vec<String> {
-    const SIGNS: [&str; 4] =
-        ["graph prepare failed", "bytes of tcm", "could not create op", "validation failed"];
+    const SIGNS: [&str; 5] =
+        ["graph prepare failed", "bytes of tcm", "could not create op", "validation failed", "pass failed :"];
     let mut lines: Vec<String> = Vec::new();
     for line in log.lines() {
         let lower = line.to_ascii_lowercase();
@@ -141,6 +141,8 @@ mod tests {
             relevant_lines(&"Could not create op\u{e9}".repeat(400))[0].chars().count(),
             MAX_LINE_CHARS
         );
+        let intel = "[ERROR] [vpux-compiler] FeasibleAllocation Pass failed : Value 'x' is not covered";
+        assert_eq!(relevant_lines(&format!("openvino 2026.4.1\n{intel}\n")), [intel]);
         assert!(relevant_lines("").is_empty());
     }
 

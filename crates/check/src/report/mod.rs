@@ -20,6 +20,8 @@ pub struct Report {
     pub verdict: Verdict,
     /// Evidence for the verdict.
     pub basis: Basis,
+    /// Version of the vendor's compiler that compiled the graphs, if it is known.
+    pub compiler: Option<String>,
     /// Score of the model on the target.
     pub score: Score,
     /// Assumed extents of symbolic dimensions, which are used to count multiply-accumulates.

@@ -5,7 +5,7 @@ use std::{
     fmt::{self, Display, Formatter},
 };
 
-use narthex_spec::Ep;
+use narthex_spec::{Ep, Target};
 
 use crate::{
     numbers::{count, plural},
@@ -37,13 +37,25 @@ fn plain(text: &str) -> Cow<'_, str> {
     }
 }
 
+impl Report {
+    /// States the compiler that compiled the graphs, its version and the NPU for which it did, as far as they are known.
+    fn compiled_by(&self) -> String {
+        let vendor = if self.target.ep() == Ep::Qnn { "Qualcomm" } else { "Intel" };
+        let version = self.compiler.iter().map(|version| format!(" {version}")).collect::<String>();
+        let npu = match self.target {
+            Target::IntelNpu(chip) => format!(" for NPU {}", chip.spec().platform),
+            Target::Qnn(_) | Target::OpenVino(_) => String::new(),
+        };
+        format!("compiled by {vendor}'s compiler{version}{npu}")
+    }
+}
+
 impl Display for Report {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let basis = match self.basis {
-            Basis::Predicted => "predicted by rules",
-            Basis::Compiled if self.target.ep() == Ep::Qnn => "compiled by Qualcomm's compiler",
-            Basis::Compiled => "compiled by Intel's compiler",
-            Basis::Ran => "ran on this machine",
+            Basis::Predicted => "predicted by rules".to_owned(),
+            Basis::Compiled => self.compiled_by(),
+            Basis::Ran => "ran on this machine".to_owned(),
         };
         writeln!(f, "{} for {}: {} ({basis})", plain(&self.subject), self.target, self.verdict)?;
         if let Verdict::Refused { reason } = &self.verdict {

@@ -89,3 +89,31 @@ fn compiler_errors_are_explained() {
     let fix = &found.fix.as_ref().unwrap().text;
     assert!(!fix.contains("qnn_op_trace") && fix.ends_with("narthex check /kept/graph.onnx"), "{fix}");
 }
+
+#[test]
+fn a_verdict_of_intel_s_compiler_names_its_version_and_the_npu() {
+    let (parts, options) = ([part(one("Relu", F32, &["1 4"], &[]))], options("openvino:lunar-lake", &[]));
+    let report = |answer: Option<CompilerResult>| {
+        let mut report = check("m.onnx", &parts, &options);
+        report.compiler = Some("2026.4.1".to_owned());
+        let answers = answer.map(|answer| ("model.onnx".to_owned(), answer)).into_iter().collect();
+        report.record(&parts, &options, &answers);
+        report
+    };
+    let first = |report: &Report| report.to_string().lines().next().unwrap().to_owned();
+    assert_eq!(
+        first(&report(Some(CompilerResult::Whole { nodes: 1 }))),
+        "m.onnx for openvino:lunar-lake: runs completely on the NPU (compiled by Intel's compiler 2026.4.1 for NPU 4000)"
+    );
+    assert!(first(&report(None)).ends_with("(predicted by rules)"));
+
+    let message = "Intel's compiler fails in the pass FeasibleAllocation".to_owned();
+    let fault = FaultyNodes::NotSearched;
+    let failed = report(Some(CompilerResult::Failed { message: message.clone(), fault, evidence: None }));
+    let found = &failed.findings[0];
+    assert_eq!((found.rule, &found.message), (Rule::CompilerFails, &message));
+    assert!(found.fix.as_ref().is_some_and(|fix| !fix.text.contains("diagnostic")), "{failed}");
+    let late =
+        CompilerResult::Ended { how: ProcessEnd::TimedOut, fault: FaultyNodes::NotSearched, evidence: None };
+    assert!(report(Some(late)).findings[0].message.contains("within the time limit"));
+}

@@ -265,7 +265,8 @@ impl PackageBuild<'_> {
         targets.sort();
         targets.dedup();
         let intel = targets.iter().find(|target| target.is_intel_npu());
-        if let (Some(intel), Some(other)) = (intel, precompile::ahead_of_time(&targets).next()) {
+        let qualcomm = targets.iter().find(|target| matches!(target, Target::Qnn(_)));
+        if let (Some(intel), Some(other)) = (intel, qualcomm) {
             let message = format!(
                 "the compilers of {intel} and {other} accept different graphs; compile the model for one of them under \
                  another name with --name NAME"

@@ -24,7 +24,7 @@ use narthex_spec::{
     target::QnnChip,
 };
 
-use super::request::CompileRequest;
+use super::{intel_blobs, request::CompileRequest};
 use crate::{
     cancel::Cancel,
     error::Error,
@@ -180,7 +180,7 @@ fn check_target(target: &Target, request: &CompileRequest) -> Result<(), Error> 
 
 /// Returns the targets of a package with an ahead-of-time compiler.
 pub(crate) fn ahead_of_time(targets: &[Target]) -> impl Iterator<Item = &Target> {
-    targets.iter().filter(|target| matches!(target, Target::Qnn(_)))
+    targets.iter().filter(|target| matches!(target, Target::Qnn(_) | Target::IntelNpu(_)))
 }
 
 /// Size of the contexts for a target of several chips, whose graphs cannot share weights.
@@ -256,6 +256,10 @@ pub(crate) fn compile_for(
     progress: &dyn ProgressSink,
     cancel: &Cancel,
 ) -> Result<(), Error> {
+    if let Target::IntelNpu(chip) = target {
+        return intel_blobs::compile_for(library, *chip, folder, manifest, progress, cancel);
+    }
+
     let runtime = cpu_runtime(library, progress, cancel)?;
     let device = load_compiler(library, runtime, target, progress, cancel)?;
     let compiler = cache_key::provider(target.ep());
@@ -392,7 +396,7 @@ fn check_context(path: &Path, manifest: &Manifest) -> Result<(), Error> {
     Err(bad(manifest, reason))
 }
 
-fn decode(path: &Path, manifest: &Manifest) -> Result<Graph, Error> {
+pub(super) fn decode(path: &Path, manifest: &Manifest) -> Result<Graph, Error> {
     let bytes = narthex_files::read(path, MAX_FILE_BYTES).map_err(Error::io("read", path))?;
     Graph::decode(&bytes).map_err(|error| bad(manifest, format!("{}: {error}", path.display())))
 }
@@ -402,7 +406,7 @@ fn bad(manifest: &Manifest, reason: String) -> Error {
 }
 
 /// Lists the files in a folder, relative to the package.
-fn list_files(folder: &Path, stem: &str) -> Result<Vec<String>, Error> {
+pub(super) fn list_files(folder: &Path, stem: &str) -> Result<Vec<String>, Error> {
     let mut names = Vec::new();
     for entry in fs::read_dir(folder).map_err(Error::io("list", folder))? {
         let entry = entry.map_err(Error::io("list", folder))?;

@@ -218,6 +218,14 @@ pub enum Error {
         /// Meaning of the code and the next step.
         hint: String,
     },
+    /// Intel's compiler refused a graph or cannot be used.
+    #[error("{message}")]
+    IntelCompiler {
+        /// Reason.
+        message: String,
+        /// Next step.
+        hint: String,
+    },
     /// The package was removed or replaced while it was loaded.
     #[error("the package of {0} was replaced while it was loaded; try again")]
     PackageReplaced(ModelName),
@@ -364,6 +372,7 @@ impl Error {
             | Self::NoDevice { .. }
             | Self::NotWhole { .. }
             | Self::VendorCompiler { .. }
+            | Self::IntelCompiler { .. }
             | Self::Device(_)
             | Self::Espeak { .. }
             | Self::Step(_) => ErrorKind::Unavailable,
@@ -435,7 +444,7 @@ impl Error {
                 Some(fix.unwrap_or_else(|| "run `narthex doctor` for the devices of this machine".to_owned()))
             }
             Self::NotWhole { fallback, .. } => fallback.fix(),
-            Self::VendorCompiler { hint, .. } => Some(hint.clone()),
+            Self::VendorCompiler { hint, .. } | Self::IntelCompiler { hint, .. } => Some(hint.clone()),
             Self::BadPackage { name, scheme, .. } => Some(format!(
                 "rebuild it with `narthex rm {name}@{scheme}` and `narthex compile {name} --scheme {scheme}`"
             )),

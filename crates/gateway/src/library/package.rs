@@ -10,7 +10,7 @@ use std::{
 use narthex_catalog::store::{Store, StoredFiles};
 use narthex_graph::onnx::find_reference;
 use narthex_spec::{
-    ProgressSink,
+    ProgressSink, Target,
     manifest::{
         FORMAT, FileEntry, MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest, VoiceEntry, check_consistency,
         check_digest, check_text,
@@ -111,8 +111,9 @@ pub(crate) fn check(folder: &Path, key: &PackageKey) -> Result<(), Error> {
 fn check_graphs(folder: &Path, key: &PackageKey, manifest: &Manifest) -> Result<(), Error> {
     let graphs = manifest.every_graph().map(|graph| &graph.file);
     let graphs = graphs.chain(manifest.voice.iter().flat_map(VoiceEntry::graphs));
-    let files: BTreeSet<&String> =
-        graphs.chain(manifest.contexts.iter().map(|context| &context.file)).collect();
+    // Blobs of Intel's compiler are no graphs, and refer to nothing.
+    let contexts = manifest.contexts.iter().filter(|context| !matches!(context.target, Target::IntelNpu(_)));
+    let files: BTreeSet<&String> = graphs.chain(contexts.map(|context| &context.file)).collect();
     for file in files {
         check_references(folder, file, &manifest.files).map_err(|reason| bad_package(key, reason))?;
     }

@@ -243,6 +243,30 @@ fn the_vendor_s_compiler_is_asked_where_it_is_installed() {
 
 #[cfg(unix)]
 #[test]
+fn a_check_without_intel_s_compiler_names_the_command_that_installs_it() {
+    let tiny = Tiny::new();
+    let gateway = tiny.gateway();
+    let folder = tempfile::tempdir().unwrap();
+    let request = CheckRequest {
+        subject: chain(folder.path(), |b, x| b.op("/alone", "Sigmoid", &[x])),
+        target: "openvino:lunar-lake".parse().unwrap(),
+        extents: BTreeMap::new(),
+        fix: None,
+        compiler: VendorCompiler::InProcess,
+    };
+    let check = |request: &CheckRequest, expect: bool| {
+        let report = gateway.check(request, &Cancel::new()).unwrap().report;
+        assert!(report.to_string().contains("(predicted by rules)"), "{report}");
+        let fixes = report.findings.iter().filter_map(|found| found.fix.as_ref());
+        let mut commands = fixes.filter(|fix| fix.text == "narthex runtime install openvino-compiler");
+        assert_eq!(commands.next().is_some(), expect, "{report}");
+    };
+    check(&request, true);
+    check(&CheckRequest { compiler: VendorCompiler::Skip, ..request.clone() }, false);
+    check(&CheckRequest { target: "openvino:npu".parse().unwrap(), ..request }, false);
+}
+
+#[test]
 fn a_compiler_that_crashes_is_a_finding() {
     use narthex_gateway::check::TrialProgram;
 

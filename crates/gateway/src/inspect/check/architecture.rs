@@ -77,6 +77,7 @@ pub(crate) fn refused(subject: &str, reason: String, options: &CheckOptions) -> 
         parts: Vec::new(),
         npu_weight_bytes: 0,
         findings: vec![refusal],
+        compiler: None,
         after_fix: None,
         fix_command: None,
     }

@@ -10,6 +10,7 @@ use narthex_check::{
     self as check, CheckOptions, CompilerResult, ControlResult, Evidence, FaultyNodes, Finding, ProcessEnd,
     Report, Rule, Severity,
     bisect::{self, BisectionError},
+    intel_errors,
     qnn_errors::{code_in, relevant_lines},
     write,
 };
@@ -66,6 +67,9 @@ pub(super) fn add_results(
             skipped.push(Finding::new(Rule::Compiler, Severity::Note, message));
         }
     }
+    if let Some(compiler) = compiler.filter(|_| !untried.is_empty()) {
+        report.compiler = compiler.trial.version();
+    }
     if !results.is_empty() {
         report.record(parts, options, &results);
     }
@@ -89,6 +93,8 @@ fn is_ready(report: &Report, part: &OnnxFile) -> bool {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum FailureKind {
     Code(u32),
+    /// The failing pass or the message of Intel's compiler.
+    Words(String),
     Crash(String),
 }
 
@@ -96,7 +102,10 @@ impl FailureKind {
     /// Returns the kind of a failure that depends on the nodes. A killed process probably ran out of memory.
     fn of(result: &CompilerResult) -> Option<Self> {
         match result {
-            CompilerResult::Failed { message, .. } => code_in(message).map(Self::Code),
+            CompilerResult::Failed { message, .. } => match intel_errors::kind_of(message) {
+                Some(words) => Some(Self::Words(words.to_owned())),
+                None => code_in(message).map(Self::Code),
+            },
             CompilerResult::Ended { how: ProcessEnd::Crashed(status), .. } => {
                 Some(Self::Crash(status.clone()))
             }

@@ -14,6 +14,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use narthex_catalog::runtimes::{self, RuntimeKind};
 use narthex_check::{
     self as check, Basis, CheckOptions, FallbackNode, Finding, Fix, Rule, Severity, fix, write,
 };
@@ -35,6 +36,7 @@ use crate::{
     cancel::Cancel,
     error::Error,
     gateway::Gateway,
+    intel::INSTALL,
     library::{
         Library,
         model_ref::{self, ResolvedModel},
@@ -118,6 +120,21 @@ impl Gateway {
     /// [`Error::Check`] for files that are unreadable or whose fixes cannot be written; [`Error::Invalid`] for extents
     /// and fixes that do not apply to the model; [`Error::UnknownModel`].
     pub fn check(&self, request: &CheckRequest, cancel: &Cancel) -> Result<CheckReport, Error> {
+        let mut found = self.judge(request, cancel)?;
+        let store = &self.library().store;
+        let is_missing = || runtimes::locate(store, RuntimeKind::OpenVinoCompiler).is_none();
+        if matches!(request.target, Target::IntelNpu(_))
+            && request.compiler != VendorCompiler::Skip
+            && is_missing()
+        {
+            let message = "Intel's compiler is not installed, so the verdict rests on rules";
+            let note = Finding::new(Rule::Compiler, Severity::Note, message).fix(Fix::manual(INSTALL));
+            found.report.findings.push(note);
+        }
+        Ok(found)
+    }
+
+    fn judge(&self, request: &CheckRequest, cancel: &Cancel) -> Result<CheckReport, Error> {
         let options = CheckOptions { target: request.target.clone(), extents: request.extents.clone() };
         let check = ModelCheck { library: self.library(), request, options, cancel };
         let subject = &request.subject;
@@ -212,13 +229,17 @@ impl ModelCheck<'_> {
 
         let parts = files::open_files(&files).map_err(CheckError::from)?;
         let mut report = check::check(&request.subject, &parts, options);
-        let known = manifest
-            .contexts
-            .iter()
-            .filter(|context| request.compiler != VendorCompiler::Skip && context.target == request.target)
+        let contexts = || {
+            let of_target = manifest.contexts.iter().filter(|context| context.target == request.target);
+            of_target.filter(|_| request.compiler != VendorCompiler::Skip)
+        };
+        let known = contexts()
             .map(|context| (context.graph.clone(), placement_result(&context.placement, &request.target)))
             .collect();
 
+        if let (Target::IntelNpu(_), Some(context)) = (&request.target, contexts().next()) {
+            report.compiler = context.compiler.split_once(' ').map(|(_, version)| version.to_owned());
+        }
         let compiler = Compiler::new(library, request, cancel)?;
         compiler::add_results(compiler.as_ref(), &mut report, &parts, options, known)?;
         for run in RunRecord::of_target(&library.store, folder, &options.target)? {

@@ -2,21 +2,24 @@
 
 use std::{
     ffi::OsString,
-    io,
+    fs, io,
     path::{Path, PathBuf},
     process::{ChildStdin, Command, ExitStatus, Stdio},
     sync::Arc,
 };
 
-use narthex_catalog::{keys::SECRET_VARIABLES, runtimes};
+use narthex_catalog::{
+    keys::SECRET_VARIABLES,
+    runtimes::{self, RuntimeKind},
+};
 use narthex_check::{CompilerResult, FallbackNode, FaultyNodes, ProcessEnd};
 use narthex_device::{
     DeviceError,
     ep::{Device, QnnOptions},
-    precompile::{control, record, save, try_out},
+    precompile::{LOG, control, record, save, try_out},
     runtime::Runtime,
 };
-use narthex_spec::{Ep, Target, progress::Quiet};
+use narthex_spec::{Ep, IntelChip, Target, progress::Quiet};
 use shared_child::SharedChild;
 
 use super::VendorCompiler;
@@ -24,6 +27,7 @@ use crate::{
     cancel::Cancel,
     error::Error,
     gateway::Gateway,
+    intel::IntelCompiler,
     library::Library,
     load::runtime_choice::{cpu_library, cpu_runtime, register_verified},
 };
@@ -52,6 +56,8 @@ pub(super) enum Trial<'a> {
     InProcess { runtime: &'static Runtime, device: Device },
     /// Runs in a subprocess for each graph.
     Subprocess { program: &'a TrialProgram, library: &'a Library, target: &'a Target },
+    /// Intel's compiler, which has a process of its own for each graph where wine runs it.
+    Intel { compiler: IntelCompiler, chip: IntelChip },
 }
 
 impl Gateway {
@@ -123,7 +129,7 @@ impl Gateway {
     ) -> Result<Option<(&'static Runtime, Device)>, Error> {
         Ok(match Trial::new(self.library(), target, &VendorCompiler::InProcess, cancel)? {
             Some(Trial::InProcess { runtime, device }) => Some((runtime, device)),
-            Some(Trial::Subprocess { .. }) | None => None,
+            Some(Trial::Subprocess { .. } | Trial::Intel { .. }) | None => None,
         })
     }
 }
@@ -141,7 +147,11 @@ impl<'a> Trial<'a> {
         compiler: &'a VendorCompiler,
         cancel: &Cancel,
     ) -> Result<Option<Self>, Error> {
-        let Target::Qnn(chips) = target else { return Ok(None) };
+        let chips = match target {
+            Target::Qnn(chips) => chips,
+            Target::IntelNpu(chip) => return Self::intel(library, *chip, target, compiler, cancel),
+            Target::OpenVino(_) => return Ok(None),
+        };
         let plugin = runtimes::locate(&library.store, Ep::Qnn);
         let (Some(plugin), Some(core)) = (plugin, cpu_library(library)?) else { return Ok(None) };
         Ok(match compiler {
@@ -162,11 +172,44 @@ impl<'a> Trial<'a> {
         })
     }
 
+    /// Returns Intel's compiler, if it is installed and requested.
+    fn intel(
+        library: &'a Library,
+        chip: IntelChip,
+        target: &'a Target,
+        compiler: &'a VendorCompiler,
+        cancel: &Cancel,
+    ) -> Result<Option<Self>, Error> {
+        if *compiler == VendorCompiler::Skip {
+            return Ok(None);
+        }
+        let found = IntelCompiler::locate(library, cancel)?;
+        Ok(found.map(|found| match compiler {
+            // On Windows, a crash of the compiler would end this process.
+            VendorCompiler::Subprocess(program) if cfg!(windows) => {
+                Self::Subprocess { program, library, target }
+            }
+            _ => Self::Intel { compiler: found, chip },
+        }))
+    }
+
+    /// Returns the version of Intel's compiler. That of Qualcomm's is part of the provider's.
+    pub(super) fn version(&self) -> Option<String> {
+        match self {
+            Self::Intel { compiler, .. } => Some(compiler.version().to_owned()),
+            Self::Subprocess { target: Target::IntelNpu(_), .. } => {
+                runtimes::package(RuntimeKind::OpenVinoCompiler).map(|package| package.version.clone())
+            }
+            Self::Subprocess { .. } | Self::InProcess { .. } => None,
+        }
+    }
+
     /// Compiles a graph, without a search for faulty nodes.
     pub(super) fn run(&self, graph: &Path, cancel: &Cancel) -> Result<CompilerResult, Error> {
         cancel.check()?;
         match self {
             Self::InProcess { runtime, device } => compiler_result(try_out(runtime, device, graph)),
+            Self::Intel { compiler, chip } => compiler.try_out(*chip, graph, cancel),
             Self::Subprocess { program, library, target } => {
                 let scratch = library.store.scratch()?;
                 let answer = scratch.path().join("answer.json");
@@ -189,6 +232,12 @@ impl<'a> Trial<'a> {
             Self::InProcess { runtime, device } => {
                 let result = control(runtime, device, graph, folder).map(compiler_result).transpose()?;
                 write_log(runtime, device, graph, folder).map(|()| result)
+            }
+            Self::Intel { compiler, chip } => {
+                let path = folder.join(LOG);
+                let log = compiler.log(*chip, graph, cancel)?;
+                fs::write(&path, log).map_err(Error::io("write", &path))?;
+                Ok(None)
             }
             Self::Subprocess { program, library, target } => {
                 let scratch = library.store.scratch()?;
