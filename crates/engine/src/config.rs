@@ -80,6 +80,8 @@ pub struct EngineStats {
     pub kv_budget_bytes: usize,
     /// KV bytes of one token, without those of the draft model.
     pub kv_token_bytes: usize,
+    /// KV bytes of the states of one slot with its checkpoints, without those of the draft model.
+    pub kv_slot_bytes: usize,
     /// Number of prompt tokens that ran. Those of a preempted sequence are counted again.
     pub prompt_tokens: u64,
     /// Number of prompt tokens that did not run, because a slot, the prefix tree or the storage of prefixes had them.

@@ -204,6 +204,7 @@ impl EngineLoop {
                 .map_or(0, DraftModel::kv_budget_bytes)
                 .saturating_add(self.device.limits().kv.budget),
             kv_token_bytes: self.device.limits().kv.bytes_per_token,
+            kv_slot_bytes: self.device.limits().kv.bytes_per_slot,
             ..self.stats
         }
     }

@@ -56,8 +56,12 @@ pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing, checkpoint: 
 
     let mut dynamic = manifest.graphs.iter().filter(|graph| graph.variant == Variant::Dynamic);
     // Graphs for other numbers of tokens use the same KV cache.
-    let kv: usize =
-        dynamic.next().iter().flat_map(|graph| &graph.kv).map(|layer| layer.bytes_per_token()).sum();
+    let layers = dynamic.next().map(|graph| &graph.kv[..]).unwrap_or_default();
+    let kv: usize = layers.iter().map(|layer| layer.bytes_per_token()).sum();
+    let state: usize = layers.iter().filter_map(|layer| layer.delta_state()).map(|state| state.bytes()).sum();
+    if state > 0 {
+        lines.insert(5, format!("state        {} per conversation and checkpoint", bytes(state as u64)));
+    }
     if kv > 0 {
         let here = package.and_then(|package| package.kv_cache);
         let here = here.map(|kv_cache| format!("; on this CPU in {kv_cache}")).unwrap_or_default();

@@ -85,7 +85,11 @@ fn cached(estimate: &ModelEstimate) -> String {
     ]
     .map(|token_bytes| bytes(token_bytes * 1000));
     let on_npu = if estimate.npu_token_bytes > 0 { format!("; {npu} on an NPU") } else { String::new() };
-    format!("{i8} per 1000 tokens in i8, {f16} in f16, {f32} in f32 on a CPU{on_npu}")
+    let states = match estimate.state_bytes {
+        0 => String::new(),
+        state_bytes => format!("; at most {} of states per conversation", bytes(state_bytes)),
+    };
+    format!("{i8} per 1000 tokens in i8, {f16} in f16, {f32} in f32 on a CPU{on_npu}{states}")
 }
 
 /// Renders the layers whose attention has a window.

@@ -193,6 +193,7 @@ fn sequences_without_memory_are_preempted_and_answered() {
     }
     let stats = engine_loop.stats();
     assert!(stats.preemptions > 0 && stats.kv_used_bytes <= kv.budget, "{stats:?}");
+    assert_eq!(stats.kv_slot_bytes, 100);
 }
 
 #[test]

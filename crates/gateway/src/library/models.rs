@@ -456,7 +456,8 @@ fn context_length(config: &Config, manifest: &Manifest, kv_cache: Option<KvCache
             layer.with_dtype(dtype).bytes_per_token()
         })
         .fold(0, usize::saturating_add);
-    KvLimits { bytes_per_token, bytes_per_slot: 0, step: KV_STEP, budget: config.kv_memory().budget }
+    let bytes_per_slot = graph.map_or(0, |graph| narthex_device::bytes_per_slot(&graph.kv));
+    KvLimits { bytes_per_token, bytes_per_slot, step: KV_STEP, budget: config.kv_memory().budget }
         .longest(context)
 }
 

@@ -110,7 +110,13 @@ fn check_vocabulary(target: &Package, draft: &Package) -> Result<(), Error> {
 fn kv_budget(limit: usize, target: &Manifest, draft: &Manifest) -> usize {
     let (Some(of_target), Some(of_draft)) = (token_bytes(target), token_bytes(draft)) else { return limit };
     let tokens = target.max_length.min(draft.max_length).min(limit / of_target);
-    tokens.saturating_mul(of_draft).min(limit)
+    tokens.saturating_mul(of_draft).saturating_add(state_bytes(draft)).min(limit)
+}
+
+/// Returns the bytes of the states of a sequence of a model.
+fn state_bytes(manifest: &Manifest) -> usize {
+    let graph = manifest.graphs.iter().find(|graph| graph.variant == Variant::Dynamic);
+    graph.map_or(0, |graph| narthex_device::bytes_per_slot(&graph.kv))
 }
 
 /// Returns the bytes that a token takes in the KV cache of a model, if it has one.

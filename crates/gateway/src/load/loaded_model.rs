@@ -467,6 +467,7 @@ fn counters(engine: &Engine) -> EngineCounters {
         prefix_bytes: stats.prefix_bytes,
         kv_budget_bytes: stats.kv_budget_bytes,
         kv_token_bytes: stats.kv_token_bytes,
+        kv_slot_bytes: stats.kv_slot_bytes,
         prompt_tokens: stats.prompt_tokens,
         cached_tokens: stats.cached_tokens,
         restored_tokens: stats.restored_tokens,

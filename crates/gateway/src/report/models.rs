@@ -320,6 +320,9 @@ pub struct EngineCounters {
     /// Bytes of one token in the model's own KV cache.
     #[serde(default)]
     pub kv_token_bytes: usize,
+    /// Bytes of the states of one slot with its checkpoints; 0 if all layers have keys and values.
+    #[serde(default)]
+    pub kv_slot_bytes: usize,
     /// Prompt tokens since the load.
     pub prompt_tokens: u64,
     /// Prompt tokens that were not computed, because their keys and values were present.

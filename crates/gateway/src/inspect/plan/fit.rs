@@ -60,11 +60,12 @@ pub struct MinimumMemory {
     pub context: u64,
 }
 
-/// Bytes of a model's weights and of a token in its cache.
+/// Bytes of a model's weights, of a token in its cache, and of the states of a sequence.
 #[derive(Clone, Copy)]
 struct ModelSize {
     weights: u64,
     token: u64,
+    state: u64,
 }
 
 /// A device and its memory.
@@ -104,8 +105,12 @@ pub(super) fn machine(estimate: &ModelEstimate, memories: &[Memory], kv_budget: 
             NPU => estimate.npu_token_bytes,
             other => token_bytes(estimate, other),
         };
-        let kv =
-            KvLimits { bytes_per_token: token as usize, bytes_per_slot: 0, step: KV_STEP, budget: kv_budget };
+        let kv = KvLimits {
+            bytes_per_token: token as usize,
+            bytes_per_slot: estimate.state_bytes as usize,
+            step: KV_STEP,
+            budget: kv_budget,
+        };
         let longest = kv.longest(estimate.longest) as u64;
         device.schemes.iter_mut().for_each(|fit| fit.context = fit.context.map(|tokens| tokens.min(longest)));
     }
@@ -140,7 +145,7 @@ fn in_memory(estimate: &ModelEstimate, memory: u64, token: u64) -> Vec<SchemeFit
         .schemes
         .iter()
         .map(|found| {
-            let size = ModelSize { weights: found.bytes, token };
+            let size = ModelSize { weights: found.bytes, token, state: estimate.state_bytes };
             let context = longest(estimate, memory.saturating_sub(RESERVED), size);
             let reason = context.is_none().then(|| short(estimate, size));
             SchemeFit { scheme: found.scheme, context, reason }
@@ -165,14 +170,18 @@ fn on_npu(estimate: &ModelEstimate, target: &Target, of_cpu: Option<u64>) -> Vec
                 .held
                 .iter()
                 .map(|held| {
-                    longest(estimate, held.limit, ModelSize { weights: held.bytes, token: held.token_bytes })
+                    longest(
+                        estimate,
+                        held.limit,
+                        ModelSize { weights: held.bytes, token: held.token_bytes, state: 0 },
+                    )
                 })
                 .min()
                 .flatten()
                 .filter(|_| on_target.runs());
 
             let weights = found.fixed_bytes.unwrap_or(found.bytes);
-            let size = ModelSize { weights, token: estimate.npu_token_bytes };
+            let size = ModelSize { weights, token: estimate.npu_token_bytes, state: 0 };
             let beside =
                 of_cpu.map_or(context, |memory| longest(estimate, memory.saturating_sub(RESERVED), size));
             let reason = match &on_target.verdict {
@@ -188,7 +197,7 @@ fn on_npu(estimate: &ModelEstimate, target: &Target, of_cpu: Option<u64>) -> Vec
 
 /// Returns the maximum sequence length whose cache fits in memory with the weights, up to the model's own.
 fn longest(estimate: &ModelEstimate, memory: u64, size: ModelSize) -> Option<u64> {
-    let left = memory.checked_sub(size.weights)?;
+    let left = memory.checked_sub(size.weights.saturating_add(size.state))?;
     let most = estimate.longest as u64;
     let context = left.checked_div(size.token).map_or(most, |tokens| tokens.min(most));
     (context >= SHORTEST.min(most)).then_some(context)
@@ -197,7 +206,8 @@ fn longest(estimate: &ModelEstimate, memory: u64, size: ModelSize) -> Option<u64
 /// Returns the bytes for weights and the shortest sequence.
 fn needs(estimate: &ModelEstimate, size: ModelSize) -> u64 {
     let tokens = SHORTEST.min(estimate.longest as u64);
-    RESERVED.saturating_add(size.weights).saturating_add(tokens.saturating_mul(size.token))
+    let sequence = tokens.saturating_mul(size.token).saturating_add(size.state);
+    RESERVED.saturating_add(size.weights).saturating_add(sequence)
 }
 
 /// Returns the minimum memory, if no device is known to have enough and the CPU is known not to.
@@ -210,7 +220,14 @@ pub(super) fn least(estimate: &ModelEstimate, machine: &[DeviceFit]) -> Option<M
     let smallest = estimate.schemes.iter().min_by_key(|found| found.bytes)?;
     Some(MinimumMemory {
         scheme: smallest.scheme,
-        memory: needs(estimate, ModelSize { weights: smallest.bytes, token: estimate.cpu_token_bytes() }),
+        memory: needs(
+            estimate,
+            ModelSize {
+                weights: smallest.bytes,
+                token: estimate.cpu_token_bytes(),
+                state: estimate.state_bytes,
+            },
+        ),
         context: SHORTEST.min(estimate.longest as u64),
     })
 }
@@ -233,6 +250,19 @@ mod tests {
         assert_eq!(contexts(100_000, 8_100_000_000), [None, Some(4100)]);
         assert_eq!(contexts(100, 8_100_000_000), [Some(100), Some(100)]);
         assert_eq!(contexts(100_000, 1_000_000_000), [None, None]);
+    }
+
+    #[test]
+    fn the_states_of_a_sequence_take_their_room() {
+        let estimate = ModelEstimate { state_bytes: 500_000_000, ..estimate(100_000) };
+        let memory =
+            Memory { device: CPU, text: String::new(), bytes: Some(10_000_000_000 + RESERVED), target: None };
+        let context =
+            |kv_budget| machine(&estimate, std::slice::from_ref(&memory), kv_budget)[0].schemes[0].context;
+        // Tokens take 0.5 MB on the CPU. A budget has whole pages of 256 tokens.
+        assert_eq!([1 << 40, 1_000_000_000].map(context), [Some(3000), Some(769)]);
+        let minimum = least(&estimate, &machine(&estimate, &[Memory { bytes: Some(1), ..memory }], 1 << 40));
+        assert_eq!(minimum.unwrap().memory, RESERVED + 4_000_000_000 + 512 * 500_000 + 500_000_000);
     }
 
     #[test]

@@ -105,7 +105,7 @@ impl DeviceMemory {
         // Without a limit: the plan says how many bytes the limit must have.
         let kv = KvLimits {
             bytes_per_token: token as usize,
-            bytes_per_slot: 0,
+            bytes_per_slot: estimate.state_bytes as usize,
             step: KV_STEP,
             budget: usize::MAX,
         };
@@ -121,8 +121,11 @@ impl DeviceMemory {
                 }
             }?;
             let room = memory.bytes.map(|bytes| bytes.saturating_sub(buffers).checked_sub(weights));
-            let longest =
-                room.map(|room| longest(room, token.saturating_mul(users), estimate.longest as u64));
+            let states = estimate.state_bytes.saturating_mul(users);
+            let longest = room.map(|room| {
+                let room = room.and_then(|room| room.checked_sub(states));
+                longest(room, token.saturating_mul(users), estimate.longest as u64)
+            });
             let kv = (kv.bytes(1, capacity) as u64).saturating_mul(users);
             let planned = SchemeMemory { scheme: scheme.scheme, weights, kv, buffers, fits: None, longest };
             Some(SchemeMemory { fits: memory.bytes.map(|bytes| planned.total() <= bytes), ..planned })

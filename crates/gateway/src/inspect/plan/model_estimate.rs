@@ -39,6 +39,8 @@ pub struct ModelEstimate {
     pub cache: Vec<CacheEstimate>,
     /// Bytes of a token in the KV cache of an NPU's graphs.
     pub npu_token_bytes: u64,
+    /// Bytes of the states of a sequence of any length, with those of its checkpoints; 0 if no layer has a state.
+    pub state_bytes: u64,
 }
 
 /// A tower that reads media. The other figures include it.
@@ -189,6 +191,7 @@ impl ModelEstimate {
             schemes,
             cache: group_by_window(&layers),
             npu_token_bytes,
+            state_bytes: narthex_device::bytes_per_slot(&layers) as u64,
         })
     }
 
@@ -315,10 +318,10 @@ fn required_memory(fixed: &DryRun, report: &Report) -> Vec<RequiredMemory> {
     graphs.chain(all).collect()
 }
 
-/// Groups layers by their windows, those without one first.
+/// Groups layers with keys and values by their windows, those without one first.
 fn group_by_window(layers: &[KvLayout]) -> Vec<CacheEstimate> {
     let mut found: BTreeMap<Option<usize>, CacheEstimate> = BTreeMap::new();
-    for layer in layers {
+    for layer in layers.iter().filter(|layer| layer.delta_state().is_none()) {
         let cache = found.entry(layer.window).or_insert(CacheEstimate {
             layers: 0,
             window: layer.window,
@@ -370,6 +373,7 @@ mod tests {
             schemes: found.iter().map(scheme).collect(),
             cache: Vec::new(),
             npu_token_bytes: 0,
+            state_bytes: 0,
         }
     }
 

@@ -42,5 +42,6 @@ pub(super) fn estimate(longest: usize) -> ModelEstimate {
             i8_token_bytes: 265_625,
         }],
         npu_token_bytes: 500_000,
+        state_bytes: 0,
     }
 }

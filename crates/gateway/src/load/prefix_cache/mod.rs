@@ -37,7 +37,7 @@ pub(crate) fn open(
     progress: &StorageProgress,
 ) -> Option<Box<dyn PrefixStorage>> {
     let name = request.package.key.name.clone();
-    if let Some(reason) = unsuitable(&request.manifest().architecture, placement) {
+    if let Some(reason) = unsuitable(&request.manifest().architecture, placement, limits) {
         tracing::info!("prefixes of {name} are not stored: {reason}");
         return None;
     }
@@ -64,8 +64,9 @@ pub(crate) fn open(
 
 /// Returns the reason if the keys and values of a model's tokens cannot be used in another sequence, or if that saves no
 /// time.
-fn unsuitable(structure: &Structure, placement: &PlacementReport) -> Option<&'static str> {
+fn unsuitable(structure: &Structure, placement: &PlacementReport, limits: &Limits) -> Option<&'static str> {
     match structure {
+        _ if limits.kv.has_states() => Some("its layers have states, which are not those of single tokens"),
         Structure::Decoder(decoder) if decoder.switch().is_some() && placement.decode.is_some() => {
             Some("its keys depend on the length of the whole text, and two devices share it")
         }
