@@ -14,7 +14,7 @@ use narthex_spec::{ModelName, Scheme, Sha256, id::BadModelName};
 
 use self::pip::{no_pip_hint, pip_hint};
 pub use self::{connection::ConnectionError, hub::HubError, package_index::PackageIndexError};
-use crate::{known_models::unsupported_architecture, platform::Platform, runtimes::RuntimeKind};
+use crate::{known_models::unsupported_architecture, platform::Platform, runtime_kind::RuntimeKind};
 
 /// A failure of this crate.
 #[derive(Debug, thiserror::Error)]

@@ -19,6 +19,7 @@ mod platform;
 mod redact;
 pub mod remote_file;
 pub mod resolve;
+mod runtime_kind;
 pub mod runtimes;
 pub mod source;
 pub mod speech_detector;

@@ -4,7 +4,6 @@
 //! it, or the user names a file. The wheel is verified, and its libraries are unpacked into the store. Their relative
 //! paths are kept, because the libraries find each other by them. Nothing here loads a library.
 
-mod kind;
 mod pins;
 mod shipped_library;
 
@@ -13,12 +12,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-pub use kind::RuntimeKind;
 use narthex_spec::{Ep, ProgressSink, UnknownName};
 pub use pins::{Pin, RuntimePackage, RuntimeWheel};
 use serde::Serialize;
 
-pub use crate::platform::Platform;
 use crate::{
     CancelFlag, archive,
     error::Error,
@@ -29,6 +26,7 @@ use crate::{
     },
     store::{Staging, Store, StoredFiles, receipt::Receipt},
 };
+pub use crate::{platform::Platform, runtime_kind::RuntimeKind};
 
 /// Environment variable with the path of ONNX Runtime's library. It takes precedence over the store.
 pub const DYLIB_VARIABLE: &str = "ORT_DYLIB_PATH";
@@ -83,7 +81,7 @@ pub fn platform() -> Result<Platform, Error> {
     Platform::of(os, arch).ok_or(Error::UnsupportedPlatform { os, arch })
 }
 
-/// Returns the wheel of a runtime for this machine, or [`Error::NoRuntime`] with the reason why there is none.
+/// Returns the wheel of a runtime for this machine, or [`Error::NoRuntime`] with the reason.
 pub fn pinned(kind: impl Into<RuntimeKind>) -> Result<Pin, Error> {
     pinned_for(kind, platform()?)
 }

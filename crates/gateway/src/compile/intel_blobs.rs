@@ -11,7 +11,7 @@ use narthex_spec::{
     progress::{Progress, Stage, Unit},
 };
 
-use super::precompile::{decode, list_files};
+use super::context_files::{decode, list_files};
 use crate::{
     cancel::Cancel,
     error::Error,

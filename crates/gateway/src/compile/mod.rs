@@ -5,6 +5,7 @@ pub(crate) mod adapter;
 pub(crate) mod build_permits;
 mod calibration;
 mod certificate;
+mod context_files;
 mod intel_blobs;
 pub(crate) mod package_build;
 pub(crate) mod precompile;

@@ -15,7 +15,7 @@ use narthex_device::{
     precompile::{FallbackPolicy, Job, Weights, precompile},
     runtime::Runtime,
 };
-use narthex_graph::{Graph, context::CONTEXT_OP, onnx::files::MAX_FILE_BYTES};
+use narthex_graph::context::CONTEXT_OP;
 use narthex_spec::{
     BlockSize, Calibration, Ep, OpenVinoDevice, ProgressSink, Recipe, RoundingMethod, ScalingMethod, Scheme,
     Target, Variant,
@@ -24,7 +24,11 @@ use narthex_spec::{
     target::QnnChip,
 };
 
-use super::{intel_blobs, request::CompileRequest};
+use super::{
+    context_files::{bad_package, decode, list_files},
+    intel_blobs,
+    request::CompileRequest,
+};
 use crate::{
     cancel::Cancel,
     error::Error,
@@ -393,25 +397,5 @@ fn check_context(path: &Path, manifest: &Manifest) -> Result<(), Error> {
         return Ok(());
     }
     let reason = format!("{}: expected one {CONTEXT_OP} node, found {ops:?}", path.display());
-    Err(bad(manifest, reason))
-}
-
-pub(super) fn decode(path: &Path, manifest: &Manifest) -> Result<Graph, Error> {
-    let bytes = narthex_files::read(path, MAX_FILE_BYTES).map_err(Error::io("read", path))?;
-    Graph::decode(&bytes).map_err(|error| bad(manifest, format!("{}: {error}", path.display())))
-}
-
-fn bad(manifest: &Manifest, reason: String) -> Error {
-    Error::BadPackage { name: manifest.name.clone(), scheme: manifest.recipe.scheme, reason }
-}
-
-/// Lists the files in a folder, relative to the package.
-pub(super) fn list_files(folder: &Path, stem: &str) -> Result<Vec<String>, Error> {
-    let mut names = Vec::new();
-    for entry in fs::read_dir(folder).map_err(Error::io("list", folder))? {
-        let entry = entry.map_err(Error::io("list", folder))?;
-        names.push(format!("{stem}/{}", entry.file_name().to_string_lossy()));
-    }
-    names.sort();
-    Ok(names)
+    Err(bad_package(manifest, reason))
 }

@@ -2,9 +2,9 @@
 
 use narthex_check::{CompilerResult, FaultyNodes, intel_errors};
 
-/// Outcome of the compile of one graph.
+/// CompilerOutcome of the compile of one graph.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum CompilerOutcome {
     /// The blob is written.
     Compiled,
     /// The compiler refuses the graph, with a message.
@@ -14,26 +14,26 @@ pub(crate) enum Outcome {
     Ended(narthex_check::ProcessEnd),
 }
 
-/// Answer of the compiler for one graph.
+/// CompilerAnswer of the compiler for one graph.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Answer {
-    pub(crate) outcome: Outcome,
+pub(crate) struct CompilerAnswer {
+    pub(crate) outcome: CompilerOutcome,
     /// Beginning and end of the compiler's log.
     pub(crate) log: String,
 }
 
-impl Answer {
+impl CompilerAnswer {
     /// Returns the result in a check of a graph with `nodes` nodes.
     pub(crate) fn result(&self, nodes: usize) -> CompilerResult {
         let (fault, evidence) = (FaultyNodes::NotSearched, None);
         match &self.outcome {
-            Outcome::Compiled => CompilerResult::Whole { nodes },
-            Outcome::Refused(message) => {
+            CompilerOutcome::Compiled => CompilerResult::Whole { nodes },
+            CompilerOutcome::Refused(message) => {
                 let message = intel_errors::describe(message, &self.log);
                 CompilerResult::Failed { message, fault, evidence }
             }
             #[cfg(unix)]
-            Outcome::Ended(how) => CompilerResult::Ended { how: how.clone(), fault, evidence },
+            CompilerOutcome::Ended(how) => CompilerResult::Ended { how: how.clone(), fault, evidence },
         }
     }
 }

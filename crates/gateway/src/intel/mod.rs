@@ -20,11 +20,11 @@ use narthex_graph::{Graph, onnx::files::MAX_FILE_BYTES};
 use narthex_spec::{IntelChip, progress::Quiet};
 
 #[cfg(windows)]
-use native::Runner;
+use native::NativeRunner as Runner;
 #[cfg(unix)]
-use wine::Runner;
+use wine::WineRunner as Runner;
 
-use self::answer::Answer;
+use self::answer::CompilerAnswer;
 use crate::{cancel::Cancel, error::Error, library::Library};
 
 /// Command that installs the compiler.
@@ -73,7 +73,7 @@ impl IntelCompiler {
         self.answer(chip, graph, cancel).map(|answer| answer.log)
     }
 
-    fn answer(&self, chip: IntelChip, graph: &Path, cancel: &Cancel) -> Result<Answer, Error> {
+    fn answer(&self, chip: IntelChip, graph: &Path, cancel: &Cancel) -> Result<CompilerAnswer, Error> {
         let scratch = self.store.scratch()?;
         self.compile(chip, graph, &scratch.path().join("graph.blob"), cancel)
     }
@@ -85,7 +85,7 @@ impl IntelCompiler {
         graph: &Path,
         blob: &Path,
         cancel: &Cancel,
-    ) -> Result<Answer, Error> {
+    ) -> Result<CompilerAnswer, Error> {
         self.runner.compile(graph, blob, chip.spec().platform, cancel)
     }
 }

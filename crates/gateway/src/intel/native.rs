@@ -6,17 +6,17 @@ use narthex_catalog::{runtimes::RuntimeInfo, store::Store};
 use narthex_device::openvino_compiler;
 
 use super::{
-    answer::{Answer, Outcome},
+    answer::{CompilerAnswer, CompilerOutcome},
     unusable,
 };
 use crate::{cancel::Cancel, error::Error};
 
 /// The compiler in this process.
-pub(super) struct Runner {
+pub(super) struct NativeRunner {
     library: PathBuf,
 }
 
-impl Runner {
+impl NativeRunner {
     /// Returns the compiler of an installed runtime.
     pub(super) fn prepare(_: &Store, runtime: &RuntimeInfo) -> Result<Self, Error> {
         Ok(Self { library: runtime.library.clone() })
@@ -29,13 +29,13 @@ impl Runner {
         blob: &Path,
         platform: u32,
         cancel: &Cancel,
-    ) -> Result<Answer, Error> {
+    ) -> Result<CompilerAnswer, Error> {
         cancel.check()?;
         let outcome = match openvino_compiler::compile(&self.library, graph, blob, platform) {
-            Ok(Ok(())) => Outcome::Compiled,
-            Ok(Err(message)) => Outcome::Refused(message),
+            Ok(Ok(())) => CompilerOutcome::Compiled,
+            Ok(Err(message)) => CompilerOutcome::Refused(message),
             Err(error) => return Err(unusable(format!("its library cannot be loaded: {error}"))),
         };
-        Ok(Answer { outcome, log: String::new() })
+        Ok(CompilerAnswer { outcome, log: String::new() })
     }
 }

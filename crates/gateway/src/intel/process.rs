@@ -13,7 +13,7 @@ use narthex_catalog::keys::SECRET_VARIABLES;
 use narthex_check::ProcessEnd;
 
 use super::{
-    answer::{Answer, Outcome},
+    answer::{CompilerAnswer, CompilerOutcome},
     unusable,
 };
 use crate::{cancel::Cancel, error::Error};
@@ -45,7 +45,7 @@ impl CompilerProgram {
         blob: &str,
         platform: u32,
         cancel: &Cancel,
-    ) -> Result<Answer, Error> {
+    ) -> Result<CompilerAnswer, Error> {
         let mut command = Command::new(&self.path);
         command.args(&self.arguments).arg(graph).arg(blob).arg(platform.to_string()).current_dir(folder);
         for name in SECRET_VARIABLES {
@@ -55,7 +55,7 @@ impl CompilerProgram {
         // The program ends when its input closes, even if this process is killed.
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let child = command.spawn().map_err(Error::io("start", &self.path))?;
-        let mut process = Process(child);
+        let mut process = CompilerProcess(child);
 
         let output = process.0.stdout.take();
         let reader = thread::Builder::new()
@@ -70,7 +70,7 @@ impl CompilerProgram {
     }
 
     /// Waits for the end of the process; `None` after the time limit.
-    fn wait(&self, process: &mut Process, cancel: &Cancel) -> Result<Option<ExitStatus>, Error> {
+    fn wait(&self, process: &mut CompilerProcess, cancel: &Cancel) -> Result<Option<ExitStatus>, Error> {
         let start = Instant::now();
         loop {
             cancel.check()?;
@@ -85,27 +85,27 @@ impl CompilerProgram {
 }
 
 /// Returns the answer in the output of a process that ended, or was killed after the time limit.
-fn answer(status: Option<ExitStatus>, log: String) -> Result<Answer, Error> {
+fn answer(status: Option<ExitStatus>, log: String) -> Result<CompilerAnswer, Error> {
     let answer_at = |word: &str| {
         let starts =
             log.match_indices(word).filter(|(at, _)| log[..*at].is_empty() || log[..*at].ends_with('\n'));
         starts.last().map(|(at, _)| log[at + word.len()..].trim().to_owned())
     };
     let outcome = match status {
-        None => Outcome::Ended(ProcessEnd::TimedOut),
+        None => CompilerOutcome::Ended(ProcessEnd::TimedOut),
         Some(status) => {
             if let Some(reason) = answer_at("failed ") {
                 return Err(unusable(reason));
             }
             match (answer_at("compiled\n"), answer_at("refused "), answer_at("openvino ")) {
-                (Some(_), ..) if status.success() => Outcome::Compiled,
-                (_, Some(message), _) => Outcome::Refused(message),
-                (_, None, Some(_)) => Outcome::Ended(process_end(status)),
+                (Some(_), ..) if status.success() => CompilerOutcome::Compiled,
+                (_, Some(message), _) => CompilerOutcome::Refused(message),
+                (_, None, Some(_)) => CompilerOutcome::Ended(process_end(status)),
                 (_, None, None) => return Err(unusable(format!("it ended without an answer ({status})"))),
             }
         }
     };
-    Ok(Answer { outcome, log })
+    Ok(CompilerAnswer { outcome, log })
 }
 
 /// Signal that ends a process from outside.
@@ -142,9 +142,9 @@ fn read_ends(mut pipe: impl Read) -> Vec<u8> {
 }
 
 /// A process that is killed when it is dropped before its end.
-struct Process(Child);
+struct CompilerProcess(Child);
 
-impl Drop for Process {
+impl Drop for CompilerProcess {
     fn drop(&mut self) {
         // A process that has ended cannot be killed, and needs not to be.
         let _ = self.0.kill();
@@ -171,7 +171,7 @@ mod tests {
         }
     }
 
-    fn run(program: &CompilerProgram) -> Result<Answer, Error> {
+    fn run(program: &CompilerProgram) -> Result<CompilerAnswer, Error> {
         program.run("Z:\\m.onnx", program.path.parent().unwrap(), "m.blob", 4000, &Cancel::new())
     }
 
@@ -180,7 +180,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let body = "echo openvino 2026.4.1\necho \"$@\" $COMPILER_MODE > m.blob\necho compiled";
         let answer = run(&script(folder.path(), body)).unwrap();
-        assert_eq!(answer.outcome, Outcome::Compiled);
+        assert_eq!(answer.outcome, CompilerOutcome::Compiled);
         let given = fs::read_to_string(folder.path().join("m.blob")).unwrap();
         assert_eq!(given, "library.dll Z:\\m.onnx m.blob 4000 test\n");
     }
@@ -191,7 +191,7 @@ mod tests {
         let body = "echo openvino 2026.4.1\necho '[ERROR] Failed Pass FeasibleAllocation on Operation x'\n\
                     printf '\\nrefused compile: first\\nsecond\\n'\nexit 1";
         let answer = run(&script(folder.path(), body)).unwrap();
-        assert_eq!(answer.outcome, Outcome::Refused("compile: first\nsecond".to_owned()));
+        assert_eq!(answer.outcome, CompilerOutcome::Refused("compile: first\nsecond".to_owned()));
         assert!(answer.log.contains("Failed Pass FeasibleAllocation"), "{}", answer.log);
         let result = answer.result(3);
         let narthex_check::CompilerResult::Failed { message, .. } = result else { panic!("{result:?}") };
@@ -204,12 +204,15 @@ mod tests {
         let end = |body: &str| run(&script(folder.path(), body)).map(|answer| answer.outcome);
         let crashed = end("echo openvino 2026.4.1\nexit 5").unwrap();
         assert!(
-            matches!(&crashed, Outcome::Ended(ProcessEnd::Crashed(status)) if status.contains('5')),
+            matches!(&crashed, CompilerOutcome::Ended(ProcessEnd::Crashed(status)) if status.contains('5')),
             "{crashed:?}"
         );
-        assert_eq!(end("echo openvino 1\nkill -9 $$").unwrap(), Outcome::Ended(ProcessEnd::Killed));
+        assert_eq!(end("echo openvino 1\nkill -9 $$").unwrap(), CompilerOutcome::Ended(ProcessEnd::Killed));
         // The word in a line of the log is no answer.
-        assert!(matches!(end("echo openvino 1\necho is compiled\nexit 3").unwrap(), Outcome::Ended(_)));
+        assert!(matches!(
+            end("echo openvino 1\necho is compiled\nexit 3").unwrap(),
+            CompilerOutcome::Ended(_)
+        ));
         for (body, expect) in [
             ("exit 1", "ended without an answer"),
             ("printf '\\nfailed the library cannot be loaded\\n'", "the library cannot be loaded"),
@@ -227,12 +230,12 @@ mod tests {
             ..script(folder.path(), "echo openvino 1\nexec sleep 60")
         };
         let start = Instant::now();
-        assert_eq!(run(&slow).unwrap().outcome, Outcome::Ended(ProcessEnd::TimedOut));
+        assert_eq!(run(&slow).unwrap().outcome, CompilerOutcome::Ended(ProcessEnd::TimedOut));
         assert!(start.elapsed() < Duration::from_secs(30));
 
         let body = "echo openvino 1\nhead -c 5000000 /dev/zero | tr '\\0' 'x'\nprintf '\\ncompiled\\n'";
         let answer = run(&script(folder.path(), body)).unwrap();
-        assert_eq!(answer.outcome, Outcome::Compiled);
+        assert_eq!(answer.outcome, CompilerOutcome::Compiled);
         assert!(answer.log.len() <= 2 * OUTPUT_LIMIT, "{}", answer.log.len());
     }
 

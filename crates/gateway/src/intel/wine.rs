@@ -11,7 +11,7 @@ use std::{
 use narthex_catalog::{runtimes::RuntimeInfo, store::Store};
 use narthex_spec::Sha256;
 
-use super::{answer::Answer, missing, process::CompilerProgram, unusable};
+use super::{answer::CompilerAnswer, missing, process::CompilerProgram, unusable};
 use crate::{cancel::Cancel, error::Error};
 
 /// Source of the program.
@@ -30,12 +30,12 @@ const TIME_LIMIT: Duration = Duration::from_secs(4 * 60 * 60);
 const BLOB: &str = "graph.blob";
 
 /// The compiler under wine.
-pub(super) struct Runner {
+pub(super) struct WineRunner {
     program: CompilerProgram,
     store: Store,
 }
 
-impl Runner {
+impl WineRunner {
     /// Finds wine, and builds the program if that has not been done.
     pub(super) fn prepare(store: &Store, runtime: &RuntimeInfo) -> Result<Self, Error> {
         let wine = find(&WINE).ok_or_else(|| missing("wine64", "wine64"))?;
@@ -66,7 +66,7 @@ impl Runner {
         blob: &Path,
         platform: u32,
         cancel: &Cancel,
-    ) -> Result<Answer, Error> {
+    ) -> Result<CompilerAnswer, Error> {
         let scratch = self.store.scratch()?;
         let graph = narthex_files::canonicalize(graph).map_err(Error::io("find", graph))?;
         let answer = self.program.run(&windows_path(&graph), scratch.path(), BLOB, platform, cancel)?;

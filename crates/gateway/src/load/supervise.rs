@@ -39,6 +39,7 @@ pub(crate) fn supervised(
             }))
         }
     };
+
     queued(model, device)
 }
 

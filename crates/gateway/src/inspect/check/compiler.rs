@@ -67,6 +67,7 @@ pub(super) fn add_results(
             skipped.push(Finding::new(Rule::Compiler, Severity::Note, message));
         }
     }
+
     if let Some(compiler) = compiler.filter(|_| !untried.is_empty()) {
         report.compiler = compiler.trial.version();
     }
@@ -218,6 +219,7 @@ impl<'a> Compiler<'a> {
             None if part.graph.weight_bytes() > MAX_WEIGHT_BYTES => return Ok(None),
             None => whole.clone(),
         };
+
         let control = self.trial.record(&graph, staging.path(), self.cancel)?;
         let log = read_log(&staging.path().join(LOG));
         let folder = staging.commit()?;

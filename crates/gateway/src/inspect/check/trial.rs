@@ -152,6 +152,7 @@ impl<'a> Trial<'a> {
             Target::IntelNpu(chip) => return Self::intel(library, *chip, target, compiler, cancel),
             Target::OpenVino(_) => return Ok(None),
         };
+
         let plugin = runtimes::locate(&library.store, Ep::Qnn);
         let (Some(plugin), Some(core)) = (plugin, cpu_library(library)?) else { return Ok(None) };
         Ok(match compiler {
