@@ -21,5 +21,6 @@ pub(super) fn run(cargo: &mut Command, folder: &Path) -> anyhow::Result<Attempt>
         took: start.elapsed(),
         program: vec![root.join("bin/narthex").into()],
         store: folder.join("store"),
+        model: None,
     }))
 }

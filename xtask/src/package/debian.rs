@@ -65,7 +65,7 @@ pub(super) fn install(packages: &Packages<'_>, folder: &Path) -> anyhow::Result<
     let took = start.elapsed();
     root.connect()?;
     let store = root.folder.join(STORE);
-    Ok(Attempt::Installed(Installation { took, program: root.entered(&["narthex"]), store }))
+    Ok(Attempt::Installed(Installation { took, program: root.entered(&["narthex"]), store, model: None }))
 }
 
 impl DebianRoot {

@@ -19,5 +19,6 @@ pub(super) fn install(packages: &Packages<'_>, folder: &Path) -> anyhow::Result<
         took: start.elapsed(),
         program: vec![prefix.join("bin/narthex").into()],
         store: folder.join("store"),
+        model: None,
     }))
 }

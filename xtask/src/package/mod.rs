@@ -15,6 +15,7 @@ mod page;
 mod question;
 mod registry;
 mod wheel;
+mod windows;
 
 use std::{
     ffi::OsString,
@@ -63,6 +64,8 @@ pub(crate) enum InstallWay {
     Npx,
     /// The `.deb`, installed by apt in a root that debootstrap makes.
     Deb,
+    /// The installer for Windows, installed and removed under wine.
+    Msi,
     /// The sources, installed by `cargo install`.
     Cargo,
     /// The crates as published, installed by `cargo install` from a registry in a folder.
@@ -85,6 +88,8 @@ struct Installation {
     program: Vec<OsString>,
     /// Its empty store, as a folder of this machine.
     store: PathBuf,
+    /// The wheel of the model, as the program names it, if the program cannot download it.
+    model: Option<OsString>,
 }
 
 impl InstallWay {
@@ -96,6 +101,7 @@ impl InstallWay {
             Self::Npm => npm::install(packages, folder),
             Self::Npx => npm::install_with_npx(packages, folder),
             Self::Deb => debian::install(packages, folder),
+            Self::Msi => windows::install(packages, folder),
             Self::Cargo => cargo_install::install(packages, folder),
             Self::Registry => registry::install(packages, folder),
         }
@@ -116,6 +122,9 @@ impl InstallWay {
         terminal::line(format!("installed in {:.1} s", installation.took.as_secs_f64()));
         let answers = question::ask(packages, folder.path(), &installation)?;
         let fetched = installation.store.join("runtimes").exists();
+        if self == Self::Msi {
+            windows::remove(packages, folder.path())?;
+        }
         ensure!(
             fetched != self.has_runtime(),
             "expected ONNX Runtime {}",

@@ -27,6 +27,7 @@ pub(super) fn install(packages: &Packages<'_>, folder: &Path) -> anyhow::Result<
         took: start.elapsed(),
         program: vec![prefix.join("bin/narthex").into()],
         store: folder.join("store"),
+        model: None,
     }))
 }
 
@@ -40,7 +41,12 @@ pub(super) fn install_with_npx(packages: &Packages<'_>, folder: &Path) -> anyhow
     npx.args(&program[1..]).arg("--version");
     let start = Instant::now();
     quietly("$ npx", &mut npx)?;
-    Ok(Attempt::Installed(Installation { took: start.elapsed(), program, store: folder.join("store") }))
+    Ok(Attempt::Installed(Installation {
+        took: start.elapsed(),
+        program,
+        store: folder.join("store"),
+        model: None,
+    }))
 }
 
 fn missing() -> String {

@@ -41,6 +41,7 @@ fn command(way: InstallWay) -> &'static str {
         InstallWay::Npm => "`npm install --global`",
         InstallWay::Npx => "`npx`",
         InstallWay::Deb => "`apt-get install` of the `.deb`",
+        InstallWay::Msi => "`msiexec` of the `.msi`, under wine",
         InstallWay::Cargo => "`cargo install --path crates/cli`",
         InstallWay::Registry => "`cargo install narthex`",
     }

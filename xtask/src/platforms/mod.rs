@@ -13,11 +13,11 @@ mod qemu;
 pub(crate) mod quick;
 mod requests;
 mod steps;
-mod target;
-mod tools;
+pub(crate) mod target;
+pub(crate) mod tools;
 mod unit_tests;
-mod wheels;
-mod wine;
+pub(crate) mod wheels;
+pub(crate) mod wine;
 
 use std::{
     path::{Path, PathBuf},

@@ -10,7 +10,7 @@ use xtask_tools::{process, session::Session};
 
 /// A target other than this machine's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ForeignTarget {
+pub(crate) enum ForeignTarget {
     /// Windows on x64, linked by MinGW.
     WindowsX64,
     /// Linux on arm64, with glibc.
@@ -23,11 +23,11 @@ pub(super) enum ForeignTarget {
 
 impl ForeignTarget {
     /// Every target.
-    pub(super) const ALL: [Self; 4] =
+    pub(crate) const ALL: [Self; 4] =
         [Self::WindowsX64, Self::LinuxArm64, Self::WindowsArm64, Self::MacArm64];
 
     /// Returns its name in Rust.
-    pub(super) fn triple(self) -> &'static str {
+    pub(crate) fn triple(self) -> &'static str {
         match self {
             Self::WindowsX64 => "x86_64-pc-windows-gnu",
             Self::LinuxArm64 => "aarch64-unknown-linux-gnu",
@@ -37,7 +37,7 @@ impl ForeignTarget {
     }
 
     /// Returns Debian's programs that compile C and link for it. Zig needs none.
-    pub(super) fn compilers(self) -> &'static [DebianProgram] {
+    pub(crate) fn compilers(self) -> &'static [DebianProgram] {
         const WINDOWS: &[DebianProgram] =
             &[DebianProgram { path: "x86_64-w64-mingw32-gcc", package: "gcc-mingw-w64-x86-64" }];
         const ARM: &[DebianProgram] = &[
@@ -59,7 +59,7 @@ impl ForeignTarget {
     }
 
     /// Returns the variables for Cargo and the build scripts, with their values.
-    pub(super) fn variables(self) -> Vec<(String, String)> {
+    pub(crate) fn variables(self) -> Vec<(String, String)> {
         let prefix = match self {
             Self::WindowsX64 => "x86_64-w64-mingw32",
             Self::LinuxArm64 => "aarch64-linux-gnu",
@@ -75,7 +75,7 @@ impl ForeignTarget {
     }
 
     /// Adds Rust's standard library for the target to the toolchain, if it is missing.
-    pub(super) fn add(self, session: &Session<'_>) -> anyhow::Result<()> {
+    pub(crate) fn add(self, session: &Session<'_>) -> anyhow::Result<()> {
         let triple = self.triple();
         let folder = rustc(&["--print", "target-libdir", "--target", triple])?;
         if Path::new(&folder).is_dir() {
@@ -87,7 +87,7 @@ impl ForeignTarget {
     }
 
     /// Returns the platform's name in the list of runtimes.
-    pub(super) fn runtime_platform(self) -> anyhow::Result<&'static str> {
+    pub(crate) fn runtime_platform(self) -> anyhow::Result<&'static str> {
         match self {
             Self::WindowsX64 => Ok("windows-x64"),
             Self::LinuxArm64 => Ok("linux-arm64"),

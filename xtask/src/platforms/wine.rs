@@ -39,13 +39,13 @@ __declspec(dllexport) BOOL WINAPI ProcessPrng(PBYTE data, SIZE_T length) {
 "#;
 
 /// A folder with the registry and the files of a Windows.
-pub(super) struct Wine {
+pub(crate) struct Wine {
     prefix: PathBuf,
 }
 
 impl Wine {
     /// Installs wine and makes the folder, unless it exists.
-    pub(super) fn prepare(session: &Session<'_>, folder: &Path) -> anyhow::Result<Self> {
+    pub(crate) fn prepare(session: &Session<'_>, folder: &Path) -> anyhow::Result<Self> {
         tools::install(session, &NEEDS)?;
         let wine = Self { prefix: folder.join("wine") };
         let library = wine.prefix.join("drive_c/windows/system32/bcryptprimitives.dll");
@@ -65,7 +65,7 @@ impl Wine {
     }
 
     /// Returns a command that starts a Windows program.
-    pub(super) fn command(&self, session: &Session<'_>, program: &Path) -> Command {
+    pub(crate) fn command(&self, session: &Session<'_>, program: &Path) -> Command {
         let mut command = session.command(LOADER);
         command
             .arg(program)
@@ -78,12 +78,12 @@ impl Wine {
     }
 
     /// Returns the folder of drive C.
-    pub(super) fn drive(&self) -> PathBuf {
+    pub(crate) fn drive(&self) -> PathBuf {
         self.prefix.join("drive_c")
     }
 
     /// Returns the path of a file as Windows names it.
-    pub(super) fn path(&self, path: &Path) -> String {
+    pub(crate) fn path(&self, path: &Path) -> String {
         let (drive, rest) = match path.strip_prefix(self.drive()) {
             Ok(rest) => ("C:\\", rest),
             Err(_) => ("Z:\\", path.strip_prefix("/").unwrap_or(path)),
@@ -92,13 +92,13 @@ impl Wine {
     }
 
     /// Returns the version.
-    pub(super) fn version(session: &Session<'_>) -> String {
+    pub(crate) fn version(session: &Session<'_>) -> String {
         let version = process::output(session.command(LOADER).arg("--version"));
         version.map_or_else(|_| "wine".to_owned(), |printed| printed.stdout.trim().to_owned())
     }
 
     /// Ends the processes that belong to the folder.
-    pub(super) fn stop(&self, session: &Session<'_>) {
+    pub(crate) fn stop(&self, session: &Session<'_>) {
         // No process is left in most cases.
         let _ = process::works(session.command(SERVER).arg("-k").env("WINEPREFIX", &self.prefix));
     }
