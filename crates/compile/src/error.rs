@@ -8,6 +8,7 @@ use std::{
 use narthex_checkpoint::{CheckpointError, SliceError, YarnError};
 use narthex_files::environment;
 use narthex_graph::{check::GraphError, onnx::files::OnnxFileError, patch::PatchError, typed::BuildError};
+use narthex_spec::arch::DynamicOnly;
 use narthex_text::tokenizer::TokenizerError;
 
 use crate::{vocab_subset::VocabSubsetError, width_plan::WidthPlanError};
@@ -79,6 +80,9 @@ pub enum CompileError {
         /// The reason.
         reason: String,
     },
+    /// The model has no graphs with fixed shapes, which were required.
+    #[error("{0}")]
+    DynamicOnly(DynamicOnly),
     /// The model could not be run for calibration.
     #[error("the model cannot be calibrated: {0}")]
     Calibration(RunnerError),

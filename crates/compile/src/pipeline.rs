@@ -97,6 +97,12 @@ pub fn compile(
     cancel: &AtomicBool,
 ) -> Result<Manifest> {
     let mut checkpoint = opened(&job)?;
+    if job.recipe.fixed.is_some()
+        && let Some(part) = checkpoint.architecture.dynamic_only()
+    {
+        return Err(CompileError::DynamicOnly(part));
+    }
+
     let package = PackageWriter::new(job.out);
     let tokenizer = checkpoint.tokenizer.tokenizer()?;
     notes(&checkpoint).into_iter().for_each(|note| progress.event(Progress::Note(note)));

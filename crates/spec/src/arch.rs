@@ -7,6 +7,7 @@ mod altup;
 mod conformer;
 mod convolution;
 mod delta_rule;
+mod dynamic_only;
 mod embedder;
 mod encoder;
 mod feed_forward;
@@ -24,6 +25,7 @@ pub use altup::{AltUp, PerLayer};
 pub use conformer::{ConformerTower, FrameConvolution};
 pub use convolution::ShortConvolution;
 pub use delta_rule::GatedDeltaRule;
+pub use dynamic_only::DynamicOnly;
 pub use embedder::{AttentionDirection, ClassifierHidden, ClassifierLayers, EmbedderArch};
 pub use encoder::{
     Bottleneck, BottleneckAttention, EncoderArch, EncoderHead, EncoderNorm, FactoredEmbedding, Pooling,
@@ -68,34 +70,6 @@ impl Architecture {
             Self::Encoder(arch) => Some(&arch.head),
             Self::Embedder(arch) => Some(&arch.head),
             Self::Decoder(_) | Self::Speech(_) => None,
-        }
-    }
-
-    /// Returns a description: `28 layers, width 3072, vocabulary 128256`.
-    pub fn describe(&self) -> String {
-        match self {
-            Self::Decoder(arch) => {
-                let experts = arch.layers.iter().find_map(|layer| layer.feed_forward.experts());
-                let experts = experts.map_or(String::new(), |experts| {
-                    format!(", {} of {} experts for each token", experts.per_token, experts.count)
-                });
-                let layers = arch.layers.len();
-                format!("{layers} layers, width {}, vocabulary {}{experts}", arch.hidden, arch.vocab)
-            }
-            Self::Encoder(arch) => {
-                format!("{} layers, width {}, {}", arch.layers, arch.hidden, arch.gives())
-            }
-            Self::Embedder(arch) => {
-                let DecoderArch { layers, hidden, .. } = &arch.decoder;
-                format!("{} layers, width {hidden}, {}", layers.len(), arch.head.gives(arch.width()))
-            }
-            Self::Speech(arch) => {
-                let SpeechArch { encoder, decoder, hidden, vocab, bins, .. } = arch;
-                format!(
-                    "{} layers over {bins} mel bands and {} layers over tokens, width {hidden}, vocabulary {vocab}",
-                    encoder.layers, decoder.layers
-                )
-            }
         }
     }
 }

@@ -31,7 +31,7 @@ pub(crate) fn experts(
     width: usize,
     experts: &Experts,
 ) -> Result<Tensor> {
-    check(e, experts)?;
+    check(experts)?;
     let &Experts { count, per_token, inner, normalized, .. } = experts;
     let router = scope.child("router");
     let row_logits = linear(e, &router, x, width, Bias::Without)?;
@@ -74,15 +74,8 @@ fn mixed(
     Ok(e.graph.quantized_expert_mixture(&scope, mixture, &weights)?)
 }
 
-/// Fails for graphs with fixed shapes, and for activations that the operator does not have.
-fn check(e: &Emitter<'_>, experts: &Experts) -> Result<()> {
-    if e.compute == DType::F16 {
-        return Err(CompileError::Unsupported {
-            what: "a mixture of experts with fixed shapes".to_owned(),
-            reason: "its experts are selected when it runs, and an NPU would compute all of them; compile it for the CPU"
-                .to_owned(),
-        });
-    }
+/// Fails for activations that the operator does not have.
+fn check(experts: &Experts) -> Result<()> {
     if experts.activation != Activation::Silu {
         return Err(CompileError::Unsupported {
             what: format!("experts with the activation {:?}", experts.activation),

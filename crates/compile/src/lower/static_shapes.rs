@@ -51,6 +51,9 @@ pub(crate) fn lower(
                 .to_owned(),
         });
     }
+    if let Some(part) = architecture.dynamic_only() {
+        return Err(CompileError::DynamicOnly(part));
+    }
     e.compute = DType::F16;
     match architecture {
         Architecture::Decoder(arch) => decoder(e, arch, shapes),
@@ -239,8 +242,8 @@ impl MixerLowering for StaticMixers<'_> {
         _: Tensor,
     ) -> Result<Tensor> {
         Err(CompileError::Unsupported {
-            what: format!("the gated delta rule of layer {index} with fixed shapes"),
-            reason: "NPUs have no operator for its recurrence; compile it for the CPU".to_owned(),
+            what: format!("the gated delta rule of layer {index}"),
+            reason: "graphs with fixed shapes have none".to_owned(),
         })
     }
 }

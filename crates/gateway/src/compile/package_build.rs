@@ -10,6 +10,7 @@ use narthex_catalog::{
     resolve::{CheckpointSource, Location, ModelRef},
 };
 use narthex_compile::{
+    CompileError,
     calibration::GraphRunner,
     package::add_files,
     pipeline::{self, CompileJob},
@@ -89,6 +90,11 @@ impl RequiredGraphs {
     /// Returns `true` if a package with this manifest has the graphs.
     fn are_in(&self, manifest: &Manifest) -> bool {
         let Self::Static { target } = self else { return true };
+        if manifest.architecture.dynamic_only().is_some() {
+            // No package of this model has static graphs.
+            return true;
+        }
+
         let has_form = target
             .as_ref()
             .is_none_or(|target| manifest.recipe.targets.iter().any(|made_for| target.has_form_of(made_for)));
@@ -129,7 +135,8 @@ pub(crate) fn check_obtainable(library: &Library, key: &PackageKey, limit: PullL
 }
 
 /// Returns the folder of a package to load, which is built from `source` if it is missing. A package without
-/// the required graphs is built again if its checkpoint is in the catalogue and the caller may download it.
+/// the required graphs is built again if its checkpoint is in the catalogue and the caller may download it. A model that
+/// cannot have static graphs is built without them.
 ///
 /// # Errors
 /// [`Error::TooManyBuilds`] for a build without a free permit.
@@ -156,12 +163,18 @@ pub(crate) fn package_for_load(
 
     check_obtainable(library, key, source.limit)?;
     let _permit = source.right.permit()?;
-    let mut request = CompileRequest::new(key.scheme);
-    if let RequiredGraphs::Static { target } = graphs {
-        request.contexts = vec![FixedShapes::USUAL_CONTEXT];
-        request.target = target;
+    let dynamic = CompileRequest::new(key.scheme);
+    let build =
+        |request| PackageBuild { library, key, reference: source.reference, request, steps, cancel }.run();
+    let RequiredGraphs::Static { target } = graphs else { return build(&dynamic) };
+    let contexts = vec![FixedShapes::USUAL_CONTEXT];
+    match build(&CompileRequest { contexts, target, ..dynamic.clone() }) {
+        Err(Error::Compile(CompileError::DynamicOnly(part))) => {
+            steps.sink().event(Progress::Note(format!("{} gets no graphs for the NPU: {part}.", key.name)));
+            build(&dynamic)
+        }
+        outcome => outcome,
     }
-    PackageBuild { library, key, reference: source.reference, request: &request, steps, cancel }.run()
 }
 
 impl PackageBuild<'_> {

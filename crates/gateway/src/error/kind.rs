@@ -140,9 +140,10 @@ pub(super) fn compile_kind(error: &narthex_compile::CompileError) -> ErrorKind {
         Compile::Checkpoint(error) => checkpoint_kind(error),
         Compile::Tokenizer(error) => tokenizer_kind(error),
         Compile::Calibration(_) => ErrorKind::Unavailable,
-        Compile::Bound { .. } | Compile::Foreign { .. } | Compile::Unsupported { .. } => {
-            ErrorKind::Unsupported
-        }
+        Compile::Bound { .. }
+        | Compile::Foreign { .. }
+        | Compile::Unsupported { .. }
+        | Compile::DynamicOnly(_) => ErrorKind::Unsupported,
         Compile::NoSettings { .. } => ErrorKind::NotFound,
         Compile::Open(error) => onnx_kind(error),
         Compile::VocabSubset(VocabSubsetError::Read { source, .. })

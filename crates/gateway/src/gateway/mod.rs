@@ -451,4 +451,37 @@ mod tests {
         let error = load(PullLimit::None).unwrap_err();
         assert!(matches!(error, Error::TooManyBuilds(MAX_BUILDS)), "{error}");
     }
+
+    #[test]
+    fn a_model_without_static_graphs_is_built_for_the_cpu_on_a_machine_with_an_npu() {
+        let (home, checkpoint) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (gateway, cancel) = (offline(home.path()), Cancel::new());
+        let goldens =
+            std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/goldens/families");
+        for name in ["qwen3.5/config.json", "qwen3.5/model.safetensors", "tokenizer.json"] {
+            let file = goldens.join(name);
+            std::fs::copy(&file, checkpoint.path().join(file.file_name().unwrap())).unwrap();
+        }
+        let load = |reference: &ModelRef, key: &PackageKey| {
+            let right = BuildRight::Request(gateway.builds.clone());
+            let source = ModelSource { reference, limit: PullLimit::None, right };
+            let (steps, graphs) = (JobSteps::new(&Quiet), RequiredGraphs::Static { target: None });
+            package_build::package_for_load(&gateway.library, key, graphs, source, &steps, &cancel)
+        };
+        let reference = ModelRef::parse(checkpoint.path().to_str().unwrap()).unwrap();
+        let local = PackageKey { name: "local/tiny".parse().unwrap(), scheme: Scheme::F32 };
+        let folder = load(&reference, &local).unwrap();
+        let manifest = crate::library::package::read_manifest(&folder, &local).unwrap();
+        assert_eq!(manifest.recipe.fixed, None);
+
+        // In the place of a model of the catalogue, it is not built again.
+        let key = PackageKey { name: "smollm2:135m".parse().unwrap(), scheme: Scheme::F32 };
+        let model = home.path().join("packages").join(key.name.file_stem());
+        std::fs::create_dir_all(&model).unwrap();
+        std::fs::rename(folder, model.join("f32")).unwrap();
+        let manifest = Manifest { name: key.name.clone(), ..manifest };
+        std::fs::write(model.join("f32/manifest.json"), serde_json::to_vec(&manifest).unwrap()).unwrap();
+        let _taken: Vec<_> = (0..MAX_BUILDS).map(|_| gateway.builds.take().unwrap()).collect();
+        assert!(load(&ModelRef::parse("smollm2:135m").unwrap(), &key).unwrap().ends_with("f32"));
+    }
 }

@@ -107,6 +107,36 @@ impl Structure {
     }
 }
 
+impl Architecture {
+    /// Returns a description: `28 layers, width 3072, vocabulary 128256`.
+    pub fn describe(&self) -> String {
+        match self {
+            Self::Decoder(arch) => {
+                let experts = arch.layers.iter().find_map(|layer| layer.feed_forward.experts());
+                let experts = experts.map_or(String::new(), |experts| {
+                    format!(", {} of {} experts for each token", experts.per_token, experts.count)
+                });
+                let layers = arch.layers.len();
+                format!("{layers} layers, width {}, vocabulary {}{experts}", arch.hidden, arch.vocab)
+            }
+            Self::Encoder(arch) => {
+                format!("{} layers, width {}, {}", arch.layers, arch.hidden, arch.gives())
+            }
+            Self::Embedder(arch) => {
+                let DecoderArch { layers, hidden, .. } = &arch.decoder;
+                format!("{} layers, width {hidden}, {}", layers.len(), arch.head.gives(arch.width()))
+            }
+            Self::Speech(arch) => {
+                let SpeechArch { encoder, decoder, hidden, vocab, bins, .. } = arch;
+                format!(
+                    "{} layers over {bins} mel bands and {} layers over tokens, width {hidden}, vocabulary {vocab}",
+                    encoder.layers, decoder.layers
+                )
+            }
+        }
+    }
+}
+
 impl From<Architecture> for Structure {
     fn from(architecture: Architecture) -> Self {
         match architecture {
