@@ -16,6 +16,7 @@
 //! Start at [`Gateway`]; requests and answers are in [`request`].
 
 mod cancel;
+mod child_process;
 mod compile;
 mod config;
 mod encoder_queue;

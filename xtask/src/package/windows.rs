@@ -19,7 +19,7 @@ use crate::platforms::{
 };
 use xtask_tools::{
     process,
-    session::{Session, built_programs},
+    session::{Session, built_narthex},
     terminal,
 };
 
@@ -118,9 +118,7 @@ fn build(session: &Session<'_>) -> anyhow::Result<PathBuf> {
     target.add(session)?;
     let mut cargo = session.cargo(&["build", "--release", "--locked", "--package", "narthex"]);
     cargo.args(["--target", target.triple(), "--target-dir"]).arg(session.workspace.target.join("platforms"));
-    let programs = built_programs(cargo.envs(target.variables()))?;
-    let narthex = programs.into_iter().find(|program| program.name == "narthex");
-    Ok(narthex.context("cargo built no program called narthex")?.path)
+    built_narthex(cargo.envs(target.variables()))
 }
 
 /// Returns the words of a shell for a command with its variables. The store is that of a user who has not chosen another.

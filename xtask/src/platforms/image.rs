@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use anyhow::{Context, ensure};
 
 use super::{target::ForeignTarget, tools::Zig};
-use xtask_tools::session::{Session, built_programs};
+use xtask_tools::session::{Session, built_narthex};
 
 /// Machine field of the file header for AArch64 (PE format, `IMAGE_FILE_MACHINE_ARM64`).
 const ARM64: u16 = 0xaa64;
@@ -42,9 +42,7 @@ pub(super) fn build(session: &Session<'_>, folder: &Path) -> anyhow::Result<Stri
     let zig = Zig::prepare(session)?;
     let mut build = zig.cargo(session, "build");
     build.args(["--package", "narthex", "--target", target.triple(), "--target-dir"]).arg(folder);
-    let programs = built_programs(&mut build)?;
-    let program = programs.into_iter().find(|program| program.name == "narthex");
-    let path = program.context("cargo built no program called narthex")?.path;
+    let path = built_narthex(&mut build)?;
     let bytes = fs::read(&path).with_context(|| path.display().to_string())?;
     let image = Image::parse(&bytes)?;
     ensure!(image.machine == ARM64, "expected a program for arm64, found the machine {:#x}", image.machine);

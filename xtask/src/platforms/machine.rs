@@ -16,7 +16,7 @@ use super::{
 };
 use xtask_tools::{
     process::{self, ProgramOutput},
-    session::{BuiltProgram, Session, built_programs},
+    session::{BuiltProgram, Session, built_narthex, built_programs},
 };
 
 /// A way to run programs.
@@ -48,9 +48,7 @@ pub(super) fn build(session: &Session<'_>, target: ForeignTarget, folder: &Path)
     tools::install(session, target.compilers())?;
     target.add(session)?;
     // The integration test needs the program.
-    let programs = built_programs(cargo_test(session, target, folder).args(["--test", "cli"]))?;
-    let narthex = programs.into_iter().find(|program| program.name == "narthex");
-    Ok(narthex.context("cargo built no program called narthex")?.path)
+    built_narthex(cargo_test(session, target, folder).args(["--test", "cli"]))
 }
 
 /// Builds the unit tests of every crate for a target.

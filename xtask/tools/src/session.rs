@@ -101,11 +101,7 @@ impl<'a> Session<'a> {
     }
 
     fn build_program(&self, arguments: &[&str]) -> anyhow::Result<PathBuf> {
-        let programs = built_programs(&mut self.cargo(arguments))?;
-        let program = programs.into_iter().find(|program| program.name == "narthex");
-        let program = program
-            .with_context(|| format!("`cargo {}` built no program called narthex", arguments.join(" ")))?;
-        Ok(program.path)
+        built_narthex(&mut self.cargo(arguments)).with_context(|| format!("`cargo {}`", arguments.join(" ")))
     }
 }
 
@@ -119,6 +115,15 @@ pub fn built_programs(build: &mut Command) -> anyhow::Result<Vec<BuiltProgram>> 
         programs.extend(built_program(line))
     })?;
     Ok(programs)
+}
+
+/// Runs a command of Cargo that builds the command-line program, and returns its path.
+///
+/// # Errors
+/// Those of [`built_programs`], and a build without the program.
+pub fn built_narthex(build: &mut Command) -> anyhow::Result<PathBuf> {
+    let program = built_programs(build)?.into_iter().find(|program| program.name == "narthex");
+    Ok(program.context("cargo built no program called narthex")?.path)
 }
 
 /// Returns the program that a line of Cargo's messages reports.

@@ -300,10 +300,7 @@ impl MixerLowering for TextAttention<'_> {
         _: &Scope,
         _: ConvolutionInputs,
     ) -> Result<Tensor> {
-        Err(CompileError::Unsupported {
-            what: "a short convolution".to_owned(),
-            reason: "layers of embedding models have attention".to_owned(),
-        })
+        Err(no_attention("a short convolution"))
     }
 
     fn delta_rule(
@@ -314,10 +311,15 @@ impl MixerLowering for TextAttention<'_> {
         _: &GatedDeltaRule,
         _: Tensor,
     ) -> Result<Tensor> {
-        Err(CompileError::Unsupported {
-            what: "a gated delta rule".to_owned(),
-            reason: "layers of embedding models have attention".to_owned(),
-        })
+        Err(no_attention("a gated delta rule"))
+    }
+}
+
+/// Returns the error for a layer without attention.
+fn no_attention(mixer: &str) -> CompileError {
+    CompileError::Unsupported {
+        what: mixer.to_owned(),
+        reason: "layers of embedding models have attention".to_owned(),
     }
 }
 

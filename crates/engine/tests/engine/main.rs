@@ -1,5 +1,6 @@
 //! Tests of the engine with fake executors. The test that counts allocations is a separate program in the parent folder.
 
+mod conversations;
 mod draft_model;
 mod latency;
 mod media;

@@ -17,6 +17,8 @@ use narthex_testkit::{
     sink::Recorder,
 };
 
+use crate::conversations::usage;
+
 /// Number of elements in a row of a medium.
 const WIDTH: usize = 4;
 
@@ -69,10 +71,6 @@ fn drain(engine_loop: &mut EngineLoop) {
         invariant::check(&engine_loop.snapshot()).unwrap();
     }
     panic!("the engine does not come to rest");
-}
-
-fn usage(sink: &Recorder) -> Usage {
-    sink.recording().ends[0].1
 }
 
 /// Returns the answer of an engine of its own, without drafts.

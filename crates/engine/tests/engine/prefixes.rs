@@ -3,21 +3,18 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::{iter, ops::Range};
+use std::iter;
 
 use narthex_engine::{
-    config::EngineConfig,
-    engine_loop::{EngineLoop, Work},
-    executor::{Executor, KvLimits, Limits, StepError},
-    request::{Request, Usage},
+    engine_loop::EngineLoop,
+    executor::{KvLimits, Limits, StepError},
 };
 use narthex_testkit::{
     executor::{ClosedExecutor, FakeExecutor, Fault, KV},
-    invariant,
     sink::Recorder,
 };
 
-const SYSTEM: usize = 60;
+use crate::conversations::{SYSTEM, conversation, drain, engine, submit, usage, words};
 
 /// Minimum length of a prefix that is copied to another slot.
 const MIN_COPY: usize = 16;
@@ -26,43 +23,11 @@ fn limits(slots: usize) -> Limits {
     Limits { slots, context: 1024, chunk: 16, batch: slots, vocab: 50, kv: KV }
 }
 
-fn engine(executor: impl Executor + 'static) -> EngineLoop {
-    let config = EngineConfig::for_limits(executor.limits());
-    EngineLoop::new(Box::new(executor), config)
-}
-
-fn submit(engine_loop: &mut EngineLoop, prompt: &[u32], max_tokens: usize) -> Recorder {
-    let sink = Recorder::new();
-    let request = Request::greedy(prompt.to_vec(), max_tokens, sink.clone());
-    engine_loop.submit(request).unwrap();
-    sink
-}
-
-fn drain(engine_loop: &mut EngineLoop) {
-    while engine_loop.step() == Work::Busy {
-        invariant::check(&engine_loop.snapshot()).unwrap();
-    }
-}
-
-fn usage(sink: &Recorder) -> Usage {
-    sink.recording().ends[0].1
-}
-
 fn alone(prompt: &[u32], max_tokens: usize) -> Vec<u32> {
     let mut engine_loop = engine(FakeExecutor::new(limits(1)));
     let sink = submit(&mut engine_loop, prompt, max_tokens);
     drain(&mut engine_loop);
     sink.recording().tokens
-}
-
-/// Returns tokens in an order that is distinct for each number.
-fn words(number: usize, range: Range<usize>) -> impl Iterator<Item = u32> {
-    range.map(move |i| ((number * 17 + i * i * 7 + i) % 50) as u32)
-}
-
-/// Returns a system prompt that all conversations share, followed by `own` tokens of one conversation.
-fn conversation(number: usize, own: usize) -> Vec<u32> {
-    words(0, 0..SYSTEM).chain(words(number + 1, 0..own)).collect()
 }
 
 #[test]

@@ -3,22 +3,18 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::{iter, ops::Range};
+use std::iter;
 
 use narthex_engine::{
-    config::EngineConfig,
-    engine_loop::{EngineLoop, Work},
-    executor::{Executor, KvLimits, Limits, StepError},
-    request::{Request, Usage},
+    engine_loop::EngineLoop,
+    executor::{KvLimits, Limits, StepError},
 };
 use narthex_testkit::{
     executor::{ClosedExecutor, FakeExecutor, Fault, KV},
-    invariant,
     sink::Recorder,
 };
 
-/// Length of the system prompt that conversations share. No chunk ends there.
-const SYSTEM: usize = 60;
+use crate::conversations::{SYSTEM, conversation, drain, engine, submit, usage, words};
 
 /// Number of last tokens of a prompt that run in a span of their own.
 const TAIL: usize = 16;
@@ -27,27 +23,6 @@ const STATES: KvLimits = KvLimits { bytes_per_slot: 100, ..KV };
 
 fn limits(slots: usize) -> Limits {
     Limits { slots, context: 8192, chunk: 64, batch: slots, vocab: 50, kv: STATES }
-}
-
-fn engine(executor: impl Executor + 'static) -> EngineLoop {
-    let config = EngineConfig::for_limits(executor.limits());
-    EngineLoop::new(Box::new(executor), config)
-}
-
-fn submit(engine_loop: &mut EngineLoop, prompt: &[u32], max_tokens: usize) -> Recorder {
-    let sink = Recorder::new();
-    engine_loop.submit(Request::greedy(prompt.to_vec(), max_tokens, sink.clone())).unwrap();
-    sink
-}
-
-fn drain(engine_loop: &mut EngineLoop) {
-    while engine_loop.step() == Work::Busy {
-        invariant::check(&engine_loop.snapshot()).unwrap();
-    }
-}
-
-fn usage(sink: &Recorder) -> Usage {
-    sink.recording().ends[0].1
 }
 
 /// Returns the answer of an executor without states.
@@ -65,16 +40,6 @@ fn answer(engine_loop: &mut EngineLoop, prompt: &[u32], max_tokens: usize) -> (V
     let tokens = sink.recording().tokens;
     assert_eq!(tokens, alone(prompt, max_tokens));
     (tokens, usage(&sink).cached_tokens)
-}
-
-/// Returns tokens in an order that is distinct for each number.
-fn words(number: usize, range: Range<usize>) -> impl Iterator<Item = u32> {
-    range.map(move |i| ((number * 17 + i * i * 7 + i) % 50) as u32)
-}
-
-/// Returns a system prompt that all conversations share, followed by `own` tokens of one conversation.
-fn conversation(number: usize, own: usize) -> Vec<u32> {
-    words(0, 0..SYSTEM).chain(words(number + 1, 0..own)).collect()
 }
 
 #[test]

@@ -16,7 +16,7 @@ use narthex_engine::{
     executor::{Executor, KvBlock, KvCopy, KvLimits, Limits, Logits, StepError, StepPlan},
     position::Position,
     prefix_storage::{BLOCK_TOKENS, BlockKey, BlockState, PrefixRead, PrefixStorage},
-    request::{Request, Usage},
+    request::Request,
     worker::{Drain, Engine, EngineExtensions, StorageProgress},
 };
 use narthex_spec::SlotId;
@@ -26,6 +26,8 @@ use narthex_testkit::{
     sink::Recorder,
 };
 use parking_lot::Mutex;
+
+use crate::conversations::usage;
 
 /// A storage in memory. Clones share their blocks.
 #[derive(Clone, Default)]
@@ -120,10 +122,6 @@ fn drain(engine_loop: &mut EngineLoop) -> usize {
         }
     }
     panic!("the engine does not come to rest");
-}
-
-fn usage(sink: &Recorder) -> Usage {
-    sink.recording().ends[0].1
 }
 
 fn prompt(number: usize, length: usize) -> Vec<u32> {

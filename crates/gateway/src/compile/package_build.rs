@@ -164,14 +164,14 @@ pub(crate) fn package_for_load(
     check_obtainable(library, key, source.limit)?;
     let _permit = source.right.permit()?;
     let dynamic = CompileRequest::new(key.scheme);
-    let build =
-        |request| PackageBuild { library, key, reference: source.reference, request, steps, cancel }.run();
-    let RequiredGraphs::Static { target } = graphs else { return build(&dynamic) };
+    let build = PackageBuild { library, key, reference: source.reference, request: &dynamic, steps, cancel };
+    let RequiredGraphs::Static { target } = graphs else { return build.run() };
     let contexts = vec![FixedShapes::USUAL_CONTEXT];
-    match build(&CompileRequest { contexts, target, ..dynamic.clone() }) {
+    let request = CompileRequest { contexts, target, ..dynamic.clone() };
+    match (PackageBuild { request: &request, ..build }).run() {
         Err(Error::Compile(CompileError::DynamicOnly(part))) => {
             steps.sink().event(Progress::Note(format!("{} gets no graphs for the NPU: {part}.", key.name)));
-            build(&dynamic)
+            build.run()
         }
         outcome => outcome,
     }

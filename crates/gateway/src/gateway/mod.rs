@@ -397,6 +397,21 @@ mod tests {
         Gateway::open(config).unwrap()
     }
 
+    /// Moves a package in `f32` to the place of a model of the catalogue, and returns its key there.
+    fn placed_in_catalogue(
+        home: &std::path::Path,
+        folder: &std::path::Path,
+        manifest: Manifest,
+    ) -> PackageKey {
+        let key = PackageKey { name: "smollm2:135m".parse().unwrap(), scheme: Scheme::F32 };
+        let model = home.join("packages").join(key.name.file_stem());
+        std::fs::create_dir_all(&model).unwrap();
+        std::fs::rename(folder, model.join("f32")).unwrap();
+        let manifest = Manifest { name: key.name.clone(), ..manifest };
+        std::fs::write(model.join("f32/manifest.json"), serde_json::to_vec(&manifest).unwrap()).unwrap();
+        key
+    }
+
     #[test]
     fn builds_of_requests_beyond_the_limit_are_refused_until_others_end() {
         let home = tempfile::tempdir().unwrap();
@@ -429,13 +444,7 @@ mod tests {
         let request = CompileRequest { calibration: Calibration::None, ..CompileRequest::new(Scheme::F32) };
         let path = checkpoint.path().to_str().unwrap();
         let (folder, manifest) = gateway.compile(path, &request, &Quiet, &cancel).unwrap();
-        // The tiny model takes the place of one of the catalogue.
-        let key = PackageKey { name: "smollm2:135m".parse().unwrap(), scheme: Scheme::F32 };
-        let model = home.path().join("packages").join(key.name.file_stem());
-        std::fs::create_dir_all(&model).unwrap();
-        std::fs::rename(folder, model.join("f32")).unwrap();
-        let manifest = Manifest { name: key.name.clone(), ..manifest };
-        std::fs::write(model.join("f32/manifest.json"), serde_json::to_vec(&manifest).unwrap()).unwrap();
+        let key = placed_in_catalogue(home.path(), &folder, manifest);
 
         let reference = ModelRef::parse("smollm2:135m").unwrap();
         let load = |limit| {
@@ -475,12 +484,7 @@ mod tests {
         assert_eq!(manifest.recipe.fixed, None);
 
         // In the place of a model of the catalogue, it is not built again.
-        let key = PackageKey { name: "smollm2:135m".parse().unwrap(), scheme: Scheme::F32 };
-        let model = home.path().join("packages").join(key.name.file_stem());
-        std::fs::create_dir_all(&model).unwrap();
-        std::fs::rename(folder, model.join("f32")).unwrap();
-        let manifest = Manifest { name: key.name.clone(), ..manifest };
-        std::fs::write(model.join("f32/manifest.json"), serde_json::to_vec(&manifest).unwrap()).unwrap();
+        let key = placed_in_catalogue(home.path(), &folder, manifest);
         let _taken: Vec<_> = (0..MAX_BUILDS).map(|_| gateway.builds.take().unwrap()).collect();
         assert!(load(&ModelRef::parse("smollm2:135m").unwrap(), &key).unwrap().ends_with("f32"));
     }

@@ -4,7 +4,7 @@ use std::{
     ffi::OsString,
     io::{self, Read},
     path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Stdio},
+    process::{Command, ExitStatus, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -16,7 +16,11 @@ use super::{
     answer::{CompilerAnswer, CompilerOutcome},
     unusable,
 };
-use crate::{cancel::Cancel, error::Error};
+use crate::{
+    cancel::Cancel,
+    child_process::{ChildProcess, WaitError, signalled_end},
+    error::Error,
+};
 
 /// Maximum bytes that are kept of the beginning of the output, and as many of its end.
 const OUTPUT_LIMIT: usize = 256 << 10;
@@ -55,52 +59,41 @@ impl CompilerProgram {
         // The program ends when its input closes, even if this process is killed.
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let child = command.spawn().map_err(Error::io("start", &self.path))?;
-        let mut process = CompilerProcess(child);
+        let mut process = ChildProcess(child);
 
         let output = process.0.stdout.take();
         let reader = thread::Builder::new()
             .name("intel-compiler".to_owned())
             .spawn(move || output.map(read_ends).unwrap_or_default())
             .map_err(Error::io("start a thread for", &self.path))?;
-        let ended = self.wait(&mut process, cancel)?;
+        let ended = match process.wait(Instant::now() + self.time_limit, POLL, Some(cancel)) {
+            Ok(status) => Some(status),
+            Err(WaitError::TooSlow) => None,
+            Err(WaitError::Cancelled(error)) => return Err(error),
+            Err(WaitError::System(error)) => return Err(Error::io("wait for", &self.path)(error)),
+        };
         // A killed process must not leave the reader waiting.
         drop(process);
         let log = String::from_utf8_lossy(&reader.join().unwrap_or_default()).into_owned();
         answer(ended, log)
     }
-
-    /// Waits for the end of the process; `None` after the time limit.
-    fn wait(&self, process: &mut CompilerProcess, cancel: &Cancel) -> Result<Option<ExitStatus>, Error> {
-        let start = Instant::now();
-        loop {
-            cancel.check()?;
-            let ended = process.0.try_wait().map_err(Error::io("wait for", &self.path))?;
-            match ended {
-                Some(status) => return Ok(Some(status)),
-                None if start.elapsed() >= self.time_limit => return Ok(None),
-                None => thread::sleep(POLL),
-            }
-        }
-    }
 }
 
 /// Returns the answer in the output of a process that ended, or was killed after the time limit.
 fn answer(status: Option<ExitStatus>, log: String) -> Result<CompilerAnswer, Error> {
-    let answer_at = |word: &str| {
-        let starts =
-            log.match_indices(word).filter(|(at, _)| log[..*at].is_empty() || log[..*at].ends_with('\n'));
-        starts.last().map(|(at, _)| log[at + word.len()..].trim().to_owned())
-    };
     let outcome = match status {
         None => CompilerOutcome::Ended(ProcessEnd::TimedOut),
         Some(status) => {
-            if let Some(reason) = answer_at("failed ") {
+            if let Some(reason) = answer_at(&log, "failed ") {
                 return Err(unusable(reason));
             }
-            match (answer_at("compiled\n"), answer_at("refused "), answer_at("openvino ")) {
+            match (answer_at(&log, "compiled\n"), answer_at(&log, "refused "), answer_at(&log, "openvino ")) {
                 (Some(_), ..) if status.success() => CompilerOutcome::Compiled,
                 (_, Some(message), _) => CompilerOutcome::Refused(message),
-                (_, None, Some(_)) => CompilerOutcome::Ended(process_end(status)),
+                (_, None, Some(_)) => {
+                    let how = signalled_end(status);
+                    CompilerOutcome::Ended(how.unwrap_or_else(|| ProcessEnd::Crashed(status.to_string())))
+                }
                 (_, None, None) => return Err(unusable(format!("it ended without an answer ({status})"))),
             }
         }
@@ -108,14 +101,11 @@ fn answer(status: Option<ExitStatus>, log: String) -> Result<CompilerAnswer, Err
     Ok(CompilerAnswer { outcome, log })
 }
 
-/// Signal that ends a process from outside.
-const SIGKILL: i32 = 9;
-
-fn process_end(status: ExitStatus) -> ProcessEnd {
-    match std::os::unix::process::ExitStatusExt::signal(&status) {
-        Some(SIGKILL) => ProcessEnd::Killed,
-        _ => ProcessEnd::Crashed(status.to_string()),
-    }
+/// Returns the text after a word in the last line that starts with it, up to the end of the output.
+fn answer_at(log: &str, word: &str) -> Option<String> {
+    let starts =
+        log.match_indices(word).filter(|(at, _)| log[..*at].is_empty() || log[..*at].ends_with('\n'));
+    starts.last().map(|(at, _)| log[at + word.len()..].trim().to_owned())
 }
 
 /// Reads a pipe to its end. Returns its beginning and its end; what lies between is dropped.
@@ -139,17 +129,6 @@ fn read_ends(mut pipe: impl Read) -> Vec<u8> {
     let surplus = last.len().saturating_sub(OUTPUT_LIMIT);
     first.extend_from_slice(&last[surplus..]);
     first
-}
-
-/// A process that is killed when it is dropped before its end.
-struct CompilerProcess(Child);
-
-impl Drop for CompilerProcess {
-    fn drop(&mut self) {
-        // A process that has ended cannot be killed, and needs not to be.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 #[cfg(test)]

@@ -26,13 +26,9 @@ const WINE: [&str; 3] = ["wine64", "wine", "/usr/lib/wine/wine64"];
 /// Maximum time of a compile. A decode graph of 135 million parameters takes up to 14 minutes on two cores.
 const TIME_LIMIT: Duration = Duration::from_secs(4 * 60 * 60);
 
-/// Blob of a compile, in its working folder.
-const BLOB: &str = "graph.blob";
-
 /// The compiler under wine.
 pub(super) struct WineRunner {
     program: CompilerProgram,
-    store: Store,
 }
 
 impl WineRunner {
@@ -56,7 +52,7 @@ impl WineRunner {
             environment: environment.into(),
             time_limit: TIME_LIMIT,
         };
-        Ok(Self { program, store: store.clone() })
+        Ok(Self { program })
     }
 
     /// Compiles a graph for a platform into a new file.
@@ -67,14 +63,11 @@ impl WineRunner {
         platform: u32,
         cancel: &Cancel,
     ) -> Result<CompilerAnswer, Error> {
-        let scratch = self.store.scratch()?;
         let graph = narthex_files::canonicalize(graph).map_err(Error::io("find", graph))?;
-        let answer = self.program.run(&windows_path(&graph), scratch.path(), BLOB, platform, cancel)?;
-        let made = scratch.path().join(BLOB);
-        if made.is_file() {
-            fs::copy(&made, blob).map_err(Error::io("write", blob))?;
-        }
-        Ok(answer)
+        // The name alone needs no translation to a path of Windows.
+        let folder = blob.parent().unwrap_or(blob);
+        let name = blob.file_name().unwrap_or_default().to_string_lossy();
+        self.program.run(&windows_path(&graph), folder, &name, platform, cancel)
     }
 }
 

@@ -12,7 +12,7 @@ use narthex_catalog::{
     keys::SECRET_VARIABLES,
     runtimes::{self, RuntimeKind},
 };
-use narthex_check::{CompilerResult, FallbackNode, FaultyNodes, ProcessEnd};
+use narthex_check::{CompilerResult, FallbackNode, FaultyNodes};
 use narthex_device::{
     DeviceError,
     ep::{Device, QnnOptions},
@@ -25,6 +25,7 @@ use shared_child::SharedChild;
 use super::VendorCompiler;
 use crate::{
     cancel::Cancel,
+    child_process::signalled_end,
     error::Error,
     gateway::Gateway,
     intel::IntelCompiler,
@@ -275,30 +276,11 @@ fn read_answer(answer: &Path) -> Option<CompilerResult> {
 
 /// Returns the result of a subprocess without an answer. A signal means that the compiler crashed.
 fn process_end(status: ExitStatus) -> Result<CompilerResult, Error> {
-    let how = match signal(status) {
-        Some(SIGKILL) => ProcessEnd::Killed,
-        Some(_) => ProcessEnd::Crashed(status.to_string()),
-        None => {
-            let source = io::Error::other(format!("it ended without an answer ({status})"));
-            return Err(Error::Io { what: "the process of the vendor's compiler failed".to_owned(), source });
-        }
+    let Some(how) = signalled_end(status) else {
+        let source = io::Error::other(format!("it ended without an answer ({status})"));
+        return Err(Error::Io { what: "the process of the vendor's compiler failed".to_owned(), source });
     };
     Ok(CompilerResult::Ended { how, fault: FaultyNodes::NotSearched, evidence: None })
-}
-
-/// Signal that ends a process from outside.
-const SIGKILL: i32 = 9;
-
-/// Returns the signal that ended a process.
-#[cfg(unix)]
-fn signal(status: ExitStatus) -> Option<i32> {
-    std::os::unix::process::ExitStatusExt::signal(&status)
-}
-
-/// Returns the exception that ended a process. On Windows it is a negative exit code.
-#[cfg(not(unix))]
-fn signal(status: ExitStatus) -> Option<i32> {
-    status.code().filter(|&code| code < 0)
 }
 
 /// A subprocess. Dropping it kills the process.

@@ -5,7 +5,7 @@ use std::{
     ffi::OsString,
     io::{self, Read, Write},
     path::PathBuf,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     sync::mpsc,
     thread,
     time::{Duration, Instant},
@@ -14,7 +14,11 @@ use std::{
 use narthex_catalog::keys::SECRET_VARIABLES;
 use narthex_speech::espeak::Notation;
 
-use crate::{config::Config, error::Error};
+use crate::{
+    child_process::{ChildProcess, WaitError},
+    config::Config,
+    error::Error,
+};
 
 /// Environment variable that names the program.
 const VARIABLE: &str = "NARTHEX_ESPEAK";
@@ -70,7 +74,7 @@ impl Espeak {
             io::ErrorKind::NotFound => self.failed("is not installed".to_owned(), true),
             _ => self.failed(format!("cannot be started: {error}"), false),
         })?;
-        let mut process = Process(child);
+        let mut process = ChildProcess(child);
 
         let input = process.0.stdin.take();
         let bytes = text.as_bytes().to_vec();
@@ -86,14 +90,11 @@ impl Espeak {
         if output.len() as u64 > OUTPUT_LIMIT {
             return Err(self.failed(format!("wrote more than {OUTPUT_LIMIT} bytes for a clause"), false));
         }
-        let status = loop {
-            let ended = process.0.try_wait().map_err(|error| self.failed(error.to_string(), false))?;
-            match ended {
-                Some(status) => break status,
-                None if rest(self.time_limit).is_zero() => return Err(self.too_slow()),
-                None => thread::sleep(POLL),
-            }
-        };
+        let status = process.wait(start + self.time_limit, POLL, None).map_err(|error| match error {
+            WaitError::TooSlow => self.too_slow(),
+            WaitError::Cancelled(error) => error,
+            WaitError::System(error) => self.failed(error.to_string(), false),
+        })?;
         if !status.success() {
             let message = messages.recv_timeout(rest(self.time_limit)).unwrap_or_default();
             let message = String::from_utf8_lossy(&message);
@@ -156,17 +157,6 @@ fn installed_elsewhere() -> Option<PathBuf> {
     let programs: OsString = if cfg!(windows) { env::var_os("ProgramFiles")? } else { return None };
     let path = PathBuf::from(programs).join("eSpeak NG").join("espeak-ng.exe");
     path.is_file().then_some(path)
-}
-
-/// A process that is killed when it is dropped before its end.
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // A process that has ended cannot be killed, and needs not to be.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 #[cfg(unix)]
