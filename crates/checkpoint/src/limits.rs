@@ -247,9 +247,9 @@ fn check_streams(path: &Path, decoder: &DecoderArch) -> Result<()> {
     bounded(path, "a width of per-layer embeddings", per_layer.width, &WIDTH)?;
     let all = per_layer.width.saturating_mul(decoder.layers.len());
     bounded(path, "a width of all per-layer embeddings", all, &WIDTH)?;
-    match decoder.altup {
-        Some(_) => Ok(()),
-        None => Err(malformed(path, "several streams beside per-layer embeddings", "one")),
+    match decoder.norm {
+        NormKind::Rms => Ok(()),
+        other => Err(malformed(path, "RMS norms beside per-layer embeddings", format!("{other:?}"))),
     }
 }
 

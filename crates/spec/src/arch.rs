@@ -171,6 +171,9 @@ pub struct DecoderArch {
     /// Per-layer embeddings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub per_layer: Option<PerLayer>,
+    /// True if the residual stream is multiplied by a learned number, `scalar`, after each layer.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub layer_scalars: bool,
     /// True if the head shares the embedding's weight.
     pub tied_head: bool,
     /// Number of tokens in a reduced vocabulary of the head, which then has its own weight

@@ -1,20 +1,19 @@
 //! Alternating updates (Baykal et al. 2023, arXiv:2301.13310) as in Gemma 3n: several residual streams, one of which
-//! each layer computes, with a learned low-rank residual (LAuReL, Menghani et al. 2024, arXiv:2411.07501) and per-layer
-//! embeddings. Follows `Gemma3nTextModel` of `transformers`.
+//! each layer computes, with a learned low-rank residual (LAuReL, Menghani et al. 2024, arXiv:2411.07501). Follows `Gemma3nTextModel` of `transformers`.
 //!
 //! The nodes keep the batch and sequence dimensions unchanged, so both variants use this module; the caller adds
 //! attention.
 
-use std::ops::Range;
-
 use narthex_graph::typed::{Reduction, Scope, Tensor};
-use narthex_spec::arch::{AltUp, DecoderArch, DecoderLayer, PerLayer};
+use narthex_spec::arch::{AltUp, DecoderArch, DecoderLayer};
 
 use super::{
     layer_scope,
     linear::{Bias, StackedLinear, linear, stacked_linear},
     mlp,
     norm::{StreamNorms, unit_norm},
+    per_layer::PerLayerGate,
+    reshape_rows,
 };
 use crate::{emit::Emitter, error::Result};
 
@@ -28,11 +27,6 @@ pub(crate) struct Streams<'a> {
     norms: StreamNorms,
     /// All streams, `[batch, sequence, streams, hidden]`.
     stack: Tensor,
-    /// Index of the first layer in `rows`.
-    first: usize,
-    /// Per-layer embeddings of the tokens, `[batch, sequence, width]` for each layer; empty without per-layer
-    /// embeddings.
-    rows: Vec<Tensor>,
 }
 
 /// Gain and weight of a layer's router.
@@ -44,16 +38,6 @@ struct Router {
 
 fn altup_scope() -> Scope {
     Scope::root().child("altup")
-}
-
-fn per_layer_scope() -> Scope {
-    Scope::root().child("per_layer")
-}
-
-/// Adds a `Reshape` that keeps the batch and sequence dimensions.
-fn reshape_rows(e: &mut Emitter<'_>, scope: &Scope, x: Tensor, rest: &[usize]) -> Result<Tensor> {
-    let extents: Vec<i64> = [0, 0].into_iter().chain(rest.iter().map(|&extent| extent as i64)).collect();
-    Ok(e.graph.reshape(scope, x, &extents)?)
 }
 
 impl<'a> Streams<'a> {
@@ -92,21 +76,20 @@ impl<'a> Streams<'a> {
         let size = e.graph.reduce(&size, Reduction::Mean, product, -1)?;
         let projected = e.graph.mul(&proj, projected, size)?;
         let stack = e.graph.concat(&scope, &[first, projected], 2)?;
-        Ok(Self { arch, altup, norms, stack, first: 0, rows: Vec::new() })
+        Ok(Self { arch, altup, norms, stack })
     }
 
-    /// Returns the streams before layer `first`, from the output of [`Self::flat`] after the layer before it.
+    /// Returns the streams before a layer, from the output of [`Self::flat`] after the layer before it.
     pub(crate) fn resume(
         e: &mut Emitter<'_>,
         arch: &'a DecoderArch,
         altup: &'a AltUp,
         norms: StreamNorms,
         states: Tensor,
-        first: usize,
     ) -> Result<Self> {
         let scope = altup_scope().child("states");
         let stack = reshape_rows(e, &scope, states, &[altup.streams, arch.hidden])?;
-        Ok(Self { arch, altup, norms, stack, first, rows: Vec::new() })
+        Ok(Self { arch, altup, norms, stack })
     }
 
     /// Returns the streams concatenated, `[batch, sequence, streams · hidden]`.
@@ -115,63 +98,10 @@ impl<'a> Streams<'a> {
         reshape_rows(e, &altup_scope().child("flat"), self.stack, &[width])
     }
 
-    /// Returns the per-layer rows that layers gate, `[batch, sequence, layers · width]`, from the embedded tokens `x`
-    /// and their rows of the per-layer table.
-    ///
-    /// The norm's epsilon includes the factor `1 / √hidden` of the projection. The rows have the scale factor of the
-    /// stream, so that the gated values have it too.
-    ///
-    /// ```text
-    /// x ── proj ── norm(each layer's part, gain / √2) ── Add
-    /// table rows ── Mul(√width / √2) ─────────────────────┘
-    /// ```
-    pub(crate) fn rows(
-        &self,
-        e: &mut Emitter<'_>,
-        per_layer: &PerLayer,
-        x: Tensor,
-        table_rows: Tensor,
-    ) -> Result<Tensor> {
-        let layers = self.arch.layers.len();
-        let width = per_layer.width;
-        let hidden = self.arch.hidden;
-        let half = 0.5f64.sqrt() * f64::from(self.norms.scale);
-        let scope = per_layer_scope();
-        let projected = linear(e, &scope.child("proj"), x, hidden, Bias::Without)?;
-        let norm_scope = scope.child("norm");
-        let projected = reshape_rows(e, &norm_scope.child("layers"), projected, &[layers, width])?;
-        let mut norm = self.norms.stream;
-        (norm.width, norm.epsilon) = (width, norm.epsilon * hidden as f32);
-        let projected = norm.apply_scaled(e, &norm_scope, projected, half as f32)?;
-        let projected = reshape_rows(e, &norm_scope.child("rows"), projected, &[layers * width])?;
-        let rows = e.scale(&scope.child("rows"), table_rows, (width as f64).sqrt() * half)?;
-        Ok(e.graph.add(&scope, projected, rows)?)
-    }
-
-    /// Selects the rows of a range of layers from the output of [`Self::rows`].
-    pub(crate) fn take_rows(
-        &mut self,
-        e: &mut Emitter<'_>,
-        per_layer: &PerLayer,
-        rows: Tensor,
-        range: Range<usize>,
-    ) -> Result<()> {
-        let width = per_layer.width;
-        let count = range.len();
-        let scope = per_layer_scope();
-        let own = if count == self.arch.layers.len() {
-            rows
-        } else {
-            e.graph.slice(&scope, rows, 2, range.start * width, range.end * width)?
-        };
-        self.rows = e.graph.split(&scope, own, 2, &vec![width; count])?;
-        Ok(())
-    }
-
     /// Adds one layer. `attend` adds its attention over the normed stream.
     ///
     /// ```text
-    /// streams ── predict ─┬─────────────────────── correct ── add rows ── streams
+    /// streams ── predict ─┬─────────────────────── correct ── streams
     ///                     └─ active ── compute ────┘
     /// ```
     pub(crate) fn layer(
@@ -186,11 +116,7 @@ impl<'a> Streams<'a> {
         let predicted = self.predict(e, &scope, router)?;
         let active = self.active(e, &scope.child("altup").child("predict"), predicted)?;
         let computed = self.compute(e, &scope, layer, active, attend)?;
-        let corrected = self.correct(e, &scope, router, predicted, [active, computed])?;
-        self.stack = match self.rows.get(index - self.first) {
-            Some(&rows) => self.add_rows(e, &scope, layer, corrected, rows)?,
-            None => corrected,
-        };
+        self.stack = self.correct(e, &scope, router, predicted, [active, computed])?;
         Ok(())
     }
 
@@ -318,45 +244,37 @@ impl<'a> Streams<'a> {
         Ok(e.graph.add(&scope, predicted, shared)?)
     }
 
-    /// Adds the layer's rows, gated by the computed stream, to every stream except the first.
+    /// Adds a layer's rows, gated by the computed stream, to every stream except the first.
     ///
     /// ```text
-    /// stack ── Split ─┬─ first ──────────────────────────────────────────────────┬─ Concat
-    ///                 └─ others ──────────────────────────────────────── Add ────┘
-    /// active ── Mul(scale) ── gate ── act ── Mul(rows) ── proj ── norm ──┘
+    /// streams ─┬─ Split ─┬─ first ────────────────────┬─ Concat
+    ///          │         └─ others ─────────── Add ───┘
+    ///          └─ active ── Mul(scale) ── gated ┘
     /// ```
-    fn add_rows(
-        &self,
+    pub(crate) fn add_rows(
+        &mut self,
         e: &mut Emitter<'_>,
-        layer_scope: &Scope,
+        index: usize,
         layer: &DecoderLayer,
-        stack: Tensor,
         rows: Tensor,
-    ) -> Result<Tensor> {
+    ) -> Result<()> {
         let hidden = self.arch.hidden;
-        let StreamNorms { stream, scale, .. } = self.norms;
+        let layer_scope = layer_scope(index);
         let scope = layer_scope.child("per_layer");
 
-        let mut x = self.active(e, &scope, stack)?;
+        let mut x = self.active(e, &scope, self.stack)?;
         if self.altup.scaled {
             let gain = e.vector(&layer_scope.child("altup").child("scale").parameter("weight"), hidden)?;
             x = e.graph.mul(&scope.child("scale"), x, gain)?;
         }
 
-        let gate_scope = scope.child("gate");
-        let gate = linear(e, &gate_scope, x, hidden, Bias::Without)?;
-        let gate = e.scale(&gate_scope, gate, f64::from(scale).recip())?;
-        let gate = mlp::activation(e, &scope.child("act"), gate, layer.feed_forward.activation())?;
-        let gated = e.graph.mul(&scope.child("rows"), gate, rows)?;
-        let width = self.arch.per_layer.as_ref().map_or(0, |per_layer| per_layer.width);
-        let wide = linear(e, &scope.child("proj"), gated, width, Bias::Without)?;
-        let norm = scope.child("norm");
-        let added = stream.apply_scaled(e, &norm, wide, scale)?;
-        let added = reshape_rows(e, &norm, added, &[1, hidden])?;
+        let added = PerLayerGate::of(self.arch, layer, &scope, self.norms).apply(e, x, rows)?;
+        let added = reshape_rows(e, &scope.child("norm"), added, &[1, hidden])?;
         let sizes = [1, self.altup.streams - 1];
-        let [first, others] = e.graph.split_into(&scope.child("streams"), stack, 2, sizes)?;
+        let [first, others] = e.graph.split_into(&scope.child("streams"), self.stack, 2, sizes)?;
         let others = e.graph.add(&scope, others, added)?;
-        Ok(e.graph.concat(&scope, &[first, others], 2)?)
+        self.stack = e.graph.concat(&scope, &[first, others], 2)?;
+        Ok(())
     }
 
     /// Returns all streams merged, `[batch, sequence, hidden]`, up to a factor that the last norm removes: the sum of

@@ -220,6 +220,14 @@ impl ResidualStream {
         Ok(self.sum)
     }
 
+    /// Multiplies the stream by the learned number of `scope`.
+    pub(crate) fn multiply(&mut self, e: &mut Emitter<'_>, scope: &Scope) -> Result<()> {
+        let sum = self.rows(e, scope)?;
+        let factor = e.vector(&scope.parameter("weight"), 1)?;
+        self.sum = e.graph.mul(scope, sum, factor)?;
+        Ok(())
+    }
+
     /// Returns the norm of the stream.
     ///
     /// ```text

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use narthex_graph::typed::{Scope, Tensor, TensorType};
 use narthex_spec::{
-    arch::{AltUp, Attention, DecoderArch, GatedDeltaRule, Mixer, NormKind, PerLayer, Residual},
+    arch::{AltUp, Attention, DecoderArch, GatedDeltaRule, Mixer, NormKind, Residual},
     dtype::Dim,
     manifest::{KvLayout, Slot},
 };
@@ -17,6 +17,7 @@ use crate::{
         altup::Streams,
         layer_scope, mlp,
         norm::{Norm, ResidualForm, ResidualStream, StreamNorms},
+        per_layer::{self, PerLayerGate, PerLayerRows},
         short_convolution::{ConvolutionLayer, GatedRows},
     },
 };
@@ -90,9 +91,11 @@ impl DecoderLayers<'_> {
         if let Some(altup) = &self.arch.altup {
             return self.lower_altup(e, io, mixers, altup, x);
         }
+        let rows = self.per_layer_rows(e, io, x)?;
         let mut stream = ResidualStream::new(x, self.norms, self.form);
         for index in self.range.clone() {
             self.layer(e, io, mixers, &mut stream, index)?;
+            self.end_layer(e, &mut stream, rows.as_ref(), index)?;
         }
         Ok(stream)
     }
@@ -143,6 +146,32 @@ impl DecoderLayers<'_> {
         stream.add(e, &scope.child("mlp"), fed)
     }
 
+    /// Adds the parts after the feed-forward network that some families have.
+    ///
+    /// ```text
+    /// stream ─┬───────────── + ──[ Mul(scalar) ]
+    ///         └─[ gated rows ]
+    /// ```
+    fn end_layer(
+        &self,
+        e: &mut Emitter<'_>,
+        stream: &mut ResidualStream,
+        rows: Option<&PerLayerRows>,
+        index: usize,
+    ) -> Result<()> {
+        let layer = &self.arch.layers[index];
+        if let Some(rows) = rows.and_then(|rows| rows.of(index)) {
+            let scope = layer_scope(index).child("per_layer");
+            let x = stream.rows(e, &scope)?;
+            let added = PerLayerGate::of(self.arch, layer, &scope, self.norms).apply(e, x, rows)?;
+            stream.add(e, &scope.child("sum"), added)?;
+        }
+        if self.arch.layer_scalars {
+            stream.multiply(e, &layer_scope(index).child("scalar"))?;
+        }
+        Ok(())
+    }
+
     /// Returns the branch that a layer's mixer adds to the residual stream. `x` is the normed stream.
     ///
     /// For a short convolution, the host supplies the rows of the last tokens, and stores those of the new ones in a
@@ -190,42 +219,44 @@ impl DecoderLayers<'_> {
     ) -> Result<ResidualStream> {
         let mut streams = match self.range.start {
             0 => Streams::begin(e, self.arch, altup, self.norms, x)?,
-            first => Streams::resume(e, self.arch, altup, self.norms, x, first)?,
+            _ => Streams::resume(e, self.arch, altup, self.norms, x)?,
         };
-        if let Some(per_layer) = &self.arch.per_layer {
-            let rows = self.per_layer_rows(e, io, &streams, per_layer, x)?;
-            streams.take_rows(e, per_layer, rows, self.range.clone())?;
-        }
+        let rows = self.per_layer_rows(e, io, x)?;
         for index in self.range.clone() {
-            streams.layer(e, index, &self.arch.layers[index], |e, x| self.mix(e, io, mixers, index, x))?;
+            let layer = &self.arch.layers[index];
+            streams.layer(e, index, layer, |e, x| self.mix(e, io, mixers, index, x))?;
+            if let Some(rows) = rows.as_ref().and_then(|rows| rows.of(index)) {
+                streams.add_rows(e, index, layer, rows)?;
+            }
         }
         let is_last = self.range.end == self.arch.layers.len();
         let states = if is_last { streams.merged(e)? } else { streams.flat(e)? };
         Ok(ResidualStream::new(states, self.norms, self.form))
     }
 
-    /// Returns the per-layer rows of every layer. The graph of the first layers computes them; graphs of later layers
-    /// read them as an input.
+    /// Returns the per-layer rows of the layers; `None` without per-layer embeddings. The graph of the first layers computes
+    /// those of all layers from embedded tokens `x`; graphs of later layers read them as an input.
     fn per_layer_rows(
         &self,
         e: &mut Emitter<'_>,
         io: &mut GraphIo,
-        streams: &Streams<'_>,
-        per_layer: &PerLayer,
         x: Tensor,
-    ) -> Result<Tensor> {
+    ) -> Result<Option<PerLayerRows>> {
+        let Some(per_layer) = &self.arch.per_layer else { return Ok(None) };
         let layers = self.arch.layers.len();
         let [batch, sequence] = self.rows.clone();
         let kind = TensorType::new(e.compute, &[batch, sequence, (layers * per_layer.width).into()]);
-        if self.range.start > 0 {
-            return Ok(io.input(e, Slot::PerLayerRows, "per_layer.rows", kind));
-        }
-        let table = io.input(e, Slot::PerLayerEmbeds, "per_layer", kind.clone());
-        let rows = streams.rows(e, per_layer, x, table)?;
-        if self.range.end < layers {
-            io.output(e, Slot::PerLayerRows, "per_layer.rows", rows, &kind)?;
-        }
-        Ok(rows)
+        let rows = if self.range.start > 0 {
+            io.input(e, Slot::PerLayerRows, "per_layer.rows", kind)
+        } else {
+            let table = io.input(e, Slot::PerLayerEmbeds, "per_layer", kind.clone());
+            let rows = per_layer::project(e, per_layer, layers, self.norms, [x, table])?;
+            if self.range.end < layers {
+                io.output(e, Slot::PerLayerRows, "per_layer.rows", rows, &kind)?;
+            }
+            rows
+        };
+        PerLayerRows::of_layers(e, per_layer, layers, self.range.clone(), rows).map(Some)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Extensions of Gemma 3n around its layers: alternating updates and per-layer embeddings.
+//! Extensions of Gemma 3n and Gemma 4 around their layers: alternating updates and per-layer embeddings.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,8 +19,8 @@ pub struct AltUp {
     pub rank: usize,
 }
 
-/// Per-layer embeddings: each token has a row for each layer, which the layer gates and adds to the streams that it
-/// does not compute. The table is far larger than the layers, so the host keeps it.
+/// Per-layer embeddings: each token has a row for each layer, which the layer gates and adds to the residual stream, or with
+/// alternating updates to the streams that it does not compute. The table is far larger than the layers, so the host keeps it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PerLayer {
     /// Rows of the table; larger token ids use the first row.

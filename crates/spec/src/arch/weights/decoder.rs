@@ -96,6 +96,9 @@ impl WeightList {
             self.stream("per_layer.proj", [arch.hidden, width]);
             self.norm("per_layer.norm", arch.hidden);
         }
+        if arch.layer_scalars {
+            self.coefficients("scalar", &[1]);
+        }
     }
 
     fn attention(&mut self, hidden: usize, attention: &Attention) {
