@@ -36,8 +36,8 @@ pub(super) struct Layout {
     /// Factors of individual weights.
     pub(super) scales: Vec<WeightScale>,
     layers: Vec<DecoderLayer>,
-    /// Rotated elements per head; 0 if no head is rotated.
-    dims: usize,
+    /// Rotated elements per head of each layer; 0 if no head is rotated.
+    dims: Vec<usize>,
 }
 
 /// A factor that replaces a multiplication in the model, such as that of a part's output.
@@ -82,7 +82,11 @@ pub(super) enum NormGains {
 impl Layout {
     /// Returns the canonical layout for a decoder.
     pub(super) fn of(arch: &DecoderArch) -> Self {
-        let dims = arch.rope.as_ref().or(arch.local_rope.as_ref()).map_or(0, |rope| rope.dims);
+        let dims_of = |layer: &DecoderLayer| {
+            let own = layer.attention().and_then(|attention| arch.rope_of(attention.rotation));
+            own.or(arch.rope.as_ref()).or(arch.local_rope.as_ref()).map_or(0, |rope| rope.dims)
+        };
+        let dims = arch.layers.iter().map(dims_of).collect();
         Self { layers: arch.layers.clone(), dims, ..Self::default() }
     }
 
@@ -93,8 +97,16 @@ impl Layout {
     }
 
     fn layer(&self, canonical: &str) -> Option<&DecoderLayer> {
-        let (number, _) = canonical.strip_prefix("layers.")?.split_once('.')?;
-        self.layers.get(number.parse::<usize>().ok()?)
+        self.layers.get(layer_number(canonical)?)
+    }
+
+    /// Returns the order of the heads of a weight of q or k in the file; `None` if it is the canonical one.
+    fn stored_heads(&self, canonical: &str) -> Option<StoredHeads> {
+        let number = layer_number(canonical).filter(|_| is_rotated(canonical))?;
+        let size = self.layers.get(number)?.attention()?.head_size;
+        let dims = *self.dims.get(number)?;
+        let is_canonical = dims == 0 || (self.pairs == RopePairs::Halves && dims == size);
+        (!is_canonical).then_some(StoredHeads { size, pairs: self.pairs, dims })
     }
 
     /// Returns the number of heads of a weight of `q` or `k`.
@@ -153,9 +165,9 @@ impl Layout {
             weight = Weight::of_values(weight.name, weight.shape, &gains)?;
         }
 
-        weight = match self.layer(&weight.name).and_then(DecoderLayer::attention) {
-            Some(attention) if is_rotated(&weight.name) => self.to_half_split(weight, attention.head_size)?,
-            _ => weight,
+        weight = match self.stored_heads(&weight.name) {
+            Some(heads) => heads.to_half_split(weight)?,
+            None => weight,
         };
 
         let factor = self.scale_of(&weight.name);
@@ -210,22 +222,29 @@ impl Layout {
     /// Returns, for each row of a weight in the file, its row in the canonical form; `None` if both orders are the
     /// same.
     pub(super) fn stored_rows(&self, canonical: &str, rows: usize) -> Option<Vec<u32>> {
-        let size = self.layer(canonical).filter(|_| is_rotated(canonical))?.attention()?.head_size;
-        if self.dims == 0 || (self.pairs == RopePairs::Halves && self.dims == size) || size == 0 {
-            return None;
-        }
+        let heads = self.stored_heads(canonical).filter(|heads| heads.size > 0)?;
         let mut stored = vec![0; rows];
-        for (place, from) in order(rows, size, self.pairs, self.dims).into_iter().enumerate() {
+        for (place, from) in heads.order(rows).into_iter().enumerate() {
             stored.iter_mut().skip(from as usize).take(1).for_each(|row| *row = place as u32);
         }
         Some(stored)
     }
+}
 
+/// Order of the elements of each head in a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct StoredHeads {
+    /// Elements of a head.
+    size: usize,
+    pairs: RopePairs,
+    /// Rotated elements.
+    dims: usize,
+}
+
+impl StoredHeads {
     /// Reorders the elements of each head in a weight of q or k to the canonical order.
-    fn to_half_split<'a>(&self, weight: Weight<'a>, size: usize) -> Result<Weight<'a>> {
-        if self.dims == 0 || (self.pairs == RopePairs::Halves && self.dims == size) {
-            return Ok(weight);
-        }
+    fn to_half_split(self, weight: Weight<'_>) -> Result<Weight<'_>> {
+        let size = self.size;
         let by_rows = weight.name.ends_with("_proj.weight");
         let count = if by_rows { weight.rows_len() } else { weight.rows_len() * weight.cols() };
         if size == 0 || !count.is_multiple_of(size) {
@@ -233,7 +252,7 @@ impl Layout {
             expected.iter_mut().take(1).for_each(|rows| *rows = rows.next_multiple_of(size.max(1)));
             return Err(CheckpointError::WrongShape { name: weight.name, expected, found: weight.shape });
         }
-        let order = order(count, size, self.pairs, self.dims);
+        let order = self.order(count);
         if by_rows {
             // A part cut out of a fused weight keeps its row indices, which are in the file's order.
             return weight.with_rows(order);
@@ -243,6 +262,41 @@ impl Layout {
             order.iter().map(|&from| values.get(from as usize).copied().unwrap_or(0.0)).collect();
         Weight::of_values(weight.name, weight.shape, &moved)
     }
+
+    /// Returns, for each of `count` elements in the canonical order, its index in the file. Heads have `size` elements, of
+    /// which the first `dims` are rotated.
+    ///
+    /// In the canonical order, the two elements of a pair are half a head apart, rotated or not. The product of queries and
+    /// keys does not depend on the order of elements that are not rotated.
+    fn order(self, count: usize) -> Vec<u32> {
+        let Self { size, pairs, dims } = self;
+        let half = size / 2;
+        let rotated = dims / 2;
+        let head: Vec<usize> = (0..size)
+            .map(|element| {
+                let second = usize::from(element >= half);
+                let pair = element % half.max(1);
+                if element >= 2 * half {
+                    element
+                } else if pair < rotated {
+                    match pairs {
+                        RopePairs::Halves => pair + second * rotated,
+                        RopePairs::Interleaved => 2 * pair + second,
+                    }
+                } else {
+                    dims + pair - rotated + second * (half - rotated)
+                }
+            })
+            .collect();
+
+        (0..count).map(|element| (element - element % size + head[element % size]) as u32).collect()
+    }
+}
+
+/// Returns the number of the layer of a weight.
+fn layer_number(canonical: &str) -> Option<usize> {
+    let (number, _) = canonical.strip_prefix("layers.")?.split_once('.')?;
+    number.parse().ok()
 }
 
 /// Returns whether `name` is the gain of a norm that files may store minus one.
@@ -355,34 +409,6 @@ fn transposed(weight: Weight<'_>) -> Result<Weight<'_>> {
     Weight::new(weight.name, vec![cols, rows], weight.encoding, bytes)
 }
 
-/// Returns, for each of `count` elements in the canonical order, its index in the file. Heads have `size` elements, of
-/// which the first `dims` are rotated.
-///
-/// In the canonical order, the two elements of a pair are half a head apart, rotated or not. The product of queries and
-/// keys does not depend on the order of elements that are not rotated.
-fn order(count: usize, size: usize, pairs: RopePairs, dims: usize) -> Vec<u32> {
-    let half = size / 2;
-    let rotated = dims / 2;
-    let head: Vec<usize> = (0..size)
-        .map(|element| {
-            let second = usize::from(element >= half);
-            let pair = element % half.max(1);
-            if element >= 2 * half {
-                element
-            } else if pair < rotated {
-                match pairs {
-                    RopePairs::Halves => pair + second * rotated,
-                    RopePairs::Interleaved => 2 * pair + second,
-                }
-            } else {
-                dims + pair - rotated + second * (half - rotated)
-            }
-        })
-        .collect();
-
-    (0..count).map(|element| (element - element % size + head[element % size]) as u32).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use narthex_spec::arch::{Activation, Attention, Mlp};
@@ -395,7 +421,7 @@ mod tests {
         let mlp = Mlp { inner: 2, activation: Activation::Silu, gated: true, bias: true, cutoff: None };
         let attention = Attention::plain(2, 1, 4);
         let layer = DecoderLayer::dense(attention, mlp);
-        Layout { layers: vec![layer], dims: 4, ..Layout::default() }
+        Layout { layers: vec![layer], dims: vec![4], ..Layout::default() }
     }
 
     /// Returns a weight with the elements 0, 1, 2, ….
@@ -413,7 +439,11 @@ mod tests {
     #[test]
     fn pairs_are_brought_half_a_head_apart() {
         let check = |size, pairs, dims, expect: &[u32]| {
-            assert_eq!(order(expect.len(), size, pairs, dims), expect, "{pairs:?} {dims} of {size}");
+            assert_eq!(
+                StoredHeads { size, pairs, dims }.order(expect.len()),
+                expect,
+                "{pairs:?} {dims} of {size}"
+            );
         };
         check(4, RopePairs::Interleaved, 4, &[0, 2, 1, 3, 4, 6, 5, 7]);
         check(6, RopePairs::Interleaved, 4, &[0, 2, 4, 1, 3, 5]);
