@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use narthex_spec::arch::{DecoderArch, Mixer};
+use narthex_spec::arch::{DecoderArch, KvSource, Mixer};
 use serde::Serialize;
 
 use super::{
@@ -68,7 +68,8 @@ pub fn inputs(arch: &DecoderArch, plan: &Plan) -> Vec<Input> {
     let mut all = Vec::new();
     for (index, layer) in arch.layers.iter().enumerate() {
         let mixer = match &layer.mixer {
-            Mixer::Attention(_) => "attn/qkv_proj",
+            Mixer::Attention(attention) if attention.kv == KvSource::Own => "attn/qkv_proj",
+            Mixer::Attention(_) => "attn/q_proj",
             Mixer::Convolution(_) => "conv/in_proj",
             Mixer::DeltaRule(_) => "delta/qkv_proj",
         };
