@@ -103,6 +103,8 @@ pub enum Family {
     Gemma3,
     /// The text part of Gemma 3n.
     Gemma3n,
+    /// The text part of Gemma 4, the dense models.
+    Gemma4,
     /// GPT-2 and DistilGPT2.
     Gpt2,
     /// StableLM 3B, StableLM 2.

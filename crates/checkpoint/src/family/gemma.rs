@@ -121,7 +121,7 @@ pub(super) struct GemmaKeys {
     pub(super) final_logit_softcapping: Option<Option<f32>>,
     sliding_window_pattern: Option<usize>,
     rope_local_base_freq: Option<f64>,
-    rope_parameters: Option<RopeByType>,
+    pub(super) rope_parameters: Option<RopeByType>,
     use_bidirectional_attention: Option<bool>,
 }
 
@@ -173,6 +173,31 @@ pub(super) fn layer_types(pattern: usize, layers: usize) -> Vec<LayerType> {
     (1..=layers)
         .map(|layer| if layer.is_multiple_of(pattern) { LayerType::Full } else { LayerType::Sliding })
         .collect()
+}
+
+/// Returns the layer types that a GGUF file states; `None` if it states none.
+pub(super) fn gguf_layer_types(keys: &GgufKeys<'_>, layers: usize) -> Result<Option<Vec<LayerType>>> {
+    let key = "attention.sliding_window_pattern";
+    match keys.ints(key)? {
+        Some(stated) if stated.len() != layers => {
+            Err(malformed(keys.path(), format!("{layers} values of {}", keys.name(key)), stated.len()))
+        }
+        stated => Ok(stated.map(|stated| {
+            let kinds =
+                stated.iter().map(|&local| if local != 0 { LayerType::Sliding } else { LayerType::Full });
+            kinds.collect()
+        })),
+    }
+}
+
+/// Gives layers of the sliding type the local rotation, and removes the window of all others.
+pub(super) fn apply_layer_types(arch: &mut DecoderArch, types: &[LayerType]) {
+    for (attention, kind) in arch.attentions_mut().zip(types) {
+        match kind {
+            LayerType::Sliding => attention.rotation = Rotation::Local,
+            LayerType::Full => attention.window = None,
+        }
+    }
 }
 
 pub(super) fn with_sandwich_norms(mut arch: DecoderArch) -> DecoderArch {
@@ -280,15 +305,11 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors, pattern: usize, largest: usize) 
     let hidden = arch.hidden;
     let layers = arch.layers.len();
     arch.mlps_mut().for_each(|mlp| mlp.activation = Activation::GeluTanh);
-    for (attention, kind) in arch.attentions_mut().zip(layer_types(pattern, layers)) {
+    for attention in arch.attentions_mut() {
         let width = if layers == largest { hidden / attention.heads.max(1) } else { attention.head_size };
         attention.scale = Some((width as f64).powf(-0.5) as f32);
-        if kind == LayerType::Full {
-            attention.window = None;
-        } else {
-            attention.rotation = Rotation::Local;
-        }
     }
+    apply_layer_types(&mut arch, &layer_types(pattern, layers));
     Ok(with_sandwich_norms(arch))
 }
 

@@ -2,8 +2,7 @@
 //! embeddings, sparse activations, last layers that share keys and values, and towers that read pictures and sounds.
 
 use narthex_spec::arch::{
-    Activation, AltUp, DecoderArch, Family, KvSource, PerLayer, QkNorm, Rope, RopeScaling, Rotation,
-    VisionArch,
+    Activation, AltUp, DecoderArch, Family, KvSource, PerLayer, QkNorm, Rope, RopeScaling, VisionArch,
 };
 use serde::Deserialize;
 use serde_json::json;
@@ -12,12 +11,7 @@ use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, gemma};
 use crate::{
     error::Result,
     gguf::decoder::{GgufKeys, rows},
-    hf::{
-        config::Config,
-        conformer,
-        decoder::{Defaults, LayerType},
-        mobilenet,
-    },
+    hf::{config::Config, conformer, decoder::Defaults, mobilenet},
     limits::malformed,
     names::NameTable,
     tensors::Tensors,
@@ -247,15 +241,7 @@ fn hf(config: &Config) -> Result<Decoder> {
 fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     let mut arch = gemma::with_sandwich_norms(keys.decoder(tensors)?);
     let count = arch.layers.len();
-    let kinds = gemma::layer_types(PATTERN, count).into_iter().map(|kind| kind == LayerType::Sliding);
-    let local: Vec<bool> = match keys.ints("attention.sliding_window_pattern")? {
-        Some(stated) if stated.len() == count => stated.iter().map(|&local| local != 0).collect(),
-        Some(stated) => {
-            let expected = format!("{count} values of {}", keys.name("attention.sliding_window_pattern"));
-            return Err(malformed(keys.path(), expected, stated.len()));
-        }
-        None => kinds.collect(),
-    };
+    let types = gemma::gguf_layer_types(keys, count)?.unwrap_or_else(|| gemma::layer_types(PATTERN, count));
 
     // A layer that keeps all activations has the cutoff -inf.
     let cutoffs = keys.floats("activation_sparsity_scale")?.unwrap_or_default().iter();
@@ -264,14 +250,7 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
         mlp.activation = Activation::GeluTanh;
         mlp.cutoff = cutoff;
     }
-    for (index, attention) in arch.attentions_mut().enumerate() {
-        if local.get(index) == Some(&true) {
-            attention.rotation = Rotation::Local;
-        } else {
-            attention.window = None;
-        }
-    }
-
+    gemma::apply_layer_types(&mut arch, &types);
     let theta = keys.float_or("rope.freq_base_swa", gemma::LOCAL_THETA)?;
     let dims = arch.rope.as_ref().map_or(0, |rope| rope.dims);
     arch.local_rope = Some(Rope { theta, dims, scaling: RopeScaling::None });
@@ -304,7 +283,7 @@ fn as_gemma3n(mut arch: DecoderArch) -> DecoderArch {
 }
 
 /// Makes the last `count` layers share the keys and values of the last earlier layer of the same attention type.
-fn share(path: &std::path::Path, arch: &mut DecoderArch, count: usize) -> Result<()> {
+pub(super) fn share(path: &std::path::Path, arch: &mut DecoderArch, count: usize) -> Result<()> {
     let all = arch.layers.len();
     let Some(first) = all.checked_sub(count).filter(|&first| first > 0) else {
         return Err(malformed(path, format!("fewer than {all} layers that share keys and values"), count));

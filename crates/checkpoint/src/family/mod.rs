@@ -11,6 +11,7 @@ mod distilbert;
 mod ernie;
 mod gemma;
 mod gemma3n;
+mod gemma4;
 mod gpt2;
 mod granite;
 mod idefics3;
@@ -61,6 +62,7 @@ pub(super) const HF: &[&HfFamily] = &[
     &gemma::HF2,
     &gemma::HF3,
     &gemma3n::HF,
+    &gemma4::HF,
     &idefics3::HF,
     &lfm2::HF,
     &gpt2::HF,
@@ -90,6 +92,7 @@ pub(super) const GGUF: &[&GgufFamily] = &[
     &gemma::GGUF2,
     &gemma::GGUF3,
     &gemma3n::GGUF,
+    &gemma4::GGUF,
     &lfm2::GGUF,
     &gpt2::GGUF,
     &openelm::GGUF,

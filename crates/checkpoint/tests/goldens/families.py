@@ -77,7 +77,7 @@ def random_tensors(name, shapes):
 
 
 # The layers that are left out; the first, where nothing is said.
-DROPPED = {"smollm3": [0, 2], "gemma3": [1, 4], "gemma3n": [1, 5]}
+DROPPED = {"smollm3": [0, 2], "gemma3": [1, 4], "gemma3n": [1, 5], "gemma4": [1, 5]}
 
 
 def kept(name, layers):
@@ -537,6 +537,61 @@ def gemma3n(out):
     write_gguf(folder, gguf.MODEL_ARCH.GEMMA3N, files, meta | dict(feed_forward_length=GEMMA3N_WIDTHS, rope_freq_base=1e6))
 
 
+def gemma4_config(layers):
+    """As E2B: larger heads in layers with full attention, and wider networks in those that share keys and values."""
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"]
+    return transformers.Gemma4TextConfig(
+        **gemma_sizes(len(layers)), head_dim=HEAD, global_head_dim=2 * HEAD, sliding_window=10,
+        layer_types=["full_attention" if i == 6 else kinds[i % 3] for i in layers],
+        num_kv_shared_layers=sum(i >= 4 for i in layers), use_double_wide_mlp=True, final_logit_softcapping=12.0,
+        vocab_size_per_layer_input=VOCAB, hidden_size_per_layer_input=32)
+
+
+def gemma4_smaller(model):
+    """The logits of the model that has the kept layers alone."""
+    layers = kept("gemma4", 7)
+    small = transformers.AutoModelForCausalLM.from_config(gemma4_config(layers))
+    left = without(model.state_dict(), layers)
+    columns = np.concatenate([np.arange(32) + 32 * i for i in layers])
+    for key in ("model.embed_tokens_per_layer.weight", "model.per_layer_model_projection.weight"):
+        left[key] = left[key][:, columns] if "embed" in key else left[key][columns]
+    small.load_state_dict(left)
+    return logits(small.float().eval())
+
+
+def gemma4(out):
+    """As the published files: the text part of a multimodal model, with keys and values that nothing reads."""
+    config = gemma4_config(range(7))
+    model = randomised(transformers.AutoModelForCausalLM.from_config(config), "gemma4")
+    for i, layer in enumerate(model.model.layers):
+        layer.layer_scalar.fill_(0.5 + 0.25 * i)
+        # Scores are not divided by the root of the size of a head, and would select single tokens.
+        layer.self_attn.q_norm.weight.data = (layer.self_attn.q_norm.weight * 0.25).half().float()
+    tensors = {key: value.detach().numpy() for key, value in model.state_dict().items() if key != "lm_head.weight"}
+    idle = {f"model.layers.{i}.self_attn.{part}.weight": (size, *cols) for i, size in ((4, HEAD), (5, 2 * HEAD), (6, 2 * HEAD))
+            for part, cols in dict(k_proj=(HIDDEN,), v_proj=(HIDDEN,), k_norm=()).items()}
+    tensors |= random_tensors("idle", idle)
+    text = config.to_diff_dict()
+    for key in ("transformers_version", "dtype", "attn_implementation", "_attn_implementation", "per_layer_config"):
+        text.pop(key, None)
+    text["global_head_dim"] = 2 * HEAD
+    settings = dict(architectures=["Gemma4ForConditionalGeneration"], model_type="gemma4", text_config=text,
+                    bos_token_id=0, eos_token_id=1, pad_token_id=0)
+    named = {key.replace("model.", "model.language_model.", 1): value for key, value in tensors.items()}
+    named["model.vision_tower.patch_embedder.input_proj.weight"] = np.zeros((2, 2))
+    named["model.audio_tower.layers.0.norm_out.weight"] = np.zeros(2)
+    folder = write(out, "gemma4", settings, named, logits(model))
+    write_dropped(folder, gemma4_smaller(model))
+    meta = gemma_meta(7, sliding_window=10, final_logit_softcapping=12.0, embedding_length_per_layer_input=32,
+                      shared_kv_layers=3, key_length_swa=HEAD, value_length_swa=HEAD, rope_dimension_count_swa=HEAD,
+                      sliding_window_pattern=[kind == "sliding_attention" for kind in config.layer_types],
+                      tensors={"rope_freqs.weight": np.array([1.0] * 4 + [1e30] * 12, np.float32)})
+    files = {key + ".weight" if key.endswith("layer_scalar") else key: value for key, value in tensors.items()}
+    write_gguf(folder, gguf.MODEL_ARCH.GEMMA4, files,
+               meta | dict(feed_forward_length=[INNER] * 4 + [2 * INNER] * 3, rope_freq_base=1e6, rope_freq_base_swa=1e4,
+                           key_length=2 * HEAD, value_length=2 * HEAD, rope_dimension_count=2 * HEAD))
+
+
 def gpt2(out):
     config = transformers.GPT2Config(vocab_size=VOCAB, n_embd=HIDDEN, n_layer=2, n_head=HEADS, n_positions=CONTEXT,
                                      n_inner=INNER, bos_token_id=0, eos_token_id=1, attn_implementation="eager")
@@ -626,7 +681,7 @@ def ernie(out):
 FAMILIES = dict(llama=llama, mistral=mistral, qwen2=qwen2, qwen2_5=qwen2_5, qwen3=qwen3, qwen3_moe=qwen3_moe, qwen3_moe_mixed=qwen3_moe_mixed,
                 qwen3_5=qwen3_5,
                 smollm3=smollm3, lfm2=lfm2, phi3=phi3, phi3_long=phi3_long,
-                phi4_mini=phi4_mini, granite=granite, granite4=granite4, stablelm=stablelm, stablelm2=stablelm2, gemma2=gemma2, gemma3=gemma3, gemma3n=gemma3n, gpt2=gpt2,
+                phi4_mini=phi4_mini, granite=granite, granite4=granite4, stablelm=stablelm, stablelm2=stablelm2, gemma2=gemma2, gemma3=gemma3, gemma3n=gemma3n, gemma4=gemma4, gpt2=gpt2,
                 openelm=openelm, chatglm3=chatglm3, ernie=ernie)
 
 if __name__ == "__main__":

@@ -12,12 +12,13 @@ use serde_json::{Value, json};
 
 use crate::support::job;
 
-const FAMILIES: [&str; 24] = [
+const FAMILIES: [&str; 25] = [
     "chatglm3",
     "ernie4.5",
     "gemma2",
     "gemma3",
     "gemma3n",
+    "gemma4",
     "gpt2",
     "granite",
     "granite4",

@@ -161,7 +161,7 @@ fn dropped(family: &str) -> LayerList {
     let layers = match family {
         "smollm3" => "0,2",
         "gemma3" => "1,4",
-        "gemma3n" => "1,5",
+        "gemma3n" | "gemma4" => "1,5",
         _ => "0",
     };
     layers.parse().unwrap()
@@ -187,7 +187,7 @@ fn without_layers_a_model_gives_what_the_reference_does_without_them() {
         let kept = match family {
             "smollm3" => 2,
             "gemma3" => 4,
-            "gemma3n" | "lfm2" => 3,
+            "gemma3n" | "gemma4" | "lfm2" => 3,
             _ => 1,
         };
         assert_eq!(most, Some(kept), "{family}: slots of the cache go with their layers");

@@ -13,7 +13,7 @@ use narthex_spec::{Recipe, TokenId, recipe::FixedShapes};
 use super::Package;
 
 /// Names of the families whose layers are all dense, which are those of their folders.
-pub(crate) const FAMILIES: [&str; 21] = [
+pub(crate) const FAMILIES: [&str; 22] = [
     "llama",
     "mistral",
     "qwen2",
@@ -31,6 +31,7 @@ pub(crate) const FAMILIES: [&str; 21] = [
     "gemma2",
     "gemma3",
     "gemma3n",
+    "gemma4",
     "gpt2",
     "openelm",
     "chatglm3",
