@@ -19,6 +19,9 @@ const TOWER: &str = "vision.";
 /// End of the name of the gain after a gated delta rule, which stores the gain itself too.
 const DELTA_NORM: &str = ".delta.norm.weight";
 
+/// End of the name of the logarithms of a delta rule's decays.
+const DECAY_LOG: &str = ".decay_log.weight";
+
 /// Prefixes of weights of linear layers that files store as convolutions with a kernel of 1 × 1.
 const CONVOLUTIONS: [&str; 2] = ["vision.blocks.", "vision.fusion."];
 
@@ -33,6 +36,8 @@ pub(super) struct Layout {
     pub(super) transposed: &'static [&'static str],
     /// Storage of the gains of norms.
     pub(super) gains: NormGains,
+    /// Storage of the decays of delta rules.
+    pub(super) decays: Decays,
     /// Factors of individual weights.
     pub(super) scales: Vec<WeightScale>,
     layers: Vec<DecoderLayer>,
@@ -77,6 +82,16 @@ pub(super) enum NormGains {
     Plain,
     /// The gains minus one: a stored zero is the identity.
     MinusOne,
+}
+
+/// Storage of the decays of delta rules.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum Decays {
+    /// Logarithms of the positive decays.
+    #[default]
+    Logarithms,
+    /// The decays themselves, negative.
+    Negative,
 }
 
 impl Layout {
@@ -163,6 +178,10 @@ impl Layout {
         if self.gains == NormGains::MinusOne && is_gain_minus_one(&weight.name) {
             let gains: Vec<f32> = weight.to_f32().iter().map(|gain| gain + 1.0).collect();
             weight = Weight::of_values(weight.name, weight.shape, &gains)?;
+        }
+        if self.decays == Decays::Negative && weight.name.ends_with(DECAY_LOG) {
+            let logarithms: Vec<f32> = weight.to_f32().iter().map(|decay| (-decay).ln()).collect();
+            weight = Weight::of_values(weight.name, weight.shape, &logarithms)?;
         }
 
         weight = match self.stored_heads(&weight.name) {

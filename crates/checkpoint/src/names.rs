@@ -163,12 +163,18 @@ impl NameTable {
     /// Returns whether `file_name` is a weight of a layer, which a graph must use. An unused one means that the model
     /// computes something that its architecture does not state.
     pub(super) fn is_layer_weight(&self, file_name: &str) -> bool {
-        self.prefixes.iter().any(|prefix| {
-            file_name
-                .strip_prefix(prefix)
-                .and_then(|rest| rest.strip_prefix(self.layer))
-                .is_some_and(|rest| !DERIVED.iter().any(|derived| rest.ends_with(derived)))
-        })
+        self.inside_layers(file_name).any(|rest| !DERIVED.iter().any(|derived| rest.ends_with(derived)))
+    }
+
+    /// Returns the number of the layer of a weight.
+    pub(super) fn layer_number(&self, file_name: &str) -> Option<usize> {
+        self.inside_layers(file_name).find_map(|rest| rest.split('.').next()?.parse().ok())
+    }
+
+    /// Returns the name after the prefixes of the layers.
+    fn inside_layers<'a>(&self, file_name: &'a str) -> impl Iterator<Item = &'a str> {
+        let rests = self.prefixes.iter().filter_map(move |prefix| file_name.strip_prefix(prefix));
+        rests.filter_map(|rest| rest.strip_prefix(self.layer))
     }
 }
 
@@ -266,6 +272,8 @@ mod tests {
         assert!(!bert.is_layer_weight("pooler.dense.weight"));
         let llama = gguf("llama");
         assert!(llama.is_layer_weight("blk.0.attn_q.scale"));
+        assert_eq!(llama.layer_number("blk.24.attn_q.scale"), Some(24));
+        assert_eq!(llama.layer_number("rope_freqs.weight"), None);
         assert!(!llama.is_layer_weight("rope_freqs.weight"));
     }
 }

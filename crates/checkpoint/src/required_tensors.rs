@@ -4,7 +4,7 @@
 
 use std::collections::HashSet;
 
-use narthex_spec::arch::{Architecture, KvSource, Table, WeightRole, WeightSpec};
+use narthex_spec::arch::{Architecture, Family, KvSource, Table, WeightRole, WeightSpec};
 
 use crate::{error::Result, limits::unsupported, tensors::Tensors};
 
@@ -28,10 +28,12 @@ pub(super) fn check(tensors: &Tensors, architecture: &Architecture) -> Result<()
 
     let idle = idle_weights(architecture);
     used.extend(idle.iter().filter_map(|weight| tensors.find(&weight.name.to_string())).flatten());
+    let layers = layers_that_are_read(architecture);
     let mut left: Vec<_> = tensors
         .by_name
         .keys()
         .filter(|name| tensors.names.is_layer_weight(name) && !used.contains(*name))
+        .filter(|name| tensors.names.layer_number(name).is_none_or(|layer| layer < layers))
         .collect();
     left.sort_unstable();
 
@@ -40,6 +42,15 @@ pub(super) fn check(tensors: &Tensors, architecture: &Architecture) -> Result<()
             Err(unsupported("tensor", "only the weights that the architecture names in a layer", name))
         }
         None => Ok(()),
+    }
+}
+
+/// Returns the number of layers after which files have layers that predict further tokens, which are not read; `usize::MAX` for
+/// models without them.
+fn layers_that_are_read(architecture: &Architecture) -> usize {
+    match architecture {
+        Architecture::Decoder(decoder) if decoder.family == Family::Qwen35 => decoder.layers.len(),
+        _ => usize::MAX,
     }
 }
 

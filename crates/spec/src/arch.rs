@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 pub use altup::{AltUp, PerLayer};
 pub use conformer::{ConformerTower, FrameConvolution};
 pub use convolution::ShortConvolution;
-pub use delta_rule::GatedDeltaRule;
+pub use delta_rule::{GatedDeltaRule, KeyOrder};
 pub use dynamic_only::DynamicOnly;
 pub use embedder::{AttentionDirection, ClassifierHidden, ClassifierLayers, EmbedderArch};
 pub use encoder::{

@@ -94,6 +94,7 @@ pub(super) const GGUF: &[&GgufFamily] = &[
     &gemma3n::GGUF,
     &gemma4::GGUF,
     &lfm2::GGUF,
+    &qwen3_5::GGUF,
     &gpt2::GGUF,
     &openelm::GGUF,
     &chatglm::GGUF,

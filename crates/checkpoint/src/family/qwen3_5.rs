@@ -1,20 +1,23 @@
 //! Qwen3.5, the dense models: gated delta rules in most layers, gated attention in the others. Only the text part is read: the
 //! vision tower and the layers that predict several tokens are left out.
 
-use narthex_spec::arch::{DecoderArch, Family, GatedDeltaRule, Mixer, QkNorm};
+use narthex_spec::arch::{DecoderArch, Family, GatedDeltaRule, KeyOrder, Mixer, QkNorm};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::{Decoder, HfFamily, HfReader, llama};
+use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
 use crate::{
     error::Result,
+    gguf::decoder::GgufKeys,
     hf::{
         config::Config,
         decoder::{DecoderKeys, Defaults},
     },
-    layout::NormGains,
+    layout::{Decays, NormGains},
     limits::{malformed, unsupported},
     names::{NameTable, TensorPart},
+    tensors::Tensors,
+    weight::WeightSource,
 };
 
 /// `Qwen3_5ForCausalLM` (`Qwen3_5TextConfig` of `transformers`), and `Qwen3_5ForConditionalGeneration` with its vision tower.
@@ -46,6 +49,32 @@ const HF_NAMES: NameTable = NameTable {
     ],
     without_suffix: &["linear_attn.A_log", "linear_attn.dt_bias"],
     ..llama::HF_NAMES
+};
+
+/// `qwen35` (llama.cpp's `llama_model_qwen35`). Layers that predict several tokens, which newer files have, are left out.
+pub(super) const GGUF: GgufFamily =
+    GgufFamily { name: "qwen35", names: &GGUF_NAMES, read: GgufReader::Decoder(gguf) };
+
+const GGUF_NAMES: NameTable = NameTable {
+    base: Some(&llama::GGUF_NAMES),
+    inner: &[
+        ("mlp_norm", "post_attention_norm"),
+        ("delta.qkv_proj", "attn_qkv"),
+        ("delta.conv", "ssm_conv1d"),
+        ("delta.decay_proj", "ssm_alpha"),
+        ("delta.rate_proj", "ssm_beta"),
+        ("delta.decay_log", "ssm_a"),
+        ("delta.decay_shift", "ssm_dt.bias"),
+        ("delta.gate_proj", "attn_gate"),
+        ("delta.norm", "ssm_norm"),
+        ("delta.out_proj", "ssm_out"),
+    ],
+    parts: &[
+        ("attn.q_proj", "attn_q", TensorPart::HeadHalf(0)),
+        ("attn.gate_proj", "attn_q", TensorPart::HeadHalf(1)),
+    ],
+    without_suffix: &["ssm_a", "ssm_dt.bias"],
+    ..llama::GGUF_NAMES
 };
 
 /// Keys that most decoders do not share.
@@ -93,6 +122,7 @@ impl Qwen35Keys {
         GatedDeltaRule {
             key_heads: self.linear_num_key_heads.unwrap_or(16),
             value_heads: self.linear_num_value_heads.unwrap_or(32),
+            key_order: KeyOrder::Grouped,
             key_size: self.linear_key_head_dim.unwrap_or(128),
             value_size: self.linear_value_head_dim.unwrap_or(128),
             kernel: self.linear_conv_kernel_dim.unwrap_or(4),
@@ -148,6 +178,29 @@ fn hf(whole: &Config) -> Result<Decoder> {
     Ok(decoder)
 }
 
+fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
+    let value_heads = keys.need_count("ssm.time_step_rank")?;
+    let rule = GatedDeltaRule {
+        key_heads: keys.need_count("ssm.group_count")?,
+        value_heads,
+        key_order: KeyOrder::Tiled,
+        key_size: keys.need_count("ssm.state_size")?,
+        value_size: keys.need_count("ssm.inner_size")? / value_heads.max(1),
+        kernel: keys.need_count("ssm.conv_kernel")?,
+    };
+    let arch = keys.decoder(tensors)?;
+    let types: Vec<Qwen35Layer> = (0..arch.layers.len())
+        .map(|layer| match tensors.has(&format!("layers.{layer}.delta.qkv_proj.weight")) {
+            true => Qwen35Layer::DeltaRule,
+            false => Qwen35Layer::Attention,
+        })
+        .collect();
+
+    let mut decoder = Decoder::from(as_qwen35(arch, &types, &rule));
+    decoder.layout.decays = Decays::Negative;
+    Ok(decoder)
+}
+
 /// Applies the differences of Qwen3.5 from Llama.
 fn as_qwen35(mut arch: DecoderArch, types: &[Qwen35Layer], rule: &GatedDeltaRule) -> DecoderArch {
     arch.family = Family::Qwen35;
@@ -183,8 +236,14 @@ mod tests {
     #[test]
     fn settings_of_the_published_models_are_read() {
         let arch = read(json!({})).unwrap();
-        let rule =
-            GatedDeltaRule { key_heads: 16, value_heads: 16, key_size: 128, value_size: 128, kernel: 4 };
+        let rule = GatedDeltaRule {
+            key_heads: 16,
+            value_heads: 16,
+            key_order: KeyOrder::Grouped,
+            key_size: 128,
+            value_size: 128,
+            kernel: 4,
+        };
         let kinds: Vec<bool> = arch.layers.iter().map(|layer| layer.attention().is_some()).collect();
         assert_eq!(kinds, [false, false, false, true, false, false, false, true]);
         assert_eq!((arch.layers[0].delta_rule(), arch.tied_head), (Some(&rule), true));

@@ -83,9 +83,12 @@ impl GgufKeys<'_> {
         self.metadata.path()
     }
 
+    /// Returns the number of layers, without those that predict further tokens, which files have after the others.
     pub(crate) fn layers(&self) -> Result<usize> {
         let key = "block_count";
-        bounded(self.metadata.path(), &self.name(key), self.need_count(key)?, &LAYERS)
+        let predicting = self.count("nextn_predict_layers")?.unwrap_or(0);
+        let layers = self.need_count(key)?.saturating_sub(predicting);
+        bounded(self.metadata.path(), &self.name(key), layers, &LAYERS)
     }
 
     /// Returns a count for each of `layers` layers.

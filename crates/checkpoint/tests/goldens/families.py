@@ -300,6 +300,35 @@ def lfm2(out):
                lambda key, value: value.squeeze(1) if "conv.conv" in key else value)
 
 
+def qwen3_5_name(key):
+    """As llama.cpp's converter renames weights before it looks them up."""
+    return key.replace(".dt_bias", ".dt_proj.bias")
+
+
+def qwen3_5_value(key, value):
+    """As llama.cpp's converter: decays are negative, gains of most norms are added to one, and the heads of values are ordered so
+    that consecutive ones read consecutive heads of keys."""
+    keys, values, key_size, value_size = 2, 4, 8, 16
+
+    def tiled(rows, size):
+        return rows.reshape(keys, values // keys, size, -1).swapaxes(0, 1).reshape(rows.shape)
+
+    if key.endswith(".A_log"):
+        value = -np.exp(value)
+    elif key.endswith("norm.weight") and "linear_attn" not in key:
+        value = value + 1
+    if "conv1d" in key:
+        value = value.squeeze(1)
+    if "in_proj_qkv" in key or "conv1d" in key:
+        first = 2 * keys * key_size
+        return np.concatenate([value[:first], tiled(value[first:], value_size)])
+    if "in_proj_z" in key:
+        return tiled(value, value_size)
+    if any(part in key for part in ("in_proj_a", "in_proj_b", "A_log", "dt_proj")):
+        return tiled(value, 1)
+    return tiled(value.T, value_size).T if "linear_attn.out_proj" in key else value
+
+
 def qwen3_5(out):
     """As the published models: the text part of a model with a vision tower and with layers that predict several tokens."""
     config = transformers.Qwen3_5TextConfig(
@@ -315,11 +344,19 @@ def qwen3_5(out):
     dropped = np.frombuffer((folder / "dropped.f32").read_bytes(), dtype="<f4")
     whole = dict(architectures=["Qwen3_5ForConditionalGeneration"], model_type="qwen3_5", text_config=text,
                  tie_word_embeddings=False)
+    text_tensors = tensors
     tensors = {key.replace("model.", "model.language_model.", 1): value for key, value in tensors.items()}
     tensors |= {key: np.zeros((2, 2), np.float32) for key in ("model.visual.blocks.0.attn.proj.weight", "mtp.fc.weight",
                                                               "mtp.layers.0.self_attn.q_proj.weight")}
     folder = write(out, "qwen3.5", whole, tensors, rows)
     write_dropped(folder, dropped)
+    files = {qwen3_5_name(key): value for key, value in text_tensors.items()}
+    # A layer that predicts several tokens, as newer files have it; it is not read.
+    unread = {f"blk.4.{name}.weight": np.zeros((2, 2), np.float32) for name in ("attn_k", "nextn.eh_proj")}
+    meta = llama_meta(layers=5, nextn_predict_layers=1, key_length=HEAD, value_length=HEAD, rope_freq_base=1e7,
+                      rope_dimension_count=HEAD // 4, rope_dimension_sections=[1, 1, 0, 0], full_attention_interval=2,
+                      ssm_conv_kernel=4, ssm_state_size=8, ssm_group_count=2, ssm_time_step_rank=4, ssm_inner_size=64, tensors=unread)
+    write_gguf(folder, gguf.MODEL_ARCH.QWEN35, files, meta, qwen3_5_value)
 
 
 def phi3(out):

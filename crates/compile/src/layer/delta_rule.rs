@@ -1,7 +1,7 @@
 //! Gated delta rules of Qwen3.5, with ONNX Runtime's operator for linear attention.
 
 use narthex_graph::typed::{GatedDeltaAttention, Scope, Tensor};
-use narthex_spec::arch::{Activation, GatedDeltaRule, NormKind};
+use narthex_spec::arch::{Activation, GatedDeltaRule, KeyOrder, NormKind};
 
 use super::{
     linear::{Bias, StackedLinear, linear, stacked_linear},
@@ -103,7 +103,7 @@ impl DeltaRuleLayer<'_> {
 
     /// Returns heads of unit length, each as often as there are values for it.
     fn unit_heads(&self, e: &mut Emitter<'_>, name: &str, x: Tensor) -> Result<Tensor> {
-        let &GatedDeltaRule { key_heads, value_heads, key_size, .. } = self.spec;
+        let &GatedDeltaRule { key_heads, value_heads, key_order, key_size, .. } = self.spec;
         let scope = self.scope.child(name);
         let heads = [0, 0, key_heads as i64, key_size as i64];
         let x = e.graph.reshape(&scope.child("heads"), x, &heads)?;
@@ -111,8 +111,13 @@ impl DeltaRuleLayer<'_> {
 
         let copies = value_heads / key_heads;
         if copies > 1 {
-            let one = e.graph.unsqueeze(&scope.child("copies"), unit, &[3])?;
-            unit = e.graph.concat(&scope.child("copies"), &vec![one; copies], 3)?;
+            // Copies of a head beside one another, or copies of all heads.
+            let axis = match key_order {
+                KeyOrder::Grouped => 3,
+                KeyOrder::Tiled => 2,
+            };
+            let one = e.graph.unsqueeze(&scope.child("copies"), unit, &[axis])?;
+            unit = e.graph.concat(&scope.child("copies"), &vec![one; copies], axis)?;
         }
         let flat = [0, 0, (value_heads * key_size) as i64];
         Ok(e.graph.reshape(&scope.child("flat"), unit, &flat)?)

@@ -29,14 +29,28 @@ const MAX_HEAD_SIZE: usize = 1 << 10;
 pub struct GatedDeltaRule {
     /// Number of heads of queries and keys; divides `value_heads`.
     pub key_heads: usize,
-    /// Number of heads of values, each with a state. Consecutive ones read the same head of queries and keys.
+    /// Number of heads of values, each with a state.
     pub value_heads: usize,
+    /// Head of queries and keys that each head of values reads.
+    #[serde(default)]
+    pub key_order: KeyOrder,
     /// Elements of a query or a key.
     pub key_size: usize,
     /// Elements of a value.
     pub value_size: usize,
     /// Number of tokens under the kernel of the convolution, including the token itself.
     pub kernel: usize,
+}
+
+/// Heads of queries and keys that the heads of values read if there are more of them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KeyOrder {
+    /// Consecutive heads of values read one head: 0, 0, 1, 1. The order of `transformers`.
+    #[default]
+    Grouped,
+    /// Consecutive heads of values read consecutive heads: 0, 1, 0, 1. The order of llama.cpp's files.
+    Tiled,
 }
 
 impl GatedDeltaRule {
@@ -56,7 +70,7 @@ impl GatedDeltaRule {
     }
 
     fn contradiction(&self) -> Option<[String; 2]> {
-        let Self { key_heads, value_heads, key_size, value_size, kernel } = *self;
+        let Self { key_heads, value_heads, key_size, value_size, kernel, .. } = *self;
         let numbers = [
             ("heads of a delta rule", key_heads, 1, MAX_HEADS),
             ("heads of a delta rule", value_heads, 1, MAX_HEADS),
@@ -94,8 +108,14 @@ mod tests {
     use super::*;
     use crate::arch::{Activation, Attention, Mixer, Mlp};
 
-    const RULE: GatedDeltaRule =
-        GatedDeltaRule { key_heads: 2, value_heads: 4, key_size: 8, value_size: 16, kernel: 4 };
+    const RULE: GatedDeltaRule = GatedDeltaRule {
+        key_heads: 2,
+        value_heads: 4,
+        key_order: KeyOrder::Grouped,
+        key_size: 8,
+        value_size: 16,
+        kernel: 4,
+    };
 
     #[test]
     fn delta_rules_have_one_size_within_limits() {
