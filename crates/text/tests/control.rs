@@ -69,6 +69,7 @@ const OF_CATALOGUE: &[(&str, &str)] = &[
     ("qwen2.5", "qwen2.5"),
     ("qwen2.5-coder", "qwen2.5"),
     ("qwen3", "qwen3"),
+    ("qwen3.5", "qwen3.5"),
     ("smollm2", "smollm2"),
     ("smollm3", "smollm3"),
     ("smolvlm", "smolvlm"),

@@ -204,15 +204,20 @@ fn is_system(message: &Message) -> bool {
     matches!(message.role, Role::System | Role::Developer)
 }
 
-/// Returns the messages with the leading system messages at the head of the first user message, which is created if missing.
-/// Later system messages become user messages in their place, so that a new one does not change the beginning of the
-/// prompt.
+/// Returns the messages with the leading system messages as one, and with later ones as user messages in their place, so that a
+/// new one does not change the beginning of the prompt.
+pub(super) fn lead_with_system(messages: &[Message]) -> Vec<Message> {
+    let (system, mut rest) = without_system(messages, Role::System);
+    if !system.content.is_empty() {
+        rest.insert(0, system);
+    }
+    rest
+}
+
+/// Returns the messages with the leading system messages at the head of the first user message, which is created if missing, and
+/// with later ones as user messages in their place.
 pub(super) fn fold_system(messages: &[Message]) -> Vec<Message> {
-    let leading = messages.iter().take_while(|message| is_system(message)).count();
-    let (leading, rest) = messages.split_at(leading);
-    let mut system = Message::new(Role::User, Content::default());
-    leading.iter().for_each(|message| system.append_content(message));
-    let mut rest = rest.to_vec();
+    let (mut system, mut rest) = without_system(messages, Role::User);
     if !system.content.is_empty() {
         match rest.iter_mut().find(|message| message.role == Role::User) {
             Some(first) => {
@@ -222,6 +227,17 @@ pub(super) fn fold_system(messages: &[Message]) -> Vec<Message> {
             None => rest.insert(0, system),
         }
     }
-    rest.iter_mut().filter(|message| is_system(message)).for_each(|message| message.role = Role::User);
     rest
+}
+
+/// Returns the leading system messages as one message of a role, and the other messages, of which those of the system are from
+/// the user.
+fn without_system(messages: &[Message], role: Role) -> (Message, Vec<Message>) {
+    let leading = messages.iter().take_while(|message| is_system(message)).count();
+    let (leading, rest) = messages.split_at(leading);
+    let mut system = Message::new(role, Content::default());
+    leading.iter().for_each(|message| system.append_content(message));
+    let mut rest = rest.to_vec();
+    rest.iter_mut().filter(|message| is_system(message)).for_each(|message| message.role = Role::User);
+    (system, rest)
 }

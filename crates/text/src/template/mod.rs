@@ -225,9 +225,10 @@ impl ChatTemplate {
 
     /// Renders a conversation.
     ///
-    /// If the template refuses system messages, the text of the leading ones moves to the head of the first user message, and
-    /// later ones become user messages. If it refuses consecutive messages of one role, they are joined. If it reads the tools from the system message, they are added
-    /// there. Any other refusal is an error with the template's message.
+    /// If the template refuses consecutive messages of one role, they are joined. If it refuses system messages after the
+    /// first message, later ones become user messages. If it refuses all system messages, the text of the leading ones also
+    /// moves to the head of the first user message. If it reads the tools from the system message, they are added there. Any
+    /// other refusal is an error with the template's message.
     pub fn render(
         &self,
         messages: &[Message],
@@ -249,9 +250,11 @@ impl ChatTemplate {
         };
         let renamed = message::without_developer(&messages);
         let joined = message::join_runs(&renamed);
+        let led = message::lead_with_system(&messages);
+        let led_and_joined = message::join_runs(&led);
         let folded = message::fold_system(&messages);
-        let both = message::join_runs(&folded);
-        for adapted in [renamed, joined, folded, both] {
+        let folded_and_joined = message::join_runs(&folded);
+        for adapted in [renamed, joined, led, led_and_joined, folded, folded_and_joined] {
             if adapted.as_slice() != messages.as_slice()
                 && let Ok(text) = self.render_as_is(&adapted, options)
             {

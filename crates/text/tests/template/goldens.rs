@@ -191,6 +191,28 @@ fn a_later_system_message_does_not_change_the_beginning() {
     assert_eq!(render(&later), "user:s||a;assistant:b;user:c||t;");
 }
 
+/// Qwen3.5's template refuses a system message that is not the first, which agents send.
+#[test]
+fn a_later_system_message_leaves_the_first_in_its_place() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/templates");
+    let source = fs::read_to_string(folder.join("qwen3.5.jinja")).unwrap();
+    let template = ChatTemplate::new(&source, specials()).unwrap();
+    let messages = [
+        (Role::System, "Be brief."),
+        (Role::Developer, "Be kind."),
+        (Role::User, "Hello"),
+        (Role::System, "It is late."),
+        (Role::User, "Bye"),
+    ];
+    let messages = messages.map(|(role, text)| Message::new(role, text));
+    let options = RenderOptions::answer(Date { year: 2026, month: 11, day: 30 });
+    let text = template.render(&messages, &options).unwrap().into_text();
+    let expected = "<|im_start|>system\nBe brief.\n\nBe kind.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n\
+                    <|im_start|>user\nIt is late.<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n\
+                    <|im_start|>assistant\n<think>\n";
+    assert_eq!(text, expected);
+}
+
 #[test]
 fn families_render_as_in_transformers() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");

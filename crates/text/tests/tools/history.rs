@@ -92,7 +92,9 @@ fn continues(name: &str) -> bool {
 fn own_tokens(tokenizer: &Tokenizer, format: ToolFormat, answer: &str) -> Vec<u32> {
     let (first, last) = (markers(format).first(), markers(format).last());
     let (mut tokens, mut rest, mut end) = (Vec::new(), answer, None);
-    if let Some((marker, text)) = first.and_then(|first| Some((first, rest.strip_prefix(first)?))) {
+    if let Some((marker, (reasoning, text))) = first.and_then(|first| Some((first, rest.split_once(first)?)))
+    {
+        tokens.extend(tokenizer.encode(reasoning, Specials::AsText).unwrap());
         tokens.extend(tokenizer.token_id(marker));
         rest = text;
     }

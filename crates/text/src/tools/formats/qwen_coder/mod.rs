@@ -422,13 +422,22 @@ mod tests {
     use crate::tools::{
         CallReading, ToolParser,
         examples::{Examples, TemplateExample, Transcript, WEATHER, complete, cut, tools},
+        guarantees::write_calls,
     };
 
     pub(super) fn examples() -> Examples {
         let mut transcripts = marked_calls();
         transcripts.extend(loose_calls());
-        let templates = vec![TemplateExample::new("qwen3-coder")];
+        // The prompt of Qwen3.5 opens its reasoning.
+        let reasoning =
+            TemplateExample { answer: Some(call_after_reasoning), ..TemplateExample::new("qwen3.5") };
+        let templates = vec![TemplateExample::new("qwen3-coder"), reasoning];
         Examples { has_text: true, needs_types: true, ..Examples::new(templates, transcripts) }
+    }
+
+    fn call_after_reasoning(function: &FunctionCall) -> String {
+        let call = write_calls(ToolFormat::QwenCoder, std::slice::from_ref(function));
+        format!("\n</think>\n\n{call}")
     }
 
     /// Returns answers after the chat template of Qwen3 Coder, which shows calls to the model.
