@@ -138,7 +138,7 @@ fn check_decoder(path: &Path, decoder: &DecoderArch) -> Result<()> {
     }
     let audio = decoder.audio.as_deref().and_then(ConformerTower::contradiction);
     let contradiction =
-        audio.or_else(|| decoder.convolution_contradiction()).or_else(|| decoder.delta_rule_contradiction());
+        audio.or_else(|| decoder.convolution_contradiction()).or_else(|| decoder.recurrence_contradiction());
     if let Some([expected, found]) = contradiction {
         return Err(malformed(path, expected, found));
     }

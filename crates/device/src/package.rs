@@ -46,7 +46,7 @@ pub(crate) fn takes_dynamic(device: &Device, manifest: &Manifest) -> Result<(), 
 
 /// Returns whether a layer of a decoder has a state instead of keys and values.
 fn has_states(manifest: &Manifest) -> bool {
-    manifest.graphs.iter().flat_map(|graph| &graph.kv).any(|entry| entry.delta_state().is_some())
+    manifest.graphs.iter().flat_map(|graph| &graph.kv).any(|entry| entry.recurrent_state().is_some())
 }
 
 /// Returns whether attention of a decoder caps its scores.

@@ -1,4 +1,4 @@
-//! States of layers whose memory of a sequence has a fixed size, such as those of gated delta rules. For each slot, the
+//! States of layers whose memory of a sequence has a fixed size, such as those of recurrences. For each slot, the
 //! host's memory has the states after all of its tokens, and a few after fewer tokens ([`Checkpoints`]).
 //!
 //! A step writes its states beside those before it. They take their place only when the whole step has run, so that a
@@ -9,7 +9,7 @@ use std::{ops::Range, sync::Arc};
 use narthex_engine::executor::{Checkpoints, KvCopy, StepError};
 use narthex_spec::{
     SlotId,
-    manifest::{DeltaStateShape, KvLayout},
+    manifest::{KvLayout, RecurrentStateShape},
 };
 
 /// Number of states that a slot has besides its checkpoints: those before and after a step, and as inputs and outputs of
@@ -18,7 +18,7 @@ const WORKING_STATES: usize = 4;
 
 /// Returns the maximum number of bytes of the states of one slot, or `usize::MAX` on overflow; 0 if no layer has one.
 pub fn bytes_per_slot(kv: &[KvLayout]) -> usize {
-    let shapes = kv.iter().filter_map(KvLayout::delta_state);
+    let shapes = kv.iter().filter_map(KvLayout::recurrent_state);
     let bytes = shapes.map(|shape| shape.bytes()).fold(0, usize::saturating_add);
     bytes.saturating_mul(WORKING_STATES + Checkpoints::<()>::MOST)
 }
@@ -36,7 +36,7 @@ impl StatePart {
 
 /// States of all slots.
 pub(crate) struct SlotStates {
-    shapes: Vec<DeltaStateShape>,
+    shapes: Vec<RecurrentStateShape>,
     /// Places of each layer's tensors among the elements of a state.
     places: Vec<[Range<usize>; 2]>,
     slots: Vec<SlotState>,
@@ -62,7 +62,7 @@ struct SequenceState {
 impl SlotStates {
     /// Creates the states of the layers among the entries of a cache.
     pub(crate) fn new(layouts: &[KvLayout], slots: usize) -> Self {
-        let shapes: Vec<DeltaStateShape> = layouts.iter().filter_map(KvLayout::delta_state).collect();
+        let shapes: Vec<RecurrentStateShape> = layouts.iter().filter_map(KvLayout::recurrent_state).collect();
         let mut end = 0;
         let mut place = |extents: &[usize]| {
             let start = end;
@@ -217,15 +217,27 @@ impl SlotStates {
 
 #[cfg(test)]
 mod tests {
-    use narthex_spec::arch::GatedDeltaRule;
+    use narthex_spec::arch::{GatedDeltaRule, KeyOrder, Recurrence};
 
     use super::*;
 
     const SLOT: SlotId = SlotId(1);
 
+    const RULE: GatedDeltaRule = GatedDeltaRule {
+        key_heads: 1,
+        value_heads: 2,
+        key_order: KeyOrder::Grouped,
+        key_size: 3,
+        value_size: 1,
+        kernel: 3,
+    };
+
     fn states() -> SlotStates {
-        let rule = GatedDeltaRule { key_heads: 1, value_heads: 2, key_size: 3, value_size: 1, kernel: 3 };
-        let layouts = [KvLayout::delta_rule(&rule), KvLayout::plain(2, 3), KvLayout::delta_rule(&rule)];
+        let layouts = [
+            KvLayout::recurrence(Recurrence::DeltaRule(&RULE)),
+            KvLayout::plain(2, 3),
+            KvLayout::recurrence(Recurrence::DeltaRule(&RULE)),
+        ];
         SlotStates::new(&layouts, 3)
     }
 
@@ -293,9 +305,11 @@ mod tests {
 
     #[test]
     fn bytes_are_those_of_all_states_of_a_slot() {
-        let rule = GatedDeltaRule { key_heads: 1, value_heads: 2, key_size: 3, value_size: 1, kernel: 3 };
         let state = 4 * (6 + 2 * 8);
-        assert_eq!(bytes_per_slot(&[KvLayout::delta_rule(&rule), KvLayout::plain(1, 2)]), 8 * state);
+        assert_eq!(
+            bytes_per_slot(&[KvLayout::recurrence(Recurrence::DeltaRule(&RULE)), KvLayout::plain(1, 2)]),
+            8 * state
+        );
         assert_eq!(bytes_per_slot(&[KvLayout::plain(1, 2)]), 0);
     }
 }

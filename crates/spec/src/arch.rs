@@ -13,6 +13,7 @@ mod encoder;
 mod feed_forward;
 mod head;
 mod mobilenet;
+mod recurrence;
 mod rope;
 mod speech;
 mod structure;
@@ -33,6 +34,7 @@ pub use encoder::{
 };
 pub use feed_forward::{Experts, FeedForward, Mlp};
 pub use mobilenet::{EndToken, MobileBlock, MobileNetTower, PlacedBlock};
+pub use recurrence::Recurrence;
 pub use rope::{Rope, RopeScaling};
 pub use speech::{SpeechArch, SpeechLayers};
 pub use structure::{ImportedDecoder, ImportedEncoder, ImportedVoice, Steps, Structure, VoiceFamily};
@@ -263,11 +265,11 @@ impl DecoderLayer {
         }
     }
 
-    /// Returns the gated delta rule; `None` for another mixer.
-    pub fn delta_rule(&self) -> Option<&GatedDeltaRule> {
+    /// Returns the recurrence; `None` for another mixer.
+    pub fn recurrence(&self) -> Option<Recurrence<'_>> {
         match &self.mixer {
             Mixer::Attention(_) | Mixer::Convolution(_) => None,
-            Mixer::DeltaRule(rule) => Some(rule),
+            Mixer::DeltaRule(rule) => Some(Recurrence::DeltaRule(rule)),
         }
     }
 
@@ -418,7 +420,7 @@ impl DecoderArch {
     }
 
     /// Returns the index of the cache entry that a layer reads: its own, or that of the layer whose keys and values it
-    /// shares. A convolution has an entry for its inputs, and a delta rule one for its state.
+    /// shares. A convolution has an entry for its inputs, and a recurrence one for its state.
     pub fn kv_index(&self, layer: usize) -> usize {
         let source = self.layers.get(layer).and_then(DecoderLayer::shared_entry).unwrap_or(layer);
         self.layers.iter().take(source).filter(|layer| layer.shared_entry().is_none()).count()

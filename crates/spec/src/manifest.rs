@@ -40,7 +40,7 @@ pub use certificate::{Certificate, CertificateFigures};
 pub use classifier::{ClassifierEntry, ClassifierProblem};
 pub use consistency::check_consistency;
 pub use contradiction::Contradiction;
-pub use kv::{DeltaStateShape, KeyOrder, KvContent, KvLayout};
+pub use kv::{KeyOrder, KvContent, KvLayout, RecurrentStateShape};
 pub use layer_width::LayerWidth;
 pub use limits::{MAX_MANIFEST_BYTES, ManifestTooLong, check_files, check_text, max_json_values};
 pub use pairs::PairTemplate;

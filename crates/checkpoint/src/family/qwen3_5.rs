@@ -218,6 +218,8 @@ fn as_qwen35(mut arch: DecoderArch, types: &[Qwen35Layer], rule: &GatedDeltaRule
 
 #[cfg(test)]
 mod tests {
+    use narthex_spec::arch::Recurrence;
+
     use super::*;
 
     fn read(changes: serde_json::Value) -> Result<DecoderArch> {
@@ -246,7 +248,7 @@ mod tests {
         };
         let kinds: Vec<bool> = arch.layers.iter().map(|layer| layer.attention().is_some()).collect();
         assert_eq!(kinds, [false, false, false, true, false, false, false, true]);
-        assert_eq!((arch.layers[0].delta_rule(), arch.tied_head), (Some(&rule), true));
+        assert_eq!((arch.layers[0].recurrence(), arch.tied_head), (Some(Recurrence::DeltaRule(&rule)), true));
         let attention = arch.layers[3].attention().unwrap();
         assert_eq!((attention.gated, attention.head_size, attention.qk_norm), (true, 256, QkNorm::Rms));
         let rope = arch.rope.unwrap();
@@ -254,7 +256,7 @@ mod tests {
 
         let types = json!({"num_hidden_layers": 2, "layer_types": ["full_attention", "linear_attention"]});
         let arch = read(types).unwrap();
-        assert!(arch.layers[0].attention().is_some() && arch.layers[1].delta_rule().is_some());
+        assert!(arch.layers[0].attention().is_some() && arch.layers[1].recurrence().is_some());
     }
 
     #[test]

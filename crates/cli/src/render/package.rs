@@ -58,7 +58,8 @@ pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing, checkpoint: 
     // Graphs for other numbers of tokens use the same KV cache.
     let layers = dynamic.next().map(|graph| &graph.kv[..]).unwrap_or_default();
     let kv: usize = layers.iter().map(|layer| layer.bytes_per_token()).sum();
-    let state: usize = layers.iter().filter_map(|layer| layer.delta_state()).map(|state| state.bytes()).sum();
+    let state: usize =
+        layers.iter().filter_map(|layer| layer.recurrent_state()).map(|state| state.bytes()).sum();
     if state > 0 {
         lines.insert(5, format!("state        {} per conversation and checkpoint", bytes(state as u64)));
     }

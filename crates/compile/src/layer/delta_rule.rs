@@ -7,7 +7,7 @@ use super::{
     linear::{Bias, StackedLinear, linear, stacked_linear},
     mlp::activation,
     norm::{Norm, unit_length},
-    short_convolution::convolved,
+    recurrence::{RecurrentState, StateConvolution, TokenPlaces},
 };
 use crate::{emit::Emitter, error::Result};
 
@@ -25,52 +25,31 @@ pub(crate) struct DeltaRuleLayer<'a> {
     pub(crate) norm: Norm,
 }
 
-/// Places of the tokens in a batch whose rows end with padding.
-#[derive(Clone, Copy)]
-pub(crate) struct TokenPlaces {
-    /// 1 for a token, 0 for padding, `[batch, sequence, 1]`.
-    pub(crate) mask: Tensor,
-    /// Indices of the last rows of a convolution's past and new tokens, i64 `[batch, kernel - 1, 1]`.
-    pub(crate) last: Tensor,
-}
-
-/// State of a gated delta rule.
-#[derive(Clone, Copy)]
-pub(crate) struct DeltaState {
-    /// Recurrent state, `[batch, value_heads, key_size, value_size]`.
-    pub(crate) recurrent: Tensor,
-    /// Inputs of the convolution, `[batch, kernel - 1, width]`.
-    pub(crate) convolution: Tensor,
-}
-
 impl DeltaRuleLayer<'_> {
     /// Adds the rule over normed rows `[batch, sequence, hidden]`. Returns the branch that is added to the residual stream, and
     /// the state after the tokens.
     ///
     /// ```text
-    /// x ─┬─ qkv_proj ── Concat(past rows) ─┬─ taps ── SiLU ── Split ─┬─ queries ── unit ─┐
-    ///    │                                 └─ GatherND ── last rows  ├─ keys ───── unit ─┤
-    ///    │                                                           └─ values ──────────┤
-    ///    ├─ decays and rates ────────────────────────────────────────────────── LinearAttention(past) ─┬─ norm ── Mul ── out_proj
-    ///    │                                                                                             └─ state   │
-    ///    └─ gate_proj ── SiLU ────────────────────────────────────────────────────────────────────────────────────┘
+    /// x ─┬─ qkv_proj ── convolution ── Split ─┬─ queries ── unit ─┐
+    ///    │                                    ├─ keys ───── unit ─┤
+    ///    │                                    └─ values ──────────┤
+    ///    ├─ decays and rates ─────────────────────────────────────┴─ LinearAttention(past) ─┬─ norm ── Mul ── out_proj
+    ///    │                                                                                  └─ state   │
+    ///    └─ gate_proj ── SiLU ─────────────────────────────────────────────────────────────────────────┘
     /// ```
     pub(crate) fn apply(
         &self,
         e: &mut Emitter<'_>,
         x: Tensor,
         places: TokenPlaces,
-        past: DeltaState,
-    ) -> Result<(Tensor, DeltaState)> {
+        past: RecurrentState,
+    ) -> Result<(Tensor, RecurrentState)> {
         let &GatedDeltaRule { value_heads, value_size, kernel, .. } = self.spec;
         let width = self.spec.width();
         let rows = linear(e, &self.scope.child("qkv_proj"), x, self.norm.width, Bias::Without)?;
-        let joined = e.graph.concat(&self.scope.child("joined"), &[past.convolution, rows], 1)?;
-        let convolution = e.graph.gather_rows(&self.scope.child("last"), joined, places.last)?;
+        let conv = StateConvolution { scope: self.scope, shape: [width, kernel], bias: false };
+        let [mixed, convolution] = conv.apply(e, rows, past.convolution, places)?;
 
-        let conv = self.scope.child("conv");
-        let mixed = convolved(e, &conv, joined, [width, kernel])?;
-        let mixed = activation(e, &conv.child("act"), mixed, Activation::Silu)?;
         let [decay, rate] = self.decay_and_rate(e, x, places.mask)?;
         let [query, key, value] = self.query_key_value(e, mixed)?;
         let operands =
@@ -89,7 +68,7 @@ impl DeltaRuleLayer<'_> {
         let gates = activation(e, &gate.child("act"), gates, Activation::Silu)?;
         let gated = e.graph.mul(&self.scope.child("gate"), normed, gates)?;
         let output = linear(e, &self.scope.child("out_proj"), gated, self.spec.value_width(), Bias::Without)?;
-        Ok((output, DeltaState { recurrent, convolution }))
+        Ok((output, RecurrentState { recurrent, convolution }))
     }
 
     /// Returns queries, keys and values of as many heads, each `[batch, sequence, heads · size]`. Queries and keys have unit

@@ -17,6 +17,7 @@ pub(crate) mod linear;
 pub(crate) mod mlp;
 pub(crate) mod norm;
 pub(crate) mod per_layer;
+pub(crate) mod recurrence;
 pub(crate) mod rope;
 pub(crate) mod scaled_dot_product_attention;
 pub(crate) mod short_convolution;

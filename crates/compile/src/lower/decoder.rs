@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use narthex_graph::typed::{Scope, Tensor, TensorType};
 use narthex_spec::{
-    arch::{AltUp, Attention, DecoderArch, GatedDeltaRule, Mixer, NormKind, Residual},
+    arch::{AltUp, Attention, DecoderArch, Mixer, NormKind, Recurrence, Residual},
     dtype::Dim,
     manifest::{KvLayout, Slot},
 };
@@ -43,13 +43,13 @@ pub(super) trait MixerLowering {
         rows: ConvolutionInputs,
     ) -> Result<Tensor>;
 
-    /// Returns the branch that the gated delta rule of layer `index` adds to the residual stream. `x` is the normed stream.
-    fn delta_rule(
+    /// Returns the branch that the recurrence of layer `index` adds to the residual stream. `x` is the normed stream.
+    fn recurrence(
         &mut self,
         e: &mut Emitter<'_>,
         io: &mut GraphIo,
         index: usize,
-        spec: &GatedDeltaRule,
+        spec: Recurrence<'_>,
         x: Tensor,
     ) -> Result<Tensor>;
 }
@@ -187,7 +187,7 @@ impl DecoderLayers<'_> {
         let spec = match &self.arch.layers[index].mixer {
             Mixer::Attention(attention) => return mixers.attend(e, io, index, attention, x),
             Mixer::Convolution(spec) => spec,
-            Mixer::DeltaRule(rule) => return mixers.delta_rule(e, io, index, rule, x),
+            Mixer::DeltaRule(rule) => return mixers.recurrence(e, io, index, Recurrence::DeltaRule(rule), x),
         };
         let scope = layer_scope(index).child("conv");
         let width = self.arch.hidden;

@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use narthex_graph::typed::{KeyValue, Reduction, Scope, Tensor, TensorType};
 use narthex_spec::{
     DType, Variant,
-    arch::{Attention, DecoderArch, EncoderArch, EncoderHead, GatedDeltaRule, KvSource, Pooling, Rotation},
+    arch::{Attention, DecoderArch, EncoderArch, EncoderHead, KvSource, Pooling, Recurrence, Rotation},
     dtype::Dim,
-    manifest::{GraphEntry, HostTable, KvLayout, Part, Slot},
+    manifest::{GraphEntry, HostTable, KvLayout, Part, RecurrentStateShape, Slot},
 };
 
 use super::{
@@ -24,7 +24,7 @@ use crate::{
     error::Result,
     layer::{
         attention::AttentionLayer,
-        delta_rule::{DeltaRuleLayer, DeltaState, TokenPlaces},
+        delta_rule::DeltaRuleLayer,
         embed,
         encoder_attention::{EncoderRotary, padding_scores},
         encoder_head::{self, VectorLength},
@@ -32,6 +32,7 @@ use crate::{
         head::head_with_table,
         layer_scope,
         norm::{Norm, ResidualForm, ResidualStream, StreamNorms},
+        recurrence::{RecurrentState, TokenPlaces},
         rope,
     },
     package::GRAPH_FILE,
@@ -95,7 +96,7 @@ struct CachedMixers<'a> {
     angles: rope::Angles,
     /// Keys and values by cache entry.
     entries: BTreeMap<usize, CacheEntry>,
-    /// Places of the tokens, if a gated delta rule has read them.
+    /// Places of the tokens, if a recurrence has read them.
     places: Option<TokenPlaces>,
 }
 
@@ -170,49 +171,61 @@ impl MixerLowering for CachedMixers<'_> {
         Ok(rows.joined)
     }
 
-    fn delta_rule(
+    fn recurrence(
         &mut self,
         e: &mut Emitter<'_>,
         io: &mut GraphIo,
         index: usize,
-        spec: &GatedDeltaRule,
+        spec: Recurrence<'_>,
         x: Tensor,
     ) -> Result<Tensor> {
         let layer = self.arch.kv_index(index);
-        let recurrent =
-            f32(&["batch".into(), spec.value_heads.into(), spec.key_size.into(), spec.value_size.into()]);
-        let convolution = f32(&["batch".into(), (spec.kernel - 1).into(), spec.width().into()]);
-        let state = format!("past.{layer}.state");
-        let rows = format!("past.{layer}.conv");
-        let past = DeltaState {
-            recurrent: io.input(e, Slot::PastState { layer }, &state, recurrent.clone()),
-            convolution: io.input(e, Slot::PastConvolutionState { layer }, &rows, convolution.clone()),
+        let RecurrentStateShape { recurrent, convolution } = RecurrentStateShape::of(spec);
+        let kind = |extents: &[usize]| {
+            let extents = extents.iter().map(|&extent| extent.into());
+            f32(&[Dim::from("batch")].into_iter().chain(extents).collect::<Vec<_>>())
+        };
+        let kinds = [kind(&recurrent), kind(&convolution)];
+        let [state, rows] = kinds.clone();
+        let past = RecurrentState {
+            recurrent: io.input(e, Slot::PastState { layer }, &format!("past.{layer}.state"), state),
+            convolution: io.input(
+                e,
+                Slot::PastConvolutionState { layer },
+                &format!("past.{layer}.conv"),
+                rows,
+            ),
         };
 
-        let places = self.token_places(e, io, spec.kernel)?;
-        let scope = layer_scope(index).child("delta");
-        let rule = DeltaRuleLayer { scope: &scope, spec, norm: Norm::of(self.arch) };
-        let (output, present) = rule.apply(e, x, places, past)?;
+        let places = self.token_places(e, io, convolution[0])?;
+        let norm = Norm::of(self.arch);
+        let (output, present) = match spec {
+            Recurrence::DeltaRule(spec) => {
+                let scope = layer_scope(index).child("delta");
+                DeltaRuleLayer { scope: &scope, spec, norm }.apply(e, x, places, past)?
+            }
+        };
+        let [state, rows] = kinds;
         let outputs = [
-            (Slot::PresentState { layer }, "state", present.recurrent, recurrent),
-            (Slot::PresentConvolutionState { layer }, "conv", present.convolution, convolution),
+            (Slot::PresentState { layer }, "state", present.recurrent, state),
+            (Slot::PresentConvolutionState { layer }, "conv", present.convolution, rows),
         ];
         for (slot, part, tensor, kind) in outputs {
             io.output(e, slot, &format!("present.{layer}.{part}"), tensor, &kind)?;
         }
-        io.cache_entry(KvLayout::delta_rule(spec));
+        io.cache_entry(KvLayout::recurrence(spec));
         Ok(output)
     }
 }
 
 impl CachedMixers<'_> {
-    /// Returns the places of the tokens, from an input that all gated delta rules share.
+    /// Returns the places of the tokens, from an input that all recurrences share.
     ///
     /// ```text
     /// token_mask ─┬─ Unsqueeze ── mask
-    ///             └─ ReduceSum ── Cast ── Unsqueeze ── Add(0, 1, …, kernel - 2) ── last
+    ///             └─ ReduceSum ── Cast ── Unsqueeze ── Add(0, 1, …, rows - 1) ── last
     /// ```
-    fn token_places(&mut self, e: &mut Emitter<'_>, io: &mut GraphIo, kernel: usize) -> Result<TokenPlaces> {
+    fn token_places(&mut self, e: &mut Emitter<'_>, io: &mut GraphIo, rows: usize) -> Result<TokenPlaces> {
         if let Some(places) = self.places {
             return Ok(places);
         }
@@ -224,7 +237,7 @@ impl CachedMixers<'_> {
         let count = e.graph.reduce_away(&scope.child("count"), Reduction::Sum, tokens, 1)?;
         let count = e.graph.cast(&scope.child("count"), count, DType::I64)?;
         let count = e.graph.unsqueeze(&scope.child("count"), count, &[1, 2])?;
-        let steps: Vec<i64> = (0..kernel as i64 - 1).collect();
+        let steps: Vec<i64> = (0..rows as i64).collect();
         let steps = e.graph.ints(&[1, steps.len(), 1], &steps);
         let last = e.graph.add(&scope.child("last"), count, steps)?;
         Ok(*self.places.insert(TokenPlaces { mask, last }))

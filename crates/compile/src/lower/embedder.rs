@@ -4,8 +4,8 @@ use narthex_graph::typed::{Scope, Tensor, TensorType};
 use narthex_spec::{
     DType, Variant,
     arch::{
-        Attention, AttentionDirection, ClassifierLayers, DecoderArch, EmbedderArch, EncoderHead,
-        GatedDeltaRule, Pooling, Rotation,
+        Attention, AttentionDirection, ClassifierLayers, DecoderArch, EmbedderArch, EncoderHead, Pooling,
+        Recurrence, Rotation,
     },
     dtype::Dim,
     manifest::{GraphEntry, HostTable, Part, Slot},
@@ -300,25 +300,25 @@ impl MixerLowering for TextAttention<'_> {
         _: &Scope,
         _: ConvolutionInputs,
     ) -> Result<Tensor> {
-        Err(no_attention("a short convolution"))
+        Err(no_attention("short convolution"))
     }
 
-    fn delta_rule(
+    fn recurrence(
         &mut self,
         _: &mut Emitter<'_>,
         _: &mut GraphIo,
         _: usize,
-        _: &GatedDeltaRule,
+        spec: Recurrence<'_>,
         _: Tensor,
     ) -> Result<Tensor> {
-        Err(no_attention("a gated delta rule"))
+        Err(no_attention(spec.title()))
     }
 }
 
 /// Returns the error for a layer without attention.
 fn no_attention(mixer: &str) -> CompileError {
     CompileError::Unsupported {
-        what: mixer.to_owned(),
+        what: format!("a {mixer}"),
         reason: "layers of embedding models have attention".to_owned(),
     }
 }

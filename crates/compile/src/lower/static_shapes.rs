@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use narthex_graph::typed::{KeyValue, Scope, Tensor};
 use narthex_spec::{
     DType, HeadOrder, Scheme, Variant,
-    arch::{Architecture, Attention, DecoderArch, DecoderLayer, GatedDeltaRule, Rotation},
+    arch::{Architecture, Attention, DecoderArch, DecoderLayer, Recurrence, Rotation},
     dtype::Dim,
     manifest::{GraphEntry, KvLayout, LayerRange, Part, Slot},
     recipe::{FixedShapes, StepShape},
@@ -233,16 +233,16 @@ impl MixerLowering for StaticMixers<'_> {
         Ok(e.graph.add(&scope.child("joined"), joined, moved)?)
     }
 
-    fn delta_rule(
+    fn recurrence(
         &mut self,
         _: &mut Emitter<'_>,
         _: &mut GraphIo,
         index: usize,
-        _: &GatedDeltaRule,
+        spec: Recurrence<'_>,
         _: Tensor,
     ) -> Result<Tensor> {
         Err(CompileError::Unsupported {
-            what: format!("the gated delta rule of layer {index}"),
+            what: format!("the {} of layer {index}", spec.title()),
             reason: "graphs with fixed shapes have none".to_owned(),
         })
     }

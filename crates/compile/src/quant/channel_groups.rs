@@ -80,7 +80,7 @@ fn is_copied(plan: &Plan, name: &str) -> bool {
     plan.storage(name).is_some_and(|storage| storage.is_copied())
 }
 
-/// Returns the channels that the projections of attention, of a convolution or of a delta rule read.
+/// Returns the channels that the projections of attention, of a convolution or of a recurrence read.
 pub(super) fn mixer_inputs(arch: &DecoderArch, index: usize, layer: &DecoderLayer) -> Option<ChannelGroup> {
     // A learned residual reads the same input as attention, and adds it unscaled.
     if layer.residual == Residual::Unnormed || arch.altup.is_some() {

@@ -255,7 +255,7 @@ impl<'a> StorageChoice<'a> {
                 // It is small, and its errors change the selection of experts.
                 Projection::Router => self.whole,
                 // They are small, and the state sums their errors over all tokens.
-                Projection::DeltaRate => self.whole,
+                Projection::RecurrenceRate => self.whole,
                 // The last layers of a head are small, and their errors reach the vector or the scores directly.
                 Projection::Embedding | Projection::HeadOutput => self.whole,
                 // Activations are rounded to 8 bits wherever weights are quantised, and errors of the value projection

@@ -130,7 +130,7 @@ impl DecoderNames {
                     past: package::input(entry, Slot::PastConvolution { layer })?,
                     new: package::output(entry, Slot::NewConvolution { layer })?,
                 }),
-                KvContent::DeltaState { .. } => states.push(StateNames::new(entry, layer)?),
+                KvContent::RecurrentState { .. } => states.push(StateNames::new(entry, layer)?),
             }
         }
 

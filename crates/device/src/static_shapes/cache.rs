@@ -74,7 +74,7 @@ impl StaticKvCache {
         if layers.is_empty() {
             let elements = self.layers.iter().map(|layer| match layer.content {
                 KvContent::KeysAndValues => layer.heads * layer.head_size * self.past,
-                KvContent::ConvolutionInputs | KvContent::DeltaState { .. } => 0,
+                KvContent::ConvolutionInputs | KvContent::RecurrentState { .. } => 0,
             });
             let lengths: Vec<usize> = elements.collect();
             let mut allocated = Vec::with_capacity(lengths.len());

@@ -142,9 +142,9 @@ impl StaticGraph {
                     let new = output(Slot::NewConvolution { layer }, new.saturating_mul(2));
                     [new, (slot, self.input_length(slot), past)]
                 }
-                KvContent::DeltaState { .. } => {
+                KvContent::RecurrentState { .. } => {
                     let expected = "a cache of keys and values or of inputs of convolutions";
-                    return Err(DeviceError::package(expected, "states of gated delta rules"));
+                    return Err(DeviceError::package(expected, "states of recurrences"));
                 }
             };
             for (slot, found, expected) in checks {

@@ -666,7 +666,7 @@ fn a_manifest_that_contradicts_itself_or_its_graph_is_malformed() {
     check("/graphs/0/kv/0", rows, expected);
     let state = json!({
         "heads": 4, "head_size": 16, "window": 3, "dtype": "f32",
-        "content": {"delta_state": {"key_size": 8, "width": 96}},
+        "content": {"recurrent_state": {"key_size": 8, "width": 96}},
     });
     let expected = "to be that of a layer, found 4 states of 8 × 16 elements and 3 rows of 96 elements";
     check("/graphs/0/kv/0", state, expected);

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{DecoderArch, DecoderLayer};
+use super::recurrence::outside;
 
 /// Largest kernel of the convolution before a delta rule.
 const MAX_KERNEL: usize = 64;
@@ -69,44 +69,28 @@ impl GatedDeltaRule {
         self.key_width().saturating_mul(2).saturating_add(self.value_width())
     }
 
-    fn contradiction(&self) -> Option<[String; 2]> {
+    /// Returns what was expected and what was found if a number is outside its limits.
+    pub(super) fn contradiction(&self) -> Option<[String; 2]> {
         let Self { key_heads, value_heads, key_size, value_size, kernel, .. } = *self;
-        let numbers = [
-            ("heads of a delta rule", key_heads, 1, MAX_HEADS),
-            ("heads of a delta rule", value_heads, 1, MAX_HEADS),
-            ("elements of a head of a delta rule", key_size, 1, MAX_HEAD_SIZE),
-            ("elements of a head of a delta rule", value_size, 1, MAX_HEAD_SIZE),
-            ("tokens under the convolution of a delta rule", kernel, 2, MAX_KERNEL),
-        ];
-        for (what, number, least, most) in numbers {
-            if !(least..=most).contains(&number) {
-                return Some([format!("{least} to {most} {what}"), number.to_string()]);
-            }
-        }
-        let divides = value_heads.is_multiple_of(key_heads);
-        (!divides)
-            .then(|| [format!("value heads in groups for {key_heads} key heads"), value_heads.to_string()])
-    }
-}
-
-impl DecoderArch {
-    /// Returns what was expected and what was found if its delta rules are not those of a model: their numbers have limits,
-    /// and are the same in every layer.
-    pub fn delta_rule_contradiction(&self) -> Option<[String; 2]> {
-        let mut rules = self.layers.iter().filter_map(DecoderLayer::delta_rule);
-        let first = rules.next()?;
-        if let Some(contradiction) = first.contradiction() {
-            return Some(contradiction);
-        }
-        let other = rules.find(|other| *other != first)?;
-        Some(["delta rules of one size in every layer".to_owned(), format!("{first:?} and {other:?}")])
+        let contradiction = outside(&[
+            ("heads of a delta rule", key_heads, 1..=MAX_HEADS),
+            ("heads of a delta rule", value_heads, 1..=MAX_HEADS),
+            ("elements of a head of a delta rule", key_size, 1..=MAX_HEAD_SIZE),
+            ("elements of a head of a delta rule", value_size, 1..=MAX_HEAD_SIZE),
+            ("tokens under the convolution of a delta rule", kernel, 2..=MAX_KERNEL),
+        ]);
+        let divides = key_heads > 0 && value_heads.is_multiple_of(key_heads);
+        contradiction.or_else(|| {
+            let expected = format!("value heads in groups for {key_heads} key heads");
+            (!divides).then(|| [expected, value_heads.to_string()])
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arch::{Activation, Attention, Mixer, Mlp};
+    use crate::arch::{Activation, Attention, DecoderArch, DecoderLayer, Mixer, Mlp};
 
     const RULE: GatedDeltaRule = GatedDeltaRule {
         key_heads: 2,
@@ -128,7 +112,7 @@ mod tests {
                 .chain([attention.clone()])
                 .collect();
             DecoderArch { layers, ..DecoderArch::default() }
-                .delta_rule_contradiction()
+                .recurrence_contradiction()
                 .map(|[expected, found]| format!("{expected}: {found}"))
         };
         assert_eq!((RULE.key_width(), RULE.value_width(), RULE.width()), (16, 64, 96));
@@ -148,6 +132,7 @@ mod tests {
             assert_eq!(found(&[rule]).as_deref(), Some(expected));
         }
         let several = found(&[RULE, GatedDeltaRule { kernel: 3, ..RULE }]).unwrap();
-        assert!(several.starts_with("delta rules of one size in every layer: "), "{several}");
+        let expected = "a gated delta rule of one size in every layer with a recurrence: ";
+        assert!(several.starts_with(expected), "{several}");
     }
 }

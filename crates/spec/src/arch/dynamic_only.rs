@@ -27,8 +27,8 @@ impl DecoderArch {
     /// Returns the first part of the layers that has no graphs with fixed shapes; `None` if all layers have them.
     pub fn dynamic_only(&self) -> Option<DynamicOnly> {
         self.layers.iter().enumerate().find_map(|(index, layer)| {
-            if layer.delta_rule().is_some() {
-                let part = format!("the gated delta rule of layer {index}");
+            if let Some(recurrence) = layer.recurrence() {
+                let part = format!("the {} of layer {index}", recurrence.title());
                 return Some(DynamicOnly { part, reason: "NPUs have no operator for its recurrence" });
             }
             layer.feed_forward.experts().map(|_| DynamicOnly {

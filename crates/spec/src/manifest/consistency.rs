@@ -5,7 +5,7 @@ use std::fmt;
 use super::{Contradiction, GraphEntry, KvContent, KvLayout, Manifest, Part, Slot, sampling, voice};
 use crate::arch::{
     Attention, DecoderArch, DecoderLayer, EmbedderArch, EncoderArch, EncoderHead, ImportedDecoder,
-    ImportedEncoder, Mixer, PatchTower, Rope, SpeechArch, SpeechLayers, Structure, VisionArch,
+    ImportedEncoder, Mixer, PatchTower, Recurrence, Rope, SpeechArch, SpeechLayers, Structure, VisionArch,
 };
 
 /// Fails if a condition does not hold.
@@ -61,7 +61,7 @@ fn check_decoder(arch: &DecoderArch) -> Result<(), Contradiction> {
         let expected = format!("attention heads of layer {index} in groups of equal size");
         ensure(divides, expected, format!("{heads} heads and {kv_heads} key/value heads"))?;
     }
-    let contradiction = arch.convolution_contradiction().or_else(|| arch.delta_rule_contradiction());
+    let contradiction = arch.convolution_contradiction().or_else(|| arch.recurrence_contradiction());
     if let Some([expected, found]) = contradiction {
         return Err(Contradiction::new(expected, found));
     }
@@ -73,12 +73,12 @@ fn check_decoder(arch: &DecoderArch) -> Result<(), Contradiction> {
 
 fn check_embedder(arch: &EmbedderArch) -> Result<(), Contradiction> {
     check_decoder(&arch.decoder)?;
-    let other = arch.decoder.layers.iter().find_map(|layer| match &layer.mixer {
-        Mixer::Attention(_) => None,
-        Mixer::Convolution(_) => Some("a short convolution"),
-        Mixer::DeltaRule(_) => Some("a gated delta rule"),
+    let other = arch.decoder.layers.iter().find_map(|layer| match layer.recurrence() {
+        Some(recurrence) => Some(recurrence.title()),
+        None => layer.convolution().map(|_| "short convolution"),
     });
-    ensure(other.is_none(), "attention in every layer of an embedding model", other.unwrap_or_default())?;
+    let expected = "attention in every layer of an embedding model";
+    ensure(other.is_none(), expected, format!("a {}", other.unwrap_or_default()))?;
     let fits = match arch.head {
         EncoderHead::Embedding { .. } => arch.classifier.is_none(),
         EncoderHead::Score { dense: None, .. } | EncoderHead::Tokens { .. } => {
@@ -249,12 +249,12 @@ fn check_graph(manifest: &Manifest, graph: &GraphEntry) -> Result<(), Contradict
     Ok(())
 }
 
-/// Returns the shapes of the entries of a model's convolutions and delta rules. Each is the same in all layers.
+/// Returns the shapes of the entries of a model's convolutions and recurrences. Each is the same in all layers.
 fn mixer_entries(architecture: &Structure) -> Vec<EntryShape> {
     let Structure::Decoder(arch) = architecture else { return Vec::new() };
     let convolution = arch.layers.iter().find(|layer| layer.convolution().is_some());
-    let rule = arch.layers.iter().find(|layer| layer.delta_rule().is_some());
-    convolution.into_iter().chain(rule).map(|layer| EntryShape::of_layer(arch, layer)).collect()
+    let recurrence = arch.layers.iter().find(|layer| layer.recurrence().is_some());
+    convolution.into_iter().chain(recurrence).map(|layer| EntryShape::of_layer(arch, layer)).collect()
 }
 
 /// Shape of an entry of the cache.
@@ -263,7 +263,7 @@ struct EntryShape {
     content: KvContent,
     heads: usize,
     head_size: usize,
-    /// Number of rows that a step of a convolution reads, also of one before a delta rule.
+    /// Number of rows that a step of a convolution reads, also of one before a recurrence.
     rows: Option<usize>,
 }
 
@@ -282,7 +282,7 @@ impl EntryShape {
                 head_size: arch.hidden / 2,
                 rows: Some(convolution.kernel.saturating_sub(1)),
             },
-            Mixer::DeltaRule(rule) => Self::of_entry(&KvLayout::delta_rule(rule)),
+            Mixer::DeltaRule(rule) => Self::of_entry(&KvLayout::recurrence(Recurrence::DeltaRule(rule))),
         }
     }
 
@@ -301,7 +301,7 @@ impl fmt::Display for EntryShape {
                 let rows = rows.unwrap_or(0);
                 write!(f, "{rows} rows of a convolution with {} elements", 2 * heads * head_size)
             }
-            KvContent::DeltaState { key_size, width } => {
+            KvContent::RecurrentState { key_size, width } => {
                 let rows = rows.unwrap_or(0);
                 write!(
                     f,

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{DType, arch::GatedDeltaRule};
+use crate::{DType, arch::Recurrence};
 
 /// Cache of one layer: what the layer remembers of each token. Keys and values are two tensors `[slots, heads, capacity, head_size]`. Keys are stored after their rotation. In a cache of [`DType::I8`], each row of
 /// `head_size` integers is followed by the [`Self::SCALE_BYTES`] bytes of its scale, a number in single precision.
@@ -34,19 +34,19 @@ pub enum KvContent {
     /// Inputs of a short convolution, a row of `2 · head_size` elements for each token. The first half of a row takes the
     /// place of a key, and the second half that of a value. A step reads the last [`KvLayout::window`] rows.
     ConvolutionInputs,
-    /// State of a gated delta rule. It has the same size after any number of tokens, and nothing is kept for each token, so
-    /// that it can only be continued, or replaced by a copy from another time. [`KvLayout::delta_state`] has its shape.
-    DeltaState {
+    /// State of a recurrence. It has the same size after any number of tokens, and nothing is kept for each token, so that
+    /// it can only be continued, or replaced by a copy from another time. [`KvLayout::recurrent_state`] has its shape.
+    RecurrentState {
         /// Elements of a key.
         key_size: usize,
-        /// Number of channels of the convolution before the rule.
+        /// Number of channels of the convolution before the recurrence.
         width: usize,
     },
 }
 
-/// Shape of the state of a gated delta rule for one sequence, in single precision.
+/// Shape of the state of a recurrence for one sequence, in single precision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DeltaStateShape {
+pub struct RecurrentStateShape {
     /// Extents of the recurrent state: heads, elements of a key and of a value. It is zero before the first token.
     pub recurrent: [usize; 3],
     /// Extents of the inputs of the convolution for the last tokens: rows and channels. Rows before the first token are
@@ -54,7 +54,17 @@ pub struct DeltaStateShape {
     pub convolution: [usize; 2],
 }
 
-impl DeltaStateShape {
+impl RecurrentStateShape {
+    /// Returns the shape of the state of a recurrence.
+    pub fn of(recurrence: Recurrence<'_>) -> Self {
+        match recurrence {
+            Recurrence::DeltaRule(rule) => Self {
+                recurrent: [rule.value_heads, rule.key_size, rule.value_size],
+                convolution: [rule.kernel.saturating_sub(1), rule.width()],
+            },
+        }
+    }
+
     /// Returns the number of bytes, saturating.
     pub fn bytes(&self) -> usize {
         let elements = |extents: &[usize]| extents.iter().copied().fold(1, usize::saturating_mul);
@@ -92,20 +102,22 @@ impl KvLayout {
         }
     }
 
-    /// Returns the layout of the state of a gated delta rule. Its heads are those of values, and its window is the number of
-    /// rows of the convolution.
-    pub fn delta_rule(rule: &GatedDeltaRule) -> Self {
+    /// Returns the layout of the state of a recurrence. Its heads are those of values, and its window is the number of rows of
+    /// the convolution.
+    pub fn recurrence(recurrence: Recurrence<'_>) -> Self {
+        let RecurrentStateShape { recurrent: [heads, key_size, value_size], convolution: [rows, width] } =
+            RecurrentStateShape::of(recurrence);
         Self {
-            window: Some(rule.kernel.saturating_sub(1)),
-            content: KvContent::DeltaState { key_size: rule.key_size, width: rule.width() },
-            ..Self::plain(rule.value_heads, rule.value_size)
+            window: Some(rows),
+            content: KvContent::RecurrentState { key_size, width },
+            ..Self::plain(heads, value_size)
         }
     }
 
-    /// Returns the shape of the state of a gated delta rule; `None` for another content.
-    pub fn delta_state(&self) -> Option<DeltaStateShape> {
-        let KvContent::DeltaState { key_size, width } = self.content else { return None };
-        Some(DeltaStateShape {
+    /// Returns the shape of the state of a recurrence; `None` for another content.
+    pub fn recurrent_state(&self) -> Option<RecurrentStateShape> {
+        let KvContent::RecurrentState { key_size, width } = self.content else { return None };
+        Some(RecurrentStateShape {
             recurrent: [self.heads, key_size, self.head_size],
             convolution: [self.window.unwrap_or(0), width],
         })
@@ -115,7 +127,7 @@ impl KvLayout {
     pub fn with_dtype(&self, dtype: DType) -> Self {
         match self.content {
             KvContent::KeysAndValues => Self { dtype, ..self.clone() },
-            KvContent::ConvolutionInputs | KvContent::DeltaState { .. } => self.clone(),
+            KvContent::ConvolutionInputs | KvContent::RecurrentState { .. } => self.clone(),
         }
     }
 
@@ -130,7 +142,7 @@ impl KvLayout {
 
     /// Returns the number of bytes of one token's key and value, saturating. A state has none.
     pub fn bytes_per_token(&self) -> usize {
-        if self.delta_state().is_some() {
+        if self.recurrent_state().is_some() {
             return 0;
         }
         (2 * self.dtype.size()).saturating_mul(self.heads).saturating_mul(self.row_elements())
@@ -151,20 +163,21 @@ pub enum KeyOrder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arch::GatedDeltaRule;
 
     #[test]
     fn a_state_has_one_size_and_its_own_element_type() {
         let rule = GatedDeltaRule { key_heads: 2, value_heads: 4, key_size: 8, value_size: 16, kernel: 4 };
-        let layout = KvLayout::delta_rule(&rule);
-        let shape = DeltaStateShape { recurrent: [4, 8, 16], convolution: [3, 96] };
-        assert_eq!((layout.delta_state(), shape.bytes()), (Some(shape), 4 * (512 + 288)));
+        let layout = KvLayout::recurrence(Recurrence::DeltaRule(&rule));
+        let shape = RecurrentStateShape { recurrent: [4, 8, 16], convolution: [3, 96] };
+        assert_eq!((layout.recurrent_state(), shape.bytes()), (Some(shape), 4 * (512 + 288)));
         assert_eq!((layout.bytes_per_token(), layout.with_dtype(DType::I8)), (0, layout.clone()));
         let written = serde_json::to_string(&layout).unwrap();
-        assert!(written.contains(r#""content":{"delta_state":{"key_size":8,"width":96}}"#), "{written}");
+        assert!(written.contains(r#""content":{"recurrent_state":{"key_size":8,"width":96}}"#), "{written}");
         assert_eq!(serde_json::from_str::<KvLayout>(&written).unwrap(), layout);
 
-        assert_eq!(KvLayout::plain(2, 16).delta_state(), None);
-        let huge = DeltaStateShape { recurrent: [usize::MAX, 2, 2], ..shape };
+        assert_eq!(KvLayout::plain(2, 16).recurrent_state(), None);
+        let huge = RecurrentStateShape { recurrent: [usize::MAX, 2, 2], ..shape };
         assert_eq!(huge.bytes(), usize::MAX);
     }
 }

@@ -63,7 +63,7 @@ pub enum Slot {
     /// Input `[1, kernel - 1 + tokens, kernel - 1]`: matrix that moves the rows of [`Slot::PastConvolution`] to the place
     /// before the first new token.
     ConvolutionShift,
-    /// Input `[batch, value_heads, key_size, value_size]` f32: state of a gated delta rule after the past tokens.
+    /// Input `[batch, heads, key_size, value_size]` f32: state of a recurrence after the past tokens.
     PastState {
         /// Entry of the cache.
         layer: usize,
@@ -73,7 +73,7 @@ pub enum Slot {
         /// Entry of the cache.
         layer: usize,
     },
-    /// Input `[batch, kernel - 1, width]` f32: inputs of the convolution before a gated delta rule for the last past tokens,
+    /// Input `[batch, kernel - 1, width]` f32: inputs of the convolution before a recurrence for the last past tokens,
     /// zero before the first one.
     PastConvolutionState {
         /// Entry of the cache.

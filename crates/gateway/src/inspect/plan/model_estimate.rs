@@ -321,7 +321,7 @@ fn required_memory(fixed: &DryRun, report: &Report) -> Vec<RequiredMemory> {
 /// Groups layers with keys and values by their windows, those without one first.
 fn group_by_window(layers: &[KvLayout]) -> Vec<CacheEstimate> {
     let mut found: BTreeMap<Option<usize>, CacheEstimate> = BTreeMap::new();
-    for layer in layers.iter().filter(|layer| layer.delta_state().is_none()) {
+    for layer in layers.iter().filter(|layer| layer.recurrent_state().is_none()) {
         let cache = found.entry(layer.window).or_insert(CacheEstimate {
             layers: 0,
             window: layer.window,

@@ -142,15 +142,15 @@ impl WeightList {
     fn delta_rule(&mut self, hidden: usize, rule: &GatedDeltaRule) {
         let heads = rule.value_heads;
         let [width, values] = [rule.width(), rule.value_width()];
-        self.linear("delta.qkv_proj", [width, hidden], Projection::DeltaInput, Bias::Absent);
+        self.linear("delta.qkv_proj", [width, hidden], Projection::RecurrenceInput, Bias::Absent);
         self.convolution("delta.conv", &[width, rule.kernel]);
-        self.linear("delta.decay_proj", [heads, hidden], Projection::DeltaRate, Bias::Absent);
-        self.linear("delta.rate_proj", [heads, hidden], Projection::DeltaRate, Bias::Absent);
+        self.linear("delta.decay_proj", [heads, hidden], Projection::RecurrenceRate, Bias::Absent);
+        self.linear("delta.rate_proj", [heads, hidden], Projection::RecurrenceRate, Bias::Absent);
         self.coefficients("delta.decay_log", &[heads]);
         self.coefficients("delta.decay_shift", &[heads]);
-        self.linear("delta.gate_proj", [values, hidden], Projection::DeltaGate, Bias::Absent);
+        self.linear("delta.gate_proj", [values, hidden], Projection::RecurrenceGate, Bias::Absent);
         self.norm("delta.norm", rule.value_size);
-        self.linear("delta.out_proj", [hidden, values], Projection::DeltaOutput, Bias::Absent);
+        self.linear("delta.out_proj", [hidden, values], Projection::RecurrenceOutput, Bias::Absent);
     }
 
     /// Adds the layers of a feed-forward part of this outer and inner width.

@@ -105,14 +105,14 @@ pub enum Projection {
     ConvolutionInput,
     /// Output of a short convolution.
     ConvolutionOutput,
-    /// Queries, keys and values of a gated delta rule before its convolution, stacked.
-    DeltaInput,
-    /// Decays or rates of a gated delta rule.
-    DeltaRate,
-    /// Gate of the output of a gated delta rule.
-    DeltaGate,
-    /// Output of a gated delta rule.
-    DeltaOutput,
+    /// Queries, keys and values of a recurrence before its convolution, stacked.
+    RecurrenceInput,
+    /// Decays, rates or time steps of a recurrence.
+    RecurrenceRate,
+    /// Gate of the output of a recurrence.
+    RecurrenceGate,
+    /// Output of a recurrence.
+    RecurrenceOutput,
     /// Router of experts.
     Router,
     /// Another layer of a tower, a connector or a bottleneck.
