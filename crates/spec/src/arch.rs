@@ -12,6 +12,8 @@ mod embedder;
 mod encoder;
 mod feed_forward;
 mod head;
+mod limits;
+mod mamba;
 mod mobilenet;
 mod recurrence;
 mod rope;
@@ -33,6 +35,7 @@ pub use encoder::{
     UnknownPooling,
 };
 pub use feed_forward::{Experts, FeedForward, Mlp};
+pub use mamba::Mamba2;
 pub use mobilenet::{EndToken, MobileBlock, MobileNetTower, PlacedBlock};
 pub use recurrence::Recurrence;
 pub use rope::{Rope, RopeScaling};
@@ -97,7 +100,7 @@ pub enum Family {
     Qwen35,
     /// Phi-3 and Phi-3.5.
     Phi3,
-    /// Granite 3, and the dense models of Granite 4.
+    /// Granite 3 and Granite 4.
     Granite,
     /// Gemma 2.
     Gemma2,
@@ -229,6 +232,8 @@ pub enum Mixer {
     Convolution(ShortConvolution),
     /// A gated delta rule, with a state of fixed size instead of a cache.
     DeltaRule(GatedDeltaRule),
+    /// Mamba-2, with a state of fixed size instead of a cache.
+    Mamba2(Mamba2),
 }
 
 impl DecoderLayer {
@@ -245,7 +250,7 @@ impl DecoderLayer {
     pub fn attention(&self) -> Option<&Attention> {
         match &self.mixer {
             Mixer::Attention(attention) => Some(attention),
-            Mixer::Convolution(_) | Mixer::DeltaRule(_) => None,
+            Mixer::Convolution(_) | Mixer::DeltaRule(_) | Mixer::Mamba2(_) => None,
         }
     }
 
@@ -253,14 +258,14 @@ impl DecoderLayer {
     pub fn attention_mut(&mut self) -> Option<&mut Attention> {
         match &mut self.mixer {
             Mixer::Attention(attention) => Some(attention),
-            Mixer::Convolution(_) | Mixer::DeltaRule(_) => None,
+            Mixer::Convolution(_) | Mixer::DeltaRule(_) | Mixer::Mamba2(_) => None,
         }
     }
 
     /// Returns the short convolution; `None` for another mixer.
     pub fn convolution(&self) -> Option<&ShortConvolution> {
         match &self.mixer {
-            Mixer::Attention(_) | Mixer::DeltaRule(_) => None,
+            Mixer::Attention(_) | Mixer::DeltaRule(_) | Mixer::Mamba2(_) => None,
             Mixer::Convolution(convolution) => Some(convolution),
         }
     }
@@ -270,6 +275,7 @@ impl DecoderLayer {
         match &self.mixer {
             Mixer::Attention(_) | Mixer::Convolution(_) => None,
             Mixer::DeltaRule(rule) => Some(Recurrence::DeltaRule(rule)),
+            Mixer::Mamba2(mamba) => Some(Recurrence::Mamba2(mamba)),
         }
     }
 

@@ -46,6 +46,7 @@ fn multiply_accumulates(decoder: &DecoderArch) -> u64 {
             Mixer::Attention(attention) => 2 * (attention.heads + attention.kv_heads) * attention.head_size,
             Mixer::Convolution(_) => 4 * decoder.hidden,
             Mixer::DeltaRule(rule) => rule.width() + 2 * (rule.value_width() + rule.value_heads),
+            Mixer::Mamba2(mamba) => mamba.width() + 2 * mamba.inner() + mamba.heads,
         };
         mixer
             + match &layer.feed_forward {

@@ -73,6 +73,7 @@ fn genai_config(manifest: &Manifest, arch: &DecoderArch, entry: &GraphEntry) -> 
         Mixer::Attention(_) => None,
         Mixer::Convolution(_) => Some("short convolutions, whose rows the program does not store"),
         Mixer::DeltaRule(_) => Some("gated delta rules, whose states the program does not store"),
+        Mixer::Mamba2(_) => Some("Mamba-2, whose states the program does not store"),
     });
     if let Some(other) = other {
         return Err(refused(what, "attention in every layer", other));

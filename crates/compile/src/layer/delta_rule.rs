@@ -1,13 +1,13 @@
 //! Gated delta rules of Qwen3.5, with ONNX Runtime's operator for linear attention.
 
-use narthex_graph::typed::{GatedDeltaAttention, Scope, Tensor};
+use narthex_graph::typed::{LinearAttention, Scope, Tensor, UpdateRule};
 use narthex_spec::arch::{Activation, GatedDeltaRule, KeyOrder, NormKind};
 
 use super::{
     linear::{Bias, StackedLinear, linear, stacked_linear},
     mlp::activation,
     norm::{Norm, unit_length},
-    recurrence::{RecurrentState, StateConvolution, TokenPlaces},
+    recurrence::{RecurrentState, StateConvolution, TokenPlaces, decayed, shifted_softplus},
 };
 use crate::{emit::Emitter, error::Result};
 
@@ -52,9 +52,10 @@ impl DeltaRuleLayer<'_> {
 
         let [decay, rate] = self.decay_and_rate(e, x, places.mask)?;
         let [query, key, value] = self.query_key_value(e, mixed)?;
+        let rule = UpdateRule::GatedDelta(rate);
         let operands =
-            GatedDeltaAttention { query, key, value, past: past.recurrent, decay, rate, heads: value_heads };
-        let [out, recurrent] = e.graph.gated_delta_attention(self.scope, &operands)?;
+            LinearAttention { query, key, value, past: past.recurrent, decay, rule, heads: value_heads };
+        let [out, recurrent] = e.graph.linear_attention(self.scope, &operands)?;
 
         let norm = self.scope.child("norm");
         let heads = [0, 0, value_heads as i64, value_size as i64];
@@ -119,15 +120,8 @@ impl DeltaRuleLayer<'_> {
         let [decay, rate] = e.graph.split_into(&scope, both, 2, [heads; 2])?;
 
         let scope = self.scope.child("decay");
-        let shift = e.vector(&self.scope.child("decay_shift").parameter("weight"), heads)?;
-        let shifted = e.graph.add(&scope, decay, shift)?;
-        let positive = e.graph.softplus(&scope, shifted)?;
-        let logarithms = self.scope.child("decay_log").parameter("weight");
-        let factors = e.tensor(&scope.node("factors"), &[heads], |e| {
-            let logarithms = e.values(&logarithms, &[heads])?;
-            Ok(logarithms.into_iter().map(|logarithm| -logarithm.exp()).collect())
-        })?;
-        let decay = e.graph.mul(&scope, positive, factors)?;
+        let positive = shifted_softplus(e, &scope, decay, &self.scope.child("decay_shift"), heads)?;
+        let decay = decayed(e, self.scope, positive, heads)?;
         let decay = e.graph.mul(&scope.child("mask"), decay, mask)?;
 
         let scope = self.scope.child("rate");

@@ -14,6 +14,7 @@ pub(crate) mod experts;
 pub(crate) mod group_query_attention;
 pub(crate) mod head;
 pub(crate) mod linear;
+pub(crate) mod mamba;
 pub(crate) mod mlp;
 pub(crate) mod norm;
 pub(crate) mod per_layer;

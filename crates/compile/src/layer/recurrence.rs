@@ -61,3 +61,28 @@ impl StateConvolution<'_> {
         Ok([activation(e, &conv.child("act"), mixed, Activation::Silu)?, last])
     }
 }
+
+/// Returns `softplus(x + shift)` of one number for each head, `[batch, sequence, heads]`.
+pub(crate) fn shifted_softplus(
+    e: &mut Emitter<'_>,
+    scope: &Scope,
+    x: Tensor,
+    shift: &Scope,
+    heads: usize,
+) -> Result<Tensor> {
+    let shift = e.vector(&shift.parameter("weight"), heads)?;
+    let shifted = e.graph.add(scope, x, shift)?;
+    Ok(e.graph.softplus(scope, shifted)?)
+}
+
+/// Returns the logarithms of the factors of the state, `-exp(decay_log) · x`, `[batch, sequence, heads]`. `scope` is the path
+/// of the recurrence.
+pub(crate) fn decayed(e: &mut Emitter<'_>, scope: &Scope, x: Tensor, heads: usize) -> Result<Tensor> {
+    let logarithms = scope.child("decay_log").parameter("weight");
+    let scope = scope.child("decay");
+    let factors = e.tensor(&scope.node("factors"), &[heads], |e| {
+        let logarithms = e.values(&logarithms, &[heads])?;
+        Ok(logarithms.into_iter().map(|logarithm| -logarithm.exp()).collect())
+    })?;
+    Ok(e.graph.mul(&scope, x, factors)?)
+}

@@ -188,6 +188,7 @@ impl DecoderLayers<'_> {
             Mixer::Attention(attention) => return mixers.attend(e, io, index, attention, x),
             Mixer::Convolution(spec) => spec,
             Mixer::DeltaRule(rule) => return mixers.recurrence(e, io, index, Recurrence::DeltaRule(rule), x),
+            Mixer::Mamba2(mamba) => return mixers.recurrence(e, io, index, Recurrence::Mamba2(mamba), x),
         };
         let scope = layer_scope(index).child("conv");
         let width = self.arch.hidden;

@@ -31,6 +31,7 @@ use crate::{
         group_query_attention::{CacheInputs, group_query_attention},
         head::head_with_table,
         layer_scope,
+        mamba::MambaLayer,
         norm::{Norm, ResidualForm, ResidualStream, StreamNorms},
         recurrence::{RecurrentState, TokenPlaces},
         rope,
@@ -203,6 +204,10 @@ impl MixerLowering for CachedMixers<'_> {
             Recurrence::DeltaRule(spec) => {
                 let scope = layer_scope(index).child("delta");
                 DeltaRuleLayer { scope: &scope, spec, norm }.apply(e, x, places, past)?
+            }
+            Recurrence::Mamba2(spec) => {
+                let scope = layer_scope(index).child("mamba");
+                MambaLayer { scope: &scope, spec, norm }.apply(e, x, places, past)?
             }
         };
         let [state, rows] = kinds;

@@ -92,6 +92,7 @@ pub(super) fn mixer_inputs(arch: &DecoderArch, index: usize, layer: &DecoderLaye
         Mixer::Attention(_) => ("attn", &["q"]),
         Mixer::Convolution(_) => ("conv", &["in"]),
         Mixer::DeltaRule(_) => ("delta", &["qkv", "gate", "decay", "rate"]),
+        Mixer::Mamba2(_) => ("mamba", &["gate", "in", "time"]),
     };
     let gate = layer.attention().and_then(|attention| attention.gated.then_some("gate"));
     let mut readers: Vec<String> =

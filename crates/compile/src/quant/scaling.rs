@@ -72,6 +72,7 @@ pub fn inputs(arch: &DecoderArch, plan: &Plan) -> Vec<Input> {
             Mixer::Attention(_) => "attn/q_proj",
             Mixer::Convolution(_) => "conv/in_proj",
             Mixer::DeltaRule(_) => "delta/qkv_proj",
+            Mixer::Mamba2(_) => "mamba/in_proj",
         };
         let groups = [
             (mixer_inputs(arch, index, layer), mixer, arch.hidden),

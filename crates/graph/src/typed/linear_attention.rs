@@ -5,12 +5,12 @@ use narthex_spec::dtype::Dim;
 use super::{CheckedNode, Result, Scope, Tensor, TypedBuilder, mismatch};
 use crate::graph::{Attribute, MICROSOFT};
 
-/// Operands of a gated delta rule (Yang et al. 2024, arXiv:2412.06464), with one head of queries and keys for each state.
+/// Operands of linear attention, with one head of queries and keys for each state.
 #[derive(Debug, Clone, Copy)]
-pub struct GatedDeltaAttention {
+pub struct LinearAttention {
     /// Queries `[batch, sequence, heads · key_size]`.
     pub query: Tensor,
-    /// Keys of unit length, of the same type.
+    /// Keys of the same type.
     pub key: Tensor,
     /// Values `[batch, sequence, heads · value_size]`.
     pub value: Tensor,
@@ -18,24 +18,34 @@ pub struct GatedDeltaAttention {
     pub past: Tensor,
     /// Logarithms of the factors of the state, `[batch, sequence, heads]`.
     pub decay: Tensor,
-    /// Rates of the updates, `[batch, sequence, heads]`.
-    pub rate: Tensor,
+    /// Update of the state.
+    pub rule: UpdateRule,
     /// Number of heads.
     pub heads: usize,
 }
 
+/// Update of the state of linear attention by a token.
+#[derive(Debug, Clone, Copy)]
+pub enum UpdateRule {
+    /// The product of key and value is added. Queries are taken as they are.
+    Gated,
+    /// The gated delta rule (Yang et al. 2024, arXiv:2412.06464), with keys of unit length and rates of the updates,
+    /// `[batch, sequence, heads]`. Queries are divided by the square root of their size.
+    GatedDelta(Tensor),
+}
+
 impl TypedBuilder {
-    /// Adds a gated delta rule. Queries are divided by the square root of their size. Returns
+    /// Adds linear attention, whose state is multiplied by its decay before each update. Returns
     /// `[batch, sequence, heads · value_size]` and the state after the last token.
-    pub fn gated_delta_attention(
-        &mut self,
-        scope: &Scope,
-        attention: &GatedDeltaAttention,
-    ) -> Result<[Tensor; 2]> {
+    pub fn linear_attention(&mut self, scope: &Scope, attention: &LinearAttention) -> Result<[Tensor; 2]> {
         const OP: &str = "LinearAttention";
-        let GatedDeltaAttention { query, key, value, past, decay, rate, heads } = *attention;
+        let LinearAttention { query, key, value, past, decay, rule, heads } = *attention;
         let [queries, keys, values] = self.types(scope, OP, [query, key, value])?;
-        let [state, decays, rates] = self.types(scope, OP, [past, decay, rate])?;
+        let (name, rate) = match rule {
+            UpdateRule::Gated => ("gated", None),
+            UpdateRule::GatedDelta(rate) => ("gated_delta", Some(rate)),
+        };
+        let [state, decays, rates] = self.types(scope, OP, [past, decay, rate.unwrap_or(decay)])?;
         let &[_, _, Dim::Fixed(key_size), Dim::Fixed(value_size)] = &state.shape[..] else {
             return Err(mismatch(scope, OP, "a state [batch, heads, key_size, value_size]", &[&state]));
         };
@@ -56,16 +66,20 @@ impl TypedBuilder {
             return Err(mismatch(scope, OP, expected, &[&queries, &keys, &values, &decays, &rates]));
         }
 
-        let inputs = [query, key, value, past, decay, rate].map(Some);
-        let attributes = [
+        let inputs = [query, key, value, past, decay].map(Some);
+        let inputs: Vec<Option<Tensor>> = inputs.into_iter().chain(rate.map(Some)).collect();
+        let mut attributes = vec![
             ("q_num_heads", Attribute::from(heads)),
             ("kv_num_heads", heads.into()),
-            ("update_rule", Attribute::String("gated_delta".to_owned())),
+            ("update_rule", Attribute::String(name.to_owned())),
         ];
+        if rate.is_none() {
+            attributes.push(("scale", 1.0.into()));
+        }
         let node = CheckedNode { scope, op: OP, domain: MICROSOFT, inputs: &inputs, attributes: &attributes };
-        let names = ["out", "present_state"].map(|name| scope.node(&format!("{OP}/{name}")));
-        self.write(&node, &names.each_ref().map(String::as_str));
-        let [out, present] = names;
+        let outputs = ["out", "present_state"].map(|name| scope.node(&format!("{OP}/{name}")));
+        self.write(&node, &outputs.each_ref().map(String::as_str));
+        let [out, present] = outputs;
         Ok([self.value(out, values), self.value(present, state)])
     }
 }

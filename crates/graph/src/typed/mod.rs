@@ -27,7 +27,7 @@ use narthex_spec::{DType, dtype::Dim};
 pub use self::{
     contrib::{GroupQueryAttention, KeyValue, MatMulNBits, SkipNorm},
     experts::{ExpertBlocks, ExpertMixture, QuantizedExperts},
-    linear_attention::GatedDeltaAttention,
+    linear_attention::{LinearAttention, UpdateRule},
     onnx::{Conv1d, Conv2d, PaddedConv, PatchConv, Reduction},
     quantized::{IntegerBits, Rounding, RowWeight},
     scope::Scope,

@@ -136,21 +136,25 @@ fn convolutions_and_slices_divide_symbols() {
 }
 
 #[test]
-fn a_gated_delta_rule_takes_the_heads_of_its_state() {
+fn linear_attention_takes_the_heads_of_its_state() {
     let kind = |last: usize| TensorType::new(DType::F32, &["batch".into(), "sequence".into(), last.into()]);
-    let build = |key: usize, decay: usize| {
+    let build = |key: usize, decay: usize, is_delta: bool| {
         let mut b = builder();
         let scope = Scope::root().child("delta");
         let [query, value] = [("q", 16), ("v", 10)].map(|(name, width)| b.input(name, kind(width)));
         let [key, decay] = [("k", key), ("g", decay)].map(|(name, width)| b.input(name, kind(width)));
         let state = TensorType::new(DType::F32, &["batch".into(), 2.into(), 8.into(), 5.into()]);
         let past = b.input("past", state);
-        let attention = GatedDeltaAttention { query, key, value, past, decay, rate: decay, heads: 2 };
-        let [out, present] = b.gated_delta_attention(&scope, &attention)?;
+        let rule = if is_delta { UpdateRule::GatedDelta(decay) } else { UpdateRule::Gated };
+        let attention = LinearAttention { query, key, value, past, decay, rule, heads: 2 };
+        let [out, present] = b.linear_attention(&scope, &attention)?;
         Ok::<_, BuildError>([out, present].map(|tensor| b.get(tensor).unwrap().to_string()))
     };
-    assert_eq!(build(16, 2).unwrap(), ["f32 [batch, sequence, 10]", "f32 [batch, 2, 8, 5]"]);
-    for error in [build(8, 2), build(16, 16)].map(Result::unwrap_err) {
+    for is_delta in [true, false] {
+        let expected = ["f32 [batch, sequence, 10]", "f32 [batch, 2, 8, 5]"];
+        assert_eq!(build(16, 2, is_delta).unwrap(), expected);
+    }
+    for error in [build(8, 2, true), build(16, 16, false)].map(Result::unwrap_err) {
         let expected = "queries, keys and values [batch, sequence, ..] of 2 heads for f32 [batch, 2, 8, 5]";
         assert_eq!((error.node.as_str(), error.expected.as_str()), ("/delta/LinearAttention", expected));
     }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::recurrence::outside;
+use super::limits::outside;
 
 /// Largest kernel of the convolution before a delta rule.
 const MAX_KERNEL: usize = 64;
@@ -132,7 +132,7 @@ mod tests {
             assert_eq!(found(&[rule]).as_deref(), Some(expected));
         }
         let several = found(&[RULE, GatedDeltaRule { kernel: 3, ..RULE }]).unwrap();
-        let expected = "a gated delta rule of one size in every layer with a recurrence: ";
+        let expected = "a gated delta rule of one size in every layer that has one: ";
         assert!(several.starts_with(expected), "{several}");
     }
 }

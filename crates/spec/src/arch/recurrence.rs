@@ -1,8 +1,6 @@
 //! Layers whose memory of a sequence is a state of fixed size.
 
-use std::ops::RangeInclusive;
-
-use super::{DecoderArch, DecoderLayer, GatedDeltaRule};
+use super::{DecoderArch, DecoderLayer, GatedDeltaRule, Mamba2};
 
 /// A mixer with a state of fixed size in place of a cache. Before it is a causal convolution with one kernel for each channel,
 /// whose last inputs belong to the state.
@@ -10,6 +8,8 @@ use super::{DecoderArch, DecoderLayer, GatedDeltaRule};
 pub enum Recurrence<'a> {
     /// A gated delta rule.
     DeltaRule(&'a GatedDeltaRule),
+    /// Mamba-2.
+    Mamba2(&'a Mamba2),
 }
 
 impl Recurrence<'_> {
@@ -17,12 +17,14 @@ impl Recurrence<'_> {
     pub fn title(self) -> &'static str {
         match self {
             Self::DeltaRule(_) => "gated delta rule",
+            Self::Mamba2(_) => "Mamba-2 recurrence",
         }
     }
 
     fn contradiction(self) -> Option<[String; 2]> {
         match self {
             Self::DeltaRule(rule) => rule.contradiction(),
+            Self::Mamba2(mamba) => mamba.contradiction(),
         }
     }
 }
@@ -37,13 +39,7 @@ impl DecoderArch {
             return Some(contradiction);
         }
         let other = recurrences.find(|other| *other != first)?;
-        let expected = format!("a {} of one size in every layer with a recurrence", first.title());
+        let expected = format!("a {} of one size in every layer that has one", first.title());
         Some([expected, format!("{first:?} and {other:?}")])
     }
-}
-
-/// Returns what was expected and what was found for the first number that is outside its limits.
-pub(super) fn outside(numbers: &[(&str, usize, RangeInclusive<usize>)]) -> Option<[String; 2]> {
-    let (what, number, limits) = numbers.iter().find(|(_, number, limits)| !limits.contains(number))?;
-    Some([format!("{} to {} {what}", limits.start(), limits.end()), number.to_string()])
 }

@@ -283,6 +283,7 @@ impl EntryShape {
                 rows: Some(convolution.kernel.saturating_sub(1)),
             },
             Mixer::DeltaRule(rule) => Self::of_entry(&KvLayout::recurrence(Recurrence::DeltaRule(rule))),
+            Mixer::Mamba2(mamba) => Self::of_entry(&KvLayout::recurrence(Recurrence::Mamba2(mamba))),
         }
     }
 

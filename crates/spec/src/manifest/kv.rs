@@ -62,6 +62,10 @@ impl RecurrentStateShape {
                 recurrent: [rule.value_heads, rule.key_size, rule.value_size],
                 convolution: [rule.kernel.saturating_sub(1), rule.width()],
             },
+            Recurrence::Mamba2(mamba) => Self {
+                recurrent: [mamba.heads, mamba.state_size, mamba.head_size],
+                convolution: [mamba.kernel.saturating_sub(1), mamba.width()],
+            },
         }
     }
 

@@ -3,7 +3,7 @@
 use super::{
     super::{
         AltUp, Attention, ClassifierHidden, DecoderArch, DecoderLayer, EmbedderArch, Experts, FeedForward,
-        GatedDeltaRule, KvSource, Mixer, NormKind, PerLayer, QkNorm, Residual, ShortConvolution,
+        GatedDeltaRule, KvSource, Mamba2, Mixer, NormKind, PerLayer, QkNorm, Residual, ShortConvolution,
     },
     Bias, Component, Projection, Table, WeightList, WeightRole,
 };
@@ -80,6 +80,7 @@ impl WeightList {
             Mixer::Attention(attention) => self.attention(arch.hidden, attention),
             Mixer::Convolution(convolution) => self.short_convolution(arch.hidden, convolution),
             Mixer::DeltaRule(rule) => self.delta_rule(arch.hidden, rule),
+            Mixer::Mamba2(mamba) => self.mamba(arch.hidden, mamba),
         }
         match &layer.feed_forward {
             FeedForward::Dense(mlp) => {
@@ -151,6 +152,24 @@ impl WeightList {
         self.linear("delta.gate_proj", [values, hidden], Projection::RecurrenceGate, Bias::Absent);
         self.norm("delta.norm", rule.value_size);
         self.linear("delta.out_proj", [hidden, values], Projection::RecurrenceOutput, Bias::Absent);
+    }
+
+    /// Adds the weights of a Mamba-2 layer.
+    fn mamba(&mut self, hidden: usize, mamba: &Mamba2) {
+        let heads = mamba.heads;
+        let [width, inner] = [mamba.width(), mamba.inner()];
+        self.linear("mamba.gate_proj", [inner, hidden], Projection::RecurrenceGate, Bias::Absent);
+        self.linear("mamba.in_proj", [width, hidden], Projection::RecurrenceInput, Bias::Absent);
+        self.linear("mamba.time_proj", [heads, hidden], Projection::RecurrenceRate, Bias::Absent);
+        self.convolution("mamba.conv", &[width, mamba.kernel]);
+        if mamba.bias {
+            self.bias("mamba.conv", width);
+        }
+        self.coefficients("mamba.time_shift", &[heads]);
+        self.coefficients("mamba.decay_log", &[heads]);
+        self.coefficients("mamba.skip", &[heads]);
+        self.norm("mamba.norm", inner);
+        self.linear("mamba.out_proj", [hidden, inner], Projection::RecurrenceOutput, Bias::Absent);
     }
 
     /// Adds the layers of a feed-forward part of this outer and inner width.

@@ -1,5 +1,5 @@
-//! Gated delta rules: ONNX Runtime's operator compared with a plain loop, and the graph of Qwen3.5, whose states are carried
-//! from step to step, with the reference implementation.
+//! Recurrences: ONNX Runtime's operator compared with a plain loop, and the graph of Qwen3.5, whose states are
+//! carried from step to step, with the reference implementation.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, fs};
 
 use narthex_compile::calibration::GraphRunner;
 use narthex_device::single_run::run;
-use narthex_graph::typed::{GatedDeltaAttention, Scope, TensorType, TypedBuilder};
+use narthex_graph::typed::{LinearAttention, Scope, TensorType, TypedBuilder, UpdateRule};
 use narthex_spec::{
     DType, Elements, Feed, Fetch, Recipe, ScalingMethod, Scheme, TokenId,
     dtype::Dim,
@@ -37,6 +37,8 @@ struct Extents {
     heads: usize,
     key: usize,
     value: usize,
+    /// True for the delta rule. Otherwise rates are not read, and queries are not divided.
+    is_delta: bool,
 }
 
 impl Extents {
@@ -64,7 +66,7 @@ fn numbers(count: usize, seed: u64) -> Vec<f32> {
 
 /// Computes the rule token by token. Returns the outputs and the state.
 fn recurrence(extents: Extents, operands: &Operands) -> [Vec<f32>; 2] {
-    let Extents { batch, tokens, heads, key: keys, value: values } = extents;
+    let Extents { batch, tokens, heads, key: keys, value: values, is_delta } = extents;
     let [query, key, value, past, decay, rate] = operands;
     let mut state = past.clone();
     let mut out = Vec::new();
@@ -78,10 +80,10 @@ fn recurrence(extents: Extents, operands: &Operands) -> [Vec<f32>; 2] {
             state.iter_mut().for_each(|element| *element *= decay[at].exp());
             for column in 0..values {
                 let read: f32 = (0..keys).map(|i| state[i * values + column] * k[i]).sum();
-                let update = rate[at] * (v[column] - read);
+                let update = if is_delta { rate[at] * (v[column] - read) } else { v[column] };
                 (0..keys).for_each(|i| state[i * values + column] += k[i] * update);
                 let read: f32 = (0..keys).map(|i| state[i * values + column] * q[i]).sum();
-                out.push(read / (keys as f32).sqrt());
+                out.push(if is_delta { read / (keys as f32).sqrt() } else { read });
             }
         }
     }
@@ -108,8 +110,9 @@ fn operator(extents: Extents, operands: &Operands) -> [Vec<f32>; 2] {
         index += 1;
         b.input(name, kind(&shapes[index - 1]))
     });
-    let attention = GatedDeltaAttention { query, key, value, past, decay, rate, heads: extents.heads };
-    let outputs = b.gated_delta_attention(&Scope::root(), &attention).unwrap();
+    let rule = if extents.is_delta { UpdateRule::GatedDelta(rate) } else { UpdateRule::Gated };
+    let attention = LinearAttention { query, key, value, past, decay, rule, heads: extents.heads };
+    let outputs = b.linear_attention(&Scope::root(), &attention).unwrap();
     let wanted = [("out", shapes[2].clone()), ("state", shapes[3].clone())];
     for ((name, shape), tensor) in wanted.iter().zip(outputs) {
         b.output(name, tensor, &kind(shape)).unwrap();
@@ -129,8 +132,11 @@ fn operator(extents: Extents, operands: &Operands) -> [Vec<f32>; 2] {
 
 #[test]
 fn the_operator_computes_the_recurrence() {
-    for (batch, tokens, heads, key, value) in [(1, 1, 1, 4, 4), (2, 7, 3, 8, 16), (1, 150, 4, 16, 8)] {
-        let extents = Extents { batch, tokens, heads, key, value };
+    let sizes = [[1, 1, 1, 4, 4], [2, 7, 3, 8, 16], [1, 150, 4, 16, 8]];
+    for ([batch, tokens, heads, key, value], is_delta) in
+        sizes.into_iter().flat_map(|sizes| [(sizes, true), (sizes, false)])
+    {
+        let extents = Extents { batch, tokens, heads, key, value, is_delta };
         let count = |shape: Vec<usize>| shape.iter().product::<usize>();
         let rows = count(extents.rows(1));
         let positive = |values: Vec<f32>| values.into_iter().map(f32::abs).collect::<Vec<_>>();
@@ -153,7 +159,8 @@ fn the_operator_computes_the_recurrence() {
             assert!(relative(found, &expected) <= 1e-5, "{extents:?}");
         }
 
-        // Padding has no decay and no rate, and changes no state.
+        // Padding has no decay, no rate and no value, and changes no state.
+        operands[2].fill(if is_delta { 1.0 } else { 0.0 });
         operands[4].fill(0.0);
         operands[5].fill(0.0);
         assert_eq!(operator(extents, &operands)[1], operands[3], "{extents:?}");
@@ -170,6 +177,9 @@ struct CarriedGraph {
     lengths: Vec<usize>,
 }
 
+/// The families, by their folders.
+const FAMILIES: [&str; 1] = ["qwen3.5"];
+
 const HIDDEN: usize = 64;
 const VOCAB: usize = 80;
 
@@ -185,16 +195,17 @@ fn next_past(slot: Slot) -> Option<Slot> {
 }
 
 impl CarriedGraph {
-    fn new(batch: usize) -> Self {
-        Self::of(batch, Recipe::new(Scheme::F32), None)
+    fn new(family: &str, batch: usize) -> Self {
+        Self::of(family, batch, Recipe::new(Scheme::F32), None)
     }
 
-    fn of(batch: usize, recipe: Recipe, runner: Option<&dyn GraphRunner>) -> Self {
-        Self::with_package(batch, package("qwen3.5", Format::Safetensors, recipe, runner))
+    fn of(family: &str, batch: usize, recipe: Recipe, runner: Option<&dyn GraphRunner>) -> Self {
+        Self::with_package(family, batch, package(family, Format::Safetensors, recipe, runner))
     }
 
-    fn with_package(batch: usize, package: Package) -> Self {
-        let embeddings = tensor("qwen3.5", "model.language_model.embed_tokens.weight");
+    fn with_package(family: &str, batch: usize, package: Package) -> Self {
+        let part = if family == "qwen3.5" { "language_model." } else { "" };
+        let embeddings = tensor(family, &format!("model.{part}embed_tokens.weight"));
         let mut graph = Self { package, embeddings, past: BTreeMap::new(), lengths: vec![0; batch] };
         let entry = graph.entry().clone();
         for slot in entry.outputs.iter().filter_map(|output| next_past(output.slot)) {
@@ -286,12 +297,18 @@ fn agree(found: &[Vec<f32>], expected: &[Vec<f32>], how: &str) {
 
 #[test]
 fn the_graph_continues_its_states() {
-    let (tokens, expected) = (tokens(), logits("qwen3.5"));
-    let whole = CarriedGraph::new(1).step(&[&tokens]);
-    agree(&whole[0], &expected, "whole");
-    let mut graph = CarriedGraph::new(1);
-    for range in [0..1, 1..3, 3..20, 20..21, 21..40] {
-        agree(&graph.step(&[&tokens[range.clone()]])[0], &expected[range.clone()], &format!("{range:?}"));
+    for family in FAMILIES {
+        let (tokens, expected) = (tokens(), logits(family));
+        let whole = CarriedGraph::new(family, 1).step(&[&tokens]);
+        agree(&whole[0], &expected, family);
+        let mut graph = CarriedGraph::new(family, 1);
+        for range in [0..1, 1..3, 3..20, 20..21, 21..40] {
+            agree(
+                &graph.step(&[&tokens[range.clone()]])[0],
+                &expected[range.clone()],
+                &format!("{family} {range:?}"),
+            );
+        }
     }
 }
 
@@ -299,56 +316,62 @@ fn the_graph_continues_its_states() {
 #[test]
 fn a_gguf_file_has_the_same_logits() {
     let package = package("qwen3.5", Format::Gguf, Recipe::new(Scheme::F32), None);
-    let found = CarriedGraph::with_package(1, package).step(&[&tokens()]);
+    let found = CarriedGraph::with_package("qwen3.5", 1, package).step(&[&tokens()]);
     agree(&found[0], &logits("qwen3.5"), "GGUF");
 }
 
 #[test]
 fn layers_can_be_left_out() {
-    let recipe = Recipe { drop_layers: Some("0".parse().unwrap()), ..Recipe::new(Scheme::F32) };
-    let found = CarriedGraph::of(1, recipe, None).step(&[&tokens()]);
-    agree(&found[0], &rows("qwen3.5", "dropped.f32"), "without the first layer");
+    for family in FAMILIES {
+        let recipe = Recipe { drop_layers: Some("0".parse().unwrap()), ..Recipe::new(Scheme::F32) };
+        let found = CarriedGraph::of(family, 1, recipe, None).step(&[&tokens()]);
+        agree(&found[0], &rows(family, "dropped.f32"), &format!("{family} without the first layer"));
+    }
 }
 
 #[test]
 fn schemes_and_scales_of_channels_keep_the_logits() {
-    let single = Recipe::new(Scheme::F32);
-    let exact = |scheme| Recipe { accuracy_level: 0, ..Recipe::new(scheme) };
-    let cases = [
-        (Recipe { scaling: ScalingMethod::Smooth, ..single }, true, SINGLE),
-        (Recipe::new(Scheme::F16), false, HALF),
-        (exact(Scheme::W8), false, EIGHT_BITS),
-        (exact(Scheme::W8), true, EIGHT_BITS),
-    ];
-    let plain = CarriedGraph::new(1);
-    for (recipe, is_measured, bound) in cases {
-        let how = format!("{recipe:?}");
-        let runner = is_measured.then_some(&CpuRunner as &dyn GraphRunner);
-        let mut graph = CarriedGraph::of(1, recipe, runner);
-        if is_measured {
-            let data = |graph: &CarriedGraph| graph.package.manifest.files["model.onnx.data"].sha256;
-            assert_ne!(data(&graph), data(&plain), "{how}");
-        }
-        let found = graph.step(&[&tokens()]);
-        for (found, expected) in found[0].iter().zip(&logits("qwen3.5")) {
-            let distance = relative(found, expected);
-            assert!(distance <= bound, "{how}: {distance}");
+    for family in FAMILIES {
+        let single = Recipe::new(Scheme::F32);
+        let exact = |scheme| Recipe { accuracy_level: 0, ..Recipe::new(scheme) };
+        let cases = [
+            (Recipe { scaling: ScalingMethod::Smooth, ..single }, true, SINGLE),
+            (Recipe::new(Scheme::F16), false, HALF),
+            (exact(Scheme::W8), false, EIGHT_BITS),
+            (exact(Scheme::W8), true, EIGHT_BITS),
+        ];
+        let plain = CarriedGraph::new(family, 1);
+        for (recipe, is_measured, bound) in cases {
+            let how = format!("{family} {recipe:?}");
+            let runner = is_measured.then_some(&CpuRunner as &dyn GraphRunner);
+            let mut graph = CarriedGraph::of(family, 1, recipe, runner);
+            if is_measured {
+                let data = |graph: &CarriedGraph| graph.package.manifest.files["model.onnx.data"].sha256;
+                assert_ne!(data(&graph), data(&plain), "{how}");
+            }
+            let found = graph.step(&[&tokens()]);
+            for (found, expected) in found[0].iter().zip(&logits(family)) {
+                let distance = relative(found, expected);
+                assert!(distance <= bound, "{how}: {distance}");
+            }
         }
     }
 }
 
 #[test]
 fn padding_changes_no_state() {
-    let (tokens, expected) = (tokens(), logits("qwen3.5"));
-    let mut graph = CarriedGraph::new(2);
-    let ends = [17, 2];
-    for (row, (found, end)) in graph.step(&ends.map(|end| &tokens[..end])).iter().zip(ends).enumerate() {
-        agree(found, &expected[..end], &format!("sequence {row}"));
-    }
-    for step in 0..20 {
-        let next = ends.map(|end| end + step);
-        for (found, next) in graph.step(&next.map(|next| &tokens[next..=next])).iter().zip(next) {
-            agree(found, &expected[next..=next], &format!("step {step}"));
+    for family in FAMILIES {
+        let (tokens, expected) = (tokens(), logits(family));
+        let mut graph = CarriedGraph::new(family, 2);
+        let ends = [17, 2];
+        for (row, (found, end)) in graph.step(&ends.map(|end| &tokens[..end])).iter().zip(ends).enumerate() {
+            agree(found, &expected[..end], &format!("{family} sequence {row}"));
+        }
+        for step in 0..20 {
+            let next = ends.map(|end| end + step);
+            for (found, next) in graph.step(&next.map(|next| &tokens[next..=next])).iter().zip(next) {
+                agree(found, &expected[next..=next], &format!("{family} step {step}"));
+            }
         }
     }
 }
