@@ -5,7 +5,7 @@
 
 use std::{borrow::Cow, ops::Range};
 
-use narthex_spec::arch::{Attention, DecoderArch, DecoderLayer};
+use narthex_spec::arch::{Attention, DecoderArch, DecoderLayer, Recurrence};
 
 use crate::{
     error::{CheckpointError, Result},
@@ -19,8 +19,11 @@ const TOWER: &str = "vision.";
 /// End of the name of the gain after a gated delta rule, which stores the gain itself too.
 const DELTA_NORM: &str = ".delta.norm.weight";
 
-/// End of the name of the logarithms of a delta rule's decays.
+/// End of the name of the logarithms of a recurrence's decays.
 const DECAY_LOG: &str = ".decay_log.weight";
+
+/// Ends of the names of vectors of a Mamba-2 layer that files may store with two dimensions.
+const MAMBA_VECTORS: [&str; 3] = [".mamba.decay_log.weight", ".mamba.skip.weight", ".mamba.norm.weight"];
 
 /// Prefixes of weights of linear layers that files store as convolutions with a kernel of 1 × 1.
 const CONVOLUTIONS: [&str; 2] = ["vision.blocks.", "vision.fusion."];
@@ -36,7 +39,7 @@ pub(super) struct Layout {
     pub(super) transposed: &'static [&'static str],
     /// Storage of the gains of norms.
     pub(super) gains: NormGains,
-    /// Storage of the decays of delta rules.
+    /// Storage of the decays of recurrences.
     pub(super) decays: Decays,
     /// Factors of individual weights.
     pub(super) scales: Vec<WeightScale>,
@@ -84,7 +87,7 @@ pub(super) enum NormGains {
     MinusOne,
 }
 
-/// Storage of the decays of delta rules.
+/// Storage of the decays of recurrences.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Decays {
     /// Logarithms of the positive decays.
@@ -179,6 +182,9 @@ impl Layout {
             let gains: Vec<f32> = weight.to_f32().iter().map(|gain| gain + 1.0).collect();
             weight = Weight::of_values(weight.name, weight.shape, &gains)?;
         }
+        if is_flat(&weight.name, &weight.shape) {
+            weight.shape = vec![elements(&weight.shape)];
+        }
         if self.decays == Decays::Negative && weight.name.ends_with(DECAY_LOG) {
             let logarithms: Vec<f32> = weight.to_f32().iter().map(|decay| (-decay).ln()).collect();
             weight = Weight::of_values(weight.name, weight.shape, &logarithms)?;
@@ -234,6 +240,9 @@ impl Layout {
         }
         if is_depthwise(canonical, found) && stored.len() == 2 {
             stored.insert(1, 1);
+        }
+        if is_flat(canonical, found) && elements(found) == elements(&stored) {
+            stored = found.to_vec();
         }
         stored
     }
@@ -334,6 +343,15 @@ fn is_depthwise(name: &str, stored: &[usize]) -> bool {
     matches!(stored, [_, 1, _]) && name.starts_with("layers.") && name.ends_with(".conv.weight")
 }
 
+fn elements(shape: &[usize]) -> usize {
+    shape.iter().product()
+}
+
+/// Returns whether a weight of this stored shape is a vector with two dimensions.
+fn is_flat(name: &str, stored: &[usize]) -> bool {
+    stored.len() == 2 && MAMBA_VECTORS.iter().any(|end| name.ends_with(end))
+}
+
 /// Returns whether `name` is a weight or bias of q or k, or a gain of their norm.
 fn is_rotated(name: &str) -> bool {
     [".attn.q_", ".attn.k_"].iter().any(|part| name.contains(part))
@@ -350,6 +368,10 @@ fn sizes(layer: &DecoderLayer, part: TensorPart) -> Option<(Vec<usize>, usize)> 
         TensorPart::Value => Some((projections(layer.attention()?).to_vec(), 2)),
         TensorPart::Gate => Some((vec![layer.mlp()?.inner; 2], 0)),
         TensorPart::Up => Some((vec![layer.mlp()?.inner; 2], 1)),
+        TensorPart::Mamba(number) => match layer.recurrence()? {
+            Recurrence::Mamba2(mamba) => Some((vec![mamba.inner(), mamba.width(), mamba.heads], number)),
+            Recurrence::DeltaRule(_) => None,
+        },
         TensorPart::PerHead | TensorPart::Matrix(_) | TensorPart::Third(_) | TensorPart::HeadHalf(_) => None,
     }
 }
@@ -430,7 +452,7 @@ fn transposed(weight: Weight<'_>) -> Result<Weight<'_>> {
 
 #[cfg(test)]
 mod tests {
-    use narthex_spec::arch::{Activation, Attention, Mlp};
+    use narthex_spec::arch::{Activation, Attention, Mamba2, Mixer, Mlp};
 
     use super::*;
     use crate::encoding::Encoding;
@@ -441,6 +463,27 @@ mod tests {
         let attention = Attention::plain(2, 1, 4);
         let layer = DecoderLayer::dense(attention, mlp);
         Layout { layers: vec![layer], dims: vec![4], ..Layout::default() }
+    }
+
+    #[test]
+    fn parts_and_vectors_of_mamba_layers_are_converted() {
+        let mamba = Mamba2 { heads: 2, head_size: 1, groups: 1, state_size: 1, kernel: 2, bias: true };
+        let layer = DecoderLayer { mixer: Mixer::Mamba2(mamba), ..layout().layers[0].clone() };
+        let layout = Layout { layers: vec![layer], decays: Decays::Negative, ..Layout::default() };
+        // A gate of two rows, four channels and two time steps.
+        for (number, rows) in [(0, 0..2), (1, 2..6), (2, 6..8)] {
+            let part = Some(TensorPart::Mamba(number));
+            let expected: Vec<f32> = rows.map(|row| row as f32).collect();
+            check(&layout, "layers.0.mamba.in_proj.weight", &[8, 1], part, &expected);
+            let stored = layout.stored_shape("layers.0.mamba.in_proj.weight", part, &[4, 1], &[8, 1]);
+            assert_eq!(stored, [8, 1]);
+        }
+        let decays =
+            Weight::of_values("layers.0.mamba.decay_log.weight".to_owned(), vec![2, 1], &[-1.0, -2.0]);
+        let logarithms = layout.canonical(decays.unwrap(), None).unwrap();
+        assert_eq!((&logarithms.shape[..], logarithms.to_f32()), (&[2][..], vec![0.0, 2.0f32.ln()]));
+        assert_eq!(layout.stored_shape("layers.0.mamba.norm.weight", None, &[6], &[2, 3]), [2, 3]);
+        assert_eq!(layout.stored_shape("layers.0.mamba.norm.weight", None, &[6], &[2, 4]), [6]);
     }
 
     /// Returns a weight with the elements 0, 1, 2, ….

@@ -43,6 +43,8 @@ pub(super) enum TensorPart {
     Up,
     /// Half of the rows of each head: its queries, or the gate of its output, by the number of the half.
     HeadHalf(usize),
+    /// Part of the input projection of a Mamba-2 layer, by its number: the gate, the inputs of the convolution, the time steps.
+    Mamba(usize),
     /// One of three parts of equal size: queries, keys and values of as many heads, by its number.
     Third(usize),
     /// One row for each head, each in its own tensor; the file's name has `*` in place of the head's number.

@@ -14,6 +14,7 @@ mod gemma3n;
 mod gemma4;
 mod gpt2;
 mod granite;
+mod granite_hybrid;
 mod idefics3;
 mod lfm2;
 mod llama;
@@ -57,7 +58,7 @@ pub(super) const HF: &[&HfFamily] = &[
     &smollm3::HF,
     &phi3::HF,
     &granite::HF,
-    &granite::HF4,
+    &granite_hybrid::HF,
     &stablelm::HF,
     &gemma::HF2,
     &gemma::HF3,
@@ -88,6 +89,7 @@ pub(super) const GGUF: &[&GgufFamily] = &[
     &smollm3::GGUF,
     &phi3::GGUF,
     &granite::GGUF,
+    &granite_hybrid::GGUF,
     &stablelm::GGUF,
     &gemma::GGUF2,
     &gemma::GGUF3,

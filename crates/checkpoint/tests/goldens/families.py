@@ -425,6 +425,49 @@ def granite4(out):
     from_transformers(out, "granite4", config)
 
 
+def granite4_h(out):
+    """As the hybrid models of 4.0: Mamba-2 before and after attention without rotation."""
+    sizes = SIZES | dict(num_hidden_layers=4, layer_types=["linear_attention", "full_attention"] * 2,
+                         shared_intermediate_size=INNER, num_local_experts=0, num_experts_per_tok=0,
+                         position_embedding_type=None, mamba_n_heads=8, mamba_n_groups=2, mamba_d_head=16, mamba_d_state=8)
+    config = transformers.GraniteMoeHybridConfig(**sizes, rms_norm_eps=1e-5, tie_word_embeddings=True, **GRANITE)
+    folder, tensors = from_transformers(out, "granite-4-h", config)
+    write_gguf(folder, gguf.MODEL_ARCH.GRANITE_HYBRID, *granite_hybrid_gguf(config, tensors))
+
+
+def granite_hybrid_gguf(config, tensors, **more):
+    """As llama.cpp's converter writes hybrid models: decays in place of their logarithms, and vectors with two dimensions."""
+    inner = config.mamba_n_heads * config.mamba_d_head
+    meta = llama_meta(layers=config.num_hidden_layers, layer_norm_rms_eps=1e-5, rope_scaling_finetuned=False,
+                      head_count_kv=[KV_HEADS if kind == "full_attention" else 0 for kind in config.layer_types],
+                      ssm_conv_kernel=config.mamba_d_conv, ssm_state_size=config.mamba_d_state,
+                      ssm_group_count=config.mamba_n_groups, ssm_inner_size=inner,
+                      ssm_time_step_rank=config.mamba_n_heads, embedding_scale=GRANITE["embedding_multiplier"],
+                      residual_scale=GRANITE["residual_multiplier"], attention_scale=GRANITE["attention_multiplier"],
+                      logit_scale=GRANITE["logits_scaling"], tensors={}) | more
+    files = {}
+    for key, value in tensors.items():
+        at = f"blk.{key.split('.')[2]}." if ".layers." in key else ""
+        if key.endswith(".mamba.A_log"):
+            meta["tensors"][at + "ssm_a"] = -np.exp(value.astype(np.float32))[:, None]
+        elif key.endswith(".mamba.D"):
+            meta["tensors"][at + "ssm_d"] = value[:, None]
+        elif key.endswith(".mamba.dt_bias"):
+            meta["tensors"][at + "ssm_dt.bias"] = value
+        elif key.endswith(".mamba.norm.weight"):
+            meta["tensors"][at + "ssm_norm.weight"] = value.reshape(config.mamba_n_groups, -1)
+        elif key.endswith(".mamba.conv1d.weight"):
+            meta["tensors"][at + "ssm_conv1d.weight"] = value.squeeze(1)
+        elif key.endswith(".shared_mlp.input_linear.weight"):
+            for part, half in zip(("gate", "up"), np.split(value, 2)):
+                meta["tensors"][at + f"ffn_{part}.weight"] = half.astype(np.float16)
+        elif key.endswith(".shared_mlp.output_linear.weight"):
+            meta["tensors"][at + "ffn_down.weight"] = value.astype(np.float16)
+        else:
+            files[key] = rotated(key, value)
+    return files, meta
+
+
 def stablelm_meta(**more):
     meta = llama_meta(rope_dimension_count=4, layer_norm_eps=1e-5, **more)
     meta.pop("layer_norm_rms_eps")
@@ -718,7 +761,7 @@ def ernie(out):
 FAMILIES = dict(llama=llama, mistral=mistral, qwen2=qwen2, qwen2_5=qwen2_5, qwen3=qwen3, qwen3_moe=qwen3_moe, qwen3_moe_mixed=qwen3_moe_mixed,
                 qwen3_5=qwen3_5,
                 smollm3=smollm3, lfm2=lfm2, phi3=phi3, phi3_long=phi3_long,
-                phi4_mini=phi4_mini, granite=granite, granite4=granite4, stablelm=stablelm, stablelm2=stablelm2, gemma2=gemma2, gemma3=gemma3, gemma3n=gemma3n, gemma4=gemma4, gpt2=gpt2,
+                phi4_mini=phi4_mini, granite=granite, granite4=granite4, granite4_h=granite4_h, stablelm=stablelm, stablelm2=stablelm2, gemma2=gemma2, gemma3=gemma3, gemma3n=gemma3n, gemma4=gemma4, gpt2=gpt2,
                 openelm=openelm, chatglm3=chatglm3, ernie=ernie)
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::support::job;
 
-const FAMILIES: [&str; 25] = [
+const FAMILIES: [&str; 26] = [
     "chatglm3",
     "ernie4.5",
     "gemma2",
@@ -21,6 +21,7 @@ const FAMILIES: [&str; 25] = [
     "gemma4",
     "gpt2",
     "granite",
+    "granite-4-h",
     "granite4",
     "lfm2",
     "llama",
@@ -196,6 +197,7 @@ fn layers_without_a_static_variant_are_refused_with_a_next_step() {
     for (family, expected) in [
         ("qwen3-moe", "a mixture of experts with fixed shapes"),
         ("qwen3.5", "the gated delta rule of layer 0 with fixed shapes"),
+        ("granite-4-h", "the Mamba-2 recurrence of layer 0 with fixed shapes"),
     ] {
         let out = tempfile::tempdir().unwrap();
         let shapes = FixedShapes { context: 24, shorter: vec![], prefill: vec![8], buckets: vec![8] };

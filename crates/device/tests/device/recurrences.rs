@@ -1,4 +1,4 @@
-//! Recurrences: ONNX Runtime's operator compared with a plain loop, and the graph of Qwen3.5, whose states are
+//! Recurrences: ONNX Runtime's operator compared with a plain loop, and the graphs of Qwen3.5 and Granite 4, whose states are
 //! carried from step to step, with the reference implementation.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
@@ -178,7 +178,7 @@ struct CarriedGraph {
 }
 
 /// The families, by their folders.
-const FAMILIES: [&str; 1] = ["qwen3.5"];
+const FAMILIES: [&str; 2] = ["qwen3.5", "granite-4-h"];
 
 const HIDDEN: usize = 64;
 const VOCAB: usize = 80;
@@ -312,12 +312,14 @@ fn the_graph_continues_its_states() {
     }
 }
 
-/// llama.cpp's files have the heads of values in another order.
+/// llama.cpp's files have the heads of values of delta rules in another order, and vectors of Mamba-2 with two dimensions.
 #[test]
 fn a_gguf_file_has_the_same_logits() {
-    let package = package("qwen3.5", Format::Gguf, Recipe::new(Scheme::F32), None);
-    let found = CarriedGraph::with_package("qwen3.5", 1, package).step(&[&tokens()]);
-    agree(&found[0], &logits("qwen3.5"), "GGUF");
+    for family in FAMILIES {
+        let package = package(family, Format::Gguf, Recipe::new(Scheme::F32), None);
+        let found = CarriedGraph::with_package(family, 1, package).step(&[&tokens()]);
+        agree(&found[0], &logits(family), &format!("{family}, GGUF"));
+    }
 }
 
 #[test]

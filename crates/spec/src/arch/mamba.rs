@@ -77,7 +77,9 @@ impl Mamba2 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arch::{Activation, Attention, DecoderArch, DecoderLayer, GatedDeltaRule, Mixer, Mlp};
+    use crate::arch::{
+        Activation, Attention, DecoderArch, DecoderLayer, GatedDeltaRule, KeyOrder, Mixer, Mlp,
+    };
 
     const MAMBA: Mamba2 = Mamba2 { heads: 4, head_size: 16, groups: 2, state_size: 8, kernel: 4, bias: true };
 
@@ -104,7 +106,14 @@ mod tests {
         ] {
             assert_eq!(found(&[Mixer::Mamba2(mamba)]).as_deref(), Some(expected));
         }
-        let rule = GatedDeltaRule { key_heads: 2, value_heads: 4, key_size: 8, value_size: 16, kernel: 4 };
+        let rule = GatedDeltaRule {
+            key_heads: 2,
+            value_heads: 4,
+            key_order: KeyOrder::Grouped,
+            key_size: 8,
+            value_size: 16,
+            kernel: 4,
+        };
         for other in [Mixer::Mamba2(Mamba2 { kernel: 3, ..MAMBA }), Mixer::DeltaRule(rule)] {
             let several = found(&[Mixer::Mamba2(MAMBA), other]).unwrap();
             let expected = "a Mamba-2 recurrence of one size in every layer that has one: ";

@@ -167,11 +167,18 @@ pub enum KeyOrder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arch::GatedDeltaRule;
+    use crate::arch::{self, GatedDeltaRule};
 
     #[test]
     fn a_state_has_one_size_and_its_own_element_type() {
-        let rule = GatedDeltaRule { key_heads: 2, value_heads: 4, key_size: 8, value_size: 16, kernel: 4 };
+        let rule = GatedDeltaRule {
+            key_heads: 2,
+            value_heads: 4,
+            key_order: arch::KeyOrder::Grouped,
+            key_size: 8,
+            value_size: 16,
+            kernel: 4,
+        };
         let layout = KvLayout::recurrence(Recurrence::DeltaRule(&rule));
         let shape = RecurrentStateShape { recurrent: [4, 8, 16], convolution: [3, 96] };
         assert_eq!((layout.recurrent_state(), shape.bytes()), (Some(shape), 4 * (512 + 288)));
