@@ -245,7 +245,7 @@ fn bench_attention(criterion: &mut Criterion, kernels: &Kernels, limits: &Limits
             };
             bench(criterion, &format!("attention {tokens} at {past}, {name} cache"), work, || {
                 let rows = MatrixRef::new(&queries, group * head_size);
-                let queries = Queries { rows, first_position: past };
+                let queries = Queries { rows, first_position: past, sinks: &[] };
                 let cache = KeyValues { keys: cache, values: cache };
                 let out = MatrixMut::new(&mut out, group * head_size);
                 kernels.attend(&attention, queries, cache, &mut scratch, out);

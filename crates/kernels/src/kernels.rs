@@ -316,17 +316,18 @@ impl Kernels {
         self.attention.run(Attend { attention, queries, cache, keys, buffers, out });
     }
 
-    /// Computes the results of queries from the parts of their attention, in the order of their keys. `out` has the
-    /// queries' shape. The contents of the parts are unspecified afterwards.
+    /// Computes the results of queries from the parts of their attention, in the order of their keys, and from the sinks
+    /// of their heads ([`Queries::sinks`]). `out` has the queries' shape. The contents of the parts are unspecified afterwards.
     ///
     /// # Panics
     /// Panics if the shapes do not match.
-    pub fn join_attention(&self, parts: &mut [AttentionPart], out: MatrixMut<'_>) {
+    pub fn join_attention(&self, parts: &mut [AttentionPart], sinks: &[f32], out: MatrixMut<'_>) {
         let Some((queries, size)) = parts.first().map(AttentionPart::shape) else { return };
         assert!(parts.iter().all(|part| part.shape() == (queries, size)), "shapes of the parts");
         let fits = out.columns().is_multiple_of(size) && out.rows() * out.columns() == queries * size;
         assert!(fits, "shape of the output");
-        self.attention.run(Join { parts, out });
+        assert!(sinks.is_empty() || sinks.len() * size == out.columns(), "number of the sinks");
+        self.attention.run(Join { parts, sinks, out });
     }
 
     /// Rounds a row of keys or values to eight bits for a cache ([`CacheRows::I8`]), and writes its scale after it. The
@@ -367,6 +368,8 @@ fn check_attention(attention: &Attention, queries: Queries<'_>, cache: KeyValues
     let size = attention.head_size;
     let rows = queries.rows;
     assert!(size > 0 && rows.columns().is_multiple_of(size), "heads of {size}");
+    let sinks = queries.sinks.len();
+    assert!(sinks == 0 || sinks * size == rows.columns(), "{sinks} sinks");
     let keys = cache.keys.rows(size);
     assert!(keys.is_some() && keys == cache.values.rows(size), "shapes of keys and values");
     let keys = keys.unwrap_or(0);

@@ -121,7 +121,7 @@ fn attention(kernels: &Kernels) -> Duration {
     let cache = KeyValues { keys: CacheRows::F16(&cache), values: CacheRows::F16(&cache) };
     let rows = [0.5; GROUP * HEAD];
     let mut out = [0.0; GROUP * HEAD];
-    let queries = Queries { rows: MatrixRef::new(&rows, GROUP * HEAD), first_position: KEYS - 1 };
+    let queries = Queries { rows: MatrixRef::new(&rows, GROUP * HEAD), first_position: KEYS - 1, sinks: &[] };
     let mut scratch = Scratch::default();
     fastest(|| {
         let out = MatrixMut::new(&mut out, GROUP * HEAD);

@@ -61,6 +61,8 @@ struct Case {
     group: usize,
     first_position: usize,
     queries: Vec<f32>,
+    /// Sinks of the heads; empty if there are none.
+    sinks: Vec<f32>,
     keys: Rows,
     values: Rows,
 }
@@ -73,7 +75,7 @@ impl Case {
     fn run(&self, kernels: &Kernels) -> Vec<f32> {
         let mut out = vec![f32::NAN; self.queries.len()];
         let rows = MatrixRef::new(&self.queries, self.columns());
-        let queries = Queries { rows, first_position: self.first_position };
+        let queries = Queries { rows, first_position: self.first_position, sinks: &self.sinks };
         let cache = KeyValues { keys: self.keys.view(), values: self.values.view() };
         let view = MatrixMut::new(&mut out, self.columns());
         kernels.attend(&self.attention, queries, cache, &mut Scratch::default(), view);
@@ -84,7 +86,7 @@ impl Case {
     fn run_in_parts(&self, kernels: &Kernels, keys: usize) -> Vec<f32> {
         let mut out = vec![f32::NAN; self.queries.len()];
         let rows = MatrixRef::new(&self.queries, self.columns());
-        let queries = Queries { rows, first_position: self.first_position };
+        let queries = Queries { rows, first_position: self.first_position, sinks: &self.sinks };
         let cache = KeyValues { keys: self.keys.view(), values: self.values.view() };
         let mut scratch = Scratch::default();
         let mut part = |start: usize| {
@@ -97,7 +99,7 @@ impl Case {
             part
         };
         let mut parts: Vec<_> = (0..keys.max(1)).step_by(AttentionPart::KEYS).map(&mut part).collect();
-        kernels.join_attention(&mut parts, MatrixMut::new(&mut out, self.columns()));
+        kernels.join_attention(&mut parts, &self.sinks, MatrixMut::new(&mut out, self.columns()));
         out
     }
 
@@ -109,7 +111,7 @@ impl Case {
         let tokens = self.queries.chunks(columns).zip(out.chunks_mut(columns)).enumerate();
         for (token, (query, out)) in tokens {
             let rows = MatrixRef::new(query, columns);
-            let queries = Queries { rows, first_position: self.first_position + token };
+            let queries = Queries { rows, first_position: self.first_position + token, sinks: &self.sinks };
             kernels.attend(&self.attention, queries, cache, &mut scratch, MatrixMut::new(out, columns));
         }
         out
@@ -132,7 +134,8 @@ impl Case {
             self.attention.soft_cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
         };
         let powers: Vec<f64> = (0..keys).map(|key| if sees(key) { score(key).exp() } else { 0.0 }).collect();
-        let total: f64 = powers.iter().sum();
+        let sink = self.sinks.get(head).map_or(0.0, |sink| f64::from(*sink).exp());
+        let total = powers.iter().sum::<f64>() + sink;
         let sum = |i: usize| (0..keys).map(|key| powers[key] * self.values.at(key, i, size)).sum::<f64>();
         (0..size).map(|i| if total > 0.0 { sum(i) / total } else { 0.0 }).collect()
     }
@@ -186,7 +189,9 @@ fn random_case(random: &mut Random) -> (Case, usize) {
     let queries = random.floats(tokens * group * head_size, 2.0);
     let (keys_rows, values) =
         (Rows::random(random, (keys, head_size)), Rows::random(random, (keys, head_size)));
-    (Case { attention, group, first_position: past, queries, keys: keys_rows, values }, keys)
+    let sinks = random.pick(&[0, group]);
+    let sinks = random.floats(sinks, 4.0);
+    (Case { attention, group, first_position: past, queries, sinks, keys: keys_rows, values }, keys)
 }
 
 #[test]
@@ -207,6 +212,7 @@ fn groups_of_one_token_agree() {
         if keys_seen > case.first_position {
             case.group = group;
             case.queries = random.floats(group * size, 2.0);
+            case.sinks.resize(if case.sinks.is_empty() { 0 } else { group }, 0.7);
             case.check(keys);
         }
     }
@@ -221,6 +227,7 @@ fn large_scores_do_not_overflow() {
             group: 2,
             first_position: 100,
             queries: random.floats(tokens * 32, 3.0),
+            sinks: vec![80.0, -80.0],
             keys: Rows::F32(random.floats((100 + tokens) * 16, 3.0)),
             values: Rows::F32(random.floats((100 + tokens) * 16, 1.0)),
         };
@@ -239,6 +246,7 @@ fn queries_without_keys_give_zeros() {
             group: 1,
             first_position: 0,
             queries: vec![1.0; tokens * 16],
+            sinks: vec![0.5],
             keys: Rows::F32(Vec::new()),
             values: Rows::F16(Vec::new()),
         };
@@ -333,6 +341,7 @@ fn chunks_of_a_prompt_agree_with_the_whole() {
         group: 3,
         first_position: 0,
         queries: random.floats(tokens * 3 * size, 2.0),
+        sinks: random.floats(3, 2.0),
         keys: Rows::F16(random.floats(tokens * size, 2.0).iter().map(|x| f16::from_f32(*x)).collect()),
         values: Rows::F16(random.floats(tokens * size, 2.0).iter().map(|x| f16::from_f32(*x)).collect()),
     };
@@ -348,7 +357,7 @@ fn chunks_of_a_prompt_agree_with_the_whole() {
                 values: CacheRows::F16(&values[..end * size]),
             };
             let out = MatrixMut::new(&mut parts[rows], case.columns());
-            let queries = Queries { rows: queries, first_position: start };
+            let queries = Queries { rows: queries, first_position: start, sinks: &case.sinks };
             kernels.attend(&case.attention, queries, cache, &mut scratch, out);
         }
         assert!(same(&parts, &whole), "{}", kernels.name());

@@ -351,6 +351,10 @@ pub struct Attention {
     /// arXiv:2505.06708).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub gated: bool,
+    /// True if each head has a sink, `attn.sinks`: one more score in its softmax, whose value is zeros (Xiao et al. 2023,
+    /// arXiv:2309.17453).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub sinks: bool,
     /// Source of keys and values.
     #[serde(default)]
     pub kv: KvSource,
@@ -409,6 +413,7 @@ impl Attention {
             score_cap: None,
             value_norm: false,
             gated: false,
+            sinks: false,
             kv: KvSource::Own,
         }
     }

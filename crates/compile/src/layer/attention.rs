@@ -7,7 +7,10 @@ use super::{
     linear::{Bias, linear},
     norm::{HeadNorm, Norm, unit_norm},
 };
-use crate::{emit::Emitter, error::Result};
+use crate::{
+    emit::Emitter,
+    error::{CompileError, Result},
+};
 
 /// Attention of one decoder layer.
 #[derive(Clone, Copy)]
@@ -74,14 +77,51 @@ impl AttentionLayer<'_> {
         }
     }
 
+    /// Returns the name of the sinks.
+    pub(crate) fn sinks(&self) -> String {
+        self.scope.child("sinks").parameter("weight")
+    }
+
     /// Adds the weights of values, the softmax of `scores + mask` over the last axis. Scores are capped before if the layer caps
-    /// them.
+    /// them. Sinks are one more column, for scores of a fixed shape whose rows are ordered by head.
+    ///
+    /// ```text
+    /// scores ─[ cap ]─ Add(mask) ─[ Concat(sinks) ]─ Softmax ─[ Slice ]─
+    /// ```
     pub(crate) fn weights(&self, e: &mut Emitter<'_>, scores: Tensor, mask: Tensor) -> Result<Tensor> {
         let scores = match self.spec.score_cap {
             Some(cap) => soft_cap(e, &self.scope.child("cap"), scores, cap)?,
             None => scores,
         };
-        masked_softmax(e, self.scope, scores, mask)
+        if !self.spec.sinks {
+            return masked_softmax(e, self.scope, scores, mask);
+        }
+
+        let shape = e.graph.fixed_shape(scores).ok_or_else(|| CompileError::Unsupported {
+            what: "attention with sinks over texts of any length".to_owned(),
+            reason: "its sinks have no column of a fixed shape".to_owned(),
+        })?;
+        let masked = e.graph.add(&self.scope.child("mask"), scores, mask)?;
+        let scope = self.scope.child("sinks");
+        let sinks = self.sink_column(e, &shape)?;
+        let last = shape.len() - 1;
+        let all = e.graph.concat(&scope, &[masked, sinks], last)?;
+        let weights = e.graph.softmax(self.scope, all)?;
+        Ok(e.graph.slice_but_last(&scope, weights, last, 1)?)
+    }
+
+    /// Returns the sinks as one column beside scores of this shape.
+    fn sink_column(&self, e: &mut Emitter<'_>, shape: &[usize]) -> Result<Tensor> {
+        let heads = self.spec.heads;
+        let mut column = shape.to_vec();
+        column.pop();
+        let rows = column.iter().product::<usize>() / heads;
+        column.push(1);
+        let name = self.scope.child("sinks").parameter(&format!("rows_{rows}"));
+        e.tensor(&name, &column, |e| {
+            let sinks = e.values(&self.sinks(), &[heads])?;
+            Ok(sinks.into_iter().flat_map(|sink| std::iter::repeat_n(sink, rows)).collect())
+        })
     }
 
     /// Adds the output projection of concatenated heads, `[.., heads · size]`, after their gate if the layer has one. `x` is the

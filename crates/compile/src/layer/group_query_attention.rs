@@ -41,9 +41,9 @@ struct QueryKeyValue {
 /// Adds causal attention over the cache; the operator applies RoPE.
 ///
 /// ```text
-/// x ── qkv_proj ─[ Split ─┬─ q ─ head norm ─┐ ]─ GroupQueryAttention(past, lengths, cos, sin) ─┬─ o_proj
-///                         ├─ k ─ head norm ─┤                                                  └─ present (in place
-///                         └─ v ─(head norm)─┘                                                     of past)
+/// x ── qkv_proj ─[ Split ─┬─ q ─ head norm ─┐ ]─ GroupQueryAttention(past, lengths, cos, sin, sinks) ─┬─ o_proj
+///                         ├─ k ─ head norm ─┤                                                         └─ present (in place
+///                         └─ v ─(head norm)─┘                                                            of past)
 /// ```
 /// A layer that shares its keys and values with an earlier one projects only `q`. It reads that layer's `k` and `v`,
 /// and writes them to the same cache slots again.
@@ -63,6 +63,8 @@ pub(crate) fn group_query_attention(
         }
     };
 
+    let sinks = layer.sinks();
+    let sinks = if spec.sinks { Some(e.vector(&sinks, spec.heads)?) } else { None };
     let operands = GroupQueryAttention {
         query,
         key_value,
@@ -75,6 +77,7 @@ pub(crate) fn group_query_attention(
         window: spec.window,
         scale: spec.scale,
         softcap: spec.score_cap,
+        sinks,
     };
 
     let (mixed, present) = e.graph.group_query_attention(layer.scope, &operands)?;

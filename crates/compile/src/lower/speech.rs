@@ -290,6 +290,7 @@ fn decoder(e: &mut Emitter<'_>, arch: &SpeechArch) -> Result<(GraphEntry, Vec<Ho
             window: None,
             scale: None,
             softcap: None,
+            sinks: None,
         };
         let (mixed, present) = e.graph.group_query_attention(&attn, &attention)?;
         let name = format!("present.key.{index}");

@@ -12,7 +12,9 @@ use narthex_spec::{
     DType, Recipe, Scheme,
     arch::Architecture,
     progress::{Quiet, Stage, Unit},
+    recipe::FixedShapes,
 };
+use narthex_testkit::architecture as example;
 use parking_lot::Mutex;
 
 use super::lower;
@@ -45,11 +47,10 @@ impl WeightSource for StatedWeights {
 }
 
 /// Lowers an architecture and returns the names of the weights that it states, and of those that were read.
-fn names(architecture: &Architecture, scheme: Scheme) -> [Vec<String>; 2] {
+fn names(architecture: &Architecture, recipe: &Recipe) -> [Vec<String>; 2] {
     let shapes = architecture.weights().into_iter().map(|weight| (weight.name.to_string(), weight.shape));
     let weights = StatedWeights { shapes: shapes.collect(), read: Mutex::default() };
-    let recipe = Recipe::new(scheme);
-    let plan = Plan::new(architecture, &recipe);
+    let plan = Plan::new(architecture, recipe);
     let folder = tempfile::tempdir().unwrap();
     let package = PackageWriter::new(folder.path());
     let stage = Stage::start(&Quiet, "test", Unit::Nothing, None);
@@ -60,7 +61,7 @@ fn names(architecture: &Architecture, scheme: Scheme) -> [Vec<String>; 2] {
         scaling: &Scaling::default(),
         rounded: &RoundedWeights::default(),
         ranges: &ActivationRanges::default(),
-        recipe: &recipe,
+        recipe,
         data_file: DATA_FILE,
         data: ExternalWriter::new(WeightSink::File(package.create(DATA_FILE).unwrap())),
         stage: &stage,
@@ -95,8 +96,21 @@ fn graphs_read_the_weights_of_their_architecture() {
         let architecture = narthex_checkpoint::architecture(&folder);
         let architecture = architecture.unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
         for scheme in [Scheme::F32, Scheme::W8] {
-            let [stated, read] = names(&architecture, scheme);
+            let [stated, read] = names(&architecture, &Recipe::new(scheme));
             assert_eq!(read, stated, "{} in {scheme}", folder.display());
         }
+    }
+}
+
+#[test]
+fn both_variants_read_the_sinks_of_attention() {
+    let mut arch = example::llama();
+    arch.attentions_mut().for_each(|attention| attention.sinks = true);
+    let architecture = Architecture::Decoder(arch);
+    let shapes = FixedShapes { context: 48, shorter: vec![], prefill: vec![4], buckets: vec![] };
+    for fixed in [None, Some(shapes)] {
+        let [stated, read] = names(&architecture, &Recipe { fixed, ..Recipe::new(Scheme::F16) });
+        assert!(stated.contains(&"layers.0.attn.sinks.weight".to_owned()), "{stated:?}");
+        assert_eq!(read, stated);
     }
 }

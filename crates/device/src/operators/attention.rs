@@ -1,5 +1,5 @@
 //! `narthex.Attention`: one operator that rotates queries and keys, updates the cache and computes attention over it.
-//! It replaces `GroupQueryAttention` and has the same inputs and outputs.
+//! It replaces `GroupQueryAttention` and has the same inputs and outputs; the sinks follow the sines.
 //!
 //! This file reads and checks the inputs of a call; `attention_step` computes the outputs.
 
@@ -54,6 +54,7 @@ impl<T: CacheElement> NodeKernel for AttentionKernel<T> {
             required(T::TYPE),
             required(Int32),
             required(Int32),
+            optional(Float32),
             optional(Float32),
             optional(Float32),
         ]
@@ -137,6 +138,12 @@ impl<T: CacheElement> AttentionKernel<T> {
             (true, Some(cos), Some(sin)) => Some(angles(&cos, &sin, shape.size)?),
             _ => return Err(unexpected("cosines and sines", "none")),
         };
+        let heads = self.heads.kv * self.heads.group;
+        let sinks = match call.optional(9)? {
+            None => &[],
+            Some(Input { data, .. }) if data.len() == heads => data,
+            Some(Input { shape, .. }) => return Err(unexpected(format!("sinks of {heads} heads"), shape)),
+        };
         let (pasts, total) = pasts(call, shape, angles.as_ref())?;
         let scale = self.scale.unwrap_or_else(|| 1.0 / (shape.size as f32).sqrt());
         let mask = match self.mask {
@@ -154,6 +161,7 @@ impl<T: CacheElement> AttentionKernel<T> {
             value,
             sequence: shape.sequence,
             angles,
+            sinks,
             pasts,
             capacity: shape.held.max(total),
         };

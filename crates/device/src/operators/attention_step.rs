@@ -90,6 +90,8 @@ pub(super) struct AttentionStep<'a> {
     /// Number of new tokens in each sequence.
     pub(super) sequence: usize,
     pub(super) angles: Option<Angles<'a>>,
+    /// Sinks of all heads; empty if there are none.
+    pub(super) sinks: &'a [f32],
     pub(super) pasts: Pasts<'a>,
     /// Number of tokens for which the present has room.
     pub(super) capacity: usize,
@@ -212,6 +214,11 @@ impl AttentionStep<'_> {
         (index / self.heads.kv, index % self.heads.kv)
     }
 
+    /// Returns the sinks of the queries that share a head of keys and values; empty if there are none.
+    fn sinks_of(&self, head: usize) -> &[f32] {
+        self.sinks.get(head * self.heads.group..(head + 1) * self.heads.group).unwrap_or(&[])
+    }
+
     fn rotate(&self, angles: &Angles<'_>, heads: &mut [f32], position: usize) {
         let [cos, sin] = [angles.cos, angles.sin].map(|all| &all[position * angles.pairs..][..angles.pairs]);
         self.shared.kernels.rotate(heads, self.attention.head_size, cos, sin);
@@ -230,14 +237,17 @@ impl AttentionStep<'_> {
         let first = sequence * self.sequence;
         let rows = self.query.rows_in(first + tokens.start..first + tokens.end);
         let rows = rows.columns_in(head * width..(head + 1) * width);
+        let sinks = self.sinks_of(head);
         self.shared.with_buffers(|Buffers { scratch, queries, .. }| {
-            let Some(angles) = &self.angles else { return attend(Queries { rows, first_position }, scratch) };
+            let Some(angles) = &self.angles else {
+                return attend(Queries { rows, first_position, sinks }, scratch);
+            };
             let rotated = at_least(queries, rows.rows() * width);
             for (token, row) in rotated.chunks_exact_mut(width).enumerate() {
                 row.copy_from_slice(rows.row(token));
                 self.rotate(angles, row, first_position + token);
             }
-            attend(Queries { rows: MatrixRef::new(rotated, width), first_position }, scratch)
+            attend(Queries { rows: MatrixRef::new(rotated, width), first_position, sinks }, scratch)
         })
     }
 
@@ -285,7 +295,8 @@ impl AttentionStep<'_> {
             let mut rest = &mut parts[..];
             for (index, out) in out.chunks_exact_mut(width).enumerate() {
                 let (parts, others) = rest.split_at_mut(self.key_parts(index).count());
-                self.shared.kernels.join_attention(parts, MatrixMut::new(out, width));
+                let (_, head) = self.place_of(index);
+                self.shared.kernels.join_attention(parts, self.sinks_of(head), MatrixMut::new(out, width));
                 rest = others;
             }
             Ok(())

@@ -33,8 +33,9 @@ use super::{
 /// Epsilon of a norm without that attribute.
 const DEFAULT_EPSILON: f32 = 1e-5;
 
-/// Number of attention's inputs that the kernel supports. Later versions of the operator have more.
-const ATTENTION_INPUTS: usize = 9;
+/// Inputs of attention that the kernel reads, in its order. The last are the sinks. Those between them and the sines, and
+/// later ones, must be absent.
+const ATTENTION_INPUTS: [usize; 10] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 11];
 
 /// Number of columns of a tile of packed weights.
 const TILE_COLUMNS: i64 = 16;
@@ -136,7 +137,7 @@ fn is_attention(graph: &Graph, node: &Node) -> bool {
     if node.op != "GroupQueryAttention" || node.domain != MICROSOFT || node.outputs.len() != 3 {
         return false;
     }
-    let more = node.inputs.iter().skip(ATTENTION_INPUTS).any(|name| !name.is_empty());
+    let more = (0..node.inputs.len()).any(|at| node.input(at).is_some() && !ATTENTION_INPUTS.contains(&at));
     !more
         && has_single_precision_past(graph, node)
         && node.attributes.iter().all(|(name, value)| match name.as_str() {
@@ -148,13 +149,13 @@ fn is_attention(graph: &Graph, node: &Node) -> bool {
 
 /// Returns the patch that replaces attention by an operator of Narthex.
 fn attention_patch(node: &Node, op: &str) -> Option<Patch> {
-    let own = (0..ATTENTION_INPUTS).map(|at| node.input(at).unwrap_or("").to_owned());
+    let own = ATTENTION_INPUTS.map(|at| node.input(at).unwrap_or("").to_owned());
     let mut replacement = Replacement::of(node);
     let attributes = node.attributes.iter().filter(|(_, value)| !matches!(value, Attribute::Int(0)));
     replacement.push(Node {
         op: op.to_owned(),
         domain: DOMAIN.to_owned(),
-        inputs: own.collect(),
+        inputs: own.to_vec(),
         attributes: attributes.cloned().collect(),
         ..node.clone()
     });

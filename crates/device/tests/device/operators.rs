@@ -506,6 +506,7 @@ struct AttentionCase {
     capacity: usize,
     packed: bool,
     rotary_pairs: Option<usize>,
+    sinks: bool,
     more: Vec<(&'static str, Attribute)>,
 }
 
@@ -527,6 +528,7 @@ fn attention_graph(case: &AttentionCase) -> Graph {
     for name in ["cos", "sin"] {
         b.input(name, DType::F32, &["positions".into(), "pairs".into()]);
     }
+    b.input("sinks", DType::F32, &[case.heads.into()]);
     b.output("y", DType::F32, &["b".into(), "s".into(), width.into()]);
     for name in ["present_key", "present_value"] {
         let shape = ["b".into(), case.kv_heads.into(), "present".into(), case.size.into()];
@@ -538,6 +540,8 @@ fn attention_graph(case: &AttentionCase) -> Graph {
     let mut inputs = vec!["query".to_owned(), named("key", !case.packed), named("value", !case.packed)];
     inputs.extend(["past_key", "past_value", "lengths", "total"].map(str::to_owned));
     inputs.extend(["cos", "sin"].map(|name| named(name, rotates)));
+    inputs.extend(["", ""].map(str::to_owned));
+    inputs.push(named("sinks", case.sinks));
     let mut attributes = vec![
         ("num_heads".to_owned(), Attribute::from(case.heads)),
         ("kv_num_heads".to_owned(), case.kv_heads.into()),
@@ -580,6 +584,7 @@ fn check_attention(random: &mut Random, case: &AttentionCase) {
         ints("total", &[], vec![total as i32]),
         floats("cos", &[total, pairs]),
         floats("sin", &[total, pairs]),
+        floats("sinks", &[case.heads]),
     ];
     let room = case.capacity.max(total);
     let present = vec![batch, case.kv_heads, room, case.size];
@@ -611,6 +616,7 @@ fn attention_is_that_of_onnx_runtime() {
         capacity: 8,
         packed: true,
         rotary_pairs: Some(16),
+        sinks: false,
         more: Vec::new(),
     };
     let window = ("local_window_size", Attribute::Int(9));
@@ -653,7 +659,15 @@ fn attention_is_that_of_onnx_runtime() {
             more: vec![("scale", Attribute::Float(0.3))],
             ..plain.clone()
         },
-        AttentionCase { sequence: 6, more: vec![("softcap", Attribute::Float(0.2))], capacity: 64, ..plain },
+        AttentionCase {
+            sequence: 6,
+            more: vec![("softcap", Attribute::Float(0.2))],
+            capacity: 64,
+            ..plain.clone()
+        },
+        AttentionCase { sinks: true, pasts: vec![5, 0, 7, 2], ..plain.clone() },
+        AttentionCase { sinks: true, sequence: 70, pasts: vec![0], capacity: 128, ..plain.clone() },
+        AttentionCase { sinks: true, pasts: vec![600], capacity: 700, rotary_pairs: None, ..plain },
     ];
     cases.iter().for_each(|case| check_attention(&mut random, case));
 }

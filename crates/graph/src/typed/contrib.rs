@@ -64,6 +64,8 @@ pub struct GroupQueryAttention {
     pub scale: Option<f32>,
     /// Soft cap of the scores.
     pub softcap: Option<f32>,
+    /// One more score for each head, `[heads]`, whose value is zeros.
+    pub sinks: Option<Tensor>,
 }
 
 /// Norm of a sum: layer norm if it has a bias, otherwise RMS norm.
@@ -165,10 +167,21 @@ impl TypedBuilder {
             }
         }
 
+        if let Some(sinks) = attention.sinks {
+            self.check_vector(scope, OP, &kind.with_last(Dim::from(heads)), sinks)?;
+        }
+
         let mut inputs = vec![Some(query)];
         inputs.extend(key_value.map_or([None; 2], |new| [Some(new.key), Some(new.value)]));
         inputs.extend([past.key, past.value, attention.seqlens_k, attention.total_length].map(Some));
-        inputs.extend(rotary.into_iter().flatten().map(Some));
+        match attention.sinks {
+            // Positions and a bias of the scores are the inputs between.
+            Some(sinks) => {
+                inputs.extend(rotary.map_or([None; 2], |angles| angles.map(Some)));
+                inputs.extend([None, None, Some(sinks)]);
+            }
+            None => inputs.extend(rotary.into_iter().flatten().map(Some)),
+        }
         let attributes = attention.attributes();
         let node = CheckedNode { scope, op: OP, domain: MICROSOFT, inputs: &inputs, attributes: &attributes };
         let names = ["out", "present_key", "present_value"].map(|name| scope.node(&format!("{OP}/{name}")));

@@ -74,6 +74,9 @@ pub struct Queries<'a> {
     pub rows: MatrixRef<'a>,
     /// Index of the first token's own key. The keys of the other tokens follow.
     pub first_position: usize,
+    /// One more score for each head in a row, whose value is zeros (Xiao et al. 2023, arXiv:2309.17453); empty if there are
+    /// none.
+    pub sinks: &'a [f32],
 }
 
 /// Operation that computes the attention of some queries.
@@ -183,7 +186,7 @@ impl Operation for Attend<'_> {
         }
 
         match &mut self.out {
-            AttentionOutput::Whole(out) => buffers.sums.write(s, size, out),
+            AttentionOutput::Whole(out) => buffers.sums.write(s, size, self.queries.sinks, out),
             AttentionOutput::Part(part) => part.swap(&mut buffers.sums, size),
         }
         *self.buffers = buffers;

@@ -43,6 +43,8 @@ impl AttentionPart {
 /// the sums of all.
 pub(crate) struct Join<'a> {
     pub(crate) parts: &'a mut [AttentionPart],
+    /// Sinks of the heads, as [`super::Queries::sinks`].
+    pub(crate) sinks: &'a [f32],
     pub(crate) out: MatrixMut<'a>,
 }
 
@@ -55,6 +57,6 @@ impl Operation for Join<'_> {
         for part in others {
             first.sums.merge(s, &part.sums);
         }
-        first.sums.write(s, first.size, &mut self.out);
+        first.sums.write(s, first.size, self.sinks, &mut self.out);
     }
 }

@@ -78,7 +78,7 @@ impl Sums {
     /// Writes the results of all queries, which are heads of `size` elements. The result of a query that saw no key is
     /// zeros.
     #[inline(always)]
-    pub(super) fn write<S: Simd>(&self, s: S, size: usize, out: &mut MatrixMut<'_>) {
+    pub(super) fn write<S: Simd>(&self, s: S, size: usize, sinks: &[f32], out: &mut MatrixMut<'_>) {
         let group = out.columns() / size;
         for query in 0..self.queries() {
             let out = &mut out.row_mut(query / group)[query % group * size..][..size];
@@ -86,12 +86,22 @@ impl Sums {
                 out.fill(0.0);
                 continue;
             }
-            let total = s.splat(self.totals[query]);
+            let total = s.splat(self.total(s, query, sinks.get(query % group)));
             let values = &self.values[query * self.padded..][..size];
             for (sum, out) in values.chunks(LANES).zip(out.chunks_mut(LANES)) {
                 store_part(s, s.div(load_part(s, sum, 0.0), total), out);
             }
         }
+    }
+
+    /// Returns the sum of a query's exponentials, with that of its head's sink.
+    #[inline(always)]
+    fn total<S: Simd>(&self, s: S, query: usize, sink: Option<&f32>) -> f32 {
+        let Some(sink) = sink else { return self.totals[query] };
+        let mut power = [0.0; LANES];
+        power[0] = sink - self.peaks[query];
+        s.store(exp(s, s.load(&power)), &mut power);
+        self.totals[query] + power[0]
     }
 }
 

@@ -52,6 +52,7 @@ struct Layer {
     first_position: usize,
     count: usize,
     queries: Vec<f32>,
+    sinks: Vec<f32>,
     keys: CacheContents,
     values: CacheContents,
 }
@@ -83,6 +84,7 @@ impl Layer {
             queries: input.floats(tokens * group * head_size)?,
             keys: CacheContents::read(input, count, head_size)?,
             values: CacheContents::read(input, count, head_size)?,
+            sinks: input.pick(&[0, group]).and_then(|sinks| input.floats(sinks))?,
         })
     }
 
@@ -99,14 +101,15 @@ impl Layer {
         let (columns, count) = (self.columns(), tokens.len());
         let rows = &self.queries[tokens.start * columns..tokens.end * columns];
         let rows = MatrixRef::new(rows, columns);
-        let queries = Queries { rows, first_position: self.first_position + tokens.start };
+        let queries =
+            Queries { rows, first_position: self.first_position + tokens.start, sinks: &self.sinks };
         written(count, columns, |out| kernels.attend(&self.attention, queries, self.cache(), scratch, out))
     }
 
     /// Returns the results of all tokens, joined from parts of the keys.
     fn attend_in_parts(&self, kernels: &Kernels, scratch: &mut Scratch) -> Vec<f32> {
         let rows = MatrixRef::new(&self.queries, self.columns());
-        let queries = Queries { rows, first_position: self.first_position };
+        let queries = Queries { rows, first_position: self.first_position, sinks: &self.sinks };
         let part = |start: usize| {
             let keys = start..self.count.min(start + AttentionPart::KEYS);
             let mut part = AttentionPart::of(keys);
@@ -114,7 +117,7 @@ impl Layer {
             part
         };
         let mut parts: Vec<_> = (0..self.count.max(1)).step_by(AttentionPart::KEYS).map(part).collect();
-        written(rows.rows(), self.columns(), |out| kernels.join_attention(&mut parts, out))
+        written(rows.rows(), self.columns(), |out| kernels.join_attention(&mut parts, &self.sinks, out))
     }
 }
 

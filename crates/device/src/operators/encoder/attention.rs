@@ -156,7 +156,7 @@ impl PackedAttention<'_> {
                         CacheRows::F32(head)
                     });
                 let rows = self.query.rows_in(queries.clone()).columns_in(columns.clone());
-                let queries = Queries { rows, first_position: 0 };
+                let queries = Queries { rows, first_position: 0, sinks: &[] };
                 let (out, others) = rest.split_at_column(size);
                 rest = others;
                 let cache = KeyValues { keys, values };

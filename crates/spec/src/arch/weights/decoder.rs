@@ -116,6 +116,9 @@ impl WeightList {
         }
         let bias = Bias::from(attention.output_bias);
         self.linear("attn.o_proj", [hidden, heads * size], Projection::Output, bias);
+        if attention.sinks {
+            self.coefficients("attn.sinks", &[heads]);
+        }
 
         let [q, k] = match attention.qk_norm {
             QkNorm::None => return,

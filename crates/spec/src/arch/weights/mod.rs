@@ -337,6 +337,7 @@ mod tests {
         arch.layers[1].attention_mut().unwrap().kv = KvSource::Layer(0);
         arch.layers[1].residual = Residual::Parallel;
         arch.layers[1].mlp_mut().unwrap().gated = false;
+        arch.layers[1].attention_mut().unwrap().sinks = true;
         let found = names(&arch);
         assert!(!found.contains(&"head.weight".to_owned()));
         let last: Vec<_> = found.iter().filter_map(|name| name.strip_prefix("layers.1.")).collect();
@@ -345,6 +346,7 @@ mod tests {
             "attn.q_proj.bias",
             "attn.q_proj.weight",
             "attn.o_proj.weight",
+            "attn.sinks.weight",
             "mlp.up_proj.weight",
             "mlp.down_proj.weight",
         ];
