@@ -159,6 +159,8 @@ fn check_feed_forward(path: &Path, feed_forward: &FeedForward) -> Result<()> {
             let per_token = 1..=experts.count;
             bounded(path, "a number of experts for each token", experts.per_token, &per_token)?;
             bounded(path, "an inner width of experts", experts.inner, &WIDTH)?;
+            check_positive(path, "a limit of gates", experts.clamp.map(|clamp| clamp.limit))?;
+            check_positive(path, "a slope of gates", experts.clamp.map(|clamp| clamp.slope))?;
             match experts.activation {
                 Activation::Silu => Ok(()),
                 other => {

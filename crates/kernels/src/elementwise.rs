@@ -92,6 +92,42 @@ impl Operation for SwiGlu<'_> {
     }
 }
 
+/// Bounds of gate and up projection: their product is `(clamp(up, -limit, limit) + 1) * g * sigmoid(slope * g)`, where
+/// `g = min(gate, limit)`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GateClamp {
+    /// Maximum of gate and up projection, and minus the minimum of the latter.
+    pub limit: f32,
+    /// Factor on the gate in the sigmoid.
+    pub slope: f32,
+}
+
+/// Operation that computes the product of a clamped gate and up projection.
+pub(crate) struct ClampedSwiGlu<'a> {
+    pub(crate) gate: &'a [f32],
+    pub(crate) up: &'a [f32],
+    pub(crate) clamp: GateClamp,
+    pub(crate) out: &'a mut [f32],
+}
+
+impl Operation for ClampedSwiGlu<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let one = s.splat(1.0);
+        let [least, most] = [-self.clamp.limit, self.clamp.limit].map(|bound| s.splat(bound));
+        let slope = s.splat(-self.clamp.slope);
+        let parts = self.gate.chunks(LANES).zip(self.up.chunks(LANES)).zip(self.out.chunks_mut(LANES));
+        for ((gate, up), out) in parts {
+            let gate = s.min(most, load_part(s, gate, 0.0));
+            let up = s.max(least, s.min(most, load_part(s, up, 0.0)));
+            let activated = s.div(gate, s.add(one, exp(s, s.mul(gate, slope))));
+            store_part(s, s.mul(activated, s.add(up, one)), out);
+        }
+    }
+}
+
 /// Operation that rotates pairs of a head's elements. A pair consists of elements at the same index of the two halves.
 pub(crate) struct Rotate<'a> {
     pub(crate) heads: &'a mut [f32],

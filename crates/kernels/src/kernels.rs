@@ -11,7 +11,7 @@ use crate::{
     attention::{
         Attend, Attention, AttentionOutput, AttentionPart, CacheRows, Join, KeyValues, Mask, Queries,
     },
-    elementwise::{NormInput, ResidualSum, RmsNorm, Rotate, Softmax, SwiGlu},
+    elementwise::{ClampedSwiGlu, GateClamp, NormInput, ResidualSum, RmsNorm, Rotate, Softmax, SwiGlu},
     float::{FloatMatMul, FloatMatrix, FloatRows, Interleave},
     matmul::{MatMul, Scratch, Unpack},
     packed::{PackedMatrix, WeightFormat},
@@ -250,6 +250,15 @@ impl Kernels {
     pub fn swiglu(&self, gate: &[f32], up: &[f32], out: &mut [f32]) {
         assert!(gate.len() == up.len() && up.len() == out.len(), "lengths of gate, up and output");
         self.floats.run(SwiGlu { gate, up, out });
+    }
+
+    /// Writes the product of a gate and an up projection with bounds.
+    ///
+    /// # Panics
+    /// Panics if lengths differ.
+    pub fn clamped_swiglu(&self, gate: &[f32], up: &[f32], clamp: GateClamp, out: &mut [f32]) {
+        assert!(gate.len() == up.len() && up.len() == out.len(), "lengths of gate, up and output");
+        self.floats.run(ClampedSwiGlu { gate, up, clamp, out });
     }
 
     /// Rotates the heads of one position. Among the first `2 * cos.len()` elements of a head, each element of the first

@@ -43,7 +43,7 @@ mod view;
 pub use activation::Activation;
 pub use activations::{Granularity, QuantizedRows};
 pub use attention::{Attention, AttentionPart, CacheRows, KeyValues, Mask, Queries};
-pub use elementwise::ResidualSum;
+pub use elementwise::{GateClamp, ResidualSum};
 pub use error::KernelError;
 pub use float::{FloatMatrix, FloatRows, FloatWeights};
 pub use kernels::Kernels;

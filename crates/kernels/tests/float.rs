@@ -5,7 +5,7 @@ mod support;
 
 use half::f16;
 use narthex_kernels::{
-    FloatMatrix, FloatRows, FloatWeights, KernelError, Kernels, MatrixMut, MatrixRef, ResidualSum,
+    FloatMatrix, FloatRows, FloatWeights, GateClamp, KernelError, Kernels, MatrixMut, MatrixRef, ResidualSum,
 };
 use support::{Random, accelerated, same};
 
@@ -166,6 +166,18 @@ fn swiglu_agrees() {
             let define =
                 |i: usize| f64::from(gate[i]) / (1.0 + (-f64::from(gate[i])).exp()) * f64::from(up[i]);
             check(run, define, 1e-6);
+
+            let clamp = GateClamp { limit: 7.0, slope: 1.702 };
+            let run = |kernels: &Kernels| {
+                let mut out = vec![f32::NAN; len];
+                kernels.clamped_swiglu(&gate, &up, clamp, &mut out);
+                out
+            };
+            let define = |i: usize| {
+                let (gate, up) = (f64::from(gate[i].min(7.0)), f64::from(up[i].clamp(-7.0, 7.0)));
+                gate / (1.0 + (-f64::from(clamp.slope) * gate).exp()) * (up + 1.0)
+            };
+            check(run, define, 1e-5);
         }
     }
 }

@@ -34,7 +34,7 @@ pub use encoder::{
     Bottleneck, BottleneckAttention, EncoderArch, EncoderHead, EncoderNorm, FactoredEmbedding, Pooling,
     UnknownPooling,
 };
-pub use feed_forward::{Experts, FeedForward, Mlp};
+pub use feed_forward::{Experts, FeedForward, GateClamp, Mlp};
 pub use mamba::Mamba2;
 pub use mobilenet::{EndToken, MobileBlock, MobileNetTower, PlacedBlock};
 pub use recurrence::Recurrence;
@@ -506,8 +506,15 @@ mod tests {
         assert_eq!(serde_json::from_str::<DecoderLayer>(&old).unwrap(), layer);
         assert!(serde_json::from_str::<DecoderLayer>(r#"{"attention":{}}"#).is_err());
 
-        let experts =
-            Experts { count: 8, per_token: 2, inner: 64, activation: Activation::Silu, normalized: true };
+        let experts = Experts {
+            count: 8,
+            per_token: 2,
+            inner: 64,
+            activation: Activation::Silu,
+            normalized: true,
+            bias: false,
+            clamp: None,
+        };
         let layer = DecoderLayer { feed_forward: FeedForward::Experts(experts), ..layer };
         let written = serde_json::to_string(&layer).unwrap();
         let expected =

@@ -13,7 +13,15 @@ pub fn layer() -> DecoderLayer {
 
 /// Returns four experts with an inner width of 64, of which each token uses two.
 pub fn experts() -> Experts {
-    Experts { count: 4, per_token: 2, inner: 64, activation: Activation::Silu, normalized: true }
+    Experts {
+        count: 4,
+        per_token: 2,
+        inner: 64,
+        activation: Activation::Silu,
+        normalized: true,
+        bias: false,
+        clamp: None,
+    }
 }
 
 /// Returns a Llama with one such layer, a hidden size of 64, 300 tokens and a context of 256.

@@ -83,6 +83,8 @@ fn hf(config: &Config) -> Result<Decoder> {
         inner: stated.moe_intermediate_size.unwrap_or(768),
         activation,
         normalized: stated.norm_topk_prob.unwrap_or(false),
+        bias: false,
+        clamp: None,
     };
     let step = stated.decoder_sparse_step.unwrap_or(1);
     let dense = stated.mlp_only_layers.unwrap_or_default();
@@ -99,6 +101,8 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
         activation: Activation::Silu,
         // llama.cpp always divides.
         normalized: true,
+        bias: false,
+        clamp: None,
     };
     Ok(with_experts(keys.decoder(tensors)?, &experts, |_| true))
 }

@@ -6,7 +6,7 @@ use narthex_spec::{
     arch::{Activation, Experts},
 };
 
-use super::linear::{Bias, linear};
+use super::linear::linear;
 use crate::{
     emit::{Emitter, StackedRows},
     error::{CompileError, Result},
@@ -32,12 +32,14 @@ pub(crate) fn experts(
     experts: &Experts,
 ) -> Result<Tensor> {
     check(experts)?;
-    let &Experts { count, per_token, inner, normalized, .. } = experts;
+    let &Experts { count, per_token, inner, normalized, bias, clamp, .. } = experts;
     let router = scope.child("router");
-    let row_logits = linear(e, &router, x, width, Bias::Without)?;
+    let row_logits = linear(e, &router, x, width, bias.into())?;
     let logits = e.graph.reshape(&router, row_logits, &[-1, count as i64])?;
-    let mixture = ExpertMixture { x, logits, count, per_token, inner };
-    let mixed = mixed(e, scope, &mixture, &Projections::new(scope, experts, width))?;
+    let projections = Projections::new(scope, experts, width);
+    let biases = if bias { Some([projections.gate_up.bias(e)?, projections.down.bias(e)?]) } else { None };
+    let mixture = ExpertMixture { x, logits, count, per_token, inner, biases, clamp };
+    let mixed = mixed(e, scope, &mixture, &projections)?;
     if normalized {
         return Ok(mixed);
     }
@@ -133,6 +135,25 @@ impl ExpertProjection {
     fn plain(&self, e: &mut Emitter<'_>, dtype: DType) -> Result<Tensor> {
         let scope = self.scope.child("weight");
         e.stored(&scope, dtype, &self.shape, |e: &mut Emitter<'_>| e.stacked(self.rows(), dtype))
+    }
+
+    /// Declares the biases, `[count, rows]`, in the order of the rows.
+    fn bias(&self, e: &mut Emitter<'_>) -> Result<Tensor> {
+        let [count, rows, _] = self.shape;
+        let name = self.scope.parameter("bias");
+        e.tensor(&name, &[count, rows], |e| {
+            let mut values = Vec::with_capacity(count * rows);
+            for names in self.names.chunks(self.alternating) {
+                let mut parts = Vec::with_capacity(names.len());
+                for name in names {
+                    let bias = name.replace(".weight", ".bias");
+                    parts.push(e.values(&bias, &[rows / self.alternating])?);
+                }
+                let row = |row: usize| parts.iter().map(move |part: &Vec<f32>| part[row]);
+                values.extend((0..rows / self.alternating).flat_map(row));
+            }
+            Ok(values)
+        })
     }
 
     /// Declares the weights as blocks of integers.

@@ -4,20 +4,20 @@ use narthex_graph::{
     Attribute, Graph, Initializer, InitializerData, Node, graph::MICROSOFT, patch::Patch,
     replacement::Replacement,
 };
-use narthex_kernels::Bits;
+use narthex_kernels::{Bits, GateClamp};
 use narthex_spec::DType;
 
 use super::{
     DOMAIN,
-    experts::{COUNT, EXPERTS, PER_TOKEN, PROJECTIONS},
+    experts::{COUNT, EXPERTS, LIMIT, PER_TOKEN, PROJECTIONS, SLOPE},
     linear::WEIGHTS,
     linear_constants::{BLOCKS, Constants, EIGHT_BIT_ACTIVATIONS, size},
     weights::{LinearSource, SourceRows},
 };
 
 /// Inputs of the operator that are constants.
-const GATE_UP: [usize; 3] = [2, 3, 11];
-const DOWN: [usize; 3] = [5, 6, 12];
+const GATE_UP: [usize; 4] = [2, 3, 11, 4];
+const DOWN: [usize; 4] = [5, 6, 12, 7];
 
 /// Mixtures of experts of a graph that a kernel can compute.
 pub(super) struct ExpertNodes<'a> {
@@ -32,6 +32,7 @@ struct ExpertNode<'a> {
     first: usize,
     count: usize,
     per_token: usize,
+    clamp: Option<GateClamp>,
 }
 
 impl<'a> ExpertNodes<'a> {
@@ -39,12 +40,15 @@ impl<'a> ExpertNodes<'a> {
     pub(super) fn of(graph: &'a Graph, constants: &Constants<'_>, first: usize) -> Self {
         let mut found = Self { nodes: Vec::new(), sources: Vec::new() };
         for node in &graph.nodes {
-            if let Some(sources) = experts(node, constants) {
+            if let Some((sources, clamp)) =
+                clamp(node).and_then(|clamp| Some((experts(node, constants)?, clamp)))
+            {
                 found.nodes.push(ExpertNode {
                     node,
                     first: first + found.sources.len(),
                     count: sources.len() / PROJECTIONS,
                     per_token: size(node, "k").unwrap_or(1),
+                    clamp,
                 });
                 found.sources.extend(sources);
             }
@@ -62,32 +66,44 @@ impl ExpertNode<'_> {
     fn patch(&self) -> Option<Patch> {
         let node = self.node;
         let attributes = [(WEIGHTS, self.first), (COUNT, self.count), (PER_TOKEN, self.per_token)];
+        let attributes = attributes.map(|(name, value)| (name.to_owned(), Attribute::from(value)));
+        let bounds = self.clamp.map(|GateClamp { limit, slope }| [(LIMIT, limit), (SLOPE, slope)]);
+        let bounds = bounds.into_iter().flatten();
+        let bounds = bounds.map(|(name, value)| (name.to_owned(), Attribute::Float(value)));
         let mut replacement = Replacement::of(node);
         replacement.push(Node {
             op: EXPERTS.to_owned(),
             domain: DOMAIN.to_owned(),
             inputs: node.inputs[..2].to_vec(),
-            attributes: attributes.map(|(name, value)| (name.to_owned(), Attribute::from(value))).to_vec(),
+            attributes: attributes.into_iter().chain(bounds).collect(),
             ..node.clone()
         });
         replacement.patch("compute the experts with a Narthex kernel")
     }
 }
 
+/// Returns the bounds of a node's gates, if it has any; `None` if the kernel does not have its activation.
+fn clamp(node: &Node) -> Option<Option<GateClamp>> {
+    let slope = node.float("activation_alpha").unwrap_or(1.0);
+    let addend = node.float("activation_beta").unwrap_or(0.0);
+    match node.float("swiglu_limit") {
+        None if slope == 1.0 && addend == 0.0 => Some(None),
+        Some(limit) if addend == 1.0 && limit > 0.0 => Some(Some(GateClamp { limit, slope })),
+        _ => None,
+    }
+}
+
 /// Returns the weights of a node that the kernel can replace.
 fn experts(node: &Node, constants: &Constants<'_>) -> Option<Vec<LinearSource>> {
-    let float = |name: &str, usual: f32| node.float(name).unwrap_or(usual);
     let computes = node.op == "QMoE"
         && node.domain == MICROSOFT
         && node.outputs.len() == 1
         && node.text("activation_type") == Some("swiglu")
         && node.int("swiglu_fusion") == Some(1)
         && node.int("normalize_routing_weights") == Some(1)
-        && (float("activation_alpha", 1.0), float("activation_beta", 0.0)) == (1.0, 0.0)
-        && node.float("swiglu_limit").is_none()
         && node.int("accuracy_level") == Some(EIGHT_BIT_ACTIVATIONS);
-    // Biases, a gate of its own, and weights that do not follow from the logits.
-    let has_others = [4, 7, 8, 9, 10, 13, 14].into_iter().any(|at| node.input(at).is_some());
+    // A gate of its own, and weights that do not follow from the logits.
+    let has_others = [8, 9, 10, 13, 14].into_iter().any(|at| node.input(at).is_some());
     if !computes || has_others {
         return None;
     }
@@ -127,14 +143,15 @@ struct Projection {
     quants: Initializer,
     scales: Initializer,
     zeros: Option<Initializer>,
+    bias: Option<Initializer>,
 }
 
 impl Projection {
-    /// Returns the constants of a node with these inputs: integers, scales and zero points.
+    /// Returns the constants of a node with these inputs: integers, scales, zero points and biases.
     fn of(
         node: &Node,
         constants: &Constants<'_>,
-        [quants, scales, zeros]: [usize; 3],
+        [quants, scales, zeros, bias]: [usize; 4],
         block: usize,
         bits: Bits,
     ) -> Option<Self> {
@@ -159,6 +176,10 @@ impl Projection {
                 Some(zeros) => Some(constants.get(zeros, DType::U8, zero_bytes)?),
                 None => None,
             },
+            bias: match node.input(bias) {
+                Some(bias) => Some(constants.get(bias, DType::F32, all)?),
+                None => None,
+            },
         })
     }
 
@@ -178,7 +199,10 @@ impl Projection {
                 None => None,
             },
             offsets: None,
-            bias: None,
+            bias: match &self.bias {
+                Some(bias) => Some(part(bias)?),
+                None => None,
+            },
         })
     }
 }

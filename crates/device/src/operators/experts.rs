@@ -6,7 +6,7 @@
 
 use std::{cmp::Ordering, ops::Range, sync::Arc};
 
-use narthex_kernels::{MatrixMut, MatrixRef, QuantizedRows};
+use narthex_kernels::{GateClamp, MatrixMut, MatrixRef, QuantizedRows};
 use ort::{
     operator::{OperatorInput, OperatorOutput},
     value::TensorElementType,
@@ -28,6 +28,10 @@ pub(super) const EXPERTS: &str = "Experts";
 /// Attributes with the number of experts, and of those for each row.
 pub(super) const COUNT: &str = "count";
 pub(super) const PER_TOKEN: &str = "per_token";
+
+/// Attributes with the bounds of gate and up projection, if they have any.
+pub(super) const LIMIT: &str = "limit";
+pub(super) const SLOPE: &str = "slope";
 
 /// Number of weights of an expert: gate, up and down. Those of an expert follow those of the one before it.
 pub(super) const PROJECTIONS: usize = 3;
@@ -56,6 +60,7 @@ pub(super) struct ExpertsKernel {
     /// Indices of the weights of all experts.
     weights: Range<usize>,
     per_token: usize,
+    clamp: Option<GateClamp>,
 }
 
 impl NodeKernel for ExpertsKernel {
@@ -81,7 +86,8 @@ impl NodeKernel for ExpertsKernel {
                 format!("expected experts of one shape, found {per_token} of {count} in {weights:?}");
             return Err(ort::Error::new(message));
         }
-        Ok(Self { shared: Arc::clone(shared), weights, per_token })
+        let clamp = node.float(LIMIT).zip(node.float(SLOPE)).map(|(limit, slope)| GateClamp { limit, slope });
+        Ok(Self { shared: Arc::clone(shared), weights, per_token, clamp })
     }
 
     fn run(&self, call: &Call<'_>) -> ort::Result<()> {
@@ -103,7 +109,8 @@ impl NodeKernel for ExpertsKernel {
             let logits = MatrixRef::new(logits.data, count).rows_in(rows.clone());
             let routes = Routes::new(logits, self.per_token);
             let x = MatrixRef::new(x.data, width).rows_in(rows.clone());
-            Mixture { shared: &self.shared, linears, routes: &routes, x }.run(call, out)?;
+            let mixture = Mixture { shared: &self.shared, linears, routes: &routes, x, clamp: self.clamp };
+            mixture.run(call, out)?;
         }
         Ok(())
     }
@@ -207,6 +214,7 @@ struct Mixture<'a> {
     linears: &'a [Linear],
     routes: &'a Routes,
     x: MatrixRef<'a>,
+    clamp: Option<GateClamp>,
 }
 
 impl<'a> Mixture<'a> {
@@ -228,7 +236,8 @@ impl<'a> Mixture<'a> {
 
     fn expert(&self, expert: usize) -> GatedMlp<'a> {
         let linears = &self.linears[expert * PROJECTIONS..];
-        GatedMlp { shared: self.shared, gate: &linears[0], up: &linears[1], down: &linears[2] }
+        let [gate, up, down] = [0, 1, 2].map(|part| &linears[part]);
+        GatedMlp { shared: self.shared, gate, up, down, clamp: self.clamp }
     }
 
     /// Copies the rows of a group.

@@ -6,7 +6,7 @@
 
 use std::{slice, sync::Arc};
 
-use narthex_kernels::{MatrixMut, MatrixRef, QuantizedRows};
+use narthex_kernels::{GateClamp, MatrixMut, MatrixRef, QuantizedRows};
 use ort::operator::{OperatorInput, OperatorOutput};
 
 use super::{
@@ -68,6 +68,7 @@ impl NodeKernel for GatedMlpKernel {
             gate: &linears[self.gate],
             up: &linears[self.up],
             down: &linears[self.down],
+            clamp: None,
         };
         let width = mlp.gate.weights.inputs();
         let columns = mlp.down.weights.outputs();
@@ -82,6 +83,8 @@ pub(super) struct GatedMlp<'a> {
     pub(super) gate: &'a Linear,
     pub(super) up: &'a Linear,
     pub(super) down: &'a Linear,
+    /// Bounds of gate and up projection.
+    pub(super) clamp: Option<GateClamp>,
 }
 
 impl GatedMlp<'_> {
@@ -156,7 +159,10 @@ impl GatedMlp<'_> {
         }
         let pairs = gate.chunks_exact(width.max(1)).zip(up.chunks_exact(width.max(1)));
         for (row, (gate, up)) in pairs.enumerate() {
-            self.shared.kernels.swiglu(gate, up, out.row_mut(row));
+            match self.clamp {
+                Some(clamp) => self.shared.kernels.clamped_swiglu(gate, up, clamp, out.row_mut(row)),
+                None => self.shared.kernels.swiglu(gate, up, out.row_mut(row)),
+            }
         }
     }
 }

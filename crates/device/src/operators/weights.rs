@@ -31,7 +31,7 @@ pub(super) struct LinearSource {
     pub(super) zeros: Option<Initializer>,
     /// Offsets in half precision, `[blocks, outputs]`.
     pub(super) offsets: Option<Initializer>,
-    /// Bias in single precision.
+    /// Bias in single precision, with as many elements as the constants have rows.
     pub(super) bias: Option<Initializer>,
 }
 
@@ -219,7 +219,7 @@ impl FileLayout {
                 return None;
             }
             let bias = match &source.bias {
-                Some(bias) => Some(floats(files.bytes(folder, bias).ok()?)),
+                Some(bias) => Some(floats(&source.rows.of(files.bytes(folder, bias).ok()?, source.outputs))),
                 None => None,
             };
             Some(Linear { weights, bias })

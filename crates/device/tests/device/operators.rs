@@ -330,7 +330,7 @@ fn add_experts(
     names
 }
 
-/// Returns a mixture of experts over rows of `width` elements.
+/// Returns a mixture of experts over rows of `width` elements. Those in 8 bits have biases and bounds.
 fn mixture(
     random: &mut Random,
     count: usize,
@@ -348,8 +348,16 @@ fn mixture(
         add_experts(&mut graph, random, "gate_up", [count, 2 * inner, width], form);
     let [down, down_scales, down_zeros] =
         add_experts(&mut graph, random, "down", [count, width, inner], form);
-    let inputs =
-        ["x", "logits", &gate_up, &scales, "", &down, &down_scales, "", "", "", "", &zeros, &down_zeros];
+    let has_more = bits == 8;
+    if has_more {
+        for (name, rows) in [("gate_up.bias", 2 * inner), ("down.bias", width)] {
+            let bias = floats_to_bytes(&random.floats(count * rows));
+            constant(&mut graph, name, DType::F32, &[count, rows], bias);
+        }
+    }
+    let [bias, down_bias] = if has_more { ["gate_up.bias", "down.bias"] } else { [""; 2] };
+    let inputs = ["x", "logits", &gate_up, &scales, bias, &down, &down_scales, down_bias];
+    let inputs = inputs.into_iter().chain(["", "", "", &zeros, &down_zeros]);
     let ints = [
         ("k", per_token),
         ("swiglu_fusion", 1),
@@ -360,12 +368,17 @@ fn mixture(
     ];
     let mut attributes = ints.map(|(key, value)| (key.to_owned(), Attribute::from(value))).to_vec();
     attributes.push(("activation_type".to_owned(), Attribute::String("swiglu".to_owned())));
-    attributes.push(("activation_alpha".to_owned(), Attribute::Float(1.0)));
+    let floats: &[(&str, f32)] = if has_more {
+        &[("activation_alpha", 1.702), ("activation_beta", 1.0), ("swiglu_limit", 0.5)]
+    } else {
+        &[("activation_alpha", 1.0)]
+    };
+    attributes.extend(floats.iter().map(|&(name, value)| (name.to_owned(), Attribute::Float(value))));
     graph.nodes.push(Node {
         name: "y".into(),
         op: "QMoE".into(),
         domain: MICROSOFT.into(),
-        inputs: inputs.map(str::to_owned).to_vec(),
+        inputs: inputs.map(str::to_owned).collect(),
         outputs: vec!["y".into()],
         attributes,
     });

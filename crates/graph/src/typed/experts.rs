@@ -1,6 +1,6 @@
 //! ONNX Runtime's operators for mixtures of experts.
 
-use narthex_spec::{DType, dtype::Dim};
+use narthex_spec::{DType, arch::GateClamp, dtype::Dim};
 
 use super::{CheckedNode, Result, Scope, Tensor, TensorType, TypedBuilder, mismatch};
 use crate::graph::{Attribute, MICROSOFT};
@@ -19,6 +19,10 @@ pub struct ExpertMixture {
     pub per_token: usize,
     /// Inner width of an expert.
     pub inner: usize,
+    /// Biases of both projections, `[count, 2 · inner]` in the order of the rows and `[count, width]`.
+    pub biases: Option<[Tensor; 2]>,
+    /// Bounds of gate and up projection.
+    pub clamp: Option<GateClamp>,
 }
 
 /// Weights of all experts in one projection, in blocks of integers.
@@ -65,7 +69,9 @@ impl TypedBuilder {
                 return Err(mismatch(scope, OP, expected.to_string(), &[&found]));
             }
         }
-        let inputs = [Some(mixture.x), Some(mixture.logits), Some(gate_up), None, Some(down)];
+        let [gate_up_bias, down_bias] = mixture.bias_inputs();
+        let mut inputs = vec![Some(mixture.x), Some(mixture.logits), Some(gate_up), gate_up_bias, Some(down)];
+        inputs.extend(down_bias.map(Some));
         let attributes = mixture.attributes();
         let node = CheckedNode { scope, op: OP, domain: MICROSOFT, inputs: &inputs, attributes: &attributes };
         Ok(self.add_node(&node, kind))
@@ -94,16 +100,14 @@ impl TypedBuilder {
             }
         }
 
+        let [gate_up_bias, down_bias] = mixture.bias_inputs();
         let mut inputs: Vec<Option<Tensor>> = [mixture.x, mixture.logits].map(Some).to_vec();
-        inputs.extend([
-            Some(gate_up.quants),
-            Some(gate_up.scales),
-            None,
-            Some(down.quants),
-            Some(down.scales),
-        ]);
-        if gate_up.zeros.is_some() || down.zeros.is_some() {
-            inputs.extend([None; 4]);
+        inputs.extend([Some(gate_up.quants), Some(gate_up.scales), gate_up_bias]);
+        inputs.extend([Some(down.quants), Some(down.scales)]);
+        let has_zeros = gate_up.zeros.is_some() || down.zeros.is_some();
+        inputs.extend((has_zeros || down_bias.is_some()).then_some(down_bias));
+        if has_zeros {
+            inputs.extend([None; 3]);
             inputs.extend([gate_up.zeros, down.zeros]);
         }
 
@@ -117,7 +121,7 @@ impl TypedBuilder {
         Ok(self.add_node(&node, kind))
     }
 
-    /// Returns the type of the rows and their width, after a check of the logits.
+    /// Returns the type of the rows and their width, after a check of the logits and the biases.
     fn checked_rows(
         &self,
         scope: &Scope,
@@ -129,7 +133,18 @@ impl TypedBuilder {
             && logits.last() == Some(&Dim::from(mixture.count))
             && logits.dtype == kind.dtype;
         match kind.last() {
-            Some(&Dim::Fixed(width)) if fits => Ok((kind, width as usize)),
+            Some(&Dim::Fixed(width)) if fits => {
+                for (bias, [count, rows, _]) in
+                    mixture.biases.into_iter().flatten().zip(mixture.shapes(width as usize))
+                {
+                    let expected = TensorType::new(kind.dtype, &[count, rows].map(Dim::from));
+                    let [found] = self.types(scope, op, [bias])?;
+                    if found != expected {
+                        return Err(mismatch(scope, op, format!("a bias {expected}"), &[&found]));
+                    }
+                }
+                Ok((kind, width as usize))
+            }
             _ => {
                 let expected = format!("rows and logits [rows, {}] of one element type", mixture.count);
                 Err(mismatch(scope, op, expected, &[&kind, &logits]))
@@ -144,15 +159,23 @@ impl ExpertMixture {
         [[self.count, 2 * self.inner, width], [self.count, width, self.inner]]
     }
 
+    fn bias_inputs(&self) -> [Option<Tensor>; 2] {
+        self.biases.map_or([None; 2], |biases| biases.map(Some))
+    }
+
     fn attributes(&self) -> Vec<(&'static str, Attribute)> {
-        vec![
+        // The operator adds the last to the up projection.
+        let (slope, addend) = self.clamp.map_or((1.0, 0.0), |clamp| (clamp.slope, 1.0));
+        let mut attributes = vec![
             ("k", Attribute::from(self.per_token)),
             ("activation_type", Attribute::String("swiglu".to_owned())),
             // The rows of gate and up projection alternate.
             ("swiglu_fusion", 1i64.into()),
-            ("activation_alpha", 1.0f32.into()),
-            ("activation_beta", 0.0f32.into()),
+            ("activation_alpha", slope.into()),
+            ("activation_beta", addend.into()),
             ("normalize_routing_weights", 1i64.into()),
-        ]
+        ];
+        attributes.extend(self.clamp.map(|clamp| ("swiglu_limit", clamp.limit.into())));
+        attributes
     }
 }

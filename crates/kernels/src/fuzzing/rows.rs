@@ -7,7 +7,7 @@ use super::{
 use crate::{
     activation::Activation,
     attention::CacheRows,
-    elementwise::ResidualSum,
+    elementwise::{GateClamp, ResidualSum},
     kernels::Kernels,
     layer_norm::LayerNorm,
     view::{MatrixMut, MatrixRef},
@@ -73,6 +73,10 @@ impl RowOperands {
     fn activations(&self, kernels: &Kernels) -> Vec<f32> {
         let mut out = vec![f32::NAN; self.first.len()];
         kernels.swiglu(&self.first, &self.second, &mut out);
+        let mut clamped = vec![f32::NAN; self.first.len()];
+        let clamp = GateClamp { limit: 7.0, slope: 1.702 };
+        kernels.clamped_swiglu(&self.first, &self.second, clamp, &mut clamped);
+        out.extend(clamped);
         for activation in ACTIVATIONS {
             let mut row = self.first.clone();
             kernels.activate(activation, &mut row);

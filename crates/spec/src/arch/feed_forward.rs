@@ -49,8 +49,8 @@ pub struct Mlp {
     pub cutoff: Option<f32>,
 }
 
-/// A mixture of experts (Shazeer et al. 2017, arXiv:1701.06538): a router selects a few of several gated networks without
-/// biases for each token, and their results are added with weights.
+/// A mixture of experts (Shazeer et al. 2017, arXiv:1701.06538): a router selects a few of several gated networks for each
+/// token, and their results are added with weights.
 ///
 /// The weights are the softmax of the router's logits over all experts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -65,4 +65,20 @@ pub struct Experts {
     pub activation: Activation,
     /// True if the weights of a token's experts are divided by their sum.
     pub normalized: bool,
+    /// True if the router and the projections of the experts have biases.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub bias: bool,
+    /// Bounds of gate and up projection; `None` for the product of up projection and activated gate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clamp: Option<GateClamp>,
+}
+
+/// Bounds of gpt-oss's experts: their product is `(clamp(up, -limit, limit) + 1) · g · sigmoid(slope · g)`, where
+/// `g = min(gate, limit)`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct GateClamp {
+    /// Maximum of gate and up projection, and minus the minimum of the latter.
+    pub limit: f32,
+    /// Factor on the gate in the sigmoid.
+    pub slope: f32,
 }

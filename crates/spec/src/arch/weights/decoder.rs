@@ -185,8 +185,8 @@ impl WeightList {
     }
 
     fn experts(&mut self, hidden: usize, experts: &Experts) {
-        let &Experts { count, inner, .. } = experts;
-        self.linear("mlp.router", [count, hidden], Projection::Router, Bias::Absent);
+        let &Experts { count, inner, bias, .. } = experts;
+        self.linear("mlp.router", [count, hidden], Projection::Router, bias.into());
         for expert in 0..count {
             for (part, projection, shape) in [
                 ("gate", Projection::Gate, [inner, hidden]),
@@ -194,6 +194,9 @@ impl WeightList {
                 ("down", Projection::Down, [hidden, inner]),
             ] {
                 let module = format!("mlp.experts.{expert}.{part}_proj");
+                if bias {
+                    self.bias(&module, shape[0]);
+                }
                 self.weight(&module, &shape, WeightRole::Expert(projection));
             }
         }

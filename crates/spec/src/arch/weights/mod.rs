@@ -308,8 +308,16 @@ mod tests {
     fn experts_and_their_router_are_weights_of_their_own() {
         let mut arch = decoder();
         let activation = Activation::Silu;
-        let experts = Experts { count: 3, per_token: 2, inner: 48, activation, normalized: true };
-        arch.layers[1].feed_forward = FeedForward::Experts(experts);
+        let mut experts = Experts {
+            count: 3,
+            per_token: 2,
+            inner: 48,
+            activation,
+            normalized: true,
+            bias: false,
+            clamp: None,
+        };
+        arch.layers[1].feed_forward = FeedForward::Experts(experts.clone());
         let weights = arch.weights();
         let of = |role: WeightRole| {
             let found = weights.iter().filter(move |weight| weight.role == role);
@@ -328,6 +336,15 @@ mod tests {
             assert_eq!(of(WeightRole::Expert(projection)), expected);
         }
         assert!(!names(&arch).contains(&"layers.1.mlp.up_proj.weight".to_owned()));
+
+        let plain = names(&arch);
+        experts.bias = true;
+        arch.layers[1].feed_forward = FeedForward::Experts(experts);
+        let mut more = names(&arch);
+        more.retain(|name| !plain.contains(name));
+        assert_eq!(more.len(), 1 + 3 * 3);
+        assert!(more.contains(&"layers.1.mlp.router.bias".to_owned()));
+        assert!(more.contains(&"layers.1.mlp.experts.2.down_proj.bias".to_owned()));
     }
 
     #[test]
