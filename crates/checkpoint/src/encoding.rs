@@ -33,6 +33,9 @@ pub enum Encoding {
     Q5K,
     /// 6-bit super-blocks of 256.
     Q6K,
+    /// Floats of 4 bits (E2M1) in blocks of 32 with a power of two as scale, as the OCP's specification of microscaling
+    /// formats and GGUF define it.
+    Mxfp4,
     /// 4-bit blocks of 32 with a scale in single precision and a zero point. Groups of AMD Quark are converted to it.
     Uint4,
 }
@@ -80,6 +83,7 @@ impl Encoding {
             Self::Q4K => "Q4_K",
             Self::Q5K => "Q5_K",
             Self::Q6K => "Q6_K",
+            Self::Mxfp4 => "MXFP4",
             Self::Uint4 => "UINT4",
         }
     }
@@ -89,7 +93,7 @@ impl Encoding {
         match self {
             Self::F32 => 32,
             Self::F16 | Self::Bf16 => 16,
-            Self::Q4_0 | Self::Q4_1 | Self::Q4K | Self::Uint4 => 4,
+            Self::Q4_0 | Self::Q4_1 | Self::Q4K | Self::Mxfp4 | Self::Uint4 => 4,
             Self::Q5_0 | Self::Q5_1 | Self::Q5K => 5,
             Self::Q6K => 6,
             Self::Q8_0 => 8,
@@ -100,7 +104,7 @@ impl Encoding {
     pub fn block_elements(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::Bf16 => 1,
-            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::Uint4 => 32,
+            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::Mxfp4 | Self::Uint4 => 32,
             Self::Q4K | Self::Q5K | Self::Q6K => SUPER_BLOCK,
         }
     }
@@ -118,6 +122,7 @@ impl Encoding {
             Self::Q4K => 144,
             Self::Q5K => 176,
             Self::Q6K => 210,
+            Self::Mxfp4 => 17,
             Self::Uint4 => 21,
         }
     }
@@ -146,6 +151,7 @@ impl Encoding {
             Self::Q4K => blocks(bytes, out, q4_k),
             Self::Q5K => blocks(bytes, out, q5_k),
             Self::Q6K => blocks(bytes, out, q6_k),
+            Self::Mxfp4 => blocks(bytes, out, mxfp4),
             Self::Uint4 => blocks(bytes, out, uint4),
         }
     }
@@ -197,7 +203,7 @@ impl Encoding {
                 let scale = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
                 out.push(nibbles(&b[5..]), scale, -f32::from(b[4]) * scale);
             }),
-            Self::F32 | Self::F16 | Self::Bf16 | Self::Q6K => return false,
+            Self::F32 | Self::F16 | Self::Bf16 | Self::Q6K | Self::Mxfp4 => return false,
         }
 
         true
@@ -251,6 +257,22 @@ fn uint4(b: &[u8; 21], y: &mut [f32; 32]) {
     for (j, &q) in b[5..].iter().enumerate() {
         y[j] = f32::from(i16::from(q & 15) - zero) * scale;
         y[j + 16] = f32::from(i16::from(q >> 4) - zero) * scale;
+    }
+}
+
+/// Twice the magnitudes of floats of 4 bits without their sign.
+const E2M1: [f32; 8] = [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0];
+
+fn mxfp4(b: &[u8; 17], y: &mut [f32; 32]) {
+    // Half of the scale, since the magnitudes are doubled.
+    let bits = if b[0] < 2 { 0x0020_0000 << b[0] } else { u32::from(b[0] - 1) << 23 };
+    let scale = f32::from_bits(bits);
+    let value = |quant: u8| {
+        let magnitude = E2M1[usize::from(quant & 7)];
+        scale * if quant & 8 == 0 { magnitude } else { -magnitude }
+    };
+    for (j, &q) in b[1..].iter().enumerate() {
+        (y[j], y[j + 16]) = (value(q & 15), value(q >> 4));
     }
 }
 
@@ -365,7 +387,7 @@ mod tests {
     /// Lines of `type encoded-bytes decoded-f32-bytes`; both byte strings are hexadecimal.
     const GOLDENS: &str = include_str!("../tests/goldens/dequantize.txt");
 
-    const ALL: [(&str, Encoding); 11] = [
+    const ALL: [(&str, Encoding); 12] = [
         ("F32", Encoding::F32),
         ("F16", Encoding::F16),
         ("BF16", Encoding::Bf16),
@@ -377,6 +399,7 @@ mod tests {
         ("Q4_K", Encoding::Q4K),
         ("Q5_K", Encoding::Q5K),
         ("Q6_K", Encoding::Q6K),
+        ("MXFP4", Encoding::Mxfp4),
     ];
 
     fn unhex(text: &str) -> Vec<u8> {

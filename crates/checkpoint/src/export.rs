@@ -232,15 +232,18 @@ fn scaling(scaling: &RopeScaling) -> Value {
             "high_freq_factor": high_freq_factor,
             "original_max_position_embeddings": original_context,
         }),
-        RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor } => json!({
-            "rope_type": "yarn",
-            "type": "yarn",
-            "factor": factor,
-            "original_max_position_embeddings": original_context,
-            "beta_fast": beta_fast,
-            "beta_slow": beta_slow,
-            "attention_factor": attention_factor,
-        }),
+        RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor, truncate } => {
+            json!({
+                "rope_type": "yarn",
+                "type": "yarn",
+                "factor": factor,
+                "original_max_position_embeddings": original_context,
+                "beta_fast": beta_fast,
+                "beta_slow": beta_slow,
+                "attention_factor": attention_factor,
+                "truncate": truncate,
+            })
+        }
         RopeScaling::LongRope { short, long, .. } => {
             json!({"type": "longrope", "short_factor": shorts(short), "long_factor": shorts(long)})
         }

@@ -24,7 +24,7 @@ pub const WIDTH: RangeInclusive<usize> = 1..=1 << 20;
 /// Number of heads.
 pub const HEADS: RangeInclusive<usize> = 1..=4096;
 /// Number of experts in a layer.
-const EXPERTS: RangeInclusive<usize> = 1..=1024;
+pub(super) const EXPERTS: RangeInclusive<usize> = 1..=1024;
 /// Number of vocabulary entries.
 pub const VOCAB: RangeInclusive<usize> = 1..=1 << 24;
 /// Sequence lengths, in tokens.
@@ -309,7 +309,7 @@ fn check_rope(path: &Path, decoder: &DecoderArch, attention: &Attention) -> Resu
             }
             Ok(())
         }
-        RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor } => {
+        RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor, .. } => {
             positive("a rope scaling factor", *factor)?;
             positive("a rope scaling beta_fast", *beta_fast)?;
             positive("a rope scaling beta_slow", *beta_slow)?;

@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// Supported encodings, for errors about another one.
-const ENCODINGS: &str = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K or Q6_K; \
+const ENCODINGS: &str = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K or MXFP4; \
                          convert the checkpoint or take another quantisation of it";
 
 /// All tensors of a checkpoint.

@@ -101,8 +101,10 @@ fn frequencies(rope: &Rope, reach: LengthRange) -> Vec<f64> {
     let pairs = 0..rope.dims / 2;
     let plain = pairs.map(|pair| rope.theta.powf(-2.0 * pair as f64 / rope.dims as f64)).enumerate();
     match &rope.scaling {
-        RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, .. } => {
+        RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, truncate, .. } => {
             let blend = YarnBlend::new(rope, *original_context, [*beta_fast, *beta_slow]);
+            let blend = if *truncate { blend.truncated() } else { blend };
+            let blend = blend.within(rope.dims);
             plain.map(|(pair, frequency)| blend.of(pair, frequency, *factor)).collect()
         }
         scaling => plain.map(|(pair, frequency)| scaled(scaling, reach, pair, frequency)).collect(),
@@ -122,7 +124,16 @@ impl YarnBlend {
         let [first, last] = rotations.map(|rotations| {
             dims * (original_context as f64 / (rotations * TAU)).ln() / (2.0 * rope.theta.ln())
         });
-        Self { first: first.floor().max(0.0), last: last.ceil().min(dims - 1.0) }
+        Self { first, last }
+    }
+
+    /// Returns the transition between the whole pairs around it.
+    fn truncated(self) -> Self {
+        Self { first: self.first.floor(), last: self.last.ceil() }
+    }
+
+    fn within(self, dims: usize) -> Self {
+        Self { first: self.first.max(0.0), last: self.last.min(dims as f64 - 1.0) }
     }
 
     fn of(&self, pair: usize, frequency: f64, factor: f64) -> f64 {

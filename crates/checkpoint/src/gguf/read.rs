@@ -319,6 +319,7 @@ fn kind(number: u32) -> TensorEncoding {
         13 => Encoding::Q5K,
         14 => Encoding::Q6K,
         30 => Encoding::Bf16,
+        39 => Encoding::Mxfp4,
         _ => return TensorEncoding::Other(other_type(number)),
     };
     TensorEncoding::Known(encoding)
@@ -492,8 +493,8 @@ mod tests {
     #[test]
     fn types_have_ggml_s_numbers() {
         use Encoding::*;
-        let numbers = [0, 1, 2, 3, 6, 7, 8, 12, 13, 14, 30];
-        let encodings = [F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4K, Q5K, Q6K, Bf16];
+        let numbers = [0, 1, 2, 3, 6, 7, 8, 12, 13, 14, 30, 39];
+        let encodings = [F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4K, Q5K, Q6K, Bf16, Mxfp4];
         assert_eq!(numbers.map(kind), encodings.map(TensorEncoding::Known));
         assert!(
             (0..64)

@@ -297,20 +297,19 @@ impl RopeKeys {
 
     /// Returns YaRN scaling. `context` is the context length that the file states outside the scaling keys.
     fn yarn(&self, path: &Path, context: usize) -> Result<RopeScaling> {
-        // DeepSeek's factors and gpt-oss's exact borders give other frequencies.
-        for (key, present) in [
-            ("mscale", self.mscale.is_some()),
-            ("mscale_all_dim", self.mscale_all_dim.is_some()),
-            ("truncate", self.truncate == Some(false)),
-        ] {
+        // DeepSeek's factors give other frequencies.
+        for (key, present) in
+            [("mscale", self.mscale.is_some()), ("mscale_all_dim", self.mscale_all_dim.is_some())]
+        {
             if present {
-                return Err(unsupported("rope scaling yarn", "no mscale, mscale_all_dim and truncate", key));
+                return Err(unsupported("rope scaling yarn", "no mscale and mscale_all_dim", key));
             }
         }
         let factor = need(path, "factor", self.factor)?;
         let original_context = self.original_max_position_embeddings.unwrap_or(context);
         let mut scaling = RopeScaling::yarn(factor, original_context);
-        if let RopeScaling::Yarn { beta_fast, beta_slow, attention_factor, .. } = &mut scaling {
+        if let RopeScaling::Yarn { beta_fast, beta_slow, attention_factor, truncate, .. } = &mut scaling {
+            *truncate = self.truncate.unwrap_or(*truncate);
             *beta_fast = self.beta_fast.unwrap_or(*beta_fast);
             *beta_slow = self.beta_slow.unwrap_or(*beta_slow);
             *attention_factor = self.attention_factor.unwrap_or(*attention_factor);
@@ -504,7 +503,8 @@ mod tests {
         let found = decoder(json!({"max_position_embeddings": 32768, "rope_scaling": card})).unwrap();
         assert_eq!(found.rope.unwrap().scaling, RopeScaling::yarn(4.0, 32768));
         assert_eq!(found.context, 131_072);
-        let own = json!({"rope_type": "yarn", "factor": 2.0, "beta_fast": 16.0, "attention_factor": 1.5});
+        let own = json!({"rope_type": "yarn", "factor": 2.0, "beta_fast": 16.0, "attention_factor": 1.5,
+            "truncate": false});
         let found = decoder(json!({"max_position_embeddings": 64, "rope_scaling": own})).unwrap();
         assert_eq!(
             found.rope.unwrap().scaling,
@@ -513,7 +513,8 @@ mod tests {
                 original_context: 64,
                 beta_fast: 16.0,
                 beta_slow: 1.0,
-                attention_factor: 1.5
+                attention_factor: 1.5,
+                truncate: false,
             }
         );
         let yarn = |more: Value| {

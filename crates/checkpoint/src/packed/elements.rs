@@ -111,7 +111,9 @@ impl<'a> PackedElements<'a> {
                 let words = self.cols.div_ceil(per_word);
                 field(word(self.quants, row * words + col / per_word), bits, col % per_word)
             }
-            PackedLayout::Bytes | PackedLayout::Float8 => i32::from(self.byte(row, col) as i8),
+            PackedLayout::Bytes | PackedLayout::Float8 | PackedLayout::Mxfp4 => {
+                i32::from(self.byte(row, col) as i8)
+            }
         }
     }
 
@@ -141,7 +143,7 @@ impl<'a> PackedElements<'a> {
             }
             (PackedLayout::Interleaved, None) => 8,
             (PackedLayout::Columns { bits, .. } | PackedLayout::Rows { bits }, None) => 1 << (bits - 1),
-            (PackedLayout::Bytes, None) | (PackedLayout::Float8, _) => 0,
+            (PackedLayout::Bytes, None) | (PackedLayout::Float8 | PackedLayout::Mxfp4, _) => 0,
         }
     }
 

@@ -4,6 +4,7 @@ use std::{collections::HashMap, path::Path};
 
 use serde_json::Value;
 
+use super::mxfp4;
 use crate::{
     error::{CheckpointError, Result},
     limits::{malformed, unsupported},
@@ -36,11 +37,13 @@ pub(crate) enum PackedFormat {
         /// Rows and columns of a block that shares a scale; `None` if the whole weight has one scale.
         block: Option<[usize; 2]>,
     },
+    /// gpt-oss's experts: floats of 4 bits in blocks of 32.
+    Mxfp4,
 }
 
 /// The formats that are read, for errors about another one.
 const OTHERS: &str = "none, or integers of AutoAWQ (gemm), GPTQ, AutoRound or compressed-tensors, 4-bit integers of AMD Quark in \
-                      groups, or 8-bit floats; take the checkpoint in f32, f16 or bf16, or a GGUF file of it";
+                      groups, 8-bit floats, or mxfp4; take the checkpoint in f32, f16 or bf16, or a GGUF file of it";
 
 /// Scales of activations and of a cache. Narthex does not round these as the file's program does.
 const ACTIVATION_SCALES: [&str; 6] =
@@ -59,6 +62,7 @@ impl PackedFormat {
             "gptq" | "gptqmodel" => Self::gptq(config),
             "auto-round" | "auto_round" | "intel/auto-round" => Self::auto_round(config),
             "compressed-tensors" => Self::compressed_tensors(config),
+            "mxfp4" => Ok(Self::Mxfp4),
             "fp8" => Ok(Self::Float8 { block: block(config.get("weight_block_size")) }),
             other => Err(unsupported("quantization_config", OTHERS, other)),
         }
@@ -185,6 +189,9 @@ pub(crate) fn gather<'a>(
     format: PackedFormat,
     bytes: impl Fn(&StoredTensor) -> &'a [u8],
 ) -> Result<()> {
+    if format == PackedFormat::Mxfp4 {
+        return mxfp4::gather(folder, tensors);
+    }
     let mut modules: Vec<(String, String)> = tensors
         .iter()
         .filter_map(|(name, tensor)| Some((format.module(name, tensor, tensors)?.to_owned(), name.clone())))
@@ -271,6 +278,7 @@ impl PackedFormat {
                 None => name.strip_suffix(".weight").filter(|_| is("I8") || is("F8_E4M3"))?,
             },
             Self::Float8 { .. } => name.strip_suffix(".weight").filter(|_| is("F8_E4M3"))?,
+            Self::Mxfp4 => return None,
         };
         let parts = ["weight_scale", "weight_scale_inv", "weight_zero_point"];
         parts.iter().any(|part| tensors.contains_key(&format!("{module}.{part}"))).then_some(module)
@@ -283,7 +291,7 @@ impl PackedFormat {
             Self::Quark | Self::CompressedTensors { .. } => {
                 PartNames { scales: "weight_scale", zeros: "weight_zero_point", groups: "weight_g_idx" }
             }
-            Self::Float8 { .. } => {
+            Self::Float8 { .. } | Self::Mxfp4 => {
                 PartNames { scales: "weight_scale_inv", zeros: "weight_zero_point", groups: "weight_g_idx" }
             }
         }
@@ -300,6 +308,7 @@ impl PackedFormat {
             Self::Quark | Self::Awq => PackedLayout::Interleaved,
             Self::Gptq { bits, zero_offset } => PackedLayout::Columns { bits, zero_offset },
             Self::Float8 { .. } => PackedLayout::Float8,
+            Self::Mxfp4 => PackedLayout::Mxfp4,
             Self::CompressedTensors { bits, .. } => match &weight.kind {
                 TensorEncoding::Other(kind) if kind == "I8" => PackedLayout::Bytes,
                 TensorEncoding::Other(kind) if kind == "F8_E4M3" => PackedLayout::Float8,
@@ -359,6 +368,7 @@ impl PackedShapes<'_> {
                 self.tiled([first, second], block).filter(|_| self.has_zeros(self.scales, "I8"))
             }
             PackedLayout::Float8 => self.tiled([first, second], block),
+            PackedLayout::Mxfp4 => None,
         }
     }
 
@@ -429,6 +439,7 @@ mod tests {
             json!({"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"group_0": {"weights": weights}}}),
             PackedFormat::CompressedTensors { bits: 4, block: None },
         );
+        check(json!({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}), PackedFormat::Mxfp4);
         check(
             json!({"quant_method": "fp8", "weight_block_size": [128, 64]}),
             PackedFormat::Float8 { block: Some([128, 64]) },

@@ -2,10 +2,12 @@
 //! their scales and zero points in tensors of their own.
 //!
 //! `PackedFormat` decides which settings are supported, `gather` combines the tensors of each weight, and `weight`
-//! reads it. Weights in 4 bits with whole groups of 32 columns keep their integers; others are reconstructed.
+//! reads it. Weights in 4 bits with whole groups of 32 columns keep their integers, and floats of 4 bits their blocks
+//! (`mxfp4`); others are reconstructed.
 
 mod elements;
 mod format;
+mod mxfp4;
 
 use std::borrow::Cow;
 
@@ -31,7 +33,7 @@ fn keeps_integers(packed: &PackedTensor) -> bool {
     let bits = match packed.layout {
         PackedLayout::Interleaved => 4,
         PackedLayout::Columns { bits, .. } | PackedLayout::Rows { bits } => bits,
-        PackedLayout::Bytes | PackedLayout::Float8 => 8,
+        PackedLayout::Bytes | PackedLayout::Float8 | PackedLayout::Mxfp4 => 8,
     };
     bits == 4 && packed.groups.is_none() && packed.tile[1].is_multiple_of(BLOCK)
 }
@@ -62,6 +64,9 @@ pub(super) fn weight<'a>(
         });
     };
 
+    if packed.layout == PackedLayout::Mxfp4 {
+        return mxfp4::weight(name, [rows, cols], elements, [bytes(located), bytes(&packed.scales)]);
+    }
     let encoding = if keeps_integers(packed) { Encoding::Uint4 } else { Encoding::F32 };
     let row_bytes = cols / encoding.block_elements() * encoding.block_bytes();
     let mut out = vec![0; rows * row_bytes];

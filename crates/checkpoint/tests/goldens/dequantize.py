@@ -15,7 +15,7 @@ HALVES = {
     "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0],
     "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208],
 }
-TYPES = ["F32", "F16", "BF16", *HALVES]
+TYPES = ["F32", "F16", "BF16", *HALVES, "MXFP4"]
 # A subnormal, a negative zero, extremes and ordinary scales.
 SCALES = [0x0003, 0x8000, 0x7BFF, 0xFBFF, 0x2E66, 0xA419, 0x3C00, 0x1234]
 
@@ -23,6 +23,11 @@ SCALES = [0x0003, 0x8000, 0x7BFF, 0xFBFF, 0x2E66, 0xA419, 0x3C00, 0x1234]
 def blocks(name, random):
     kind = gguf.GGMLQuantizationType[name]
     elements, size = gguf.GGML_QUANT_SIZES[kind]
+    if name == "MXFP4":
+        data = random.integers(0, 256, (5, size), dtype=np.uint8)
+        # Scales from the smallest on.
+        data[:, 0] = [0, 1, 2, 120, 250]
+        return kind, data.reshape(-1)
     if name not in HALVES:
         values = random.standard_normal(12).astype(np.float32)
         if name == "F32":

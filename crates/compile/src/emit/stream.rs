@@ -21,7 +21,10 @@ use crate::{
     package::HashedFile,
     quant::{
         Plan, Scaling, Storage,
-        block::{CopiedForm, Factors, Form4, QuantRow, Shift, copy_blocks, quantize_w8, quantize_w8_zeros},
+        block::{
+            CopiedForm, Factors, Form4, QuantRow, Shift, copy_blocks, quantize_w8, quantize_w8_powers,
+            quantize_w8_zeros,
+        },
     },
 };
 
@@ -395,7 +398,11 @@ impl Quantizer<'_> {
 
     /// Quantises a row of a weight.
     fn quantize_row(&self, weight: &ScaledWeight<'_>, row: &[f32]) -> QuantRow {
+        let is_scaled = weight.factors.is_some() || weight.divisors.is_some();
         match self.storage {
+            Storage::W8 | Storage::W8Zeros if weight.weight.encoding == Encoding::Mxfp4 && !is_scaled => {
+                quantize_w8_powers(row, self.block)
+            }
             Storage::W4 => Form4::Zeros.quantize(row, self.block),
             Storage::W4Symmetric => Form4::Symmetric.quantize(row, self.block),
             Storage::W8Zeros => {
@@ -458,7 +465,7 @@ fn steps(encoding: Encoding) -> Option<u8> {
         Encoding::Q4_0 | Encoding::Q4_1 | Encoding::Q4K | Encoding::Uint4 => Some(15),
         Encoding::Q5_0 | Encoding::Q5_1 | Encoding::Q5K => Some(31),
         Encoding::Q6K => Some(63),
-        Encoding::F32 | Encoding::F16 | Encoding::Bf16 | Encoding::Q8_0 => None,
+        Encoding::F32 | Encoding::F16 | Encoding::Bf16 | Encoding::Q8_0 | Encoding::Mxfp4 => None,
     }
 }
 

@@ -214,6 +214,22 @@ pub fn quantize_w8_zeros(
     out
 }
 
+/// Quantises a row to 8 bits with powers of two as scales and the middle of the range as zero points.
+///
+/// The values of MXFP4 are integers from -12 to 12 times a power of two, so that this is exact, also where blocks of
+/// exponents up to three apart share a scale. Halves represent scales from 2^-24 on.
+pub fn quantize_w8_powers(row: &[f32], block: usize) -> QuantRow {
+    let mut out = QuantRow::default();
+    for values in row.chunks(block) {
+        let peak = values.iter().fold(0.0f32, |peak, x| peak.max(x.abs()));
+        let exponent = (peak.log2().floor() - 6.0).max(-24.0);
+        let scale = if peak > 0.0 { exponent.exp2() } else { 0.0 };
+        push_8(&mut out, values, block, &Grid::new(scale, ZERO_8, TOP_8));
+        out.zeros.push(ZERO_8 as u8);
+    }
+    out
+}
+
 fn push_8(out: &mut QuantRow, values: &[f32], block: usize, grid: &Grid) {
     out.scales.push(f16::from_f32(grid.scale));
     out.quants.extend(values.iter().map(|x| grid.quant(*x) as u8));
@@ -596,8 +612,15 @@ mod tests {
         assert_eq!(decode(&quantize_w8_zeros(&q8, 32, None, None), 32, 32), q8);
         let q4: Vec<f32> = (0..32).map(|i| ((i % 16) as f32 - 5.0) * 0.25).collect();
         assert_eq!(decode(&Form4::Zeros.quantize(&q4, 32), 32, 32), q4);
+        // MXFP4: integers from -12 to 12 times a power of two.
+        let magnitudes = [0.0, 1.0, -2.0, 3.0, -4.0, 6.0, -8.0, 12.0];
+        for (exponent, largest) in [(-3, 8), (0, 8), (-24, 8), (4, 7), (9, 2)] {
+            let mxfp4: Vec<f32> = (0..32).map(|i| magnitudes[i % largest] * 2.0f32.powi(exponent)).collect();
+            assert_eq!(decode(&quantize_w8_powers(&mxfp4, 32), 32, 32), mxfp4, "2^{exponent}");
+        }
         let zeros = [0.0; 32];
         for row in [
+            quantize_w8_powers(&zeros, 32),
             quantize_w8(&zeros, 32),
             quantize_w8_zeros(&zeros, 32, Some(15), None),
             Form4::Zeros.quantize(&zeros, 32),
@@ -628,6 +651,7 @@ mod tests {
             values[3] = x;
             for row in [
                 quantize_w8(&values, 32),
+                quantize_w8_powers(&values, 32),
                 quantize_w8_zeros(&values, 32, Some(15), None),
                 Form4::Zeros.quantize(&values, 32),
             ] {

@@ -103,7 +103,9 @@ impl Storage {
             (Self::W4 | Self::W8Zeros, Encoding::Q5_0 | Encoding::Q8_0) => Self::W8Copied,
             (Self::W4 | Self::W8Zeros, Encoding::Q5_1 | Encoding::Q5K) => Self::W8Offsets,
             // Scales for 16 elements, and floats.
-            (Self::W4, Encoding::Q6K | Encoding::F32 | Encoding::F16 | Encoding::Bf16) => Self::W8Zeros,
+            (Self::W4, Encoding::Q6K | Encoding::Mxfp4 | Encoding::F32 | Encoding::F16 | Encoding::Bf16) => {
+                Self::W8Zeros
+            }
             // The host reads the rows of symmetric blocks.
             (Self::W8, Encoding::Q5_0 | Encoding::Q8_0) => Self::W8Copied,
             _ => planned,

@@ -17,8 +17,13 @@ impl RopeScaling {
     /// Returns YaRN scaling with the constants of its paper, for Llama's and most other models.
     pub fn yarn(factor: f64, original_context: usize) -> Self {
         let attention_factor = if factor > 1.0 { 0.1 * factor.ln() + 1.0 } else { 1.0 };
-        Self::Yarn { factor, original_context, beta_fast: 32.0, beta_slow: 1.0, attention_factor }
+        let [beta_fast, beta_slow] = [32.0, 1.0];
+        Self::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor, truncate: true }
     }
+}
+
+fn truncates() -> bool {
+    true
 }
 
 /// Scaling of rotary frequencies.
@@ -56,6 +61,9 @@ pub enum RopeScaling {
         beta_slow: f64,
         /// Factor on rotated queries and keys.
         attention_factor: f64,
+        /// True if the transition begins and ends at whole pairs.
+        #[serde(default = "truncates", skip_serializing_if = "Clone::clone")]
+        truncate: bool,
     },
     /// LongRoPE (Ding et al. 2024, arXiv:2402.13753): divisors per frequency. One set is for sequences up to the
     /// original context and another for longer ones; all keys of a sequence use the same set.
