@@ -35,6 +35,8 @@ pub(super) struct Layout {
     pub(super) pairs: RopePairs,
     /// Orientation of linear weights inside layers.
     pub(super) orientation: Orientation,
+    /// Orientation of the weights of experts.
+    pub(super) experts: Orientation,
     /// Canonical modules whose linear weight is `[in, out]` in any orientation of the layers.
     pub(super) transposed: &'static [&'static str],
     /// Storage of the gains of norms.
@@ -110,8 +112,10 @@ impl Layout {
 
     /// Returns whether a file has the columns of a weight as rows.
     fn is_transposed(&self, canonical: &str) -> bool {
-        let in_layer = self.orientation == Orientation::Columns && canonical.ends_with("_proj.weight");
-        in_layer || canonical.strip_suffix(".weight").is_some_and(|module| self.transposed.contains(&module))
+        let orientation = if canonical.contains(".mlp.experts.") { self.experts } else { self.orientation };
+        let is_projection = orientation == Orientation::Columns && canonical.ends_with("_proj.weight");
+        is_projection
+            || canonical.strip_suffix(".weight").is_some_and(|module| self.transposed.contains(&module))
     }
 
     fn layer(&self, canonical: &str) -> Option<&DecoderLayer> {
@@ -153,6 +157,11 @@ impl Layout {
     ) -> Result<Weight<'a>> {
         if let Some(TensorPart::Matrix(number)) = part {
             weight = matrix(weight, number)?;
+        }
+
+        if let Some(TensorPart::Alternate(number)) = part {
+            let pairs = weight.shape.first().map_or(0, |rows| rows / 2);
+            weight = head_half(weight, pairs, number)?;
         }
 
         if let Some(TensorPart::Third(number)) = part {
@@ -223,7 +232,9 @@ impl Layout {
                 stored.insert(0, found.first().map_or(0, |&matrices| matrices).max(number + 1));
             }
             (Some(TensorPart::Third(_)), _) => stored.iter_mut().take(1).for_each(|rows| *rows *= 3),
-            (Some(TensorPart::HeadHalf(_)), _) => stored.iter_mut().take(1).for_each(|rows| *rows *= 2),
+            (Some(TensorPart::HeadHalf(_) | TensorPart::Alternate(_)), _) => {
+                stored.iter_mut().take(1).for_each(|rows| *rows *= 2)
+            }
             (Some(part), Some(layer)) => {
                 if let (Some(rows), Some((sizes, _))) = (stored.first_mut(), sizes(layer, part)) {
                     *rows = sizes.iter().sum();
@@ -372,7 +383,11 @@ fn sizes(layer: &DecoderLayer, part: TensorPart) -> Option<(Vec<usize>, usize)> 
             Recurrence::Mamba2(mamba) => Some((vec![mamba.inner(), mamba.width(), mamba.heads], number)),
             Recurrence::DeltaRule(_) => None,
         },
-        TensorPart::PerHead | TensorPart::Matrix(_) | TensorPart::Third(_) | TensorPart::HeadHalf(_) => None,
+        TensorPart::PerHead
+        | TensorPart::Matrix(_)
+        | TensorPart::Third(_)
+        | TensorPart::HeadHalf(_)
+        | TensorPart::Alternate(_) => None,
     }
 }
 
@@ -412,13 +427,17 @@ fn head_half(weight: Weight<'_>, heads: usize, number: usize) -> Result<Weight<'
     Weight::new(name, shape, encoding, picked)
 }
 
-/// Returns one matrix of a stack `[matrices, rows, cols]`.
+/// Returns one matrix of a stack `[matrices, rows, cols]`, or one vector of a stack of biases, `[vectors, elements]`.
 fn matrix<'a>(weight: Weight<'a>, number: usize) -> Result<Weight<'a>> {
     let Weight { name, shape, encoding, bytes, .. } = weight;
     match shape[..] {
         [matrices, rows, cols] if number < matrices => {
             let size = rows * cols / encoding.block_elements() * encoding.block_bytes();
             Weight::new(name, vec![rows, cols], encoding, sliced(bytes, number * size..(number + 1) * size))
+        }
+        [vectors, elements] if number < vectors && name.ends_with(".bias") => {
+            let size = elements / encoding.block_elements() * encoding.block_bytes();
+            Weight::new(name, vec![elements], encoding, sliced(bytes, number * size..(number + 1) * size))
         }
         _ => {
             let expected = [vec![number + 1], shape.iter().rev().take(2).rev().copied().collect()].concat();
@@ -547,6 +566,12 @@ mod tests {
             check(&layout, &name(module), &[16, 2], Some(TensorPart::HeadHalf(number)), &expected);
         }
         check(&layout, &name("mlp.up_proj"), &[4, 3], Some(TensorPart::Up), &numbers(6..12));
+        let expert = |leaf: &str| format!("layers.0.mlp.experts.1.up_proj.{leaf}");
+        check(&layout, &expert("weight"), &[4, 2], Some(TensorPart::Alternate(1)), &[2.0, 3.0, 6.0, 7.0]);
+        check(&layout, &expert("bias"), &[4], Some(TensorPart::Alternate(0)), &[0.0, 2.0]);
+        check(&layout, &expert("bias"), &[2, 3], Some(TensorPart::Matrix(1)), &[3.0, 4.0, 5.0]);
+        let columns = Layout { experts: Orientation::Columns, ..layout.clone() };
+        check(&columns, &expert("weight"), &[2, 4], Some(TensorPart::Alternate(1)), &[1.0, 5.0, 3.0, 7.0]);
         let neighbours = Layout { pairs: RopePairs::Interleaved, ..layout.clone() };
         check(&neighbours, &name("attn.k_proj"), &[16, 1], Some(TensorPart::Key), &[8.0, 10.0, 9.0, 11.0]);
         let wrong = layout.canonical(counting(&name("attn.k_proj"), &[15, 2]), Some(TensorPart::Key));

@@ -17,11 +17,15 @@ pub(super) struct NameTable {
     /// Canonical modules inside a layer, each with the file's name.
     pub(super) inner: &'static [(&'static str, &'static str)],
     /// Canonical modules inside a layer that are a part of a module in the file: the canonical name, the file's name,
-    /// and the part. A `#` in the canonical name stands for the number of a matrix in a stack.
+    /// and the part. A `#` in the canonical name stands for the number of a matrix in a stack, or for a number in the file's
+    /// name if that has one too.
     pub(super) parts: &'static [(&'static str, &'static str, TensorPart)],
     /// Canonical modules outside layers that are one matrix of a stack in the file, without their number: the canonical
     /// name and the file's name.
     pub(super) stacks: &'static [(&'static str, &'static str)],
+    /// Stacks in layers whose members are tensors of their own for the other names: the file's name of a stack, and that of
+    /// a member, with a `#` for its number.
+    pub(super) members: &'static [(&'static str, &'static str)],
     /// Modules of the file that are weights themselves: their names have no suffix such as `.weight`.
     pub(super) without_suffix: &'static [&'static str],
     /// Suffix of the modules whose weight and bias are called gamma and beta in old files, as in TensorFlow.
@@ -51,6 +55,8 @@ pub(super) enum TensorPart {
     PerHead,
     /// One matrix of a stack, by its number.
     Matrix(usize),
+    /// Every second row, by the number of the first.
+    Alternate(usize),
 }
 
 /// A tensor that may contain a weight.
@@ -88,6 +94,7 @@ impl NameTable {
         inner: &[],
         parts: &[],
         stacks: &[],
+        members: &[],
         without_suffix: &[],
         gamma_and_beta: None,
     };
@@ -100,7 +107,7 @@ impl NameTable {
         let path = match inside_layer(module) {
             Some((layer, module)) => {
                 let fused = self.part_of(module).map(|(file, _)| file);
-                let file = fused.map(str::to_owned).or_else(|| self.lookup(|table| table.inner, module));
+                let file = fused.or_else(|| self.lookup(|table| table.inner, module));
                 file.map(|file| format!("{}{layer}.{file}", self.layer))
             }
             None => match self.stacked(module) {
@@ -145,12 +152,13 @@ impl NameTable {
     }
 
     /// Returns the module of the file that has the module `module` of a layer as a part, and the part.
-    fn part_of(&self, module: &str) -> Option<(&'static str, TensorPart)> {
+    fn part_of(&self, module: &str) -> Option<(String, TensorPart)> {
         self.parts.iter().find_map(|&(name, file, part)| match name.split_once('#') {
-            None => (name == module).then_some((file, part)),
+            None => (name == module).then(|| (file.to_owned(), part)),
             Some((start, end)) => {
-                let number = module.strip_prefix(start)?.strip_suffix(end)?.parse().ok()?;
-                Some((file, TensorPart::Matrix(number)))
+                let number: usize = module.strip_prefix(start)?.strip_suffix(end)?.parse().ok()?;
+                let part = if file.contains('#') { part } else { TensorPart::Matrix(number) };
+                Some((file.replace('#', &number.to_string()), part))
             }
         })
     }
@@ -246,6 +254,11 @@ mod tests {
             FileName { name: "blk.2.ffn_up_exps.weight".to_owned(), part: Some(TensorPart::Matrix(17)) };
         assert_eq!(experts, [place]);
         check(gguf("qwen3moe"), "layers.2.mlp.experts.x.up_proj.weight", &[]);
+        let up = hf("GptOssForCausalLM").file_names("layers.2.mlp.experts.17.up_proj.bias");
+        let name = "model.layers.2.mlp.experts.17.gate_up_proj.bias".to_owned();
+        assert_eq!(up[0], FileName { name, part: Some(TensorPart::Alternate(1)) });
+        let sinks = "layers.0.self_attn.sinks";
+        check(hf("GptOssForCausalLM"), "layers.0.attn.sinks.weight", &[&format!("model.{sinks}"), sinks]);
         let expert = "layers.0.mlp.experts.3.down_proj.weight";
         check(hf("Qwen3MoeForCausalLM"), expert, &[&format!("model.{expert}"), expert]);
         let norm = "embeddings.LayerNorm";

@@ -55,10 +55,16 @@ const CHATGLM3_TEMPLATE: &str = "\
     {% for message in messages %}{% if loop.first %}[gMASK]sop{% endif %}<|{{ message['role'] }}|>\n \
     {{ message['content'] }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
 
-/// Returns the texts that end an answer of a family. A ChatGLM model ends its answer with the role of the next speaker.
+/// Returns the texts that end an answer of a family. A ChatGLM model ends its answer with the role of the next speaker. An
+/// answer of gpt-oss consists of messages, which end with `<|end|>`.
 pub(super) fn ends_of(family: Option<Family>) -> impl Iterator<Item = &'static str> {
-    let next: &[&str] = if family == Some(Family::ChatGlm) { &["<|user|>", "<|observation|>"] } else { &[] };
-    END_OF_TURN.iter().chain(next).copied()
+    let more: &[&str] = match family {
+        Some(Family::ChatGlm) => &["<|user|>", "<|observation|>"],
+        Some(Family::GptOss) => &["<|return|>", "<|call|>"],
+        _ => &[],
+    };
+    let has_messages = family == Some(Family::GptOss);
+    END_OF_TURN.iter().filter(move |end| !(has_messages && **end == "<|end|>")).chain(more).copied()
 }
 
 /// Returns the chat template for a model whose files have none, if its family has one.
@@ -77,6 +83,14 @@ pub(super) fn sorted(tokens: impl IntoIterator<Item = u32>) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn messages_of_gpt_oss_do_not_end_its_answer() {
+        let ends = |family| ends_of(family).collect::<Vec<_>>();
+        assert!(ends(None).contains(&"<|end|>") && !ends(None).contains(&"<|call|>"));
+        let found = ends(Some(Family::GptOss));
+        assert!(!found.contains(&"<|end|>") && found.contains(&"<|call|>") && found.contains(&"<|return|>"));
+    }
 
     #[test]
     fn stop_tokens_come_sorted_and_once() {

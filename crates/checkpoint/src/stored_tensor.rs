@@ -82,10 +82,8 @@ impl StoredTensor {
         let kinds = match &self.kind {
             TensorEncoding::PackedTensor(packed) => {
                 let scales = packed.scales.members().filter(|scales| scales.len() == count)?;
-                let member = |scales| {
-                    TensorEncoding::PackedTensor(Box::new(PackedTensor { scales, ..(**packed).clone() }))
-                };
-                scales.into_iter().map(member).collect()
+                let packed = scales.into_iter().map(|scales| PackedTensor { scales, ..(**packed).clone() });
+                packed.map(|packed| TensorEncoding::PackedTensor(Box::new(packed))).collect()
             }
             kind => vec![kind.clone(); count],
         };

@@ -110,6 +110,8 @@ pub enum Family {
     Gemma3n,
     /// The text part of Gemma 4, the dense models.
     Gemma4,
+    /// gpt-oss.
+    GptOss,
     /// GPT-2 and DistilGPT2.
     Gpt2,
     /// StableLM 3B, StableLM 2.

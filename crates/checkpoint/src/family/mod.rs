@@ -13,6 +13,7 @@ mod gemma;
 mod gemma3n;
 mod gemma4;
 mod gpt2;
+mod gpt_oss;
 mod granite;
 mod granite_hybrid;
 mod idefics3;
@@ -67,6 +68,7 @@ pub(super) const HF: &[&HfFamily] = &[
     &idefics3::HF,
     &lfm2::HF,
     &gpt2::HF,
+    &gpt_oss::HF,
     &openelm::HF,
     &chatglm::HF,
     &ernie::HF,
@@ -98,6 +100,7 @@ pub(super) const GGUF: &[&GgufFamily] = &[
     &lfm2::GGUF,
     &qwen3_5::GGUF,
     &gpt2::GGUF,
+    &gpt_oss::GGUF,
     &openelm::GGUF,
     &chatglm::GGUF,
     &ernie::GGUF,

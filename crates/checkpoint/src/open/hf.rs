@@ -34,6 +34,7 @@ use crate::{
     required_tensors,
     reranker::{self, AnswerReranker},
     safetensors,
+    stored_tensor::divide_stacks,
     tensors::Tensors,
 };
 
@@ -308,6 +309,8 @@ fn weights(
             maps.get(tensor.file).and_then(|map| map.get(tensor.bytes.clone())).unwrap_or(&[])
         })?;
     }
+
+    divide_stacks(&mut shards.by_name, family.names.members);
 
     let tensors = Tensors {
         origin: path.to_owned(),

@@ -77,13 +77,17 @@ pub(super) fn weight(
         let stored = blocks.as_chunks::<BLOCK_BYTES>().0.par_iter().zip(scales);
         out.par_chunks_exact_mut(encoding.block_bytes()).zip(stored).for_each(|(out, (pairs, scale))| {
             out[0] = *scale;
-            let float = |column: usize| pairs[column / 2] >> (4 * (column % 2)) & 15;
             for (at, pair) in out[1..].iter_mut().enumerate() {
-                *pair = float(at) | float(at + BLOCK / 2) << 4;
+                *pair = float(pairs, at) | (float(pairs, at + BLOCK / 2) << 4);
             }
         });
     }
     Weight::new(name, shape.to_vec(), encoding, Cow::Owned(out))
+}
+
+/// Returns the float of a column.
+fn float(pairs: &[u8; BLOCK_BYTES], column: usize) -> u8 {
+    pairs[column / 2] >> (4 * (column % 2)) & 15
 }
 
 #[cfg(test)]
@@ -98,7 +102,7 @@ mod tests {
     #[test]
     fn columns_are_in_the_order_of_the_file() {
         // The columns 0 to 31 are the floats 0 to 15, twice.
-        let pairs: Vec<u8> = (0..16u8).map(|at| (2 * at) % 16 | (((2 * at + 1) % 16) << 4)).collect();
+        let pairs: Vec<u8> = (0..16u8).map(|at| ((2 * at) % 16) | (((2 * at + 1) % 16) << 4)).collect();
         let found = weight("w", [1, 32], Elements::Read, [&pairs, &[128]]).unwrap();
         let positive = [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0];
         let expect = [positive, positive.map(|x: f32| -x)].concat();

@@ -51,7 +51,7 @@ def randomised(model, name, less_one=False):
             values = noise
         elif key.endswith(("conv.conv.weight", "conv1d.weight")):
             values = 0.5 * noise
-        elif key.endswith("mlp.gate.weight"):
+        elif key.endswith(("mlp.gate.weight", "mlp.router.weight")):
             # A router whose first choice is clear, so that rounding seldom changes an important one.
             values = 8 * noise / np.sqrt(HIDDEN)
         else:
@@ -119,7 +119,8 @@ def write(out, name, config, tensors, rows):
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
-    save_file({key: np.ascontiguousarray(value).astype(np.float16) for key, value in tensors.items()},
+    stored = {key: np.ascontiguousarray(value) for key, value in tensors.items()}
+    save_file({key: value if value.dtype == np.uint8 else value.astype(np.float16) for key, value in stored.items()},
               folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "logits.f32").write_bytes(np.ascontiguousarray(rows, dtype="<f4").tobytes())
     return folder
@@ -138,13 +139,14 @@ def separate(key, value):
     return {f"{stem}.{i}.{part}.weight": matrices[i] for i in range(len(value)) for part, matrices in parts.items()}
 
 
-def from_transformers(out, name, config, less_one=False):
+def from_transformers(out, name, config, less_one=False, parts=separate, round=lambda model: None):
     model = randomised(transformers.AutoModelForCausalLM.from_config(config), name, less_one)
+    round(model)
     rows = logits(model)
     tied = config.tie_word_embeddings
     tensors = {key: value.detach().numpy() for key, value in model.state_dict().items()
                if not (tied and key == "lm_head.weight")}
-    tensors = {name: value for key, stored in tensors.items() for name, value in separate(key, stored).items()}
+    tensors = {name: value for key, stored in tensors.items() for name, value in parts(key, stored).items()}
     settings = config.to_diff_dict()
     settings["architectures"] = [type(model).__name__]
     settings["tie_word_embeddings"] = bool(tied)
@@ -183,7 +185,10 @@ def write_gguf(folder, arch, tensors, meta, change=lambda key, value: value, ski
         name = names.get_name(key, try_suffixes=(".weight", ".bias"))
         assert name, key
         value = np.ascontiguousarray(change(key, value))
-        writer.add_tensor(name, value.astype(np.float16 if value.ndim > 1 else np.float32))
+        if value.dtype == np.uint8:
+            writer.add_tensor(name, value, raw_dtype=gguf.GGMLQuantizationType.MXFP4)
+        else:
+            writer.add_tensor(name, value.astype(np.float16 if value.ndim > 1 else np.float32))
     for key, value in meta.get("tensors", {}).items():
         writer.add_tensor(key, value)
     writer.write_header_to_file()
@@ -278,6 +283,65 @@ def qwen3_moe_mixed(out):
                                          num_experts=5, num_experts_per_tok=3, moe_intermediate_size=64,
                                          norm_topk_prob=False, mlp_only_layers=[1])
     from_transformers(out, "qwen3-moe-mixed", config)
+
+
+def gpt_oss_config():
+    scaling = dict(rope_type="yarn", rope_theta=150000.0, factor=4.0, beta_fast=8.0, beta_slow=1.0, truncate=False,
+                   original_max_position_embeddings=16)
+    return transformers.GptOssConfig(**SIZES | dict(intermediate_size=64), head_dim=HEAD, num_local_experts=6,
+                                     num_experts_per_tok=2, sliding_window=9, rope_parameters=scaling)
+
+
+def gpt_oss(out):
+    """Floats, as the library stores them: experts are matrices [in, out]."""
+    from_transformers(out, "gpt-oss", gpt_oss_config(), parts=lambda key, value: {key: value})
+
+
+def mxfp4_blocks(values):
+    """GGUF's blocks of matrices [.., out, in], one byte of scale before sixteen of floats."""
+    quants = gguf.quants.quantize(np.ascontiguousarray(values, np.float32), gguf.GGMLQuantizationType.MXFP4)
+    return quants.reshape(*values.shape[:-1], -1, 17)
+
+
+def gpt_oss_mxfp4(out):
+    """Experts in MXFP4, as the published models: matrices [out, in], two consecutive columns in a byte."""
+    blocks = {}
+
+    def round(model):
+        for key, weight in model.named_parameters():
+            if key.endswith(("experts.gate_up_proj", "experts.down_proj")):
+                stored = mxfp4_blocks(weight.detach().numpy().swapaxes(1, 2))
+                values = gguf.quants.dequantize(stored.reshape(*stored.shape[:2], -1), gguf.GGMLQuantizationType.MXFP4)
+                weight.data = torch.from_numpy(np.ascontiguousarray(values.swapaxes(1, 2)))
+                blocks[key] = stored
+
+    def parts(key, value):
+        if key not in blocks:
+            return {key: value}
+        halves = blocks[key][..., 1:]
+        columns = np.concatenate([halves & 15, halves >> 4], axis=-1)
+        return {f"{key}_blocks": columns[..., ::2] | columns[..., 1::2] << 4, f"{key}_scales": blocks[key][..., 0]}
+
+    folder, tensors = from_transformers(out, "gpt-oss-mxfp4", gpt_oss_config(), parts=parts, round=round)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = dict(quant_method="mxfp4", modules_to_not_convert=["lm_head"])
+    (folder / "config.json").write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
+
+    stacks = {key + (".weight" if key.endswith("sinks") else ""): value for key, value in tensors.items()
+              if ".experts." not in key}
+    for key, stored in blocks.items():
+        stem, bias = key.rsplit(".", 1)[0], tensors[key + "_bias"]
+        flat = stored.reshape(*stored.shape[:2], -1)
+        rows = {"down_proj": (flat, bias)}
+        if "gate_up" in key:
+            rows = {part: (flat[:, at::2], bias[:, at::2]) for at, part in enumerate(("gate_proj", "up_proj"))}
+        for part, (weight, bias) in rows.items():
+            stacks |= {f"{stem}.{part}.weight": weight, f"{stem}.{part}.bias": bias}
+    meta = llama_meta(layer_norm_rms_eps=1e-5, rope_freq_base=150000.0, key_length=HEAD, value_length=HEAD, sliding_window=9,
+                      expert_count=6, expert_used_count=2, expert_feed_forward_length=64,
+                      rope_scaling_type=gguf.RopeScalingType.YARN, rope_scaling_factor=4.0,
+                      rope_scaling_orig_ctx_len=16, rope_scaling_yarn_beta_fast=8.0, rope_scaling_yarn_beta_slow=1.0)
+    write_gguf(folder, gguf.MODEL_ARCH.GPT_OSS, stacks, meta)
 
 
 def smollm3(out):
@@ -759,7 +823,7 @@ def ernie(out):
 
 
 FAMILIES = dict(llama=llama, mistral=mistral, qwen2=qwen2, qwen2_5=qwen2_5, qwen3=qwen3, qwen3_moe=qwen3_moe, qwen3_moe_mixed=qwen3_moe_mixed,
-                qwen3_5=qwen3_5,
+                qwen3_5=qwen3_5, gpt_oss=gpt_oss, gpt_oss_mxfp4=gpt_oss_mxfp4,
                 smollm3=smollm3, lfm2=lfm2, phi3=phi3, phi3_long=phi3_long,
                 phi4_mini=phi4_mini, granite=granite, granite4=granite4, granite4_h=granite4_h, stablelm=stablelm, stablelm2=stablelm2, gemma2=gemma2, gemma3=gemma3, gemma3n=gemma3n, gemma4=gemma4, gpt2=gpt2,
                 openelm=openelm, chatglm3=chatglm3, ernie=ernie)

@@ -12,13 +12,15 @@ use serde_json::{Value, json};
 
 use crate::support::job;
 
-const FAMILIES: [&str; 26] = [
+const FAMILIES: [&str; 28] = [
     "chatglm3",
     "ernie4.5",
     "gemma2",
     "gemma3",
     "gemma3n",
     "gemma4",
+    "gpt-oss",
+    "gpt-oss-mxfp4",
     "gpt2",
     "granite",
     "granite-4-h",

@@ -39,7 +39,7 @@ pub(crate) const FAMILIES: [&str; 22] = [
 ];
 
 /// Names of the families with experts, which have no static variant.
-pub(crate) const EXPERTS: [&str; 2] = ["qwen3-moe", "qwen3-moe-mixed"];
+pub(crate) const EXPERTS: [&str; 4] = ["qwen3-moe", "qwen3-moe-mixed", "gpt-oss", "gpt-oss-mxfp4"];
 
 /// Returns the names of all families.
 pub(crate) fn all() -> impl Iterator<Item = &'static str> {
