@@ -1,6 +1,6 @@
 //! The catalogue of models, the store on disk, and all downloads.
 //!
-//! This is the only crate with outbound network access, and the only one that creates, renames or removes folders of the
+//! This is the only crate that connects to other machines, except to upstreams (`server`), and the only one that creates, renames or removes folders of the
 //! store. It does not read the contents of checkpoints and does not compile. Its only knowledge of ONNX is the names of the
 //! libraries that it unpacks. Start at [`index::Catalog`] (available models), [`resolve::ModelRef`] (a user's reference),
 //! [`fetch::fetch`] (download), [`store::Store`] (files on disk) and [`runtimes`] (libraries that run models).
@@ -15,6 +15,7 @@ pub mod index;
 pub mod keys;
 mod known_models;
 pub mod network;
+pub mod outbound;
 mod platform;
 mod redact;
 pub mod remote_file;

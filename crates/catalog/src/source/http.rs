@@ -96,8 +96,8 @@ impl Answer {
 
 /// A proxy, and the setting with its address.
 #[derive(Debug, Clone)]
-pub(super) struct NamedProxy {
-    proxy: Proxy,
+pub(crate) struct NamedProxy {
+    pub(crate) proxy: Proxy,
     setting: &'static str,
 }
 
@@ -108,7 +108,7 @@ impl NamedProxy {
     }
 
     /// Returns the proxy of the environment, or else that of the system.
-    fn from_environment() -> Option<Self> {
+    pub(crate) fn from_environment() -> Option<Self> {
         let Some(proxy) = Proxy::try_from_env() else {
             return system_proxy::read().map(|proxy| Self { proxy, setting: system_proxy::SETTING });
         };
@@ -139,7 +139,7 @@ impl HttpClient {
     ) -> Result<Self, ConnectionError> {
         let proxy = proxy.or_else(NamedProxy::from_environment);
         let roots = match certificates {
-            Some(file) => file.read()?,
+            Some(file) => RootCerts::new_with_certs(&file.certificates()?),
             None => root_certificates()?,
         };
         let agent = Agent::config_builder()
@@ -259,7 +259,8 @@ impl HttpClient {
 }
 
 impl NamedProxy {
-    fn applies_to(&self, url: &str) -> bool {
+    /// Returns true if requests to this URL use the proxy.
+    pub(crate) fn applies_to(&self, url: &str) -> bool {
         url.parse::<Uri>().is_ok_and(|uri| !self.proxy.is_no_proxy(&uri))
     }
 }
@@ -277,7 +278,8 @@ impl CertificateFile {
         Some(Self { path, setting: CERTIFICATES })
     }
 
-    fn read(self) -> Result<RootCerts, ConnectionError> {
+    /// Reads the certificates, of which there is at least one.
+    fn certificates(self) -> Result<Vec<Certificate<'static>>, ConnectionError> {
         let Self { path, setting } = self;
         let bytes = narthex_files::read(path.as_ref(), 16 << 20).unwrap_or_default();
         let items = parse_pem(&bytes).filter_map(|item| match item {
@@ -288,26 +290,30 @@ impl CertificateFile {
         if certificates.is_empty() {
             return Err(ConnectionError::BadCertificates { path, setting });
         }
-        Ok(RootCerts::new_with_certs(&certificates))
+        Ok(certificates)
     }
 }
 
-/// Certificates of the system, which may have those of a company, or else the built-in ones.
-static ROOTS: LazyLock<RootCerts> = LazyLock::new(|| {
+/// Certificates of the system, which may have those of a company; empty if the system has none.
+static ROOTS: LazyLock<Vec<Certificate<'static>>> = LazyLock::new(|| {
     let loaded = rustls_native_certs::load_native_certs();
     for error in loaded.errors {
         tracing::debug!(%error, "a certificate of the system cannot be read");
     }
-    let roots: Vec<_> =
-        loaded.certs.iter().map(|certificate| Certificate::from_der(certificate).to_owned()).collect();
-    if roots.is_empty() { RootCerts::WebPki } else { RootCerts::new_with_certs(&roots) }
+    loaded.certs.iter().map(|certificate| Certificate::from_der(certificate).to_owned()).collect()
 });
 
 /// Returns the certificates to trust: those of the file that the environment names, else those of the system, else the
 /// built-in ones.
 pub(crate) fn root_certificates() -> Result<RootCerts, ConnectionError> {
+    let roots = trusted_certificates()?;
+    Ok(if roots.is_empty() { RootCerts::WebPki } else { RootCerts::new_with_certs(&roots) })
+}
+
+/// Returns the certificates to trust as [`root_certificates`] does; an empty list stands for the built-in ones.
+pub(crate) fn trusted_certificates() -> Result<Vec<Certificate<'static>>, ConnectionError> {
     match CertificateFile::from_environment() {
-        Some(file) => file.read(),
+        Some(file) => file.certificates(),
         None => Ok(ROOTS.clone()),
     }
 }
