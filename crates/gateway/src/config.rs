@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, ops::RangeInclusive, path::PathBuf, time::Duration};
 
-use crate::model_settings::{KeepAlive, LoadSettings, MediaUrls, ModelSettings};
+use crate::{
+    model_settings::{KeepAlive, LoadSettings, MediaUrls, ModelSettings},
+    upstream_settings::{UpstreamRoute, UpstreamSettings},
+};
 use narthex_catalog::network::Network;
 use narthex_device::inventory;
 use narthex_spec::{
@@ -48,6 +51,8 @@ pub struct Config {
     pub aliases: BTreeMap<String, String>,
     /// Settings of single models, by the name of the model or a name of their own.
     pub models: BTreeMap<String, ModelSettings>,
+    /// Other servers that answer requests for models, by name. They only apply to servers.
+    pub upstreams: BTreeMap<String, UpstreamSettings>,
     /// Model of requests that name an unknown one; `None` to refuse them.
     pub default_model: Option<String>,
     /// Format of tool calls in place of that of the package; `None` for the package's.
@@ -185,6 +190,26 @@ impl Config {
         alias.or_else(|| self.models.get(name)?.from.as_deref())
     }
 
+    /// Returns the model of an upstream that a name in a request denotes; `None` for any other name.
+    pub(crate) fn upstream_route(&self, name: &str) -> Option<UpstreamRoute> {
+        let name = name.trim();
+        let name = self.alias(name).unwrap_or(name);
+        let route = |upstream: &str, model: &str| UpstreamRoute {
+            upstream: upstream.to_owned(),
+            name: name.to_owned(),
+            model: model.to_owned(),
+        };
+        let mut listed = self.upstreams.iter();
+        if let Some((upstream, model)) =
+            listed.find_map(|(upstream, settings)| Some((upstream, settings.models.get(name)?)))
+        {
+            return Some(route(upstream, model));
+        }
+        let (upstream, model) = name.split_once('/').filter(|(_, model)| !model.is_empty())?;
+        let settings = self.upstreams.get(upstream)?;
+        Some(route(upstream, settings.models.get(model).map_or(model, String::as_str)))
+    }
+
     /// Returns the settings with those for loading one model in their place.
     pub(crate) fn with_loading(&self, own: &LoadSettings) -> Self {
         Self {
@@ -240,6 +265,7 @@ impl Config {
             scheme: None,
             aliases: BTreeMap::new(),
             models: BTreeMap::new(),
+            upstreams: BTreeMap::new(),
             default_model: None,
             tool_format: None,
             tool_formats: BTreeMap::new(),
@@ -297,5 +323,29 @@ mod tests {
         assert_eq!(memory(Some(10 << 30), None, Some(8192)), (10_240, 10_240));
         assert_eq!(memory(None, Some(8 << 20), Some(8192)), (8, 8));
         assert_eq!(memory(Some(1 << 20), Some(8 << 20), Some(8192)), (1, 8));
+    }
+
+    #[test]
+    fn names_denote_models_of_upstreams() {
+        let mut upstream = UpstreamSettings::new("http://box/v1".parse().unwrap());
+        upstream.models =
+            [("big", "llama3.1:70b"), ("gpt-4o", "gpt-4o")].map(|(a, b)| (a.to_owned(), b.to_owned())).into();
+        let config = Config {
+            upstreams: [("box".to_owned(), upstream)].into(),
+            aliases: [("large".to_owned(), "box/big".to_owned())].into(),
+            ..Config::standard()
+        };
+        let check = |name: &str, expect: Option<(&str, &str)>| {
+            let route = config.upstream_route(name);
+            let found = route.as_ref().map(|route| (route.name.as_str(), route.model.as_str()));
+            assert_eq!(found, expect, "{name}");
+        };
+        check("big", Some(("big", "llama3.1:70b")));
+        check(" gpt-4o", Some(("gpt-4o", "gpt-4o")));
+        check("box/meta/Llama@x", Some(("box/meta/Llama@x", "meta/Llama@x")));
+        check("large", Some(("box/big", "llama3.1:70b")));
+        for local in ["box", "box/", "other/big", "smollm2:135m"] {
+            check(local, None);
+        }
     }
 }

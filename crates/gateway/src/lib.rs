@@ -38,6 +38,7 @@ mod serve;
 mod server_record;
 mod threads;
 mod turn_queue;
+mod upstream_settings;
 
 pub use cancel::{Cancel, CancelCallback};
 pub use compile::{
@@ -50,7 +51,7 @@ pub use compile::{
 pub use config::{Config, PrefixCacheConfig};
 pub use energy::{AnswerEnergy, PowerReport};
 pub use error::{Error, ErrorKind, TokenCount};
-pub use gateway::{Gateway, RequestedPull, ServerRegistration};
+pub use gateway::{Gateway, RequestedPull, ServerRegistration, UpstreamAlternative};
 pub use inspect::{bench, check, compare, devices, doctor, plan};
 pub use library::{
     DEFAULT_SCHEME,
@@ -68,7 +69,7 @@ pub use narthex_audio::AudioError;
 pub use narthex_catalog::{
     keys,
     network::Network,
-    redact,
+    outbound, redact,
     source::wheel::WheelOrigin,
     store::{AuditedFile, CheckpointPruning, FileCondition},
 };
@@ -89,6 +90,9 @@ pub use rights::{AutoPull, Rights};
 pub use serve::{answer_stream::AnswerStream, generation::Generation, options::unique_number, request};
 pub use server_record::{Encryption, RunningServer};
 pub use threads::check_threads;
+pub use upstream_settings::{
+    UpstreamCondition, UpstreamKey, UpstreamRoute, UpstreamRule, UpstreamSettings, UpstreamUrl,
+};
 
 /// Returns the path of the settings file in the store at `home`, or else at `NARTHEX_HOME`, or else in the platform's data
 /// folder. It may not exist.

@@ -5,6 +5,8 @@ use std::{str::FromStr, sync::Arc, time::Duration};
 use narthex_spec::{DeviceOrder, KvCacheDtype, PlacementChoice, Scheme, manifest::PublishedSampling};
 use narthex_text::template::{Message, Role};
 
+use crate::upstream_settings::UpstreamRule;
+
 /// Settings of one model, preferred over those of the [`Config`](crate::Config).
 ///
 /// ```
@@ -17,8 +19,8 @@ use narthex_text::template::{Message, Role};
 /// ```
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ModelSettings {
-    /// Model that answers requests for this name; `None` for the settings of the model itself. With it, `load` and
-    /// `residence` have no effect.
+    /// Model that answers requests for this name; `None` for the settings of the model itself. With it, `load`,
+    /// `residence` and `upstream` have no effect.
     pub from: Option<String>,
     /// Loading of the model.
     pub load: LoadSettings,
@@ -26,6 +28,8 @@ pub struct ModelSettings {
     pub answers: AnswerSettings,
     /// Time that the model stays in memory.
     pub residence: ResidenceSettings,
+    /// Requests that an upstream answers in its place.
+    pub upstream: Option<UpstreamRule>,
 }
 
 /// Settings for loading a model. An absent one is that of the [`Config`](crate::Config).

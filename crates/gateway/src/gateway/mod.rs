@@ -4,6 +4,7 @@ mod library;
 mod models_in_memory;
 mod requests;
 mod running_servers;
+mod upstreams;
 
 use std::{panic::AssertUnwindSafe, path::PathBuf, sync::Arc, time::Instant};
 
@@ -54,6 +55,7 @@ use crate::{
 
 pub use library::RequestedPull;
 pub use running_servers::ServerRegistration;
+pub use upstreams::UpstreamAlternative;
 
 /// The models of one machine. Clones share the same models.
 ///

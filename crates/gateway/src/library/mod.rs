@@ -11,6 +11,7 @@ pub(crate) mod package_key;
 mod package_name;
 pub(crate) mod runtimes;
 pub(crate) mod suitability;
+mod upstreams;
 
 use std::sync::{Arc, OnceLock};
 

@@ -95,7 +95,7 @@ impl Library {
     }
 
     /// Returns the model that a text names. The tag `latest` is optional.
-    fn named(&self, model: &str) -> Result<RequestedModel, Error> {
+    pub(super) fn named(&self, model: &str) -> Result<RequestedModel, Error> {
         let (text, scheme) = split_scheme(model);
         let (id, name) = self.named_id(text)?;
         let answers = self.settings(&name).map(|settings| settings.answers.clone());
@@ -143,6 +143,7 @@ impl Library {
         let Config { aliases, models, default_model, draft_model, tool_formats, .. } = &*self.config;
         let named = aliases.values().map(|model| ("alias", model));
         let named = named.chain(default_model.iter().map(|model| ("default_model", model)));
+        let named = named.filter(|(_, model)| self.config.upstream_route(model).is_none());
         let named = named.chain(draft_model.iter().map(|model| ("draft_model", model)));
         let named = named.chain(models.iter().map(|(name, settings)| match &settings.from {
             Some(from) => ("from", from),
@@ -154,7 +155,7 @@ impl Library {
                 Error::invalid(param, format!("{error}{hint}"))
             })?;
         }
-        Ok(())
+        self.check_rules()
     }
 
     fn package_key(&self, name: ModelName, scheme: Option<Scheme>) -> PackageKey {
