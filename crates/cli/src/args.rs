@@ -30,9 +30,9 @@ pub(crate) use keys::{KeyArgs, KeyCommand};
 pub(crate) use launch::{Agent, LaunchArgs};
 pub(crate) use load::{DecoderLoadArgs, LoadArgs};
 pub(crate) use mcp::McpArgs;
-use narthex_gateway::{AutoPull, Config, KeepAlive, PrefixCacheConfig};
+use narthex_gateway::{AutoPull, Config, KeepAlive, PrefixCacheConfig, UpstreamUrl};
 use narthex_server::{AllowedHost, AllowedOrigin};
-use narthex_spec::{DevicePlacements, Speculation};
+use narthex_spec::{DevicePlacements, ModelName, Speculation};
 pub(crate) use runtime::{RuntimeArgs, RuntimeCommand};
 pub(crate) use service::{ServiceArgs, ServiceCommand, ServiceInstallArgs, ServiceScopeArgs};
 pub(crate) use speech::{SayArgs, TextFormat, TranscribeArgs};
@@ -256,6 +256,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "NAME=MODEL", value_parser = alias)]
     pub(crate) alias: Vec<ModelAlias>,
 
+    /// Other server with OpenAI's API, which answers requests for NAME/MODEL, as in box=http://box.lan:8000/v1; repeatable.
+    /// narthex.toml can also state its key, its models and rules
+    #[arg(long, value_name = "NAME=URL", value_parser = upstream)]
+    pub(crate) upstream: Vec<NamedUpstream>,
+
     /// Model that answers requests for unknown models [default: none; they are refused]
     #[arg(long, value_name = "MODEL")]
     pub(crate) default_model: Option<String>,
@@ -460,6 +465,13 @@ pub(crate) struct ModelAlias {
     pub(crate) model: String,
 }
 
+/// `--upstream`.
+#[derive(Debug, Clone)]
+pub(crate) struct NamedUpstream {
+    pub(crate) name: String,
+    pub(crate) url: UpstreamUrl,
+}
+
 /// Parses an alias.
 fn alias(text: &str) -> Result<ModelAlias, String> {
     match text.split_once('=') {
@@ -468,6 +480,18 @@ fn alias(text: &str) -> Result<ModelAlias, String> {
         }
         _ => Err(format!("expected a name and a model, as in gpt-4o=smollm2:135m, found {text:?}")),
     }
+}
+
+/// Parses an upstream.
+fn upstream(text: &str) -> Result<NamedUpstream, String> {
+    let (name, url) = text.split_once('=').unwrap_or_default();
+    let is_name = name.parse::<ModelName>().is_ok_and(|parsed| parsed.as_str() == name);
+    if !is_name || name.contains(['/', ':']) {
+        return Err(
+            "expected a name and an address, as in box=http://box.lan:8000/v1, found another text".to_owned()
+        );
+    }
+    Ok(NamedUpstream { name: name.to_owned(), url: url.parse()? })
 }
 
 /// Parses the address or the name that a server listens on.

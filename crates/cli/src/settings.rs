@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use narthex_gateway::{Config, Error, Network, PrefixCacheConfig};
+use narthex_gateway::{Config, Error, Network, PrefixCacheConfig, UpstreamSettings};
 use narthex_spec::Speculation;
 
 use crate::args::{ChatArgs, DecoderLoadArgs, LoadArgs, ServeArgs, StoreArgs};
@@ -62,6 +62,9 @@ pub(crate) fn check_serve(serve: &ServeArgs) -> Result<(), Error> {
 
 /// The gateway's settings for `serve`.
 pub(crate) fn serve_config(store: &StoreArgs, serve: &ServeArgs) -> Config {
+    let upstreams = serve.upstream.iter();
+    let upstreams = upstreams.map(|one| (one.name.clone(), UpstreamSettings::new(one.url.clone()))).collect();
+
     Config {
         slots: serve.slots,
         kv_total: serve.kv_total.map(bytes),
@@ -74,6 +77,7 @@ pub(crate) fn serve_config(store: &StoreArgs, serve: &ServeArgs) -> Config {
         keep_alive: serve.keep_alive.unwrap_or_default(),
         max_queue: serve.max_queue,
         aliases: serve.alias.iter().map(|alias| (alias.name.clone(), alias.model.clone())).collect(),
+        upstreams,
         default_model: serve.default_model.clone(),
         token_latency: (serve.token_latency > 0).then(|| Duration::from_millis(serve.token_latency)),
         tool_format: serve.tool_format.iter().rev().find(|one| one.model.is_none()).map(|one| one.format),
@@ -121,6 +125,22 @@ mod tests {
         assert_eq!(checked(&["--kv-budget", "8", "--kv-total", "8"]), Ok(()));
         let error = checked(&["--kv-budget", "9", "--kv-total", "8"]).unwrap_err();
         assert!(error.contains("9 MiB, found 8 MiB"), "{error}");
+    }
+
+    #[test]
+    fn an_upstream_has_a_name_and_an_address() {
+        let parse = |text: &str| Args::try_parse_from(["narthex", "serve", "--upstream", text]);
+        let args = parse("box=http://box.lan:8000/v1").unwrap();
+        let Some(Command::Serve(serve)) = args.command else { panic!("not serve") };
+        let config = serve_config(&args.store, &serve);
+        assert_eq!(config.upstreams["box"].url.to_string(), "http://box.lan:8000/v1");
+        assert_eq!(config.upstreams["box"].key, None);
+        for wrong in
+            ["http://box.lan", "a/b=http://box.lan", "box=ftp://box.lan", "Box=http://box.lan", "=http://a"]
+        {
+            let error = parse(wrong).unwrap_err().to_string();
+            assert!(error.contains("expected"), "{wrong}: {error}");
+        }
     }
 
     #[test]

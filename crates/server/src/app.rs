@@ -28,6 +28,7 @@ use crate::{
         requests::{RecentRequests, WorkRecord},
     },
     settings_editor::SettingsEditor,
+    upstream::state::Upstreams,
 };
 
 /// The gateway with the rights of a caller, and the caller's meter. Access control adds it to each request.
@@ -69,6 +70,8 @@ pub(crate) struct ServerResources {
     pub(crate) settings: Option<SettingsEditor>,
     /// Sessions of live transcripts.
     pub(crate) sessions: LiveSessions,
+    /// Other servers that answer requests.
+    pub(crate) upstreams: Upstreams,
 }
 
 impl ServerResources {
@@ -86,6 +89,7 @@ impl ServerResources {
             options,
             settings: None,
             sessions: LiveSessions::default(),
+            upstreams: Upstreams::default(),
         }
     }
 }

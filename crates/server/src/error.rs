@@ -11,7 +11,7 @@ use axum::{
     },
     response::{IntoResponse, Response},
 };
-use narthex_gateway::{Error, ErrorKind, redact};
+use narthex_gateway::{Error, ErrorKind, UpstreamCondition, redact};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -35,6 +35,7 @@ pub(crate) struct ApiError {
     code: Option<&'static str>,
     retry_after: Option<u64>,
     overlong: Option<OverlongPrompt>,
+    condition: Option<UpstreamCondition>,
 }
 
 /// Type of errors that are not the client's.
@@ -50,6 +51,12 @@ impl OpenAiErrorBody {
     /// Creates the error of an answer that failed after its beginning was sent.
     pub(crate) fn of_stream(message: String) -> Self {
         Self { error: OpenAiError { message, r#type: SERVER_ERROR, param: None, code: None } }
+    }
+
+    /// Returns the error with a code for programs.
+    pub(crate) fn with_code(mut self, code: &'static str) -> Self {
+        self.error.code = Some(code);
+        self
     }
 }
 
@@ -99,6 +106,24 @@ fn status(kind: ErrorKind) -> StatusCode {
     }
 }
 
+/// Returns the condition of an error under which an upstream may answer instead.
+fn condition(error: &Error) -> Option<UpstreamCondition> {
+    match error {
+        Error::ContextLength { .. } | Error::InputTooLong { .. } => Some(UpstreamCondition::TooLong),
+        Error::NotInstalled { .. } => Some(UpstreamCondition::Unavailable),
+        _ => match error.kind() {
+            ErrorKind::Overloaded => Some(UpstreamCondition::Busy),
+            ErrorKind::Loading
+            | ErrorKind::Unavailable
+            | ErrorKind::Unsupported
+            | ErrorKind::Fetch
+            | ErrorKind::Storage
+            | ErrorKind::Malformed => Some(UpstreamCondition::Unavailable),
+            _ => None,
+        },
+    }
+}
+
 impl ApiError {
     /// Creates the error of a request with an invalid parameter.
     pub(crate) fn bad_request(param: impl Into<String>, message: impl Into<String>) -> Self {
@@ -109,6 +134,7 @@ impl ApiError {
             code: None,
             retry_after: None,
             overlong: None,
+            condition: None,
         }
     }
 
@@ -119,7 +145,7 @@ impl ApiError {
 
     /// Creates an error that is not about a single parameter.
     pub(crate) fn plain(status: StatusCode, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), param: None, code: None, retry_after: None, overlong: None }
+        Self { status, param: None, ..Self::bad_request("", message) }
     }
 
     /// Creates the error of a parameter that this version does not support.
@@ -193,6 +219,16 @@ impl ApiError {
     pub(crate) fn no_connection() -> Self {
         let message = "every connection of this server is in use; try again in a moment";
         Self { retry_after: Some(1), ..Self::plain(StatusCode::SERVICE_UNAVAILABLE, message) }
+    }
+
+    /// Returns the error with the time after which the request may succeed.
+    pub(crate) fn with_retry_after(self, wait: Duration) -> Self {
+        Self { retry_after: Some(wait.as_secs().max(1)), ..self }
+    }
+
+    /// Returns the condition of this error under which an upstream may answer instead.
+    pub(crate) fn condition(&self) -> Option<UpstreamCondition> {
+        self.condition
     }
 
     /// Returns true for a prompt that does not fit into the context.
@@ -275,6 +311,7 @@ impl From<Error> for ApiError {
             code,
             retry_after: error.retry_after().map(|after| after.as_secs().max(1)),
             overlong,
+            condition: condition(&error),
         }
     }
 }

@@ -24,6 +24,7 @@ mod reports;
 mod routes;
 mod serve;
 mod settings_editor;
+mod upstream;
 mod waits;
 
 pub use access::{AccessOptions, AllowedHost, AllowedOrigin, Authentication, BadHost, BadOrigin};

@@ -50,12 +50,12 @@ const CAPABILITIES: &[(&[&str], &[&str], &str)] = &[
     (
         &["ureq", "reqwest"],
         &["narthex-catalog", "narthex"],
-        "only catalog connects to the network, and cli to servers of this machine",
+        "only catalog downloads, and cli asks servers of this machine",
     ),
     (
         &["axum", "tower-http", "hyper", "hyper-util"],
         &["narthex-server"],
-        "only server accepts HTTP requests",
+        "only server accepts HTTP requests, and passes them to upstreams",
     ),
     (
         &["tokio", "tokio-rustls", "tokio-stream"],

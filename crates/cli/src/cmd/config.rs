@@ -95,6 +95,9 @@ fn show(store: &StoreArgs) -> anyhow::Result<()> {
     if !aliases.is_empty() {
         lines.push(format!("[aliases]\n{}\n", aliases.join("\n")));
     }
+    for (name, upstream) in &settings.upstreams {
+        lines.push(format!("[upstreams.{name}]\nurl = \"{}\"\n", upstream.settings.url));
+    }
     for (name, model) in &settings.models {
         let from = model.from.as_ref().map_or(String::new(), |from| format!(" # answers with {from}"));
         lines.push(format!("[models.{name:?}]{from}\n"));

@@ -39,7 +39,7 @@ mod transcribe;
 mod verify;
 mod welcome;
 
-use std::thread;
+use std::{collections::BTreeMap, thread};
 
 use anyhow::Context;
 use narthex_files::environment;
@@ -79,7 +79,24 @@ fn named_config(config: Config, settings: &Settings) -> Config {
     let mut tool_formats = settings.tool_formats.clone();
     tool_formats.extend(config.tool_formats);
     let models = settings.models.clone();
-    Config { aliases, models, tool_formats, ..config }
+    // Only a server needs the keys of upstreams. The option replaces an upstream of the file, with its key.
+    let stated = settings.upstreams.iter().map(|(name, stated)| (name.clone(), stated.settings.clone()));
+    let mut upstreams: BTreeMap<_, _> = stated.collect();
+    upstreams.extend(config.upstreams);
+    Config { aliases, models, tool_formats, upstreams, ..config }
+}
+
+/// Adds the keys of the upstreams of the settings file to the settings of a server.
+///
+/// # Errors
+/// A key cannot be read.
+fn with_upstream_keys(mut config: Config, settings: &Settings) -> anyhow::Result<Config> {
+    for (name, stated) in &settings.upstreams {
+        if !config.upstreams.contains_key(name) {
+            config.upstreams.insert(name.clone(), stated.with_key(name)?);
+        }
+    }
+    Ok(config)
 }
 
 /// Refuses a name that no model has.
@@ -190,7 +207,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> anyhow::Result<()> {
         Command::Say(say) => say::run(&open(config(&store, Some(&say.load)))?.0, &say),
         Command::Serve(serve) => {
             check_serve(&serve)?;
-            let gateway = open(serve_config(&store, &serve))?;
+            let gateway = open(with_upstream_keys(serve_config(&store, &serve), &settings)?)?;
             serve::run(&gateway.0, store.clone(), serve, settings.clone())
         }
         Command::Mcp(mcp) => mcp::run(&open(decoder_config(&store, &mcp.load))?.0, mcp),

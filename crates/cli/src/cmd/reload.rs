@@ -7,7 +7,7 @@ use anyhow::bail;
 use narthex_gateway::{Gateway, LoadSettings, ModelSettings};
 use narthex_server::{AppliedSettings, CurrentGateway, SettingsChange};
 
-use super::named_config;
+use super::{named_config, with_upstream_keys};
 use crate::{
     args::{Command, StoreArgs},
     interrupt, output,
@@ -111,7 +111,8 @@ impl ServerSettings {
         };
         let Some(Command::Serve(serve)) = args.command else { bail!("expected the command line of serve") };
         check_serve(&serve)?;
-        let config = named_config(serve_config(&args.store, &serve), &settings);
+        let config = with_upstream_keys(serve_config(&args.store, &serve), &settings)?;
+        let config = named_config(config, &settings);
         self.current.replace(self.current.get().with_settings(config)?);
 
         let changes = Changes::between(&self.applied, &settings);
@@ -176,6 +177,11 @@ impl Changes {
         if before.aliases != after.aliases {
             changes.at_once.insert("aliases".to_owned());
         }
+        for name in before.upstreams.keys().chain(after.upstreams.keys()) {
+            if before.upstreams.get(name) != after.upstreams.get(name) {
+                changes.at_once.insert(format!("upstreams.{name}"));
+            }
+        }
         for name in before.models.keys().chain(after.models.keys()) {
             let [old, new] =
                 [before, after].map(|settings| settings.models.get(name).cloned().unwrap_or_default());
@@ -235,10 +241,11 @@ mod tests {
         );
         let after = settings(
             "[server]\nport = 2\n[limits]\nslots = 3\n[devices]\nproviders = \"cpu\"\n[aliases]\na = \"smollm2:135m\"\n\
+             [upstreams.box]\nurl = \"http://box\"\n\
              [models.\"smollm2:135m\"]\ncontext = 99\n",
         );
         let expect = [
-            "these settings apply now: aliases, limits.keep_alive, models.\"smollm2:135m\"",
+            "these settings apply now: aliases, limits.keep_alive, models.\"smollm2:135m\", upstreams.box",
             "these settings apply to models that are loaded from now on: limits.slots, models.\"smollm2:135m\"",
             "these settings need a restart of the server: devices.providers, server.port",
         ];

@@ -32,7 +32,11 @@ fn state(server: &ServerState) -> String {
         totals(health, server.tokens_per_second),
         memory(&health["memory"]),
     ];
-    parts.extend([models(health), devices(health), requests(&server.requests)].into_iter().flatten());
+    parts.extend(
+        [models(health), upstreams(health), devices(health), requests(&server.requests)]
+            .into_iter()
+            .flatten(),
+    );
     parts.join("\n")
 }
 
@@ -52,6 +56,32 @@ fn totals(health: &Value, rate: Option<f64>) -> String {
         }
     }
     line
+}
+
+/// Returns a line for each upstream.
+fn upstreams(health: &Value) -> Option<String> {
+    let lines = list(health, "upstreams").map(|upstream| {
+        let text = |name: &str| upstream[name].as_str().unwrap_or_default();
+        let count = |name: &str| upstream[name].as_u64().unwrap_or_default();
+        let mut line = format!(
+            "upstream {}: {} · {} running · {} requests · {} errors · {} tokens",
+            text("name"),
+            text("state"),
+            count("running"),
+            count("requests"),
+            count("errors"),
+            count("prompt_tokens") + count("generated_tokens"),
+        );
+        if let Some(time) = upstream["first_byte_ms"].as_f64() {
+            line.push_str(&format!(" · first byte {time:.0} ms"));
+        }
+        if let Some(error) = upstream["last_error"].as_str() {
+            line.push_str(&format!(" · last error {error}"));
+        }
+        line
+    });
+    let lines: Vec<_> = lines.collect();
+    (!lines.is_empty()).then(|| format!("\n{}", lines.join("\n")))
 }
 
 /// Returns the sum of a counter over the models.
@@ -157,6 +187,10 @@ mod tests {
             "memory": {"weights_bytes": 500, "kv_used_bytes": 20, "kv_budget_bytes": 80, "free_bytes": null, "low": true},
             "power": {"sensor": "RAPL", "watts": 12.51, "idle_watts": null},
             "devices": [{"device": "cpu", "usable": true}, {"device": "qnn", "usable": false}],
+            "upstreams": [{
+                "name": "box", "state": "skipped", "running": 1, "requests": 9, "errors": 3, "prompt_tokens": 40,
+                "generated_tokens": 2, "first_byte_ms": 81.6, "last_error": "upstream_timeout",
+            }],
             "models": [
                 {"id": "tiny", "scheme": "w8", "state": {"state": "ready"}, "device": "cpu", "engine": engine},
                 {"id": "other", "scheme": "w4", "state": {"state": "loading"}, "device": null, "engine": null},
@@ -183,6 +217,9 @@ mod tests {
             "MODEL STATE DEVICE RUNNING WAITING KV CACHE GENERATED",
             "tiny@w8 ready cpu 1 2 2.0 MB 40",
             "other@w4 loading - - - - -",
+            "",
+            "upstream box: skipped · 1 running · 9 requests · 3 errors · 42 tokens · first byte 82 ms · last error \
+             upstream_timeout",
             "",
             "devices: cpu, qnn (not usable)",
             "",

@@ -1,16 +1,22 @@
 //! Reading of the settings file, with the position of every fault.
 
+mod upstreams;
+
 use std::{collections::BTreeMap, fmt, ops::Range, path::PathBuf};
 
 use narthex_gateway::{AnswerSettings, KeepAlive, LoadSettings, ModelSettings};
 use narthex_spec::{ToolFormat, manifest::PublishedSampling};
 use toml_edit::{Document, Item, Table, TableLike, Value};
 
+use self::upstreams::StatedUpstream;
 use super::tables::{self, Setting, SettingValue, TABLES};
 use crate::settings::bytes;
 
 /// Keys of a model that are not options of the command line.
-const OTHER_MODEL_KEYS: &[&str] = &["from", "system", "pin", "preload"];
+const OTHER_MODEL_KEYS: &[&str] = &["from", "system", "pin", "preload", "upstream", "upstream_when"];
+
+/// Tables whose keys are names.
+const OTHER_TABLES: [&str; 3] = ["aliases", "models", "upstreams"];
 
 /// Content of the settings file.
 #[derive(Debug, Clone, Default)]
@@ -25,6 +31,8 @@ pub(crate) struct Settings {
     pub(crate) tool_formats: BTreeMap<String, ToolFormat>,
     /// Models that `serve` loads when it starts.
     pub(crate) preloaded: Vec<String>,
+    /// Other servers that answer requests.
+    pub(crate) upstreams: BTreeMap<String, StatedUpstream>,
 }
 
 /// A fault of the settings file.
@@ -124,8 +132,8 @@ impl Reader<'_> {
             let span = root.key(name).and_then(|key| key.span());
             let entry = Entry { table: "", key: name, item, key_span: span.as_ref() };
             let keys = TABLES.iter().find(|(table, _)| *table == name).map(|(_, keys)| *keys);
-            if keys.is_none() && !["aliases", "models"].contains(&name) {
-                let tables = TABLES.iter().map(|(table, _)| *table).chain(["aliases", "models"]);
+            if keys.is_none() && !OTHER_TABLES.contains(&name) {
+                let tables = TABLES.iter().map(|(table, _)| *table).chain(OTHER_TABLES);
                 let names: Vec<String> = tables.map(|table| format!("[{table}]")).collect();
                 let table = TABLES.iter().find(|(_, keys)| keys.contains(&name));
                 let hint = table.map(|(table, _)| format!("; `{name}` belongs in [{table}]"));
@@ -145,6 +153,7 @@ impl Reader<'_> {
             match (name, keys) {
                 (_, Some(keys)) => self.options(name, table, keys),
                 ("aliases", None) => self.aliases(table),
+                ("upstreams", None) => self.upstreams(table),
                 _ => self.models(table),
             }
         }
@@ -229,7 +238,8 @@ impl Reader<'_> {
         for (key, item) in table.iter() {
             let span = table.key(key).and_then(|key| key.span());
             let entry = Entry { table: &path, key, item, key_span: span.as_ref() };
-            let belongs_to_model = tables::LOADING.contains(&key) || ["pin", "preload"].contains(&key);
+            let of_model = ["pin", "preload", "upstream", "upstream_when"];
+            let belongs_to_model = tables::LOADING.contains(&key) || of_model.contains(&key);
             if belongs_to_model && has_source {
                 let reason = "expected only `from`, `system` and sampling in a custom model, found a setting of loading; \
                               set it for the model that answers";
@@ -241,7 +251,7 @@ impl Reader<'_> {
                 "system" => settings.answers.system = self.text_of(entry, "a text"),
                 "pin" => settings.residence.pinned = self.switch(entry),
                 "preload" if self.switch(entry) => self.settings.preloaded.push(name.to_owned()),
-                "preload" => {}
+                "preload" | "upstream" | "upstream_when" => {}
                 _ if tables::LOADING.contains(&key) => loading.extend(self.setting(entry, "serve")),
                 _ if tables::ANSWERS.contains(&key) => answers.extend(self.setting(entry, "chat")),
                 _ => {
@@ -251,6 +261,9 @@ impl Reader<'_> {
             }
         }
 
+        if !has_source {
+            settings.upstream = self.rule(&path, table);
+        }
         let span = table.iter().next().and_then(|(key, _)| table.key(key).and_then(|key| key.span()));
         let entry = Entry { table: "models", key: name, item: &Item::None, key_span: span.as_ref() };
         match load_settings(&loading) {

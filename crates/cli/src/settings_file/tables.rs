@@ -231,7 +231,7 @@ mod tests {
         let serve = root.find_subcommand("serve").unwrap();
         // The others choose files, or belong to one run.
         let of_one_run =
-            ["help", "version", "verbose", "home", "offline", "config", "model", "alias", "open"];
+            ["help", "version", "verbose", "home", "offline", "config", "model", "alias", "upstream", "open"];
         let options = serve.get_arguments().filter(|option| !option.is_hide_set());
         let options: BTreeSet<&str> = options.map(|option| option.get_id().as_str()).collect();
         let expected: BTreeSet<&str> = options.into_iter().filter(|id| !of_one_run.contains(id)).collect();

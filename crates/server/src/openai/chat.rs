@@ -19,6 +19,7 @@ use super::{
     render::WirePrompt,
     rerank::Document,
     stream::ChunkEncoder,
+    upstream::{self, RequestRoute, UpstreamEndpoint, UpstreamRequest},
 };
 use crate::{
     app::App,
@@ -100,6 +101,10 @@ pub(crate) struct ParsedChat {
     form: ChatForm,
 }
 
+impl UpstreamRequest for ParsedChat {
+    const ENDPOINT: UpstreamEndpoint = UpstreamEndpoint::Chat;
+}
+
 impl FromBody for ParsedChat {
     fn read(fields: &BodyFields<'_>, ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
         let chat: ChatBody = fields.read()?;
@@ -162,11 +167,16 @@ impl AnswerForm for CompletionForm {
 }
 
 /// Handles a request.
-pub(crate) async fn create(app: App, body: Body<ParsedChat>) -> Result<Response, ApiError> {
+pub(crate) async fn create(app: App, body: Body<RequestRoute<ParsedChat>>) -> Result<Response, ApiError> {
+    upstream::answer(&app, body, |body| answer(&app, body)).await
+}
+
+/// Answers a request with a model of this machine.
+async fn answer(app: &App, body: Body<ParsedChat>) -> Result<Response, ApiError> {
     let Body { request: ParsedChat { conversation, streaming, form }, ignored, reservation } = body;
     let header = CompletionHeader::new("chatcmpl-", conversation.model.clone());
     let form = CompletionForm { header, n: conversation.request.options.n, streaming, reading: None, form };
-    conversation::answer(&app, Body { request: conversation, ignored, reservation }, form).await
+    conversation::answer(app, Body { request: conversation, ignored, reservation }, form).await
 }
 
 /// Returns the prompt of a request.

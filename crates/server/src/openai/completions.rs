@@ -18,6 +18,7 @@ use super::{
     logprobs::TextLogprobs,
     render::{self, WirePrompt},
     stream::{ChunkChoice, ChunkEncoder},
+    upstream::{self, RequestRoute, UpstreamEndpoint, UpstreamRequest},
 };
 use crate::{
     app::App,
@@ -70,6 +71,10 @@ pub(crate) struct ParsedCompletion {
     with_logprobs: bool,
 }
 
+impl UpstreamRequest for ParsedCompletion {
+    const ENDPOINT: UpstreamEndpoint = UpstreamEndpoint::Completions;
+}
+
 impl FromBody for ParsedCompletion {
     const TOKENS: Option<&'static str> = Some("prompt");
 
@@ -108,7 +113,15 @@ impl FromBody for ParsedCompletion {
 }
 
 /// Handles a request.
-pub(crate) async fn create(app: App, body: Body<ParsedCompletion>) -> Result<Response, ApiError> {
+pub(crate) async fn create(
+    app: App,
+    body: Body<RequestRoute<ParsedCompletion>>,
+) -> Result<Response, ApiError> {
+    upstream::answer(&app, body, |body| answer(&app, body)).await
+}
+
+/// Answers a request with a model of this machine.
+async fn answer(app: &App, body: Body<ParsedCompletion>) -> Result<Response, ApiError> {
     let Body { request, ignored, reservation } = body;
     let ParsedCompletion { model, prompts, echo, options, streaming, with_logprobs } = request;
     let n = options.n;
@@ -130,7 +143,7 @@ pub(crate) async fn create(app: App, body: Body<ParsedCompletion>) -> Result<Res
             }
         };
         let completion = CompletionRequest { prompt, echo, options: options.clone() };
-        let events = events::start(&app, &model, reservation.clone(), more_answers, move |model, sink| {
+        let events = events::start(app, &model, reservation.clone(), more_answers, move |model, sink| {
             model.complete(completion, sink)
         });
         let events = events.await?;
@@ -145,7 +158,7 @@ pub(crate) async fn create(app: App, body: Body<ParsedCompletion>) -> Result<Res
         && let Some((events, _)) = pending.pop_back()
     {
         let encoder = ChunkEncoder::<TextChoice>::new(header, options, n, vec![0; n], ran_on);
-        return Ok(ignored.name_in(sse::respond(events, Box::new(encoder), app.meter.metrics)));
+        return Ok(ignored.name_in(sse::respond(events, Box::new(encoder), app.meter.metrics.clone())));
     }
 
     for (events, _) in pending {

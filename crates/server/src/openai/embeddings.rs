@@ -6,7 +6,11 @@ use narthex_gateway::request::{EmbedRequest, Embeddings, InputOverflow, MAX_INPU
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{PromptUsage, usage_of_prompt};
+use super::{
+    PromptUsage,
+    upstream::{self, RequestRoute, UpstreamEndpoint, UpstreamRequest},
+    usage_of_prompt,
+};
 use crate::{
     app::App,
     error::ApiError,
@@ -64,6 +68,10 @@ pub(crate) struct ParsedEmbeddings {
     format: Format,
 }
 
+impl UpstreamRequest for ParsedEmbeddings {
+    const ENDPOINT: UpstreamEndpoint = UpstreamEndpoint::Embeddings;
+}
+
 impl FromBody for ParsedEmbeddings {
     const TOKENS: Option<&'static str> = Some("input");
 
@@ -113,13 +121,21 @@ enum EmbeddingVector {
 }
 
 /// Handles a request.
-pub(crate) async fn create(app: App, body: Body<ParsedEmbeddings>) -> Result<Response, ApiError> {
+pub(crate) async fn create(
+    app: App,
+    body: Body<RequestRoute<ParsedEmbeddings>>,
+) -> Result<Response, ApiError> {
+    upstream::answer(&app, body, |body| answer(&app, body)).await
+}
+
+/// Answers a request with a model of this machine.
+async fn answer(app: &App, body: Body<ParsedEmbeddings>) -> Result<Response, ApiError> {
     let Body { request, ignored, reservation } = body;
     let ParsedEmbeddings { model, mut request, truncate, format } = request;
     request.overlong = app.shared.options.overlong(truncate);
-    let answer = embeddings::embed(&app, &model, request, reservation).await?;
+    let answer = embeddings::embed(app, &model, request, reservation).await?;
     let Embeddings { vectors, prompt_tokens, ran_on } = answer;
-    let response = json_response(&app, move || {
+    let response = json_response(app, move || {
         let data = vectors.into_iter().enumerate().map(|(index, vector)| EmbeddingObject {
             object: "embedding",
             index,

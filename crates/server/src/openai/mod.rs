@@ -23,6 +23,7 @@ pub(crate) mod settings;
 pub(crate) mod stream;
 pub(crate) mod systemone;
 pub(crate) mod token_endpoints;
+pub(crate) mod upstream;
 
 use narthex_gateway::request::{FinishReason, Summary};
 use narthex_spec::date::unix_now;

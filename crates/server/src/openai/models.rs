@@ -8,7 +8,10 @@ use axum::{
     },
     http::{HeaderMap, StatusCode},
 };
-use narthex_gateway::models::{ModelKind, ModelListing};
+use narthex_gateway::{
+    UpstreamRoute,
+    models::{ModelKind, ModelListing},
+};
 use narthex_spec::{MediaKind, date::unix_seconds, manifest::PublishedSampling};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -46,8 +49,8 @@ pub(crate) struct ModelObject {
     created: u64,
     /// The same time in the format of RFC 3339.
     created_at: String,
-    #[schemars(extend("const" = "narthex"))]
-    owned_by: &'static str,
+    /// `narthex`, or the name of the upstream that answers.
+    owned_by: String,
     /// Model that an alias stands for.
     #[serde(skip_serializing_if = "Option::is_none")]
     root: Option<String>,
@@ -107,7 +110,7 @@ impl ModelObject {
             display_name: model.name.to_string(),
             created,
             created_at: rfc_3339(created),
-            owned_by: "narthex",
+            owned_by: "narthex".to_owned(),
             root: None,
             kind: model.kind.as_str(),
             capabilities: (protocol != Protocol::Anthropic).then(|| capabilities(model.kind, &model.reads)),
@@ -115,6 +118,26 @@ impl ModelObject {
             context_length,
             max_input_tokens: context_length,
             sampling: model.usual_package().and_then(|package| SamplingObject::new(&package.sampling)),
+        }
+    }
+
+    /// Creates the model of an upstream, about which only its names are known.
+    fn of_upstream(route: &UpstreamRoute, protocol: Protocol) -> Self {
+        Self {
+            id: route.name.clone(),
+            object: "model",
+            object_type: "model",
+            display_name: route.name.clone(),
+            created: 0,
+            created_at: rfc_3339(0),
+            owned_by: route.upstream.clone(),
+            root: (route.name != route.model).then(|| route.model.clone()),
+            kind: ModelKind::Other.as_str(),
+            capabilities: (protocol != Protocol::Anthropic).then(Vec::new),
+            installed: false,
+            context_length: None,
+            max_input_tokens: None,
+            sampling: None,
         }
     }
 
@@ -155,7 +178,7 @@ pub(crate) struct ListQuery {
     available: bool,
 }
 
-/// Lists the installed models and their aliases. With `available=true`, also lists those that are fetched on first use.
+/// Lists the installed models, those of upstreams that the settings name, and the aliases. With `available=true`, also lists those that are fetched on first use.
 pub(crate) async fn list(
     app: App,
     headers: HeaderMap,
@@ -169,6 +192,10 @@ pub(crate) async fn list(
     let usable = models.iter().filter(|model| !model.installed.is_empty() || (available && model.auto_pull));
     let protocol = protocol(&headers);
     let mut data: Vec<ModelObject> = usable.map(|model| ModelObject::new(model, protocol)).collect();
+    // A request for this name is answered by the upstream.
+    let of_upstreams = app.gateway.upstream_models();
+    data.retain(|model| of_upstreams.iter().all(|route| route.name != model.id));
+    data.extend(of_upstreams.iter().map(|route| ModelObject::of_upstream(route, protocol)));
     for (alias, name) in aliases {
         let found = data.iter().find(|model| model.id == name.as_str()).map(|model| model.alias(&alias));
         data.extend(found);
@@ -185,6 +212,9 @@ pub(crate) async fn retrieve(
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<ModelObject>, ApiError> {
     let Path(id) = id.map_err(|rejection| ApiError::plain(StatusCode::BAD_REQUEST, rejection.body_text()))?;
+    if let Some(route) = app.gateway.upstream_route(&id)? {
+        return Ok(Json(ModelObject::of_upstream(&route, protocol(&headers))));
+    }
     let alias = app.gateway.config().aliases.contains_key(&id).then(|| id.clone());
     let model = app.shared.jobs.run(move || app.gateway.model(&id)).await?;
     let model = ModelObject::new(&model, protocol(&headers));

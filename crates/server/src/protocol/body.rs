@@ -5,6 +5,7 @@
 //! decompressed.
 
 use axum::extract::{FromRequest, FromRequestParts, Request};
+use narthex_gateway::Gateway;
 use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error};
 use serde_json::Value;
 
@@ -35,6 +36,15 @@ pub(crate) trait FromBody: Sized + Send + 'static {
     /// Reads and checks the fields of a body whose values were counted. Adds parameters without effect on the answer to
     /// `ignored`. Runs on a thread for blocking work.
     fn read(body: &BodyFields<'_>, ignored: &mut IgnoredParameters) -> Result<Self, ApiError>;
+
+    /// Reads a body as [`Self::read`] does, for a caller of this gateway.
+    fn read_for(
+        _gateway: &Gateway,
+        body: &BodyFields<'_>,
+        ignored: &mut IgnoredParameters,
+    ) -> Result<Self, ApiError> {
+        Self::read(body, ignored)
+    }
 }
 
 /// The request in a body of any content type.
@@ -85,21 +95,18 @@ impl<T: FromForm> RequestBody for FormBody<T> {
 }
 
 /// Receives the bytes of a request's body.
-async fn receive<S: Send + Sync>(
-    request: Request,
-    state: &S,
-) -> Result<(ReceivedBody, ServerResources), ApiError> {
+async fn receive<S: Send + Sync>(request: Request, state: &S) -> Result<(ReceivedBody, App), ApiError> {
     let (mut parts, body) = request.into_parts();
-    let resources = App::from_request_parts(&mut parts, state).await?.shared;
+    let app = App::from_request_parts(&mut parts, state).await?;
     let connection = RequestConnection::of(&parts.extensions).cloned();
     let encoding = Encoding::of(&parts.headers)?;
     let limit = connection.as_ref().map_or_else(|| Limits::standard().body, |it| it.limits().body);
-    let reader = BodyReader { budget: &resources.bodies, connection: connection.as_ref(), limit };
+    let reader = BodyReader { budget: &app.shared.bodies, connection: connection.as_ref(), limit };
     let received = reader.read(body, encoding).await?;
     if let Some(connection) = connection {
         connection.request_received();
     }
-    Ok((received, resources))
+    Ok((received, app))
 }
 
 /// Returns the size of a received body for its thread.
@@ -127,7 +134,8 @@ impl<S: Send + Sync, T: FromForm> FromRequest<S> for FormBody<T> {
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
         let boundary = multipart::boundary(request.headers())?;
-        let (received, ServerResources { jobs, options, .. }) = receive(request, state).await?;
+        let (received, app) = receive(request, state).await?;
+        let ServerResources { jobs, options, .. } = app.shared;
         let ReceivedBody { bytes, encoding, reservation, compressed } = received;
 
         let held = reservation.clone();
@@ -149,19 +157,21 @@ impl<S: Send + Sync, T: FromBody> FromRequest<S> for Body<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
-        let (received, ServerResources { jobs, bodies, options, .. }) = receive(request, state).await?;
+        let (received, App { gateway, shared, .. }) = receive(request, state).await?;
+        let ServerResources { jobs, bodies, options, .. } = shared;
         let ReceivedBody { bytes, encoding, reservation, compressed } = received;
 
         let size = size(encoding, &bytes);
         let is_strict = options.strict_parameters;
         let read = move |bytes: &[u8]| {
             let mut ignored = IgnoredParameters::default();
-            let request = T::read(&BodyFields::divide(bytes)?, &mut ignored)?;
+            let request = T::read_for(&gateway, &BodyFields::divide(bytes)?, &mut ignored)?;
             unless_strict(is_strict, request, ignored)
         };
 
         let held = reservation.clone();
         let budget = bodies.clone();
+        let read_now = read.clone();
         let counted = jobs.run_reader(size, move || {
             let mut bytes = encoding.decode(bytes)?;
             drop(compressed);
@@ -169,7 +179,7 @@ impl<S: Send + Sync, T: FromBody> FromRequest<S> for Body<T> {
             held.shrink(bytes.len());
             let values = outline::count_values(&bytes, T::TOKENS)?.bytes();
             if budget.try_reserve_values(&held, values) {
-                return read(&bytes).map(CountedBody::Read);
+                return read_now(&bytes).map(CountedBody::Read);
             }
             Ok(CountedBody::Unread { bytes, values })
         });

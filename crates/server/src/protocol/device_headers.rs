@@ -13,8 +13,9 @@ pub(crate) const DEVICE: &str = "x-narthex-device";
 /// Nodes and work on the device: `qnn 1470/1470 nodes, 100 % of MACs`.
 const PLACEMENT: &str = "x-narthex-placement";
 
-/// Devices and reasons: `qnn: the qnn runtime is not installed; webgpu: …`.
-const FALLBACK: &str = "x-narthex-fallback";
+/// Devices and reasons: `qnn: the qnn runtime is not installed; webgpu: …`. For an upstream that answered in place of this
+/// machine, the condition: `local: busy`.
+pub(crate) const FALLBACK: &str = "x-narthex-fallback";
 
 /// Maximum length of the reasons: clients and proxies limit their headers.
 const MAX_REASONS: usize = 1024;

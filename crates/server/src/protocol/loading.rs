@@ -8,6 +8,7 @@ use crate::{app::App, error::ApiError, waits::wait_for};
 /// Waits until a model is in memory, up to the configured time, and returns it. The number of requests that wait for a
 /// model is limited, and a client that disconnects frees its place.
 pub(crate) async fn wait(app: &App, model: &str) -> Result<ReadyModel, ApiError> {
+    refuse_upstream(app, model)?;
     let gateway = app.gateway.clone();
     let name = model.to_owned();
     let load = match app.shared.jobs.run(move || gateway.start_load(&name)).await? {
@@ -25,4 +26,18 @@ pub(crate) async fn wait(app: &App, model: &str) -> Result<ReadyModel, ApiError>
     let model = load.model()?;
     app.meter.work.add_model(&model.id());
     Ok(model)
+}
+
+/// Refuses a model of an upstream, which only the paths for passed requests accept.
+///
+/// # Errors
+/// 400, with those paths.
+fn refuse_upstream(app: &App, model: &str) -> Result<(), ApiError> {
+    let Some(route) = app.gateway.upstream_route(model)? else { return Ok(()) };
+    let message = format!(
+        "{} is a model of the upstream {}, which answers at /v1/chat/completions, /v1/completions, /v1/embeddings and \
+         /v1/responses; send the request there",
+        route.name, route.upstream
+    );
+    Err(ApiError::bad_request("model", message).with_code("upstream_model"))
 }

@@ -412,7 +412,8 @@ async fn health(app: App) -> Json<HealthReport> {
         return Json(HealthReport::alive());
     }
     let devices = app.shared.devices.current(&app.gateway).await;
-    Json(HealthReport::new(&app.gateway.status(), &app.memory(), app.gateway.power(), devices))
+    let report = HealthReport::new(&app.gateway.status(), &app.memory(), app.gateway.power(), devices);
+    Json(report.with_upstreams(app.shared.upstreams.report(&app.gateway.config().upstreams)))
 }
 
 async fn history(app: App) -> Json<ServerHistory> {

@@ -22,3 +22,4 @@ mod protocols;
 mod realtime;
 mod settings;
 mod transport;
+mod upstreams;

@@ -35,6 +35,7 @@ use self::{
     store::{PendingStore, Turns, json_length, memory_of, messages},
     stream::ResponseEvents,
 };
+use super::upstream::{self, RequestRoute, UpstreamEndpoint, UpstreamRequest};
 use crate::{
     app::App,
     error::ApiError,
@@ -80,6 +81,10 @@ pub(crate) struct ParsedResponses {
     settings: ResponseSettings,
     /// Maximum memory of the settings in an answer.
     settings_bytes: usize,
+}
+
+impl UpstreamRequest for ParsedResponses {
+    const ENDPOINT: UpstreamEndpoint = UpstreamEndpoint::Responses;
 }
 
 impl FromBody for ParsedResponses {
@@ -147,7 +152,23 @@ impl AnswerForm for ResponseForm {
 pub(crate) async fn create(
     app: App,
     Extension(store): Extension<ResponseStore>,
+    body: Body<RequestRoute<ParsedResponses>>,
+) -> Result<Response, ApiError> {
+    let mut streamed = None;
+    let answered = upstream::answer(&app, body, |body| answer(&app, store, body, &mut streamed)).await;
+    match (answered.map_err(in_terms_of_responses), streamed) {
+        // OpenAI's streams report it as an event, and Codex shortens a conversation only after this event.
+        (Err(error), Some(object)) if error.is_overlong() => Ok(stream::overlong(object, &error)),
+        (answered, _) => answered,
+    }
+}
+
+/// Answers a request with a model of this machine. Sets `streamed` to the response at the beginning of its stream.
+async fn answer(
+    app: &App,
+    store: ResponseStore,
     body: Body<ParsedResponses>,
+    streamed: &mut Option<ResponseObject>,
 ) -> Result<Response, ApiError> {
     let Body { request, ignored, reservation } = body;
     let ParsedResponses { model, request, is_streamed, settings, settings_bytes } = request;
@@ -156,21 +177,16 @@ pub(crate) async fn create(
     let is_stored = settings.is_stored();
     let overflow = settings.overflow();
     let turn = NewTurn { instructions, input, previous, is_stored, settings_bytes };
-    let (messages, pending) = turn.gather(&app, store, &reservation).await?;
+    let (messages, pending) = turn.gather(app, store, &reservation).await?;
     let reading = ReadingSettings::default();
     let request = ChatRequest { messages, tools, reasoning, overflow, reading, options };
     let form = ResponseForm {
         pending,
         object: ResponseObject::new(new_id("resp_"), unix_now(), model.clone(), settings),
     };
-    let object = is_streamed.then(|| form.object.clone());
+    *streamed = is_streamed.then(|| form.object.clone());
     let request = Conversation { model, request, is_streamed, reasoning_parameters };
-    let answer = conversation::answer(&app, Body { request, ignored, reservation }, form).await;
-    match (answer.map_err(in_terms_of_responses), object) {
-        // OpenAI's streams report it as an event, and Codex shortens a conversation only after this event.
-        (Err(error), Some(object)) if error.is_overlong() => Ok(stream::overlong(object, &error)),
-        (answer, _) => answer,
-    }
+    conversation::answer(app, Body { request, ignored, reservation }, form).await
 }
 
 /// Returns an error about the conversation as one about this protocol's field.

@@ -14,6 +14,7 @@ use serde::Serialize;
 use self::model::ModelHealth;
 #[cfg(test)]
 pub(in crate::reports) use self::model::samples::status as sample_status;
+use crate::upstream::state::UpstreamHealth;
 
 /// State of the server.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -47,6 +48,9 @@ struct HealthDetails {
     absent_devices: Vec<DeviceStatus>,
     /// Models that were requested since the start.
     models: Vec<ModelHealth>,
+    /// Other servers that answer requests. Absent without any.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    upstreams: Vec<UpstreamHealth>,
 }
 
 /// Memory of the process and of the machine. Values that the system does not report are null.
@@ -94,9 +98,18 @@ impl HealthReport {
             devices,
             absent_devices,
             models: models.iter().map(ModelHealth::from).collect(),
+            upstreams: Vec::new(),
         };
         let status = if failed { HealthStatus::Degraded } else { HealthStatus::Ok };
         Self { status, details: Some(details) }
+    }
+
+    /// Adds the upstreams to a report with details.
+    pub(crate) fn with_upstreams(mut self, upstreams: Vec<UpstreamHealth>) -> Self {
+        if let Some(details) = &mut self.details {
+            details.upstreams = upstreams;
+        }
+        self
     }
 }
 

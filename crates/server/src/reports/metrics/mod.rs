@@ -1,9 +1,10 @@
 //! Metrics for Prometheus at `/metrics`. `answers` has those of the answers of each model, `models` those of the models in
-//! memory, and `scheduler` those that routers of a cluster read.
+//! memory, `upstreams` those of upstreams, and `scheduler` those that routers of a cluster read.
 
 mod answers;
 mod models;
 mod scheduler;
+mod upstreams;
 
 use std::sync::{
     Arc,
@@ -18,8 +19,10 @@ use prometheus_client::{
     registry::Registry,
 };
 
-pub(crate) use self::answers::ModelMetrics;
-use self::{answers::AnswerMetrics, models::ModelGauges, scheduler::SchedulerMetrics};
+use self::{
+    answers::AnswerMetrics, models::ModelGauges, scheduler::SchedulerMetrics, upstreams::UpstreamMetrics,
+};
+pub(crate) use self::{answers::ModelMetrics, upstreams::UpstreamOutcome};
 
 /// Labels of one HTTP request.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -76,6 +79,7 @@ pub(crate) struct Metrics {
     answers: AnswerMetrics,
     models: ModelGauges,
     scheduler: SchedulerMetrics,
+    upstreams: UpstreamMetrics,
     memory: Family<MemoryLabels, Gauge>,
     memory_low: Gauge<i64, AtomicI64>,
     power: Family<PowerLabels, Gauge<f64, AtomicU64>>,
@@ -91,6 +95,7 @@ impl Metrics {
         let registry = root.sub_registry_with_prefix("narthex");
         let answers = AnswerMetrics::new(registry);
         let models = ModelGauges::new(registry);
+        let upstreams = UpstreamMetrics::new(registry);
         let requests = Family::default();
         let prompt_tokens = Counter::default();
         let cached_tokens = Counter::default();
@@ -131,6 +136,7 @@ impl Metrics {
             answers,
             models,
             scheduler,
+            upstreams,
             memory,
             memory_low,
             power,
