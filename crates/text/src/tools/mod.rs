@@ -34,6 +34,7 @@ mod literal;
 mod name_head;
 mod reasoning;
 mod schema;
+mod text_form;
 #[cfg(test)]
 #[path = "../../tests/tools/transcripts.rs"]
 mod transcripts;

@@ -2,16 +2,17 @@
 
 use std::collections::HashSet;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::END_PARAMETER;
 use crate::{
     exact_json::ExactPart,
-    grammar::{GrammarError, format_pattern, json_rule, text_pattern},
+    grammar::{GrammarError, json_rule},
     tools::{
         arguments::allows,
         lark::quoted,
         schema::{ValueKinds, flattened},
+        text_form::{FREE, TextForm},
         write::part_text,
     },
 };
@@ -33,7 +34,7 @@ pub(super) fn value_rule(rule: &str, schema: &Value) -> Result<String, ValueErro
         let name = format!("{rule}_{at}");
         match alternative {
             // Any other value is a text too.
-            ValueForm::Text(TextForm { pattern: None, format: None, least: 0, most: None }) => {
+            ValueForm::Text(form) if form.is_any() => {
                 return Ok(format!("{rule}_value: text_value\n"));
             }
             ValueForm::Text(form) => rules.push_str(&text_rule(&name, form)),
@@ -67,21 +68,6 @@ enum ValueForm {
     /// JSON of another type, under a schema.
     Json(Value),
 }
-
-/// Restrictions of a text.
-struct TextForm {
-    /// Regular expression of the whole text, for a Lark grammar.
-    pattern: Option<String>,
-    /// That of the format.
-    format: Option<String>,
-    /// Minimum and maximum number of characters.
-    least: u64,
-    most: Option<u64>,
-}
-
-/// Keywords that do not restrict a value, or only through their types.
-const FREE: &[&str] =
-    &["type", "description", "title", "default", "examples", "example", "$comment", "$defs", "definitions"];
 
 /// Maximum number of forms of a value.
 const MAX_FORMS: usize = 64;
@@ -121,7 +107,7 @@ fn alternatives(schema: &Value, root: &Value) -> Result<Vec<ValueForm>, String> 
         Some(Value::Array(names)) => names.iter().filter(|name| *name != "string").cloned().collect(),
         _ => Vec::new(),
     };
-    let text = text_form(&fields, kinds.is_some())?;
+    let text = TextForm::of(&fields, kinds.is_some())?;
     let mut forms = vec![ValueForm::Text(text)];
     if !others.is_empty() {
         for keyword in ["pattern", "format", "minLength", "maxLength"] {
@@ -171,58 +157,10 @@ fn are_exclusive(forms: &[ValueForm]) -> bool {
     })
 }
 
-/// Returns the restrictions of the strings that a schema allows. Without a type, keywords of strings would also apply to
-/// texts that are read as another type.
-fn text_form(fields: &Map<String, Value>, has_type: bool) -> Result<TextForm, String> {
-    let mut form = TextForm { pattern: None, format: None, least: 0, most: None };
-    for (keyword, rule) in fields {
-        match (keyword.as_str(), rule.as_u64()) {
-            ("minLength", Some(least)) if has_type => form.least = least,
-            ("maxLength", Some(most)) if has_type => form.most = Some(most),
-            ("pattern", _) if has_type => {
-                let pattern = rule.as_str().and_then(text_pattern);
-                form.pattern = Some(pattern.ok_or_else(|| keyword.clone())?);
-            }
-            // Formats without a pattern are annotations.
-            ("format", _) => {
-                form.format =
-                    rule.as_str().and_then(format_pattern).and_then(|pattern| text_pattern(&pattern));
-            }
-            (keyword, _) if FREE.contains(&keyword) || is_of_others(keyword) && has_type => {}
-            _ => return Err(keyword.clone()),
-        }
-    }
-    Ok(form)
-}
-
-/// Returns true if a keyword does not apply to strings.
-fn is_of_others(keyword: &str) -> bool {
-    [
-        "minimum",
-        "maximum",
-        "exclusiveMinimum",
-        "exclusiveMaximum",
-        "multipleOf",
-        "items",
-        "prefixItems",
-        "minItems",
-        "maxItems",
-        "uniqueItems",
-        "properties",
-        "required",
-        "additionalProperties",
-    ]
-    .contains(&keyword)
-}
-
 /// Returns the rule of a text with the end of its tag, which is not part of the text.
 fn text_rule(rule: &str, form: &TextForm) -> String {
     let terminal = rule.to_uppercase();
-    let most = form.most.map_or_else(String::new, |most| most.to_string());
-    let mut restrictions = format!("/(\\n|.){{{},{most}}}/", form.least);
-    for pattern in form.pattern.iter().chain(&form.format) {
-        restrictions.push_str(&format!(" & /{pattern}/"));
-    }
+    let restrictions = form.restrictions();
     format!(
         "{rule}[lazy]: {terminal} \"\\n</parameter>\"\n\
          {terminal}: {restrictions} & ~/(\\n|.)*\\n<\\/parameter>(\\n|.)*/\n"
