@@ -17,7 +17,7 @@ use super::{
 /// GGUF's `tokenizer.ggml.*` metadata.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GgufVocab {
-    /// `model`: `gpt2`, `llama` or `bert`.
+    /// `model`: `gpt2`, `llama`, `gemma4` or `bert`.
     pub model: String,
     /// `pre`: the pre-tokenizer of `gpt2` vocabularies.
     pub pre: Option<String>,
@@ -71,9 +71,10 @@ pub(super) fn tokenizer_json(vocab: &GgufVocab) -> Result<Value, TokenizerError>
     let mut json = match vocab.model.as_str() {
         "gpt2" => byte_level(vocab)?,
         "llama" => sentence(vocab, Fallback::Bytes)?,
+        "gemma4" => gemma4(vocab)?,
         "bert" => word_piece(vocab),
         other => {
-            let known = "gpt2, llama, bert".to_owned();
+            let known = "gpt2, llama, gemma4, bert".to_owned();
             return Err(TokenizerError::Unknown { what: "tokenizer model", found: other.to_owned(), known });
         }
     };
@@ -144,16 +145,7 @@ fn byte_level(vocab: &GgufVocab) -> Result<Value, TokenizerError> {
         let found = name.to_owned();
         return Err(TokenizerError::Unknown { what: "pre-tokenizer", found, known: pre::known().join(", ") });
     };
-    let merges = vocab
-        .merges
-        .iter()
-        .map(|merge| {
-            // The first piece may itself be a space, so the border is the first space after the first character.
-            let border = merge.char_indices().skip(1).find(|(_, c)| *c == ' ').map(|(at, _)| at);
-            let at = border.ok_or_else(|| bad("merges of two pieces", merge))?;
-            Ok(json!([&merge[..at], &merge[at + 1..]]))
-        })
-        .collect::<Result<Vec<_>, TokenizerError>>()?;
+    let merges = stated_merges(vocab)?;
     let splits = rule.splits.iter().map(
         |pattern| json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false}),
     );
@@ -173,6 +165,17 @@ fn byte_level(vocab: &GgufVocab) -> Result<Value, TokenizerError> {
         "post_processor": null,
         "decoder": bytes,
     }))
+}
+
+/// Returns the merges that a file states.
+fn stated_merges(vocab: &GgufVocab) -> Result<Vec<Value>, TokenizerError> {
+    let merges = vocab.merges.iter().map(|merge| {
+        // The first piece may itself be a space, so the border is the first space after the first character.
+        let border = merge.char_indices().skip(1).find(|(_, c)| *c == ' ').map(|(at, _)| at);
+        let at = border.ok_or_else(|| bad("merges of two pieces", merge))?;
+        Ok(json!([&merge[..at], &merge[at + 1..]]))
+    });
+    merges.collect()
 }
 
 /// Returns the merges that are equivalent to merging pieces by descending score.
@@ -199,9 +202,20 @@ fn merges(vocab: &GgufVocab) -> Result<Vec<Value>, TokenizerError> {
     Ok(merges.into_iter().map(|(_, _, _, left, right)| json!([left, right])).collect())
 }
 
+/// Returns the tokenizer of Gemma 4: SentencePiece BPE with the merges of the file, which never cross the end of a line.
+fn gemma4(vocab: &GgufVocab) -> Result<Value, TokenizerError> {
+    let mut json = sentence_of(vocab, stated_merges(vocab)?, Fallback::Bytes);
+    json["pre_tokenizer"] =
+        json!({"type": "Split", "pattern": {"Regex": "\\n+"}, "behavior": "Isolated", "invert": false});
+    Ok(json)
+}
+
 /// Returns a SentencePiece BPE tokenizer with a fallback for characters that are not pieces.
 pub(super) fn sentence(vocab: &GgufVocab, fallback: Fallback) -> Result<Value, TokenizerError> {
-    let merges = merges(vocab)?;
+    Ok(sentence_of(vocab, merges(vocab)?, fallback))
+}
+
+fn sentence_of(vocab: &GgufVocab, merges: Vec<Value>, fallback: Fallback) -> Value {
     let space = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
     let prefixed = vocab.add_space_prefix.unwrap_or(true);
     let normalizers =
@@ -216,7 +230,7 @@ pub(super) fn sentence(vocab: &GgufVocab, fallback: Fallback) -> Result<Value, T
     }
 
     let unk = vocab.unk.and_then(|id| vocab.tokens.get(id as usize));
-    Ok(json!({
+    json!({
         "model": {
             "type": "BPE", "vocab": ids(&vocab.tokens), "merges": merges, "dropout": null, "unk_token": unk,
             "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": true,
@@ -226,7 +240,7 @@ pub(super) fn sentence(vocab: &GgufVocab, fallback: Fallback) -> Result<Value, T
         "pre_tokenizer": null,
         "post_processor": null,
         "decoder": {"type": "Sequence", "decoders": decoders},
-    }))
+    })
 }
 
 /// Returns a BERT tokenizer. llama.cpp writes `▁word` for a piece at the start of a word and drops the `##` of the
@@ -271,6 +285,27 @@ mod tests {
 
     fn strings(tokens: &[&str]) -> Vec<String> {
         tokens.iter().map(|token| (*token).to_owned()).collect()
+    }
+
+    #[test]
+    fn gemma_4_merges_as_the_file_states_within_lines() {
+        let letters = ["<unk>", "<bos>", "▁", "a", "b", "\n", "ab", "▁ab", "\n\n", "<0xC3>", "<0xA9>", "b\n"];
+        let vocab = GgufVocab {
+            model: "gemma4".into(),
+            tokens: strings(&letters),
+            types: Some(vec![2, 3, 1, 1, 1, 1, 1, 1, 1, 6, 6, 1]),
+            merges: strings(&["a b", "▁ ab", "\n \n", "b \n"]),
+            add_space_prefix: Some(false),
+            unk: Some(0),
+            ..GgufVocab::default()
+        };
+        let tokenizer = Tokenizer::from_gguf(&vocab).unwrap();
+        let check = |text: &str, expect: &[u32]| {
+            assert_eq!(tokenizer.encode(text, Specials::Parse).unwrap(), expect, "{text:?}");
+        };
+        check("ab ab", &[6, 7]);
+        check("a\n\nb\n", &[3, 8, 4, 5]);
+        check("<bos>é", &[1, 9, 10]);
     }
 
     #[test]
