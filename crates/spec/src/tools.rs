@@ -28,6 +28,8 @@ pub enum ToolFormat {
     Granite,
     /// A list of Python calls between `<|tool_call_start|>` and `<|tool_call_end|>`: LFM2 and LFM2.5.
     Lfm2,
+    /// A name and arguments in a notation of its own between `<|tool_call>` and `<tool_call|>`: Gemma 4.
+    Gemma4,
     /// The answer is a list of Python calls, `[f(a=1), g()]`: Llama 3.2 and 4.
     Pythonic,
     /// The answer is an object with `name` and `parameters`: Llama 3.1 to 3.3.
@@ -66,6 +68,8 @@ pub enum ReasoningFormat {
     ThinkResponse,
     /// Between `[THINK]` and `[/THINK]`: Mistral.
     MistralThink,
+    /// Between `<|channel>thought` and `<channel|>`: Gemma 4.
+    ThoughtChannel,
 }
 
 #[cfg(test)]

@@ -234,6 +234,8 @@ pub fn reasoning_format(template: &str) -> Option<ReasoningFormat> {
         Some(if is_framed { ReasoningFormat::ThinkResponse } else { ReasoningFormat::Think })
     } else if template.contains("[/THINK]") {
         Some(ReasoningFormat::MistralThink)
+    } else if template.contains("<|channel>thought") {
+        Some(ReasoningFormat::ThoughtChannel)
     } else {
         None
     }

@@ -56,6 +56,7 @@ impl ReasoningParser {
         let (open, close) = match format {
             ReasoningFormat::Think | ReasoningFormat::ThinkResponse => ("<think>", "</think>"),
             ReasoningFormat::MistralThink => ("[THINK]", "[/THINK]"),
+            ReasoningFormat::ThoughtChannel => ("<|channel>thought", "<channel|>"),
         };
         let frame = (format == ReasoningFormat::ThinkResponse)
             .then_some(TextFrame { open: "<response>", close: "</response>" });
@@ -64,9 +65,9 @@ impl ReasoningParser {
         Self { open, close, frame, held: String::new(), state }
     }
 
-    /// Returns the markers around a block, which may be special tokens.
+    /// Returns the markers around a block, which may be special tokens. The name of a channel follows its marker as text.
     pub fn markers(&self) -> (&'static str, &'static str) {
-        (self.open, self.close)
+        (self.open.strip_suffix("thought").unwrap_or(self.open), self.close)
     }
 
     /// Returns true inside a block.
@@ -225,7 +226,7 @@ mod tests {
 
     #[test]
     fn reasoning_is_found_wherever_the_answer_is_cut() {
-        use ReasoningFormat::{MistralThink, Think, ThinkResponse};
+        use ReasoningFormat::{MistralThink, Think, ThinkResponse, ThoughtChannel};
         let check = |format, prompt: &str, answer: &str, reasoning: &str, text: &str| {
             for cut in (0..=answer.len()).filter(|&cut| answer.is_char_boundary(cut)) {
                 let found = divided(format, prompt, answer, cut);
@@ -239,6 +240,11 @@ mod tests {
         check(Think, "", "<think>cut off </thi", "cut off </thi", "");
         check(Think, "", "<thin", "", "<thin");
         check(MistralThink, "", "[THINK]A[/THINK]B", "A", "B");
+        check(ThoughtChannel, "", "<|channel>thought\nA\n<channel|>B", "A", "B");
+        check(ThoughtChannel, "x<|channel>thought\n<channel|>", "B", "", "B");
+        check(ThoughtChannel, "", "<|channel>thought\n<channel|>B", "", "B");
+        check(ThoughtChannel, "", "<|channel>final", "", "<|channel>final");
+        assert_eq!(ReasoningParser::new(ThoughtChannel, "").markers(), ("<|channel>", "<channel|>"));
         let framed = "<think>\nA\n</think>\n\n<response>\nÉ <b>.\n\nYes.\n</response>\n";
         check(ThinkResponse, "", framed, "A", "É <b>.\n\nYes.");
         check(ThinkResponse, "", "<think>A</think><response>B</response>", "A", "B");

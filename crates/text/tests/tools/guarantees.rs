@@ -315,8 +315,8 @@ fn separate_arguments_follow_every_part_of_their_schema() {
         },
     });
     let functions = [Callable { name: "get-weather", parameters: &schema }];
-    let has_separate =
-        |format: &&ToolFormat| examples(**format).has_keywords || examples(**format).needs_types;
+    let is_own = |format: ToolFormat| format == ToolFormat::Gemma4 || examples(format).needs_types;
+    let has_separate = |format: &&ToolFormat| examples(**format).has_keywords || is_own(**format);
     for &format in ToolFormat::ALL.iter().filter(has_separate) {
         let grammar =
             call_grammar(&tokenizer, format, &functions, CallLimit::Any, ContentRule::Nothing).unwrap();
@@ -331,7 +331,7 @@ fn separate_arguments_follow_every_part_of_their_schema() {
         };
         check(json!({"code": "ab"}), true);
         check(json!({"code": "abcd", "unit": "C", "rate": "ab", "name": "axb"}), true);
-        if examples(format).needs_types {
+        if is_own(format) {
             check(json!({"code": "abcd", "unit": null, "rate": 12345, "name": null}), true);
         }
         for wrong in [
@@ -354,6 +354,67 @@ fn separate_arguments_follow_every_part_of_their_schema() {
     let keywords = "properties.a.pattern".to_owned();
     let error = refused(json!({"properties": {"a": {"type": "string", "pattern": "(?=b)"}}}));
     assert_eq!(error, GrammarError::UnsupportedKeywords { keywords });
+}
+
+#[test]
+fn values_of_gemma_4_follow_every_level_of_their_schema() {
+    let format = ToolFormat::Gemma4;
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "to": {"type": "array", "items": {"type": "string", "maxLength": 3}, "minItems": 1, "maxItems": 2},
+            "at": {"type": "object", "properties": {"x": {"type": "number"}, "more": {}}, "required": ["x"]},
+            "tags": {"type": "object", "additionalProperties": {"type": "boolean"}},
+            "mode": {"const": ["a", 1]},
+        },
+        "required": ["to"],
+    });
+    let functions = [Callable { name: "get-weather", parameters: &schema }];
+    for special in [&[][..], markers(format)] {
+        let tokenizer = tokenizer(&[&["<|end|>"], special].concat());
+        let grammar =
+            call_grammar(&tokenizer, format, &functions, CallLimit::Any, ContentRule::Nothing).unwrap();
+        let matcher = matcher(&tokenizer, &grammar);
+        let check = |arguments: Value, expect: bool| {
+            let one = call("get-weather", arguments);
+            let text = write_calls(format, std::slice::from_ref(&one));
+            assert_eq!(follows(&tokenizer, &matcher, &text), expect, "{text} {grammar:?}");
+            if expect {
+                assert_eq!(parsed(format, &schema, &text), (vec![one], false));
+            }
+        };
+        check(json!({"to": ["a}]", "b"]}), true);
+        check(
+            json!({"to": ["a"], "at": {"x": 1.5, "more": [{"a b": ["\"", null]}, {}]}, "mode": ["a", 1]}),
+            true,
+        );
+        check(json!({"to": [""], "tags": {}}), true);
+        check(json!({"to": [""], "tags": {"a": true, "b": false}}), true);
+        for wrong in [
+            json!({"to": []}),
+            json!({"to": ["a", "b", "c"]}),
+            json!({"to": ["abcd"]}),
+            json!({"to": "a"}),
+            json!({"to": ["a"], "at": {"more": 1}}),
+            json!({"to": ["a"], "at": {"x": "1"}}),
+            json!({"to": ["a"], "tags": {"a": 1}}),
+            json!({"to": ["a"], "mode": ["a", 2]}),
+            json!({"to": ["a"], "other": 1}),
+        ] {
+            check(wrong, false);
+        }
+    }
+    for (property, keyword) in [
+        (json!({"type": "array", "uniqueItems": true}), "uniqueItems"),
+        (json!({"type": "object", "minProperties": 1}), "minProperties"),
+        (json!({"oneOf": [{"type": "string"}, {"type": "null"}]}), "oneOf"),
+    ] {
+        let schema = json!({"properties": {"a": property}});
+        let functions = [Callable { name: "f", parameters: &schema }];
+        let tokenizer = tokenizer(&["<|end|>"]);
+        let found = call_grammar(&tokenizer, format, &functions, CallLimit::Any, ContentRule::Nothing);
+        assert_eq!(found.unwrap_err(), GrammarError::UnsupportedKeywords { keywords: keyword.to_owned() });
+    }
 }
 
 #[test]

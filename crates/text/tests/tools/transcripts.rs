@@ -132,11 +132,12 @@ fn templates_name_their_formats() {
 
 #[test]
 fn templates_name_their_reasoning() {
-    use ReasoningFormat::{MistralThink, Think, ThinkResponse};
+    use ReasoningFormat::{MistralThink, Think, ThinkResponse, ThoughtChannel};
     let check = |name: &str, expect| assert_eq!(reasoning_format(&source(name)), expect, "{name}");
     check("qwen3", Some(Think));
     check("ministral3", Some(MistralThink));
     check("granite3.3", Some(ThinkResponse));
+    check("gemma4", Some(ThoughtChannel));
     check("llama3.1", None);
     // The results of tools have the same markers in other templates.
     let results = "<think></think>{{ '<response>' + message.content + '</response>' }}";
@@ -178,7 +179,7 @@ fn round_trip(example: &TemplateExample, arguments: &Value) -> Vec<ToolEvent> {
     let shared = asked.bytes().zip(answered.bytes()).take_while(|(a, b)| a == b).count();
     // Some templates write the tools before the last question, with examples that are calls too. A prompt may end with a
     // marker that begins like the call.
-    let shared = answered[..shared].trim_end_matches(['<', '[']).len();
+    let shared = answered[..shared].trim_end_matches(['<', '[', '|']).len();
     let mut answer = &answered[shared..];
     if !example.end.is_empty() {
         answer = answer.trim_end().strip_suffix(example.end).unwrap_or(answer);

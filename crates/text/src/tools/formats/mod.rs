@@ -5,6 +5,7 @@
 //! parts that formats share.
 
 mod chatglm3;
+mod gemma4;
 mod granite;
 mod hermes;
 mod lfm2;
@@ -65,6 +66,7 @@ pub(super) fn definition(format: ToolFormat) -> &'static FormatDefinition {
     match format {
         ToolFormat::Hermes => &hermes::FORMAT,
         ToolFormat::HermesFenced => &hermes::FENCED_FORMAT,
+        ToolFormat::Gemma4 => &gemma4::FORMAT,
         ToolFormat::Lfm2 => &lfm2::FORMAT,
         ToolFormat::LlamaJson => &llama_json::FORMAT,
         ToolFormat::Pythonic => &pythonic::FORMAT,
