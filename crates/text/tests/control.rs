@@ -64,6 +64,7 @@ const OF_CATALOGUE: &[(&str, &str)] = &[
     ("gemma2", "gemma2"),
     ("gemma3", "gemma3"),
     ("gemma3n", "gemma3"),
+    ("gemma4", "gemma4"),
     ("granite3.3", "granite3.3"),
     ("granite4", "granite4"),
     ("lfm2", "lfm2"),
