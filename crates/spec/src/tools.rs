@@ -18,6 +18,8 @@ pub enum ToolFormat {
     Hermes,
     /// As Hermes, and also without these markers or in a code fence: Qwen 2.5 Coder, whose template asks for the markers.
     HermesFenced,
+    /// A message of the channel `commentary` to a function: gpt-oss.
+    Harmony,
     /// A list of objects between `<TOOLCALL>` and `</TOOLCALL>`: Nemotron.
     Nemotron,
     /// A list of objects after `[TOOL_CALLS]`: Mistral.
@@ -70,6 +72,8 @@ pub enum ReasoningFormat {
     MistralThink,
     /// Between `<|channel>thought` and `<channel|>`: Gemma 4.
     ThoughtChannel,
+    /// Messages of the channel `analysis`: gpt-oss.
+    Harmony,
 }
 
 #[cfg(test)]

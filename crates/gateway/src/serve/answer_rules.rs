@@ -10,7 +10,7 @@ use narthex_text::{
     exact_json::ExactJson,
     grammar::{CompileScope, GrammarError, GrammarMatcher},
     tokenizer::Tokenizer,
-    tools::{CallReading, ReasoningParser},
+    tools::{CallReading, ReasoningParser, with_reasoning_message},
 };
 use serde_json::Value;
 
@@ -118,7 +118,10 @@ fn compile(
     scope: &CompileScope<'_>,
 ) -> Result<Option<GrammarMatcher>, GrammarError> {
     let content = options.grammar.as_ref().map(|own| &own.grammar);
-    let grammar = tools::answer_grammar(tools, model.tool_format, tokenizer, content)?;
+    let mut grammar = tools::answer_grammar(tools, model.tool_format, tokenizer, content)?;
+    if let (Some(answer), Some(format)) = (&grammar, model.reasoning_format()) {
+        grammar = with_reasoning_message(tokenizer, format, answer)?.or(grammar);
+    }
     grammar.map(|grammar| model.compile_grammar(&grammar, scope)).transpose()
 }
 

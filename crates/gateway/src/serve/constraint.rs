@@ -12,6 +12,8 @@ use narthex_text::{
     tools::{ReasoningEvent, ReasoningParser},
 };
 
+use super::tools::special_tokens;
+
 /// Reasoning of an answer, followed by its tokens.
 #[derive(Clone)]
 pub(super) struct ReasoningTrack {
@@ -28,15 +30,19 @@ pub(super) struct ReasoningTrack {
     budget: Option<usize>,
     /// Number of tokens in the block.
     tokens: usize,
+    /// Tokens of the markers, if the reasoning is a message.
+    markers: Vec<(TokenId, &'static str)>,
 }
 
 impl ReasoningTrack {
     /// Creates a track for an answer whose text `parser` divides.
     pub(super) fn new(tokenizer: &Tokenizer, parser: ReasoningParser, budget: Option<usize>) -> Self {
         let (open, close) = parser.markers();
-        let end = tokenizer.encode(&format!("\n{close}\n\n"), Specials::Parse).unwrap_or_default();
+        let ending = if parser.has_messages() { close.to_owned() } else { format!("\n{close}\n\n") };
+        let end = tokenizer.encode(&ending, Specials::Parse).unwrap_or_default();
+        let all = parser.all_markers();
         Self {
-            detokenizer: Detokenizer::new(tokenizer.clone()).showing(&[open, close]),
+            detokenizer: Detokenizer::new(tokenizer.clone()).showing(&all),
             open: tokenizer.token_id(open),
             tokenizer: tokenizer.clone(),
             parser,
@@ -44,6 +50,7 @@ impl ReasoningTrack {
             ended: 0,
             budget,
             tokens: 0,
+            markers: special_tokens(tokenizer, &all),
         }
     }
 
@@ -64,7 +71,8 @@ impl ReasoningTrack {
         self.tokens += 1;
         self.ended += usize::from(is_forced);
         let text = self.detokenizer.push(token).unwrap_or_default();
-        let events = self.parser.push(&text);
+        let marker = self.markers.iter().find(|(marker, _)| *marker == token).map(|(_, marker)| *marker);
+        let events = self.parser.push_tokens(&text, marker);
         if is_forced {
             return (self.ended == self.end.len()).then(Vec::new);
         }
@@ -83,6 +91,8 @@ pub(super) struct AnswerConstraint {
     grammar: Option<GrammarMatcher>,
     /// Reasoning that may go on; `None` once text has begun.
     reasoning: Option<ReasoningTrack>,
+    /// The grammar has that of the reasoning, which is a message.
+    covers_reasoning: bool,
     /// Tokens that end an answer.
     stop: Vec<TokenId>,
     /// Number of tokens before the answer may end.
@@ -110,12 +120,21 @@ impl AnswerConstraint {
         let ConstraintParts { grammar, reasoning, min_tokens } = parts;
         let is_bounded = reasoning.as_ref().is_some_and(|track| track.budget.is_some());
         let restricts = grammar.is_some() || is_bounded || min_tokens > 0;
-        restricts.then(|| Self { grammar, reasoning, stop: stop.to_vec(), min_tokens, vocab, allowed: None })
+        restricts.then(|| Self {
+            covers_reasoning: grammar.is_some()
+                && reasoning.as_ref().is_some_and(|track| track.parser.has_messages()),
+            grammar,
+            reasoning,
+            stop: stop.to_vec(),
+            min_tokens,
+            vocab,
+            allowed: None,
+        })
     }
 
-    /// Returns whether the answer is inside a block of reasoning.
+    /// Returns whether the answer is inside a block of reasoning, to which the grammar does not apply.
     fn is_reasoning(&self) -> bool {
-        self.reasoning.as_ref().is_some_and(ReasoningTrack::is_inside)
+        !self.covers_reasoning && self.reasoning.as_ref().is_some_and(ReasoningTrack::is_inside)
     }
 
     /// Forbids the tokens that end an answer, unless no other token is allowed.
@@ -143,10 +162,11 @@ impl Constraint for AnswerConstraint {
         let is_reasoning = self.is_reasoning();
         if let Some(grammar) = self.grammar.as_mut().filter(|_| !is_reasoning) {
             grammar.prepare();
-            if self.reasoning.is_some() || self.min_tokens > 0 {
+            let reasoning = self.reasoning.as_ref().filter(|_| !self.covers_reasoning);
+            if reasoning.is_some() || self.min_tokens > 0 {
                 let mut words = grammar.allowed().to_vec();
                 // Before its text, an answer may begin with reasoning.
-                if let Some(open) = self.reasoning.as_ref().and_then(|track| track.open)
+                if let Some(open) = reasoning.and_then(|track| track.open)
                     && let Some(word) = words.get_mut(open as usize / 32)
                 {
                     *word |= 1 << (open % 32);
@@ -174,7 +194,12 @@ impl Constraint for AnswerConstraint {
     fn accept(&mut self, token: TokenId) -> Progress {
         self.min_tokens = self.min_tokens.saturating_sub(1);
         let mut behind = vec![token];
-        if let Some(track) = &mut self.reasoning {
+        if self.covers_reasoning {
+            if self.reasoning.as_mut().is_some_and(|track| track.accept(token).is_some() && track.ended == 0)
+            {
+                self.reasoning = None;
+            }
+        } else if let Some(track) = &mut self.reasoning {
             // With a grammar, reasoning begins only with the marker's token; any other token is text.
             let begins_text =
                 self.grammar.is_some() && !track.is_inside() && track.ended == 0 && track.open != Some(token);
@@ -195,7 +220,7 @@ impl Constraint for AnswerConstraint {
         let ending = self.reasoning.as_ref().map_or(&[][..], ReasoningTrack::ending);
         if !ending.is_empty() {
             tokens.extend_from_slice(ending);
-        } else if self.reasoning.is_none()
+        } else if (self.covers_reasoning || self.reasoning.is_none())
             && let Some(grammar) = &mut self.grammar
         {
             grammar.forced(tokens);

@@ -16,7 +16,7 @@ use narthex_text::{
 use crate::serve::{
     answer_rules::AnswerRules,
     request::{FinishReason, GenerateOptions, SpecialTokens, TokenAlternative, TokenInfo, ToolCallDelta},
-    tools::{AnswerCalls, Piece},
+    tools::{AnswerCalls, Piece, special_tokens},
 };
 
 /// Part of an answer.
@@ -43,7 +43,7 @@ pub(super) struct ChoiceText {
     pending: Vec<TokenInfo>,
     /// Parser of tool calls, if there may be some.
     calls: Option<AnswerCalls>,
-    /// Tokens of the markers around calls.
+    /// Tokens of the markers of calls and reasoning.
     marker_tokens: Vec<(TokenId, &'static str)>,
 }
 
@@ -57,7 +57,15 @@ impl ChoiceText {
     ) -> Self {
         let mut markers = rules.calls.as_ref().map_or(&[][..], |calls| tools::markers(calls.format)).to_vec();
         let reasoning = rules.reasoning.clone();
-        markers.extend(reasoning.iter().flat_map(|parser| <[&str; 2]>::from(parser.markers())));
+        let mut marker_tokens =
+            rules.calls.as_ref().map_or_else(Vec::new, |rules| rules.marker_tokens(tokenizer));
+        if let Some(parser) = &reasoning {
+            let of_reasoning = parser.all_markers();
+            if parser.has_messages() {
+                marker_tokens.extend(special_tokens(tokenizer, &of_reasoning));
+            }
+            markers.extend(of_reasoning);
+        }
         let detokenizer = Detokenizer::new(tokenizer.clone());
         Self {
             tokenizer: tokenizer.clone(),
@@ -71,7 +79,7 @@ impl ChoiceText {
             has_logprobs: options.logprobs.is_some(),
             pending: Vec::new(),
             calls: rules.calls.as_ref().map(|rules| AnswerCalls::new(rules, tokenizer)),
-            marker_tokens: rules.calls.as_ref().map_or_else(Vec::new, |rules| rules.marker_tokens(tokenizer)),
+            marker_tokens,
         }
     }
 
@@ -150,7 +158,7 @@ impl ChoiceText {
         match &mut self.reasoning {
             None => self.push_text(text, marker),
             Some(reasoning) => {
-                let events = reasoning.push(text);
+                let events = reasoning.push_tokens(text, marker);
                 if reasoning.is_before_text() {
                     // Only tokens of the text have log-probabilities. One without text yet may begin the text.
                     self.pending.clear();
@@ -353,6 +361,48 @@ mod tests {
         };
         assert_eq!(read(Specials::Parse), (String::new(), FinishReason::ToolCalls));
         assert_eq!(read(Specials::AsText), (answer.to_owned(), FinishReason::Stop));
+    }
+
+    #[test]
+    fn messages_are_reasoning_text_and_calls_by_their_tokens() {
+        let markers = ["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>"]
+            .map(str::to_owned);
+        let count = markers.len();
+        let tokens: Vec<String> =
+            markers.into_iter().chain(('!'..='~').chain(['Ġ', 'Ċ']).map(String::from)).collect();
+        let types = (0..tokens.len()).map(|id| if id < count { 3 } else { 1 }).collect();
+        let (model, pre) = ("gpt2".to_owned(), Some("smollm".to_owned()));
+        let vocab = GgufVocab { model, pre, types: Some(types), tokens, ..GgufVocab::default() };
+        let tokenizer = Tokenizer::from_gguf(&vocab).unwrap();
+        let read = |answer: &str, specials| {
+            let tools = vec![json!({"type": "function", "function": {"name": "f"}})];
+            let (format, limit, reading) = (ToolFormat::Harmony, CallLimit::Any, CallReading::Lenient);
+            let calls = Some(CallRules { format, tools, limit, ends_at_repetition: false, reading });
+            let reasoning = Some(ReasoningParser::new(ReasoningFormat::Harmony, ""));
+            let rules = AnswerRules { calls, reasoning, ..AnswerRules::default() };
+            let (stop, options) = (StopStrings::new(Vec::new()), GenerateOptions::api_defaults());
+            let mut choice = ChoiceText::new(&tokenizer, stop, &options, &rules);
+            let mut parts = Vec::new();
+            for token in tokenizer.encode(answer, specials).unwrap() {
+                parts.extend(choice.push(&TokenEvent { token, logprob: None, top: &[] }));
+            }
+            parts.extend(choice.finish(FinishReason::Stop).0);
+            let mut read = [String::new(), String::new(), String::new()];
+            for part in parts {
+                match part {
+                    TextPart::Reasoning(text) => read[0] += &text,
+                    TextPart::Text { text, .. } => read[1] += &text,
+                    TextPart::Call(delta) => read[2] += &delta.arguments,
+                }
+            }
+            read
+        };
+        let thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant";
+        let call = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"a\":1}";
+        let parsed = |answer: &str| read(answer, Specials::Parse);
+        assert_eq!(parsed(&format!("{thought}{call}")), ["Hm.", "", "{\"a\":1}"]);
+        assert_eq!(parsed(&format!("{thought}<|channel|>final<|message|>Yes")), ["Hm.", "Yes", ""]);
+        assert_eq!(read(call, Specials::AsText)[2], "");
     }
 
     #[test]

@@ -96,6 +96,11 @@ impl Message {
         let mut value = serde_json::to_value(self)
             .map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
         value["content"] = Value::Null;
+        let calls_alone = !self.tool_calls.is_empty() && self.content.is_empty();
+        if let Some(reasoning) = self.reasoning_content.as_ref().filter(|_| calls_alone) {
+            // The template of gpt-oss reads reasoning before a call by this name, and refuses it beside a text.
+            value["thinking"] = reasoning.as_str().into();
+        }
         let mut value = escaped_json(ExactPart::plain(&value), escaper)?;
         for (index, call) in self.tool_calls.iter().enumerate() {
             value["tool_calls"][index]["function"]["arguments"] =

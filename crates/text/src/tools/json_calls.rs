@@ -124,7 +124,7 @@ impl JsonSyntax {
             rules.push_str(&format!("arguments_{index}: {}\n", json_rule(function.parameters)?));
         }
         let bare = (self.is_bare || !self.frames.is_empty()).then(|| self.bare_rules(functions, limit));
-        Ok(FormatRules { rules, markers: self.opens, bare, head: None })
+        Ok(FormatRules { rules, markers: self.opens, bare, head: None, text: None })
     }
 
     /// Returns the rules of calls without a marker, with any spacing. The text up to the arguments is one lexeme, so that

@@ -33,6 +33,8 @@ pub(super) struct FormatRules {
     pub(super) bare: Option<BareRules>,
     /// Grammar item before `calls` that distinguishes them from JSON, if they start like JSON.
     pub(super) head: Option<String>,
+    /// Definition of `start` for a text in which every call is valid, if it is not that of [`Self::text`].
+    pub(super) text: Option<String>,
 }
 
 /// Lark rules of an answer that consists of calls without a marker.
@@ -66,6 +68,9 @@ impl FormatRules {
     /// Returns the rules of a text in which every call is valid. A marker that is a token is never a part of text;
     /// otherwise the text ends where it begins.
     pub(super) fn text(&self, allowed: &AllowedCalls<'_>) -> String {
+        if let Some(text) = &self.text {
+            return text.clone();
+        }
         let (plain, bare) = match &self.bare {
             Some(BareRules { begin, rules }) => {
                 (format!("PLAIN: /(\\n|.)*/ & ~/{begin}(\\n|.)*/\n"), format!("start: bare | text\n{rules}"))

@@ -23,6 +23,7 @@ mod grammar;
 #[cfg(test)]
 #[path = "../../tests/tools/guarantees.rs"]
 mod guarantees;
+mod harmony_messages;
 #[cfg(test)]
 #[path = "../../tests/tools/history.rs"]
 mod history;
@@ -47,9 +48,9 @@ use bare::{BareCalls, BareStep};
 
 pub use adapt::adapted;
 pub use formats::{markers, tool_format, write_calls};
-pub use grammar::{ContentRule, call_grammar};
+pub use grammar::{ContentRule, call_grammar, content_grammar, with_reasoning_message};
 pub use lark::Callable;
-pub use reasoning::{ReasoningEvent, ReasoningParser};
+pub use reasoning::ReasoningParser;
 pub use write::json_text;
 
 /// Maximum number of bytes of a call. A longer one is malformed.
@@ -95,6 +96,15 @@ pub enum ToolEvent {
     End,
     /// Text of a malformed call. If its [`Self::Begin`] was reported, no [`Self::End`] follows.
     Malformed(String),
+}
+
+/// Part of an answer, before its calls are found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ReasoningEvent {
+    /// Reasoning.
+    Reasoning(String),
+    /// Text of the answer.
+    Text(String),
 }
 
 /// Reason why the text of an answer ended.
@@ -236,6 +246,8 @@ pub fn reasoning_format(template: &str) -> Option<ReasoningFormat> {
         Some(ReasoningFormat::MistralThink)
     } else if template.contains("<|channel>thought") {
         Some(ReasoningFormat::ThoughtChannel)
+    } else if template.contains("<|channel|>analysis<|message|>") {
+        Some(ReasoningFormat::Harmony)
     } else {
         None
     }

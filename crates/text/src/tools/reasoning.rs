@@ -4,19 +4,14 @@ use std::mem;
 
 use narthex_spec::ReasoningFormat;
 
-use super::overlap;
+use super::{
+    ReasoningEvent,
+    harmony_messages::{END, MARKERS, MessageParser},
+    overlap,
+};
 
-/// Part of an answer.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ReasoningEvent {
-    /// Reasoning.
-    Reasoning(String),
-    /// Text of the answer.
-    Text(String),
-}
-
-/// Divides an answer into reasoning and text. Only a block at the start is reasoning. The markers around the text after
-/// the block are removed.
+/// Divides an answer into reasoning and text. Only a block at the start is reasoning, or messages of their channel. The
+/// markers around the text after the block are removed.
 #[derive(Debug, Clone)]
 pub struct ReasoningParser {
     open: &'static str,
@@ -25,6 +20,8 @@ pub struct ReasoningParser {
     frame: Option<TextFrame>,
     held: String,
     state: ReasoningState,
+    /// Parser of an answer that consists of messages.
+    messages: Option<MessageParser>,
 }
 
 /// Markers around a text.
@@ -57,12 +54,32 @@ impl ReasoningParser {
             ReasoningFormat::Think | ReasoningFormat::ThinkResponse => ("<think>", "</think>"),
             ReasoningFormat::MistralThink => ("[THINK]", "[/THINK]"),
             ReasoningFormat::ThoughtChannel => ("<|channel>thought", "<channel|>"),
+            ReasoningFormat::Harmony => ("<|channel|>analysis<|message|>", END),
         };
         let frame = (format == ReasoningFormat::ThinkResponse)
             .then_some(TextFrame { open: "<response>", close: "</response>" });
         let is_inside = prompt.trim_end().ends_with(open);
         let state = if is_inside { ReasoningState::Opened } else { ReasoningState::Start };
-        Self { open, close, frame, held: String::new(), state }
+        let messages = (format == ReasoningFormat::Harmony).then(MessageParser::default);
+        Self { open, close, frame, held: String::new(), state, messages }
+    }
+
+    /// Returns the markers of the format, which may be special tokens.
+    pub fn all_markers(&self) -> Vec<&'static str> {
+        if self.has_messages() { MARKERS.to_vec() } else { vec![self.open, self.close] }
+    }
+
+    /// Returns true if an answer consists of messages. Then a grammar has that of the reasoning too.
+    pub fn has_messages(&self) -> bool {
+        self.messages.is_some()
+    }
+
+    /// Takes the text of tokens, the last of which may be that of a marker of messages. Blocks have markers in their text.
+    pub fn push_tokens(&mut self, text: &str, marker: Option<&'static str>) -> Vec<ReasoningEvent> {
+        match &mut self.messages {
+            Some(messages) => messages.push_tokens(text, marker),
+            None => self.push(text),
+        }
     }
 
     /// Returns the markers around a block, which may be special tokens. The name of a channel follows its marker as text.
@@ -72,7 +89,10 @@ impl ReasoningParser {
 
     /// Returns true inside a block.
     pub fn is_inside(&self) -> bool {
-        matches!(self.state, ReasoningState::Opened | ReasoningState::Inside)
+        match &self.messages {
+            Some(messages) => messages.is_inside(),
+            None => matches!(self.state, ReasoningState::Opened | ReasoningState::Inside),
+        }
     }
 
     /// Returns true after a block if the text so far may become the opening marker of a frame.
@@ -82,12 +102,18 @@ impl ReasoningParser {
 
     /// Returns true from the start of a block until the text after it.
     pub fn is_before_text(&self) -> bool {
+        if let Some(messages) = &self.messages {
+            return !messages.is_in_text();
+        }
         let is_after_block = matches!(self.state, ReasoningState::Closed | ReasoningState::FrameOpened(_));
         self.is_inside() || is_after_block && !self.is_in_frame_marker()
     }
 
     /// Returns true once the answer's text has started, so that no reasoning follows.
     pub fn is_in_text(&self) -> bool {
+        if let Some(messages) = &self.messages {
+            return messages.is_in_text();
+        }
         !self.is_inside() && self.state != ReasoningState::Start && !self.is_in_frame_marker()
     }
 
@@ -98,6 +124,9 @@ impl ReasoningParser {
 
     /// Takes the next text of the answer.
     pub fn push(&mut self, text: &str) -> Vec<ReasoningEvent> {
+        if let Some(messages) = &mut self.messages {
+            return messages.push(text);
+        }
         self.held.push_str(text);
         let mut events = Vec::new();
         while self.step(&mut events) {}
@@ -106,6 +135,9 @@ impl ReasoningParser {
 
     /// Ends the answer and returns the rest.
     pub fn finish(&mut self) -> Vec<ReasoningEvent> {
+        if let Some(messages) = &mut self.messages {
+            return messages.finish();
+        }
         let rest = mem::take(&mut self.held);
         let event = match self.state {
             ReasoningState::Opened | ReasoningState::Inside => {

@@ -132,10 +132,11 @@ fn templates_name_their_formats() {
 
 #[test]
 fn templates_name_their_reasoning() {
-    use ReasoningFormat::{MistralThink, Think, ThinkResponse, ThoughtChannel};
+    use ReasoningFormat::{Harmony, MistralThink, Think, ThinkResponse, ThoughtChannel};
     let check = |name: &str, expect| assert_eq!(reasoning_format(&source(name)), expect, "{name}");
     check("qwen3", Some(Think));
     check("ministral3", Some(MistralThink));
+    check("gpt-oss", Some(Harmony));
     check("granite3.3", Some(ThinkResponse));
     check("gemma4", Some(ThoughtChannel));
     check("llama3.1", None);

@@ -33,15 +33,22 @@ pub(in crate::serve) struct CallRules {
 impl CallRules {
     /// Returns the markers of the format that the vocabulary has as special tokens.
     pub(in crate::serve) fn marker_tokens(&self, tokenizer: &Tokenizer) -> Vec<(TokenId, &'static str)> {
-        let markers = tools::markers(self.format);
-        let tokens = tokenizer.special_tokens().iter();
-        tokens
-            .filter_map(|token| {
-                let marker = markers.iter().copied().find(|marker| *marker == token.text)?;
-                Some((token.id, marker))
-            })
-            .collect()
+        special_tokens(tokenizer, tools::markers(self.format))
     }
+}
+
+/// Returns the markers that the vocabulary has as special tokens.
+pub(in crate::serve) fn special_tokens(
+    tokenizer: &Tokenizer,
+    markers: &[&'static str],
+) -> Vec<(TokenId, &'static str)> {
+    let tokens = tokenizer.special_tokens().iter();
+    tokens
+        .filter_map(|token| {
+            let marker = markers.iter().copied().find(|marker| *marker == token.text)?;
+            Some((token.id, marker))
+        })
+        .collect()
 }
 
 /// Part of an answer.

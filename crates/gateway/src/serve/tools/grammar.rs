@@ -6,7 +6,7 @@ use narthex_spec::ToolFormat;
 use narthex_text::{
     grammar::{Grammar, GrammarError, best_effort},
     tokenizer::Tokenizer,
-    tools::{Callable, ContentRule, call_grammar},
+    tools::{Callable, ContentRule, call_grammar, content_grammar},
 };
 use serde_json::{Map, Value, json};
 
@@ -27,7 +27,7 @@ pub(in crate::serve) fn answer_grammar(
     };
 
     if callable.is_empty() {
-        return Ok(content.cloned());
+        return content.map(|content| content_grammar(tokenizer, format, content)).transpose();
     }
 
     let (beside, limit) = match (&settings.choice, content) {

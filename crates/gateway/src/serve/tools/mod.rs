@@ -8,6 +8,6 @@ mod calls;
 mod grammar;
 mod prompt;
 
-pub(super) use calls::{AnswerCalls, CallRules, Piece};
+pub(super) use calls::{AnswerCalls, CallRules, Piece, special_tokens};
 pub(super) use grammar::{answer_grammar, enforced_schema, guarantees_calls, with_open_schemas};
 pub(super) use prompt::{check, conversation, declarations};

@@ -80,7 +80,7 @@ fn rules(allowed: &AllowedCalls<'_>) -> Result<FormatRules, GrammarError> {
     }
     let begin = format!("{SPACE}{}{SPACE}\\n{SPACE}```python{SPACE}tool_call\\(", names(functions));
     let bare = Some(BareRules { begin, rules: "bare: calls\n".to_owned() });
-    Ok(FormatRules { rules, markers: &[], bare, head: None })
+    Ok(FormatRules { rules, markers: &[], bare, head: None, text: None })
 }
 
 impl ChatGlmCalls {

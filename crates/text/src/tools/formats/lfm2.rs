@@ -70,7 +70,7 @@ fn rules(allowed: &AllowedCalls<'_>) -> Result<FormatRules, GrammarError> {
     let begin = format!("{SPACE}\\[{SPACE}{}\\(", names(allowed.functions));
     let bare = Some(BareRules { begin, rules: "bare: list\n".to_owned() });
     let rules = format!("calls: {open} body\nbody: list {close}\n{list}");
-    Ok(FormatRules { rules, markers: &[OPEN], bare, head: None })
+    Ok(FormatRules { rules, markers: &[OPEN], bare, head: None, text: None })
 }
 
 impl Lfm2Calls {

@@ -7,6 +7,7 @@
 mod chatglm3;
 mod gemma4;
 mod granite;
+mod harmony;
 mod hermes;
 mod lfm2;
 mod llama_json;
@@ -20,7 +21,7 @@ mod qwen_coder;
 use super::examples::Examples;
 use super::{
     CallSyntax, ParserContext,
-    lark::{AllowedCalls, FormatRules},
+    lark::{AllowedCalls, FormatRules, Markers},
 };
 use crate::{
     grammar::GrammarError,
@@ -55,11 +56,16 @@ pub(super) struct FormatOptions {
     pub(super) results: [&'static str; 2],
     /// Changes the ids of a message's calls to the form that templates of the format require.
     pub(super) adapt_ids: fn(&mut Message),
+    /// Returns the grammar item of a header before content that has no calls; empty for formats without headers.
+    pub(super) content_head: fn(&Markers<'_>) -> String,
 }
 
 impl FormatOptions {
-    pub(super) const BASE: Self =
-        Self { results: ["<tool_response>", "</tool_response>"], adapt_ids: |_| () };
+    pub(super) const BASE: Self = Self {
+        results: ["<tool_response>", "</tool_response>"],
+        adapt_ids: |_| (),
+        content_head: |_| String::new(),
+    };
 }
 
 pub(super) fn definition(format: ToolFormat) -> &'static FormatDefinition {
@@ -75,6 +81,7 @@ pub(super) fn definition(format: ToolFormat) -> &'static FormatDefinition {
         ToolFormat::Mistral => &mistral::FORMAT,
         ToolFormat::Nemotron => &nemotron::FORMAT,
         ToolFormat::Granite => &granite::FORMAT,
+        ToolFormat::Harmony => &harmony::FORMAT,
         ToolFormat::ChatGlm3 => &chatglm3::FORMAT,
     }
 }

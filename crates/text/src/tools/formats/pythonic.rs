@@ -59,7 +59,7 @@ fn rules(allowed: &AllowedCalls<'_>) -> Result<FormatRules, GrammarError> {
     let open = format!("(\\[|{}{SPACE}\\[?)", regex(OPEN));
     let begin = format!("{SPACE}{open}{SPACE}{}\\(", names(functions));
     let bare = Some(BareRules { begin, rules: "bare: calls\n".to_owned() });
-    Ok(FormatRules { rules, markers: &[], bare, head: None })
+    Ok(FormatRules { rules, markers: &[], bare, head: None, text: None })
 }
 
 impl PythonCalls {

@@ -99,7 +99,7 @@ fn rules(allowed: &AllowedCalls<'_>) -> Result<FormatRules, GrammarError> {
         one_of("function", functions.len()),
         values.rules,
     );
-    Ok(FormatRules { rules, markers: &[OPEN], bare: None, head: None })
+    Ok(FormatRules { rules, markers: &[OPEN], bare: None, head: None, text: None })
 }
 
 impl Gemma4Calls {

@@ -131,7 +131,7 @@ fn rules(allowed: &AllowedCalls<'_>) -> Result<FormatRules, GrammarError> {
 
     let begin = format!("{SPACE}{FUNCTION}{}>", names(functions));
     let bare = Some(BareRules { begin, rules: bare_rules(functions, allowed) });
-    Ok(FormatRules { rules, markers: &[OPEN], bare, head: None })
+    Ok(FormatRules { rules, markers: &[OPEN], bare, head: None, text: None })
 }
 
 /// Returns the rules of an answer that consists of calls without the opening marker. The closing one may follow each.
