@@ -27,6 +27,7 @@ const FILES: &[(&str, &str)] = &[
     ("ernie.toml", include_str!("../entries/ernie.toml")),
     ("gemma.toml", include_str!("../entries/gemma.toml")),
     ("gpt2.toml", include_str!("../entries/gpt2.toml")),
+    ("gpt-oss.toml", include_str!("../entries/gpt-oss.toml")),
     ("granite.toml", include_str!("../entries/granite.toml")),
     ("hibari.toml", include_str!("../entries/hibari.toml")),
     ("kokoro.toml", include_str!("../entries/kokoro.toml")),
@@ -97,6 +98,8 @@ pub struct Entry {
     pub sampling: PublishedSampling,
     /// Element type of the checkpoint, if it has a single one.
     pub dtype: Option<DType>,
+    /// Size of the checkpoint's tensors in bytes, if their elements have several types.
+    pub bytes: Option<u64>,
     /// Number of elements in the checkpoint that are not compiled: vision towers, poolers, copies of a tied head.
     #[serde(default)]
     pub others: u64,
@@ -310,7 +313,7 @@ impl Entry {
     /// Returns the size of the download in bytes: that of the wheels, or else that of the checkpoint's tensors.
     pub fn checkpoint_bytes(&self) -> Option<u64> {
         let elements = self.parameters.saturating_add(self.others);
-        self.pinned_bytes().or_else(|| elements.checked_mul(self.dtype?.size() as u64))
+        self.pinned_bytes().or(self.bytes).or_else(|| elements.checked_mul(self.dtype?.size() as u64))
     }
 
     /// Returns the total size in bytes of the pinned wheels; `None` for other sources.

@@ -39,7 +39,7 @@ pub(crate) const KNOWN_MODELS: &[KnownModel] = &[
     KnownModel::new("deepseek", &["qwen3:8b", "qwen3:4b", "qwen3:14b"]),
     KnownModel::new("devstral", &["qwen2.5-coder:14b", "qwen2.5-coder:32b"]),
     KnownModel::unsupported("glm4", "glm4", &["qwen3:8b", "qwen3:14b"]),
-    KnownModel::unsupported("gpt-oss", "gpt_oss", &["qwen3:14b", "qwen3:8b"]),
+    KnownModel::new("gpt-oss:120b", &["gpt-oss:20b", "qwen3:30b-a3b"]),
     KnownModel::unsupported("kimi", "deepseek_v3", &["qwen3:32b", "qwen3:14b"]),
     KnownModel::new("llama2", &["llama3.2:3b", "qwen2.5:7b"]),
     KnownModel::new("llama3.1", &["qwen3:8b", "qwen2.5:7b", "llama3.2:3b"]),

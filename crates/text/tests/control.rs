@@ -65,6 +65,7 @@ const OF_CATALOGUE: &[(&str, &str)] = &[
     ("gemma3", "gemma3"),
     ("gemma3n", "gemma3"),
     ("gemma4", "gemma4"),
+    ("gpt-oss", "gpt-oss"),
     ("granite3.3", "granite3.3"),
     ("granite4", "granite4"),
     ("lfm2", "lfm2"),
