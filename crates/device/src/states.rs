@@ -217,7 +217,7 @@ impl SlotStates {
 
 #[cfg(test)]
 mod tests {
-    use narthex_spec::arch::{GatedDeltaRule, KeyOrder, Recurrence};
+    use narthex_spec::arch::{GatedDeltaRule, KeyHeadOrder, Recurrence};
 
     use super::*;
 
@@ -226,7 +226,7 @@ mod tests {
     const RULE: GatedDeltaRule = GatedDeltaRule {
         key_heads: 1,
         value_heads: 2,
-        key_order: KeyOrder::Grouped,
+        key_order: KeyHeadOrder::Grouped,
         key_size: 3,
         value_size: 1,
         kernel: 3,

@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 pub use altup::{AltUp, PerLayer};
 pub use conformer::{ConformerTower, FrameConvolution};
 pub use convolution::ShortConvolution;
-pub use delta_rule::{GatedDeltaRule, KeyOrder};
+pub use delta_rule::{GatedDeltaRule, KeyHeadOrder};
 pub use dynamic_only::DynamicOnly;
 pub use embedder::{AttentionDirection, ClassifierHidden, ClassifierLayers, EmbedderArch};
 pub use encoder::{

@@ -1,7 +1,7 @@
 //! Qwen3.5, the dense models: gated delta rules in most layers, gated attention in the others. Only the text part is read: the
 //! vision tower and the layers that predict several tokens are left out.
 
-use narthex_spec::arch::{DecoderArch, Family, GatedDeltaRule, KeyOrder, Mixer, QkNorm};
+use narthex_spec::arch::{DecoderArch, Family, GatedDeltaRule, KeyHeadOrder, Mixer, QkNorm};
 use serde::Deserialize;
 use serde_json::json;
 
@@ -122,7 +122,7 @@ impl Qwen35Keys {
         GatedDeltaRule {
             key_heads: self.linear_num_key_heads.unwrap_or(16),
             value_heads: self.linear_num_value_heads.unwrap_or(32),
-            key_order: KeyOrder::Grouped,
+            key_order: KeyHeadOrder::Grouped,
             key_size: self.linear_key_head_dim.unwrap_or(128),
             value_size: self.linear_value_head_dim.unwrap_or(128),
             kernel: self.linear_conv_kernel_dim.unwrap_or(4),
@@ -183,7 +183,7 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     let rule = GatedDeltaRule {
         key_heads: keys.need_count("ssm.group_count")?,
         value_heads,
-        key_order: KeyOrder::Tiled,
+        key_order: KeyHeadOrder::Tiled,
         key_size: keys.need_count("ssm.state_size")?,
         value_size: keys.need_count("ssm.inner_size")? / value_heads.max(1),
         kernel: keys.need_count("ssm.conv_kernel")?,
@@ -241,7 +241,7 @@ mod tests {
         let rule = GatedDeltaRule {
             key_heads: 16,
             value_heads: 16,
-            key_order: KeyOrder::Grouped,
+            key_order: KeyHeadOrder::Grouped,
             key_size: 128,
             value_size: 128,
             kernel: 4,

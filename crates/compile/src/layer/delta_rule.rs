@@ -1,7 +1,7 @@
 //! Gated delta rules of Qwen3.5, with ONNX Runtime's operator for linear attention.
 
 use narthex_graph::typed::{LinearAttention, Scope, Tensor, UpdateRule};
-use narthex_spec::arch::{Activation, GatedDeltaRule, KeyOrder, NormKind};
+use narthex_spec::arch::{Activation, GatedDeltaRule, KeyHeadOrder, NormKind};
 
 use super::{
     linear::{Bias, StackedLinear, linear, stacked_linear},
@@ -93,8 +93,8 @@ impl DeltaRuleLayer<'_> {
         if copies > 1 {
             // Copies of a head beside one another, or copies of all heads.
             let axis = match key_order {
-                KeyOrder::Grouped => 3,
-                KeyOrder::Tiled => 2,
+                KeyHeadOrder::Grouped => 3,
+                KeyHeadOrder::Tiled => 2,
             };
             let one = e.graph.unsqueeze(&scope.child("copies"), unit, &[axis])?;
             unit = e.graph.concat(&scope.child("copies"), &vec![one; copies], axis)?;

@@ -33,7 +33,7 @@ pub struct GatedDeltaRule {
     pub value_heads: usize,
     /// Head of queries and keys that each head of values reads.
     #[serde(default)]
-    pub key_order: KeyOrder,
+    pub key_order: KeyHeadOrder,
     /// Elements of a query or a key.
     pub key_size: usize,
     /// Elements of a value.
@@ -45,7 +45,7 @@ pub struct GatedDeltaRule {
 /// Heads of queries and keys that the heads of values read if there are more of them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum KeyOrder {
+pub enum KeyHeadOrder {
     /// Consecutive heads of values read one head: 0, 0, 1, 1. The order of `transformers`.
     #[default]
     Grouped,
@@ -95,7 +95,7 @@ mod tests {
     const RULE: GatedDeltaRule = GatedDeltaRule {
         key_heads: 2,
         value_heads: 4,
-        key_order: KeyOrder::Grouped,
+        key_order: KeyHeadOrder::Grouped,
         key_size: 8,
         value_size: 16,
         kernel: 4,

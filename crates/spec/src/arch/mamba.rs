@@ -78,7 +78,7 @@ impl Mamba2 {
 mod tests {
     use super::*;
     use crate::arch::{
-        Activation, Attention, DecoderArch, DecoderLayer, GatedDeltaRule, KeyOrder, Mixer, Mlp,
+        Activation, Attention, DecoderArch, DecoderLayer, GatedDeltaRule, KeyHeadOrder, Mixer, Mlp,
     };
 
     const MAMBA: Mamba2 = Mamba2 { heads: 4, head_size: 16, groups: 2, state_size: 8, kernel: 4, bias: true };
@@ -109,7 +109,7 @@ mod tests {
         let rule = GatedDeltaRule {
             key_heads: 2,
             value_heads: 4,
-            key_order: KeyOrder::Grouped,
+            key_order: KeyHeadOrder::Grouped,
             key_size: 8,
             value_size: 16,
             kernel: 4,

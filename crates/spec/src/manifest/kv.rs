@@ -167,14 +167,14 @@ pub enum KeyOrder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arch::{self, GatedDeltaRule};
+    use crate::arch::{GatedDeltaRule, KeyHeadOrder};
 
     #[test]
     fn a_state_has_one_size_and_its_own_element_type() {
         let rule = GatedDeltaRule {
             key_heads: 2,
             value_heads: 4,
-            key_order: arch::KeyOrder::Grouped,
+            key_order: KeyHeadOrder::Grouped,
             key_size: 8,
             value_size: 16,
             kernel: 4,
