@@ -161,6 +161,9 @@ fn check_feed_forward(path: &Path, feed_forward: &FeedForward) -> Result<()> {
             bounded(path, "an inner width of experts", experts.inner, &WIDTH)?;
             check_positive(path, "a limit of gates", experts.clamp.map(|clamp| clamp.limit))?;
             check_positive(path, "a slope of gates", experts.clamp.map(|clamp| clamp.slope))?;
+            if let Some(shared) = experts.shared {
+                bounded(path, "an inner width beside experts", shared, &WIDTH)?;
+            }
             match experts.activation {
                 Activation::Silu => Ok(()),
                 other => {

@@ -34,7 +34,7 @@ pub use encoder::{
     Bottleneck, BottleneckAttention, EncoderArch, EncoderHead, EncoderNorm, FactoredEmbedding, Pooling,
     UnknownPooling,
 };
-pub use feed_forward::{Experts, FeedForward, GateClamp, Mlp};
+pub use feed_forward::{Experts, FeedForward, GateClamp, Mlp, Routing};
 pub use mamba::Mamba2;
 pub use mobilenet::{EndToken, MobileBlock, MobileNetTower, PlacedBlock};
 pub use recurrence::Recurrence;
@@ -516,6 +516,8 @@ mod tests {
             normalized: true,
             bias: false,
             clamp: None,
+            routing: Routing::Softmax,
+            shared: None,
         };
         let layer = DecoderLayer { feed_forward: FeedForward::Experts(experts), ..layer };
         let written = serde_json::to_string(&layer).unwrap();

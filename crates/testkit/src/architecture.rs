@@ -1,7 +1,7 @@
 //! A small decoder architecture, which tests modify as needed.
 
 use narthex_spec::arch::{
-    Activation, Attention, DecoderArch, DecoderLayer, Experts, Family, Mlp, Rope, RopeScaling,
+    Activation, Attention, DecoderArch, DecoderLayer, Experts, Family, Mlp, Rope, RopeScaling, Routing,
 };
 
 /// Returns a layer of four query heads and two key/value heads, 16 elements each, with an inner width of 96.
@@ -21,6 +21,8 @@ pub fn experts() -> Experts {
         normalized: true,
         bias: false,
         clamp: None,
+        routing: Routing::Softmax,
+        shared: None,
     }
 }
 

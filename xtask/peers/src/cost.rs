@@ -51,8 +51,10 @@ fn multiply_accumulates(decoder: &DecoderArch) -> u64 {
         mixer
             + match &layer.feed_forward {
                 FeedForward::Dense(mlp) => mlp.inner * if mlp.gated { 3 } else { 2 },
-                // The experts of a token and the router.
-                FeedForward::Experts(experts) => 3 * experts.per_token * experts.inner + experts.count,
+                // The experts of a token, the network beside them and the router.
+                FeedForward::Experts(experts) => {
+                    3 * (experts.per_token * experts.inner + experts.shared.unwrap_or(0)) + experts.count
+                }
             }
     });
     (layers.sum::<usize>() * decoder.hidden) as u64

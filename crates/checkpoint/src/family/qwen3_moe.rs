@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use narthex_spec::arch::{Activation, DecoderArch, Experts, Family, FeedForward, QkNorm};
+use narthex_spec::arch::{Activation, DecoderArch, Experts, Family, FeedForward, QkNorm, Routing};
 use serde::Deserialize;
 
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
@@ -82,9 +82,11 @@ fn hf(config: &Config) -> Result<Decoder> {
         per_token: stated.num_experts_per_tok.unwrap_or(8),
         inner: stated.moe_intermediate_size.unwrap_or(768),
         activation,
+        routing: Routing::Softmax,
         normalized: stated.norm_topk_prob.unwrap_or(false),
         bias: false,
         clamp: None,
+        shared: None,
     };
     let step = stated.decoder_sparse_step.unwrap_or(1);
     let dense = stated.mlp_only_layers.unwrap_or_default();
@@ -99,10 +101,12 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
         per_token: keys.need_count("expert_used_count")?,
         inner: keys.need_count("expert_feed_forward_length")?,
         activation: Activation::Silu,
+        routing: Routing::Softmax,
         // llama.cpp always divides.
         normalized: true,
         bias: false,
         clamp: None,
+        shared: None,
     };
     Ok(with_experts(keys.decoder(tensors)?, &experts, |_| true))
 }

@@ -3,7 +3,7 @@
 use narthex_graph::typed::{ExpertBlocks, ExpertMixture, QuantizedExperts, Reduction, Scope, Tensor};
 use narthex_spec::{
     DType,
-    arch::{Activation, Experts},
+    arch::{Activation, Experts, Routing},
 };
 
 use super::linear::linear;
@@ -35,7 +35,11 @@ pub(crate) fn experts(
     let &Experts { count, per_token, inner, normalized, bias, clamp, .. } = experts;
     let router = scope.child("router");
     let row_logits = linear(e, &router, x, width, bias.into())?;
-    let logits = e.graph.reshape(&router, row_logits, &[-1, count as i64])?;
+    let routes = match experts.routing {
+        Routing::Softmax => Routes { logits: row_logits, sigmoids: None },
+        Routing::Sigmoid | Routing::BiasedSigmoid => sigmoid_routes(e, scope, row_logits, experts)?,
+    };
+    let logits = e.graph.reshape(&router, routes.logits, &[-1, count as i64])?;
     let projections = Projections::new(scope, experts, width);
     let biases = if bias { Some([projections.gate_up.bias(e)?, projections.down.bias(e)?]) } else { None };
     let mixture = ExpertMixture { x, logits, count, per_token, inner, biases, clamp };
@@ -45,10 +49,69 @@ pub(crate) fn experts(
     }
 
     let scope = scope.child("shares");
-    let shares = e.graph.softmax(&scope, row_logits)?;
-    let shares = e.graph.largest(&scope, shares, per_token)?;
+    let shares = match routes.sigmoids {
+        Some(shares) => shares,
+        None => {
+            let shares = e.graph.softmax(&scope, row_logits)?;
+            e.graph.largest(&scope, shares, per_token)?
+        }
+    };
     let sum = e.graph.reduce(&scope, Reduction::Sum, shares, -1)?;
     Ok(e.graph.mul(&scope, mixed, sum)?)
+}
+
+/// Inputs of the operator for the experts of each row.
+struct Routes {
+    /// Logits whose softmax gives the weights, `[.., count]`.
+    logits: Tensor,
+    /// Sigmoids of the selected experts, and 0 for the others, if they are the weights.
+    sigmoids: Option<Tensor>,
+}
+
+/// Factor that makes every difference of two scores, however small, larger than 1.
+const MAGNIFIED: f64 = 1e30;
+
+/// Logit of an expert that is not selected.
+const EXCLUDED: f64 = 1e9;
+
+/// Returns the routes of experts whose weights are sigmoids. The softmax of logarithms of the weights is the weights divided by
+/// their sum, if the logits of all experts that are not selected are far below them.
+///
+/// ```text
+/// logits ─┬─ Sigmoid ── Add(bias) ─┬─ TopK ── last ─┐
+///         │                        └────────────── Sub ── Mul ── Clip(-1, 0) ── Mul(excluded) ─┐
+///         └─ Softplus ── Sub ───────────────────────────────────────────────────────────────── Add
+/// ```
+fn sigmoid_routes(e: &mut Emitter<'_>, scope: &Scope, logits: Tensor, experts: &Experts) -> Result<Routes> {
+    let selection = scope.child("selection");
+    let sigmoids = e.graph.sigmoid(&selection, logits)?;
+    let mut scores = sigmoids;
+    if experts.routing == Routing::BiasedSigmoid {
+        let bias = e.vector(&selection.parameter("weight"), experts.count)?;
+        scores = e.graph.add(&selection.child("bias"), scores, bias)?;
+    }
+    let largest = e.graph.largest(&selection, scores, experts.per_token)?;
+    let least = match experts.per_token {
+        1 => largest,
+        count => e.graph.slice_from(&selection.child("least"), largest, 2, count - 1)?,
+    };
+    let below = e.graph.sub(&selection.child("below"), scores, least)?;
+    let magnified = e.scale(&selection.child("magnified"), below, MAGNIFIED)?;
+    let [minus_one, zero] = [-1.0, 0.0].map(|bound| e.number(bound));
+    // 0 for selected experts, -1 for the others.
+    let marks = e.graph.clip(&selection, magnified, minus_one, zero)?;
+
+    let weights = scope.child("weights");
+    let softplus = e.graph.softplus(&weights, logits)?;
+    let logarithms = e.graph.sub(&weights, logits, softplus)?;
+    let excluded = e.scale(&weights.child("excluded"), marks, EXCLUDED)?;
+    let logits = e.graph.add(&weights, logarithms, excluded)?;
+    if experts.normalized {
+        return Ok(Routes { logits, sigmoids: None });
+    }
+    let left_out = e.graph.mul(&weights.child("left_out"), sigmoids, marks)?;
+    let sigmoids = e.graph.add(&weights.child("selected"), sigmoids, left_out)?;
+    Ok(Routes { logits, sigmoids: Some(sigmoids) })
 }
 
 /// Adds the operator of a mixture.

@@ -55,7 +55,13 @@ pub(crate) fn feed_forward(
 ) -> Result<Tensor> {
     match part {
         FeedForward::Dense(part) => mlp(e, scope, x, width, part),
-        FeedForward::Experts(part) => experts(e, scope, x, width, part),
+        FeedForward::Experts(part) => {
+            let mixed = experts(e, scope, x, width, part)?;
+            let Some(shared) = part.shared_mlp() else { return Ok(mixed) };
+            let scope = scope.child("shared");
+            let beside = mlp(e, &scope, x, width, &shared)?;
+            Ok(e.graph.add(&scope.child("sum"), mixed, beside)?)
+        }
     }
 }
 

@@ -52,19 +52,25 @@ pub struct Mlp {
 /// A mixture of experts (Shazeer et al. 2017, arXiv:1701.06538): a router selects a few of several gated networks for each
 /// token, and their results are added with weights.
 ///
-/// The weights are the softmax of the router's logits over all experts.
+/// A dense network may compute every token beside them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Experts {
     /// Number of experts.
     pub count: usize,
-    /// Number of experts that compute a token: those with the largest logits.
+    /// Number of experts that compute a token.
     pub per_token: usize,
     /// Inner width of an expert.
     pub inner: usize,
     /// Activation function of the gates.
     pub activation: Activation,
+    /// Selection and weights of a token's experts.
+    #[serde(default, skip_serializing_if = "Routing::is_softmax")]
+    pub routing: Routing,
     /// True if the weights of a token's experts are divided by their sum.
     pub normalized: bool,
+    /// Inner width of a gated network beside the experts, with the same activation, whose result is added to theirs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared: Option<usize>,
     /// True if the router and the projections of the experts have biases.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub bias: bool,
@@ -81,4 +87,32 @@ pub struct GateClamp {
     pub limit: f32,
     /// Factor on the gate in the sigmoid.
     pub slope: f32,
+}
+
+/// Selection and weights of a token's experts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Routing {
+    /// The experts with the largest logits. Their weights are the softmax of the logits over all experts.
+    #[default]
+    Softmax,
+    /// The experts with the largest sigmoids of the logits, which are their weights.
+    Sigmoid,
+    /// As [`Self::Sigmoid`], but the experts with the largest sums of sigmoid and bias are selected. The biases, one for each
+    /// expert, do not change the weights.
+    BiasedSigmoid,
+}
+
+impl Routing {
+    fn is_softmax(&self) -> bool {
+        *self == Self::Softmax
+    }
+}
+
+impl Experts {
+    /// Returns the network beside the experts.
+    pub fn shared_mlp(&self) -> Option<Mlp> {
+        let inner = self.shared?;
+        Some(Mlp { inner, activation: self.activation, gated: true, bias: false, cutoff: None })
+    }
 }

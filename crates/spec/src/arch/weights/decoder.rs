@@ -3,7 +3,8 @@
 use super::{
     super::{
         AltUp, Attention, ClassifierHidden, DecoderArch, DecoderLayer, EmbedderArch, Experts, FeedForward,
-        GatedDeltaRule, KvSource, Mamba2, Mixer, NormKind, PerLayer, QkNorm, Residual, ShortConvolution,
+        GatedDeltaRule, KvSource, Mamba2, Mixer, NormKind, PerLayer, QkNorm, Residual, Routing,
+        ShortConvolution,
     },
     Bias, Component, Projection, Table, WeightList, WeightRole,
 };
@@ -187,6 +188,12 @@ impl WeightList {
     fn experts(&mut self, hidden: usize, experts: &Experts) {
         let &Experts { count, inner, bias, .. } = experts;
         self.linear("mlp.router", [count, hidden], Projection::Router, bias.into());
+        if experts.routing == Routing::BiasedSigmoid {
+            self.coefficients("mlp.selection", &[count]);
+        }
+        if let Some(shared) = experts.shared {
+            self.feed_forward("mlp.shared", [hidden, shared], true, Bias::Absent);
+        }
         for expert in 0..count {
             for (part, projection, shape) in [
                 ("gate", Projection::Gate, [inner, hidden]),

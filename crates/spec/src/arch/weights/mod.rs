@@ -255,7 +255,7 @@ mod tests {
     use super::*;
     use crate::arch::{
         Activation, Attention, Connector, DecoderLayer, Experts, FeedForward, KvSource, Mlp, PatchTower,
-        Residual, VisionArch,
+        Residual, Routing, VisionArch,
     };
 
     fn decoder() -> DecoderArch {
@@ -313,7 +313,9 @@ mod tests {
             per_token: 2,
             inner: 48,
             activation,
+            routing: Routing::BiasedSigmoid,
             normalized: true,
+            shared: Some(40),
             bias: false,
             clamp: None,
         };
