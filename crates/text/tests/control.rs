@@ -68,6 +68,7 @@ const OF_CATALOGUE: &[(&str, &str)] = &[
     ("gpt-oss", "gpt-oss"),
     ("granite3.3", "granite3.3"),
     ("granite4", "granite4"),
+    ("granite4-h", "granite4"),
     ("lfm2", "lfm2"),
     // Its own template writes the same control tokens, but no markers around tools and results.
     ("lfm2.5", "lfm2"),
