@@ -5,7 +5,7 @@
 
 use std::{borrow::Cow, ops::Range};
 
-use narthex_spec::arch::{Attention, DecoderArch, DecoderLayer, Recurrence};
+use narthex_spec::arch::{Attention, DecoderArch, DecoderLayer, FeedForward, Recurrence};
 
 use crate::{
     error::{CheckpointError, Result},
@@ -53,7 +53,7 @@ pub(super) struct Layout {
 /// A factor that replaces a multiplication in the model, such as that of a part's output.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct WeightScale {
-    /// Canonical module, relative to its layer if it is in one.
+    /// Canonical module, relative to its layer if it is in one. A `#` stands for the number of an expert.
     pub(super) module: &'static str,
     /// Factor of its weight and bias.
     pub(super) factor: f32,
@@ -155,8 +155,12 @@ impl Layout {
         mut weight: Weight<'a>,
         part: Option<TensorPart>,
     ) -> Result<Weight<'a>> {
-        if let Some(TensorPart::Matrix(number)) = part {
+        if let Some(TensorPart::Matrix(number) | TensorPart::MatrixHalf(number, _)) = part {
             weight = matrix(weight, number)?;
+        }
+        if let Some(TensorPart::MatrixHalf(_, half)) = part {
+            let rows = weight.shape.first().map_or(0, |rows| rows / 2);
+            weight = cut(weight, &[rows; 2], half)?;
         }
 
         if let Some(TensorPart::Alternate(number)) = part {
@@ -213,7 +217,7 @@ impl Layout {
         let module = canonical.rsplit_once('.').map_or(canonical, |(module, _)| module);
         let inside = module.strip_prefix("layers.").and_then(|rest| rest.split_once('.'));
         let module = inside.map_or(module, |(_, module)| module);
-        self.scales.iter().find(|scale| scale.module == module).map_or(1.0, |scale| scale.factor)
+        self.scales.iter().find(|scale| is_module(module, scale.module)).map_or(1.0, |scale| scale.factor)
     }
 
     /// Returns the shape in the file of a weight, or of each of its tensors, with the canonical shape `shape`. A stack
@@ -229,6 +233,10 @@ impl Layout {
         match (part, self.layer(canonical)) {
             (Some(TensorPart::PerHead), _) => stored = stored.into_iter().skip(1).collect(),
             (Some(TensorPart::Matrix(number)), _) => {
+                stored.insert(0, found.first().map_or(0, |&matrices| matrices).max(number + 1));
+            }
+            (Some(TensorPart::MatrixHalf(number, _)), _) => {
+                stored.iter_mut().take(1).for_each(|rows| *rows *= 2);
                 stored.insert(0, found.first().map_or(0, |&matrices| matrices).max(number + 1));
             }
             (Some(TensorPart::Third(_)), _) => stored.iter_mut().take(1).for_each(|rows| *rows *= 3),
@@ -338,6 +346,13 @@ fn layer_number(canonical: &str) -> Option<usize> {
     number.parse().ok()
 }
 
+/// Returns whether `module` is one of those that `pattern` names.
+fn is_module(module: &str, pattern: &str) -> bool {
+    let Some((start, end)) = pattern.split_once('#') else { return module == pattern };
+    let number = module.strip_prefix(start).and_then(|rest| rest.strip_suffix(end));
+    number.is_some_and(|number| number.parse::<usize>().is_ok())
+}
+
 /// Returns whether `name` is the gain of a norm that files may store minus one.
 fn is_gain_minus_one(name: &str) -> bool {
     name.ends_with("norm.weight") && !name.starts_with(TOWER) && !name.ends_with(DELTA_NORM)
@@ -377,17 +392,26 @@ fn sizes(layer: &DecoderLayer, part: TensorPart) -> Option<(Vec<usize>, usize)> 
         TensorPart::Query => Some((projections(layer.attention()?).to_vec(), 0)),
         TensorPart::Key => Some((projections(layer.attention()?).to_vec(), 1)),
         TensorPart::Value => Some((projections(layer.attention()?).to_vec(), 2)),
-        TensorPart::Gate => Some((vec![layer.mlp()?.inner; 2], 0)),
-        TensorPart::Up => Some((vec![layer.mlp()?.inner; 2], 1)),
+        TensorPart::Gate => Some((vec![dense_inner(layer)?; 2], 0)),
+        TensorPart::Up => Some((vec![dense_inner(layer)?; 2], 1)),
         TensorPart::Mamba(number) => match layer.recurrence()? {
             Recurrence::Mamba2(mamba) => Some((vec![mamba.inner(), mamba.width(), mamba.heads], number)),
             Recurrence::DeltaRule(_) => None,
         },
         TensorPart::PerHead
         | TensorPart::Matrix(_)
+        | TensorPart::MatrixHalf(..)
         | TensorPart::Third(_)
         | TensorPart::HeadHalf(_)
         | TensorPart::Alternate(_) => None,
+    }
+}
+
+/// Returns the inner width of a layer's dense network, which may be beside experts.
+fn dense_inner(layer: &DecoderLayer) -> Option<usize> {
+    match &layer.feed_forward {
+        FeedForward::Dense(mlp) => Some(mlp.inner),
+        FeedForward::Experts(experts) => experts.shared,
     }
 }
 

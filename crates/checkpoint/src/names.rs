@@ -57,6 +57,8 @@ pub(super) enum TensorPart {
     Matrix(usize),
     /// Every second row, by the number of the first.
     Alternate(usize),
+    /// Half of the rows of a matrix of a stack, by the numbers of the matrix and of the half.
+    MatrixHalf(usize, usize),
 }
 
 /// A tensor that may contain a weight.
@@ -157,7 +159,11 @@ impl NameTable {
             None => (name == module).then(|| (file.to_owned(), part)),
             Some((start, end)) => {
                 let number: usize = module.strip_prefix(start)?.strip_suffix(end)?.parse().ok()?;
-                let part = if file.contains('#') { part } else { TensorPart::Matrix(number) };
+                let part = match part {
+                    TensorPart::MatrixHalf(_, half) => TensorPart::MatrixHalf(number, half),
+                    part if file.contains('#') => part,
+                    _ => TensorPart::Matrix(number),
+                };
                 Some((file.replace('#', &number.to_string()), part))
             }
         })

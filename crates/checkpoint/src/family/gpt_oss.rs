@@ -1,6 +1,6 @@
 //! gpt-oss: attention with sinks and biases, in windows in every second layer, and experts with biases and clamped gates.
 
-use narthex_spec::arch::{Activation, Experts, Family, FeedForward, GateClamp, RopeScaling};
+use narthex_spec::arch::{Activation, Experts, Family, FeedForward, GateClamp, RopeScaling, Routing};
 use serde::Deserialize;
 
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
@@ -105,6 +105,8 @@ fn hf(config: &Config) -> Result<Decoder> {
             limit: stated.swiglu_limit.unwrap_or(CLAMP.limit),
             slope: stated.swiglu_alpha.unwrap_or(CLAMP.slope),
         }),
+        routing: Routing::Softmax,
+        shared: None,
     };
     let mut decoder = with_experts(arch.into(), &experts);
     // Floats are stored as the reference multiplies with them, `[experts, in, out]`.
@@ -131,6 +133,8 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
         normalized: true,
         bias: true,
         clamp: Some(CLAMP),
+        routing: Routing::Softmax,
+        shared: None,
     };
     Ok(with_experts(decoder, &experts))
 }

@@ -68,6 +68,8 @@ impl Multipliers {
             WeightScale { module: "attn.o_proj", factor: residual },
             WeightScale { module: "mamba.out_proj", factor: residual },
             WeightScale { module: "mlp.down_proj", factor: residual },
+            WeightScale { module: "mlp.shared.down_proj", factor: residual },
+            WeightScale { module: "mlp.experts.#.down_proj", factor: residual },
             WeightScale { module: "norm", factor: (1.0 / self.logits) as f32 },
         ];
         Ok(decoder)

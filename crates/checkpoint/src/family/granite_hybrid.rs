@@ -1,7 +1,7 @@
 //! Granite 4: Mamba-2 in most layers and attention in the others, or attention in all layers of the dense models, with the
-//! multipliers of Granite 3.
+//! multipliers of Granite 3. Some models have experts beside a dense network.
 
-use narthex_spec::arch::{DecoderArch, Mamba2, Mixer, Rotation};
+use narthex_spec::arch::{DecoderArch, Experts, FeedForward, Mamba2, Mixer, Rotation, Routing};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -20,7 +20,7 @@ use crate::{
     weight::WeightSource,
 };
 
-/// `GraniteMoeHybridForCausalLM` (`GraniteMoeHybridConfig` of `transformers`) without experts.
+/// `GraniteMoeHybridForCausalLM` (`GraniteMoeHybridConfig` of `transformers`).
 pub(super) const HF: HfFamily = HfFamily {
     classes: &["GraniteMoeHybridForCausalLM"],
     model_type: "granitemoehybrid",
@@ -33,7 +33,9 @@ pub(super) const HF: HfFamily = HfFamily {
             ("mamba.skip", "mamba.D"),
             ("mamba.norm", "mamba.norm"),
             ("mamba.out_proj", "mamba.out_proj"),
+            ("mlp.router", "block_sparse_moe.router.layer"),
             ("mlp.down_proj", "shared_mlp.output_linear"),
+            ("mlp.shared.down_proj", "shared_mlp.output_linear"),
         ],
         parts: &[
             ("mamba.gate_proj", "mamba.in_proj", TensorPart::Mamba(0)),
@@ -41,6 +43,11 @@ pub(super) const HF: HfFamily = HfFamily {
             ("mamba.time_proj", "mamba.in_proj", TensorPart::Mamba(2)),
             ("mlp.gate_proj", "shared_mlp.input_linear", TensorPart::Gate),
             ("mlp.up_proj", "shared_mlp.input_linear", TensorPart::Up),
+            ("mlp.shared.gate_proj", "shared_mlp.input_linear", TensorPart::Gate),
+            ("mlp.shared.up_proj", "shared_mlp.input_linear", TensorPart::Up),
+            ("mlp.experts.#.gate_proj", "block_sparse_moe.input_linear", TensorPart::MatrixHalf(0, 0)),
+            ("mlp.experts.#.up_proj", "block_sparse_moe.input_linear", TensorPart::MatrixHalf(0, 1)),
+            ("mlp.experts.#.down_proj", "block_sparse_moe.output_linear", TensorPart::Matrix(0)),
         ],
         without_suffix: &["mamba.dt_bias", "mamba.A_log", "mamba.D"],
         ..llama::HF_NAMES
@@ -48,7 +55,7 @@ pub(super) const HF: HfFamily = HfFamily {
     read: HfReader::Decoder(hf),
 };
 
-/// `granitehybrid` (llama.cpp's `llm_build_granite_hybrid`) without experts.
+/// `granitehybrid` (llama.cpp's `llm_build_granite_hybrid`).
 pub(super) const GGUF: GgufFamily = GgufFamily {
     name: "granitehybrid",
     names: &NameTable {
@@ -60,11 +67,18 @@ pub(super) const GGUF: GgufFamily = GgufFamily {
             ("mamba.skip", "ssm_d"),
             ("mamba.norm", "ssm_norm"),
             ("mamba.out_proj", "ssm_out"),
+            ("mlp.router", "ffn_gate_inp"),
+            ("mlp.shared.gate_proj", "ffn_gate_shexp"),
+            ("mlp.shared.up_proj", "ffn_up_shexp"),
+            ("mlp.shared.down_proj", "ffn_down_shexp"),
         ],
         parts: &[
             ("mamba.gate_proj", "ssm_in", TensorPart::Mamba(0)),
             ("mamba.in_proj", "ssm_in", TensorPart::Mamba(1)),
             ("mamba.time_proj", "ssm_in", TensorPart::Mamba(2)),
+            ("mlp.experts.#.gate_proj", "ffn_gate_exps", TensorPart::Matrix(0)),
+            ("mlp.experts.#.up_proj", "ffn_up_exps", TensorPart::Matrix(0)),
+            ("mlp.experts.#.down_proj", "ffn_down_exps", TensorPart::Matrix(0)),
         ],
         without_suffix: &["ssm_dt.bias", "ssm_a", "ssm_d"],
         ..llama::GGUF_NAMES
@@ -78,8 +92,10 @@ struct HybridKeys {
     hidden_size: usize,
     num_hidden_layers: usize,
     hidden_act: Option<String>,
+    intermediate_size: Option<usize>,
     shared_intermediate_size: Option<usize>,
     num_local_experts: Option<usize>,
+    num_experts_per_tok: Option<usize>,
     position_embedding_type: Option<String>,
     layer_types: Option<Vec<HybridLayer>>,
     mamba_n_heads: Option<usize>,
@@ -105,9 +121,6 @@ enum HybridLayer {
 impl HybridKeys {
     /// Fails for settings of other computations.
     fn check(&self) -> Result<()> {
-        if let Some(experts) = self.num_local_experts.filter(|&experts| experts > 0) {
-            return Err(unsupported("num_local_experts", "0: a model without experts", experts));
-        }
         if let Some(other) = self.hidden_act.as_deref().filter(|name| *name != "silu") {
             return Err(unsupported("hidden_act of Granite 4", "silu", other));
         }
@@ -179,15 +192,24 @@ fn hf(config: &Config) -> Result<Decoder> {
     let mamba = types.contains(&HybridLayer::Mamba).then(|| own.mamba(&config)).transpose()?;
 
     let has_mamba: Vec<bool> = types.iter().map(|kind| *kind == HybridLayer::Mamba).collect();
-    let arch = with_mamba(arch, &has_mamba, mamba.as_ref(), own.rotation()?);
+    let mut arch = with_mamba(arch, &has_mamba, mamba.as_ref(), own.rotation()?);
+    let count = own.num_local_experts.unwrap_or(8);
+    let per_token = own.num_experts_per_tok.unwrap_or(2);
+    if count > 0 {
+        give_experts(&mut arch, [count, per_token], own.intermediate_size.unwrap_or(11_008));
+    }
     config.keys::<Multipliers>()?.apply(arch.into())
 }
 
 fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
-    if let Some(experts) = keys.count("expert_count")?.filter(|&experts| experts > 0) {
-        return Err(unsupported(keys.name("expert_count"), "0: a model without experts", experts));
+    let mut arch = keys.decoder(tensors)?;
+    if let Some(count) = keys.count("expert_count")?.filter(|&count| count > 0) {
+        // The key of dense networks has the width of experts.
+        let inner = arch.mlps_mut().next().map_or(0, |mlp| mlp.inner);
+        let shared = keys.need_count("expert_shared_feed_forward_length")?;
+        arch.mlps_mut().for_each(|mlp| mlp.inner = shared);
+        give_experts(&mut arch, [count, keys.need_count("expert_used_count")?], inner);
     }
-    let arch = keys.decoder(tensors)?;
     let layers = 0..arch.layers.len();
     let has_mamba: Vec<bool> =
         layers.map(|layer| tensors.has(&format!("layers.{layer}.mamba.conv.weight"))).collect();
@@ -212,6 +234,25 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
         Decoder::from(with_mamba(arch, &has_mamba, Some(&mamba), rotation)).with_interleaved_rope();
     decoder.layout.decays = Decays::Negative;
     Multipliers::of_gguf(keys, &decoder.arch)?.apply(decoder)
+}
+
+/// Gives experts of this inner width to all layers, beside their dense networks.
+fn give_experts(arch: &mut DecoderArch, [count, per_token]: [usize; 2], inner: usize) {
+    for layer in &mut arch.layers {
+        let Some(mlp) = layer.mlp() else { continue };
+        layer.feed_forward = FeedForward::Experts(Experts {
+            count,
+            per_token,
+            inner,
+            activation: mlp.activation,
+            routing: Routing::Softmax,
+            // The library selects logits first, and takes the softmax of those.
+            normalized: true,
+            shared: Some(mlp.inner),
+            bias: false,
+            clamp: None,
+        });
+    }
 }
 
 /// Gives Mamba-2 to some layers, and a rotation to the attention of the others. Models without rotation state the rotary
@@ -278,6 +319,18 @@ mod tests {
         let arch = read(dense).unwrap();
         assert!(arch.attentions().all(|attention| attention.rotation == Rotation::Global));
         assert_eq!(arch.attentions().count(), 4);
+
+        // Granite 4.0 H Tiny.
+        let tiny = json!({
+            "intermediate_size": 512, "shared_intermediate_size": 1024, "num_local_experts": 64, "num_experts_per_tok": 6,
+        });
+        let arch = read(tiny).unwrap();
+        let experts = arch.layers[1].feed_forward.experts().unwrap();
+        assert_eq!(
+            (experts.count, experts.per_token, experts.inner, experts.shared),
+            (64, 6, 512, Some(1024))
+        );
+        assert!(experts.normalized && experts.routing == Routing::Softmax);
     }
 
     #[test]
@@ -291,7 +344,6 @@ mod tests {
             (json!({"mamba_n_heads": 0, "mamba_d_head": "auto"}), "found 0 heads of 0"),
             (json!({"position_embedding_type": "alibi"}), "rope or nope"),
             (json!({"time_step_limit": [0.001, 0.1]}), "time_step_limit"),
-            (json!({"num_local_experts": 64}), "num_local_experts"),
         ] {
             let error = read(changes).unwrap_err().to_string();
             assert!(error.contains(expected), "{error} lacks {expected}");

@@ -51,7 +51,7 @@ def randomised(model, name, less_one=False):
             values = noise
         elif key.endswith(("conv.conv.weight", "conv1d.weight")):
             values = 0.5 * noise
-        elif key.endswith(("mlp.gate.weight", "mlp.router.weight")):
+        elif key.endswith(("mlp.gate.weight", "mlp.router.weight", "block_sparse_moe.router.weight")):
             # A router whose first choice is clear, so that rounding seldom changes an important one.
             values = 8 * noise / np.sqrt(HIDDEN)
         else:
@@ -127,7 +127,12 @@ def write(out, name, config, tensors, rows):
 
 
 def separate(key, value):
-    """The tensors of a checkpoint for a parameter: the library stacks experts in memory only."""
+    """The tensors of a checkpoint for a parameter: the library stacks experts in memory only, or under other names."""
+    if "block_sparse_moe" in key:
+        ends = {"experts.gate_up_proj": "input_linear.weight", "experts.down_proj": "output_linear.weight",
+                "router.weight": "router.layer.weight"}
+        stem, end = key.split("block_sparse_moe.")
+        return {f"{stem}block_sparse_moe.{ends[end]}": value}
     if ".experts.gate_up_proj" in key:
         halves = np.split(value, 2, axis=1)
         parts = {"gate_proj": halves[0], "up_proj": halves[1]}
@@ -499,6 +504,18 @@ def granite4_h(out):
     write_gguf(folder, gguf.MODEL_ARCH.GRANITE_HYBRID, *granite_hybrid_gguf(config, tensors))
 
 
+def granite4_h_moe(out):
+    """As granite-4.0-h-tiny: experts beside the shared part, and Mamba-2 with one group."""
+    sizes = SIZES | dict(num_hidden_layers=3, layer_types=["linear_attention", "full_attention", "linear_attention"],
+                         intermediate_size=64, shared_intermediate_size=INNER, num_local_experts=6, num_experts_per_tok=2,
+                         position_embedding_type=None, mamba_n_heads=8, mamba_n_groups=1, mamba_d_head=16, mamba_d_state=8)
+    config = transformers.GraniteMoeHybridConfig(**sizes, rms_norm_eps=1e-5, tie_word_embeddings=True, **GRANITE)
+    folder, tensors = from_transformers(out, "granite-4-h-moe", config)
+    write_gguf(folder, gguf.MODEL_ARCH.GRANITE_HYBRID,
+               *granite_hybrid_gguf(config, tensors, feed_forward_length=64, expert_count=6, expert_used_count=2,
+                                    expert_shared_feed_forward_length=INNER))
+
+
 def granite_hybrid_gguf(config, tensors, **more):
     """As llama.cpp's converter writes hybrid models: decays in place of their logarithms, and vectors with two dimensions."""
     inner = config.mamba_n_heads * config.mamba_d_head
@@ -522,11 +539,13 @@ def granite_hybrid_gguf(config, tensors, **more):
             meta["tensors"][at + "ssm_norm.weight"] = value.reshape(config.mamba_n_groups, -1)
         elif key.endswith(".mamba.conv1d.weight"):
             meta["tensors"][at + "ssm_conv1d.weight"] = value.squeeze(1)
-        elif key.endswith(".shared_mlp.input_linear.weight"):
-            for part, half in zip(("gate", "up"), np.split(value, 2)):
-                meta["tensors"][at + f"ffn_{part}.weight"] = half.astype(np.float16)
-        elif key.endswith(".shared_mlp.output_linear.weight"):
-            meta["tensors"][at + "ffn_down.weight"] = value.astype(np.float16)
+        elif key.endswith(".input_linear.weight"):
+            end = "_exps" if "block_sparse_moe" in key else "_shexp" if config.num_local_experts else ""
+            for part, half in zip(("gate", "up"), np.split(value, 2, axis=-2)):
+                meta["tensors"][at + f"ffn_{part}{end}.weight"] = half.astype(np.float16)
+        elif key.endswith(".output_linear.weight"):
+            end = "_exps" if "block_sparse_moe" in key else "_shexp" if config.num_local_experts else ""
+            meta["tensors"][at + f"ffn_down{end}.weight"] = value.astype(np.float16)
         else:
             files[key] = rotated(key, value)
     return files, meta
@@ -825,7 +844,7 @@ def ernie(out):
 FAMILIES = dict(llama=llama, mistral=mistral, qwen2=qwen2, qwen2_5=qwen2_5, qwen3=qwen3, qwen3_moe=qwen3_moe, qwen3_moe_mixed=qwen3_moe_mixed,
                 qwen3_5=qwen3_5, gpt_oss=gpt_oss, gpt_oss_mxfp4=gpt_oss_mxfp4,
                 smollm3=smollm3, lfm2=lfm2, phi3=phi3, phi3_long=phi3_long,
-                phi4_mini=phi4_mini, granite=granite, granite4=granite4, granite4_h=granite4_h, stablelm=stablelm, stablelm2=stablelm2, gemma2=gemma2, gemma3=gemma3, gemma3n=gemma3n, gemma4=gemma4, gpt2=gpt2,
+                phi4_mini=phi4_mini, granite=granite, granite4=granite4, granite4_h=granite4_h, granite4_h_moe=granite4_h_moe, stablelm=stablelm, stablelm2=stablelm2, gemma2=gemma2, gemma3=gemma3, gemma3n=gemma3n, gemma4=gemma4, gpt2=gpt2,
                 openelm=openelm, chatglm3=chatglm3, ernie=ernie)
 
 if __name__ == "__main__":

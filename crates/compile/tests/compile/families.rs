@@ -7,12 +7,17 @@ use std::{fs, path::PathBuf, sync::atomic::AtomicBool};
 
 use narthex_checkpoint::open;
 use narthex_compile::pipeline::compile;
-use narthex_spec::{Recipe, Scheme, arch::Architecture, progress::Quiet, recipe::FixedShapes};
+use narthex_spec::{
+    Recipe, Scheme,
+    arch::{Architecture, KeyHeadOrder, Mixer},
+    progress::Quiet,
+    recipe::FixedShapes,
+};
 use serde_json::{Value, json};
 
 use crate::support::job;
 
-const FAMILIES: [&str; 28] = [
+const FAMILIES: [&str; 29] = [
     "chatglm3",
     "ernie4.5",
     "gemma2",
@@ -24,6 +29,7 @@ const FAMILIES: [&str; 28] = [
     "gpt2",
     "granite",
     "granite-4-h",
+    "granite-4-h-moe",
     "granite4",
     "lfm2",
     "llama",
@@ -100,6 +106,12 @@ fn both_formats_give_the_same_layers() {
         if ["gemma2", "gemma3"].contains(&family) {
             for attention in folder.attentions_mut() {
                 attention.scale = attention.scale.map(|scale| scale * 2.0);
+            }
+        }
+        // llama.cpp's files have the heads of values in another order.
+        for layer in &mut gguf.layers {
+            if let Mixer::DeltaRule(rule) = &mut layer.mixer {
+                rule.key_order = KeyHeadOrder::Grouped;
             }
         }
         assert_eq!(folder.family, gguf.family, "{family}");

@@ -178,7 +178,7 @@ struct CarriedGraph {
 }
 
 /// The families, by their folders.
-const FAMILIES: [&str; 2] = ["qwen3.5", "granite-4-h"];
+const FAMILIES: [&str; 3] = ["qwen3.5", "granite-4-h", "granite-4-h-moe"];
 
 const HIDDEN: usize = 64;
 const VOCAB: usize = 80;
