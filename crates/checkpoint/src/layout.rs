@@ -509,6 +509,18 @@ mod tests {
     }
 
     #[test]
+    fn halves_of_matrices_of_experts_are_scaled() {
+        let scale = WeightScale { module: "mlp.experts.#.up_proj", factor: 2.0 };
+        let layout = Layout { scales: vec![scale], ..layout() };
+        let name = |part: &str| format!("layers.0.mlp.experts.1.{part}_proj.weight");
+        let part = |half| Some(TensorPart::MatrixHalf(1, half));
+        check(&layout, &name("gate"), &[2, 4, 1], part(0), &[4.0, 5.0]);
+        check(&layout, &name("up"), &[2, 4, 1], part(1), &[12.0, 14.0]);
+        assert_eq!(layout.stored_shape(&name("up"), part(1), &[2, 1], &[3, 4, 1]), [3, 4, 1]);
+        check(&layout, "layers.0.mlp.experts.up_proj.weight", &[1, 2], None, &[0.0, 1.0]);
+    }
+
+    #[test]
     fn parts_and_vectors_of_mamba_layers_are_converted() {
         let mamba = Mamba2 { heads: 2, head_size: 1, groups: 1, state_size: 1, kernel: 2, bias: true };
         let layer = DecoderLayer { mixer: Mixer::Mamba2(mamba), ..layout().layers[0].clone() };

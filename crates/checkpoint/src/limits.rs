@@ -164,6 +164,7 @@ fn check_feed_forward(path: &Path, feed_forward: &FeedForward) -> Result<()> {
             if let Some(shared) = experts.shared {
                 bounded(path, "an inner width beside experts", shared, &WIDTH)?;
             }
+
             match experts.activation {
                 Activation::Silu => Ok(()),
                 other => {

@@ -134,7 +134,7 @@ pub enum Family {
     NomicBert,
     /// ModernBERT.
     ModernBert,
-    /// LFM2 and LFM2.5, the dense models.
+    /// LFM2 and LFM2.5.
     Lfm2,
     /// Whisper and Distil-Whisper.
     Whisper,

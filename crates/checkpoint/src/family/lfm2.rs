@@ -30,7 +30,7 @@ pub(super) const HF: HfFamily = HfFamily {
 pub(super) const GGUF: GgufFamily =
     GgufFamily { name: "lfm2", names: &GGUF_NAMES, read: GgufReader::Decoder(gguf) };
 
-const HF_NAMES: NameTable = NameTable {
+pub(super) const HF_NAMES: NameTable = NameTable {
     base: Some(&llama::HF_NAMES),
     prefixes: &["model.", ""],
     layer: "layers.",
@@ -51,7 +51,7 @@ const HF_NAMES: NameTable = NameTable {
     ..NameTable::NONE
 };
 
-const GGUF_NAMES: NameTable = NameTable {
+pub(super) const GGUF_NAMES: NameTable = NameTable {
     base: Some(&llama::GGUF_NAMES),
     prefixes: &[""],
     layer: "blk.",
@@ -126,7 +126,7 @@ impl Lfm2Keys {
     }
 }
 
-fn hf(config: &Config) -> Result<Decoder> {
+pub(super) fn hf(config: &Config) -> Result<Decoder> {
     let lfm2: Lfm2Keys = config.keys()?;
     let config = config.with(json!({
         "intermediate_size": lfm2.inner(),
@@ -151,7 +151,7 @@ fn hf(config: &Config) -> Result<Decoder> {
     Ok(with_convolutions(arch, &types, &convolution).into())
 }
 
-fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
+pub(super) fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     let arch = keys.decoder(tensors)?;
     let types: Vec<Lfm2Layer> = (0..arch.layers.len())
         .map(|layer| match tensors.has(&format!("layers.{layer}.conv.weight")) {

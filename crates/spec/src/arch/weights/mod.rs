@@ -338,6 +338,9 @@ mod tests {
             assert_eq!(of(WeightRole::Expert(projection)), expected);
         }
         assert!(!names(&arch).contains(&"layers.1.mlp.up_proj.weight".to_owned()));
+        for beside in ["selection", "shared.gate_proj", "shared.up_proj", "shared.down_proj"] {
+            assert!(names(&arch).contains(&format!("layers.1.mlp.{beside}.weight")), "{beside}");
+        }
 
         let plain = names(&arch);
         experts.bias = true;
