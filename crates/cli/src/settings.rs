@@ -17,6 +17,7 @@ pub(crate) fn config(store: &StoreArgs, load: Option<&LoadArgs>) -> Config {
             scheme: load.scheme,
             threads: load.threads,
             providers: load.providers.clone(),
+            device_map: load.device_map.clone(),
             npu: load.npu,
             npu_share: load.npu_share,
             power: load.power,

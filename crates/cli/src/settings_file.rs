@@ -148,8 +148,10 @@ fn forget_stated(settings: &mut Settings, stated: &ArgMatches) {
     for model in settings.models.values_mut() {
         let load = &mut model.load;
         load.scheme = load.scheme.filter(|_| !is_stated("scheme"));
-        load.providers = load.providers.take().filter(|_| !is_stated("providers") && !is_stated("place"));
-        load.place = load.place.filter(|_| !is_stated("place") && !is_stated("providers"));
+        let is_placed = ["providers", "place", "device_map"].into_iter().any(is_stated);
+        load.providers = load.providers.take().filter(|_| !is_placed);
+        load.place = load.place.filter(|_| !is_placed);
+        load.device_map = load.device_map.take().filter(|_| !is_placed);
         load.context = load.context.filter(|_| !is_stated("context"));
         load.kv_budget = load.kv_budget.filter(|_| !is_stated("kv_budget"));
         load.kv_cache_dtype = load.kv_cache_dtype.filter(|_| !is_stated("kv_cache_dtype"));

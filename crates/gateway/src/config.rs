@@ -9,7 +9,8 @@ use crate::{
 use narthex_catalog::network::Network;
 use narthex_device::inventory;
 use narthex_spec::{
-    DeviceOrder, KvCacheDtype, NpuOptions, NpuPolicy, PlacementChoice, Power, Scheme, Speculation, ToolFormat,
+    DeviceMap, DeviceOrder, KvCacheDtype, NpuOptions, NpuPolicy, PlacementChoice, Power, Scheme, Speculation,
+    ToolFormat,
 };
 
 /// Default minimum share of a model's work on the NPU when one is required.
@@ -63,6 +64,9 @@ pub struct Config {
     pub providers: DeviceOrder,
     /// Division of a decoder between two devices, fixed or measured; preferred over the order.
     pub place: Option<PlacementChoice>,
+    /// Devices that parts of a model must run on, instead of the order and of `place`. A load that cannot place a part there
+    /// fails.
+    pub device_map: Option<DeviceMap>,
     /// NPU policy.
     pub npu: NpuPolicy,
     /// Minimum share of a model's multiply-accumulates on the NPU when one is required, 0 to 1. With a share below the
@@ -216,6 +220,7 @@ impl Config {
             scheme: own.scheme.or(self.scheme),
             providers: own.providers.clone().unwrap_or_else(|| self.providers.clone()),
             place: own.place.or(self.place),
+            device_map: own.device_map.clone().or_else(|| self.device_map.clone()),
             context: own.context.or(self.context),
             kv_budget: own.kv_budget.or(self.kv_budget),
             kv_cache_dtype: own.kv_cache_dtype.unwrap_or(self.kv_cache_dtype),
@@ -271,6 +276,7 @@ impl Config {
             tool_formats: BTreeMap::new(),
             providers: DeviceOrder::auto(),
             place: None,
+            device_map: None,
             npu: NpuPolicy::Prefer,
             npu_share: NPU_SHARE,
             power: Power::Burst,

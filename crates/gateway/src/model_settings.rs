@@ -2,7 +2,9 @@
 
 use std::{str::FromStr, sync::Arc, time::Duration};
 
-use narthex_spec::{DeviceOrder, KvCacheDtype, PlacementChoice, Scheme, manifest::PublishedSampling};
+use narthex_spec::{
+    DeviceMap, DeviceOrder, KvCacheDtype, PlacementChoice, Scheme, manifest::PublishedSampling,
+};
 use narthex_text::template::{Message, Role};
 
 use crate::upstream_settings::UpstreamRule;
@@ -41,6 +43,8 @@ pub struct LoadSettings {
     pub providers: Option<DeviceOrder>,
     /// Division of a decoder between two devices.
     pub place: Option<PlacementChoice>,
+    /// Devices that parts of the model must run on.
+    pub device_map: Option<DeviceMap>,
     /// Maximum number of tokens of a conversation.
     pub context: Option<usize>,
     /// Maximum bytes of the KV cache.
@@ -54,6 +58,8 @@ pub struct LoadSettings {
 pub(crate) struct RequestSettings {
     pub(crate) answers: Arc<AnswerSettings>,
     pub(crate) media_urls: MediaUrls,
+    /// Devices that the request requires.
+    pub(crate) device_map: Option<DeviceMap>,
 }
 
 /// Use of the media at addresses in conversations.

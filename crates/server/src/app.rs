@@ -1,7 +1,7 @@
 //! State that every handler shares.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
@@ -13,6 +13,7 @@ use narthex_gateway::{
     AnsweringDevice, Gateway, MemoryReport,
     request::{InputOverflow, Summary},
 };
+use narthex_spec::DeviceMap;
 
 use crate::{
     error::ApiError,
@@ -39,6 +40,8 @@ pub(crate) struct App {
     pub(crate) shared: ServerResources,
     /// Memory of the answer to the request.
     pub(crate) answer: AnswerMemory,
+    /// Devices that the body of the request requires, once it was read.
+    pub(crate) device_map: Arc<OnceLock<DeviceMap>>,
 }
 
 /// Treatment of requests.

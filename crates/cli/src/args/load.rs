@@ -2,7 +2,9 @@
 
 use clap::{Args as ClapArgs, Parser};
 use narthex_gateway::Config;
-use narthex_spec::{DeviceOrder, KvCacheDtype, NpuOptions, NpuPolicy, PlacementChoice, Power, Scheme};
+use narthex_spec::{
+    DeviceMap, DeviceOrder, KvCacheDtype, NpuOptions, NpuPolicy, PlacementChoice, Power, Scheme,
+};
 
 use super::{Args, Command};
 
@@ -27,6 +29,11 @@ pub(crate) struct LoadArgs {
     /// nvidia
     #[arg(long, default_value = "auto", value_name = "ORDER")]
     pub(crate) providers: DeviceOrder,
+
+    /// Devices that parts of a model must run on, or a kind of device: layers=npu; for chat and text models also
+    /// layers=npu,head=cpu or prefill=npu,decode=cpu. A model that cannot run there is not loaded
+    #[arg(long, value_name = "PART=DEVICE,...")]
+    pub(crate) device_map: Option<DeviceMap>,
 
     /// NPU policy: require, prefer or off
     #[arg(long, default_value = "prefer", value_name = "POLICY")]
@@ -58,7 +65,7 @@ pub(crate) struct DecoderLoadArgs {
 
     /// Split the model between devices: prefill=qnn,decode=cpu or layers=qnn,head=cpu; auto measures the devices
     /// once and selects the fastest, or the fastest pair for prefill and decode
-    #[arg(long, help_heading = DECODERS, value_name = "WHAT=DEVICE,...|auto")]
+    #[arg(long, help_heading = DECODERS, value_name = "WHAT=DEVICE,...|auto", conflicts_with = "device_map")]
     pub(crate) place: Option<PlacementChoice>,
 
     /// Element type of the KV cache on the CPU: i8, f16, f32, or auto, which is the smallest with which the model's

@@ -311,6 +311,7 @@ fn load_settings(settings: &[Setting]) -> Result<StatedLoading, String> {
             scheme: serve.load.load.scheme,
             providers: is_stated("providers").then_some(serve.load.load.providers),
             place: serve.load.place,
+            device_map: serve.load.load.device_map,
             context: serve.load.context,
             kv_budget: serve.load.kv_budget.map(bytes),
             kv_cache_dtype: is_stated("kv_cache_dtype").then_some(serve.load.kv_cache_dtype),

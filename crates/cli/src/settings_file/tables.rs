@@ -29,7 +29,7 @@ pub(crate) const TABLES: &[(&str, &[&str])] = &[
             "log_format",
         ],
     ),
-    ("devices", &["providers", "place", "npu", "npu_share", "npu_option", "power", "threads"]),
+    ("devices", &["providers", "place", "device_map", "npu", "npu_share", "npu_option", "power", "threads"]),
     ("loading", &["scheme", "context", "kv_cache_dtype", "draft_model", "speculation"]),
     (
         "limits",
@@ -66,8 +66,17 @@ const COMMANDS: &[&str] = &[
 ];
 
 /// Keys of a model for loading it.
-pub(super) const LOADING: &[&str] =
-    &["scheme", "providers", "place", "context", "kv_budget", "kv_cache_dtype", "tool_format", "keep_alive"];
+pub(super) const LOADING: &[&str] = &[
+    "scheme",
+    "providers",
+    "place",
+    "device_map",
+    "context",
+    "kv_budget",
+    "kv_cache_dtype",
+    "tool_format",
+    "keep_alive",
+];
 
 /// Keys of a model for its answers that are options of `chat`.
 pub(crate) const ANSWERS: &[&str] = &["temperature", "top_p", "top_k", "min_p", "repeat_penalty", "stop"];

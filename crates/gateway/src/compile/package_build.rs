@@ -20,7 +20,7 @@ use narthex_compile::{
 use narthex_device::ep::{self, Facts};
 use narthex_files::environment;
 use narthex_spec::{
-    Calibration, DeviceName, ModelKind, OpenVinoDevice, Recipe, Scheme, Target,
+    Calibration, DeviceMap, DeviceName, ModelKind, OpenVinoDevice, Recipe, Scheme, Target,
     arch::Pooling,
     manifest::{Manifest, Provenance},
     progress::{JobSteps, Progress},
@@ -58,12 +58,14 @@ pub(crate) struct ModelSource<'a> {
     pub(crate) reference: &'a ModelRef,
     pub(crate) limit: PullLimit,
     pub(crate) right: BuildRight,
+    /// Devices that the load requires, instead of those of the settings.
+    pub(crate) device_map: Option<DeviceMap>,
 }
 
 impl<'a> ModelSource<'a> {
     /// Source for a command that a person runs: a download of any size, and a build outside the permits for requests.
     pub(crate) fn operator(reference: &'a ModelRef) -> Self {
-        Self { reference, limit: PullLimit::None, right: BuildRight::Operator }
+        Self { reference, limit: PullLimit::None, right: BuildRight::Operator, device_map: None }
     }
 }
 

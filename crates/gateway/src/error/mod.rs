@@ -12,7 +12,7 @@ use std::{
 
 use narthex_catalog::error::near_names;
 use narthex_device::DeviceError;
-use narthex_spec::{DeviceName, Ep, MediaKind, ModelName, NpuPolicy, Scheme};
+use narthex_spec::{DeviceMap, DeviceName, Ep, MediaKind, ModelName, NpuPolicy, Scheme};
 use narthex_text::{template::TemplateError, tokenizer::TokenizerError};
 
 use crate::report::{
@@ -151,6 +151,18 @@ pub enum Error {
         kind: MediaKind,
         /// Models of the catalogue that read the medium.
         readers: Vec<ModelName>,
+    },
+    /// The device map does not apply to the model.
+    #[error("the device map {map} does not apply to {name}: {reason}")]
+    DeviceMap {
+        /// Model.
+        name: ModelName,
+        /// The map.
+        map: DeviceMap,
+        /// The reason.
+        reason: String,
+        /// The next step.
+        fix: String,
     },
     /// A medium at an address of a conversation cannot be read.
     #[error("{param}: {problem}")]
@@ -354,6 +366,7 @@ impl Error {
             | Self::WrongKind { .. }
             | Self::MediaNotRead { .. }
             | Self::RemoteMedia { .. }
+            | Self::DeviceMap { .. }
             | Self::NameTaken { .. }
             | Self::Audio(_)
             | Self::Prompt(_) => ErrorKind::BadRequest,
@@ -392,6 +405,7 @@ impl Error {
             Self::Invalid { param, .. } | Self::ContextLength { param, .. } => Some(param),
             Self::Prompt(_) | Self::MediaNotRead { .. } => Some("messages"),
             Self::Audio(_) => Some("file"),
+            Self::DeviceMap { .. } => Some("device_map"),
             Self::InputTooLong { .. } => Some("input"),
             Self::UnknownModel { .. }
             | Self::PathAsModel
@@ -399,6 +413,20 @@ impl Error {
             | Self::NotInstalled { .. }
             | Self::ModelNotAllowed { .. } => Some("model"),
             _ => None,
+        }
+    }
+
+    /// Returns the error of a load on the devices that a request requires. If no device accepts the model, other requests can
+    /// still load it elsewhere.
+    pub(crate) fn of_device_map(self, name: &ModelName, map: Option<DeviceMap>) -> Self {
+        match map {
+            Some(map) if self.kind() == ErrorKind::Unavailable => Self::DeviceMap {
+                name: name.clone(),
+                map,
+                reason: self.to_string(),
+                fix: self.hint().unwrap_or_else(|| "send the request without a device map".to_owned()),
+            },
+            _ => self,
         }
     }
 
@@ -438,6 +466,7 @@ impl Error {
             Self::NameTaken { name, .. } => Some(format!(
                 "choose another name with --name, or remove that model with `narthex rm {name}`"
             )),
+            Self::DeviceMap { fix, .. } => Some(fix.clone()),
             Self::LoadFailed { hint, .. } => hint.clone(),
             Self::NoDevice { passed_over, .. } => {
                 let fix = passed_over.iter().find_map(|passed| passed.fix.clone());

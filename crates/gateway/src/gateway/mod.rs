@@ -15,7 +15,7 @@ use narthex_catalog::{
 use narthex_device::{inventory, memory};
 use narthex_engine::worker::Drain;
 use narthex_spec::{
-    Ep, ProgressSink,
+    DeviceMap, Ep, ProgressSink,
     progress::{JobSteps, Quiet},
 };
 use parking_lot::Mutex;
@@ -199,8 +199,19 @@ impl Gateway {
     /// # Errors
     /// [`Error::TooManyBuilds`] for a model that must be built while other requests take all permits for builds.
     pub fn start_load(&self, model: &str) -> Result<LoadStart, Error> {
+        self.start_load_on(model, None)
+    }
+
+    /// Returns the model that a request names, or its load, as [`Self::start_load`] does. A model that is not in memory is
+    /// loaded on the devices of the map.
+    ///
+    /// # Errors
+    /// [`Error::DeviceMap`] for a model that is in memory on other devices.
+    pub fn start_load_on(&self, model: &str, device_map: Option<&DeviceMap>) -> Result<LoadStart, Error> {
         let RequestedModel { id, key, answers } = self.resolve(model)?;
-        let settings = RequestSettings { answers, media_urls: self.library.config.media_urls() };
+        let device_map = device_map.cloned();
+        let media_urls = self.library.config.media_urls();
+        let settings = RequestSettings { answers, media_urls, device_map: device_map.clone() };
         let mut right = BuildRight::Request(self.builds.clone());
         match self.models.claim_if(&key, || {
             if self.library.store.package(&key.name, key.scheme).is_none() {
@@ -208,8 +219,8 @@ impl Gateway {
             }
             Ok(())
         })? {
-            Claim::Ready(model) => return Ok(LoadStart::Ready(model.with_settings(settings))),
-            Claim::Load => self.load_in_background(&key, id, right),
+            Claim::Ready(model) => return Ok(LoadStart::Ready(model.with_settings(settings)?)),
+            Claim::Load => self.load_in_background(&key, id, right, device_map),
             Claim::Wait => {}
         }
         Ok(LoadStart::Pending(PendingLoad::new(self.models.clone(), key).with_settings(settings)))
@@ -251,12 +262,18 @@ impl Gateway {
         Ok(requested)
     }
 
-    fn load_in_background(&self, key: &PackageKey, id: ModelId, right: BuildRight) {
+    fn load_in_background(
+        &self,
+        key: &PackageKey,
+        id: ModelId,
+        right: BuildRight,
+        device_map: Option<DeviceMap>,
+    ) {
         let gateway = self.clone();
         let load_key = key.clone();
         let thread = std::thread::Builder::new().name("load".to_owned()).spawn(move || {
             let limit = gateway.request_limit();
-            let source = ModelSource { reference: &ModelRef::Id(id), limit, right };
+            let source = ModelSource { reference: &ModelRef::Id(id), limit, right, device_map };
             // Requests read the outcome from the resident models.
             let _ = gateway.load_claimed(&load_key, source, &Quiet, &gateway.closing);
         });
@@ -284,9 +301,11 @@ impl Gateway {
         cancel: &Cancel,
     ) -> Result<(), Error> {
         let was_installed = self.library.store.package(&key.name, key.scheme).is_some();
+        let device_map = source.device_map.clone();
         let outcome =
             std::panic::catch_unwind(AssertUnwindSafe(|| self.load_model(key, source, progress, cancel)))
                 .unwrap_or_else(|_| Err(bad_package(key, "loading it panicked; please report this")));
+        let outcome = outcome.map_err(|error| error.of_device_map(&key.name, device_map));
 
         match outcome {
             Ok(loaded) => {
@@ -323,7 +342,10 @@ impl Gateway {
         cancel: &Cancel,
     ) -> Result<LoadedModel, Error> {
         let library = &*self.library;
-        let config = library.config_of(&key.name);
+        let mut config = library.config_of(&key.name);
+        if source.device_map.is_some() {
+            config = Arc::new(Config { device_map: source.device_map.clone(), ..(*config).clone() });
+        }
         let mut choice = RuntimeChoice::of(library);
         if source.limit == PullLimit::Installed && choice.file(library)?.is_none() {
             return Err(narthex_catalog::Error::RuntimeNotInstalled { kind: Ep::Cpu.into() }.into());
@@ -451,7 +473,7 @@ mod tests {
         let reference = ModelRef::parse("smollm2:135m").unwrap();
         let load = |limit| {
             let right = BuildRight::Request(gateway.builds.clone());
-            let source = ModelSource { reference: &reference, limit, right };
+            let source = ModelSource { reference: &reference, limit, right, device_map: None };
             let (steps, graphs) = (JobSteps::new(&Quiet), RequiredGraphs::Static { target: None });
             package_build::package_for_load(&gateway.library, &key, graphs, source, &steps, &cancel)
         };
@@ -475,7 +497,7 @@ mod tests {
         }
         let load = |reference: &ModelRef, key: &PackageKey| {
             let right = BuildRight::Request(gateway.builds.clone());
-            let source = ModelSource { reference, limit: PullLimit::None, right };
+            let source = ModelSource { reference, limit: PullLimit::None, right, device_map: None };
             let (steps, graphs) = (JobSteps::new(&Quiet), RequiredGraphs::Static { target: None });
             package_build::package_for_load(&gateway.library, key, graphs, source, &steps, &cancel)
         };

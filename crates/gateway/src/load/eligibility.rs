@@ -45,8 +45,9 @@ pub(crate) fn refusal(config: &Config, name: DeviceName, facts: &Facts) -> Optio
 pub(crate) fn device_refusal(config: &Config, device: DeviceName, refusal: Refusal) -> DeviceRefusal {
     let Refusal { cause, reason, fix } = refusal;
     // An absent device, and one that is made for other packages, are worth a warning only if the user named them.
-    let Config { place, providers, .. } = config;
-    let placed = matches!(place, Some(PlacementChoice::Fixed(place)) if place.devices().contains(&device));
+    let Config { place, providers, device_map, .. } = config;
+    let placed = device_map.is_some()
+        || matches!(place, Some(PlacementChoice::Fixed(place)) if place.devices().contains(&device));
     let is_expected = matches!(cause, Cause::Absent | Cause::OtherPackages);
     let announced = !is_expected || placed || providers.is_explicit();
     DeviceRefusal { device, reason, fix, announced, fallback: FallbackNodes::default() }
@@ -55,6 +56,10 @@ pub(crate) fn device_refusal(config: &Config, device: DeviceName, refusal: Refus
 /// Returns whether a load on this machine would use static graphs: on the first usable device, on a device to be
 /// measured, or on the devices of the configured division.
 pub(crate) fn needs_static_graphs(config: &Config, scheme: Scheme, facts: &Facts) -> bool {
+    if let Some(map) = &config.device_map {
+        return any_runs_static_graphs(config, scheme, map.placements(&config.providers), facts);
+    }
+
     let mut order = config
         .providers
         .devices()
@@ -100,7 +105,8 @@ fn is_usable(config: &Config, scheme: Scheme, place: DevicePlacement, facts: &Fa
 /// # Errors
 /// [`Error::NoDevice`] with every device and its reason.
 pub(crate) fn check_required_npu(config: &Config, key: &PackageKey, facts: &Facts) -> Result<(), Error> {
-    if config.npu != NpuPolicy::Require {
+    // A device map states the devices itself.
+    if config.npu != NpuPolicy::Require || config.device_map.is_some() {
         return Ok(());
     }
     let divided = match config.place {

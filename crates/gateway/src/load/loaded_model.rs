@@ -10,7 +10,7 @@ use narthex_engine::{
     supervise::{NumericsMonitor, SupervisedSpeech},
     worker::{Drain, Engine, EngineConfig, EngineExtensions, StorageProgress},
 };
-use narthex_spec::{DeviceName, ModelName, ReasoningFormat, ToolFormat, manifest::Manifest};
+use narthex_spec::{DeviceName, DevicePlacement, ModelName, ReasoningFormat, ToolFormat, manifest::Manifest};
 use narthex_text::{
     grammar::{CompileScope, Grammar, GrammarCompiler, GrammarError, GrammarMatcher},
     template::{Abilities, ChatTemplate},
@@ -328,6 +328,11 @@ impl LoadedModel {
     /// Returns whether the packages in the store are still the ones in memory.
     pub(crate) fn is_current(&self) -> bool {
         self.package.is_current() && self.draft.as_ref().is_none_or(|draft| draft.is_current())
+    }
+
+    /// Returns the devices that the model runs on.
+    pub(crate) fn place(&self) -> DevicePlacement {
+        self.placement.place()
     }
 
     /// Returns the device of the answers, with the preferred devices that refused the model.

@@ -11,7 +11,7 @@ use std::{
 
 use narthex_catalog::store::Store;
 use narthex_gateway::{
-    Cancel, CompileRequest, Config, Error, ErrorKind, Gateway, Rebuild,
+    Cancel, CompileRequest, Config, Error, ErrorKind, Gateway, LoadStart, Rebuild,
     models::DeviceRefusal,
     request::{
         CallLimit, ChatRequest, FinishReason, GenerateOptions, Grammar, Strictness, Tool, ToolChoice,
@@ -26,7 +26,7 @@ use narthex_spec::{
 };
 use serde_json::{Value, json};
 
-use crate::support::{Tiny, ask, greedy, question};
+use crate::support::{Tiny, ask, greedy, question, ready};
 
 fn config(tiny: &Tiny, providers: &str) -> Config {
     Config { providers: providers.parse().unwrap(), scheme: Some(Scheme::W8), ..tiny.config() }
@@ -87,6 +87,61 @@ fn an_order_that_ends_without_the_cpu_fails_closed() {
     let again = gateway.load(&model, &Quiet, &Cancel::new()).unwrap_err();
     assert!(matches!(&again, Error::LoadFailed { .. }) && again.retry_after().is_none(), "{again}");
     assert!(only(&gateway.status()[0].passed_over).announced);
+}
+
+#[test]
+fn a_device_map_is_satisfied_or_the_load_fails() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let encoder = tiny.embedding();
+    let open = |map: &str| {
+        let device_map = Some(map.parse().unwrap());
+        Gateway::open(Config { device_map, ..tiny.config() }).unwrap()
+    };
+    let load = |map: &str, model: &str| open(map).load(model, &Quiet, &Cancel::new());
+    for (map, model) in
+        [("layers=cpu,head=cpu", &model), ("prefill=cpu,decode=cpu", &model), ("layers=cpu", &encoder)]
+    {
+        assert_eq!(load(map, model).unwrap().device(), Some(DeviceName::Cpu), "{map}");
+    }
+    for (map, expected) in [
+        ("layers=npu", "qnn: Hexagon NPUs are part of Snapdragon chips"),
+        ("prefill=npu,decode=cpu", "openvino: no Intel NPU driver"),
+        ("layers=webgpu,head=cpu", "webgpu: "),
+    ] {
+        let error = load(map, &model).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{map}: {error}");
+        assert!(error.to_string().contains(expected), "{map}: {error}");
+    }
+    let error = load("prefill=cpu,decode=cpu", &encoder).unwrap_err();
+    assert!(error.to_string().contains("only chat and text models"), "{error}");
+}
+
+#[test]
+fn a_map_of_a_request_loads_the_model_there_or_leaves_no_state() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let gateway = tiny.gateway();
+    let start = |map: &str| {
+        let map = map.parse().unwrap();
+        match gateway.start_load_on(&model, Some(&map)) {
+            Ok(LoadStart::Pending(load)) => load.wait_for_end(&Cancel::new()).map(drop),
+            other => other.map(drop),
+        }
+    };
+    let refused = start("layers=npu").unwrap_err().to_string();
+    assert!(
+        refused.contains("the device map layers=npu does not apply") && refused.contains("qnn: "),
+        "{refused}"
+    );
+
+    // Another request loads the model at once.
+    assert_eq!(ready(&gateway, &model).ran_on().device, "cpu");
+    start("layers=cpu").unwrap();
+    let error = start("layers=npu").unwrap_err();
+    assert_eq!((error.kind(), error.param()), (ErrorKind::BadRequest, Some("device_map")));
+    assert!(error.to_string().contains("it is in memory and runs on cpu"), "{error}");
+    assert!(error.hint().unwrap().contains("narthex stop"), "{error}");
 }
 
 #[test]

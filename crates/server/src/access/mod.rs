@@ -169,7 +169,8 @@ impl Access {
         }
         let meter = Meter { metrics: self.metrics(), caller, work };
         let answer = AnswerMemory::new(&self.shared.bodies);
-        request.extensions_mut().insert(App { gateway, meter, shared: self.shared.clone(), answer });
+        let shared = self.shared.clone();
+        request.extensions_mut().insert(App { gateway, meter, shared, answer, device_map: Arc::default() });
 
         let mut response = match key.as_ref().map(|key| key.start(Instant::now())).transpose() {
             Ok(permit) => {

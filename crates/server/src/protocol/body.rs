@@ -6,7 +6,11 @@
 
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use narthex_gateway::Gateway;
-use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error};
+use narthex_spec::DeviceMap;
+use serde::{
+    Deserialize,
+    de::{DeserializeOwned, Deserializer, Error},
+};
 use serde_json::Value;
 
 use super::{
@@ -157,7 +161,7 @@ impl<S: Send + Sync, T: FromBody> FromRequest<S> for Body<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
-        let (received, App { gateway, shared, .. }) = receive(request, state).await?;
+        let (received, App { gateway, shared, device_map, .. }) = receive(request, state).await?;
         let ServerResources { jobs, bodies, options, .. } = shared;
         let ReceivedBody { bytes, encoding, reservation, compressed } = received;
 
@@ -165,8 +169,10 @@ impl<S: Send + Sync, T: FromBody> FromRequest<S> for Body<T> {
         let is_strict = options.strict_parameters;
         let read = move |bytes: &[u8]| {
             let mut ignored = IgnoredParameters::default();
-            let request = T::read_for(&gateway, &BodyFields::divide(bytes)?, &mut ignored)?;
-            unless_strict(is_strict, request, ignored)
+            let fields = BodyFields::divide(bytes)?;
+            let devices: RequestedDevices = fields.read()?;
+            let request = T::read_for(&gateway, &fields, &mut ignored)?;
+            Ok::<_, ApiError>((unless_strict(is_strict, request, ignored)?, devices))
         };
 
         let held = reservation.clone();
@@ -183,15 +189,26 @@ impl<S: Send + Sync, T: FromBody> FromRequest<S> for Body<T> {
             }
             Ok(CountedBody::Unread { bytes, values })
         });
-        let (request, ignored) = match counted.await? {
+        let ((request, ignored), devices) = match counted.await? {
             CountedBody::Read(read) => read,
             CountedBody::Unread { bytes, values } => {
                 bodies.reserve_values(&reservation, values).await?;
                 jobs.run_reader(BodySize::of(bytes.len()), move || read(&bytes)).await?
             }
         };
+        if let Some(map) = devices.device_map {
+            // Nothing else sets the map of this request.
+            let _ = device_map.set(map);
+        }
         Ok(Self { request, ignored, reservation })
     }
+}
+
+/// Devices on which a model that is not in memory is loaded, in a body of any endpoint.
+#[derive(Deserialize)]
+struct RequestedDevices {
+    #[serde(default, deserialize_with = "filled")]
+    device_map: Option<DeviceMap>,
 }
 
 /// A body whose values were counted.
@@ -211,7 +228,9 @@ pub(crate) fn read_checked<T: FromBody>(body: &[u8]) -> Result<T, ApiError> {
     let mut body = body.to_vec();
     lenient_json::normalise(&mut body);
     outline::count_values(&body, T::TOKENS)?;
-    T::read(&BodyFields::divide(&body)?, &mut IgnoredParameters::default())
+    let fields = BodyFields::divide(&body)?;
+    fields.read::<RequestedDevices>()?;
+    T::read(&fields, &mut IgnoredParameters::default())
 }
 
 /// Reads the value of a field with required parts. Null and an empty object count as absent.

@@ -7,11 +7,18 @@ use crate::{app::App, error::ApiError, waits::wait_for};
 
 /// Waits until a model is in memory, up to the configured time, and returns it. The number of requests that wait for a
 /// model is limited, and a client that disconnects frees its place.
+///
+/// # Errors
+/// 403 for a request with a device map from a caller without admin rights, because other callers use the model too.
 pub(crate) async fn wait(app: &App, model: &str) -> Result<ReadyModel, ApiError> {
     refuse_upstream(app, model)?;
     let gateway = app.gateway.clone();
     let name = model.to_owned();
-    let load = match app.shared.jobs.run(move || gateway.start_load(&name)).await? {
+    let device_map = app.device_map.get().cloned();
+    if device_map.is_some() {
+        app.check_admin("device_map")?;
+    }
+    let load = match app.shared.jobs.run(move || gateway.start_load_on(&name, device_map.as_ref())).await? {
         LoadStart::Ready(model) => {
             app.meter.work.add_model(&model.id());
             return Ok(model);

@@ -120,6 +120,40 @@ fn a_custom_model_is_created_over_http() {
 }
 
 #[test]
+fn a_request_states_the_devices_of_a_model_that_it_loads() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let (live, gateway) = live(tiny.config());
+    let on =
+        |map: Value| live.post("/v1/chat/completions", &with(chat(&model, 2), json!({"device_map": map})));
+    let refused = on(json!({"layers": "npu"})).error(503);
+    assert!(refused["message"].as_str().unwrap().contains("part of Snapdragon chips"), "{refused}");
+    assert_eq!(on(json!({"layers": "cpu", "head": "cpu"})).status, 200);
+    assert_eq!(
+        (on(json!("layers=cpu")).status, on(json!(null)).status, on(json!({})).status),
+        (200, 200, 200)
+    );
+
+    for (map, expected) in [
+        (json!({"layers": "npu"}), "is in memory and runs on cpu"),
+        (json!({"embeddings": "npu", "layers": "cpu"}), "the host looks them up"),
+        (json!({"layers": 7}), "an object of parts and their devices"),
+    ] {
+        let error = on(map).error(400);
+        assert_eq!(error["param"], "device_map", "{error}");
+        assert!(error["message"].as_str().unwrap().contains(expected), "{error}");
+    }
+    let load = json!({"model": model, "device_map": {"layers": "cpu"}});
+    assert_eq!(live.post("/api/generate", &load).json()["done_reason"], "load");
+
+    // Other callers use the model too.
+    let user = gateway.add_key("user", KeyLimits::default(), &Cancel::new()).unwrap();
+    let body = with(chat(&model, 2), json!({"device_map": {"layers": "cpu"}})).to_string();
+    let headers = [("x-api-key", user.expose())];
+    assert_eq!(live.request("POST", "/v1/chat/completions", &headers, body.as_bytes()).status, 403);
+}
+
+#[test]
 fn a_copy_is_a_name_and_its_removal_keeps_the_model() {
     let tiny = Tiny::new();
     let model = tiny.chat();

@@ -4,7 +4,7 @@
 mod attempt;
 mod division;
 
-use narthex_spec::{DeviceName, DevicePlacement, ModelName, NpuPolicy, PlacementChoice};
+use narthex_spec::{DeviceMap, DeviceName, DevicePlacement, ModelName, NpuPolicy, PlacementChoice};
 
 use crate::{
     config::Config,
@@ -41,10 +41,16 @@ impl FailedAttempt {
     }
 }
 
-/// Opens a package according to the settings: a decoder first on the configured or measured division; then any model on
-/// the first device of the order that accepts it.
+/// Opens a package according to the settings: on the devices of the device map if there is one. Else a decoder first on the
+/// configured or measured division; then any model on the first device of the order that accepts it.
 pub(crate) fn select(request: &LoadRequest<'_>) -> Result<OpenModel, Error> {
-    let Config { place, ref providers, .. } = *request.config;
+    let Config { place, ref providers, ref device_map, .. } = *request.config;
+    if let Some(map) = device_map {
+        let open = open_mapped(request, map)?;
+        open.log(&request.manifest().name, &request.store);
+        return Ok(open);
+    }
+
     let mut preferred = None;
     let mut measured = None;
     match place.filter(|_| request.manifest().architecture.is_decoder()) {
@@ -74,6 +80,19 @@ pub(crate) fn select(request: &LoadRequest<'_>) -> Result<OpenModel, Error> {
 
     open.log(&request.manifest().name, &request.store);
     Ok(open)
+}
+
+/// Opens a package on the devices of a map, and nowhere else.
+fn open_mapped(request: &LoadRequest<'_>, map: &DeviceMap) -> Result<OpenModel, Error> {
+    if map.is_divided() && !request.manifest().architecture.is_decoder() {
+        return Err(Error::DeviceMap {
+            name: request.manifest().name.clone(),
+            map: map.clone(),
+            reason: "only chat and text models have phases and a head of their own".to_owned(),
+            fix: "name one device for all layers, as in layers=npu".to_owned(),
+        });
+    }
+    open_first(request, map.placements(&request.config.providers))
 }
 
 /// Opens a package at the first of these places that accepts it.

@@ -37,13 +37,15 @@ impl LoadFailure {
             _ => Vec::new(),
         };
         let retry_after = is_transient(error.kind()).then_some(retry);
-        // A model in use may become idle at any time, a build may end, and a new package is complete.
+        // A model in use may become idle at any time, a build may end, and a new package is complete. Other requests need no
+        // device map.
         let is_momentary = matches!(
             error,
             Error::ResidencyFull { .. }
                 | Error::TooManyBuilds(_)
                 | Error::PackageReplaced(_)
                 | Error::NotInstalled { .. }
+                | Error::DeviceMap { .. }
         );
         let missing = match error {
             Error::NotInstalled { scheme, installed, in_catalogue, .. } => Some(MissingModel {

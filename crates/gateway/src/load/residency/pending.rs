@@ -142,7 +142,7 @@ impl PendingLoad {
     pub fn model(&self) -> Result<ReadyModel, Error> {
         match self.models.models.lock().get(&self.key) {
             Some(Residence::Ready { model, .. }) => {
-                Ok(ReadyModel::new(model, &self.models).with_settings(self.settings.clone()))
+                ReadyModel::new(model, &self.models).with_settings(self.settings.clone())
             }
             Some(Residence::Loading { awaits_reservation: true, .. }) => {
                 Err(self.models.residency_full(&self.key))

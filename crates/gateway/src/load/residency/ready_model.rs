@@ -52,8 +52,23 @@ impl ReadyModel {
     }
 
     /// Returns the model with settings of its requests.
-    pub(crate) fn with_settings(self, settings: RequestSettings) -> Self {
-        Self { settings, ..self }
+    ///
+    /// # Errors
+    /// [`Error::DeviceMap`] if the model runs on other devices than the settings require.
+    pub(crate) fn with_settings(self, settings: RequestSettings) -> Result<Self, Error> {
+        let place = self.loaded.place();
+        match settings.device_map.as_ref().filter(|map| !map.is_satisfied_by(place)) {
+            None => Ok(Self { settings, ..self }),
+            Some(map) => Err(Error::DeviceMap {
+                name: self.name().clone(),
+                map: map.clone(),
+                reason: format!("it is in memory and runs on {place}"),
+                fix: format!(
+                    "unload it with `narthex stop {}`; the next request loads it on the devices of its map",
+                    self.name()
+                ),
+            }),
+        }
     }
 
     /// Returns the model's name with its scheme, as in [`ModelStatus::id`](crate::models::ModelStatus::id).

@@ -11,7 +11,9 @@ use narthex_device::{
     ep::{self, Cause, Facts, Refusal},
     runtime::Runtime,
 };
-use narthex_spec::{DeviceName, Ep, PlacementChoice, ProgressSink, ProviderLibrary, progress::Progress};
+use narthex_spec::{
+    DeviceName, DevicePlacement, Ep, PlacementChoice, ProgressSink, ProviderLibrary, progress::Progress,
+};
 
 use crate::{cancel::Cancel, config::Config, error::Error, library::Library, load::eligibility};
 
@@ -242,10 +244,13 @@ fn named_file(config: &Config) -> Option<PathBuf> {
 /// Returns the devices of the settings, in the order of preference.
 fn requested_devices(config: &Config) -> Vec<DeviceName> {
     let order = config.providers.devices();
-    let combined = match config.place {
-        Some(PlacementChoice::Fixed(place)) => place.devices(),
-        Some(PlacementChoice::Auto) => order.to_vec(),
-        None => Vec::new(),
+    let combined = match (&config.device_map, config.place) {
+        (Some(map), _) => {
+            map.placements(&config.providers).into_iter().flat_map(DevicePlacement::devices).collect()
+        }
+        (None, Some(PlacementChoice::Fixed(place))) => place.devices(),
+        (None, Some(PlacementChoice::Auto)) => order.to_vec(),
+        (None, None) => Vec::new(),
     };
     // The CPU works with any library, so it does not decide for a combination of devices.
     combined.into_iter().filter(|&device| device != DeviceName::Cpu).chain(order.iter().copied()).collect()

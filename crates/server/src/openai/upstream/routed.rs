@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Parameters of Narthex that other servers do not know.
-const OWN_PARAMETERS: [&str; 1] = ["min_answer_score"];
+const OWN_PARAMETERS: [&str; 2] = ["device_map", "min_answer_score"];
 
 /// Endpoint of an upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -181,8 +181,7 @@ mod tests {
 
     #[test]
     fn only_the_model_and_own_parameters_change() {
-        let body =
-            r#"{"messages": [ {"a":1.50} ], "model": "big", "min_answer_score": 1, "x\n": null, "n": 2}"#;
+        let body = r#"{"messages": [ {"a":1.50} ], "model": "big", "min_answer_score": 1, "device_map": "layers=npu", "x\n": null, "n": 2}"#;
         let body = passed(UpstreamEndpoint::Chat, body);
         assert_eq!(
             str::from_utf8(&body.json).unwrap(),
