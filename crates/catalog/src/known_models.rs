@@ -58,7 +58,7 @@ pub(crate) const KNOWN_MODELS: &[KnownModel] = &[
         "nomic_bert with experts",
         &["nomic-embed-text-v1.5", "multilingual-e5-base"],
     ),
-    KnownModel::unsupported("olmo2", "olmo2", &["qwen3:8b", "granite3.3:8b"]),
+    KnownModel::new("olmo2", &["qwen3:8b", "granite3.3:8b"]),
     KnownModel::new("phi4:", &["phi4-mini:3.8b", "qwen3:14b"]),
     KnownModel::unsupported("qwen2.5vl", "qwen2_5_vl", &["gemma3:4b", "gemma3:12b"]),
     KnownModel::new("qwen3-coder", &["qwen2.5-coder:7b", "qwen2.5-coder:14b"]),

@@ -134,6 +134,10 @@ pub enum Family {
     NomicBert,
     /// ModernBERT.
     ModernBert,
+    /// OLMo 2.
+    Olmo2,
+    /// EXAONE 4.
+    Exaone4,
     /// LFM2 and LFM2.5.
     Lfm2,
     /// Whisper and Distil-Whisper.
@@ -319,6 +323,8 @@ pub enum Residual {
     Parallel,
     /// `x += attn(x); x += mlp(mlp_norm(x))`; there is no `attn_norm`.
     Unnormed,
+    /// `x += attn_post_norm(attn(x)); x += mlp_post_norm(mlp(x))`; there are no norms before the parts.
+    Post,
 }
 
 /// Attention with grouped key/value heads (Ainslie et al. 2023, arXiv:2305.13245).
@@ -384,6 +390,8 @@ pub enum QkNorm {
     Rms,
     /// Layer norm without bias, with a gain for each head: `[heads, head_size]`.
     LayerPerHead,
+    /// RMS norm of all heads together, with a gain for each element: `[heads · head_size]`.
+    RmsOfAllHeads,
 }
 
 /// Rotary positions of a layer.

@@ -9,6 +9,7 @@ mod bert;
 mod chatglm;
 mod distilbert;
 mod ernie;
+mod exaone4;
 mod gemma;
 mod gemma3n;
 mod gemma4;
@@ -24,6 +25,7 @@ mod mistral;
 mod mobilebert;
 mod modernbert;
 mod nomic;
+mod olmo2;
 mod openelm;
 mod phi3;
 mod qwen;
@@ -58,6 +60,8 @@ pub(super) const HF: &[&HfFamily] = &[
     &qwen3_moe::HF,
     &qwen3_5::HF,
     &smollm3::HF,
+    &olmo2::HF,
+    &exaone4::HF,
     &phi3::HF,
     &granite::HF,
     &granite_hybrid::HF,
@@ -91,6 +95,8 @@ pub(super) const GGUF: &[&GgufFamily] = &[
     &qwen::GGUF3,
     &qwen3_moe::GGUF,
     &smollm3::GGUF,
+    &olmo2::GGUF,
+    &exaone4::GGUF,
     &phi3::GGUF,
     &granite::GGUF,
     &granite_hybrid::GGUF,

@@ -367,6 +367,34 @@ def smollm3(out):
                llama_meta(layers=4, rope_freq_base=2e6), rotated)
 
 
+def olmo2(out):
+    """Norms after the parts of a layer, and norms over all heads of queries and of keys."""
+    config = transformers.Olmo2Config(**SIZES | dict(pad_token_id=None), rms_norm_eps=1e-5,
+                                      rope_parameters=dict(rope_type="default", rope_theta=500000.0),
+                                      tie_word_embeddings=False)
+    folder, tensors = from_transformers(out, "olmo2", config)
+    write_gguf(folder, gguf.MODEL_ARCH.OLMO2, tensors,
+               llama_meta(rope_freq_base=500000.0, layer_norm_rms_eps=1e-5))
+
+
+def exaone4(out):
+    """As the small model, without windows."""
+    config = transformers.Exaone4Config(**SIZES, rms_norm_eps=1e-5, sliding_window=None,
+                                        layer_types=["full_attention"] * SIZES["num_hidden_layers"],
+                                        rope_parameters=dict(rope_type="default", rope_theta=1e6),
+                                        tie_word_embeddings=True)
+    folder, tensors = from_transformers(out, "exaone4", config)
+    write_gguf(folder, gguf.MODEL_ARCH.EXAONE4, tensors, llama_meta(rope_freq_base=1e6, layer_norm_rms_eps=1e-5))
+
+
+def exaone4_window(out):
+    """As the large model: windows, and no positions in the layers without one."""
+    config = transformers.Exaone4Config(**SIZES | dict(num_hidden_layers=4), rms_norm_eps=1e-5, sliding_window=13,
+                                        sliding_window_pattern=2, rope_parameters=dict(rope_type="default", rope_theta=1e6),
+                                        tie_word_embeddings=False)
+    from_transformers(out, "exaone4-window", config)
+
+
 def lfm2(out):
     """Convolutions before and after attention, as in the published models."""
     config = transformers.Lfm2Config(**SIZES | dict(num_hidden_layers=4, pad_token_id=None), block_multiple_of=16,
@@ -889,7 +917,7 @@ def ernie(out):
 
 FAMILIES = dict(llama=llama, mistral=mistral, qwen2=qwen2, qwen2_5=qwen2_5, qwen3=qwen3, qwen3_moe=qwen3_moe, qwen3_moe_mixed=qwen3_moe_mixed,
                 qwen3_5=qwen3_5, gpt_oss=gpt_oss, gpt_oss_mxfp4=gpt_oss_mxfp4,
-                smollm3=smollm3, lfm2=lfm2, lfm2_moe=lfm2_moe, lfm2_moe_scaled=lfm2_moe_scaled, phi3=phi3, phi3_long=phi3_long,
+                smollm3=smollm3, olmo2=olmo2, exaone4=exaone4, exaone4_window=exaone4_window, lfm2=lfm2, lfm2_moe=lfm2_moe, lfm2_moe_scaled=lfm2_moe_scaled, phi3=phi3, phi3_long=phi3_long,
                 phi4_mini=phi4_mini, granite=granite, granite4=granite4, granite4_h=granite4_h, granite4_h_moe=granite4_h_moe, stablelm=stablelm, stablelm2=stablelm2, gemma2=gemma2, gemma3=gemma3, gemma3n=gemma3n, gemma4=gemma4, gpt2=gpt2,
                 openelm=openelm, chatglm3=chatglm3, ernie=ernie)
 

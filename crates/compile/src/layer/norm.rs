@@ -261,13 +261,21 @@ impl HeadNorm {
     /// Adds the norm of `x [.., heads, size]`, which has the same shape.
     ///
     /// ```text
-    /// rms:             x ── SimplifiedLayerNormalization(gain [size])
-    /// layer per head:  x ── LayerNormalization(1) ── Mul(gain [heads, size])
+    /// rms:               x ── SimplifiedLayerNormalization(gain [size])
+    /// layer per head:    x ── LayerNormalization(1) ── Mul(gain [heads, size])
+    /// rms of all heads:  x ── Reshape ── SimplifiedLayerNormalization(gain [heads · size]) ── Reshape
     /// ```
     pub(crate) fn apply(self, e: &mut Emitter<'_>, scope: &Scope, x: Tensor) -> Result<Tensor> {
         match self.kind {
             QkNorm::None => Ok(x),
             QkNorm::Rms => rms_norm(e, scope, x, self.size, self.epsilon),
+            QkNorm::RmsOfAllHeads => {
+                let width = self.heads * self.size;
+                let flat = e.graph.reshape(&scope.child("all"), x, &[0, 0, width as i64])?;
+                let normed = rms_norm(e, scope, flat, width, self.epsilon)?;
+                let heads = [0, 0, self.heads as i64, self.size as i64];
+                Ok(e.graph.reshape(&scope.child("each"), normed, &heads)?)
+            }
             QkNorm::LayerPerHead => {
                 let ones = e.ones(&scope.node("ones"), self.size)?;
                 let normed = e.graph.layer_norm(scope, x, ones, None, self.epsilon)?;

@@ -186,9 +186,9 @@ fn rotated(
     let size = layer.spec.head_size;
     let groups = [1, kv, heads / kv, size].map(|extent| extent as i64);
     let order = e.recipe.head_order;
-    // A norm with a separate gain for each head needs all heads in one dimension.
-    let direct =
-        order == HeadOrder::HeadsFirst && step.tokens == 1 && layer.spec.qk_norm != QkNorm::LayerPerHead;
+    // A norm with separate gains for the heads needs all heads in one dimension.
+    let has_gains_of_heads = matches!(layer.spec.qk_norm, QkNorm::LayerPerHead | QkNorm::RmsOfAllHeads);
+    let direct = order == HeadOrder::HeadsFirst && step.tokens == 1 && !has_gains_of_heads;
     let rows = if direct { groups } else { [1, step.tokens, heads, size].map(|extent| extent as i64) };
     let x = e.graph.reshape(&scope.child("heads"), x, &rows)?;
     let mut x = layer.normed(e, projection, x)?;

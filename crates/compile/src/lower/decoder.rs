@@ -108,6 +108,7 @@ impl DecoderLayers<'_> {
     /// parallel:    norm ─┬─ mixer ── + ─┐
     ///                    └─ mlp ────────┴─ +
     /// unnormed:    mixer ── + ── norm ── mlp ── +
+    /// post:        mixer ── norm ── + ── mlp ── norm ── +
     /// ```
     fn layer(
         &self,
@@ -121,18 +122,20 @@ impl DecoderLayers<'_> {
         let scope = layer_scope(index);
         let StreamNorms { branch, scale, .. } = self.norms;
         let normed = match layer.residual {
-            Residual::Unnormed => stream.rows(e, &scope)?,
+            Residual::Unnormed | Residual::Post => stream.rows(e, &scope)?,
             Residual::Sequential | Residual::Sandwich | Residual::Parallel => {
                 stream.normed(e, &scope.child("attn_norm"))?
             }
         };
+        let has_post_norms = matches!(layer.residual, Residual::Sandwich | Residual::Post);
         let mut attended = self.mix(e, io, mixers, index, normed)?;
-        if layer.residual == Residual::Sandwich {
+        if has_post_norms {
             attended = branch.apply_scaled(e, &scope.child("attn_post_norm"), attended, scale)?;
         }
         stream.add(e, &scope.child("attn"), attended)?;
         let mlp_input = match layer.residual {
             Residual::Parallel => normed,
+            Residual::Post => stream.rows(e, &scope.child("mlp_input"))?,
             Residual::Sequential | Residual::Sandwich | Residual::Unnormed => {
                 stream.normed(e, &scope.child("mlp_norm"))?
             }
@@ -140,7 +143,7 @@ impl DecoderLayers<'_> {
 
         let mut fed =
             mlp::feed_forward(e, &scope.child("mlp"), mlp_input, self.arch.hidden, &layer.feed_forward)?;
-        if layer.residual == Residual::Sandwich {
+        if has_post_norms {
             fed = branch.apply_scaled(e, &scope.child("mlp_post_norm"), fed, scale)?;
         }
         stream.add(e, &scope.child("mlp"), fed)

@@ -83,7 +83,7 @@ fn is_copied(plan: &Plan, name: &str) -> bool {
 /// Returns the channels that the projections of attention, of a convolution or of a recurrence read.
 pub(super) fn mixer_inputs(arch: &DecoderArch, index: usize, layer: &DecoderLayer) -> Option<ChannelGroup> {
     // A learned residual reads the same input as attention, and adds it unscaled.
-    if layer.residual == Residual::Unnormed || arch.altup.is_some() {
+    if matches!(layer.residual, Residual::Unnormed | Residual::Post) || arch.altup.is_some() {
         return None;
     }
     let scope = format!("layers.{index}");
@@ -121,9 +121,10 @@ fn values(arch: &DecoderArch, index: usize, attention: &Attention) -> Option<Cha
     })
 }
 
-/// Returns the channels that the projections of the feed-forward network read, unless those of attention read them too.
+/// Returns the channels that the projections of the feed-forward network read from a norm, unless those of attention read them
+/// too.
 pub(super) fn feed_forward_inputs(index: usize, layer: &DecoderLayer) -> Option<ChannelGroup> {
-    if layer.residual == Residual::Parallel {
+    if matches!(layer.residual, Residual::Parallel | Residual::Post) {
         return None;
     }
     let scope = format!("layers.{index}");
@@ -174,6 +175,7 @@ mod tests {
         let whole = "attn o mlp down";
         check(&|_| {}, [whole; 2]);
         check(&|arch| arch.layers[1].residual = Residual::Parallel, [whole, "attn o down"]);
+        check(&|arch| arch.layers[1].residual = Residual::Post, [whole, "o down"]);
         check(&|arch| arch.layers[0].attention_mut().unwrap().value_norm = true, ["attn mlp down", whole]);
         check(&|arch| arch.layers[1].attention_mut().unwrap().kv = KvSource::Layer(0), ["attn mlp down"; 2]);
         let experts = FeedForward::Experts(example::experts());

@@ -42,7 +42,7 @@ pub(crate) fn balance_keys(
             KvSource::Own => {
                 let sizes = match attention.qk_norm {
                     QkNorm::None => projected_sizes(arch, plan, weights, index)?,
-                    QkNorm::Rms | QkNorm::LayerPerHead => {
+                    QkNorm::Rms | QkNorm::LayerPerHead | QkNorm::RmsOfAllHeads => {
                         weights.weight(&format!("{module}.k_norm.weight"))?.to_f32()
                     }
                 };
@@ -63,7 +63,9 @@ pub(crate) fn balance_keys(
 fn divided_weight(module: &str, letter: char, attention: &Attention) -> String {
     match attention.qk_norm {
         QkNorm::None => format!("{module}.{letter}_proj.weight"),
-        QkNorm::Rms | QkNorm::LayerPerHead => format!("{module}.{letter}_norm.weight"),
+        QkNorm::Rms | QkNorm::LayerPerHead | QkNorm::RmsOfAllHeads => {
+            format!("{module}.{letter}_norm.weight")
+        }
     }
 }
 
@@ -72,7 +74,9 @@ fn query_divisors(keys: &[f32], attention: &Attention) -> Vec<f32> {
     let group = match attention.qk_norm {
         // All heads share one gain.
         QkNorm::Rms => 1,
-        QkNorm::None | QkNorm::LayerPerHead => attention.heads / attention.kv_heads.max(1),
+        QkNorm::None | QkNorm::LayerPerHead | QkNorm::RmsOfAllHeads => {
+            attention.heads / attention.kv_heads.max(1)
+        }
     };
     let heads = keys.chunks(attention.head_size.max(1));
     heads.flat_map(|head| head.repeat(group)).map(f32::recip).collect()
@@ -171,7 +175,9 @@ mod tests {
         assert_eq!(query_divisors(&keys, &grouped), [0.5, 0.5, 0.5, 0.5, 4.0, 4.0, 4.0, 4.0]);
         let shared_gain = Attention { qk_norm: QkNorm::Rms, ..grouped.clone() };
         assert_eq!(query_divisors(&keys[..2], &shared_gain), [0.5, 0.5]);
-        let gains_of_heads = Attention { qk_norm: QkNorm::LayerPerHead, ..grouped };
-        assert_eq!(query_divisors(&keys, &gains_of_heads).len(), 8);
+        for qk_norm in [QkNorm::LayerPerHead, QkNorm::RmsOfAllHeads] {
+            let gains_of_heads = Attention { qk_norm, ..grouped.clone() };
+            assert_eq!(query_divisors(&keys, &gains_of_heads).len(), 8);
+        }
     }
 }

@@ -17,9 +17,11 @@ use serde_json::{Value, json};
 
 use crate::support::job;
 
-const FAMILIES: [&str; 31] = [
+const FAMILIES: [&str; 34] = [
     "chatglm3",
     "ernie4.5",
+    "exaone4",
+    "exaone4-window",
     "gemma2",
     "gemma3",
     "gemma3n",
@@ -36,6 +38,7 @@ const FAMILIES: [&str; 31] = [
     "lfm2-moe-scaled",
     "llama",
     "mistral",
+    "olmo2",
     "openelm",
     "phi3",
     "phi3.5",

@@ -13,13 +13,16 @@ use narthex_spec::{Recipe, TokenId, recipe::FixedShapes};
 use super::Package;
 
 /// Names of the families whose layers are all dense, which are those of their folders.
-pub(crate) const FAMILIES: [&str; 22] = [
+pub(crate) const FAMILIES: [&str; 25] = [
     "llama",
     "mistral",
     "qwen2",
     "qwen2.5",
     "qwen3",
     "smollm3",
+    "olmo2",
+    "exaone4",
+    "exaone4-window",
     "lfm2",
     "phi3",
     "phi3.5",

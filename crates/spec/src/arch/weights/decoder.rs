@@ -75,6 +75,7 @@ impl WeightList {
             Residual::Sandwich => &["attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm"],
             Residual::Parallel => &["attn_norm"],
             Residual::Unnormed => &["mlp_norm"],
+            Residual::Post => &["attn_post_norm", "mlp_post_norm"],
         };
         norms.iter().for_each(|norm| self.stream_norm(norm, arch));
         match &layer.mixer {
@@ -125,6 +126,7 @@ impl WeightList {
             QkNorm::None => return,
             QkNorm::Rms => [vec![size], vec![size]],
             QkNorm::LayerPerHead => [vec![heads, size], vec![kv_heads, size]],
+            QkNorm::RmsOfAllHeads => [vec![heads * size], vec![kv_heads * size]],
         };
         self.weight("attn.q_norm", &q, WeightRole::Norm);
         if is_own {
