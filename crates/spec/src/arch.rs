@@ -10,6 +10,7 @@ mod delta_rule;
 mod dynamic_only;
 mod embedder;
 mod encoder;
+mod family;
 mod feed_forward;
 mod head;
 mod limits;
@@ -34,6 +35,7 @@ pub use encoder::{
     Bottleneck, BottleneckAttention, EncoderArch, EncoderHead, EncoderNorm, FactoredEmbedding, Pooling,
     UnknownPooling,
 };
+pub use family::Family;
 pub use feed_forward::{Experts, FeedForward, GateClamp, Mlp, Routing};
 pub use mamba::Mamba2;
 pub use mobilenet::{EndToken, MobileBlock, MobileNetTower, PlacedBlock};
@@ -77,71 +79,6 @@ impl Architecture {
             Self::Decoder(_) | Self::Speech(_) => None,
         }
     }
-}
-
-/// Model family, as named by its publisher's configuration.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Family {
-    /// Llama and models with the same structure: TinyLlama, SmolLM2.
-    #[default]
-    Llama,
-    /// Mistral.
-    Mistral,
-    /// SmolLM3.
-    SmolLm3,
-    /// Qwen2 and Qwen2.5.
-    Qwen2,
-    /// Qwen3.
-    Qwen3,
-    /// Qwen3 with experts.
-    Qwen3Moe,
-    /// Qwen3.5, the dense models.
-    Qwen35,
-    /// Phi-3 and Phi-3.5.
-    Phi3,
-    /// Granite 3 and Granite 4.
-    Granite,
-    /// Gemma 2.
-    Gemma2,
-    /// The text part of Gemma 3.
-    Gemma3,
-    /// The text part of Gemma 3n.
-    Gemma3n,
-    /// The text part of Gemma 4, the dense models.
-    Gemma4,
-    /// gpt-oss.
-    GptOss,
-    /// GPT-2 and DistilGPT2.
-    Gpt2,
-    /// StableLM 3B, StableLM 2.
-    StableLm,
-    /// OpenELM.
-    OpenElm,
-    /// ChatGLM3.
-    ChatGlm,
-    /// ERNIE 4.5, the dense models.
-    Ernie45,
-    /// BERT and models with the same structure: MiniLM, BGE, E5.
-    Bert,
-    /// RoBERTa and XLM-R.
-    Roberta,
-    /// DistilBERT.
-    DistilBert,
-    /// MobileBERT.
-    MobileBert,
-    /// Nomic BERT, version 1 and 1.5.
-    NomicBert,
-    /// ModernBERT.
-    ModernBert,
-    /// OLMo 2.
-    Olmo2,
-    /// EXAONE 4.
-    Exaone4,
-    /// LFM2 and LFM2.5.
-    Lfm2,
-    /// Whisper and Distil-Whisper.
-    Whisper,
 }
 
 /// A decoder-only transformer.

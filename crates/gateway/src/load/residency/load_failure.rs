@@ -37,6 +37,7 @@ impl LoadFailure {
             _ => Vec::new(),
         };
         let retry_after = is_transient(error.kind()).then_some(retry);
+
         // A model in use may become idle at any time, a build may end, and a new package is complete. Other requests need no
         // device map.
         let is_momentary = matches!(
@@ -47,6 +48,7 @@ impl LoadFailure {
                 | Error::NotInstalled { .. }
                 | Error::DeviceMap { .. }
         );
+
         let missing = match error {
             Error::NotInstalled { scheme, installed, in_catalogue, .. } => Some(MissingModel {
                 scheme: *scheme,
@@ -55,6 +57,7 @@ impl LoadFailure {
             }),
             _ => None,
         };
+
         let lasts = if is_momentary { Duration::ZERO } else { retry };
         Self { reason: error.to_string(), hint: error.hint(), retry_after, lasts, passed_over, missing }
     }
