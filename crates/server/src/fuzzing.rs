@@ -1,4 +1,5 @@
-//! Entry points for fuzz targets: request bodies as the endpoints read them, and files for TLS. Not part of the product.
+//! Entry points for fuzz targets: request bodies as the endpoints read them, streams of upstreams, and files for TLS. Not part of
+//! the product.
 
 use std::sync::LazyLock;
 
@@ -8,6 +9,7 @@ use crate::{
     access::host_of,
     http::tls::TlsFiles,
     routes::{self, openapi::ReadBody},
+    upstream::event_filter::EventFilter,
 };
 
 /// Endpoint that reads a body.
@@ -40,6 +42,31 @@ impl Endpoint {
 /// Returns the host in a `Host` header, if the header is well-formed.
 pub fn read_host_header(header: &str) -> Option<String> {
     host_of(header)
+}
+
+/// Passes on the stream of an upstream, whole and in parts. The first byte of the input has the size of the parts, and whether the
+/// chunk with token counts is hidden.
+///
+/// # Errors
+/// The problem if the bytes for the client depend on the parts, or differ from the stream although nothing is hidden.
+pub fn pass_upstream_events(input: &[u8]) -> Result<(), String> {
+    let Some((&first, stream)) = input.split_first() else { return Ok(()) };
+    let size = usize::from(first >> 1).max(1);
+    let hides_usage = first & 1 == 1;
+    let pass = |size: usize| {
+        let mut filter = EventFilter::new(hides_usage);
+        let mut passed: Vec<u8> = stream.chunks(size).flat_map(|part| filter.feed(part)).collect();
+        passed.extend(filter.rest());
+        passed
+    };
+    let whole = pass(stream.len().max(1));
+    if pass(size) != whole {
+        return Err(format!("parts of {size} bytes give other bytes"));
+    }
+    if !hides_usage && whole != stream {
+        return Err("nothing is hidden, but the bytes differ".to_owned());
+    }
+    Ok(())
 }
 
 /// Reads a certificate and its private key.

@@ -56,6 +56,8 @@ pub(crate) enum Target {
     Wheel,
     /// Files of API keys.
     Keys,
+    /// Streams of upstreams.
+    UpstreamEvents,
     /// Settings and records.
     Settings,
     /// JSON schemas, Lark grammars and regular expressions.
@@ -89,7 +91,13 @@ impl Target {
             | Self::PrefixBlock => 16 << 10,
             // Elements repeat, so a few bytes fill large operands.
             Self::Kernels => 4 << 10,
-            Self::Onnx | Self::Request | Self::Wheel | Self::Settings | Self::Audio | Self::Image => 32 << 10,
+            Self::Onnx
+            | Self::Request
+            | Self::Wheel
+            | Self::UpstreamEvents
+            | Self::Settings
+            | Self::Audio
+            | Self::Image => 32 << 10,
             Self::Gguf | Self::Safetensors | Self::HfConfig | Self::Manifest | Self::Import => 64 << 10,
         }
     }

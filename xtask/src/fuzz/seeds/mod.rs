@@ -20,6 +20,7 @@ mod prefixes;
 mod requests;
 mod settings;
 mod templates;
+mod upstream_events;
 mod words;
 
 use std::{fs, path::Path};
@@ -83,6 +84,7 @@ pub(crate) fn of(target: Target) -> anyhow::Result<Vec<Input>> {
         Target::Manifest => Ok(archives::manifests()),
         Target::Wheel => archives::wheels(),
         Target::Keys => Ok(keys::seeds()),
+        Target::UpstreamEvents => Ok(upstream_events::seeds()),
         Target::Settings => Ok(settings::seeds()),
         Target::Grammar => Ok(grammars::seeds()),
         Target::Answers => Ok(answers::seeds()),

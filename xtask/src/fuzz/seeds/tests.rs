@@ -218,6 +218,11 @@ fn keys() {
 }
 
 #[test]
+fn upstream_events() {
+    check(Target::UpstreamEvents, narthex_server::fuzzing::pass_upstream_events);
+}
+
+#[test]
 fn settings() {
     let folder = tempfile::tempdir().unwrap();
     check(Target::Settings, |bytes| settings_parsers::read(bytes, folder.path()));

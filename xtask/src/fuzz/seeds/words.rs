@@ -30,6 +30,23 @@ const GGUF: &[&str] = &[
     "qwen2",
 ];
 
+const EVENTS: &[&str] = &[
+    "data:",
+    "event:",
+    "\n\n",
+    "\r\n",
+    "[DONE]",
+    "response.completed",
+    "response.failed",
+    "choices",
+    "usage",
+    "prompt_tokens",
+    "completion_tokens",
+    "input_tokens",
+    "output_tokens",
+    "error",
+];
+
 const AUDIO: &[&str] = &[
     "RIFF",
     "WAVE",
@@ -399,6 +416,7 @@ pub(crate) fn of(target: Target) -> String {
             &[JSON, &["\"version\"", "\"hash\"", "\"limits\"", "\"role\"", "\"admin\"", "\"models\""]]
         }
         Target::Settings => &[JSON, SETTINGS],
+        Target::UpstreamEvents => &[JSON, EVENTS],
         Target::Answers => &[JSON, ANSWERS, &markers],
         Target::Audio => &[AUDIO],
         Target::Image => &[IMAGE],
