@@ -269,10 +269,12 @@ fn stored_elements(file: &Path) -> BTreeMap<String, u64> {
     let bytes = fs::read(file).unwrap();
     let length = u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
     let header: Map<String, Value> = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
-    let tensors = header.into_iter().filter(|(name, _)| name != "__metadata__");
+    let tensors = header.into_iter().filter(|(name, _)| name != "__metadata__" && !name.ends_with("_scales"));
     let elements = tensors.map(|(name, tensor)| {
         let shape = tensor["shape"].as_array().unwrap();
-        (name, shape.iter().map(|extent| extent.as_u64().unwrap()).product())
+        // A byte of MXFP4 has two elements.
+        let in_one = if name.ends_with("_blocks") { 2 } else { 1 };
+        (name, shape.iter().map(|extent| extent.as_u64().unwrap()).product::<u64>() * in_one)
     });
     elements.collect()
 }

@@ -371,7 +371,7 @@ mod tests {
         };
         assert_eq!(placements("layers=gpu", "webgpu,cpu"), "webgpu directml cuda");
         assert_eq!(placements("layers=cpu,head=cpu", "auto"), "cpu");
-        assert!(placements("layers=npu", "cpu").starts_with("qnn openvino:npu"));
+        assert!(placements("layers=npu", "cpu").starts_with("qnn openvino vitisai"));
         assert_eq!(placements("layers=qnn,head=cpu", "auto"), "layers=qnn,head=cpu");
         let phases = "prefill=directml,decode=cpu prefill=cuda,decode=cpu prefill=webgpu,decode=cpu";
         assert_eq!(placements("prefill=gpu,decode=cpu", "auto"), phases);

@@ -27,9 +27,8 @@ fn agrees(checkpoint: &Path) {
     let shapes = FixedShapes { context: 24, shorter: vec![], prefill: vec![8], buckets: vec![8] };
     let with_npu = |scheme| Recipe { fixed: Some(shapes.clone()), ..Recipe::new(scheme) };
     let npu = [Scheme::W8, Scheme::W4, Scheme::F16].map(with_npu).into_iter();
-    // Experts and recurrences have no static variant.
-    let name = checkpoint.to_string_lossy();
-    let npu = npu.filter(|_| !["-moe", "qwen3.5", "granite-4-h"].iter().any(|family| name.contains(family)));
+    let architecture = narthex_checkpoint::open(checkpoint).unwrap().architecture;
+    let npu = npu.filter(|_| architecture.dynamic_only().is_none());
     for recipe in npu.chain([Scheme::W8, Scheme::F16, Scheme::F32].map(Recipe::new)) {
         let (folder, manifest) = package(checkpoint, recipe);
         let dry_run =

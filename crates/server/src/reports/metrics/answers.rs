@@ -185,7 +185,7 @@ fn short_times() -> Histogram {
 }
 
 /// Times from 10 milliseconds to 5 minutes.
-fn long_times() -> Histogram {
+pub(super) fn long_times() -> Histogram {
     Histogram::new(exponential_buckets(0.01, 2.0, 16))
 }
 

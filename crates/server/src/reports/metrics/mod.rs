@@ -166,6 +166,7 @@ impl Metrics {
         self.prompt_tokens.inc_by(summary.prompt_tokens as u64);
         self.cached_tokens.inc_by(summary.cached_tokens as u64);
         self.generated_tokens.inc_by(summary.completion_tokens as u64);
+        self.scheduler.generation(summary);
     }
 
     /// Returns all metrics in the OpenMetrics text format.
@@ -220,11 +221,12 @@ impl Metrics {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
+    use std::{collections::BTreeSet, time::Duration};
 
     use narthex_gateway::{
         AnswerEnergy, FallbackNodes, PlacementReport,
         models::{EngineCounters, ModelState},
+        request::Times,
     };
     use narthex_spec::DeviceName;
     use serde_json::Value;
@@ -235,8 +237,15 @@ mod tests {
     #[test]
     fn tokens_and_memory_are_stated_as_far_as_they_are_known() {
         let metrics = Metrics::new();
-        let summary =
-            Summary { prompt_tokens: 3, cached_tokens: 2, completion_tokens: 5, ..Summary::default() };
+        let first_token = Duration::from_secs(2);
+        let times = Times { queued: Duration::ZERO, first_token, total: Duration::from_secs(3) };
+        let summary = Summary {
+            prompt_tokens: 3,
+            cached_tokens: 2,
+            completion_tokens: 5,
+            times: Some(times),
+            ..Summary::default()
+        };
         metrics.generation(&summary);
         metrics.generation(&summary);
         let memory = MemoryReport {
@@ -255,6 +264,7 @@ mod tests {
         let has = |line: &str| assert!(text.lines().any(|found| found == line), "{line}\n{text}");
         has("narthex_cached_prompt_tokens_total 4");
         has("narthex_generated_tokens_total 10");
+        has("vllm:time_to_first_token_seconds_sum 4.0");
         has("narthex_memory_bytes{kind=\"weights\"} 500");
         has("narthex_memory_bytes{kind=\"free\"} 90");
         has("narthex_memory_low 1");

@@ -6,18 +6,24 @@
 
 use std::sync::atomic::AtomicU64;
 
-use narthex_gateway::{MemoryReport, models::ModelStatus};
-use prometheus_client::{metrics::gauge::Gauge, registry::Registry};
+use narthex_gateway::{MemoryReport, models::ModelStatus, request::Summary};
+use prometheus_client::{
+    metrics::{gauge::Gauge, histogram::Histogram},
+    registry::Registry,
+};
 
-/// Gauges that a router reads.
+use super::answers::long_times;
+
+/// Metrics that a router reads.
 pub(super) struct SchedulerMetrics {
+    first_token: Histogram,
     running: Gauge,
     waiting: Gauge,
     kv_usage: Gauge<f64, AtomicU64>,
 }
 
 impl SchedulerMetrics {
-    /// Registers the gauges. The names are complete, without the prefix of the other metrics.
+    /// Registers the metrics. The names are complete, without the prefix of the other metrics.
     pub(super) fn new(registry: &mut Registry) -> Self {
         let running = Gauge::default();
         let waiting = Gauge::default();
@@ -33,7 +39,20 @@ impl SchedulerMetrics {
             "Share of the KV budgets of all models in use, 0 to 1",
             kv_usage.clone(),
         );
-        Self { running, waiting, kv_usage }
+        let first_token = long_times();
+        registry.register(
+            "vllm:time_to_first_token_seconds",
+            "Time to the first token, of all models",
+            first_token.clone(),
+        );
+        Self { first_token, running, waiting, kv_usage }
+    }
+
+    /// Counts a finished generation.
+    pub(super) fn generation(&self, summary: &Summary) {
+        if let Some(times) = summary.times {
+            self.first_token.observe(times.first_token.as_secs_f64());
+        }
     }
 
     /// Sets the gauges.
