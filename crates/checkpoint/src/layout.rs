@@ -9,7 +9,7 @@ use narthex_spec::arch::{Attention, DecoderArch, DecoderLayer, FeedForward, Recu
 
 use crate::{
     error::{CheckpointError, Result},
-    names::TensorPart,
+    names::{TensorPart, inside_layer},
     weight::Weight,
 };
 
@@ -215,8 +215,7 @@ impl Layout {
     /// Returns the factor of a weight; 1 if it has none.
     fn scale_of(&self, canonical: &str) -> f32 {
         let module = canonical.rsplit_once('.').map_or(canonical, |(module, _)| module);
-        let inside = module.strip_prefix("layers.").and_then(|rest| rest.split_once('.'));
-        let module = inside.map_or(module, |(_, module)| module);
+        let module = inside_layer(module).map_or(module, |(_, module)| module);
         self.scales.iter().find(|scale| is_module(module, scale.module)).map_or(1.0, |scale| scale.factor)
     }
 
@@ -342,8 +341,7 @@ impl StoredHeads {
 
 /// Returns the number of the layer of a weight.
 fn layer_number(canonical: &str) -> Option<usize> {
-    let (number, _) = canonical.strip_prefix("layers.")?.split_once('.')?;
-    number.parse().ok()
+    inside_layer(canonical)?.0.parse().ok()
 }
 
 /// Returns whether `module` is one of those that `pattern` names.

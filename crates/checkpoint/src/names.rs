@@ -187,7 +187,7 @@ impl NameTable {
         self.inside_layers(file_name).find_map(|rest| rest.split('.').next()?.parse().ok())
     }
 
-    /// Returns the name after the prefixes of the layers.
+    /// Returns the rest of a name after the prefix of the layers: `12.attn_q.weight`.
     fn inside_layers<'a>(&self, file_name: &'a str) -> impl Iterator<Item = &'a str> {
         let rests = self.prefixes.iter().filter_map(move |prefix| file_name.strip_prefix(prefix));
         rests.filter_map(|rest| rest.strip_prefix(self.layer))
@@ -208,8 +208,8 @@ fn is_number(word: &str) -> bool {
     word.parse::<usize>().is_ok()
 }
 
-/// Splits a canonical module into its layer's number, as text, and the module inside the layer.
-fn inside_layer(module: &str) -> Option<(&str, &str)> {
+/// Splits a canonical name or module into its layer's number, as text, and the rest inside the layer.
+pub(super) fn inside_layer(module: &str) -> Option<(&str, &str)> {
     module.strip_prefix("layers.")?.split_once('.')
 }
 

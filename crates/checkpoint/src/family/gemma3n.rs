@@ -235,7 +235,7 @@ fn hf(config: &Config) -> Result<Decoder> {
     share(config.path(), &mut arch, keys.num_kv_shared_layers)?;
     arch.vision = vision.map(|tower| Box::new(VisionArch::MobileNet(tower)));
     arch.audio = audio.map(Box::new);
-    Ok(as_gemma3n(arch).into())
+    Ok(with_normed_attention(arch, Family::Gemma3n).into())
 }
 
 fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
@@ -268,12 +268,12 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     arch.per_layer = Some(PerLayer { vocab: rows(tensors, "per_layer.embed.weight")?, width });
     let shared = keys.count("attention.shared_kv_layers")?.unwrap_or(count.saturating_sub(20));
     share(keys.path(), &mut arch, shared)?;
-    Ok(as_gemma3n(arch).into())
+    Ok(with_normed_attention(arch, Family::Gemma3n).into())
 }
 
-/// Applies the differences of Gemma 3n from Gemma 3, in either format.
-fn as_gemma3n(mut arch: DecoderArch) -> DecoderArch {
-    arch.family = Family::Gemma3n;
+/// Gives all layers the attention of Gemma 3n and Gemma 4, with norms of queries, keys and values, in either format.
+pub(super) fn with_normed_attention(mut arch: DecoderArch, family: Family) -> DecoderArch {
+    arch.family = family;
     for attention in arch.attentions_mut() {
         attention.qk_norm = QkNorm::Rms;
         attention.value_norm = true;

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use narthex_spec::arch::{
-    Activation, DecoderArch, DecoderLayer, Family, PerLayer, QkNorm, Rope, RopeScaling, Rotation,
+    Activation, DecoderArch, DecoderLayer, Family, PerLayer, Rope, RopeScaling, Rotation,
 };
 use serde::Deserialize;
 use serde_json::json;
@@ -188,7 +188,7 @@ fn hf(config: &Config) -> Result<Decoder> {
         widened.for_each(|mlp| mlp.inner = mlp.inner.saturating_mul(2));
     }
     arch.layer_scalars = true;
-    Ok(as_gemma4(arch).into())
+    Ok(gemma3n::with_normed_attention(arch, Family::Gemma4).into())
 }
 
 /// Returns RoPE of the layers with a rotation; `None` if no layer has it.
@@ -230,18 +230,7 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     }
     gemma3n::share(keys.path(), &mut arch, keys.count("attention.shared_kv_layers")?.unwrap_or(0))?;
     arch.layer_scalars = tensors.has("layers.0.scalar.weight");
-    Ok(as_gemma4(arch).into())
-}
-
-/// Applies the differences of Gemma 4 from Gemma 3, in either format.
-fn as_gemma4(mut arch: DecoderArch) -> DecoderArch {
-    arch.family = Family::Gemma4;
-    for attention in arch.attentions_mut() {
-        attention.qk_norm = QkNorm::Rms;
-        attention.value_norm = true;
-        attention.scale = Some(1.0);
-    }
-    arch
+    Ok(gemma3n::with_normed_attention(arch, Family::Gemma4).into())
 }
 
 #[cfg(test)]

@@ -54,11 +54,7 @@ pub(super) const GGUF: GgufFamily = GgufFamily {
             ("mlp_norm", "post_attention_norm"),
             ("mlp.router", "ffn_gate_inp"),
         ],
-        parts: &[
-            ("mlp.experts.#.gate_proj", "ffn_gate_exps", TensorPart::Matrix(0)),
-            ("mlp.experts.#.up_proj", "ffn_up_exps", TensorPart::Matrix(0)),
-            ("mlp.experts.#.down_proj", "ffn_down_exps", TensorPart::Matrix(0)),
-        ],
+        parts: llama::GGUF_EXPERTS,
         ..llama::GGUF_NAMES
     },
     read: GgufReader::Decoder(gguf),

@@ -4,16 +4,10 @@ use narthex_spec::arch::{Activation, Experts, FeedForward, Routing};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, lfm2};
+use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, lfm2, llama};
 use crate::{
-    error::Result,
-    gguf::decoder::GgufKeys,
-    hf::config::Config,
-    layout::WeightScale,
-    limits::unsupported,
-    names::{NameTable, TensorPart},
-    tensors::Tensors,
-    weight::WeightSource,
+    error::Result, gguf::decoder::GgufKeys, hf::config::Config, layout::WeightScale, limits::unsupported,
+    names::NameTable, tensors::Tensors, weight::WeightSource,
 };
 
 /// `Lfm2MoeForCausalLM` (`Lfm2MoeConfig` of `transformers`).
@@ -41,11 +35,7 @@ pub(super) const GGUF: GgufFamily = GgufFamily {
     names: &NameTable {
         base: Some(&lfm2::GGUF_NAMES),
         inner: &[("mlp.router", "ffn_gate_inp"), ("mlp.selection", "exp_probs_b.bias")],
-        parts: &[
-            ("mlp.experts.#.gate_proj", "ffn_gate_exps", TensorPart::Matrix(0)),
-            ("mlp.experts.#.up_proj", "ffn_up_exps", TensorPart::Matrix(0)),
-            ("mlp.experts.#.down_proj", "ffn_down_exps", TensorPart::Matrix(0)),
-        ],
+        parts: llama::GGUF_EXPERTS,
         without_suffix: &["exp_probs_b.bias"],
         ..lfm2::GGUF_NAMES
     },

@@ -81,6 +81,13 @@ pub(super) const GGUF_NAMES: NameTable = NameTable {
     ..NameTable::NONE
 };
 
+/// Projections of experts, of which a layer has one stack each.
+pub(super) const GGUF_EXPERTS: &[(&str, &str, TensorPart)] = &[
+    ("mlp.experts.#.gate_proj", "ffn_gate_exps", TensorPart::Matrix(0)),
+    ("mlp.experts.#.up_proj", "ffn_up_exps", TensorPart::Matrix(0)),
+    ("mlp.experts.#.down_proj", "ffn_down_exps", TensorPart::Matrix(0)),
+];
+
 /// Parts of projections that some converters leave fused: queries, keys and values in one tensor; the gate before the
 /// up projection in another.
 pub(super) const GGUF_FUSED: &[(&str, &str, TensorPart)] = &[

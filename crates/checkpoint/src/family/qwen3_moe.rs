@@ -13,7 +13,7 @@ use crate::{
         config::Config,
         decoder::{DecoderKeys, Defaults, LayerType},
     },
-    names::{NameTable, TensorPart},
+    names::NameTable,
     tensors::Tensors,
 };
 
@@ -40,11 +40,7 @@ pub(super) const GGUF: GgufFamily = GgufFamily {
     names: &NameTable {
         base: Some(&llama::GGUF_NAMES),
         inner: &[("mlp.router", "ffn_gate_inp")],
-        parts: &[
-            ("mlp.experts.#.gate_proj", "ffn_gate_exps", TensorPart::Matrix(0)),
-            ("mlp.experts.#.up_proj", "ffn_up_exps", TensorPart::Matrix(0)),
-            ("mlp.experts.#.down_proj", "ffn_down_exps", TensorPart::Matrix(0)),
-        ],
+        parts: llama::GGUF_EXPERTS,
         ..llama::GGUF_NAMES
     },
     read: GgufReader::Decoder(gguf),

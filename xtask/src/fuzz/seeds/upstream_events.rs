@@ -5,7 +5,7 @@ use super::Input;
 /// First bytes: parts of 3 bytes, with the chunk of token counts passed on or hidden.
 const MODES: [u8; 2] = [6, 7];
 
-/// Chunk with token counts.
+/// Last chunk of a stream, with its token counts.
 const USAGE: &str = r#"data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":4}}"#;
 
 pub(super) fn seeds() -> Vec<Input> {

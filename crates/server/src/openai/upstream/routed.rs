@@ -62,7 +62,7 @@ pub(crate) enum RequestRoute<T> {
     Upstream(Box<PassedBody>),
 }
 
-/// A rule, and the body for its upstream.
+/// A rule with the body that its upstream would receive.
 pub(crate) struct Alternative {
     pub(crate) rule: UpstreamAlternative,
     pub(crate) body: PassedBody,
