@@ -453,17 +453,7 @@ mod tests {
         assert_eq!(serde_json::from_str::<DecoderLayer>(&old).unwrap(), layer);
         assert!(serde_json::from_str::<DecoderLayer>(r#"{"attention":{}}"#).is_err());
 
-        let experts = Experts {
-            count: 8,
-            per_token: 2,
-            inner: 64,
-            activation: Activation::Silu,
-            normalized: true,
-            bias: false,
-            clamp: None,
-            routing: Routing::Softmax,
-            shared: None,
-        };
+        let experts = Experts::plain(8, 2, 64);
         let layer = DecoderLayer { feed_forward: FeedForward::Experts(experts), ..layer };
         let written = serde_json::to_string(&layer).unwrap();
         let expected =

@@ -1,7 +1,7 @@
 //! A small decoder architecture, which tests modify as needed.
 
 use narthex_spec::arch::{
-    Activation, Attention, DecoderArch, DecoderLayer, Experts, Family, Mlp, Rope, RopeScaling, Routing,
+    Activation, Attention, DecoderArch, DecoderLayer, Experts, Family, Mlp, Rope, RopeScaling,
 };
 
 /// Returns a layer of four query heads and two key/value heads, 16 elements each, with an inner width of 96.
@@ -13,17 +13,7 @@ pub fn layer() -> DecoderLayer {
 
 /// Returns four experts with an inner width of 64, of which each token uses two.
 pub fn experts() -> Experts {
-    Experts {
-        count: 4,
-        per_token: 2,
-        inner: 64,
-        activation: Activation::Silu,
-        normalized: true,
-        bias: false,
-        clamp: None,
-        routing: Routing::Softmax,
-        shared: None,
-    }
+    Experts::plain(4, 2, 64)
 }
 
 /// Returns a Llama with one such layer, a hidden size of 64, 300 tokens and a context of 256.

@@ -1,6 +1,6 @@
 //! gpt-oss: attention with sinks and biases, in windows in every second layer, and experts with biases and clamped gates.
 
-use narthex_spec::arch::{Activation, Experts, Family, FeedForward, GateClamp, RopeScaling, Routing};
+use narthex_spec::arch::{Activation, Experts, Family, FeedForward, GateClamp, RopeScaling};
 use serde::Deserialize;
 
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
@@ -91,18 +91,17 @@ fn hf(config: &Config) -> Result<Decoder> {
     keys.windows(&mut arch, &types, keys.sliding_window.unwrap_or(Some(128)));
 
     let experts = Experts {
-        count: stated.num_local_experts.unwrap_or(128),
-        per_token: stated.num_experts_per_tok.unwrap_or(4),
-        inner: stated.intermediate_size,
         activation: arch.layers.first().map_or(Activation::Silu, |layer| layer.feed_forward.activation()),
-        normalized: true,
         bias: true,
         clamp: Some(GateClamp {
             limit: stated.swiglu_limit.unwrap_or(CLAMP.limit),
             slope: stated.swiglu_alpha.unwrap_or(CLAMP.slope),
         }),
-        routing: Routing::Softmax,
-        shared: None,
+        ..Experts::plain(
+            stated.num_local_experts.unwrap_or(128),
+            stated.num_experts_per_tok.unwrap_or(4),
+            stated.intermediate_size,
+        )
     };
     let mut decoder = with_experts(arch.into(), &experts);
     // Floats are stored as the reference multiplies with them, `[experts, in, out]`.
@@ -121,17 +120,7 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     {
         *truncate = false;
     }
-    let experts = Experts {
-        count: keys.need_count("expert_count")?,
-        per_token: keys.need_count("expert_used_count")?,
-        inner: keys.need_count("expert_feed_forward_length")?,
-        activation: Activation::Silu,
-        normalized: true,
-        bias: true,
-        clamp: Some(CLAMP),
-        routing: Routing::Softmax,
-        shared: None,
-    };
+    let experts = Experts { bias: true, clamp: Some(CLAMP), ..keys.experts()? };
     Ok(with_experts(decoder, &experts))
 }
 

@@ -1,7 +1,7 @@
 //! Granite 4: Mamba-2 in most layers and attention in the others, or attention in all layers of the dense models, with the
 //! multipliers of Granite 3. Some models have experts beside a dense network.
 
-use narthex_spec::arch::{DecoderArch, Experts, FeedForward, Mamba2, Mixer, Rotation, Routing};
+use narthex_spec::arch::{DecoderArch, Experts, FeedForward, Mamba2, Mixer, Rotation};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -240,17 +240,11 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
 fn give_experts(arch: &mut DecoderArch, [count, per_token]: [usize; 2], inner: usize) {
     for layer in &mut arch.layers {
         let Some(mlp) = layer.mlp() else { continue };
+        // The library selects logits first, and takes the softmax of those.
         layer.feed_forward = FeedForward::Experts(Experts {
-            count,
-            per_token,
-            inner,
             activation: mlp.activation,
-            routing: Routing::Softmax,
-            // The library selects logits first, and takes the softmax of those.
-            normalized: true,
             shared: Some(mlp.inner),
-            bias: false,
-            clamp: None,
+            ..Experts::plain(count, per_token, inner)
         });
     }
 }
@@ -274,7 +268,7 @@ fn with_mamba(
 
 #[cfg(test)]
 mod tests {
-    use narthex_spec::arch::Recurrence;
+    use narthex_spec::arch::{Recurrence, Routing};
 
     use super::*;
 

@@ -1,6 +1,6 @@
 //! LFM2 with experts: the layers of LFM2, with experts in place of a dense feed-forward part in all but the first ones.
 
-use narthex_spec::arch::{Activation, Experts, FeedForward, Routing};
+use narthex_spec::arch::{Experts, FeedForward, Routing};
 use serde::Deserialize;
 use serde_json::json;
 
@@ -66,19 +66,17 @@ fn hf(config: &Config) -> Result<Decoder> {
         "intermediate_size": keys.intermediate_size.unwrap_or(7168), "block_auto_adjust_ff_dim": false,
     }))?;
     let experts = Experts {
-        count: keys.num_experts.unwrap_or(32),
-        per_token: keys.num_experts_per_tok.unwrap_or(4),
-        inner: keys.moe_intermediate_size.unwrap_or(1792),
-        activation: Activation::Silu,
         routing: match keys.use_expert_bias {
             Some(false) => Routing::Sigmoid,
             _ => Routing::BiasedSigmoid,
         },
         // The library adds 1e-6 to the sum. It is left out: it changes a weight less than half precision does.
         normalized: keys.norm_topk_prob.unwrap_or(true),
-        shared: None,
-        bias: false,
-        clamp: None,
+        ..Experts::plain(
+            keys.num_experts.unwrap_or(32),
+            keys.num_experts_per_tok.unwrap_or(4),
+            keys.moe_intermediate_size.unwrap_or(1792),
+        )
     };
 
     let mut decoder = with_experts(lfm2::hf(&config)?, &experts, keys.num_dense_layers.unwrap_or(2));
@@ -93,18 +91,8 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     }
     let dense = keys.need_count("leading_dense_block_count")?;
     let has_bias = tensors.has(&format!("layers.{dense}.mlp.selection.weight"));
-    let experts = Experts {
-        count: keys.need_count("expert_count")?,
-        per_token: keys.need_count("expert_used_count")?,
-        inner: keys.need_count("expert_feed_forward_length")?,
-        activation: Activation::Silu,
-        routing: if has_bias { Routing::BiasedSigmoid } else { Routing::Sigmoid },
-        // llama.cpp always divides.
-        normalized: true,
-        shared: None,
-        bias: false,
-        clamp: None,
-    };
+    let routing = if has_bias { Routing::BiasedSigmoid } else { Routing::Sigmoid };
+    let experts = Experts { routing, ..keys.experts()? };
     Ok(with_experts(lfm2::gguf(keys, tensors)?, &experts, dense))
 }
 

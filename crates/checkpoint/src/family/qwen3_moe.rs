@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use narthex_spec::arch::{Activation, DecoderArch, Experts, Family, FeedForward, QkNorm, Routing};
+use narthex_spec::arch::{Activation, DecoderArch, Experts, Family, FeedForward, QkNorm};
 use serde::Deserialize;
 
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
@@ -74,15 +74,13 @@ fn hf(config: &Config) -> Result<Decoder> {
 
     let activation = arch.layers.first().map_or(Activation::Silu, |layer| layer.feed_forward.activation());
     let experts = Experts {
-        count: stated.num_experts.or(stated.num_local_experts).unwrap_or(128),
-        per_token: stated.num_experts_per_tok.unwrap_or(8),
-        inner: stated.moe_intermediate_size.unwrap_or(768),
         activation,
-        routing: Routing::Softmax,
         normalized: stated.norm_topk_prob.unwrap_or(false),
-        bias: false,
-        clamp: None,
-        shared: None,
+        ..Experts::plain(
+            stated.num_experts.or(stated.num_local_experts).unwrap_or(128),
+            stated.num_experts_per_tok.unwrap_or(8),
+            stated.moe_intermediate_size.unwrap_or(768),
+        )
     };
     let step = stated.decoder_sparse_step.unwrap_or(1);
     let dense = stated.mlp_only_layers.unwrap_or_default();
@@ -92,19 +90,7 @@ fn hf(config: &Config) -> Result<Decoder> {
 }
 
 fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
-    let experts = Experts {
-        count: keys.need_count("expert_count")?,
-        per_token: keys.need_count("expert_used_count")?,
-        inner: keys.need_count("expert_feed_forward_length")?,
-        activation: Activation::Silu,
-        routing: Routing::Softmax,
-        // llama.cpp always divides.
-        normalized: true,
-        bias: false,
-        clamp: None,
-        shared: None,
-    };
-    Ok(with_experts(keys.decoder(tensors)?, &experts, |_| true))
+    Ok(with_experts(keys.decoder(tensors)?, &keys.experts()?, |_| true))
 }
 
 /// Gives experts to the layers that `has_experts` selects by their number.

@@ -3,7 +3,9 @@
 //! Follows llama.cpp's `llama_model::load_hparams` and the graph of its `llama` model. A family's own settings are in
 //! its own file.
 
-use narthex_spec::arch::{Activation, Attention, DecoderArch, DecoderLayer, Family, Mlp, Rope, RopeScaling};
+use narthex_spec::arch::{
+    Activation, Attention, DecoderArch, DecoderLayer, Experts, Family, Mlp, Rope, RopeScaling,
+};
 
 use super::meta::Metadata;
 use crate::{
@@ -103,6 +105,15 @@ impl GgufKeys<'_> {
 
     fn absent(&self, key: &str) -> CheckpointError {
         malformed(self.metadata.path(), format!("the key {}", self.name(key)), "none")
+    }
+
+    /// Reads the numbers of experts. llama.cpp always divides the weights of a token's experts by their sum.
+    pub(crate) fn experts(&self) -> Result<Experts> {
+        Ok(Experts::plain(
+            self.need_count("expert_count")?,
+            self.need_count("expert_used_count")?,
+            self.need_count("expert_feed_forward_length")?,
+        ))
     }
 
     /// Reads a decoder of Llama's structure; families change the settings in which they differ.

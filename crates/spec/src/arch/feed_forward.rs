@@ -79,6 +79,23 @@ pub struct Experts {
     pub clamp: Option<GateClamp>,
 }
 
+impl Experts {
+    /// Returns experts with SiLU, whose weights are divided by their sum, without biases, bounds and a network beside them.
+    pub fn plain(count: usize, per_token: usize, inner: usize) -> Self {
+        Self {
+            count,
+            per_token,
+            inner,
+            activation: Activation::Silu,
+            routing: Routing::Softmax,
+            normalized: true,
+            shared: None,
+            bias: false,
+            clamp: None,
+        }
+    }
+}
+
 /// Bounds of gpt-oss's experts: their product is `(clamp(up, -limit, limit) + 1) · g · sigmoid(slope · g)`, where
 /// `g = min(gate, limit)`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]

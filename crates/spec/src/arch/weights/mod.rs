@@ -307,18 +307,8 @@ mod tests {
     #[test]
     fn experts_and_their_router_are_weights_of_their_own() {
         let mut arch = decoder();
-        let activation = Activation::Silu;
-        let mut experts = Experts {
-            count: 3,
-            per_token: 2,
-            inner: 48,
-            activation,
-            routing: Routing::BiasedSigmoid,
-            normalized: true,
-            shared: Some(40),
-            bias: false,
-            clamp: None,
-        };
+        let routing = Routing::BiasedSigmoid;
+        let mut experts = Experts { routing, shared: Some(40), ..Experts::plain(3, 2, 48) };
         arch.layers[1].feed_forward = FeedForward::Experts(experts.clone());
         let weights = arch.weights();
         let of = |role: WeightRole| {
