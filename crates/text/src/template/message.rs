@@ -205,8 +205,53 @@ pub(super) fn join_runs(messages: &[Message]) -> Vec<Message> {
     joined
 }
 
+/// Divides messages with several calls into one for each, and puts the result of each call after it.
+pub(super) fn with_single_calls(messages: Vec<Message>) -> Vec<Message> {
+    let mut divided = Vec::with_capacity(messages.len());
+    let mut rest = messages.into_iter().peekable();
+    while let Some(mut message) = rest.next() {
+        if message.tool_calls.len() < 2 {
+            divided.push(message);
+            continue;
+        }
+
+        let mut results: Vec<Message> =
+            std::iter::from_fn(|| rest.next_if(|next| next.role == Role::Tool)).collect();
+        for call in std::mem::take(&mut message.tool_calls) {
+            let result = results.iter().position(|result| result.tool_call_id == call.id);
+            let first = std::mem::replace(&mut message, Message::new(Role::Assistant, ""));
+            divided.push(Message { tool_calls: vec![call], ..first });
+            divided.extend(result.map(|at| results.remove(at)));
+        }
+        divided.append(&mut results);
+    }
+    divided
+}
+
 fn is_system(message: &Message) -> bool {
     matches!(message.role, Role::System | Role::Developer)
+}
+
+/// Returns true if a rendering has the text of every system message. Templates write them in their order, without white space
+/// around them.
+pub(super) fn has_system_texts(messages: &[Message], rendered: &str) -> bool {
+    let mut rest = rendered;
+    let systems = messages.iter().filter(|message| is_system(message));
+    systems.flat_map(|message| message.content.texts()).all(|span| {
+        let text = span.text.trim();
+        let found = rest.find(text);
+        rest = found.map_or(rest, |at| &rest[at + text.len()..]);
+        found.is_some()
+    })
+}
+
+/// Returns the messages with a word in place of the text of each system message. A template may change other texts.
+pub(super) fn with_probes(messages: &[Message]) -> Vec<Message> {
+    let mut probes = messages.to_vec();
+    for (index, message) in probes.iter_mut().enumerate().filter(|(_, message)| is_system(message)) {
+        message.content = format!("probe{index}system").into();
+    }
+    probes
 }
 
 /// Returns the messages with the leading system messages as one, and with later ones as user messages in their place, so that a

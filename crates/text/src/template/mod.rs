@@ -119,6 +119,8 @@ pub struct ChatTemplate {
     knows_developer: bool,
     /// Set if the template reads the tools from the system message.
     reads_system_tools: bool,
+    /// Set if the template refuses or omits the second call of a message.
+    has_single_calls: bool,
     content_form: ContentForm,
 }
 
@@ -152,10 +154,18 @@ impl ChatTemplate {
         let special_tokens =
             special_tokens.into_iter().map(|(name, text)| (name, origin::mark(&text))).collect();
         let content_form = ContentForm::Text;
-        let template =
-            Self { env: Arc::new(env), special_tokens, knows_developer, reads_system_tools, content_form };
+        let template = Self {
+            env: Arc::new(env),
+            special_tokens,
+            knows_developer,
+            reads_system_tools,
+            has_single_calls: false,
+            content_form,
+        };
         // Templates with parts compare their types.
-        Ok(if source.contains("type") { template.with_content_form() } else { template })
+        let template = if source.contains("type") { template.with_content_form() } else { template };
+        let has_single_calls = source.contains("tool_calls") && template.has_single_calls();
+        Ok(Self { has_single_calls, ..template })
     }
 
     /// Returns the template with the form of content whose text it writes, a string if possible.
@@ -178,33 +188,31 @@ impl ChatTemplate {
         if writes(&with_parts) { with_parts } else { self }
     }
 
-    /// Returns the parts of a conversation with tools that the template renders, found by rendering a small
-    /// conversation.
+    /// Returns the parts of a conversation with tools that the template renders, found by rendering a small conversation. Its ids
+    /// have nine letters and digits, which Mistral's templates require.
     pub fn abilities(&self) -> Abilities {
-        let mut options = RenderOptions::answer(Date { year: 2026, month: 1, day: 1 });
-        let parameters =
-            json!({"type": "object", "properties": {"a": {"type": "string", "description": "a"}}});
-        let function = json!({"name": "probefunction", "description": "b", "parameters": parameters});
-        options.tools.push(json!({"type": "function", "function": function}).into());
-        // Mistral's templates require ids of nine letters and digits.
-        let id = Some("probe0001".to_owned());
-        let arguments = json!({"a": "probeargument"});
-        let function = FunctionCall { name: "probefunction".to_owned(), arguments: arguments.into() };
-        let tool_calls = vec![ToolCall { id: id.clone(), function }];
-        let messages = [
-            Message::new(Role::User, "c"),
-            Message { tool_calls, ..Message::new(Role::Assistant, "") },
-            Message { tool_call_id: id, ..Message::new(Role::Tool, "proberesult") },
-        ];
+        let (messages, options) = probe_conversation(&["probe0001"]);
         let writes = |count: usize, probe: &str| {
             self.render(&messages[..count], &options).is_ok_and(|rendered| rendered.text().contains(probe))
         };
         let tools = writes(1, "probefunction");
         Abilities {
             tools,
-            calls: tools && writes(2, "probeargument"),
-            results: tools && writes(3, "proberesult"),
+            calls: tools && writes(2, "argument of probe0001"),
+            results: tools && writes(3, "result of probe0001"),
         }
+    }
+
+    /// Returns true if the template refuses or omits the second call of a message.
+    fn has_single_calls(&self) -> bool {
+        let writes = |ids: &[&str]| {
+            let (messages, options) = probe_conversation(ids);
+            let rendered = self.render_as_is(&messages, &options);
+            rendered.is_ok_and(|rendered| {
+                ids.iter().all(|id| rendered.text().contains(&format!("argument of {id}")))
+            })
+        };
+        writes(&["probe0001"]) && !writes(&["probe0001", "probe0002"])
     }
 
     /// Returns the white space that the template writes between the start of an answer and its text; `None` if it writes
@@ -225,10 +233,11 @@ impl ChatTemplate {
 
     /// Renders a conversation.
     ///
-    /// If the template refuses consecutive messages of one role, they are joined. If it refuses system messages after the
-    /// first message, later ones become user messages. If it refuses all system messages, the text of the leading ones also
-    /// moves to the head of the first user message. If it reads the tools from the system message, they are added there. Any
-    /// other refusal is an error with the template's message.
+    /// If the template refuses consecutive messages of one role, they are joined. If it refuses or omits system messages after
+    /// the first message, later ones become user messages. If it refuses or omits all system messages, the text of the leading
+    /// ones also moves to the head of the first user message. If it refuses or omits the second call of a message, each call has
+    /// a message of its own. If it reads the tools from the system message, they are added there. Any other refusal is an error
+    /// with the template's message.
     pub fn render(
         &self,
         messages: &[Message],
@@ -244,10 +253,15 @@ impl ChatTemplate {
             messages = system_tools::added(&messages, &options.tools)
                 .map_err(|error| failed(format!("{error:#}")))?;
         }
-        let first = match self.render_as_is(&messages, options) {
-            Err(error @ TemplateError::Refused { .. }) => error,
-            other => return other,
+        if self.has_single_calls {
+            messages = message::with_single_calls(messages);
+        }
+        let mut fallback = match self.render_as_is(&messages, options) {
+            Ok(rendered) if self.writes_system(&messages, options, rendered.text()) => return Ok(rendered),
+            other @ (Ok(_) | Err(TemplateError::Refused { .. })) => other,
+            failed => return failed,
         };
+
         let renamed = message::without_developer(&messages);
         let joined = message::join_runs(&renamed);
         let led = message::lead_with_system(&messages);
@@ -256,12 +270,24 @@ impl ChatTemplate {
         let folded_and_joined = message::join_runs(&folded);
         for adapted in [renamed, joined, led, led_and_joined, folded, folded_and_joined] {
             if adapted.as_slice() != messages.as_slice()
-                && let Ok(text) = self.render_as_is(&adapted, options)
+                && let Ok(rendered) = self.render_as_is(&adapted, options)
             {
-                return Ok(text);
+                if message::has_system_texts(&messages, rendered.text()) {
+                    return Ok(rendered);
+                }
+                fallback = fallback.or(Ok(rendered));
             }
         }
-        Err(first)
+        fallback
+    }
+
+    /// Returns true if the template writes the text of every system message. `rendered` is the conversation as it writes it.
+    fn writes_system(&self, messages: &[Message], options: &RenderOptions, rendered: &str) -> bool {
+        message::has_system_texts(messages, rendered) || {
+            let probes = message::with_probes(messages);
+            let rendered = self.render_as_is(&probes, options);
+            rendered.is_ok_and(|rendered| message::has_system_texts(&probes, rendered.text()))
+        }
     }
 
     fn render_as_is(
@@ -335,6 +361,27 @@ fn checked<'env>(env: &'env Environment<'env>) -> Result<TemplateInstructions<'e
 
 fn syntax() -> Result<SyntaxConfig, minijinja::Error> {
     SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()
+}
+
+/// Returns a question, a message with a call for each id, and their results.
+fn probe_conversation(ids: &[&str]) -> (Vec<Message>, RenderOptions) {
+    let mut options = RenderOptions::answer(Date { year: 2026, month: 1, day: 1 });
+    let parameters = json!({"type": "object", "properties": {"a": {"type": "string", "description": "a"}}});
+    let function = json!({"name": "probefunction", "description": "b", "parameters": parameters});
+    options.tools.push(json!({"type": "function", "function": function}).into());
+    let call = |id: &&str| {
+        let arguments = json!({"a": format!("argument of {id}")});
+        let function = FunctionCall { name: "probefunction".to_owned(), arguments: arguments.into() };
+        ToolCall { id: Some((*id).to_owned()), function }
+    };
+    let result = |id: &&str| Message {
+        tool_call_id: Some((*id).to_owned()),
+        ..Message::new(Role::Tool, format!("result of {id}"))
+    };
+    let tool_calls = ids.iter().map(call).collect();
+    let assistant = Message { tool_calls, ..Message::new(Role::Assistant, "") };
+    let messages = [Message::new(Role::User, "c"), assistant].into_iter().chain(ids.iter().map(result));
+    (messages.collect(), options)
 }
 
 fn failed(reason: String) -> TemplateError {
@@ -479,6 +526,22 @@ mod tests {
         );
         let refused = render(ALTERNATING, &[(Role::Assistant, "a")]).unwrap_err();
         assert_eq!(refused, TemplateError::Refused { message: "must alternate".to_owned() });
+    }
+
+    #[test]
+    fn system_messages_that_a_template_omits_are_met_halfway() {
+        let first_only = "{% if messages[0].role == 'system' %}<{{ messages[0].content }}>{% endif %}\
+            {% for m in messages %}{% if m.role == 'user' %}[{{ m.content }}]{% endif %}{% endfor %}";
+        check(first_only, &[(Role::System, "s"), (Role::User, "u")], "<s>[u]");
+        check(first_only, &[(Role::System, "s"), (Role::System, "t"), (Role::User, "u")], "<s\n\nt>[u]");
+        check(first_only, &[(Role::System, "s"), (Role::User, "u"), (Role::System, "t")], "<s>[u][t]");
+        check(first_only, &[(Role::User, "u"), (Role::Developer, "t")], "[u][t]");
+        let none = "{% for m in messages %}{% if m.role == 'user' %}[{{ m.content }}]{% endif %}{% endfor %}";
+        check(none, &[(Role::System, "s"), (Role::User, "u")], "[s\n\nu]");
+        // A text that the template changes is not omitted.
+        let changed =
+            "{% for m in messages %}{{ m.content | replace('/no_think', '') | trim | tojson }}{% endfor %}";
+        check(changed, &[(Role::System, "a \"b\" /no_think"), (Role::User, "u")], r#""a \"b\"""u""#);
     }
 
     #[test]

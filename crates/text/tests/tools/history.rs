@@ -123,6 +123,50 @@ fn the_next_prompt_begins_with_the_prompt_and_the_answer() {
 }
 
 #[test]
+fn no_message_of_a_conversation_is_omitted() {
+    let ids = ["abcdefgh1", "abcdefgh2"].map(|id| Some(id.to_owned()));
+    let call = |index: usize, city: &str| ToolCall {
+        id: ids[index].clone(),
+        function: FunctionCall { name: "get_weather".to_owned(), arguments: json!({"city": city}).into() },
+    };
+    let result = |index: usize, text: &str| Message {
+        tool_call_id: ids[index].clone(),
+        name: Some("get_weather".to_owned()),
+        ..Message::new(Role::Tool, text)
+    };
+    let tool_calls = vec![call(0, "alpha"), call(1, "beta")];
+    let history = [
+        Message::new(Role::System, "gamma"),
+        Message::new(Role::User, "delta"),
+        Message { tool_calls, ..Message::new(Role::Assistant, "") },
+        // Results may have another order than their calls.
+        result(1, "epsilon"),
+        result(0, "zeta"),
+        Message::new(Role::Assistant, "eta"),
+        Message::new(Role::System, "theta"),
+        Message::new(Role::User, "iota"),
+    ];
+    let words = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota"];
+    for name in templates() {
+        let source = source(&name);
+        let format = tool_format(&source).unwrap_or(ToolFormat::Hermes);
+        let specials = [("bos_token", "<s>"), ("eos_token", "</s>")];
+        let specials = specials.map(|(name, text)| (name.to_owned(), text.to_owned()));
+        let template = ChatTemplate::new(&source, BTreeMap::from(specials)).unwrap();
+        let messages = adapted(history.to_vec(), format, template.abilities());
+        let options = RenderOptions::answer(Date { year: 2026, month: 11, day: 21 });
+        let rendered = template.render(&messages, &options).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let omitted: Vec<&str> = words.into_iter().filter(|word| !rendered.text().contains(word)).collect();
+        assert!(omitted.is_empty(), "{name}: {omitted:?} of {}", rendered.text());
+        if ["gpt-oss", "llama3.1", "llama3.2"].contains(&name.as_str()) {
+            // These templates write one call of a message.
+            let places = ["alpha", "zeta", "beta", "epsilon"].map(|word| rendered.text().find(word));
+            assert!(places.is_sorted(), "{name}: {}", rendered.text());
+        }
+    }
+}
+
+#[test]
 fn markers_in_text_and_arguments_are_no_tokens() {
     let tokenizer = tokenizer(&["<|end|>", "<tool_call>", "</tool_call>"]);
     let template = ChatTemplate::new(&source("smollm2"), BTreeMap::new()).unwrap();
