@@ -15,11 +15,12 @@ const LONG: usize = 19;
 const TEXT: char = 't';
 const INTEGER: char = 'i';
 
-/// A JSON value, with the text of its source if it has integers beyond 64 bits.
+/// A JSON value, with its text if it has integers beyond 64 bits.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ExactJson {
     /// The value, in which these integers are floating point.
     value: Value,
+    /// JSON in one line, without white space.
     source: Option<Box<str>>,
 }
 
@@ -30,8 +31,12 @@ impl ExactJson {
     /// The text is not JSON.
     pub fn parse(text: &str) -> serde_json::Result<Self> {
         let value = serde_json::from_str(text)?;
-        let source = has_large_integer(text).then(|| text.into());
-        Ok(Self { value, source })
+        if !has_large_integer(text) {
+            return Ok(Self { value, source: None });
+        }
+        let given = Self { value, source: Some(text.into()) };
+        let source = serde_json::to_string(&given.tree().root())?.into();
+        Ok(Self { value: given.value, source: Some(source) })
     }
 
     /// Returns true if a JSON text may have integers beyond 64 bits: it has as many digits one after another.
@@ -350,7 +355,8 @@ mod tests {
         fn a_large_integer_changes_nothing_beside_it(value in values()) {
             let text = format!("[{},18446744073709551616]", serde_json::to_string_pretty(&value).unwrap());
             let exact = ExactJson::parse(&text).unwrap();
-            prop_assert_eq!(written(exact.tree().root()), format!("[{value},18446744073709551616]"));
+            let compact = format!("[{value},18446744073709551616]");
+            prop_assert_eq!((written(exact.tree().root()), exact.to_string()), (compact.clone(), compact));
         }
     }
 }

@@ -71,8 +71,8 @@ impl LowerBound {
         match (self.integer, is_upper) {
             (Some(integer), false) => integer.to_string(),
             (Some(negative), true) => (-negative).to_string(),
-            (None, false) => self.value.to_string(),
-            (None, true) => (-self.value).to_string(),
+            (None, false) => Value::from(self.value).to_string(),
+            (None, true) => Value::from(-self.value).to_string(),
         }
     }
 
@@ -317,7 +317,7 @@ mod tests {
             (json!({"enum": [1, {"a": [u64::MAX]}]}), "\"enum\": 18446744073709551615"),
             (json!({"const": i64::MIN}), "\"const\": -9223372036854775808"),
             (json!({"properties": {"a": {"const": 1e30}}}), "\"const\": 1e+30"),
-            (json!({"minimum": 1e20}), "\"minimum\""),
+            (json!({"minimum": 1e300}), "\"minimum\": 1e+300 cannot"),
             (json!({"type": "integer", "maximum": -1e20}), "\"maximum\""),
             (
                 json!({"type": "integer", "minimum": i64::MIN, "maximum": i64::MIN}),

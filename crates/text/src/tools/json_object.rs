@@ -5,6 +5,9 @@ use serde_json::Value;
 
 use super::{MAX_CALL, MAX_NAME, ToolEvent, push_arguments};
 
+/// Maximum number of bytes of a name as a JSON string, whose characters may be escapes.
+const MAX_NAME_VALUE: usize = 2 + 6 * MAX_NAME;
+
 /// Parser of one object with the name and the arguments of a call.
 #[derive(Debug, Default)]
 pub(super) struct JsonObject {
@@ -102,7 +105,7 @@ impl JsonObject {
             (ObjectPosition::InKey, _) => {
                 self.escaped = c == '\\' && !self.escaped;
                 self.key.push(c);
-                return if self.key.len() > MAX_CALL { Progress::Bad } else { Progress::Open };
+                return if self.key.len() > MAX_NAME { Progress::Bad } else { Progress::Open };
             }
 
             (ObjectPosition::Colon, ':') => {
@@ -147,7 +150,7 @@ impl JsonObject {
             return self.feed(c, events);
         }
         self.value.push(c);
-        if self.value.len() > MAX_CALL {
+        if !self.may_continue() {
             return Progress::Bad;
         }
 
@@ -169,6 +172,21 @@ impl JsonObject {
         }
         let ends = !self.in_string && self.depth == 0 && matches!(c, '"' | '}' | ']');
         if ends { self.end_value(events) } else { Progress::Open }
+    }
+
+    /// Returns true if the value so far may be one of its key.
+    fn may_continue(&self) -> bool {
+        match self.key.as_str() {
+            "name" | "function" => self.value.starts_with('"') && self.value.len() <= MAX_NAME_VALUE,
+            // A string may have the text of an object.
+            "arguments" | "parameters" => {
+                let text = self.value.strip_prefix('"').unwrap_or_default();
+                let may_be_object =
+                    text.chars().next().is_none_or(|c| c.is_whitespace() || "{\\\"".contains(c));
+                self.value.len() <= MAX_CALL && may_be_object
+            }
+            _ => self.value.len() <= MAX_CALL,
+        }
     }
 
     fn begin(&mut self, events: &mut Vec<ToolEvent>) {

@@ -46,8 +46,8 @@ pub(super) fn argument(text: &str, is_first: bool, events: &mut Vec<ToolEvent>) 
         return ArgumentStep::Bad;
     }
     let after = &rest[equals + 1..];
-    let Some(length) = literal::length(after) else { return ArgumentStep::Wait };
-    let Some(value) = value(&after[..length]) else { return ArgumentStep::Bad };
+    let Some(length) = literal::length(after) else { return wait_or_bad(after) };
+    let Some(value) = literal::value(&after[..length]) else { return ArgumentStep::Bad };
     let open = if is_first { "{" } else { ", " };
     push_arguments(&format!("{open}{}: {value}", Value::from(key)), events);
     let comma = usize::from(after[length..].starts_with(','));
@@ -75,9 +75,9 @@ pub(super) fn cut_argument(text: &str, is_first: bool, events: &mut Vec<ToolEven
 /// `before`.
 fn dictionary(text: &str, before: usize, events: &mut Vec<ToolEvent>) -> ArgumentStep {
     match literal::length(text) {
-        None => ArgumentStep::Wait,
-        Some(length) => match value(&text[..length]) {
-            Some(arguments @ Value::Object(_)) if text[length..].starts_with(')') => {
+        None => wait_or_bad(text),
+        Some(length) => match literal::value(&text[..length]) {
+            Some(arguments) if arguments.is_object() && text[length..].starts_with(')') => {
                 push_arguments(&arguments.to_string(), events);
                 events.push(ToolEvent::End);
                 ArgumentStep::End(before + length + 1)
@@ -87,9 +87,9 @@ fn dictionary(text: &str, before: usize, events: &mut Vec<ToolEvent>) -> Argumen
     }
 }
 
-/// Returns the value of a text that is JSON or a literal of Python.
-fn value(text: &str) -> Option<Value> {
-    serde_json::from_str(text).ok().or_else(|| literal::parse(text))
+/// Returns the step for a value without its end.
+fn wait_or_bad(text: &str) -> ArgumentStep {
+    if literal::may_continue(text) { ArgumentStep::Wait } else { ArgumentStep::Bad }
 }
 
 fn is_keyword(name: &str) -> bool {

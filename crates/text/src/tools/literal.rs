@@ -1,23 +1,41 @@
 //! Conversion of Python's literals to JSON: strings, numbers, `True`, `False`, `None`, lists and dictionaries.
 
-use serde_json::{Map, Number, Value};
+use serde_json::{Number, Value};
 
-/// Maximum depth of containers.
-const MAX_DEPTH: usize = 64;
+use crate::exact_json::ExactJson;
+
+/// Maximum depth of containers, which is that of JSON.
+const MAX_DEPTH: usize = 127;
+
+/// Returns the value of a text that is JSON or a literal of Python.
+pub(super) fn value(text: &str) -> Option<ExactJson> {
+    ExactJson::parse(text).ok().or_else(|| parse(text))
+}
 
 /// Returns the value of a text that is one literal.
-pub(super) fn parse(text: &str) -> Option<Value> {
-    let mut reader = LiteralReader { rest: text.trim() };
-    let value = reader.value(0)?;
+fn parse(text: &str) -> Option<ExactJson> {
+    let mut reader = LiteralReader { rest: text.trim(), json: String::new() };
+    reader.value(0)?;
     reader.skip();
-    reader.rest.is_empty().then_some(value)
+    if !reader.rest.is_empty() {
+        return None;
+    }
+    ExactJson::parse(&reader.json).ok()
+}
+
+/// Returns true if a text without the end of a literal may be the beginning of one.
+pub(super) fn may_continue(text: &str) -> bool {
+    let mut reader = LiteralReader { rest: text, json: String::new() };
+    let _ = reader.value(0);
+    reader.skip();
+    reader.rest.is_empty()
 }
 
 /// Returns the JSON of a literal that was cut off: an open string if it is a string, otherwise its text.
 pub(super) fn beginning(text: &str) -> String {
     let text = text.trim_start();
     match text.chars().next() {
-        Some(quote @ ('\'' | '"')) => open_string(&LiteralReader { rest: text }.characters(quote).0),
+        Some(quote @ ('\'' | '"')) => open_string(&characters(text, quote).0),
         _ => text.trim_end().to_owned(),
     }
 }
@@ -78,11 +96,14 @@ fn end(text: &str) -> LiteralEnd {
     if quote.is_some() { LiteralEnd::InString } else { LiteralEnd::Missing }
 }
 
+/// Reader of a literal. If it fails, the rest begins with the character that is wrong, and is empty if more text is needed.
 struct LiteralReader<'a> {
     rest: &'a str,
+    /// JSON of what was read.
+    json: String,
 }
 
-impl<'a> LiteralReader<'a> {
+impl LiteralReader<'_> {
     fn skip(&mut self) {
         self.rest = self.rest.trim_start();
     }
@@ -98,89 +119,112 @@ impl<'a> LiteralReader<'a> {
         }
     }
 
-    fn value(&mut self, depth: usize) -> Option<Value> {
+    fn value(&mut self, depth: usize) -> Option<()> {
         self.skip();
         if depth > MAX_DEPTH {
             return None;
         }
         match self.rest.chars().next()? {
-            quote @ ('\'' | '"') => self.string(quote).map(Value::String),
-            '[' => self.items('[', ']', depth).map(Value::Array),
-            '(' => self.items('(', ')', depth).map(Value::Array),
+            quote @ ('\'' | '"') => self.string(quote),
+            '[' => self.items(']', depth),
+            '(' => self.items(')', depth),
             '{' => self.pairs(depth),
             _ => self.word(),
         }
     }
 
-    fn items(&mut self, open: char, close: char, depth: usize) -> Option<Vec<Value>> {
-        let mut items = Vec::new();
-        self.rest = self.rest.strip_prefix(open)?;
+    fn items(&mut self, close: char, depth: usize) -> Option<()> {
+        self.rest = &self.rest[1..];
+        self.json.push('[');
         let close = close.to_string();
+        let mut is_first = true;
         while !self.skip_if(&close) {
-            if !items.is_empty() && !self.skip_if(",") {
-                return None;
-            }
-            items.push(self.value(depth + 1)?);
+            self.comma(&mut is_first)?;
+            self.value(depth + 1)?;
         }
-        Some(items)
+        self.json.push(']');
+        Some(())
     }
 
-    fn pairs(&mut self, depth: usize) -> Option<Value> {
-        let mut pairs = Map::new();
-        self.rest = self.rest.strip_prefix('{')?;
+    fn pairs(&mut self, depth: usize) -> Option<()> {
+        self.rest = &self.rest[1..];
+        self.json.push('{');
+        let mut is_first = true;
         while !self.skip_if("}") {
-            if !pairs.is_empty() && !self.skip_if(",") {
-                return None;
-            }
+            self.comma(&mut is_first)?;
             self.skip();
             let quote = self.rest.chars().next().filter(|c| "'\"".contains(*c))?;
-            let key = self.string(quote)?;
+            self.string(quote)?;
             if !self.skip_if(":") {
                 return None;
             }
-            pairs.insert(key, self.value(depth + 1)?);
+            self.json.push(':');
+            self.value(depth + 1)?;
         }
-        Some(Value::Object(pairs))
+        self.json.push('}');
+        Some(())
     }
 
-    fn word(&mut self) -> Option<Value> {
+    /// Reads the comma before an element, unless it is the first.
+    fn comma(&mut self, is_first: &mut bool) -> Option<()> {
+        if !std::mem::take(is_first) {
+            self.skip_if(",").then_some(())?;
+            self.json.push(',');
+        }
+        Some(())
+    }
+
+    fn word(&mut self) -> Option<()> {
         let end =
             self.rest.find(|c: char| c.is_whitespace() || ",]}):".contains(c)).unwrap_or(self.rest.len());
         let (word, rest) = self.rest.split_at(end);
-        self.rest = rest;
-        match word {
-            "True" | "true" => Some(Value::Bool(true)),
-            "False" | "false" => Some(Value::Bool(false)),
-            "None" | "null" => Some(Value::Null),
-            _ => serde_json::from_str::<Number>(word).ok().map(Value::Number),
+        let json = match word {
+            "True" | "true" => Some("true"),
+            "False" | "false" => Some("false"),
+            "None" | "null" => Some("null"),
+            _ => serde_json::from_str::<Number>(word).ok().map(|_| word),
+        };
+        if json.is_some() || rest.is_empty() && may_be_word(word) {
+            self.rest = rest;
         }
+        self.json.push_str(json?);
+        Some(())
     }
 
-    /// Returns the characters of the string at the start, and the text after its closing quote; `None` if the string
-    /// has no end.
-    fn characters(&self, quote: char) -> (String, Option<&'a str>) {
-        let mut text = String::new();
-        let mut chars = self.rest.chars();
-        chars.next();
-        while let Some(c) = chars.next() {
-            match c {
-                c if c == quote => return (text, Some(chars.as_str())),
-                '\\' => {
-                    if escaped(&mut chars, &mut text).is_none() {
-                        break;
-                    }
+    fn string(&mut self, quote: char) -> Option<()> {
+        let (text, rest) = characters(self.rest, quote);
+        self.rest = rest.unwrap_or_default();
+        rest?;
+        self.json.push_str(&Value::from(text).to_string());
+        Some(())
+    }
+}
+
+/// Returns true if a number, a truth value or none may begin like this.
+fn may_be_word(text: &str) -> bool {
+    let words = ["True", "true", "False", "false", "None", "null"];
+    words.iter().any(|word| word.starts_with(text))
+        || text.chars().all(|c| c.is_ascii_digit() || "+-.eE".contains(c))
+}
+
+/// Returns the characters of the string at the start of a text, and the text after its closing quote; `None` if the string
+/// has no end.
+fn characters(string: &str, quote: char) -> (String, Option<&str>) {
+    let mut text = String::new();
+    let mut chars = string.chars();
+    chars.next();
+    while let Some(c) = chars.next() {
+        match c {
+            c if c == quote => return (text, Some(chars.as_str())),
+            '\\' => {
+                if escaped(&mut chars, &mut text).is_none() {
+                    break;
                 }
-                c => text.push(c),
             }
+            c => text.push(c),
         }
-        (text, None)
     }
-
-    fn string(&mut self, quote: char) -> Option<String> {
-        let (text, rest) = self.characters(quote);
-        self.rest = rest?;
-        Some(text)
-    }
+    (text, None)
 }
 
 /// Appends the character of an escape, after its backslash. Returns `None` if the escape is incomplete.
@@ -214,19 +258,26 @@ mod tests {
 
     #[test]
     fn literals_become_json() {
-        let check = |text: &str, expect: Value| assert_eq!(parse(text), Some(expect), "{text}");
+        let check = |text: &str, expect: Value| assert_eq!(parse(text), Some(expect.into()), "{text}");
         check("'a\\'b\\n\\u00e9\\q'", json!("a'b\né\\q"));
         check("\"it's\"", json!("it's"));
         check("-1.5e3", json!(-1500.0));
         check("[1, 'a', [True, None], {'k': (1, 2)}]", json!([1, "a", [true, null], {"k": [1, 2]}]));
         check("[]", json!([]));
         check("{}", json!({}));
+        check("{'a': 1, 'a': 2}", json!({"a": 2}));
+        let large = parse("(18446744073709551617, {'a': -18446744073709551617})").unwrap();
+        assert_eq!(large.to_string(), r#"[18446744073709551617,{"a":-18446744073709551617}]"#);
         for bad in ["", "f(x)", "'a", "[1", "[1 2]", "{1: 2}", "1 2", &"[".repeat(1000)] {
             assert_eq!(parse(bad), None, "{bad}");
         }
         let cut = [r"'a\'b\n\u00", r#" "it's \x"#, "", "12 ", "[1, 2", "Tru"].map(beginning);
         assert_eq!(cut, [r#""a'b\n"#, r#""it's "#, "", "12", "[1, 2", "Tru"]);
         assert_eq!((length("'a,)', 1"), length("[1, 2])"), length("'a,")), (Some(5), Some(6), None));
+        let beginnings =
+            ["", " Tr", "-1.", "'a, b", "[1, {'a': (Fal", "{'a'", "[1]", "Truth", "1 2", "[1 x", "{a", "f("];
+        let expect = [true, true, true, true, true, true, true, false, false, false, false, false];
+        assert_eq!(beginnings.map(may_continue), expect);
         let places = ["a='b", "a=['b', \"c'", "a='b\\'", "a='b'", "a=[1", "a='b', c='"].map(ends_in_string);
         assert_eq!(places, [true, true, true, false, false, false]);
     }

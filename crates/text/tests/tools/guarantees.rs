@@ -526,14 +526,63 @@ fn only_the_token_of_a_marker_begins_a_call() {
 }
 
 #[test]
-fn written_calls_have_the_digits_of_large_integers() {
+fn calls_keep_the_digits_of_large_integers() {
     let large = "18446744073709551617";
-    let arguments = ExactJson::parse(&format!(r#"{{"n": {large}, "s": "a"}}"#)).unwrap();
-    for &format in ToolFormat::ALL {
-        let call = FunctionCall { name: "f".to_owned(), arguments: arguments.clone() };
-        let text = write_calls(format, &[call]);
-        assert!(text.contains(large) && !text.contains(&format!("\"{large}\"")), "{format:?}: {text}");
+    for arguments in [format!(r#"{{"n": {large}, "s": "a"}}"#), format!(r#"{{"a-b": [{large}], "n": null}}"#)]
+    {
+        let arguments = ExactJson::parse(&arguments).unwrap();
+        for &format in ToolFormat::ALL {
+            let call = FunctionCall { name: "stop".to_owned(), arguments: arguments.clone() };
+            let text = write_calls(format, &[call]);
+            assert!(text.contains(large) && !text.contains(&format!("\"{large}\"")), "{format:?}: {text}");
+            let declared = json!({"type": "function", "function": {"name": "stop", "parameters": {
+                "properties": {"n": {"type": ["integer", "null"]}, "a-b": {"type": "array"}},
+            }}});
+            let mut parser = ToolParser::new(format, &[declared], CallReading::Exact, &[]);
+            let events = [parser.push(&text), parser.finish(TextEnd::Complete)].concat();
+            let read = events.iter().filter_map(|event| match event {
+                ToolEvent::Arguments(part) => Some(part.as_str()),
+                _ => None,
+            });
+            let read = ExactJson::parse(&read.collect::<String>()).unwrap();
+            assert!(read.to_string().contains(large), "{format:?}: {text} became {read}");
+        }
     }
+}
+
+#[test]
+fn text_where_a_call_should_stand_is_not_withheld() {
+    let words = "and this is no call of any tool but only a long text ".repeat(40);
+    let mut withheld = Vec::new();
+    for &format in ToolFormat::ALL {
+        let written = write_calls(format, &[call("get-weather", json!({"city": "Rome", "days": 2}))]);
+        let declared = [json!({"type": "function", "function": {"name": "get-weather", "parameters": {
+            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+        }}})];
+        // Inside of a string, any text is a part of its value.
+        let before_string = &written[..written.find("Rome").unwrap() - 1];
+        let before_string = before_string.split(">\n<parameter=city>").next().unwrap();
+        // The arguments of a call without a marker are withheld until the answer ends.
+        let is_bare = before_string.starts_with('{');
+        let before_string =
+            before_string.rsplit_once('{').filter(|_| is_bare).map_or(before_string, |(head, _)| head);
+        for beginning in (0..=before_string.len()).map(|at| &before_string[..at]) {
+            let mut parser = ToolParser::new(format, &declared, CallReading::Lenient, &[]);
+            let mut events = parser.push(beginning);
+            events.extend(words.split_inclusive(' ').flat_map(|word| parser.push(word)));
+            let parts = events.iter().filter_map(|event| match event {
+                ToolEvent::Text(text) | ToolEvent::Malformed(text) | ToolEvent::Arguments(text) => {
+                    Some(text.len())
+                }
+                ToolEvent::Begin { .. } | ToolEvent::End => None,
+            });
+            let passed: usize = parts.sum();
+            if passed + 1000 < words.len() {
+                withheld.push(format!("{format:?}: {passed} bytes after {beginning:?}"));
+            }
+        }
+    }
+    assert!(withheld.is_empty(), "{}", withheld.join("\n"));
 }
 
 fn values() -> impl Strategy<Value = Value> {

@@ -213,12 +213,10 @@ impl HarmonyCalls {
         if arguments.json.len() > MAX_CALL {
             events.push(arguments.malformed());
         } else if end.is_none() {
-            if arguments.is_object() {
-                push_arguments(&text[..length], events);
-            }
+            push_arguments(&text[..length], events);
             self.state = HarmonyState::Arguments(arguments);
             return;
-        } else if serde_json::from_str::<Value>(&arguments.json).is_ok() {
+        } else if arguments.is_object() {
             push_arguments(&text[..length], events);
             events.push(ToolEvent::End);
             self.state = HarmonyState::After(String::new());
@@ -230,12 +228,16 @@ impl HarmonyCalls {
 }
 
 impl CallArguments {
-    /// Takes the next text of the object. Returns the length of the part of it that ends the object.
+    /// Takes the next text of the object. Returns the length of the part of it that ends the object, or that shows that it is
+    /// none.
     fn take(&mut self, text: &str) -> Option<usize> {
         for (at, c) in text.char_indices() {
             self.json.push(c);
-            if !self.is_object() {
-                continue;
+            if self.depth == 0 && c != '{' {
+                if c.is_whitespace() {
+                    continue;
+                }
+                return Some(at + c.len_utf8());
             }
             let is_quote = c == '"' && !self.escaped;
             self.escaped = self.in_string && c == '\\' && !self.escaped;
@@ -254,9 +256,9 @@ impl CallArguments {
         None
     }
 
-    /// Returns true if the text so far may be an object. Another one is malformed at its end.
+    /// Returns true if the text is an object.
     fn is_object(&self) -> bool {
-        self.json.trim_start().chars().next().is_none_or(|first| first == '{')
+        serde_json::from_str(&self.json).is_ok_and(|value: Value| value.is_object())
     }
 
     fn malformed(self) -> ToolEvent {
@@ -323,7 +325,7 @@ mod tests {
             ),
             complete(
                 format!("{head}Brno<|call|>"),
-                format!("get_weather( malformed {:?}", head.to_owned() + "Brno"),
+                format!("get_weather( malformed {:?} \"rno\"", head.to_owned() + "B"),
             ),
             cut(format!("{head}{{\"city\": \"Br"), "{\"city\": \"Br"),
         ];

@@ -13,6 +13,9 @@ use crate::{
 /// Maximum depth of containers.
 const MAX_DEPTH: usize = 64;
 
+/// Maximum number of bytes of a key or a value without markers.
+const MAX_WORD: usize = 256;
+
 /// Result of reading a part of a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Reading {
@@ -58,7 +61,10 @@ fn string(text: &str) -> Reading {
 
 /// Reads a number, a truth value, null, or a string without markers.
 fn word(text: &str) -> Reading {
-    let Some(end) = text.find([',', '}', ']']) else { return Reading::Wait };
+    let end = text.find([',', '}', ']']);
+    let Some(end) = end.filter(|&end| end <= MAX_WORD) else {
+        return if end.is_none() && text.len() <= MAX_WORD { Reading::Wait } else { Reading::Bad };
+    };
     let json = match text[..end].trim_end() {
         "" => return Reading::Bad,
         "None" | "none" => "null".to_owned(),
@@ -142,11 +148,11 @@ pub(super) fn key(text: &str) -> Reading {
         };
     }
     match text.find([':', ',', '{', '}', '[', ']']) {
-        Some(end) if end > 0 && text[end..].starts_with(':') => {
+        Some(end @ 1..=MAX_WORD) if text[end..].starts_with(':') => {
             Reading::Part(Value::from(&text[..end]).to_string(), end + 1)
         }
-        Some(_) => Reading::Bad,
-        None => Reading::Wait,
+        None if text.len() <= MAX_WORD => Reading::Wait,
+        Some(_) | None => Reading::Bad,
     }
 }
 

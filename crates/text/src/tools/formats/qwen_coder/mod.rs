@@ -9,7 +9,7 @@ use serde_json::Value;
 use self::values::{ValueError, value_rule};
 use super::{FormatDefinition, FormatOptions};
 use crate::{
-    exact_json::ExactContent,
+    exact_json::{ExactContent, ExactJson},
     grammar::GrammarError,
     template::FunctionCall,
     tools::{
@@ -310,15 +310,16 @@ impl QwenCoderCalls {
     }
 
     /// Returns a parameter's value, converted to the declared type if possible.
-    fn value(&self, key: &str, text: &str) -> Value {
+    fn value(&self, key: &str, text: &str) -> ExactJson {
         let schema = self.schemas.get(&(self.function.clone(), key.to_owned())).unwrap_or(&Value::Null);
-        let read = || serde_json::from_str(text).ok().or_else(|| literal::parse(text));
         let value = match ValueKinds::of(schema) {
             ValueKinds::Strings => None,
-            ValueKinds::Others => read(),
-            ValueKinds::Mixed => read().filter(|value| !value.is_string() && allows(schema, value)),
+            ValueKinds::Others => literal::value(text),
+            ValueKinds::Mixed => {
+                literal::value(text).filter(|value| !value.is_string() && allows(schema, value))
+            }
         };
-        value.unwrap_or_else(|| text.into())
+        value.unwrap_or_else(|| Value::from(text).into())
     }
 
     /// Reports the beginning of a parameter that was cut off.
