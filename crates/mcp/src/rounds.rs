@@ -135,7 +135,7 @@ fn execute<D: Dialogue>(
         Err(reason) => ToolResult::failed(reason),
         Ok(_) if cancel.is_cancelled() => ToolResult::failed("The user interrupted the call."),
         Ok(arguments) => match dialogue.approve(call)? {
-            Approval::Run => toolbox.call(&call.name, arguments, cancel),
+            Approval::Run => toolbox.call(&call.name, &arguments, cancel),
             Approval::Refuse => return Ok(ToolResult::failed(REFUSED)),
         },
     };
@@ -144,11 +144,15 @@ fn execute<D: Dialogue>(
 }
 
 /// Reads the arguments of a call; none are an empty object.
-fn arguments(text: &str) -> Result<Map<String, Value>, String> {
+fn arguments(text: &str) -> Result<ExactJson, String> {
     if text.trim().is_empty() {
-        return Ok(Map::new());
+        return Ok(Value::Object(Map::new()).into());
     }
-    serde_json::from_str(text).map_err(|error| format!("arguments: expected a JSON object: {error}"))
+    match ExactJson::parse(text) {
+        Ok(arguments) if arguments.is_object() => Ok(arguments),
+        Ok(_) => Err("arguments: expected a JSON object, found another value".to_owned()),
+        Err(error) => Err(format!("arguments: expected a JSON object: {error}")),
+    }
 }
 
 /// Returns an answer with these of its calls as a message of the history.
@@ -157,11 +161,7 @@ fn message(answer: &ModelAnswer, calls: &[WrittenCall]) -> Message {
         id: Some(call.id.clone()),
         function: FunctionCall {
             name: call.name.clone(),
-            arguments: match arguments(&call.arguments) {
-                Ok(fields) if fields.is_empty() => Value::Object(fields).into(),
-                Ok(_) => ExactJson::parse(&call.arguments).unwrap_or_default(),
-                Err(_) => Value::from(&*call.arguments).into(),
-            },
+            arguments: arguments(&call.arguments).unwrap_or_else(|_| Value::from(&*call.arguments).into()),
         },
     });
     let tool_calls: Vec<ToolCall> = calls.collect();
@@ -243,23 +243,30 @@ mod tests {
     fn results_are_fed_back_until_the_model_answers() {
         let first =
             calls(&[("echo", r#"{"a": [1]}"#), ("rm", ""), ("fail", "{}"), ("echo", "[]"), ("sing", "{}")]);
-        let (end, scripted, messages) = run(vec![first, calls(&[("echo", "")]), says("Done.")], 5);
+        let large = r#"{"n": 18446744073709551617}"#;
+        let (end, scripted, messages) =
+            run(vec![first, calls(&[("echo", "")]), calls(&[("echo", large)]), says("Done.")], 5);
         assert_eq!(end, RoundsEnd::Answered);
         let shown: Vec<&str> = scripted.shown.iter().map(String::as_str).collect();
         assert_eq!(shown[..2], ["echo {\"a\":[1]}", "!fail exit status: 7"]);
         assert!(shown[2].starts_with("!echo arguments: expected a JSON object"), "{shown:?}");
         assert!(shown[3].contains("the tools are echo, rm, fail"), "{shown:?}");
-        assert_eq!(shown[4..], ["echo {}"]);
-        assert_eq!(scripted.choices, [ToolChoice::Required, ToolChoice::Auto, ToolChoice::Auto]);
+        assert_eq!(shown[4..], ["echo {}", "echo {\"n\":18446744073709551617}"]);
+        assert_eq!(scripted.choices[0], ToolChoice::Required);
+        assert_eq!(scripted.choices[1..], [ToolChoice::Auto, ToolChoice::Auto, ToolChoice::Auto]);
         let roles: Vec<Role> = messages.iter().map(|message| message.role).collect();
         use Role::{Assistant, Tool, User};
-        assert_eq!(roles, [User, Assistant, Tool, Tool, Tool, Tool, Tool, Assistant, Tool, Assistant]);
+        let first = [User, Assistant, Tool, Tool, Tool, Tool, Tool];
+        assert_eq!(
+            (&roles[..7], &roles[7..]),
+            (&first[..], &[Assistant, Tool, Assistant, Tool, Assistant][..])
+        );
         assert_eq!(messages[1].tool_calls[0].function.arguments, json!({"a": [1]}));
         assert_eq!(
             (&*messages[3].content.text(), messages[3].tool_call_id.as_deref()),
             (REFUSED, Some("c1"))
         );
-        assert_eq!(messages[9].content, "Done.");
+        assert_eq!(messages[11].content, "Done.");
     }
 
     #[test]

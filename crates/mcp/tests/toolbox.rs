@@ -12,9 +12,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use narthex_gateway::Cancel;
+use narthex_gateway::{Cancel, request::ExactJson};
 use narthex_mcp::toolbox::{ToolFile, ToolOutcome, Toolbox, ToolboxError};
-use serde_json::{Map, Value, json};
+use serde_json::json;
 use tempfile::TempDir;
 
 /// A server with the tools `add` (the sum), `fail` (a failure), `sleep` (no answer), `die` (the end of the process), on
@@ -79,10 +79,6 @@ impl StandIn {
     }
 }
 
-fn arguments(value: Value) -> Map<String, Value> {
-    value.as_object().unwrap().clone()
-}
-
 fn names(toolbox: &Toolbox) -> Vec<String> {
     toolbox.tools().into_iter().map(|tool| tool.name).collect()
 }
@@ -100,20 +96,22 @@ fn tools_of_servers_and_files_are_called() {
     assert_eq!(toolbox.tools()[1].parameters["properties"]["a"]["type"], "integer");
 
     let call = |name: &str| {
-        let result = toolbox.call(name, arguments(json!({"a": 2, "b": 3})), &Cancel::new());
+        let result = toolbox.call(name, &json!({"a": 2, "b": 3}).into(), &Cancel::new());
         (result.outcome, result.text)
     };
     assert_eq!(call("add"), (ToolOutcome::Done, "from a command\n".to_owned()));
     assert_eq!(call("add_2"), (ToolOutcome::Done, "5".to_owned()));
     assert_eq!(call("add_3"), (ToolOutcome::Done, "5".to_owned()));
     assert_eq!(call("fail"), (ToolOutcome::Failed, "nothing to add".to_owned()));
+    let large = ExactJson::parse(r#"{"a": 18446744073709551617, "b": 1}"#).unwrap();
+    assert_eq!(toolbox.call("add_2", &large, &Cancel::new()).text, "18446744073709551618");
     assert!(call("sing").1.contains("no tool is named \"sing\"; the tools are add, add_2"));
 
     // The user stops a call. The server continues to run.
     let cancel = Cancel::new();
     let result = thread::scope(|scope| {
         scope.spawn(|| cancel.cancel());
-        toolbox.call("sleep", Map::new(), &cancel)
+        toolbox.call("sleep", &json!({}).into(), &cancel)
     });
     assert_eq!(
         (result.outcome, result.text.as_str()),

@@ -2,17 +2,19 @@
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-use narthex_gateway::{Cancel, redact, request::Tool};
+use narthex_gateway::{
+    Cancel, redact,
+    request::{ExactJson, Tool},
+};
 use parking_lot::Mutex;
 use rmcp::{
     RoleClient,
     model::{
-        CallToolRequestParams, CallToolResult, ClientCapabilities, ClientConfig, ContentBlock,
-        Implementation, PaginatedRequestParams, ResourceContents,
+        CallToolResult, ClientCapabilities, ClientConfig, ContentBlock, Implementation,
+        PaginatedRequestParams, ResourceContents,
     },
     service::{ClientInitializeError, RunningService},
 };
-use serde_json::{Map, Value};
 use tokio::{
     io::{AsyncRead, AsyncReadExt},
     time::timeout,
@@ -21,6 +23,7 @@ use tokio::{
 use super::{
     CALL_TIME, END_TIME, MAX_TOOLS, START_TIME, ToolResult, ToolboxError, cancelled, cut, definition,
     process::ToolProcess,
+    transport::{self, ServerPipes},
 };
 
 /// Maximum time to wait for the end of a server that has failed, and for the rest of its log.
@@ -168,8 +171,8 @@ pub(super) async fn start(command: ServerCommand, cancel: &Cancel) -> Result<Mcp
     };
 
     let answers = async {
-        let service =
-            rmcp::serve_client(identity(), (output, input)).await.map_err(|error| start_failure(&error))?;
+        let pipes = ServerPipes::new(output, input);
+        let service = rmcp::serve_client(identity(), pipes).await.map_err(|error| start_failure(&error))?;
         let tools = list(&service).await?;
         Ok::<_, String>((service, tools))
     };
@@ -245,13 +248,8 @@ impl McpClient {
     }
 
     /// Calls a tool.
-    pub(super) async fn call(
-        &self,
-        name: &str,
-        arguments: Map<String, Value>,
-        cancel: &Cancel,
-    ) -> ToolResult {
-        let request = CallToolRequestParams::new(name.to_owned()).with_arguments(arguments);
+    pub(super) async fn call(&self, name: &str, arguments: &ExactJson, cancel: &Cancel) -> ToolResult {
+        let request = transport::call(name, arguments);
         let answered = tokio::select! {
             answered = timeout(CALL_TIME, self.service.call_tool(request)) => answered,
             () = cancelled(cancel) => return ToolResult::failed("the user interrupted the call"),

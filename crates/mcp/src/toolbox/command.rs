@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use narthex_gateway::Cancel;
-use serde_json::Value;
+use narthex_gateway::{Cancel, request::ExactJson};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
     task::JoinHandle,
@@ -29,11 +28,11 @@ pub(super) struct CommandTool {
 
 impl CommandTool {
     /// Runs the command.
-    pub(super) async fn call(&self, arguments: &Value, cancel: &Cancel) -> ToolResult {
+    pub(super) async fn call(&self, arguments: &ExactJson, cancel: &Cancel) -> ToolResult {
         self.run(arguments, cancel).await.unwrap_or_else(ToolResult::failed)
     }
 
-    async fn run(&self, arguments: &Value, cancel: &Cancel) -> Result<ToolResult, String> {
+    async fn run(&self, arguments: &ExactJson, cancel: &Cancel) -> Result<ToolResult, String> {
         let mut process = ToolProcess::start(&self.program, &self.arguments)
             .map_err(|error| format!("{} cannot be started: {error}", self.program))?;
         if let Some(mut input) = process.child.stdin.take() {
@@ -98,7 +97,7 @@ mod tests {
     #[tokio::test]
     async fn arguments_come_by_standard_input_and_results_by_standard_output() {
         let check = async |script: &str, outcome, expect: &str| {
-            let result = shell(script).call(&json!({"a": 1}), &Cancel::new()).await;
+            let result = shell(script).call(&json!({"a": 1}).into(), &Cancel::new()).await;
             assert_eq!(result.outcome, outcome, "{result:?}");
             assert!(result.text.contains(expect), "{result:?}");
         };
@@ -109,7 +108,7 @@ mod tests {
         check("printf 'a\\377b'", ToolOutcome::Done, "a\u{fffd}b").await;
         check("sleep 1000 & exit 0", ToolOutcome::Failed, "a process that the command started").await;
         let missing = CommandTool { program: "/no/such".to_owned(), ..shell("") };
-        let result = missing.call(&json!({}), &Cancel::new()).await;
+        let result = missing.call(&json!({}).into(), &Cancel::new()).await;
         assert!(result.text.starts_with("/no/such cannot be started"), "{result:?}");
     }
 
@@ -119,10 +118,10 @@ mod tests {
         let started = Instant::now();
         let script = format!("(sleep 1000; touch {}) & wait", folder.display());
         let slow = CommandTool { limit: Duration::from_millis(100), ..shell(&script) };
-        let result = slow.call(&json!({}), &Cancel::new()).await;
+        let result = slow.call(&json!({}).into(), &Cancel::new()).await;
         assert!(result.text.contains("did not end within"), "{result:?}");
         let cancel = Cancel::new();
-        let (slow, json) = (shell("sleep 1000"), json!({}));
+        let (slow, json) = (shell("sleep 1000"), json!({}).into());
         let (result, ()) = tokio::join!(slow.call(&json, &cancel), async { cancel.cancel() });
         assert_eq!(result, ToolResult::failed("the user interrupted the call"));
         assert!(started.elapsed() < Duration::from_secs(20));

@@ -1,5 +1,5 @@
-//! Tools of other programs for a local model: those of MCP servers (`client`), and commands of a file (`file`,
-//! `command`). Both run as processes (`process`).
+//! Tools of other programs for a local model: those of MCP servers (`client`, over `transport`), and commands of a file
+//! (`file`, `command`). Both run as processes (`process`).
 //!
 //! Start at [`Toolbox`]. Everything that a tool returns is bounded in size and time, and its failure is a result for
 //! the model.
@@ -8,6 +8,7 @@ mod client;
 mod command;
 mod file;
 mod process;
+mod transport;
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -15,7 +16,6 @@ use narthex_gateway::{
     Cancel, check_threads,
     request::{ExactJson, Strictness, Tool},
 };
-use serde_json::{Map, Value};
 use tokio::{runtime::Runtime, sync::oneshot};
 
 pub use file::{ToolFile, ToolFileError};
@@ -168,11 +168,11 @@ impl Toolbox {
     }
 
     /// Calls a tool and waits for its result.
-    pub fn call(&self, name: &str, arguments: Map<String, Value>, cancel: &Cancel) -> ToolResult {
+    pub fn call(&self, name: &str, arguments: &ExactJson, cancel: &Cancel) -> ToolResult {
         let entry = self.entries.iter().find(|entry| entry.tool.name == name);
         let (Some(entry), Some(runtime)) = (entry, &self.runtime) else { return self.unknown(name) };
         match &entry.origin {
-            Origin::Command(command) => runtime.block_on(command.call(&Value::Object(arguments), cancel)),
+            Origin::Command(command) => runtime.block_on(command.call(arguments, cancel)),
             Origin::Server(index, name) => match self.servers.get(*index) {
                 Some(client) => runtime.block_on(client.call(name, arguments, cancel)),
                 None => self.unknown(name),

@@ -1,6 +1,6 @@
 //! The message object. Anthropic's clients expect every field; those for Anthropic's own servers are null.
 
-use narthex_gateway::request::{FinishReason, Summary};
+use narthex_gateway::request::{ExactJson, FinishReason, Summary};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
@@ -120,7 +120,8 @@ pub(crate) enum ContentBlock {
         id: String,
         name: String,
         /// Arguments.
-        input: Value,
+        #[schemars(with = "Value")]
+        input: ExactJson,
         caller: CallOrigin,
     },
 }
@@ -145,7 +146,7 @@ impl ContentBlock {
     }
 
     /// Creates the block of a call with these arguments.
-    pub(super) fn call(call: &WholeToolCall, input: Value) -> Self {
+    pub(super) fn call(call: &WholeToolCall, input: ExactJson) -> Self {
         Self::ToolUse { id: call.id.clone(), name: call.name.clone(), input, caller: CallOrigin::Direct }
     }
 }
@@ -237,6 +238,16 @@ mod tests {
         let content = found["content"].as_array().unwrap();
         assert_eq!((content.len(), &content[0]["input"]), (2, &json!({})));
         assert_eq!(content[1]["text"], r#"{"name": "g", "arguments": {"a": "#);
+    }
+
+    #[test]
+    fn the_input_of_a_call_keeps_the_digits_of_large_integers() {
+        let reply = samples::whole(samples::large());
+        let message =
+            AnthropicMessage::new("msg".to_owned(), "m".to_owned(), MessageUsage::new(&reply.summary));
+        let message = message.complete(&reply.choices[0], MessageEnd::default(), reply.timings());
+        let text = serde_json::to_string(&message).unwrap();
+        assert!(text.contains(r#""input":{"n":18446744073709551617}"#), "{text}");
     }
 
     #[test]

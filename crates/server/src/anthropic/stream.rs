@@ -123,7 +123,7 @@ impl MessageEvents {
         let mut events = Vec::new();
         if let Some(ToolCallStart { id, name }) = delta.start {
             let call = WholeToolCall { id, name, arguments: String::new() };
-            self.start(OpenBlock::Call, ContentBlock::call(&call, json!({})), &mut events);
+            self.start(OpenBlock::Call, ContentBlock::call(&call, json!({}).into()), &mut events);
         }
         if !delta.arguments.is_empty() {
             events.push(self.delta(BlockDelta::InputJson { partial_json: delta.arguments }));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::response::Response;
 use narthex_gateway::{
     AnsweringDevice,
-    request::{FinishReason, GenerationEvent, Summary, TokenInfo},
+    request::{ExactJson, FinishReason, GenerationEvent, Summary, TokenInfo},
 };
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -156,7 +156,8 @@ struct AnswerCall {
 struct CalledFunction {
     name: String,
     /// Arguments as an object.
-    arguments: Value,
+    #[schemars(with = "Value")]
+    arguments: ExactJson,
 }
 
 impl LineContent for ChatContent {
@@ -222,10 +223,12 @@ impl<C: LineContent> AnswerLines<C> {
     }
 
     /// Returns the lines for an event as JSON, in order.
-    fn lines(&mut self, event: GenerationEvent) -> Vec<Value> {
+    fn lines(&mut self, event: GenerationEvent) -> Vec<String> {
         match event {
-            GenerationEvent::Failed { message, .. } => vec![json!(OllamaErrorBody { error: &message })],
-            event => self.lines_of(event).into_iter().map(|line| json!(line)).collect(),
+            GenerationEvent::Failed { message, .. } => {
+                vec![json!(OllamaErrorBody { error: &message }).to_string()]
+            }
+            event => self.lines_of(event).iter().flat_map(serde_json::to_string).collect(),
         }
     }
 
@@ -312,7 +315,8 @@ mod tests {
             let message = &whole["message"];
             assert_eq!((&message["content"], &message["tool_calls"]), (&json!(text), &calls));
             let mut form = AnswerLines::<ChatContent>::new("m".to_owned());
-            let lines: Vec<Value> = sample().into_iter().flat_map(|event| form.lines(event)).collect();
+            let lines = sample().into_iter().flat_map(|event| form.lines(event));
+            let lines: Vec<Value> = lines.map(|line| serde_json::from_str(&line).unwrap()).collect();
             let texts = lines.iter().filter_map(|line| line["message"]["content"].as_str());
             assert_eq!(texts.collect::<String>(), text);
             let (last, others) = lines.split_last().unwrap();
@@ -330,12 +334,24 @@ mod tests {
     }
 
     #[test]
+    fn arguments_keep_the_digits_of_large_integers() {
+        let mut form = AnswerLines::<ChatContent>::new("m".to_owned());
+        let lines: Vec<String> = samples::large().into_iter().flat_map(|event| form.lines(event)).collect();
+        let form = AnswerLines::<ChatContent>::new("m".to_owned());
+        let whole = serde_json::to_string(&form.whole(samples::whole(samples::large()))).unwrap();
+        for text in [&whole, &lines[0]] {
+            assert!(text.contains(r#""arguments":{"n":18446744073709551617}"#), "{text}");
+        }
+    }
+
+    #[test]
     fn the_last_line_has_the_reason_and_the_device() {
         let check = |reason, expect: &str| {
             let mut lines = AnswerLines::<GeneratedText>::new("m".to_owned());
             lines.device = samples::device();
             assert!(lines.lines(GenerationEvent::Finished { choice: 0, reason }).is_empty());
             let last = lines.lines(GenerationEvent::Done(Summary::default())).remove(0);
+            let last: Value = serde_json::from_str(&last).unwrap();
             assert_eq!((&last["done_reason"], &last["device"]), (&json!(expect), &json!("cpu")));
         };
         check(FinishReason::Stop, "stop");

@@ -228,13 +228,18 @@ pub(crate) mod samples {
         answer(parts, FinishReason::Length)
     }
 
-    /// Returns the whole answer.
+    /// Returns an answer with a call whose argument is beyond 64 bits.
+    pub(crate) fn large() -> Vec<GenerationEvent> {
+        answer(vec![part_of_call(Some("f"), r#"{"n": 18446744073709551617}"#)], FinishReason::ToolCalls)
+    }
+
     /// Returns the device of the answers.
     pub(crate) fn device() -> AnsweringDevice {
         let placement = "cpu 9/9 nodes, 100 % of MACs".to_owned();
         AnsweringDevice { device: "cpu".to_owned(), placement, fallback: None }
     }
 
+    /// Returns the whole answer.
     pub(crate) fn whole(events: Vec<GenerationEvent>) -> Reply {
         let mut choices = vec![Choice::default()];
         events.into_iter().for_each(|event| add(&mut choices, event));

@@ -13,7 +13,6 @@ use axum::{
 };
 use futures::{Stream, StreamExt};
 use narthex_gateway::request::GenerationEvent;
-use serde_json::Value;
 use tokio::time::timeout;
 
 use super::{device_headers::with_device_headers, events::Events};
@@ -51,13 +50,13 @@ pub(crate) fn respond(mut events: Events, encoder: Box<dyn EventEncoder>, metric
 /// Returns the response that streams a generation as lines of JSON. `lines_of` returns those for an event, in order.
 pub(crate) fn respond_lines(
     events: Events,
-    mut lines_of: impl FnMut(GenerationEvent) -> Vec<Value> + Send + 'static,
+    mut lines_of: impl FnMut(GenerationEvent) -> Vec<String> + Send + 'static,
     metrics: Arc<Metrics>,
 ) -> Response {
     let ran_on = events.ran_on();
     let lines = generation(events, metrics).flat_map(move |event| {
         let lines = lines_of(event).into_iter();
-        futures::stream::iter(lines.map(|line| Ok::<_, Infallible>(Bytes::from(format!("{line}\n")))))
+        futures::stream::iter(lines.map(|line| Ok::<_, Infallible>(Bytes::from(line + "\n"))))
     });
     let body = Body::from_stream(lines);
     with_device_headers(&ran_on, ([(CONTENT_TYPE, "application/x-ndjson")], body))
@@ -102,7 +101,7 @@ pub(crate) fn event_stream(
 pub(crate) async fn frames(
     events: impl Stream<Item = Result<Event, Infallible>> + Send + 'static,
     count: usize,
-) -> Vec<Value> {
+) -> Vec<serde_json::Value> {
     use axum::response::IntoResponse;
 
     let body = Sse::new(events).into_response().into_body().into_data_stream();
