@@ -1,11 +1,13 @@
 //! Common parts of the fuzz targets: a limit on memory, the treatment of panics, a folder for files, functions that use
-//! everything that a parser has accepted, the parsers of answers, and the choice among the parsers of settings.
+//! everything that a parser has accepted, the parsers of answers, another validator of numbers, and the choice among the
+//! parsers of settings.
 //!
 //! Each target is a file in `targets/`. `cargo xtask fuzz` generates seeds and dictionaries and runs the targets. This
 //! crate is not part of the product.
 
 pub mod answers;
 pub mod exhaust;
+pub mod numbers;
 pub mod scratch;
 pub mod settings;
 

@@ -49,6 +49,14 @@ pub(super) fn seeds() -> Vec<Input> {
             .to_string(),
         ),
         Input::valid(
+            "number",
+            json!({"type": "number", "exclusiveMinimum": 1, "exclusiveMaximum": 1.5, "multipleOf": 0.01}).to_string(),
+        ),
+        Input::valid(
+            "integer",
+            json!({"allOf": [{"type": "integer", "multipleOf": 7}, {"exclusiveMinimum": 0}, {"maximum": 1e18}]}).to_string(),
+        ),
+        Input::valid(
             "references",
             json!({"$ref": "#/x-types/Box%3Ca~1b%3E", "x-types": {"Box<a/b>": {"type": "string", "format": "date-time"}}})
                 .to_string(),
