@@ -10,6 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use narthex_files::environment;
 use narthex_spec::{
     ProgressSink, Sha256,
     manifest::{FileEntry, check_path},
@@ -62,6 +63,7 @@ pub(crate) fn unpack_members(
     let mut zip = ZipArchive::new(BufReader::new(file)).map_err(bad_archive(archive))?;
     let chosen = chosen_members(archive, &mut zip, members)?;
     let total = chosen.iter().map(|member| member.bytes).sum();
+    environment::check_space(into, total).map_err(Error::io("unpack", archive))?;
     let stage = Stage::start(progress, format!("Unpacking {title}"), Unit::Bytes, Some(total));
 
     let mut done = 0;
@@ -223,6 +225,33 @@ pub(crate) mod tests {
         assert_eq!(files["a.bin"], FileEntry { bytes: 3, sha256: Sha256::of(b"abc") });
         assert_eq!(fs::read(out.join("a.bin")).unwrap(), b"abc");
         assert!(!out.join("c").exists());
+    }
+
+    #[test]
+    fn members_that_do_not_fit_are_refused_before_they_are_unpacked() {
+        const MEMBERS: u64 = 4096;
+        const STATED: u32 = u32::MAX - 1;
+        let folder = tempfile::tempdir().unwrap();
+        if environment::check_space(folder.path(), MEMBERS * u64::from(STATED)).is_ok() {
+            return;
+        }
+
+        let wheel = folder.path().join("w.whl");
+        let names: Vec<String> = (0..MEMBERS).map(|index| index.to_string()).collect();
+        let members: Vec<(&str, &[u8])> = names.iter().map(|name| (name.as_str(), &b"x"[..])).collect();
+        write_wheel(&wheel, &members);
+        let mut bytes = fs::read(&wheel).unwrap();
+        let entries: Vec<usize> =
+            (0..bytes.len() - 4).filter(|&at| bytes[at..at + 4] == *b"PK\x01\x02").collect();
+        for entry in entries {
+            bytes[entry + 24..entry + 28].copy_from_slice(&STATED.to_le_bytes());
+        }
+        fs::write(&wheel, bytes).unwrap();
+
+        let out = folder.path().join("out");
+        let all = Members { choose: &everything, limit: u64::MAX };
+        let error = unpack_members("w", &wheel, &out, &all, &Quiet, &CancelFlag::new(false)).unwrap_err();
+        assert!(error.to_string().contains("MB of free space") && !out.exists(), "{error}");
     }
 
     #[test]

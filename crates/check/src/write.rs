@@ -1,12 +1,13 @@
 //! Writer of a fixed model: its graphs, and one data file with the weights of all graphs.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     io::{BufWriter, Write},
     path::{Path, PathBuf},
 };
 
+use narthex_files::environment;
 use narthex_graph::{
     Graph, Initializer, InitializerData,
     onnx::{
@@ -29,7 +30,9 @@ pub fn write(parts: &[OnnxFile], folder: &Path) -> Result<Vec<PathBuf>, CheckErr
         let reason = format!("{} contains {what}, which would be lost", part.name);
         return Err(CheckError::CannotFix { reason });
     }
-    fs::create_dir_all(folder).map_err(|source| CheckError::Write { path: folder.to_owned(), source })?;
+    environment::check_space(folder, weight_bytes(parts))
+        .and_then(|()| fs::create_dir_all(folder))
+        .map_err(|source| CheckError::Write { path: folder.to_owned(), source })?;
     let mut written = Vec::new();
     match write_all(parts, folder, &mut written) {
         Ok(()) => Ok(written),
@@ -39,6 +42,16 @@ pub fn write(parts: &[OnnxFile], folder: &Path) -> Result<Vec<PathBuf>, CheckErr
             Err(error)
         }
     }
+}
+
+/// Returns the bytes of the weights that are copied.
+fn weight_bytes(parts: &[OnnxFile]) -> u64 {
+    let sources: BTreeSet<WeightSource> = parts
+        .iter()
+        .flat_map(|part| part.graph.initializers.iter().map(move |constant| (part, constant)))
+        .filter_map(|(part, constant)| WeightSource::of(part, constant))
+        .collect();
+    sources.iter().map(|source| source.length).fold(0, u64::saturating_add)
 }
 
 /// Writes into an existing folder, and lists each file as soon as it is created.
@@ -88,6 +101,18 @@ struct WeightSource {
     length: u64,
 }
 
+impl WeightSource {
+    /// Returns the source of a weight that is in another file than its graph.
+    fn of(part: &OnnxFile, constant: &Initializer) -> Option<Self> {
+        match &constant.data {
+            InitializerData::External { file, offset, length } => {
+                Some(Self { file: part.folder.join(file), offset: *offset, length: *length })
+            }
+            InitializerData::Inline(_) => None,
+        }
+    }
+}
+
 struct DataFileWriter {
     path: PathBuf,
     file: Option<ExternalWriter<BufWriter<File>>>,
@@ -105,8 +130,7 @@ impl DataFileWriter {
         written: &mut Vec<PathBuf>,
     ) -> Result<(), CheckError> {
         for constant in &mut graph.initializers {
-            let InitializerData::External { file, offset, length } = &constant.data else { continue };
-            let from = WeightSource { file: part.folder.join(file), offset: *offset, length: *length };
+            let Some(from) = WeightSource::of(part, constant) else { continue };
             let place = self.copy(from, &part.folder, constant, written)?;
             constant.data = InitializerData::External {
                 file: DATA_FILE.to_owned(),

@@ -3,7 +3,7 @@
 
 use std::{
     io::{Error, ErrorKind},
-    path::Path,
+    path::{self, Path},
     sync::Mutex,
     thread,
 };
@@ -66,7 +66,8 @@ pub fn hint(error: &Error) -> Option<&'static str> {
 /// # Errors
 /// [`ErrorKind::StorageFull`] with both numbers.
 pub fn check_space(folder: &Path, needed: u64) -> Result<(), Error> {
-    match free_bytes(folder) {
+    let free = path::absolute(folder).ok().and_then(|folder| free_bytes(&folder));
+    match free {
         Some(free) if free < needed => {
             let needed = needed.div_ceil(1_000_000);
             let free = free / 1_000_000;
@@ -139,6 +140,7 @@ mod tests {
         check_space(&absent, 1).unwrap();
         let error = check_space(&absent, u64::MAX).unwrap_err();
         assert!(is_limit(&error) && error.to_string().contains(" MB of free space, found "), "{error}");
+        assert!(check_space(Path::new("absent.narthex"), u64::MAX).is_err(), "a path in the working folder");
     }
 
     #[test]

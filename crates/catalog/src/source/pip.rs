@@ -15,6 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use narthex_files::environment;
 use narthex_spec::progress::Stage;
 
 use crate::{
@@ -30,6 +31,9 @@ const VERSION_TIME: Duration = Duration::from_secs(20);
 
 /// Python's message about a full disk, the same on every system.
 const FULL: &str = "No space left on device";
+
+/// Beginning of the output of a pip without a connection.
+const NO_CONNECTION: &str = "no connection";
 
 /// Maximum number of bytes kept of pip's stderr.
 const STDERR_LIMIT: usize = 8 << 10;
@@ -188,8 +192,8 @@ impl Pip {
 
         let stderr = child.error_output();
         if !status.success() {
-            if stderr.contains(FULL) {
-                return Err(Error::io("write to", folder)(io::Error::new(io::ErrorKind::StorageFull, FULL)));
+            if let Some(limit) = limit(&stderr) {
+                return Err(Error::io("write to", folder)(limit));
             }
             let package = wanted.package.to_owned();
             let version = wanted.version.to_owned();
@@ -295,9 +299,27 @@ fn error_output(stderr: &str) -> String {
         None => stderr.find("ERROR:").and_then(|at| stderr.get(at..)).unwrap_or(stderr),
     };
     match connection_failure(stderr) {
-        Some(cause) => format!("no connection, {cause}; {}", text.trim()),
+        Some(cause) => format!("{NO_CONNECTION}, {cause}; {}", text.trim()),
         None => text.trim().to_owned(),
     }
+}
+
+/// Returns the error of the system in pip's output, if it is a limit of the environment: Python writes its number, as in
+/// `OSError: [Errno 28] No space left on device` and `OSError(27, 'File too large')`.
+fn limit(stderr: &str) -> Option<io::Error> {
+    if stderr.contains(FULL) {
+        return Some(io::Error::new(io::ErrorKind::StorageFull, FULL));
+    }
+    // On Windows, Python's numbers are not those of the system.
+    if !cfg!(unix) || stderr.starts_with(NO_CONNECTION) {
+        return None;
+    }
+    let numbers = ["[Errno ", "OSError("].into_iter().flat_map(|mark| stderr.split(mark).skip(1));
+    let numbers = numbers.filter_map(|text| {
+        let digits = text.find(|char: char| !char.is_ascii_digit()).and_then(|end| text.get(..end));
+        digits?.parse().ok()
+    });
+    numbers.map(io::Error::from_raw_os_error).find(environment::is_limit)
 }
 
 /// Returns the cause in pip's last warning about a connection, without the addresses of Python's objects:
@@ -372,6 +394,22 @@ mod tests {
             OSError: [Errno 28] No space left on device\n";
         check(traceback, "OSError: [Errno 28] No space left on device");
         check("odd\n", "odd");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn limits_of_the_system_are_found() {
+        let check = |stderr: &str, expect: Option<io::ErrorKind>| {
+            assert_eq!(limit(stderr).map(|error| error.kind()), expect, "{stderr}");
+        };
+        check("OSError: [Errno 28] No space left on device", Some(io::ErrorKind::StorageFull));
+        check("OSError: [Errno 122] Disk quota exceeded", Some(io::ErrorKind::QuotaExceeded));
+        let large = "ProtocolError: (\"Connection broken: OSError(27, 'File too large')\", OSError(27, 'File too large'))";
+        check(large, Some(io::ErrorKind::FileTooLarge));
+        check("PermissionError: [Errno 13] Permission denied: '/x'", Some(io::ErrorKind::PermissionDenied));
+        check("no connection, NewConnectionError('[Errno 13] Permission denied'); ERROR: none", None);
+        check("ConnectionRefusedError: [Errno 111] Connection refused", None);
+        check("ERROR: No matching distribution found for p==1", None);
     }
 
     #[test]

@@ -47,8 +47,9 @@ pub fn pack(
     progress: &dyn ProgressSink,
     cancel: &CancelFlag,
 ) -> Result<(), Error> {
-    let file = File::create_new(out).map_err(Error::io("create", out))?;
     let total = files.values().map(|entry| entry.bytes).sum();
+    environment::check_space(out, total).map_err(Error::io("write", out))?;
+    let file = File::create_new(out).map_err(Error::io("create", out))?;
     let stage = Stage::start(progress, format!("Writing {}", out.display()), Unit::Bytes, Some(total));
     let written = write_members(folder, files, out, file, &|bytes| stage.advance(bytes), cancel);
     if written.is_err() {
@@ -113,7 +114,6 @@ impl Store {
     ) -> Result<UnpackedPackage, Error> {
         // Without compression, the members are not larger than the archive.
         let limit = fs::metadata(archive).map_err(Error::io("open", archive))?.len();
-        environment::check_space(self.root(), limit).map_err(Error::io("unpack", archive))?;
         let staging = self.scratch()?;
         let members = Members { choose: &|name| Some(name.to_owned()), limit };
         let title = archive.file_name().unwrap_or_default().to_string_lossy();
@@ -174,6 +174,16 @@ mod tests {
         let installed = found.staging.into_package(&name, narthex_spec::Scheme::W8).commit().unwrap();
         assert_eq!(store.package(&name, narthex_spec::Scheme::W8), Some(installed.clone()));
         assert_eq!(fs::read(installed.join("npu/a.bin")).unwrap(), b"context");
+    }
+
+    #[test]
+    fn a_package_that_does_not_fit_is_refused_before_it_is_written() {
+        let home = tempfile::tempdir().unwrap();
+        let out = home.path().join("m.narthex");
+        let large = FileEntry { bytes: u64::MAX, sha256: Sha256::of(b"") };
+        let listed = BTreeMap::from([("absent".to_owned(), large)]);
+        let error = pack(home.path(), &listed, &out, &Quiet, &CancelFlag::new(false)).unwrap_err();
+        assert!(error.to_string().contains("MB of free space") && !out.exists(), "{error}");
     }
 
     #[test]

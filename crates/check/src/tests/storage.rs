@@ -24,6 +24,20 @@ fn data_files_must_be_whole_and_near() {
 }
 
 #[test]
+fn a_fixed_model_that_does_not_fit_is_refused_before_it_is_written() {
+    let mut b = Builder::new("g", &[("", 17)]);
+    let x = b.input("x", F32, &dims("1 8"));
+    let external = External { file: "w.data", offset: 0, length: u64::MAX };
+    let w = b.external("w", F32, &[8, 16], external);
+    let y = b.op("/mm", "MatMul", &[&x, &w]);
+    b.output(&y, F32, &dims("1 16"));
+    let home = tempfile::tempdir().unwrap();
+    let folder = home.path().join("fixed");
+    let error = write::write(&[part(b.finish())], &folder).unwrap_err();
+    assert!(error.to_string().contains("MB of free space") && !folder.exists(), "{error}");
+}
+
+#[test]
 fn weights_that_are_inputs_are_taken_from_them() {
     let mut graph = one("Add", F32, &["1 8", "=8"], &[]);
     let (name, shape) = ("w1".to_owned(), dims("8"));

@@ -14,7 +14,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use narthex_files::open_regular;
+use narthex_files::{environment, open_regular};
 use narthex_graph::{Graph, onnx::files::open_files};
 use narthex_spec::{
     Variant,
@@ -53,14 +53,16 @@ pub fn genai(job: &ExportJob<'_>) -> Result<()> {
     let (arch, entry) = decoder(job.manifest)?;
     let graph = genai::graph(job, arch, entry)?;
     let files = config::files(job, arch, entry)?;
-    let partial = PartialFolder::beside(job.out)?;
+    let data_files = genai::data_files(&graph);
+    let bytes = data_files.iter().filter_map(|name| job.manifest.files.get(name)).map(|entry| entry.bytes);
+    let partial = PartialFolder::beside(job.out, bytes.sum())?;
     partial.write(config::GRAPH, &graph.encode())?;
     for (name, bytes) in &files {
         partial.write(name, bytes)?;
     }
-    for name in genai::data_files(&graph) {
-        let path = partial.0.join(&name);
-        open_regular(&job.package.join(&name))
+    for name in &data_files {
+        let path = partial.0.join(name);
+        open_regular(&job.package.join(name))
             .and_then(|mut file| io::copy(&mut file, &mut File::create(&path)?))
             .map_err(unwritable(&path))?;
     }
@@ -107,13 +109,14 @@ fn open(job: &ExportJob<'_>, entry: &GraphEntry) -> Result<Graph> {
 struct PartialFolder(PathBuf);
 
 impl PartialFolder {
-    /// Creates the unfinished folder next to `out`, which must be missing or empty.
-    fn beside(out: &Path) -> Result<Self> {
+    /// Creates the unfinished folder next to `out`, which must be missing or empty, for about this number of bytes.
+    fn beside(out: &Path, bytes: u64) -> Result<Self> {
         let is_filled = fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some());
         if is_filled || out.is_file() {
             let reason = if is_filled { "the folder is not empty" } else { "it is a file" };
             return Err(unwritable(out)(io::Error::new(io::ErrorKind::AlreadyExists, reason)));
         }
+        environment::check_space(out, bytes).map_err(unwritable(out))?;
 
         let Some(folder) = out.file_name() else {
             return Err(unwritable(out)(io::ErrorKind::InvalidInput.into()));
@@ -142,5 +145,18 @@ impl Drop for PartialFolder {
     fn drop(&mut self) {
         // After `commit` there is nothing to remove. A failed removal leaves a hidden folder that nothing refers to.
         let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_export_that_does_not_fit_is_refused_before_it_is_written() {
+        let home = tempfile::tempdir().unwrap();
+        let error = PartialFolder::beside(&home.path().join("out"), u64::MAX).err().unwrap();
+        assert!(error.to_string().contains("MB of free space"), "{error}");
+        assert_eq!(fs::read_dir(home.path()).unwrap().count(), 0);
     }
 }

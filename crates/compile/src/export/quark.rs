@@ -76,15 +76,15 @@ pub fn quark(job: &QuarkJob<'_>, progress: &dyn ProgressSink, cancel: &AtomicBoo
     let tensors: Vec<Tensor> = written.tensors().into_iter().map(Tensor::new).collect();
     whole_groups(job, &tensors)?;
 
-    let partial = PartialFolder::beside(job.out)?;
+    let places = places(&tensors, job.group);
+    let total = places.last().map_or(0, |place| place.end) as u64;
+    let partial = PartialFolder::beside(job.out, total)?;
     for (name, bytes) in files(job, &checkpoint, written.keys.clone())? {
         partial.write(name, &bytes)?;
     }
 
     let path = partial.0.join("model.safetensors");
-    let places = places(&tensors, job.group);
-    let total = places.last().map_or(0, |place| place.end);
-    let stage = Stage::start(progress, format!("Exporting {}", job.name), Unit::Bytes, Some(total as u64));
+    let stage = Stage::start(progress, format!("Exporting {}", job.name), Unit::Bytes, Some(total));
     let file = File::create(&path).map_err(unwritable(&path))?;
     let mut file = BufWriter::with_capacity(1 << 20, file);
     file.write_all(&header(&places)).map_err(unwritable(&path))?;
