@@ -4,8 +4,14 @@
 
 use std::collections::BTreeSet;
 
-/// Maximum number of remaining nodes for which nodes are removed one by one.
-const MAX_SINGLE_REMOVALS: usize = 24;
+/// Nodes on which a compiler fails together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FailingNodes {
+    /// Indices of the nodes.
+    pub nodes: BTreeSet<usize>,
+    /// Set if the compiler accepts them if any one of them is removed; otherwise the attempts ended before that was known.
+    pub is_minimal: bool,
+}
 
 /// Reason why the nodes at fault are not known.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,11 +24,10 @@ pub enum BisectionError<E> {
     Failed(E),
 }
 
-/// Returns a smallest failing set of the nodes 0 to `count`: the compiler accepts it if any one of its nodes is
-/// removed.
+/// Returns a failing set of the nodes 0 to `count`, as small as the attempts allow.
 ///
 /// `fails` is called at most `tries` times with sets of nodes. The search finds the shortest failing prefix, then its
-/// shortest failing suffix, and then removes single nodes.
+/// shortest failing suffix, and then removes runs of nodes and single nodes.
 ///
 /// # Errors
 /// See [`BisectionError`].
@@ -30,7 +35,7 @@ pub fn smallest<E>(
     count: usize,
     mut tries: usize,
     fails: &mut dyn FnMut(&BTreeSet<usize>) -> Result<bool, E>,
-) -> Result<BTreeSet<usize>, BisectionError<E>> {
+) -> Result<FailingNodes, BisectionError<E>> {
     let mut fails_on = |nodes: &BTreeSet<usize>| {
         tries = tries.checked_sub(1).ok_or(BisectionError::TooManyAttempts)?;
         fails(nodes).map_err(BisectionError::Failed)
@@ -53,20 +58,39 @@ pub fn smallest<E>(
         if fails_on(&(middle..end).collect())? { low = middle } else { high = middle }
     }
 
-    let mut found: BTreeSet<usize> = (low..end).collect();
-    if !fails_on(&found)? {
+    let mut nodes: BTreeSet<usize> = (low..end).collect();
+    if !fails_on(&nodes)? {
         return Err(BisectionError::NotReproduced);
     }
+    let is_minimal = match shrink(&mut nodes, &mut fails_on) {
+        Ok(()) => true,
+        Err(BisectionError::TooManyAttempts) => false,
+        Err(error) => return Err(error),
+    };
+    Ok(FailingNodes { nodes, is_minimal })
+}
 
-    if found.len() <= MAX_SINGLE_REMOVALS {
-        for node in found.clone() {
-            let without: BTreeSet<usize> = found.iter().copied().filter(|other| *other != node).collect();
+/// Returns whether the compiler fails on some nodes.
+type Trial<'a, E> = dyn FnMut(&BTreeSet<usize>) -> Result<bool, BisectionError<E>> + 'a;
+
+/// Removes runs of nodes that shrink to single nodes, as long as the compiler fails on the rest. At the end, it accepts the
+/// nodes if any one of them is removed. After an error, it still fails on `nodes`.
+fn shrink<E>(nodes: &mut BTreeSet<usize>, fails_on: &mut Trial<'_, E>) -> Result<(), BisectionError<E>> {
+    let mut run = (nodes.len() / 4).max(1);
+    loop {
+        let before: Vec<usize> = nodes.iter().copied().collect();
+        for removed in before.chunks(run) {
+            let without: BTreeSet<usize> =
+                nodes.iter().copied().filter(|node| !removed.contains(node)).collect();
             if !without.is_empty() && fails_on(&without)? {
-                found = without;
+                *nodes = without;
             }
         }
+        if run == 1 && nodes.len() == before.len() {
+            return Ok(());
+        }
+        run = (run / 2).max(1);
     }
-    Ok(found)
 }
 
 #[cfg(test)]
@@ -81,7 +105,8 @@ mod tests {
                 asked += 1;
                 Ok::<_, ()>(fault.is_subset(nodes))
             };
-            assert_eq!(smallest(count, 100, &mut fails), Ok(fault.clone()), "{count}");
+            let found = smallest(count, 100, &mut fails);
+            assert_eq!(found, Ok(FailingNodes { nodes: fault.clone(), is_minimal: true }), "{count}");
             assert!(asked <= most, "asked {asked} times for {fault:?} of {count}");
         };
         check(1, &[0], 4);
@@ -90,6 +115,15 @@ mod tests {
         check(1500, &[1499], 25);
         check(1500, &[700, 703, 705], 40);
         check(40, &[3, 9], 25);
+        check(400, &[10, 390], 64);
+    }
+
+    #[test]
+    fn nodes_that_were_not_all_removed_are_not_called_the_smallest() {
+        let fault: BTreeSet<usize> = (100..400).step_by(3).collect();
+        let found = smallest(1500, 64, &mut |nodes| Ok::<_, ()>(fault.is_subset(nodes))).unwrap();
+        assert!(!found.is_minimal && fault.is_subset(&found.nodes), "{found:?}");
+        assert!(found.nodes.len() < 400, "{}", found.nodes.len());
     }
 
     #[test]

@@ -93,10 +93,12 @@ pub enum FaultyNodes {
     /// They were not searched for.
     #[default]
     NotSearched,
-    /// The compiler fails on these nodes together, and accepts them if any one is removed.
+    /// The compiler fails on these nodes together.
     Nodes {
         /// Paths of the nodes, in order.
         paths: Vec<String>,
+        /// Set if it accepts them if any one is removed.
+        is_minimal: bool,
         /// Fix for one of them, if a rule has one.
         fix: Option<Fix>,
     },
@@ -202,11 +204,16 @@ fn failure_finding(message: String, usual: Fix, fault: &FaultyNodes, evidence: O
         FaultyNodes::NotFound { reason } => {
             (format!("{message}. The nodes at fault were not found: {reason}"), usual, Vec::new())
         }
-        FaultyNodes::Nodes { paths, fix } => {
-            let message = match paths.as_slice() {
-                [only] => format!("{message}. {only} alone causes the failure"),
-                several => format!(
+        FaultyNodes::Nodes { paths, is_minimal, fix } => {
+            let message = match (paths.as_slice(), is_minimal) {
+                ([only], _) => format!("{message}. {only} alone causes the failure"),
+                (several, true) => format!(
                     "{message}. It fails on these {} nodes, and accepts them if any one of them is removed",
+                    several.len()
+                ),
+                (several, false) => format!(
+                    "{message}. It fails on these {} nodes; the search ended before it was known whether all of them are \
+                     needed for that",
                     several.len()
                 ),
             };

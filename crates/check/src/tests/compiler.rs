@@ -67,12 +67,18 @@ fn compiler_errors_are_explained() {
         CompilerResult::Ended { how: ProcessEnd::Killed, fault: FaultyNodes::NotSearched, evidence: None },
     );
     assert!(report.findings.iter().any(|found| found.message.contains("memory ran out")));
-    let fault = FaultyNodes::Nodes { paths: vec!["/b".into()], fix: None };
+    let fault = FaultyNodes::Nodes { paths: vec!["/b".into()], is_minimal: true, fix: None };
     let report = compiled(&relu, CompilerResult::Failed { message: message.clone(), fault, evidence: None });
     let found = &report.findings[0];
     assert_eq!((found.rule, found.places.as_slice()), (Rule::CompilerFails, ["/b".to_owned()].as_slice()));
     assert!(found.message.ends_with("/b alone causes the failure"), "{}", found.message);
     assert!(found.fix.as_ref().is_some_and(|fix| fix.text.contains("other operators")));
+    for (is_minimal, words) in [(true, "if any one of them is removed"), (false, "before it was known")] {
+        let fault = FaultyNodes::Nodes { paths: vec!["/a".into(), "/b".into()], is_minimal, fix: None };
+        let report =
+            compiled(&relu, CompilerResult::Failed { message: message.clone(), fault, evidence: None });
+        assert!(report.findings[0].message.contains(words), "{}", report.findings[0].message);
+    }
     // After the diagnostic steps, the report states their outcome and lists no step for the user.
     let evidence = Evidence {
         folder: "/kept".into(),

@@ -9,7 +9,7 @@ use std::{
 use narthex_check::{
     self as check, CheckOptions, CompilerResult, ControlResult, Evidence, FaultyNodes, Finding, ProcessEnd,
     Report, Rule, Severity,
-    bisect::{self, BisectionError},
+    bisect::{self, BisectionError, FailingNodes},
     intel_errors,
     qnn_errors::{code_in, relevant_lines},
     write,
@@ -152,9 +152,9 @@ impl<'a> Compiler<'a> {
         let mut piece = None;
         if let Some(kind) = kind {
             match self.find_faulty_nodes(part, &kind)? {
-                Ok(nodes) => {
-                    piece = extract(part, &nodes);
-                    *fault = self.describe(part, &nodes);
+                Ok(failing) => {
+                    piece = extract(part, &failing.nodes);
+                    *fault = self.describe(part, &failing);
                 }
                 Err(reason) => *fault = FaultyNodes::NotFound { reason },
             }
@@ -178,7 +178,7 @@ impl<'a> Compiler<'a> {
         &self,
         part: &OnnxFile,
         kind: &FailureKind,
-    ) -> Result<Result<BTreeSet<usize>, String>, Error> {
+    ) -> Result<Result<FailingNodes, String>, Error> {
         let bytes = part.graph.weight_bytes();
         if bytes > MAX_WEIGHT_BYTES {
             return Ok(Err(format!(
@@ -193,7 +193,7 @@ impl<'a> Compiler<'a> {
         });
 
         match smallest {
-            Ok(nodes) => Ok(Ok(nodes)),
+            Ok(failing) => Ok(Ok(failing)),
             Err(BisectionError::Failed(error)) => Err(error),
             Err(BisectionError::NotReproduced) => {
                 Ok(Err("it compiles each part of the graph separately".to_owned()))
@@ -253,11 +253,15 @@ impl<'a> Compiler<'a> {
     }
 
     /// Returns the paths of faulty nodes, with the fix that a rule has for one of them.
-    fn describe(&self, part: &OnnxFile, nodes: &BTreeSet<usize>) -> FaultyNodes {
+    fn describe(&self, part: &OnnxFile, failing: &FailingNodes) -> FaultyNodes {
         let rules = check::reasons(part, &self.request.target);
-        let paths: Vec<String> =
-            nodes.iter().filter_map(|&at| part.graph.nodes.get(at)).map(narthex_graph::Node::path).collect();
+        let paths: Vec<String> = failing
+            .nodes
+            .iter()
+            .filter_map(|&at| part.graph.nodes.get(at))
+            .map(narthex_graph::Node::path)
+            .collect();
         let fix = paths.iter().find_map(|path| rules.get(path)?.fix.clone());
-        FaultyNodes::Nodes { paths, fix }
+        FaultyNodes::Nodes { paths, is_minimal: failing.is_minimal, fix }
     }
 }
