@@ -21,7 +21,7 @@ use std::{net::Ipv4Addr, path::PathBuf, str::FromStr};
 pub(crate) use catalogue::{CompareArgs, ListArgs, PlanArgs, RmArgs, ShowArgs};
 use clap::{Args as ClapArgs, Parser, Subcommand};
 use clap_complete::Shell;
-pub(crate) use compile::{CheckArgs, CompileArgs, LoraOption, NpuTarget, TRY_OUT, TryOutArgs};
+pub(crate) use compile::{CheckArgs, CompileArgs, LoraOption, TRY_OUT, TryOutArgs};
 pub(crate) use config::{ConfigArgs, ConfigCommand, CreateArgs};
 pub(crate) use encoders::{AnswerArgs, ClassifyArgs, DecideArgs, EmbedArgs, FillArgs, RerankArgs};
 pub(crate) use exports::{ExportArgs, ImportArgs};

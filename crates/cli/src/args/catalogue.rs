@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
-use narthex_gateway::models::ModelKind;
+use narthex_gateway::{check::NpuTarget, models::ModelKind};
 use narthex_spec::{ContextFactor, Scheme};
 
-use super::{DecoderLoadArgs, compile::NpuTarget};
+use super::DecoderLoadArgs;
 
 /// `narthex list`.
 #[derive(Debug, ClapArgs)]

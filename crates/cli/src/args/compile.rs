@@ -3,6 +3,7 @@
 use std::{path::PathBuf, str::FromStr};
 
 use clap::{Args as ClapArgs, Parser};
+use narthex_gateway::check::NpuTarget;
 use narthex_spec::{
     BlockSize, Budget, Calibration, ContextFactor, LayerList, MatFormer, ModelName, Pass, RangeMethod,
     RoundingMethod, ScalingMethod, Scheme, Target,
@@ -193,29 +194,6 @@ pub(crate) struct CheckArgs {
     pub(crate) json: bool,
 }
 
-/// NPU of a check or a plan.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum NpuTarget {
-    /// An NPU with rules.
-    WithRules(Target),
-    /// AMD's NPUs.
-    RyzenAi,
-}
-
-impl FromStr for NpuTarget {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.trim().to_ascii_lowercase().as_str() {
-            "ryzen-ai" | "vitisai" | "vitisai:npu" => Ok(Self::RyzenAi),
-            _ => text
-                .parse()
-                .map(Self::WithRules)
-                .map_err(|error: UnknownTarget| format!("{error}, or ryzen-ai")),
-        }
-    }
-}
-
 /// First argument of the process in which `check` runs a vendor's compiler, so that a crash of the compiler does not
 /// end `check`. It is not a subcommand, so that help, suggestions and completions do not show it.
 pub(crate) const TRY_OUT: &str = "try-out";
@@ -281,14 +259,6 @@ mod tests {
         assert!(aot_target("qnn:x-elite,8-elite").is_ok());
         let told = aot_target("qnn:x-elit").unwrap_err();
         assert!(told.contains("x-elite, x2-elite") && told.ends_with("panther-lake or npu-5020"), "{told}");
-    }
-
-    #[test]
-    fn a_check_has_targets_with_rules_and_ryzen_ai() {
-        let target = |text: &str| text.parse::<NpuTarget>();
-        assert_eq!(target("Ryzen-AI"), Ok(NpuTarget::RyzenAi));
-        assert_eq!(target("openvino:npu"), Ok(NpuTarget::WithRules("openvino:npu".parse().unwrap())));
-        assert!(target("toaster").unwrap_err().ends_with(", or ryzen-ai"));
     }
 
     #[test]

@@ -5,11 +5,15 @@ use std::{collections::BTreeMap, env, fs, path::Path};
 use anyhow::Context;
 use narthex_gateway::{
     Error, Gateway,
-    check::{CheckRequest, CompilerResult, RyzenAiVerdict, TrialProgram, VendorCompiler, Verdict},
+    check::{
+        CheckRequest, CompilerResult, NpuTarget, RyzenAiReport, RyzenAiVerdict, TrialProgram, VendorCompiler,
+        Verdict,
+    },
 };
 
+use super::note_model;
 use crate::{
-    args::{CheckArgs, NpuTarget, TRY_OUT, TryOutArgs},
+    args::{CheckArgs, TRY_OUT, TryOutArgs},
     exit::NegativeResult,
     interrupt, output,
 };
@@ -66,15 +70,13 @@ fn extents(set: Vec<(String, u64)>) -> Result<BTreeMap<String, u64>, Error> {
 /// model.
 fn check_ryzen_ai(gateway: &Gateway, args: &CheckArgs) -> anyhow::Result<()> {
     if args.fix.is_some() || !args.set.is_empty() {
-        let message = "expected a model alone: there are no rules for the operators of AMD's compiler, so dimensions and \
-                       fixes have no effect";
-        return Err(Error::invalid("target", message).into());
+        return Err(Error::invalid("target", RyzenAiReport::NO_RULES).into());
     }
     let found = gateway.check_ryzen_ai(&args.model, interrupt::cancel())?;
     if args.json {
         output::json(&found)?;
     } else {
-        output::report(format!("{} for {}: {}", found.subject, found.target, found.text))?;
+        output::report(&found)?;
         if let Some(fix) = found.fix {
             output::note(format!("hint: {fix}"));
         }
@@ -84,11 +86,9 @@ fn check_ryzen_ai(gateway: &Gateway, args: &CheckArgs) -> anyhow::Result<()> {
 
 /// Checks whether a model would run on an NPU; the exit code gives the verdict.
 pub(crate) fn run(gateway: &Gateway, args: CheckArgs) -> anyhow::Result<()> {
+    note_model(gateway, &args.model);
     let wants_fix = args.fix.is_some();
-    let target = match &args.target {
-        NpuTarget::WithRules(target) => target.clone(),
-        NpuTarget::RyzenAi => return check_ryzen_ai(gateway, &args),
-    };
+    let NpuTarget::WithRules(target) = args.target.clone() else { return check_ryzen_ai(gateway, &args) };
     let request = CheckRequest {
         subject: args.model,
         target,

@@ -53,7 +53,7 @@ use narthex_spec::Scheme;
 use crate::{
     args::{Args, ChatArgs, Command, ListArgs, TryOutArgs},
     bars::Bars,
-    interrupt,
+    interrupt, output,
     settings::{bench_config, chat_config, check_serve, config, decoder_config, serve_config},
     settings_file::Settings,
 };
@@ -169,6 +169,16 @@ fn check_threads(command: &Command) -> anyhow::Result<()> {
     }
     let threads = THREADS + thread::available_parallelism().map_or(1, usize::from);
     environment::check_threads(threads).with_context(|| format!("cannot start {threads} threads"))
+}
+
+/// Notes the model that another name, such as that of a family, denotes.
+fn note_model(gateway: &Gateway, subject: &str) {
+    let named = split_scheme(subject).0;
+    if let Ok(model) = gateway.model(named)
+        && model.name.as_str() != named
+    {
+        output::note(format!("{named} is {} on this machine", model.name));
+    }
 }
 
 /// Runs a vendor's compiler on one graph, as a process of `check`.

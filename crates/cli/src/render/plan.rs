@@ -44,9 +44,15 @@ pub(crate) fn plan(report: &PlanReport) -> String {
         fact("KV cache", cached(estimate));
     }
     windows(&estimate.cache).into_iter().for_each(|text| fact("attention", text));
-    text.push_str(&format!("\n{}\n\n{}\n", schemes(&estimate.schemes), targets(&estimate.schemes)));
+    text.push_str(&format!("\n{}\n", schemes(&estimate.schemes)));
+    let with_rules = targets(&estimate.schemes);
+    if !with_rules.is_empty() {
+        text.push_str(&format!("\n{with_rules}\n"));
+    }
     text.push_str(&format!("\nryzen-ai\n {}\n", report.ryzen_ai));
-    text.push_str("\nPredicted: by rules. `narthex check` asks the vendor's compiler.\n");
+    if !with_rules.is_empty() {
+        text.push_str("\nPredicted: by rules. `narthex check` asks the vendor's compiler.\n");
+    }
     if let Some((scheme, target)) = estimate.best(|_| true) {
         text.push_str(&format!("\n{} in {scheme}: {}", target.target, target.score));
     }
@@ -105,13 +111,14 @@ fn windows(cache: &[CacheEstimate]) -> Vec<String> {
 }
 
 fn schemes(schemes: &[SchemeEstimate]) -> String {
-    let mut table = table(&["SCHEME", "WEIGHTS", "WITH GRAPHS FOR NPUS"]);
+    let mut columns = vec!["SCHEME", "WEIGHTS"];
+    let has_npu_graphs = schemes.iter().any(|found| found.fixed_bytes.is_some());
+    columns.extend(has_npu_graphs.then_some("WITH GRAPHS FOR NPUS"));
+    let mut table = table(&columns);
     for found in schemes {
-        table.add_row([
-            Cell::new(found.scheme),
-            right(bytes(found.bytes)),
-            right(found.fixed_bytes.map_or_else(|| "-".to_owned(), bytes)),
-        ]);
+        let npu_graphs = right(found.fixed_bytes.map_or_else(|| "-".to_owned(), bytes));
+        let cells = [Cell::new(found.scheme), right(bytes(found.bytes))];
+        table.add_row(cells.into_iter().chain(has_npu_graphs.then_some(npu_graphs)));
     }
     table.trim_fmt()
 }

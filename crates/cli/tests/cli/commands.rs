@@ -121,6 +121,7 @@ fn check_ends_with_a_code_for_its_verdict() {
 fn check_knows_the_catalogue() {
     check(&["check", "llama3.2:1b"], 0, "a decoder that Narthex compiles: 16 layers", "");
     check(&["check", "llama3.2:3b"], 0, "runs completely on the NPU", "");
+    check(&["check", "llama3.2", "--target", "ryzen-ai"], 8, "refused", "llama3.2 is llama3.2:");
     check(&["check", "llama3.3:70b"], 8, "a program has about 4 of them", "");
     check(&["check", "hf:owner/repo"], 4, "", "owner/repo");
     check(&["check", "gemma3n:e2b"], 0, "a decoder that Narthex compiles: 30 layers", "");
@@ -132,6 +133,14 @@ fn check_knows_the_catalogue() {
 fn plan_needs_nothing_but_settings() {
     check(&["plan", "llama3.3:70b"], 0, "parameters  70 553 706 496", "");
     check(&["plan", "llama3.3:70b", "--target", "qnn:x-elite"], 0, "refused: the model's weights take", "");
+    let amd = ["plan", "gemma3:1b", "--target", "ryzen-ai"];
+    check(&amd, 0, "ryzen-ai\n refused: AMD's NPU", "");
+    let home = tempfile::tempdir().unwrap();
+    let text = String::from_utf8(narthex(home.path(), &amd).stdout).unwrap();
+    for absent in ["qnn", "Predicted", "GRAPHS FOR NPUS"] {
+        assert!(!text.contains(absent), "{absent}: {text}");
+    }
+    check(&["plan", "llama3.2"], 0, "parameters", "llama3.2 is llama3.2:");
     check(&["plan", "gemma3:1b"], 0, "attention   a window of 512 tokens in 22 of 26 layers", "");
     check(&["plan", "gemma3n:e2b"], 0, "30 layers", "");
     check(&["plan", "gemma3n:e2b"], 0, "note        About 2 billion", "");

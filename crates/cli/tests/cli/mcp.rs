@@ -150,6 +150,8 @@ fn an_agent_finds_and_calls_the_tools() {
     let answer = client.call("check", json!({"model": "llama3.2:1b"}));
     assert!(text(&answer).contains("a decoder that Narthex compiles: 16 layers"), "{answer}");
     assert!(answer["structuredContent"].is_object());
+    let answer = client.call("check", json!({"model": "llama3.2:1b", "target": "ryzen-ai"}));
+    assert!(text(&answer).contains("refused: AMD's NPU"), "{answer}");
     let answer = client.call("plan", json!({"model": "llama3.3:70b", "targets": ["qnn:x-elite"]}));
     assert!(text(&answer).contains("70553706496"), "{answer}");
     client.end();

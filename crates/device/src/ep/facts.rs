@@ -98,10 +98,13 @@ impl Facts {
         self.libraries.get(&Ep::VitisAi).cloned().ok_or_else(|| {
             let refusal = Refusal {
                 cause: Cause::NotInstalled,
-                reason: format!("AMD's provider library is required, but {VITISAI_LIBRARY} is not set"),
+                reason: format!(
+                    "of chat models, it runs only those that AMD's tools have compiled, and it needs AMD's provider library, but \
+                     {VITISAI_LIBRARY} is not set"
+                ),
                 fix: Some(format!(
-                    "it runs only models that AMD's tools have compiled; for those, install AMD's Ryzen AI software and set \
-                     {VITISAI_LIBRARY} to its VitisAI provider library"
+                    "for such models, install AMD's Ryzen AI software and set {VITISAI_LIBRARY} to its VitisAI provider \
+                     library"
                 )),
             };
             self.absent_without_signs(refusal, what)

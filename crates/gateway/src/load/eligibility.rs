@@ -151,19 +151,19 @@ pub(crate) fn check_bound_provider(manifest: &Manifest, name: DeviceName) -> Res
 }
 
 /// Refuses AMD's NPU for a chat model that AMD's tools have not compiled. Without this, the user would be asked to install
-/// AMD's software, and the package would be refused after that. A machine with this NPU counts as one that refuses.
+/// AMD's software, and the package would be refused after that. A machine with this NPU counts as one that refuses. One
+/// without it gets no advice about AMD's tools.
 pub(crate) fn check_amd_tools(manifest: &Manifest, name: DeviceName, facts: &Facts) -> Result<(), Refusal> {
     if name != DeviceName::VitisAi || manifest.bound.is_some() || !manifest.architecture.is_decoder() {
         return Ok(());
     }
+    let reason = "AMD's NPU runs only chat models that AMD's tools have compiled".to_owned();
+    if ep::probe(name, facts).is_err_and(|refusal| refusal.cause == Cause::Absent) {
+        return Err(Refusal { cause: Cause::OtherPackages, reason, fix: None });
+    }
     let fix = "`narthex export MODEL DIR --format quark` prepares a checkpoint for AMD's model_generate, whose result \
                `narthex import` reads";
-    let is_absent = ep::probe(name, facts).is_err_and(|refusal| refusal.cause == Cause::Absent);
-    Err(Refusal {
-        cause: if is_absent { Cause::OtherPackages } else { Cause::Refused },
-        reason: "AMD's NPU runs only chat models that AMD's tools have compiled".to_owned(),
-        fix: Some(fix.to_owned()),
-    })
+    Err(Refusal { cause: Cause::Refused, reason, fix: Some(fix.to_owned()) })
 }
 
 /// Refuses GPUs for a model that transcribes speech. The CPU runs the dynamic variant, and devices with static graphs

@@ -6,7 +6,7 @@ use narthex_spec::{DevicePlacement, HeadSplit, ModelName, PhaseSplit};
 
 use crate::{
     error::Error,
-    load::{cache_key::to_json, sessions::Model},
+    load::{cache_key::to_json, eligibility::UNVERIFIED_NOTE, sessions::Model},
     report::{
         models::{DeviceRefusal, NumericsCheck},
         placement::PlacementReport,
@@ -16,7 +16,7 @@ use crate::{
 /// Target of the log line with the device of a loaded model, so that programs can show only this line.
 const DEVICE_LINE: &str = "narthex::device";
 
-/// Target of the warnings about devices that refused a model, so that programs can hide them.
+/// Target of the warnings about the devices of a model, so that programs can hide them.
 const REFUSAL: &str = "narthex::refusal";
 
 /// Record of the warnings that were shown on this machine.
@@ -39,7 +39,7 @@ pub(crate) struct OpenModel {
 
 impl OpenModel {
     /// Logs the placement, with a warning for each preferred device that is present and refused the model, once on each
-    /// machine for each reason.
+    /// machine for each reason, and with the notes.
     pub(crate) fn log(&self, name: &ModelName, store: &Store) {
         let device = self.report.device;
         for DeviceRefusal { device, reason, fix, announced, .. } in &self.passed_over {
@@ -53,7 +53,15 @@ impl OpenModel {
         }
 
         for note in &self.report.notes {
-            tracing::warn!("{name} on {}: {note}", device.describe());
+            let text = format!("{name} on {}: {note}", device.describe());
+            // The other notes are about events of this load.
+            let is_lasting = note == UNVERIFIED_NOTE;
+            let is_shown = tracing::enabled!(target: REFUSAL, tracing::Level::WARN);
+            if is_shown && (!is_lasting || is_new(store, &text)) {
+                tracing::warn!(target: REFUSAL, "{text}");
+            } else {
+                tracing::debug!("{text}");
+            }
         }
         if !self.report.fallback.is_empty() {
             tracing::info!("{name} on {}: nodes on the CPU: {}", device.describe(), self.report.fallback);

@@ -113,6 +113,9 @@ fn a_device_map_is_satisfied_or_the_load_fails() {
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{map}: {error}");
         assert!(error.to_string().contains(expected), "{map}: {error}");
     }
+    // No advice for a vendor's NPU that this machine lacks.
+    let hint = load("layers=npu", &model).unwrap_err().hint().unwrap();
+    assert!(hint.contains("narthex doctor"), "{hint}");
     let error = load("prefill=cpu,decode=cpu", &encoder).unwrap_err();
     assert!(error.to_string().contains("only chat and text models"), "{error}");
 }

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::mpsc};
 
 use narthex_gateway::{
     Cancel, Error, Gateway,
-    check::CheckRequest,
+    check::{CheckRequest, NpuTarget, RyzenAiReport},
     models::ModelKind,
     plan::PlanRequest,
     request::{
@@ -13,7 +13,6 @@ use narthex_gateway::{
         Role, ToolSettings,
     },
 };
-use narthex_spec::Target;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
@@ -169,7 +168,7 @@ struct RankedText {
 struct CheckArguments {
     /// Name of a model, hf:owner/repo, or the path of an ONNX file, a folder or a checkpoint.
     model: String,
-    /// NPU, such as qnn:x-elite or openvino:lunar-lake. Default: qnn:x-elite.
+    /// NPU, such as qnn:x-elite, openvino:lunar-lake or ryzen-ai. Default: qnn:x-elite.
     target: Option<String>,
     /// Extents of symbolic dimensions by name, such as {"batch": 1}.
     #[serde(default)]
@@ -182,7 +181,7 @@ struct CheckArguments {
 struct PlanArguments {
     /// Name of a model, hf:owner/repo, the folder of a checkpoint, or a GGUF file.
     model: String,
-    /// NPUs to include, such as qnn:x-elite. Default: all.
+    /// NPUs to include, such as qnn:x-elite or ryzen-ai. Default: all.
     #[serde(default)]
     targets: Vec<String>,
 }
@@ -333,9 +332,17 @@ impl CallSite {
     }
 
     fn check(&self, arguments: CheckArguments, cancel: &Cancel) -> Result<ToolAnswer, CallError> {
+        let target = target(arguments.target.as_deref().unwrap_or("qnn:x-elite"), "target")?;
+        let NpuTarget::WithRules(target) = target else {
+            if !arguments.extents.is_empty() {
+                return Err(CallError::Invalid(format!("extents: {}", RyzenAiReport::NO_RULES)));
+            }
+            let found = self.gateway.check_ryzen_ai(&arguments.model, cancel)?;
+            return Ok(ToolAnswer { text: vec![found.to_string()], structured: Some(value(&found)?) });
+        };
         let request = CheckRequest {
             subject: arguments.model,
-            target: target(arguments.target.as_deref().unwrap_or("qnn:x-elite"), "target")?,
+            target,
             extents: arguments.extents,
             fix: None,
             compiler: self.options.compiler.clone(),
@@ -356,7 +363,7 @@ fn overlong(truncate: bool) -> InputOverflow {
     if truncate { InputOverflow::Truncate } else { InputOverflow::Refuse }
 }
 
-fn target(text: &str, field: &str) -> Result<Target, CallError> {
+fn target(text: &str, field: &str) -> Result<NpuTarget, CallError> {
     text.parse().map_err(|error| CallError::Invalid(format!("{field}: {error}")))
 }
 

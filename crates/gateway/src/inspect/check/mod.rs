@@ -29,7 +29,7 @@ use narthex_spec::{
 use serde::Serialize;
 
 pub use narthex_check::{CheckError, CompilerResult, Report, Verdict};
-pub use ryzen_ai::{RyzenAiReport, RyzenAiVerdict};
+pub use ryzen_ai::{NpuTarget, RyzenAiReport, RyzenAiVerdict};
 pub use trial::TrialProgram;
 
 use crate::{

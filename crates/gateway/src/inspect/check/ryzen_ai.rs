@@ -1,9 +1,9 @@
 //! Verdict on a model for AMD's NPUs. There are no rules for the operators of AMD's compiler, which compiles when a model
 //! is loaded, so the verdict follows from the kind of the model.
 
-use std::fmt;
+use std::{fmt, str::FromStr};
 
-use narthex_spec::{Ep, arch::Structure, manifest::Manifest};
+use narthex_spec::{Ep, Target, arch::Structure, manifest::Manifest, target::UnknownTarget};
 use serde::Serialize;
 
 use crate::{
@@ -12,6 +12,39 @@ use crate::{
     gateway::Gateway,
     library::model_ref::{self, ResolvedModel},
 };
+
+/// NPU of a check or a plan.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NpuTarget {
+    /// An NPU with rules.
+    WithRules(Target),
+    /// AMD's NPUs.
+    RyzenAi,
+}
+
+impl NpuTarget {
+    /// Returns an NPU that has rules.
+    pub fn with_rules(&self) -> Option<&Target> {
+        match self {
+            Self::WithRules(target) => Some(target),
+            Self::RyzenAi => None,
+        }
+    }
+}
+
+impl FromStr for NpuTarget {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.trim().to_ascii_lowercase().as_str() {
+            "ryzen-ai" | "vitisai" | "vitisai:npu" => Ok(Self::RyzenAi),
+            _ => text
+                .parse()
+                .map(Self::WithRules)
+                .map_err(|error: UnknownTarget| format!("{error}, or ryzen-ai")),
+        }
+    }
+}
 
 /// Verdict on a model for Ryzen AI.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -85,6 +118,18 @@ pub struct RyzenAiReport {
     pub fix: Option<&'static str>,
 }
 
+impl RyzenAiReport {
+    /// Error text for dimensions and fixes.
+    pub const NO_RULES: &'static str = "expected a model alone: there are no rules for the operators of AMD's compiler, so \
+                                        dimensions and fixes have no effect";
+}
+
+impl fmt::Display for RyzenAiReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} for {}: {}", self.subject, self.target, self.text)
+    }
+}
+
 impl Gateway {
     /// Returns the verdict on a model for AMD's NPUs.
     ///
@@ -106,5 +151,18 @@ impl Gateway {
             text: verdict.to_string(),
             fix: verdict.fix(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_check_has_targets_with_rules_and_ryzen_ai() {
+        let target = |text: &str| text.parse::<NpuTarget>();
+        assert_eq!(target("Ryzen-AI"), Ok(NpuTarget::RyzenAi));
+        assert_eq!(target("openvino:npu"), Ok(NpuTarget::WithRules("openvino:npu".parse().unwrap())));
+        assert!(target("toaster").unwrap_err().ends_with(", or ryzen-ai"));
     }
 }

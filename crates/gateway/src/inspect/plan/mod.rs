@@ -34,7 +34,7 @@ use crate::{
     cancel::Cancel,
     error::Error,
     gateway::Gateway,
-    inspect::check::RyzenAiVerdict,
+    inspect::check::{NpuTarget, RyzenAiVerdict},
     library::{
         Library,
         model_ref::{self, ResolvedModel},
@@ -63,8 +63,8 @@ const NPU_MACHINE_BANDWIDTH: u64 = 136_500_000_000;
 pub struct PlanRequest {
     /// Catalogue name, `hf:owner/repo`, folder of a checkpoint, or GGUF file.
     pub subject: String,
-    /// NPUs to include; empty for all.
-    pub targets: Vec<Target>,
+    /// NPUs to include; empty for all. The verdict for AMD's NPUs, for which there are no rules, is part of every plan.
+    pub targets: Vec<NpuTarget>,
     /// Factor by which YaRN extends the context.
     pub yarn: Option<ContextFactor>,
     /// Conversations for a plan of the memory.
@@ -186,7 +186,10 @@ impl Gateway {
         }
 
         let ryzen_ai = RyzenAiVerdict::of_compiled(matches!(architecture, Architecture::Decoder(_)));
-        let targets = if request.targets.is_empty() { every_target() } else { request.targets.clone() };
+        let targets = match request.targets.as_slice() {
+            [] => every_target(),
+            targets => targets.iter().filter_map(NpuTarget::with_rules).cloned().collect(),
+        };
         let mut estimate = ModelEstimate::new(&architecture, &targets)?;
         let kv_budget = library.config.kv_memory().budget;
         let memories = fit::memories();

@@ -340,7 +340,7 @@ fn amd_s_npu_names_its_reason_only_where_it_is() {
         let passed_over = loaded.status().passed_over;
         let passed = passed_over.iter().find(|passed| passed.device == DeviceName::VitisAi).unwrap();
         assert!(passed.reason.contains("AMD's tools have compiled"), "{passed:?}");
-        assert_eq!(passed.announced, is_announced, "{passed:?}");
+        assert_eq!((passed.announced, passed.fix.is_some()), (is_announced, is_announced), "{passed:?}");
     }
 }
 
@@ -383,4 +383,20 @@ fn what_was_made_for_one_device_runs_there_alone_and_says_so() {
     // The tiny model's own graph has no compiled context, so all of it runs on the CPU.
     assert_eq!(report.npu_share, 0.0);
     assert!(load(own(), NpuPolicy::Require).is_err());
+}
+
+#[test]
+fn what_is_not_verified_is_warned_of_once() {
+    let package = Package::new();
+    let mut manifest = package.manifest();
+    let target = Some(Target::Qnn(vec![QnnChip::XElite]));
+    let holds = "2 compiled contexts".to_owned();
+    manifest.bound = Some(BoundDevice { ep: Ep::Qnn, device: "the NPU of Y".to_owned(), holds, target });
+    package.write(&manifest);
+    let warns = || {
+        let (loaded, log) = logged(|| package.load(NpuPolicy::Prefer));
+        assert!(loaded.is_ok());
+        log.contains(eligibility::UNVERIFIED_NOTE)
+    };
+    assert_eq!([warns(), warns()], [true, false]);
 }
