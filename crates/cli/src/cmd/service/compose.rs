@@ -57,15 +57,17 @@ mod tests {
                 .map(|call| format!("{title}: {} {}\n", service.program, call.join(" ")))
                 .collect::<String>()
         };
-        let [probe, state] = [&service.probe, &service.state].map(std::slice::from_ref);
+        let state = &service.state;
         format!(
-            "{}: {}\nfile: {}\n{}{}{}{}{}\n{}",
+            "{}: {}\nfile: {}\n{}{}{}state: {} {}\n{}{}\n{}",
             service.kind,
             service.name,
             service.file.display(),
-            calls("probe", probe),
+            calls("probe", std::slice::from_ref(&service.probe)),
+            calls("end", service.end.as_slice()),
             calls("start", &service.start),
-            calls("state", state),
+            state.program,
+            state.arguments.join(" "),
             calls("stop", &service.stop),
             calls("forget", &service.forget),
             service.text

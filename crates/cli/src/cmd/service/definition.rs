@@ -73,18 +73,47 @@ pub(super) struct ServiceDefinition {
     pub(super) program: &'static str,
     /// Succeeds if the init system answers.
     pub(super) probe: Vec<String>,
+    /// Ends a running service, if the calls of `start` and `stop` do not. It may fail, because the service need not run.
+    pub(super) end: Option<Vec<String>>,
     /// Starts the service, also in place of an earlier one.
     pub(super) start: Vec<Vec<String>>,
     /// Stops the service before its file is removed.
     pub(super) stop: Vec<Vec<String>>,
     /// Forgets the service after its file is removed.
     pub(super) forget: Vec<Vec<String>>,
-    /// Succeeds if the service runs.
-    pub(super) state: Vec<String>,
-    /// Set if the first line of that call's output is the state.
-    pub(super) prints_state: bool,
+    pub(super) state: StateCall,
     /// Advice to print after an installation.
     pub(super) advice: Option<&'static str>,
+}
+
+/// Call that reports the state of a service.
+#[derive(Debug)]
+pub(super) struct StateCall {
+    pub(super) program: &'static str,
+    pub(super) arguments: Vec<String>,
+    pub(super) output: StateOutput,
+}
+
+/// Meaning of the output of a call that reports the state.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum StateOutput {
+    /// The first line is the state, and the call succeeds if the service runs.
+    State,
+    /// The service runs if the call succeeds and a line begins with this text.
+    RunsWith(&'static str),
+}
+
+impl StateOutput {
+    /// Returns whether the service runs, and its state in words.
+    pub(super) fn state(self, succeeded: bool, output: &str) -> (bool, String) {
+        let mut lines = output.lines().map(str::trim).filter(|line| !line.is_empty());
+        let (runs, printed) = match self {
+            Self::State => (succeeded, lines.next()),
+            Self::RunsWith(text) => (succeeded && lines.any(|line| line.starts_with(text)), None),
+        };
+        let fallback = if runs { "running" } else { "stopped" };
+        (runs, printed.unwrap_or(fallback).to_owned())
+    }
 }
 
 /// Returns a call as words.
@@ -95,4 +124,28 @@ pub(super) fn words(text: &str) -> Vec<String> {
 /// Escapes text for XML.
 pub(super) fn xml(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_service_runs_only_if_the_output_says_so() {
+        let check = |output: StateOutput, succeeded, text: &str, runs, state: &str| {
+            assert_eq!(output.state(succeeded, text), (runs, state.to_owned()), "{text}");
+        };
+        check(StateOutput::State, true, "active\n", true, "active");
+        check(StateOutput::State, false, "failed\n", false, "failed");
+        check(StateOutput::State, false, "", false, "stopped");
+        // A task of Windows exists, but waits for the next login.
+        check(StateOutput::RunsWith("Running"), true, "Ready\r\n", false, "stopped");
+        check(StateOutput::RunsWith("Running"), true, "Running\r\n", true, "running");
+        check(StateOutput::RunsWith("Running"), false, "", false, "stopped");
+        // An agent of launchd is loaded, but its program has ended.
+        let ended = "{\n\t\"LastExitStatus\" = 0;\n\t\"Label\" = \"org.narthex.serve\";\n};\n";
+        check(StateOutput::RunsWith("\"PID\""), true, ended, false, "stopped");
+        let running = ended.replace("\"LastExitStatus\" = 0", "\"PID\" = 812");
+        check(StateOutput::RunsWith("\"PID\""), true, &running, true, "running");
+    }
 }

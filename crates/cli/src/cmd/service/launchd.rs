@@ -2,10 +2,12 @@
 
 use super::{
     FILE_MARKER,
-    definition::{ServiceDefinition, ServiceSettings, words, xml},
+    definition::{ServiceDefinition, ServiceSettings, StateCall, StateOutput, words, xml},
 };
 
 const LABEL: &str = "org.narthex.serve";
+
+const PROGRAM: &str = "launchctl";
 
 /// Composes the agent and its calls.
 pub(super) fn service(settings: &ServiceSettings) -> ServiceDefinition {
@@ -16,18 +18,25 @@ pub(super) fn service(settings: &ServiceSettings) -> ServiceDefinition {
         words.push(path.clone());
         words
     });
+    // An agent is loaded even if its program has ended; only a running one has a process.
+    let state = StateCall {
+        program: PROGRAM,
+        arguments: words(&format!("list {LABEL}")),
+        output: StateOutput::RunsWith("\"PID\""),
+    };
+
     ServiceDefinition {
         name: LABEL,
         kind: "launchd agent",
         text: property_list(settings),
-        program: "launchctl",
+        program: PROGRAM,
         probe: words("list"),
+        end: None,
         // Unloading an agent that is not loaded succeeds.
         start: vec![unload, load],
         stop: vec![disable],
         forget: Vec::new(),
-        state: words(&format!("list {LABEL}")),
-        prints_state: false,
+        state,
         advice: Some("It starts at login."),
         file,
     }

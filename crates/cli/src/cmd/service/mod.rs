@@ -54,7 +54,7 @@ fn install(store: &StoreArgs, args: &ServiceInstallArgs) -> anyhow::Result<()> {
     }
 
     let earlier = earlier_file(&service.file)?;
-    let probe = invoke(&service, &service.probe)?;
+    let probe = invoke(service.program, &service.probe)?;
     if !probe.status.success() {
         bail!(
             "{} does not answer, so nothing was installed: {}; user services need a login session of that user, and \
@@ -68,6 +68,7 @@ fn install(store: &StoreArgs, args: &ServiceInstallArgs) -> anyhow::Result<()> {
         fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     }
     NewFile::create(&service.file)?.write(&service.text)?;
+    end(&service);
     if let Err(error) = service.start.iter().try_for_each(|arguments| call(&service, arguments)) {
         restore(&service, earlier)?;
         return Err(error);
@@ -98,16 +99,11 @@ fn restore(service: &ServiceDefinition, earlier: Option<String>) -> anyhow::Resu
 /// Prints the file and the state of the service; fails unless it runs.
 fn status(service: &ServiceDefinition) -> anyhow::Result<()> {
     check_installed(service, "; install it with `narthex service install`")?;
-    let output = invoke(service, &service.state)?;
-    let state = String::from_utf8_lossy(&output.stdout);
-    let state = state.lines().next().map(str::trim).filter(|state| !state.is_empty());
-    let runs = output.status.success();
-    let fallback = if runs { "running" } else { "stopped" };
-    output::line(format!(
-        "{}: {}",
-        service.name,
-        state.filter(|_| service.prints_state).unwrap_or(fallback)
-    ))?;
+    let call = &service.state;
+    let output = invoke(call.program, &call.arguments)?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let (runs, state) = call.output.state(output.status.success(), &text);
+    output::line(format!("{}: {state}", service.name))?;
     output::line(service.file.display())?;
     if runs { Ok(()) } else { Err(NegativeResult::Stopped.into()) }
 }
@@ -115,11 +111,18 @@ fn status(service: &ServiceDefinition) -> anyhow::Result<()> {
 /// Stops the service and removes its file.
 fn uninstall(service: &ServiceDefinition) -> anyhow::Result<()> {
     check_installed(service, ", so nothing was removed")?;
+    end(service);
     service.stop.iter().try_for_each(|arguments| call(service, arguments))?;
     fs::remove_file(&service.file).with_context(|| format!("cannot remove {}", service.file.display()))?;
     service.forget.iter().try_for_each(|arguments| call(service, arguments))?;
     output::note(format!("stopped the {} and removed {}", service.kind, service.file.display()));
     Ok(())
+}
+
+/// Ends a running service, unless the calls that replace or remove it do so.
+fn end(service: &ServiceDefinition) {
+    // The service may not run.
+    let _ = service.end.as_ref().map(|arguments| invoke(service.program, arguments));
 }
 
 /// Refuses arguments that `serve` would refuse.
@@ -158,7 +161,7 @@ fn check_installed(service: &ServiceDefinition, consequence: &str) -> anyhow::Re
 
 /// Calls the init system, which must succeed.
 fn call(service: &ServiceDefinition, arguments: &[String]) -> anyhow::Result<()> {
-    let output = invoke(service, arguments)?;
+    let output = invoke(service.program, arguments)?;
     if output.status.success() { Ok(()) } else { Err(refusal(service, arguments, &output)) }
 }
 
@@ -170,15 +173,14 @@ fn refusal(service: &ServiceDefinition, arguments: &[String], output: &Output) -
     anyhow::anyhow!("`{} {}` failed: {reason}", service.program, arguments.join(" "))
 }
 
-fn invoke(service: &ServiceDefinition, arguments: &[String]) -> anyhow::Result<Output> {
-    let output = Command::new(service.program).args(arguments).stdin(Stdio::null()).output();
+fn invoke(program: &str, arguments: &[String]) -> anyhow::Result<Output> {
+    let output = Command::new(program).args(arguments).stdin(Stdio::null()).output();
     output.map_err(|error| match error.kind() {
         ErrorKind::NotFound => anyhow::anyhow!(
-            "{0} was not found; services need {0} here, and `narthex service install --print` prints the file for another \
-             system",
-            service.program
+            "{program} was not found; services need {program} here, and `narthex service install --print` prints the file \
+             for another system"
         ),
-        _ => anyhow::Error::new(error).context(format!("{} cannot be started", service.program)),
+        _ => anyhow::Error::new(error).context(format!("{program} cannot be started")),
     })
 }
 

@@ -5,10 +5,12 @@ use std::path::{Path, PathBuf};
 
 use super::{
     FILE_MARKER,
-    definition::{ServiceDefinition, ServiceScope, ServiceSettings, words},
+    definition::{ServiceDefinition, ServiceScope, ServiceSettings, StateCall, StateOutput, words},
 };
 
 const NAME: &str = "narthex.service";
+
+const PROGRAM: &str = "systemctl";
 
 /// Restrictions of both kinds. A filter on system calls refuses with an error, so that a library can do without one.
 const RESTRICTIONS: &str = "NoNewPrivileges=yes
@@ -51,18 +53,24 @@ pub(super) fn service(settings: &ServiceSettings) -> ServiceDefinition {
         false => config.join("systemd/user").join(NAME),
     };
     let call = |text: &str| words(&if is_system { text.to_owned() } else { format!("--user {text}") });
+    let state = StateCall {
+        program: PROGRAM,
+        arguments: call("is-active narthex.service"),
+        output: StateOutput::State,
+    };
+
     ServiceDefinition {
         name: NAME,
         kind: "service",
         file,
         text: unit(settings),
-        program: "systemctl",
+        program: PROGRAM,
         probe: call("list-units narthex.service --no-pager"),
+        end: None,
         start: ["daemon-reload", "enable narthex.service", "restart narthex.service"].map(call).to_vec(),
         stop: vec![call("disable --now narthex.service")],
         forget: vec![call("daemon-reload")],
-        state: call("is-active narthex.service"),
-        prints_state: true,
+        state,
         advice: (!is_system).then_some(
             "It runs from login to logout; `loginctl enable-linger` keeps it running without a login.",
         ),

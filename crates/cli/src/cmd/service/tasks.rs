@@ -4,28 +4,37 @@ use std::path::PathBuf;
 
 use super::{
     FILE_MARKER,
-    definition::{ServiceDefinition, ServiceSettings, words, xml},
+    definition::{ServiceDefinition, ServiceSettings, StateCall, StateOutput, words, xml},
 };
 
 const NAME: &str = "Narthex";
+
+/// Question about the state of the task. The answer of schtasks would be in the language of the system.
+const QUESTION: &str = "(Get-ScheduledTask -TaskName Narthex -ErrorAction Stop).State";
 
 /// Composes the task and its calls. The scheduler reads the file at installation.
 pub(super) fn service(settings: &ServiceSettings) -> ServiceDefinition {
     let file: PathBuf = settings.user_home.join("AppData").join("Local").join("narthex").join("service.xml");
     let mut create = words("/Create /F /TN Narthex /XML");
     create.push(file.display().to_string());
+    let state = StateCall {
+        program: "powershell",
+        arguments: ["-NoProfile", "-NonInteractive", "-Command", QUESTION].map(str::to_owned).to_vec(),
+        output: StateOutput::RunsWith("Running"),
+    };
+
     ServiceDefinition {
         name: NAME,
         kind: "task of the Task Scheduler",
         text: task(settings),
         program: "schtasks",
         probe: words("/Query"),
+        // Otherwise a running program would stay when its task is replaced or deleted.
+        end: Some(words("/End /TN Narthex")),
         start: vec![create, words("/Run /TN Narthex")],
-        // A task that does not run is deleted as well.
         stop: vec![words("/Delete /F /TN Narthex")],
         forget: Vec::new(),
-        state: words("/Query /TN Narthex"),
-        prints_state: false,
+        state,
         advice: Some("It starts when you log in. It is no Windows service: it ends when you log out."),
         file,
     }
