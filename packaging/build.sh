@@ -75,8 +75,8 @@ Description: language models on the NPU, GPU and CPU behind the OpenAI API
  Narthex compiles language models and runs them on the devices of one machine.
  Models and further runtimes are fetched through pip.
 CONTROL
-  # The address of the page of whoever publishes the package.
-  [ -z "${NARTHEX_HOMEPAGE:-}" ] || sed -i "/^Section:/i Homepage: $NARTHEX_HOMEPAGE" "$root/DEBIAN/control"
+  homepage=$(sh packaging/homepage.sh)
+  [ -z "$homepage" ] || sed -i "/^Section:/i Homepage: $homepage" "$root/DEBIAN/control"
   chmod -R go-w "$root"
   dpkg-deb --root-owner-group -Zgzip --build "$root" "$out/narthex_${version}_$arch.deb" >/dev/null
 fi

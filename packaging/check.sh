@@ -63,8 +63,9 @@ for deb in "$out"/*.deb; do
   dpkg-deb -x "$deb" "$work/root"
   licences deb "$work/root/usr" copyright $notices
   grep -q '^ExecStart=/usr/bin/narthex serve' "$work/root/usr/lib/systemd/system/narthex.service"
-  [ "$(dpkg-deb -f "$deb" Homepage)" = "${NARTHEX_HOMEPAGE:-}" ] ||
-    { echo "error: $deb has another homepage than NARTHEX_HOMEPAGE" >&2; exit 1; }
+  homepage=$(cd "$here" && sh homepage.sh)
+  [ "$(dpkg-deb -f "$deb" Homepage)" = "$homepage" ] ||
+    { echo "error: $deb does not have the homepage '$homepage'" >&2; exit 1; }
   ask deb $(($(date +%s) - began)) "$work/root/usr/bin/narthex"
 done
 

@@ -136,4 +136,37 @@ mod tests {
         let path = env::join_paths([&with, &without]).unwrap();
         assert_eq!(without_cargo(&path).unwrap(), without.into_os_string());
     }
+
+    #[test]
+    fn the_homepage_is_that_of_the_publisher_or_of_the_repository() {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/homepage.sh");
+        let clone = tempfile::tempdir().unwrap();
+        let git = |arguments: &[&str]| {
+            let mut command = Command::new("git");
+            assert!(command.args(arguments).current_dir(clone.path()).output().unwrap().status.success());
+        };
+        let page = |publisher: &str| {
+            let mut shell = Command::new("sh");
+            shell.arg(&script).current_dir(clone.path()).env("NARTHEX_HOMEPAGE", publisher);
+            let output = shell.output().unwrap();
+            assert!(output.status.success(), "{output:?}");
+            String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
+        };
+
+        git(&["init", "--quiet"]);
+        assert_eq!(page(""), "");
+        for (origin, expected) in [
+            ("https://user:secret@code.example/owner/narthex.git", "https://code.example/owner/narthex"),
+            ("https://code.example:8443/owner/narthex/", "https://code.example:8443/owner/narthex"),
+            ("ssh://git@code.example:2222/owner/narthex.git", "https://code.example/owner/narthex"),
+            ("git@code.example:owner/narthex.git", "https://code.example/owner/narthex"),
+            ("/srv/narthex.git", ""),
+            ("file:///srv/narthex", ""),
+            ("http://127.0.0.1:3000/narthex", ""),
+        ] {
+            git(&["config", "remote.origin.url", origin]);
+            assert_eq!(page(""), expected, "{origin}");
+            assert_eq!(page("https://narthex.example"), "https://narthex.example");
+        }
+    }
 }
