@@ -167,6 +167,16 @@ fn the_page_about_the_command_line_is_current() {
 }
 
 #[test]
+fn the_readme_names_every_command() {
+    let readme = include_str!("../../../README.md");
+    let (_, table) = readme.split_once("\n## Commands\n").unwrap();
+    let table = table.split("\n## ").next().unwrap();
+    for command in Args::command().get_subcommands().filter(|command| !command.is_hide_set()) {
+        assert!(table.contains(&format!("`{}`", command.get_name())), "{}", command.get_name());
+    }
+}
+
+#[test]
 fn help_texts_become_markdown() {
     let check = |help: &str, expect: &str| assert_eq!(markdown(help), expect);
     check("as `a|b`, [MASK] or <mask>; * for all", "as `a\\|b`, \\[MASK\\] or &lt;mask&gt;; \\* for all");
