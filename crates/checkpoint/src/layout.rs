@@ -46,8 +46,19 @@ pub(super) struct Layout {
     /// Factors of individual weights.
     pub(super) scales: Vec<WeightScale>,
     layers: Vec<DecoderLayer>,
-    /// Rotated elements per head of each layer; 0 if no head is rotated.
-    dims: Vec<usize>,
+    /// Rotated elements of the heads of each layer; `None` if no head is rotated.
+    rotated: Vec<Option<RotatedElements>>,
+}
+
+/// Rotated elements of a head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct RotatedElements {
+    /// Elements that are paired, the first of a head.
+    dims: usize,
+    /// Pairs that rotate, the first ones.
+    rotating: usize,
+    /// Pairs in the canonical order, with others that do not rotate.
+    pairs: usize,
 }
 
 /// A factor that replaces a multiplication in the model, such as that of a part's output.
@@ -102,12 +113,15 @@ pub(super) enum Decays {
 impl Layout {
     /// Returns the canonical layout for a decoder.
     pub(super) fn of(arch: &DecoderArch) -> Self {
-        let dims_of = |layer: &DecoderLayer| {
-            let own = layer.attention().and_then(|attention| arch.rope_of(attention.rotation));
-            own.or(arch.rope.as_ref()).or(arch.local_rope.as_ref()).map_or(0, |rope| rope.dims)
+        let rotated_of = |layer: &DecoderLayer| {
+            let attention = layer.attention()?;
+            let own = arch.rope_of(attention.rotation);
+            let rope = own.or(arch.rope.as_ref()).or(arch.local_rope.as_ref())?;
+            let [rotating, pairs] = [rope.rotating_pairs(), rope.pairs(attention.head_size)];
+            Some(RotatedElements { dims: rope.dims, rotating, pairs })
         };
-        let dims = arch.layers.iter().map(dims_of).collect();
-        Self { layers: arch.layers.clone(), dims, ..Self::default() }
+        let rotated = arch.layers.iter().map(rotated_of).collect();
+        Self { layers: arch.layers.clone(), rotated, ..Self::default() }
     }
 
     /// Returns whether a file has the columns of a weight as rows.
@@ -126,9 +140,10 @@ impl Layout {
     fn stored_heads(&self, canonical: &str) -> Option<StoredHeads> {
         let number = layer_number(canonical).filter(|_| is_rotated(canonical))?;
         let size = self.layers.get(number)?.attention()?.head_size;
-        let dims = *self.dims.get(number)?;
-        let is_canonical = dims == 0 || (self.pairs == RopePairs::Halves && dims == size);
-        (!is_canonical).then_some(StoredHeads { size, pairs: self.pairs, dims })
+        let rotated = (*self.rotated.get(number)?)?;
+        let RotatedElements { dims, rotating, pairs } = rotated;
+        let is_canonical = self.pairs == RopePairs::Halves && rotating == pairs && 2 * pairs == dims;
+        (!is_canonical).then_some(StoredHeads { size, pairs: self.pairs, rotated })
     }
 
     /// Returns the number of heads of a weight of `q` or `k`.
@@ -283,8 +298,7 @@ struct StoredHeads {
     /// Elements of a head.
     size: usize,
     pairs: RopePairs,
-    /// Rotated elements.
-    dims: usize,
+    rotated: RotatedElements,
 }
 
 impl StoredHeads {
@@ -309,31 +323,26 @@ impl StoredHeads {
         Weight::of_values(weight.name, weight.shape, &moved)
     }
 
-    /// Returns, for each of `count` elements in the canonical order, its index in the file. Heads have `size` elements, of
-    /// which the first `dims` are rotated.
+    /// Returns, for each of `count` elements in the canonical order, its index in the file. Heads have `size` elements.
     ///
-    /// In the canonical order, the two elements of a pair are half a head apart, rotated or not. The product of queries and
-    /// keys does not depend on the order of elements that are not rotated.
+    /// In the canonical order, the first elements of the pairs come first, then their second ones, then all others. The
+    /// product of queries and keys does not depend on the order of elements that are not rotated.
     fn order(self, count: usize) -> Vec<u32> {
-        let Self { size, pairs, dims } = self;
-        let half = size / 2;
-        let rotated = dims / 2;
-        let head: Vec<usize> = (0..size)
-            .map(|element| {
-                let second = usize::from(element >= half);
-                let pair = element % half.max(1);
-                if element >= 2 * half {
-                    element
-                } else if pair < rotated {
-                    match pairs {
-                        RopePairs::Halves => pair + second * rotated,
-                        RopePairs::Interleaved => 2 * pair + second,
-                    }
-                } else {
-                    dims + pair - rotated + second * (half - rotated)
-                }
-            })
-            .collect();
+        let Self { size, pairs: stored, rotated: RotatedElements { dims, rotating, pairs } } = self;
+        let [first, second]: [Vec<usize>; 2] = std::array::from_fn(|half| {
+            let element = |pair| match stored {
+                RopePairs::Halves => pair + half * (dims / 2),
+                RopePairs::Interleaved => 2 * pair + half,
+            };
+            (0..rotating).map(element).collect()
+        });
+        let mut others = (0..size).filter(|element| !first.contains(element) && !second.contains(element));
+        let mut head = Vec::with_capacity(size);
+        for elements in [&first, &second] {
+            head.extend(elements);
+            head.extend(others.by_ref().take(pairs - rotating));
+        }
+        head.extend(others);
 
         (0..count).map(|element| (element - element % size + head[element % size]) as u32).collect()
     }
@@ -503,7 +512,8 @@ mod tests {
         let mlp = Mlp { inner: 2, activation: Activation::Silu, gated: true, bias: true, cutoff: None };
         let attention = Attention::plain(2, 1, 4);
         let layer = DecoderLayer::dense(attention, mlp);
-        Layout { layers: vec![layer], dims: vec![4], ..Layout::default() }
+        let rotated = vec![Some(RotatedElements { dims: 4, rotating: 2, pairs: 2 })];
+        Layout { layers: vec![layer], rotated, ..Layout::default() }
     }
 
     #[test]
@@ -552,19 +562,20 @@ mod tests {
     }
 
     #[test]
-    fn pairs_are_brought_half_a_head_apart() {
-        let check = |size, pairs, dims, expect: &[u32]| {
-            assert_eq!(
-                StoredHeads { size, pairs, dims }.order(expect.len()),
-                expect,
-                "{pairs:?} {dims} of {size}"
-            );
+    fn rotated_elements_come_first_in_halves() {
+        let check = |size, stored, [dims, rotating, pairs]: [usize; 3], expect: &[u32]| {
+            let rotated = RotatedElements { dims, rotating, pairs };
+            let order = StoredHeads { size, pairs: stored, rotated }.order(expect.len());
+            assert_eq!(order, expect, "{stored:?} {rotated:?} of {size}");
         };
-        check(4, RopePairs::Interleaved, 4, &[0, 2, 1, 3, 4, 6, 5, 7]);
-        check(6, RopePairs::Interleaved, 4, &[0, 2, 4, 1, 3, 5]);
-        check(6, RopePairs::Halves, 4, &[0, 1, 4, 2, 3, 5]);
-        check(8, RopePairs::Halves, 2, &[0, 2, 3, 4, 1, 5, 6, 7]);
-        check(3, RopePairs::Interleaved, 2, &[0, 1, 2]);
+        check(4, RopePairs::Interleaved, [4, 2, 2], &[0, 2, 1, 3, 4, 6, 5, 7]);
+        check(6, RopePairs::Interleaved, [4, 2, 2], &[0, 2, 1, 3, 4, 5]);
+        check(6, RopePairs::Halves, [4, 2, 2], &[0, 1, 2, 3, 4, 5]);
+        check(8, RopePairs::Halves, [8, 1, 1], &[0, 4, 1, 2, 3, 5, 6, 7]);
+        // Pairs that do not rotate complete the tables.
+        check(8, RopePairs::Halves, [8, 1, 3], &[0, 1, 2, 4, 3, 5, 6, 7]);
+        check(6, RopePairs::Halves, [4, 2, 3], &[0, 1, 4, 2, 3, 5]);
+        check(3, RopePairs::Interleaved, [2, 1, 1], &[0, 1, 2]);
     }
 
     #[test]

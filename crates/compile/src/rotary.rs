@@ -58,10 +58,10 @@ impl RotarySet {
     }
 }
 
-/// Returns the number of pairs per head of a rotation, if a layer uses it.
+/// Returns the number of pairs per head in the tables of a rotation, if a layer uses it.
 pub(crate) fn pairs(arch: &DecoderArch, rotation: Rotation) -> Option<usize> {
     let attention = arch.attentions().find(|attention| attention.rotation == rotation)?;
-    arch.rope_of(rotation).map(|_| attention.head_size / 2)
+    arch.rope_of(rotation).map(|rope| rope.pairs(attention.head_size))
 }
 
 /// Returns cosines or sines `[positions, pairs]`.
@@ -73,7 +73,8 @@ pub(crate) fn table(
     pairs: usize,
 ) -> Vec<f32> {
     let mut frequencies = frequencies(rope, reach);
-    // Pairs after the rotated ones have the angle 0.
+    frequencies.truncate(rope.rotating_pairs());
+    // Pairs after the rotating ones have the angle 0.
     frequencies.resize(pairs, 0.0);
     let factor = match &rope.scaling {
         RopeScaling::LongRope { attention_factor, .. } | RopeScaling::Yarn { attention_factor, .. } => {
@@ -90,7 +91,7 @@ pub(crate) fn table(
                 Trigonometric::Cos => angle.cos(),
                 Trigonometric::Sin => angle.sin(),
             };
-            table.push(if pair < rope.dims / 2 { value * factor } else { value } as f32);
+            table.push(if pair < rope.rotating_pairs() { value * factor } else { value } as f32);
         }
     }
     table
@@ -228,6 +229,17 @@ mod tests {
         let at_one = |wave| table(&rope, LengthRange::Short, wave, 1..2, 4);
         assert_eq!(at_one(Trigonometric::Cos), [1.0f32.cos(), 1.0, 1.0, 1.0]);
         assert_eq!(at_one(Trigonometric::Sin), [1.0f32.sin(), 0.0, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn tables_have_no_more_pairs_than_the_operators_need() {
+        let pairs = |dims, scaling, head_size| Rope { theta: 1e4, dims, scaling }.pairs(head_size);
+        assert_eq!(pairs(64, RopeScaling::None, 256), 32);
+        assert_eq!(pairs(20, RopeScaling::None, 80), 16);
+        assert_eq!(pairs(4, RopeScaling::None, 12), 6);
+        let factors: Vec<f32> =
+            (0..256).map(|pair| if pair < 64 { 1.0 } else { RopeScaling::STILL }).collect();
+        assert_eq!(pairs(512, RopeScaling::Factors { factors }, 512), 64);
     }
 
     #[test]

@@ -85,8 +85,8 @@ impl Architecture {
 ///
 /// [`DecoderArch::weights`] states its weights.
 ///
-/// Rows of q and k are in the rotate-half order: element `e` of a head is rotated against element `e + head_size / 2`.
-/// If [`Rope::dims`] is smaller than the head, only the first `dims / 2` of those pairs are rotated.
+/// In rows of q and k, the pairs of a head come first, in the rotate-half order: element `e` is rotated against element
+/// `e + pairs`, where `pairs` is [`Rope::pairs`]. Of them, the first [`Rope::rotating_pairs`] rotate.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct DecoderArch {
     /// Model family.

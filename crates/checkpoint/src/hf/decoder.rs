@@ -268,9 +268,6 @@ impl DecoderKeys {
     }
 }
 
-/// Divisor of the frequency of a pair that does not rotate, as in GGUF files.
-const STILL: f32 = 1e30;
-
 impl RopeKeys {
     /// Returns RoPE with `dims` rotated elements per head; `theta` is the base if the keys have none.
     pub(crate) fn rope(&self, config: &Config, dims: usize, theta: f64) -> Result<Rope> {
@@ -286,7 +283,7 @@ impl RopeKeys {
     fn proportional(&self, dims: usize) -> RopeScaling {
         let rotated = (self.partial_rotary_factor.unwrap_or(1.0) * dims as f64 / 2.0) as usize;
         let factor = self.factor.unwrap_or(1.0) as f32;
-        let factors = (0..dims / 2).map(|pair| if pair < rotated { factor } else { STILL });
+        let factors = (0..dims / 2).map(|pair| if pair < rotated { factor } else { RopeScaling::STILL });
         RopeScaling::Factors { factors: factors.collect() }
     }
 

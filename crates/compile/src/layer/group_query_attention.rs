@@ -15,7 +15,7 @@ pub(crate) struct CacheInputs {
     pub(crate) seqlens_k: Tensor,
     /// Number of tokens of the longest sequence.
     pub(crate) total_length: Tensor,
-    /// Cosines and sines `[positions, head_size / 2]`, if the layer uses RoPE.
+    /// Cosines and sines `[positions, pairs]`, if the layer uses RoPE.
     pub(crate) rotary: Option<[Tensor; 2]>,
     pub(crate) past: KeyValue,
     /// New tokens' keys and values of the layer whose cache is shared.

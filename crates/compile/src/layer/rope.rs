@@ -113,11 +113,12 @@ fn write(
     })
 }
 
-/// Rotates the two halves of each head `[.., size]`.
+/// Rotates the first elements of each head `[.., size]`, whose pairs are in halves, by cosines and sines `[.., pairs]`.
 ///
 /// ```text
 /// x ── Split ─┬─ a ─ a·cos − b·sin ─┬─ Concat
-///             └─ b ─ b·cos + a·sin ─┘
+///             ├─ b ─ b·cos + a·sin ─┤
+///             └─ others ────────────┘
 /// ```
 pub(crate) fn apply_rope(
     e: &mut Emitter<'_>,
@@ -127,7 +128,12 @@ pub(crate) fn apply_rope(
     [cos, sin]: [Tensor; 2],
 ) -> Result<Tensor> {
     let g = &mut e.graph;
-    let [first, second] = g.split_into(scope, x, 3, [size / 2; 2])?;
+    let pairs = g.last_extent(cos).unwrap_or(size / 2);
+    let others = size.saturating_sub(2 * pairs);
+    let mut parts = vec![pairs; 2];
+    parts.extend((others > 0).then_some(others));
+    let mut parts = g.split(scope, x, 3, &parts)?;
+    let [first, second] = [parts[0], parts[1]];
     let low = scope.child("low");
     let high = scope.child("high");
     let along = g.mul(&low.child("cos"), first, cos)?;
@@ -136,5 +142,6 @@ pub(crate) fn apply_rope(
     let along = g.mul(&high.child("cos"), second, cos)?;
     let across = g.mul(&high.child("sin"), first, sin)?;
     let high = g.add(&high, along, across)?;
-    Ok(g.concat(scope, &[low, high], 3)?)
+    parts[..2].copy_from_slice(&[low, high]);
+    Ok(g.concat(scope, &parts, 3)?)
 }

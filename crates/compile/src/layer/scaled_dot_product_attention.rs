@@ -16,8 +16,8 @@ pub(crate) struct StaticStep {
     pub(crate) tokens: usize,
     /// Number of columns of the past.
     pub(crate) past: usize,
-    /// Cosines and sines of the new tokens' positions, if the layer uses RoPE: `[1, 1, tokens, size / 2]`, or
-    /// `[1, tokens, 1, size / 2]` in [`HeadOrder::TokensFirst`].
+    /// Cosines and sines of the new tokens' positions, if the layer uses RoPE: `[1, 1, tokens, pairs]`, or
+    /// `[1, tokens, 1, pairs]` in [`HeadOrder::TokensFirst`].
     pub(crate) rotary: Option<[Tensor; 2]>,
     /// Mask that is added to scores, `[1, 1, tokens, past + tokens]`.
     pub(crate) mask: Tensor,

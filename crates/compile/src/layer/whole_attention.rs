@@ -12,7 +12,7 @@ use crate::{emit::Emitter, error::Result};
 /// Inputs of a layer's attention except its rows.
 #[derive(Clone, Copy)]
 pub(crate) struct WholeText {
-    /// Cosines and sines of all positions, `[batch, sequence, 1, size / 2]`, if the layer uses RoPE.
+    /// Cosines and sines of all positions, `[batch, sequence, 1, pairs]`, if the layer uses RoPE.
     pub(crate) rotary: Option<[Tensor; 2]>,
     /// Mask that is added to scores: `[batch, 1, 1, sequence or 1, sequence]`, without the third axis in the static variant.
     pub(crate) mask: Tensor,

@@ -6,8 +6,8 @@
 //! of SmoothQuant (Xiao et al. 2022, arXiv:2211.10438) between the two operands of attention; queries are not rounded, so
 //! all of it moves to them.
 //!
-//! Powers of two change no mantissa: results in `f32` keep their bits. Rotary positions rotate element `e` of a head
-//! against element `e + head_size / 2`, so both have the same power, and the powers commute with the rotation.
+//! Powers of two change no mantissa: results in `f32` keep their bits. The two elements that rotary positions
+//! rotate against each other have the same power, so the powers commute with the rotation.
 
 use narthex_checkpoint::WeightSource;
 use narthex_spec::arch::{Attention, DecoderArch, KvSource, NormKind, QkNorm};
@@ -46,7 +46,10 @@ pub(crate) fn balance_keys(
                         weights.weight(&format!("{module}.k_norm.weight"))?.to_f32()
                     }
                 };
-                let keys = powers_of_channels(&sizes, attention.head_size);
+                let pairs =
+                    arch.rope_of(attention.rotation).map_or(0, |rope| rope.pairs(attention.head_size));
+                let heads = sizes.chunks(attention.head_size.max(1));
+                let keys: Vec<f32> = heads.flat_map(|head| powers_of_head(head, pairs)).collect();
                 scaling.add_divisors(divided_weight(&module, 'k', attention), keys.clone());
                 keys
             }
@@ -118,18 +121,18 @@ fn projected_sizes(
     Ok(sizes)
 }
 
-/// Returns the power of two that divides each channel, for heads of `head_size` channels. The exponents of a head are
-/// centred on zero, so that the scales of quantised weights stay in the range of `f16`.
-fn powers_of_channels(sizes: &[f32], head_size: usize) -> Vec<f32> {
-    sizes.chunks(head_size.max(1)).flat_map(powers_of_head).collect()
-}
-
-fn powers_of_head(sizes: &[f32]) -> Vec<f32> {
-    let half = sizes.len() / 2;
-    let exponents: Vec<f32> =
-        (0..half).map(|pair| sizes[pair].hypot(sizes[pair + half]).log2().round()).collect();
+/// Returns the power of two that divides each channel of a head. The first `pairs` channels are rotated against the `pairs`
+/// channels after them. The exponents are centred on zero, so that the scales of quantised weights stay in the range of
+/// `f16`.
+fn powers_of_head(sizes: &[f32], pairs: usize) -> Vec<f32> {
+    let size_of = |channel: usize| match channel {
+        channel if channel < pairs => sizes[channel].hypot(sizes[channel + pairs]),
+        channel if channel < 2 * pairs => sizes[channel - pairs].hypot(sizes[channel]),
+        channel => sizes[channel].abs(),
+    };
+    let exponents: Vec<f32> = (0..sizes.len()).map(|channel| size_of(channel).log2().round()).collect();
     let largest = exponents.iter().copied().filter(|exponent| exponent.is_finite()).fold(f32::NAN, f32::max);
-    if half * 2 != sizes.len() || largest.is_nan() {
+    if largest.is_nan() {
         return vec![1.0; sizes.len()];
     }
 
@@ -140,7 +143,7 @@ fn powers_of_head(sizes: &[f32]) -> Vec<f32> {
         .collect();
     let smallest = exponents.iter().copied().fold(largest, f32::min);
     let centre = ((largest + smallest) / 2.0).round();
-    (0..sizes.len()).map(|channel| (exponents[channel % half] - centre).exp2()).collect()
+    exponents.into_iter().map(|exponent| (exponent - centre).exp2()).collect()
 }
 
 #[cfg(test)]
@@ -148,8 +151,12 @@ mod tests {
     use super::*;
 
     fn check(sizes: &[f32], exponents: &[i32]) {
+        check_pairs(sizes, sizes.len() / 2, exponents);
+    }
+
+    fn check_pairs(sizes: &[f32], pairs: usize, exponents: &[i32]) {
         let expect: Vec<f32> = exponents.iter().map(|&exponent| (exponent as f32).exp2()).collect();
-        assert_eq!(powers_of_head(sizes), expect, "{sizes:?}");
+        assert_eq!(powers_of_head(sizes, pairs), expect, "{sizes:?}");
     }
 
     #[test]
@@ -165,7 +172,12 @@ mod tests {
         check(&[0.0; 4], &[0; 4]);
         check(&[f32::NAN, 1.0, 1.0, 1.0], &[0; 4]);
         check(&[f32::INFINITY, 1.0, 1.0, 1.0], &[0; 4]);
-        check(&[1.0, 8.0, 1.0], &[0; 3]);
+    }
+
+    #[test]
+    fn channels_beyond_the_pairs_are_divided_by_their_own_size() {
+        check_pairs(&[1.0, 64.0, 1.0, 64.0], 1, &[3, 3, -3, 3]);
+        check_pairs(&[1.0, 64.0, 1.0, 64.0], 0, &[-3, 3, -3, 3]);
     }
 
     #[test]

@@ -161,8 +161,10 @@ impl TypedBuilder {
 
         if let Some(rotary) = rotary {
             let [cos, sin] = self.types(scope, OP, rotary)?;
-            if cos != sin || cos.dtype != kind.dtype || cos.last() != Some(&Dim::from(size / 2)) {
-                let expected = format!("cosines and sines [positions, {}]", size / 2);
+            let fits =
+                matches!(cos.last(), Some(&Dim::Fixed(pairs)) if pairs > 0 && 2 * pairs as usize <= size);
+            if cos != sin || cos.dtype != kind.dtype || !fits {
+                let expected = format!("cosines and sines [positions, pairs] of at most {} pairs", size / 2);
                 return Err(mismatch(scope, OP, expected, &[&cos, &sin]));
             }
         }

@@ -209,6 +209,14 @@ impl TypedBuilder {
             .collect()
     }
 
+    /// Returns the last extent of a tensor of this graph, if it is fixed.
+    pub fn last_extent(&self, tensor: Tensor) -> Option<usize> {
+        match self.get(tensor)?.last()? {
+            Dim::Fixed(extent) => usize::try_from(*extent).ok(),
+            Dim::Symbol(_) => None,
+        }
+    }
+
     fn get(&self, tensor: Tensor) -> Option<&TensorType> {
         let (_, kind) = self.values.get(tensor.index as usize).filter(|_| tensor.graph == self.id)?;
         Some(kind)

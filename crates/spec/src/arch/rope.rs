@@ -7,13 +7,35 @@ use serde::{Deserialize, Serialize};
 pub struct Rope {
     /// Base of the geometric series of frequencies.
     pub theta: f64,
-    /// Rotated elements per head; at most the head size, even.
+    /// Elements per head over which the frequencies are spread; at most the head size, even.
     pub dims: usize,
     /// Change of the frequencies for contexts longer than the original training context.
     pub scaling: RopeScaling,
 }
 
+impl Rope {
+    /// Returns the number of pairs of elements per head that rotate, without the last ones whose frequency
+    /// [`RopeScaling::Factors`] divides to nothing.
+    pub fn rotating_pairs(&self) -> usize {
+        match &self.scaling {
+            RopeScaling::Factors { factors } => {
+                factors.iter().rposition(|&factor| factor < RopeScaling::STILL).map_or(0, |last| last + 1)
+            }
+            _ => self.dims / 2,
+        }
+    }
+
+    /// Returns the number of pairs in the cosines and sines of heads with `head_size` elements: those that rotate, and as
+    /// many others as make a multiple of 8, which ONNX Runtime's `GroupQueryAttention` requires.
+    pub fn pairs(&self, head_size: usize) -> usize {
+        self.rotating_pairs().next_multiple_of(8).min(head_size / 2)
+    }
+}
+
 impl RopeScaling {
+    /// Divisor of the frequency of a pair that does not rotate, as in GGUF files.
+    pub const STILL: f32 = 1e30;
+
     /// Returns YaRN scaling with the constants of its paper, for Llama's and most other models.
     pub fn yarn(factor: f64, original_context: usize) -> Self {
         let attention_factor = if factor > 1.0 { 0.1 * factor.ln() + 1.0 } else { 1.0 };
