@@ -1,11 +1,15 @@
 //! `cargo xtask npu`: checks real models under Qualcomm's HTP emulation and on WebGPU over SwiftShader.
 //!
 //! The checks themselves are ignored tests; this command runs them and collects the findings that they print. Emulation
-//! reproduces an NPU's arithmetic but not its speed, so no times are reported.
+//! reproduces an NPU's arithmetic but not its speed, so no times are reported. With `--target openvino`, Intel's compiler
+//! compiles models for Intel's NPUs instead.
+
+mod intel;
 
 use std::time::Instant;
 
 use anyhow::bail;
+use clap::{Args, ValueEnum};
 use xtask_tools::{
     process,
     record::{self, RecordArgs},
@@ -18,6 +22,31 @@ use crate::{
     swiftshader::{self, Variables},
     test,
 };
+
+/// Options of `npu`.
+#[derive(Debug, Clone, PartialEq, Eq, Args)]
+pub(crate) struct NpuArgs {
+    /// Vendor whose compiler is used.
+    #[arg(long, value_enum, default_value = "qnn")]
+    target: Vendor,
+    /// With `--target openvino`: compile only this model; repeat the option for several.
+    #[arg(long)]
+    model: Vec<String>,
+    /// With `--target openvino`: compile only for this chip; repeat the option for several.
+    #[arg(long)]
+    chip: Vec<String>,
+    #[command(flatten)]
+    record: RecordArgs,
+}
+
+/// Vendors of NPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Vendor {
+    /// Qualcomm: compile and emulate.
+    Qnn,
+    /// Intel: compile.
+    Openvino,
+}
 
 /// Ignored tests of one test program.
 struct TestGroup {
@@ -58,7 +87,17 @@ const WEBGPU: [TestGroup; 2] = [
 ];
 
 /// Prepares the store and runs the checks.
-pub(crate) fn run(workspace: &Workspace, args: RecordArgs) -> anyhow::Result<()> {
+pub(crate) fn run(workspace: &Workspace, args: &NpuArgs) -> anyhow::Result<()> {
+    match args.target {
+        Vendor::Openvino => intel::run(workspace, &args.model, &args.chip, args.record),
+        Vendor::Qnn if args.model.is_empty() && args.chip.is_empty() => {
+            check_qualcomm(workspace, args.record)
+        }
+        Vendor::Qnn => bail!("--model and --chip select what --target openvino compiles"),
+    }
+}
+
+fn check_qualcomm(workspace: &Workspace, args: RecordArgs) -> anyhow::Result<()> {
     let (commit, session) = test::prepare(workspace)?;
     let start = Instant::now();
     let mut findings = Vec::new();
@@ -135,6 +174,19 @@ fn report(commit: &str, findings: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn options_are_parsed() {
+        let parsed = crate::parse("npu --target openvino --model llama --chip lunar-lake --record");
+        let expect = NpuArgs {
+            target: Vendor::Openvino,
+            model: vec!["llama".to_owned()],
+            chip: vec!["lunar-lake".to_owned()],
+            record: RecordArgs { record: true },
+        };
+        assert_eq!(parsed, Ok(crate::Command::Npu(expect)));
+        assert!(crate::parse("npu --target intel").unwrap_err().contains("possible values: qnn, openvino"));
+    }
 
     #[test]
     fn findings_are_recognised() {
