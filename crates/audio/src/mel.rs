@@ -5,9 +5,7 @@
 
 use std::{f64::consts::PI, sync::LazyLock};
 
-use realfft::{RealFftPlanner, RealToComplex, num_complex::Complex};
-
-use crate::{SPEECH_RATE, filter_bank::Filter};
+use crate::{SPEECH_RATE, filter_bank::Filter, spectrum::Spectrum};
 
 /// Samples of a window of Whisper, which are 30 seconds.
 pub const WINDOW_SAMPLES: usize = 480_000;
@@ -58,14 +56,16 @@ pub fn log_mel(samples: &[f32], bins: MelBins) -> Vec<f32> {
         MelBins::OneHundredTwentyEight => &*ONE_HUNDRED_TWENTY_EIGHT,
     };
     let mut features = vec![0.0_f32; bins.count() * WINDOW_FRAMES];
-    let mut power = Spectrum::new();
+    let window = (0..FRAME).map(|at| 0.5 - 0.5 * (2.0 * PI * at as f64 / FRAME as f64).cos());
+    let mut power = Spectrum::new(window.collect(), FRAME);
     // The features of all frames that only contain padding are equal.
     let sounding = (samples.len() + FRAME / 2).div_ceil(HOP).min(WINDOW_FRAMES);
     let silence = 1e-10_f64.log10();
 
     let mut maximum = silence;
     for frame in 0..sounding {
-        let spectrum = power.of_frame(samples, frame);
+        let spectrum =
+            power.of_frame(|at| samples.get(reflected(frame * HOP + at)).copied().map_or(0.0, f64::from));
         for (bin, filter) in filters.iter().enumerate() {
             let value = filter.apply(spectrum).max(1e-10).log10();
             maximum = maximum.max(value);
@@ -83,47 +83,6 @@ pub fn log_mel(samples: &[f32], bins: MelBins) -> Vec<f32> {
     features
 }
 
-/// The power spectrum of one frame, with the buffers to compute it.
-struct Spectrum {
-    transform: std::sync::Arc<dyn RealToComplex<f64>>,
-    window: Vec<f64>,
-    frame: Vec<f64>,
-    spectrum: Vec<Complex<f64>>,
-    scratch: Vec<Complex<f64>>,
-    power: Vec<f64>,
-}
-
-impl Spectrum {
-    fn new() -> Self {
-        let transform = RealFftPlanner::new().plan_fft_forward(FRAME);
-        Self {
-            window: (0..FRAME).map(|at| 0.5 - 0.5 * (2.0 * PI * at as f64 / FRAME as f64).cos()).collect(),
-            frame: transform.make_input_vec(),
-            spectrum: transform.make_output_vec(),
-            scratch: transform.make_scratch_vec(),
-            power: vec![0.0; FREQUENCIES],
-            transform,
-        }
-    }
-
-    /// Returns the power of each frequency of a frame of a padded window.
-    fn of_frame(&mut self, samples: &[f32], frame: usize) -> &[f64] {
-        for (at, (value, weight)) in self.frame.iter_mut().zip(&self.window).enumerate() {
-            let sample = samples.get(reflected(frame * HOP + at)).copied().unwrap_or(0.0);
-            *value = f64::from(sample) * weight;
-        }
-        // The lengths are those of the transform, so it cannot fail.
-        let computed =
-            self.transform.process_with_scratch(&mut self.frame, &mut self.spectrum, &mut self.scratch);
-        debug_assert!(computed.is_ok());
-
-        for (power, value) in self.power.iter_mut().zip(&self.spectrum) {
-            *power = value.norm_sqr();
-        }
-        &self.power
-    }
-}
-
 /// Returns the position of a sample in a window that is extended by half a frame at both ends, by reflection.
 fn reflected(at: usize) -> usize {
     const MARGIN: usize = FRAME / 2;
@@ -137,17 +96,17 @@ fn reflected(at: usize) -> usize {
     }
 }
 
-static EIGHTY: LazyLock<Vec<Filter>> = LazyLock::new(|| filters(80));
-static ONE_HUNDRED_TWENTY_EIGHT: LazyLock<Vec<Filter>> = LazyLock::new(|| filters(128));
+static EIGHTY: LazyLock<Vec<Filter>> = LazyLock::new(|| filters(80, FREQUENCIES));
+static ONE_HUNDRED_TWENTY_EIGHT: LazyLock<Vec<Filter>> = LazyLock::new(|| filters(128, FREQUENCIES));
 
-/// Returns triangular filters with equal areas, at equal distances on the mel scale.
-fn filters(bins: usize) -> Vec<Filter> {
+/// Returns triangular filters with equal areas over the frequencies of a spectrum, at equal distances on the mel scale.
+pub(crate) fn filters(bins: usize, frequencies: usize) -> Vec<Filter> {
     let nyquist = f64::from(SPEECH_RATE) / 2.0;
     let edges: Vec<f64> =
         (0..bins + 2).map(|at| hertz(mel(nyquist) * at as f64 / (bins + 1) as f64)).collect();
-    let step = nyquist / (FREQUENCIES - 1) as f64;
+    let step = nyquist / (frequencies - 1) as f64;
     let triangles = edges.windows(3).map(|edges| {
-        Filter::triangle([edges[0], edges[1], edges[2]], FREQUENCIES, step)
+        Filter::triangle([edges[0], edges[1], edges[2]], frequencies, step)
             .scaled(2.0 / (edges[2] - edges[0]))
     });
     triangles.collect()

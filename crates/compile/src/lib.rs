@@ -1,7 +1,7 @@
 //! Compiler from checkpoints to packages. It uses neither ONNX Runtime nor the network.
 //!
-//! Start at [`pipeline`] for the stages, at `lower` for the graphs, and at [`import`] and [`voice`] for graphs of other
-//! tools.
+//! Start at [`pipeline`] for the stages, at `lower` for the graphs, and at [`import`], [`voice`] and [`transcriber`] for graphs
+//! of other tools.
 
 pub mod calibration;
 mod channel_scaling;
@@ -10,6 +10,7 @@ mod emit;
 mod error;
 pub mod export;
 pub mod import;
+mod imported_graph;
 mod layer;
 mod lower;
 pub mod package;
@@ -17,6 +18,7 @@ pub mod pass;
 pub mod pipeline;
 pub mod quant;
 mod rotary;
+pub mod transcriber;
 pub mod vocab_subset;
 pub mod voice;
 mod weight_rounding;

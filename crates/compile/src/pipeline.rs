@@ -450,6 +450,7 @@ fn manifest(
             placeholder,
         }),
         voice: None,
+        transcriber: None,
         chat: checkpoint.chat_template.as_ref().map(|template| chat_entry(template, special.texts.clone())),
         prompts: checkpoint.prompts.clone(),
         classifier: checkpoint.classifier.clone(),

@@ -54,8 +54,8 @@ pub fn read_package(package: &Path, manifest: &Manifest) -> Result<(), DeviceErr
             }
         }
         Structure::Speech(_) => drop(speech::SpeechParts::read(package, manifest)?),
-        // A voice has no tables.
-        Structure::ImportedVoice(_) => {}
+        // These have no tables.
+        Structure::ImportedVoice(_) | Structure::ImportedTranscriber(_) => {}
     }
     Ok(())
 }

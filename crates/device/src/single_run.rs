@@ -73,6 +73,7 @@ pub fn run_with(
             Elements::F32(values) => Tensor::new(values, DType::F32, &shape),
             Elements::I32(values) => Tensor::new(values, DType::I32, &shape),
             Elements::I64(values) => Tensor::new(values, DType::I64, &shape),
+            Elements::Bool(values) => Tensor::new(values, DType::Bool, &shape),
         };
         // SAFETY: the elements belong to `inputs`, which outlives the binding and is not accessed until the run has
         // ended.

@@ -42,7 +42,10 @@ pub use mobilenet::{EndToken, MobileBlock, MobileNetTower, PlacedBlock};
 pub use recurrence::Recurrence;
 pub use rope::{Rope, RopeScaling};
 pub use speech::{SpeechArch, SpeechLayers};
-pub use structure::{ImportedDecoder, ImportedEncoder, ImportedVoice, Steps, Structure, VoiceFamily};
+pub use structure::{
+    ImportedDecoder, ImportedEncoder, ImportedTranscriber, ImportedVoice, Steps, Structure,
+    TranscriberFamily, VoiceFamily,
+};
 pub use vision::{Connector, PatchTower, VisionArch};
 pub use weights::{Component, Projection, Table, WeightName, WeightRole, WeightSpec};
 

@@ -20,6 +20,8 @@ pub enum Elements {
     I32(Vec<i32>),
     /// 64-bit integers.
     I64(Vec<i64>),
+    /// Truth values: 0 for false, 1 for true.
+    Bool(Vec<u8>),
 }
 
 /// An output of a graph, in single precision.
@@ -38,6 +40,7 @@ impl Elements {
             Self::F32(values) => values.len(),
             Self::I32(values) => values.len(),
             Self::I64(values) => values.len(),
+            Self::Bool(values) => values.len(),
         }
     }
 

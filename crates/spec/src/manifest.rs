@@ -22,6 +22,7 @@ mod seal;
 mod slot;
 mod source_weights;
 mod speech;
+mod transcriber;
 mod vision;
 mod voice;
 
@@ -52,6 +53,7 @@ pub use seal::{ManifestChanged, check_digest, to_json};
 pub use slot::Slot;
 pub use source_weights::SourceWeights;
 pub use speech::SpeechEntry;
+pub use transcriber::{MoonshineEntry, NemoEntry, TranscriberEntry};
 pub use vision::{PictureFit, PicturePlaceholder, PicturePreprocessing, ResizeFilter, VisionEntry};
 pub use voice::{
     EnglishPronunciation, NoiseScales, PhonemeSource, Pronunciation, Speaker, VoiceEntry, is_espeak_name,
@@ -90,7 +92,8 @@ pub struct Manifest {
     /// tokens.
     #[serde(default, deserialize_with = "paths::optional", skip_serializing_if = "Option::is_none")]
     pub kept_tokens: Option<String>,
-    /// The tokenizer and its rules; `None` for voices, which read phonemes.
+    /// The tokenizer and its rules; `None` for voices, which read phonemes, and for models that transcribe with a list of
+    /// tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokenizer: Option<TokenizerEntry>,
     /// Chat template, for chat models.
@@ -107,6 +110,9 @@ pub struct Manifest {
     /// Speakers and pronunciations, for voices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub voice: Option<VoiceEntry>,
+    /// Decoding, for imported models that transcribe speech.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transcriber: Option<TranscriberEntry>,
     /// Sampling that the publisher recommends, for requests that state none.
     #[serde(default, skip_serializing_if = "PublishedSampling::is_empty")]
     pub sampling: PublishedSampling,

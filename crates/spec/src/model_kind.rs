@@ -48,7 +48,7 @@ impl ModelKind {
 
     /// Returns the kind of a package's model.
     pub fn of(manifest: &Manifest) -> Self {
-        if matches!(manifest.architecture, Structure::Speech(_)) {
+        if matches!(manifest.architecture, Structure::Speech(_) | Structure::ImportedTranscriber(_)) {
             return Self::Transcription;
         }
         if let Structure::ImportedVoice(_) = manifest.architecture {

@@ -11,6 +11,7 @@ pub mod media;
 pub mod prompt;
 pub mod stop;
 pub mod template;
+pub mod token_list;
 pub mod tokenizer;
 pub mod tools;
 

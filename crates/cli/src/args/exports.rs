@@ -10,7 +10,8 @@ use narthex_spec::{ModelName, arch::Pooling};
 #[derive(Debug, ClapArgs)]
 pub(crate) struct ImportArgs {
     /// A folder with an ONNX export (onnxruntime-genai, including a `decoder-pipeline` of Olive or AI Hub,
-    /// AMD's `model_generate`, Optimum, transformers.js, sentence-transformers) or with a voice (hibari, Kokoro, Piper),
+    /// AMD's `model_generate`, Optimum, transformers.js, sentence-transformers), with a voice (hibari, Kokoro, Piper) or with a
+    /// model that transcribes (NeMo, Moonshine),
     /// one file of it, or a file that `narthex export --package` wrote
     pub(crate) path: PathBuf,
 

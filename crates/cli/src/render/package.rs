@@ -8,7 +8,7 @@ use narthex_gateway::{
 use narthex_spec::{
     ActivationBits, IntegerActivations, Recipe, RoundingMethod, ScalingMethod, Variant,
     adapter::MergedAdapter,
-    arch::{EncoderHead, ImportedEncoder, Structure},
+    arch::{EncoderHead, ImportedEncoder, ImportedTranscriber, Structure},
     manifest::{
         Certificate, CertificateFigures, LayerWidth, Manifest, PairTemplate, Prompts, Quality, SourceWeights,
     },
@@ -160,6 +160,9 @@ fn structure(manifest: &Manifest) -> String {
             let speakers = manifest.voice.as_ref().map_or(0, |voice| voice.speakers.len());
             let plural = if speakers == 1 { "" } else { "s" };
             format!("imported voice, {speakers} speaker{plural}, {} Hz", voice.sample_rate)
+        }
+        Structure::ImportedTranscriber(ImportedTranscriber { vocab, family }) => {
+            format!("imported speech recognition, {}, vocabulary {vocab}", family.title())
         }
     }
 }
@@ -315,7 +318,10 @@ fn layers(structure: &Structure) -> Option<usize> {
         Structure::Encoder(arch) => Some(arch.layers),
         Structure::Embedder(arch) => Some(arch.decoder.layers.len()),
         Structure::Speech(arch) => Some(arch.encoder.layers + arch.decoder.layers),
-        Structure::ImportedDecoder(_) | Structure::ImportedEncoder(_) | Structure::ImportedVoice(_) => None,
+        Structure::ImportedDecoder(_)
+        | Structure::ImportedEncoder(_)
+        | Structure::ImportedVoice(_)
+        | Structure::ImportedTranscriber(_) => None,
     }
 }
 

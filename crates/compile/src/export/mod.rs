@@ -79,7 +79,9 @@ fn decoder(manifest: &Manifest) -> Result<(&DecoderArch, &GraphEntry)> {
         Structure::Encoder(_) | Structure::Embedder(_) | Structure::ImportedEncoder(_) => {
             return Err(other("an encoder"));
         }
-        Structure::Speech(_) => return Err(other("a model that transcribes speech")),
+        Structure::Speech(_) | Structure::ImportedTranscriber(_) => {
+            return Err(other("a model that transcribes speech"));
+        }
         Structure::ImportedVoice(_) => return Err(other("a voice")),
         Structure::ImportedDecoder(_) => {
             return Err(other("an import, which is an ONNX export already"));

@@ -171,6 +171,7 @@ impl Import {
             vision: None,
             audio: None,
             voice: None,
+            transcriber: None,
             prompts: self.prompts,
             classifier: self.classifier,
             pairs: None,

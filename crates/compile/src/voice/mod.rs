@@ -9,40 +9,32 @@ mod kokoro;
 mod piper;
 
 use std::{
-    collections::BTreeMap,
     path::{Path, PathBuf},
     sync::atomic::AtomicBool,
 };
 
 use narthex_graph::{
-    Graph, Value,
+    Graph,
     noise::seed_noise,
-    onnx::files::{OnnxFile, OnnxFileError, open_files},
+    onnx::files::{OnnxFile, open_files},
 };
 use narthex_spec::{
-    DType, ModelName, ProgressSink, Recipe, Scheme, Variant,
+    DType, ModelName, ProgressSink,
     arch::{ImportedVoice, Structure},
-    manifest::{
-        Binding, FORMAT, GraphEntry, Manifest, Part, Prompts, Provenance, PublishedSampling, Slot, VoiceEntry,
-    },
+    manifest::{GraphEntry, Manifest, Provenance, Slot, VoiceEntry},
 };
 
 use crate::{
-    error::{CompileError, Result},
+    error::Result,
     import::refused,
+    imported_graph::{self, MAX_BYTES, NamedSlot, imported_manifest, read_file, total_bytes, unreadable},
     package::{GRAPH_FILE, PackageWriter},
 };
 
 pub use self::{kokoro::KokoroFiles, piper::PiperFiles};
 
-/// Maximum size in bytes of a file that is read or decompressed.
-const MAX_BYTES: u64 = 64 << 20;
-
-/// Name of an input or output of a graph, with its meaning and element type.
-type NamedSlot = (&'static str, Slot, DType);
-
 /// Input with the seed of the noise, which is added to graphs that draw random numbers.
-const SEED: NamedSlot = ("narthex.seed", Slot::Seed, DType::I64);
+const SEED: NamedSlot<'static> = ("narthex.seed", Slot::Seed, DType::I64);
 
 /// A voice to import.
 #[derive(Clone)]
@@ -138,45 +130,14 @@ pub fn import(job: VoiceJob<'_>, cancel: &AtomicBool) -> Result<Manifest> {
         VoiceFiles::Kokoro(files) => files.write(job.file, job.english, &package, job.progress, cancel)?,
         VoiceFiles::Piper(files) => files.write(&package, cancel)?,
     };
+    let structure = Structure::ImportedVoice(parts.voice);
     let mut manifest = Manifest {
-        format: FORMAT,
-        name: job.name,
-        architecture: Structure::ImportedVoice(parts.voice),
-        recipe: Recipe::new(Scheme::W8),
         max_length: parts.max_phonemes,
-        graphs: vec![parts.graph],
-        contexts: Vec::new(),
-        bound: None,
-        tables: Vec::new(),
-        kept_tokens: None,
-        tokenizer: None,
-        chat: None,
-        speech: None,
-        vision: None,
-        audio: None,
         voice: Some(parts.entry),
-        sampling: PublishedSampling::default(),
-        prompts: Prompts::default(),
-        classifier: None,
-        pairs: None,
-        source_weights: Vec::new(),
-        layer_widths: Vec::new(),
-        quality: None,
-        loss: None,
-        certificate: None,
-        files: BTreeMap::new(),
-        provenance: job.provenance,
+        ..imported_manifest(job.name, structure, vec![parts.graph], job.provenance)
     };
     package.finish(&mut manifest)?;
     Ok(manifest)
-}
-
-/// Returns the size of some files together.
-fn total_bytes(paths: &[PathBuf]) -> Result<u64> {
-    paths.iter().try_fold(0u64, |sum, path| {
-        let bytes = path.metadata().map_err(unreadable(path))?.len();
-        Ok(sum.saturating_add(bytes))
-    })
 }
 
 /// Opens a graph without data files.
@@ -211,65 +172,29 @@ fn write_graph(path: &Path, package: &PackageWriter, cancel: &AtomicBool) -> Res
     Ok(file.graph)
 }
 
-/// Returns the entry of a graph. All of its inputs and `count` inputs and outputs together must have these names, beside
-/// the seed.
+/// Returns the entry of the graph of a voice. All of its inputs and `count` inputs and outputs together must have these
+/// names, beside the seed.
 fn graph_entry(graph: &Graph, file: &str, names: &[NamedSlot], count: usize) -> Result<GraphEntry> {
-    let mut inputs = bindings(&graph.inputs, names);
-    let outputs = bindings(&graph.outputs, names);
-    let has_all = inputs.len() + outputs.len() == count;
-    inputs.extend(bindings(&graph.inputs, &[SEED]));
-    if !has_all || inputs.len() != graph.inputs.len() {
-        let found = graph.inputs.iter().chain(&graph.outputs).map(|value| value.name.as_str());
-        let expected: Vec<String> =
-            names.iter().map(|(name, _, dtype)| format!("{name} ({dtype:?})")).collect();
-        let found = found.collect::<Vec<_>>().join(", ");
-        return Err(refused(format!("tensors of {file}"), expected.join(", "), found));
-    }
-    Ok(GraphEntry {
-        file: GRAPH_FILE.to_owned(),
-        variant: Variant::Dynamic,
-        part: Part::Whole,
-        inputs,
-        outputs,
-        kv: Vec::new(),
-    })
-}
-
-/// Returns the bindings of the values with a known name and type.
-fn bindings(values: &[Value], names: &[NamedSlot]) -> Vec<Binding> {
-    let known = values.iter().filter_map(|value| {
-        let (_, slot, dtype) = names.iter().find(|(name, ..)| *name == value.name)?;
-        (value.dtype.dtype() == Some(*dtype)).then(|| Binding {
-            slot: *slot,
-            name: value.name.clone(),
-            dtype: *dtype,
-            shape: value.shape.clone(),
-        })
-    });
-    known.collect()
+    let draws = graph.inputs.iter().any(|input| input.name == SEED.0);
+    let names = [names, &[SEED]].concat();
+    imported_graph::graph_entry(graph, file, &names, count + usize::from(draws))
 }
 
 fn read(folder: &Path, file: &str) -> Result<Vec<u8>> {
     read_file(&folder.join(file))
 }
 
-/// Reads a file of at most [`MAX_BYTES`].
-fn read_file(path: &Path) -> Result<Vec<u8>> {
-    narthex_files::read(path, MAX_BYTES).map_err(unreadable(path))
-}
-
-/// Returns the conversion of the system's error for a file that cannot be read.
-fn unreadable(path: &Path) -> impl Fn(std::io::Error) -> CompileError {
-    move |source| OnnxFileError::Read { path: path.to_owned(), source }.into()
-}
-
 #[cfg(test)]
 mod tests {
-    use std::fs::{self, File};
+    use std::{
+        collections::BTreeMap,
+        fs::{self, File},
+    };
 
     use narthex_spec::progress::Quiet;
 
     use super::*;
+    use crate::error::CompileError;
 
     /// The graph of 4 TiB is a hole. A machine with that much free space is left out.
     #[test]

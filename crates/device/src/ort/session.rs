@@ -406,6 +406,10 @@ impl Session {
                 Elements::F32(elements) => Tensor::from_array((shape, elements)).map(Tensor::into_dyn),
                 Elements::I32(elements) => Tensor::from_array((shape, elements)).map(Tensor::into_dyn),
                 Elements::I64(elements) => Tensor::from_array((shape, elements)).map(Tensor::into_dyn),
+                Elements::Bool(elements) => {
+                    let truths: Vec<bool> = elements.into_iter().map(|element| element != 0).collect();
+                    Tensor::from_array((shape, truths)).map(Tensor::into_dyn)
+                }
             };
             values.push((name, value.map_err(|error| error.message().to_owned())?));
         }

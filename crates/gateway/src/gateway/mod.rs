@@ -44,7 +44,6 @@ use crate::{
         },
         runtime_choice::RuntimeChoice,
         tokenizer_reader::TokenizerReader,
-        voice,
     },
     model_settings::RequestSettings,
     report::models::ModelStatus,
@@ -362,10 +361,11 @@ impl Gateway {
         let folder = package_build::package_for_load(library, key, graphs, source, &steps, cancel)?;
         steps.begin(format!("Loading {}", key.name));
         let package = Arc::new(Package::open_verified(&library.store, key, &folder, progress, cancel)?);
-        let is_voice = package.manifest.voice.is_some();
-        let tokenizer = (!is_voice).then(|| TokenizerReader::start(&package)).transpose()?;
+        let manifest = &package.manifest;
+        let has_engine = manifest.voice.is_none() && manifest.transcriber.is_none();
+        let tokenizer = has_engine.then(|| TokenizerReader::start(&package)).transpose()?;
         let runtime = choice.load(library, progress, cancel)?;
-        let draft = if is_voice { None } else { DraftPackage::of(library, &package, progress, cancel)? };
+        let draft = if has_engine { DraftPackage::of(library, &package, progress, cancel)? } else { None };
         let mut memory = ModelMemory::of(&config, &package.manifest);
         if let Some(draft) = &draft {
             memory.package_bytes += draft.bytes();
@@ -385,7 +385,7 @@ impl Gateway {
         };
 
         let mut loaded = match tokenizer {
-            None => LoadedModel::of_voice(&request, voice::open(&request)?),
+            None => LoadedModel::load_without_engine(&request)?,
             Some(tokenizer) => {
                 let draft = draft.map(|draft| draft.open(&request, device_selection::select)).transpose()?;
                 let format = library.tool_format(&key.name);

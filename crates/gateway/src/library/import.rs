@@ -10,12 +10,19 @@ use narthex_catalog::{
     store::{PACKAGE_EXTENSION, UnpackedPackage},
 };
 use narthex_compile::{
+    CompileError,
     import::{self, Import, ImportJob},
     package::add_files,
+    transcriber::{self, TranscriberFiles, TranscriberJob},
     voice::{self, VoiceFiles, VoiceJob},
 };
 use narthex_graph::onnx::files::graph_files;
-use narthex_spec::{ModelName, ProgressSink, arch::Pooling, manifest::Provenance, progress::Progress};
+use narthex_spec::{
+    ModelName, ProgressSink,
+    arch::Pooling,
+    manifest::{Manifest, Provenance},
+    progress::Progress,
+};
 
 use crate::{
     cancel::Cancel,
@@ -126,9 +133,27 @@ pub(crate) fn import(
     let source = format!("local {}", path.display());
     library.check_name(&name, None, &source)?;
 
-    if let Some(files) = voice {
-        let import = VoiceImport { library, request, files, name, source };
-        return import.run(trial, progress, cancel);
+    let provenance = || Provenance {
+        source: source.clone(),
+        checkpoint: BTreeMap::new(),
+        license: None,
+        compiler: format!("narthex {}", env!("CARGO_PKG_VERSION")),
+    };
+    if let Some(files) = &voice {
+        let english = english_files::folder(library, files, progress, cancel)?;
+        let import = SpeechImport { library, request, name: &name, what: "a voice" };
+        return import.run(trial, |out| {
+            let (name, file, english) = (name.clone(), request.file.as_deref(), english.as_deref());
+            let job = VoiceJob { files, file, english, name, out, provenance: provenance(), progress };
+            voice::import(job, cancel.flag())
+        });
+    }
+    if let Some(files) = &TranscriberFiles::find(&request.path, request.file.as_deref()) {
+        let import = SpeechImport { library, request, name: &name, what: "a model that transcribes speech" };
+        return import.run(trial, |out| {
+            let job = TranscriberJob { files, name: name.clone(), out, provenance: provenance() };
+            transcriber::import(job, cancel.flag())
+        });
     }
     let intact = |error| check_digests(&folder, cancel.flag()).map_or_else(Error::from, |()| error);
     let export = open(request).map_err(intact)?;
@@ -151,50 +176,33 @@ pub(crate) fn import(
     Ok((key, staging.commit()?))
 }
 
-/// Import of a voice.
-struct VoiceImport<'a> {
+/// Import of a voice, or of a model that transcribes speech.
+struct SpeechImport<'a> {
     library: &'a Library,
     request: &'a ImportRequest,
-    files: VoiceFiles,
     /// Name of the new package.
-    name: ModelName,
-    /// Source that the package states.
-    source: String,
+    name: &'a ModelName,
+    /// Kind of the model in words.
+    what: &'static str,
 }
 
-impl VoiceImport<'_> {
-    /// Imports a voice that passes the trial run.
+impl SpeechImport<'_> {
+    /// Keeps the package that `write` writes to a folder, if it passes the trial run.
     fn run(
         self,
         trial: TrialRun<'_>,
-        progress: &dyn ProgressSink,
-        cancel: &Cancel,
+        write: impl FnOnce(&Path) -> Result<Manifest, CompileError>,
     ) -> Result<(PackageKey, PathBuf), Error> {
-        let Self { library, request, files, name, source } = self;
+        let Self { library, request, name, what } = self;
         if request.pooling.is_some() {
             let message =
-                format!("--pooling is for embedding models, and {} is a voice", request.path.display());
+                format!("--pooling is for embedding models, and {} is {what}", request.path.display());
             return Err(Error::invalid("pooling", message));
         }
 
-        let english = english_files::folder(library, &files, progress, cancel)?;
         let key = PackageKey { name: name.clone(), scheme: DEFAULT_SCHEME };
-        let staging = library.store.stage_package(&name, key.scheme)?;
-        let job = VoiceJob {
-            files: &files,
-            file: request.file.as_deref(),
-            english: english.as_deref(),
-            name,
-            out: staging.path(),
-            provenance: Provenance {
-                source,
-                checkpoint: BTreeMap::new(),
-                license: None,
-                compiler: format!("narthex {}", env!("CARGO_PKG_VERSION")),
-            },
-            progress,
-        };
-        voice::import(job, cancel.flag())?;
+        let staging = library.store.stage_package(name, key.scheme)?;
+        write(staging.path())?;
         trial(&key, staging.path())?;
         Ok((key, staging.commit()?))
     }

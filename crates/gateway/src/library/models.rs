@@ -315,7 +315,7 @@ impl Library {
                 let message = format!("{} is a voice, which is imported and not compiled", key.name);
                 Err(Error::invalid("model", message))
             }
-            Structure::ImportedDecoder(_) | Structure::ImportedEncoder(_) => Err(Error::invalid(
+            _ => Err(Error::invalid(
                 "model",
                 format!(
                     "{} is an import, whose graph cannot be compiled again; compile the checkpoint that it was exported \

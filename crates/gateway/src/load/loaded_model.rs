@@ -33,7 +33,8 @@ use crate::{
         sound_tower::SoundTower,
         speech_detector::DetectorSource,
         tokenizer_reader::TokenizerReader,
-        voice::{OpenVoice, Voice},
+        transcriber::{self, OpenTranscriber, Recognizer, Transcriber},
+        voice::{self, OpenVoice, Voice},
     },
     model_settings::ResidenceSettings,
     report::{
@@ -56,7 +57,7 @@ const VOICE_RETRY_AFTER: Duration = Duration::from_secs(1);
 /// A model that answers requests.
 pub(crate) struct LoadedModel {
     pub(crate) package: Arc<Package>,
-    /// Tokenizer; `None` for voices.
+    /// Tokenizer; `None` for voices and for imported models that transcribe.
     tokenizer: Option<Tokenizer>,
     pub(crate) template: Option<ChatTemplate>,
     pub(crate) template_abilities: Abilities,
@@ -93,6 +94,8 @@ enum Worker {
     Speech(TurnQueue<SupervisedSpeech>),
     /// The threads of the requests run the voice.
     Voice(Box<TurnQueue<Voice>>),
+    /// The threads of the requests run the model.
+    Transcriber(Box<TurnQueue<Transcriber>>),
 }
 
 impl LoadedModel {
@@ -158,10 +161,23 @@ impl LoadedModel {
         })
     }
 
-    /// Takes a voice that was opened.
-    pub(crate) fn of_voice(request: &LoadRequest<'_>, open: OpenVoice) -> Self {
-        let config = &request.config;
-        let limits = QueueLimits { waiting: config.max_queue, retry_after: VOICE_RETRY_AFTER };
+    /// Opens a voice, or an imported model that transcribes.
+    ///
+    /// # Errors
+    /// As [`voice::open`] and [`transcriber::open`].
+    pub(crate) fn load_without_engine(request: &LoadRequest<'_>) -> Result<Self, Error> {
+        let limits = |retry_after| QueueLimits { waiting: request.config.max_queue, retry_after };
+        if request.manifest().transcriber.is_some() {
+            let OpenTranscriber { transcriber, report } = transcriber::open(request)?;
+            let queue = TurnQueue::new(transcriber, limits(SPEECH_RETRY_AFTER));
+            return Ok(Self::without_engine(request, Worker::Transcriber(Box::new(queue)), report));
+        }
+        let OpenVoice { voice, report } = voice::open(request)?;
+        let queue = TurnQueue::new(voice, limits(VOICE_RETRY_AFTER));
+        Ok(Self::without_engine(request, Worker::Voice(Box::new(queue)), report))
+    }
+
+    fn without_engine(request: &LoadRequest<'_>, worker: Worker, placement: PlacementReport) -> Self {
         Self {
             package: request.package.clone(),
             tokenizer: None,
@@ -169,12 +185,12 @@ impl LoadedModel {
             template_abilities: Abilities::default(),
             tool_format: ToolFormat::Hermes,
             template: None,
-            capacity: config.max_queue.saturating_add(1),
+            capacity: request.config.max_queue.saturating_add(1),
             draft: None,
             detector: DetectorSource::of(request),
-            worker: Worker::Voice(Box::new(TurnQueue::new(open.voice, limits))),
+            worker,
             grammars: OnceLock::new(),
-            placement: open.report,
+            placement,
             kv_cache: None,
             passed_over: Vec::new(),
             numerics: Vec::new(),
@@ -196,9 +212,7 @@ impl LoadedModel {
     pub(crate) fn engine(&self) -> Result<&Engine, Error> {
         match &self.worker {
             Worker::Engine(engine) => Ok(engine),
-            Worker::Encoder(_) | Worker::Speech(_) | Worker::Voice(_) => {
-                Err(self.wrong_kind(ModelKind::Chat))
-            }
+            _ => Err(self.wrong_kind(ModelKind::Chat)),
         }
     }
 
@@ -206,19 +220,16 @@ impl LoadedModel {
     pub(crate) fn encoder(&self, wanted: ModelKind) -> Result<&EncoderQueue, Error> {
         match &self.worker {
             Worker::Encoder(encoder) if self.kind() == wanted => Ok(encoder),
-            Worker::Encoder(_) | Worker::Engine(_) | Worker::Speech(_) | Worker::Voice(_) => {
-                Err(self.wrong_kind(wanted))
-            }
+            _ => Err(self.wrong_kind(wanted)),
         }
     }
 
-    /// Returns the queue of a model for speech, or an error with the model's actual kind.
-    pub(crate) fn speech(&self) -> Result<&TurnQueue<SupervisedSpeech>, Error> {
+    /// Returns the queue of a model that transcribes speech, or an error with the model's actual kind.
+    pub(crate) fn recognizer(&self) -> Result<Recognizer<'_>, Error> {
         match &self.worker {
-            Worker::Speech(speech) => Ok(speech),
-            Worker::Engine(_) | Worker::Encoder(_) | Worker::Voice(_) => {
-                Err(self.wrong_kind(ModelKind::Transcription))
-            }
+            Worker::Speech(speech) => Ok(Recognizer::Whisper(speech)),
+            Worker::Transcriber(transcriber) => Ok(Recognizer::Imported(transcriber)),
+            _ => Err(self.wrong_kind(ModelKind::Transcription)),
         }
     }
 
@@ -226,13 +237,11 @@ impl LoadedModel {
     pub(crate) fn voice(&self) -> Result<&TurnQueue<Voice>, Error> {
         match &self.worker {
             Worker::Voice(voice) => Ok(voice),
-            Worker::Engine(_) | Worker::Encoder(_) | Worker::Speech(_) => {
-                Err(self.wrong_kind(ModelKind::Speech))
-            }
+            _ => Err(self.wrong_kind(ModelKind::Speech)),
         }
     }
 
-    /// Returns the tokenizer, or an error for a voice.
+    /// Returns the tokenizer, or an error for a model without an engine.
     pub(crate) fn tokenizer(&self) -> Result<&Tokenizer, Error> {
         self.tokenizer.as_ref().ok_or_else(|| self.wrong_kind(ModelKind::Chat))
     }
@@ -258,7 +267,7 @@ impl LoadedModel {
         scope: &CompileScope<'_>,
     ) -> Result<GrammarMatcher, GrammarError> {
         let Some(tokenizer) = &self.tokenizer else {
-            return Err(GrammarError::Unusable { reason: "a voice generates no text".to_owned() });
+            return Err(GrammarError::Unusable { reason: "a model for speech generates no text".to_owned() });
         };
         let stop = self.package.manifest.stop_tokens();
         let compiler = self.grammars.get_or_init(|| GrammarCompiler::new(tokenizer, stop));
@@ -292,7 +301,7 @@ impl LoadedModel {
     fn max_length(&self) -> usize {
         match &self.worker {
             Worker::Engine(engine) => engine.limits().longest(),
-            Worker::Encoder(_) | Worker::Speech(_) | Worker::Voice(_) => self.package.manifest.max_length,
+            _ => self.package.manifest.max_length,
         }
     }
 
@@ -302,6 +311,7 @@ impl LoadedModel {
             Worker::Encoder(queue) => queue.length(),
             Worker::Speech(queue) => queue.length(),
             Worker::Voice(queue) => queue.length(),
+            Worker::Transcriber(queue) => queue.length(),
         };
         EngineCounters { running, waiting, ..EngineCounters::default() }
     }
@@ -321,6 +331,7 @@ impl LoadedModel {
             Worker::Encoder(queue) => queue.has_ended(),
             Worker::Speech(queue) => queue.has_ended(),
             Worker::Voice(queue) => queue.has_ended(),
+            Worker::Transcriber(queue) => queue.has_ended(),
         };
         has_ended || self.towers.has_ended() || self.monitors.iter().any(NumericsMonitor::has_failed)
     }
@@ -354,6 +365,7 @@ impl LoadedModel {
             Worker::Encoder(queue) => queue.shutdown(drain),
             Worker::Speech(queue) => queue.shutdown(drain),
             Worker::Voice(queue) => queue.shutdown(drain),
+            Worker::Transcriber(queue) => queue.shutdown(drain),
         }
     }
 }

@@ -6,6 +6,7 @@
 pub(crate) mod auto;
 pub(crate) mod cache_key;
 pub(crate) mod contexts;
+pub(crate) mod cpu_model;
 pub(crate) mod device_selection;
 pub(crate) mod draft_model;
 pub(crate) mod eligibility;
@@ -28,6 +29,7 @@ pub(crate) mod speech_detector;
 pub(crate) mod supervise;
 pub(crate) mod tokenizer_reader;
 mod tower_queue;
+pub(crate) mod transcriber;
 pub(crate) mod trial_run;
 pub(crate) mod verify;
 pub(crate) mod voice;

@@ -24,6 +24,7 @@ use crate::{
         request::{DeviceAssignment, LoadRequest},
         runtime_choice::{cpu_library, cpu_runtime},
         sessions::{self, Model},
+        transcriber,
         verify::{feed, reference_texts},
         voice,
     },
@@ -70,7 +71,13 @@ pub(crate) fn run(
         cancel: cancel.clone(),
     };
 
-    let outcome = if package.manifest.voice.is_some() { speak_once(&request) } else { run_once(&request) };
+    let outcome = if package.manifest.voice.is_some() {
+        speak_once(&request)
+    } else if package.manifest.transcriber.is_some() {
+        transcriber::open(&request).and_then(|mut open| open.transcriber.try_out())
+    } else {
+        run_once(&request)
+    };
     match outcome {
         Err(Error::Device(DeviceError::Ort { message, .. })) if is_unavailable(&message) => {
             progress.event(Progress::Note(format!("The graph does not run on the CPU: {message}")));

@@ -26,5 +26,6 @@ mod reductions;
 mod reranker;
 mod sounds;
 mod speech;
+mod transcribers;
 mod transcription;
 mod voices;

@@ -367,9 +367,10 @@ fn family(architecture: &Structure) -> Option<String> {
         Structure::Encoder(encoder) => encoder.family,
         Structure::Embedder(embedder) => embedder.decoder.family,
         Structure::Speech(speech) => speech.family,
-        Structure::ImportedDecoder(_) | Structure::ImportedEncoder(_) | Structure::ImportedVoice(_) => {
-            return None;
-        }
+        Structure::ImportedDecoder(_)
+        | Structure::ImportedEncoder(_)
+        | Structure::ImportedVoice(_)
+        | Structure::ImportedTranscriber(_) => return None,
     };
     serde_json::to_value(family).ok()?.as_str().map(str::to_owned)
 }

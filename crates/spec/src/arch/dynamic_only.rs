@@ -60,7 +60,8 @@ impl Structure {
             | Self::Speech(_)
             | Self::ImportedDecoder(_)
             | Self::ImportedEncoder(_)
-            | Self::ImportedVoice(_) => None,
+            | Self::ImportedVoice(_)
+            | Self::ImportedTranscriber(_) => None,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The model of a package: a complete architecture if Narthex compiled it, basic properties if its graph was imported.
 
 use serde::{Deserialize, Serialize};
+use strum::VariantArray;
 
 use super::{Architecture, DecoderArch, EmbedderArch, EncoderArch, EncoderHead, SpeechArch};
 
@@ -22,6 +23,47 @@ pub enum Structure {
     ImportedEncoder(ImportedEncoder),
     /// A voice with an imported graph.
     ImportedVoice(ImportedVoice),
+    /// A model that transcribes speech, with imported graphs.
+    ImportedTranscriber(ImportedTranscriber),
+}
+
+/// An imported model that transcribes speech. Its graphs read a window of sound of any length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImportedTranscriber {
+    /// Number of vocabulary entries.
+    pub vocab: usize,
+    /// Family, which decides the graphs and their decoding.
+    pub family: TranscriberFamily,
+}
+
+/// Family of an imported model that transcribes speech.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, VariantArray)]
+#[serde(rename_all = "snake_case")]
+pub enum TranscriberFamily {
+    /// NeMo's encoder with connectionist temporal classification: probabilities of every token and of a blank for each row
+    /// (Graves et al. 2006).
+    NemoCtc,
+    /// NeMo's encoder with a transducer (Graves 2012, arXiv:1211.3711).
+    NemoRnnt,
+    /// NeMo's encoder with a transducer that also predicts the duration of each token (Xu et al. 2023, arXiv:2304.06795).
+    NemoTdt,
+    /// Moonshine: an encoder of samples, and a decoder of tokens (Jeffries et al. 2024, arXiv:2410.15608).
+    Moonshine,
+}
+
+impl TranscriberFamily {
+    /// Every family.
+    pub const ALL: &'static [Self] = Self::VARIANTS;
+
+    /// Returns the name for users.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::NemoCtc => "NeMo CTC",
+            Self::NemoRnnt => "NeMo RNN-T",
+            Self::NemoTdt => "NeMo TDT",
+            Self::Moonshine => "Moonshine",
+        }
+    }
 }
 
 /// An imported voice, whose graph reads phonemes.
@@ -91,7 +133,11 @@ impl Structure {
             Self::Encoder(arch) => Some(&arch.head),
             Self::Embedder(arch) => Some(&arch.head),
             Self::ImportedEncoder(imported) => Some(&imported.head),
-            Self::Decoder(_) | Self::ImportedDecoder(_) | Self::Speech(_) | Self::ImportedVoice(_) => None,
+            Self::Decoder(_)
+            | Self::ImportedDecoder(_)
+            | Self::Speech(_)
+            | Self::ImportedVoice(_)
+            | Self::ImportedTranscriber(_) => None,
         }
     }
 
@@ -102,7 +148,10 @@ impl Structure {
             Self::Encoder(arch) => Some(Architecture::Encoder(arch.clone())),
             Self::Embedder(arch) => Some(Architecture::Embedder(arch.clone())),
             Self::Speech(arch) => Some(Architecture::Speech(arch.clone())),
-            Self::ImportedDecoder(_) | Self::ImportedEncoder(_) | Self::ImportedVoice(_) => None,
+            Self::ImportedDecoder(_)
+            | Self::ImportedEncoder(_)
+            | Self::ImportedVoice(_)
+            | Self::ImportedTranscriber(_) => None,
         }
     }
 }
@@ -175,6 +224,10 @@ mod tests {
         for family in [VoiceFamily::Hibari, VoiceFamily::Kokoro, VoiceFamily::Piper] {
             let voice = ImportedVoice { sample_rate: 24_000, family };
             check(Structure::ImportedVoice(voice), "imported_voice");
+        }
+        for &family in TranscriberFamily::ALL {
+            let transcriber = ImportedTranscriber { vocab: 9, family };
+            check(Structure::ImportedTranscriber(transcriber), "imported_transcriber");
         }
     }
 }

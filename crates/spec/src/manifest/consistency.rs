@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use super::{Contradiction, GraphEntry, KvContent, KvLayout, Manifest, Part, Slot, sampling, voice};
+use super::{
+    Contradiction, GraphEntry, KvContent, KvLayout, Manifest, Part, Slot, sampling, transcriber, voice,
+};
 use crate::arch::{
     Attention, DecoderArch, DecoderLayer, EmbedderArch, EncoderArch, EncoderHead, ImportedDecoder,
     ImportedEncoder, Mixer, PatchTower, Recurrence, Rope, SpeechArch, SpeechLayers, Structure, VisionArch,
@@ -25,6 +27,7 @@ pub fn check_consistency(manifest: &Manifest) -> Result<(), Contradiction> {
         | Structure::ImportedDecoder(ImportedDecoder { vocab, .. })
         | Structure::ImportedEncoder(ImportedEncoder { vocab, .. }) => *vocab,
         Structure::ImportedVoice(voice) => return voice::check(manifest, voice),
+        Structure::ImportedTranscriber(transcriber) => return transcriber::check(manifest, *transcriber),
     };
     ensure(manifest.tokenizer.is_some(), "a tokenizer", "none")?;
     if let Some(bos) = manifest.bos() {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{FileRange, Manifest, TableEncoding, VoiceEntry};
+use super::{FileRange, Manifest, TableEncoding, TranscriberEntry, VoiceEntry};
 
 impl Manifest {
     /// Returns the bytes of all files of the package except the manifest.
@@ -21,6 +21,7 @@ impl Manifest {
         let used = graphs.chain(contexts).chain(tables).chain(text.into_iter().flatten());
         used.chain(&self.kept_tokens)
             .chain(voice)
+            .chain(self.transcriber.iter().flat_map(TranscriberEntry::files))
             .filter(|path| !self.files.contains_key(*path))
             .map(String::as_str)
             .collect()

@@ -181,7 +181,7 @@ pub enum Slot {
     NoiseScales,
     /// Input `[1]` i64: seed of the noise, from 0 to 2³¹ - 2.
     Seed,
-    /// Output f32: samples of speech.
+    /// Output f32: samples of speech. Also the input `[1, samples]` of an encoder that reads samples.
     Samples,
     /// Output `[1, bins, frames]`: logarithm of the magnitude of the harmonics of speech.
     HarmonicMagnitude,
@@ -195,6 +195,26 @@ pub enum Slot {
     RestPhase,
     /// Output `[1, frames]`: pitch in Hz, 0 without a voice.
     Pitch,
+    /// Input `[1]` i64: number of frames of [`Slot::Features`].
+    FrameCount,
+    /// Input `[1, samples]` i64: 1 for each sample.
+    SampleMask,
+    /// Output of an encoder and input of its decoder, f32: rows of the encoder. A transducer's encoder has
+    /// `[1, hidden, rows]`, and its decoder reads one row, `[1, hidden, 1]`; other models have `[1, rows, hidden]`.
+    EncoderRows,
+    /// Output `[1]` i64: number of rows of [`Slot::EncoderRows`].
+    EncoderRowCount,
+    /// Output `[1, rows, vocab]` f32: logarithms of the tokens' probabilities for each row of the encoder.
+    TokenLogProbabilities,
+    /// Input `[1]`: length of [`Slot::Tokens`].
+    TokenCount,
+    /// Input and output `[layers, 1, width]` f32: state of the network that reads a transducer's tokens.
+    PredictionState {
+        /// Number of the state.
+        index: usize,
+    },
+    /// Input `[1]` bool: whether the graph reads the cache.
+    ReadsCache,
 }
 
 impl Slot {

@@ -94,7 +94,7 @@ impl ReadyModel {
     /// Opens the detector of speech at the start of a sound, for a model that transcribes. It must be installed
     /// ([`Gateway::fetch_speech_detector`](crate::Gateway::fetch_speech_detector)).
     pub fn open_speech_detector(&self) -> Result<SpeechDetector, Error> {
-        self.loaded.speech()?;
+        self.loaded.recognizer()?;
         self.loaded.detector.open()
     }
 

@@ -1,11 +1,11 @@
 //! Samples of phonemes: the graph of a voice, with the inputs and outputs of its family.
 
-use narthex_device::cpu_graph::{CpuGraph, OutputTensor};
+use narthex_device::cpu_graph::OutputTensor;
 use narthex_engine::executor::StepError;
 use narthex_files::MappedFile;
 use narthex_graph::noise::SEEDS;
 use narthex_spec::{
-    Elements, Feed,
+    Elements,
     arch::{ImportedVoice, VoiceFamily},
     dtype::Dim,
     manifest::{GraphEntry, NoiseScales, Slot, VoiceEntry},
@@ -15,11 +15,14 @@ use narthex_speech::{
     vocoder::{SAMPLE_RATE, Spectrum, Vocoder},
 };
 
-use super::{Run, open_graph};
+use super::Run;
 use crate::{
     error::Error,
     library::package::{self, bad_package},
-    load::request::LoadRequest,
+    load::{
+        cpu_model::{SlotFeed, SlotGraph},
+        request::LoadRequest,
+    },
 };
 
 /// Smallest peak by which the samples of a sentence are divided, so that silence stays silent.
@@ -27,8 +30,7 @@ const MIN_PEAK: f32 = 0.01;
 
 /// The graph of a voice on the CPU.
 pub(super) struct VoiceGraph {
-    pub(super) graph: CpuGraph,
-    entry: GraphEntry,
+    pub(super) graph: SlotGraph,
     alphabet: Alphabet,
     family: FamilyState,
 }
@@ -71,8 +73,7 @@ impl VoiceGraph {
 
         let alphabet = package::read(&request.package.folder, &entry.alphabet)?;
         Ok(Self {
-            graph: open_graph(request, &graph_entry.file)?,
-            entry: graph_entry.clone(),
+            graph: SlotGraph::open(request, graph_entry)?,
             alphabet: Alphabet::from_json(&alphabet).map_err(|error| bad_package(key, error.to_string()))?,
             family,
         })
@@ -97,14 +98,14 @@ impl VoiceGraph {
         let samples = match &self.family {
             FamilyState::Hibari(vocoder) => {
                 let inputs = vec![between_zeros(ids), speed];
-                let tensors = run_graph(&mut self.graph, &self.entry, inputs, run, &Slot::SPECTRUM)?;
+                let tensors = run_graph(&mut self.graph, inputs, run, &Slot::SPECTRUM)?;
                 spectrum_samples(vocoder, &tensors, run.seed)?
             }
             FamilyState::Kokoro(styles) => {
                 let style = styles.row(run.speaker.number, ids.len());
                 let style = (Slot::Style, vec![1, style.len()], Elements::F32(style));
                 let inputs = vec![between_zeros(ids), style, speed];
-                let tensors = run_graph(&mut self.graph, &self.entry, inputs, run, &[Slot::Samples])?;
+                let tensors = run_graph(&mut self.graph, inputs, run, &[Slot::Samples])?;
                 tensors.iter().flat_map(elements).copied().collect()
             }
             FamilyState::Piper(scales) => {
@@ -117,7 +118,7 @@ impl VoiceGraph {
                     (Slot::NoiseScales, vec![3], Elements::F32(scales)),
                     (Slot::SpeakerNumber, vec![1], Elements::I64(vec![run.speaker.number as i64])),
                 ];
-                let tensors = run_graph(&mut self.graph, &self.entry, inputs, run, &[Slot::Samples])?;
+                let tensors = run_graph(&mut self.graph, inputs, run, &[Slot::Samples])?;
                 loud(tensors.iter().flat_map(elements).copied().collect())
             }
         };
@@ -162,7 +163,7 @@ impl Styles {
 }
 
 /// Returns the input with the ids of phonemes between two zeros.
-fn between_zeros(ids: Vec<i64>) -> (Slot, Vec<usize>, Elements) {
+fn between_zeros(ids: Vec<i64>) -> SlotFeed {
     let ids: Vec<i64> = std::iter::once(0).chain(ids).chain([0]).collect();
     (Slot::Phonemes, vec![1, ids.len()], Elements::I64(ids))
 }
@@ -176,28 +177,21 @@ fn loud(mut samples: Vec<f32>) -> Vec<f32> {
 
 /// Runs a graph with the inputs that it has, and with the seed of its noise. Returns the outputs of these slots.
 fn run_graph(
-    graph: &mut CpuGraph,
-    entry: &GraphEntry,
-    mut inputs: Vec<(Slot, Vec<usize>, Elements)>,
+    graph: &mut SlotGraph,
+    mut inputs: Vec<SlotFeed>,
     run: Run<'_>,
     outputs: &[Slot],
 ) -> Result<Vec<OutputTensor>, Error> {
     let seed = run.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
     inputs.push((Slot::Seed, vec![1], Elements::I64(vec![seed as i64 % SEEDS])));
-    let feeds = inputs.into_iter().filter_map(|(slot, shape, elements)| {
-        Some(Feed { name: entry.input(slot)?.name.clone(), shape, elements })
-    });
-    // The manifest was checked: the graph has the outputs.
-    let outputs: Vec<&str> =
-        outputs.iter().filter_map(|slot| Some(entry.output(*slot)?.name.as_str())).collect();
-    Ok(graph.run(feeds.collect(), &outputs)?)
+    graph.run(inputs, outputs)
 }
 
 /// Returns the elements of an output; none for integers.
 fn elements(tensor: &OutputTensor) -> &[f32] {
     match &tensor.elements {
         Elements::F32(elements) => elements,
-        Elements::I32(_) | Elements::I64(_) => &[],
+        Elements::I32(_) | Elements::I64(_) | Elements::Bool(_) => &[],
     }
 }
 

@@ -9,9 +9,7 @@ mod pronunciation;
 
 use std::ops::RangeInclusive;
 
-use narthex_device::{cpu_graph::CpuGraph, placement::GraphPlacement};
 use narthex_spec::{
-    DeviceName, NpuPolicy,
     arch::{Structure, VoiceFamily},
     manifest::{Manifest, Speaker},
 };
@@ -23,13 +21,16 @@ use crate::{
     error::Error,
     library::package::bad_package,
     load::{
-        placement,
-        request::{DeviceAssignment, LoadRequest},
+        cpu_model::{self, check_cpu},
+        request::LoadRequest,
     },
-    report::{fallback::FallbackNodes, models::DeviceRefusal, placement::PlacementReport},
+    report::placement::PlacementReport,
 };
 
 pub(crate) use self::pronunciation::{accent, is_english};
+
+/// Reason of the placement.
+const ON_CPU: &str = "voices run on the CPU";
 
 /// Marks of a phoneme on the letter before them.
 const COMBINING: RangeInclusive<char> = '\u{300}'..='\u{36f}';
@@ -67,17 +68,14 @@ pub(crate) struct Run<'a> {
 /// [`Error::NoDevice`] if the CPU is not one of the configured devices; [`Error::BadPackage`] for files that cannot be
 /// read.
 pub(crate) fn open(request: &LoadRequest<'_>) -> Result<OpenVoice, Error> {
-    check_cpu(request)?;
+    check_cpu(request, ON_CPU)?;
     let manifest = request.manifest();
     let key = &request.package.key;
     let (Structure::ImportedVoice(imported), Some(entry)) = (&manifest.architecture, &manifest.voice) else {
         return Err(bad_package(key, "it is not a voice"));
     };
     let graph = VoiceGraph::open(request, imported)?;
-    let file = manifest.graphs.first().map(|graph| graph.file.clone()).unwrap_or_default();
-    let placement = GraphPlacement { graph: file, placement: graph.graph.placement().clone() };
-    let mut report = placement::report(request, &DeviceAssignment::cpu(), &[placement], Vec::new())?;
-    report.why = Some("voices run on the CPU".to_owned());
+    let report = cpu_model::report(request, &[&graph.graph], ON_CPU)?;
 
     let notation = match imported.family {
         VoiceFamily::Hibari | VoiceFamily::Kokoro => Notation::Kokoro,
@@ -91,29 +89,6 @@ pub(crate) fn open(request: &LoadRequest<'_>) -> Result<OpenVoice, Error> {
         max_phonemes: manifest.max_length,
     };
     Ok(OpenVoice { voice, report })
-}
-
-/// Fails if the settings exclude the CPU.
-fn check_cpu(request: &LoadRequest<'_>) -> Result<(), Error> {
-    let config = &request.config;
-    let has_cpu = config.providers.devices().contains(&DeviceName::Cpu);
-    if has_cpu && config.npu != NpuPolicy::Require {
-        return Ok(());
-    }
-    let refusal = DeviceRefusal {
-        device: DeviceName::Cpu,
-        reason: "voices run on the CPU, which the settings exclude".to_owned(),
-        fix: Some("allow the CPU: --npu prefer, and `cpu` in --providers".to_owned()),
-        announced: true,
-        fallback: FallbackNodes::default(),
-    };
-    let name = request.manifest().name.clone();
-    Err(Error::NoDevice { name, policy: config.npu, passed_over: vec![refusal] })
-}
-
-fn open_graph(request: &LoadRequest<'_>, file: &str) -> Result<CpuGraph, Error> {
-    let path = request.package.folder.join(file);
-    Ok(CpuGraph::open(request.runtime, &path, request.config.threads)?)
 }
 
 impl Voice {

@@ -10,12 +10,12 @@ use narthex_speech::{
     espeak::{self, ClauseReader, Notation},
 };
 
-use super::{espeak::Espeak, open_graph};
+use super::espeak::Espeak;
 use crate::{
     cancel::Cancel,
     error::Error,
     library::package::{self, bad_package},
-    load::request::LoadRequest,
+    load::{cpu_model::open_graph, request::LoadRequest},
 };
 
 /// Pronunciation of a language.
@@ -129,7 +129,7 @@ impl LetterModel for LetterGraph {
         Ok(match tensors.into_iter().next().map(|tensor| tensor.elements) {
             Some(Elements::I64(classes)) => classes,
             Some(Elements::I32(classes)) => classes.into_iter().map(i64::from).collect(),
-            Some(Elements::F32(_)) | None => Vec::new(),
+            Some(Elements::F32(_) | Elements::Bool(_)) | None => Vec::new(),
         })
     }
 }

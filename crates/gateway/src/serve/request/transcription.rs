@@ -27,6 +27,9 @@ pub struct TranscriptionRequest {
     pub language: Option<String>,
     /// Text before the speech, whose spelling and style the transcript continues.
     pub prompt: Option<String>,
+    /// Text of earlier parts of the same speech, which follows the prompt. Models that read no text before the speech leave it
+    /// out.
+    pub context: Option<String>,
     /// Temperature of the sampling. 0 and `None` take the likeliest tokens; if the result is poor, higher temperatures are
     /// tried in each case.
     pub temperature: Option<f32>,
@@ -48,6 +51,7 @@ impl TranscriptionRequest {
             task: Task::Transcribe,
             language: None,
             prompt: None,
+            context: None,
             temperature: None,
             words: false,
             vad: None,

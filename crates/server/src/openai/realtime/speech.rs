@@ -110,10 +110,10 @@ impl SpeechService for GatewaySpeech {
             let Recognition { samples, settings, context, .. } = recognition;
             app.meter.caller.check_tokens()?;
             let body = app.shared.bodies.reserve(size_of_val(samples.as_slice())).await?;
-            let prompt = [settings.prompt.as_deref().unwrap_or_default(), &context].join(" ");
             let request = TranscriptionRequest {
                 language: settings.language,
-                prompt: Some(prompt),
+                prompt: settings.prompt,
+                context: Some(context),
                 ..TranscriptionRequest::new(settings.model)
             };
 

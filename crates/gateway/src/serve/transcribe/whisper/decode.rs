@@ -1,14 +1,13 @@
 //! The transcript of one window as tokens: greedy decoding, and sampling with rising temperatures if the result is poor
 //! (Radford et al. 2022, section 4.5).
 
-use std::io::Write;
-
-use flate2::{Compression, write::ZlibEncoder};
 use narthex_engine::{sample::SplitMix64, speech::SpeechModel};
 use narthex_spec::{TokenId, manifest::SpeechEntry};
 
 use super::rules;
-use crate::{error::Error, load::verify::compare::log_sum_exp};
+use crate::{
+    error::Error, load::verify::compare::log_sum_exp, serve::transcribe::compression::compression_ratio,
+};
 
 /// Mean logarithm of the tokens' probabilities below which a result is poor.
 const MIN_LOG_PROBABILITY: f32 = -1.0;
@@ -195,15 +194,6 @@ fn log_probability(logit: f32, row: &[f32]) -> f32 {
 /// Returns the probability of a logit in its row.
 pub(super) fn probability(logit: f32, row: &[f32]) -> f32 {
     log_probability(logit, row).exp()
-}
-
-/// Returns the length of a text divided by its length after compression.
-fn compression_ratio(text: &str) -> f32 {
-    let mut encoder = ZlibEncoder::new(Vec::new(), Compression::default());
-    // Writing to memory does not fail.
-    let written = encoder.write_all(text.as_bytes()).and_then(|()| encoder.finish());
-    let compressed = written.map_or(1, |bytes| bytes.len().max(1));
-    text.len() as f32 / compressed as f32
 }
 
 /// Returns the likeliest language of the window that `model` has encoded.
