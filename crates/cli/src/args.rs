@@ -127,6 +127,10 @@ pub(crate) struct StoreArgs {
     #[arg(long, value_name = "FILE", global = true)]
     pub(crate) config: Option<PathBuf>,
 
+    /// A setting in the notation of the settings file, as in 'models."smollm2:135m".pin=true'; repeatable [env: NARTHEX_SET]
+    #[arg(long, value_name = "KEY=VALUE", global = true)]
+    pub(crate) set: Vec<String>,
+
     /// Use only files on this machine; neither the network nor pip is used [env: NARTHEX_OFFLINE, HF_HUB_OFFLINE]
     #[arg(long, global = true)]
     pub(crate) offline: bool,

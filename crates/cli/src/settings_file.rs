@@ -3,6 +3,7 @@
 
 mod change;
 mod document;
+mod stated;
 mod tables;
 
 use std::{env, ffi::OsString, io, path::PathBuf};
@@ -19,6 +20,7 @@ pub(crate) use change::{
     CustomModel, add_custom_model, add_name, answer_entries, has_name, pin, remove_name, set_default_model,
 };
 pub(crate) use document::{BadSettings, Settings, read};
+pub(crate) use stated::StatedSettings;
 pub(crate) use tables::{ANSWERS, Setting, SettingValue, TABLES};
 
 /// Variable with the path of the settings file.
@@ -43,7 +45,8 @@ pub(crate) fn path(store: &StoreArgs) -> Result<PathBuf, Error> {
     }
 }
 
-/// Reads the settings file. Without one, there are no settings, unless the user named the file.
+/// Reads the settings file, and adds the settings that options and a variable state. Without a file, there are no others,
+/// unless the user named the file.
 pub(crate) fn load(store: &StoreArgs) -> anyhow::Result<Settings> {
     let path = path(store)?;
     let text = match input_file::text(&path) {
@@ -51,7 +54,9 @@ pub(crate) fn load(store: &StoreArgs) -> anyhow::Result<Settings> {
         Err(error) if stated_path(store).is_none() && is_absent(&error) => String::new(),
         text => text?,
     };
-    read(&text).map_err(|faults| BadSettings { path, faults }.into())
+    let settings = read(&text).map_err(|faults| BadSettings { path, faults })?;
+    let stated = StatedSettings::find(store)?;
+    if stated.is_empty() { Ok(settings) } else { Ok(stated::merge(&text, &stated)?) }
 }
 
 /// Returns the settings that environment variables state, as in `NARTHEX_SLOTS=4`. An empty variable states nothing.

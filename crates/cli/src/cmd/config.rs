@@ -4,13 +4,14 @@ use std::{env, path::Path, process::Command};
 
 use anyhow::Context;
 use narthex_gateway::{Error, Gateway};
+use toml_edit::{DocumentMut, Item, Key, TableLike};
 
 use crate::{
     args::{ConfigCommand, StoreArgs},
     input_file, output,
     running_server::{self, ServerNotes},
     settings::config,
-    settings_file::{self, BadSettings, SettingValue, TABLES},
+    settings_file::{self, BadSettings, SettingValue, StatedSettings, TABLES},
 };
 
 /// Text of a new settings file.
@@ -95,12 +96,11 @@ fn show(store: &StoreArgs) -> anyhow::Result<()> {
     if !aliases.is_empty() {
         lines.push(format!("[aliases]\n{}\n", aliases.join("\n")));
     }
-    for (name, upstream) in &settings.upstreams {
-        lines.push(format!("[upstreams.{name}]\nurl = \"{}\"\n", upstream.settings.url));
+    if path.exists() {
+        lines.extend(named_tables(&input_file::text(&path)?, &path));
     }
-    for (name, model) in &settings.models {
-        let from = model.from.as_ref().map_or(String::new(), |from| format!(" # answers with {from}"));
-        lines.push(format!("[models.{name:?}]{from}\n"));
+    for StatedSettings { origin, text } in StatedSettings::find(store)? {
+        lines.push(format!("# {origin}\n{}\n", text.trim()));
     }
 
     if lines.is_empty() {
@@ -111,6 +111,25 @@ fn show(store: &StoreArgs) -> anyhow::Result<()> {
         return Ok(());
     }
     output::report(lines.join("\n"))
+}
+
+/// Returns the tables of upstreams, single models and keys as the file states them.
+fn named_tables(text: &str, path: &Path) -> Vec<String> {
+    let Ok(document) = text.parse::<DocumentMut>() else { return Vec::new() };
+    let mut shown = Vec::new();
+    for group in ["upstreams", "models", "keys"] {
+        let tables = document.get(group).and_then(Item::as_table_like);
+        for (name, item) in tables.into_iter().flat_map(TableLike::iter) {
+            let entries = item.as_table_like().into_iter().flat_map(TableLike::iter);
+            let values = entries.filter_map(|(key, item)| {
+                let value = item.clone().into_value().ok()?.decorated("", "");
+                Some(format!("{} = {value}\n", Key::new(key)))
+            });
+            let values: String = values.collect();
+            shown.push(format!("[{group}.{}] # {}\n{values}", Key::new(name), path.display()));
+        }
+    }
+    shown
 }
 
 fn shown(value: &SettingValue) -> String {
@@ -151,6 +170,16 @@ fn edit(path: &Path) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tables_with_names_are_shown_whole() {
+        let text = "[models.\"smollm2:135m\"] # mine\npin = true # kept\nstop = [\"a\"]\n[models.pirate]\nfrom = \"x\"\n\
+                    [upstreams.box]\nurl = \"http://box\"\n[upstreams.box.models]\nbig = \"b\"\n[keys.app]\nkey_env = \"APP\"\n";
+        let expect = "[upstreams.box] # f\nurl = \"http://box\"\nmodels = { big = \"b\" }\n\
+                      [models.\"smollm2:135m\"] # f\npin = true\nstop = [\"a\"]\n[models.pirate] # f\nfrom = \"x\"\n\
+                      [keys.app] # f\nkey_env = \"APP\"\n";
+        assert_eq!(named_tables(text, Path::new("f")).concat(), expect);
+    }
 
     #[test]
     fn the_template_is_correct_with_and_without_its_examples() {

@@ -1,11 +1,12 @@
 //! The settings of a running server: SIGHUP reads the settings file again, and requests of admins change it. What changed
 //! applies at once, to models that are loaded from then on, or after a restart.
 
-use std::{collections::BTreeSet, ffi::OsString, path::Path};
+use std::{collections::BTreeSet, ffi::OsString, path::Path, thread};
 
 use anyhow::bail;
 use narthex_gateway::{Gateway, LoadSettings, ModelSettings};
 use narthex_server::{AppliedSettings, CurrentGateway, SettingsChange};
+use narthex_spec::progress::Quiet;
 
 use super::{named_config, with_upstream_keys};
 use crate::{
@@ -116,8 +117,31 @@ impl ServerSettings {
         self.current.replace(self.current.get().with_settings(config)?);
 
         let changes = Changes::between(&self.applied, &settings);
+        preload(self.current.get(), new_preloads(&self.applied, &settings));
         self.applied = settings;
         Ok(changes)
+    }
+}
+
+/// Returns the models that settings preload, and that the settings before did not.
+fn new_preloads(before: &Settings, after: &Settings) -> Vec<String> {
+    after.preloaded.iter().filter(|model| !before.preloaded.contains(model)).cloned().collect()
+}
+
+/// Loads models, one after another, while the server goes on.
+fn preload(gateway: Gateway, models: Vec<String>) {
+    if models.is_empty() {
+        return;
+    }
+    let load = move || {
+        for model in &models {
+            if let Err(error) = gateway.load(model, &Quiet, interrupt::cancel()) {
+                output::note(format!("warning: {model} is not in memory: {error}"));
+            }
+        }
+    };
+    if let Err(error) = thread::Builder::new().name("preload".to_owned()).spawn(load) {
+        output::note(format!("warning: no thread for the models to preload: {error}"));
     }
 }
 
@@ -182,10 +206,21 @@ impl Changes {
                 changes.at_once.insert(format!("upstreams.{name}"));
             }
         }
+        for name in before.keys.keys().chain(after.keys.keys()) {
+            if before.keys.get(name) != after.keys.get(name) {
+                changes.at_restart.insert(format!("keys.{name}"));
+            }
+        }
         for name in before.models.keys().chain(after.models.keys()) {
             let [old, new] =
                 [before, after].map(|settings| settings.models.get(name).cloned().unwrap_or_default());
             changes.add_model(name, old, new);
+        }
+        for name in new_preloads(before, after) {
+            changes.at_once.insert(format!("models.{name:?}"));
+        }
+        for name in new_preloads(after, before) {
+            changes.at_restart.insert(format!("models.{name:?}"));
         }
         for name in before.tool_formats.keys().chain(after.tool_formats.keys()) {
             if before.tool_formats.get(name) != after.tool_formats.get(name) {
@@ -242,14 +277,17 @@ mod tests {
         let after = settings(
             "[server]\nport = 2\n[limits]\nslots = 3\n[devices]\nproviders = \"cpu\"\n[aliases]\na = \"smollm2:135m\"\n\
              [upstreams.box]\nurl = \"http://box\"\n\
-             [models.\"smollm2:135m\"]\ncontext = 99\n",
+             [models.\"smollm2:135m\"]\ncontext = 99\n[models.b]\npreload = true\n\
+             [keys.app]\nkey_env = \"KEY\"\n",
         );
         let expect = [
-            "these settings apply now: aliases, limits.keep_alive, models.\"smollm2:135m\", upstreams.box",
+            "these settings apply now: aliases, limits.keep_alive, models.\"b\", models.\"smollm2:135m\", upstreams.box",
             "these settings apply to models that are loaded from now on: limits.slots, models.\"smollm2:135m\"",
-            "these settings need a restart of the server: devices.providers, server.port",
+            "these settings need a restart of the server: devices.providers, keys.app, server.port",
         ];
         assert_eq!(Changes::between(&before, &after).notes(), expect);
+        let later = Changes::between(&after, &before).at_restart;
+        assert!(later.contains("models.\"b\""), "the model stays in memory: {later:?}");
         assert_eq!(Changes::between(&after, &after).notes(), ["the settings are unchanged"]);
     }
 

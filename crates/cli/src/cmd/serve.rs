@@ -35,12 +35,15 @@ pub(crate) fn run(
 
     let current = CurrentGateway::from(gateway.clone());
     let preloaded = settings.preloaded.clone();
+    let stated_keys = settings.keys.iter().map(|(name, key)| key.api_key(name));
+    let stated_keys = stated_keys.collect::<anyhow::Result<Vec<_>>>()?;
     let running = ServerSettings::new(current.clone(), store, env::args_os().collect(), settings);
     let running = Arc::new(Mutex::new(running));
     let edited = running.clone();
     let editor =
         SettingsEditor::new(move |change| edited.lock().change(change).map_err(|error| format!("{error:#}")));
-    let options = ServeOptions { settings: Some(editor), ..options(&args)? };
+    let mut options = ServeOptions { settings: Some(editor), ..options(&args)? };
+    options.access.keys.extend(stated_keys);
     let encryption = if options.tls.is_some() { Encryption::Tls } else { Encryption::None };
     let scheme = if encryption == Encryption::Tls { "https" } else { "http" };
 

@@ -1,5 +1,6 @@
 //! Reading of the settings file, with the position of every fault.
 
+mod keys;
 mod upstreams;
 
 use std::{collections::BTreeMap, fmt, ops::Range, path::PathBuf};
@@ -8,7 +9,7 @@ use narthex_gateway::{AnswerSettings, KeepAlive, LoadSettings, ModelSettings};
 use narthex_spec::{ToolFormat, manifest::PublishedSampling};
 use toml_edit::{Document, Item, Table, TableLike, Value};
 
-use self::upstreams::StatedUpstream;
+use self::{keys::StatedKey, upstreams::StatedUpstream};
 use super::tables::{self, Setting, SettingValue, TABLES};
 use crate::settings::bytes;
 
@@ -16,7 +17,7 @@ use crate::settings::bytes;
 const OTHER_MODEL_KEYS: &[&str] = &["from", "system", "pin", "preload", "upstream", "upstream_when"];
 
 /// Tables whose keys are names.
-const OTHER_TABLES: [&str; 3] = ["aliases", "models", "upstreams"];
+const OTHER_TABLES: [&str; 4] = ["aliases", "models", "upstreams", "keys"];
 
 /// Content of the settings file.
 #[derive(Debug, Clone, Default)]
@@ -33,6 +34,8 @@ pub(crate) struct Settings {
     pub(crate) preloaded: Vec<String>,
     /// Other servers that answer requests.
     pub(crate) upstreams: BTreeMap<String, StatedUpstream>,
+    /// Keys that clients of a server may send.
+    pub(crate) keys: BTreeMap<String, StatedKey>,
 }
 
 /// A fault of the settings file.
@@ -154,6 +157,7 @@ impl Reader<'_> {
                 (_, Some(keys)) => self.options(name, table, keys),
                 ("aliases", None) => self.aliases(table),
                 ("upstreams", None) => self.upstreams(table),
+                ("keys", None) => self.keys(table),
                 _ => self.models(table),
             }
         }

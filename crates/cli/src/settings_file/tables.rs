@@ -55,6 +55,7 @@ const COMMANDS: &[&str] = &[
     "complete",
     "embed",
     "rerank",
+    "classify",
     "decide",
     "answer",
     "fill",
@@ -239,8 +240,10 @@ mod tests {
         root.build();
         let serve = root.find_subcommand("serve").unwrap();
         // The others choose files, or belong to one run.
-        let of_one_run =
-            ["help", "version", "verbose", "home", "offline", "config", "model", "alias", "upstream", "open"];
+        let of_one_run = [
+            "help", "version", "verbose", "home", "offline", "config", "set", "model", "alias", "upstream",
+            "open",
+        ];
         let options = serve.get_arguments().filter(|option| !option.is_hide_set());
         let options: BTreeSet<&str> = options.map(|option| option.get_id().as_str()).collect();
         let expected: BTreeSet<&str> = options.into_iter().filter(|id| !of_one_run.contains(id)).collect();

@@ -1,5 +1,5 @@
-//! `narthex serve --prefix-cache-dir` on a disk that takes no more: the server answers, warns once, leaves no part of a
-//! file behind, and still reads what was stored before.
+//! `narthex serve` on a disk that takes no more. With a prefix cache, it answers, warns once, leaves no part of a file behind,
+//! and still reads what was stored before. Its settings stay as they were.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
@@ -120,4 +120,36 @@ fn a_server_answers_while_its_disk_is_full() {
     assert!(again == text && cached >= 64, "{cached}");
     full.end();
     assert_eq!(files(home.path()), stored);
+}
+
+#[test]
+fn the_settings_stay_as_they_were_while_the_disk_is_full() {
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("narthex.toml");
+    // The file is already larger than any file that the server can write.
+    let text = format!("# {}\n[aliases]\nmine = \"smollm2:135m\"\n", "a".repeat(16 << 10));
+    fs::write(&file, &text).unwrap();
+    let mut command = Command::new("sh");
+    command.args(["-c", LIMITED, env!("CARGO_BIN_EXE_narthex"), "serve", "--port", "0"]);
+    let ListeningServer { process, address, log } = serve(command.env("NARTHEX_HOME", home.path()));
+    let log = std::thread::spawn(move || log.collect());
+    let server = Server { process, address, log };
+    let send = |request: String| {
+        let mut stream = TcpStream::connect(&server.address).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+
+    let body = json!({"source": "smollm2:135m", "destination": "other"}).to_string();
+    let head = "POST /api/copy HTTP/1.0\r\nHost: localhost\r\nContent-Length:";
+    let refused = send(format!("{head} {}\r\n\r\n{body}", body.len()));
+    assert!(refused.starts_with("HTTP/1.0 409") && refused.contains("narthex.toml"), "{refused}");
+    assert_eq!(fs::read_to_string(&file).unwrap(), text);
+    let names: Vec<_> = fs::read_dir(home.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(names.iter().all(|name| !name.to_string_lossy().starts_with("narthex.toml.")), "{names:?}");
+    let model = |name: &str| send(format!("GET /v1/models/{name} HTTP/1.0\r\nHost: localhost\r\n\r\n"));
+    assert!(model("mine").starts_with("HTTP/1.0 200") && model("other").starts_with("HTTP/1.0 404"));
+    server.end();
 }

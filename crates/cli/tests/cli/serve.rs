@@ -176,6 +176,32 @@ fn a_running_server_reads_its_settings_again_at_sighup() {
 }
 
 #[test]
+fn a_model_that_settings_preload_is_loaded_at_a_reload() {
+    let home = tempfile::tempdir().unwrap();
+    let (store, checkpoint) = (home.path().join("store"), home.path().join("tiny.gguf"));
+    fs::write(&checkpoint, tiny_llama(7).to_bytes()).unwrap();
+    let file = checkpoint.to_str().unwrap();
+    let compile = ["compile", file, "--name", "tiny", "--scheme", "f32", "--calibrate", "none"];
+    assert!(with_runtime(&store, &compile).status().unwrap().success());
+    let mut command = with_runtime(&store, &["--offline", "serve", "--port", "0"]);
+    let ListeningServer { process, address, log } = serve(&mut command);
+    let server = Server { process, address, _home: home };
+
+    fs::write(
+        store.join("narthex.toml"),
+        "[models.\"smollm2:135m\"]\npreload = true\n[models.tiny]\npreload = true\nscheme = \"f32\"\n",
+    )
+    .unwrap();
+    let body = r#"{"reload":true}"#;
+    let head = "POST /v1/settings HTTP/1.1\r\nHost: localhost\r\nConnection: close";
+    let request = format!("{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    assert_eq!(server.send(request.as_bytes()), "200");
+    let notes: Vec<String> = log.take(2).collect();
+    assert!(notes[0].starts_with("warning: smollm2:135m is not in memory: "), "{notes:?}");
+    assert_eq!(notes[1], "tiny: runs on the CPU");
+}
+
+#[test]
 fn requests_change_the_settings_file() {
     let server = Server::with_log(200, "", drop);
     let file = server._home.path().join("narthex.toml");

@@ -54,6 +54,12 @@ impl AgentServer {
         if let Some(home) = &store.home {
             command.arg("--home").arg(home);
         }
+        if let Some(config) = &store.config {
+            command.arg("--config").arg(config);
+        }
+        for setting in &store.set {
+            command.arg("--set").arg(setting);
+        }
         if store.offline {
             command.arg("--offline");
         }

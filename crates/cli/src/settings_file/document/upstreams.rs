@@ -1,14 +1,17 @@
 //! The tables `[upstreams.NAME]`, and the rules of models for them.
 
-use std::{env, path::PathBuf, time::Duration};
+use std::time::Duration;
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use narthex_gateway::{KeepAlive, UpstreamRule, UpstreamSettings};
 use narthex_spec::ModelName;
 use toml_edit::TableLike;
 
-use super::{Entry, Reader, kind, scalar};
-use crate::input_file;
+use super::{
+    Entry, Reader,
+    keys::{KeySource, PlacedKey},
+    kind, scalar,
+};
 
 /// Keys of an upstream.
 pub(super) const KEYS: &[&str] =
@@ -21,13 +24,6 @@ pub(crate) struct StatedUpstream {
     pub(crate) key: Option<KeySource>,
 }
 
-/// Place of a key. The settings file never has the key itself, so that it can be shown.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum KeySource {
-    Variable(String),
-    File(PathBuf),
-}
-
 impl StatedUpstream {
     /// Returns the settings with the key.
     ///
@@ -35,19 +31,7 @@ impl StatedUpstream {
     /// The place of the key, without its contents.
     pub(crate) fn with_key(&self, name: &str) -> anyhow::Result<UpstreamSettings> {
         let Some(source) = &self.key else { return Ok(self.settings.clone()) };
-        let (place, text) = match source {
-            KeySource::Variable(variable) => {
-                let value = env::var(variable).map_err(|_| {
-                    anyhow!("upstreams.{name}.key_env: expected a key in the variable {variable}, found none")
-                });
-                (format!("upstreams.{name}.key_env"), value?)
-            }
-            KeySource::File(path) => {
-                let place = format!("upstreams.{name}.key_file");
-                let text = input_file::text(path).with_context(|| place.clone())?;
-                (place, text)
-            }
-        };
+        let PlacedKey { place, text } = source.read(&format!("upstreams.{name}"))?;
         let key = text.parse().map_err(|reason| anyhow!("{place}: {reason}"))?;
         Ok(UpstreamSettings { key: Some(key), ..self.settings.clone() })
     }
@@ -87,13 +71,7 @@ impl Reader<'_> {
                     let text = self.text_of(entry, "an address as in http://box.lan:8000/v1");
                     url = text.and_then(|text| self.parsed(entry, text.parse()));
                 }
-                "key_env" | "key_file" if key.is_some() => {
-                    self.fault(entry, None, "expected only one of key_env and key_file, found both");
-                }
-                "key_env" => key = self.text_of(entry, "the name of a variable").map(KeySource::Variable),
-                "key_file" => {
-                    key = self.text_of(entry, "the path of a file").map(|path| KeySource::File(path.into()));
-                }
+                "key_env" | "key_file" => self.key_source(entry, &mut key),
                 "models" => self.upstream_models(entry, &mut settings),
                 "connect_timeout" => self.time(entry, &mut settings.connect_timeout),
                 "timeout" => self.time(entry, &mut settings.timeout),
