@@ -34,6 +34,8 @@ export class ApiError extends Error {
   constructor(
     readonly status: number,
     message: string,
+    /** Seconds after which the server wants the request again, if it says so. */
+    readonly retryAfter = 0,
   ) {
     super(message);
   }
@@ -86,7 +88,28 @@ export async function request(
   if (response.ok) return response;
   if (response.status === 401 && key.value === sent) keyDemand.value = sent ? "wrong" : "missing";
   const message = messageOf(await response.text());
-  throw new ApiError(response.status, message || `The server answered with status ${response.status}.`);
+  const retryAfter = Number(response.headers.get("Retry-After")) || 0;
+  throw new ApiError(response.status, message || `The server answered with status ${response.status}.`, retryAfter);
+}
+
+/** Resolves after a time, or rejects when the signal aborts. */
+function pause(seconds: number, signal?: AbortSignal): Promise<void> {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(resolve, seconds * 1000);
+    signal?.addEventListener("abort", () => (clearTimeout(timer), reject(signal.reason)), { once: true });
+  });
+}
+
+/** Sends a request, and again as long as the server says that the model is still loading. */
+export async function requestOnceLoaded(path: string, body: unknown, signal?: AbortSignal): Promise<Response> {
+  for (;;) {
+    try {
+      return await request(path, body, signal);
+    } catch (error) {
+      if (!(error instanceof ApiError && error.status === 503 && error.retryAfter > 0)) throw error;
+      await pause(error.retryAfter, signal);
+    }
+  }
 }
 
 /** Returns the JSON of an answer. */
@@ -110,7 +133,7 @@ async function* lines(response: Response): AsyncGenerator<string> {
 
 /** Yields the JSON of server-sent events up to `[DONE]`. */
 export async function* events<T>(path: string, body: unknown, signal: AbortSignal): AsyncGenerator<T> {
-  for await (const line of lines(await request(path, body, signal))) {
+  for await (const line of lines(await requestOnceLoaded(path, body, signal))) {
     if (!line.startsWith("data:")) continue;
     const data = line.slice(5).trim();
     if (data === "[DONE]") return;
@@ -165,6 +188,8 @@ export interface CatalogueModel {
   gated: boolean;
   pick?: string;
   notes: string | null;
+  /** Media that conversations may contain: `image`, `audio`. */
+  reads: string[];
   download_bytes: number | null;
   installed: boolean;
   available: boolean;
@@ -184,6 +209,8 @@ export interface Plan {
   structure: string;
   context: number;
   kv_token_bytes: number;
+  /** Bytes of the states of a conversation of any length. */
+  kv_slot_bytes: number;
   schemes: { scheme: string; bytes: number }[];
   devices: {
     device: string;
@@ -193,6 +220,31 @@ export interface Plan {
   }[];
   npus: { target: string; scheme: string; runs: boolean; verdict: string; score: number }[];
   minimum_memory: number | null;
+  /** Memory of the conversations that the request states. */
+  memory?: MemoryPlan;
+}
+
+/** Memory of conversations on each device. */
+export interface MemoryPlan {
+  context: number;
+  users: number;
+  devices: {
+    device: string;
+    name: string;
+    memory: number | null;
+    weights: "mapped" | "copied";
+    schemes: SchemeMemory[];
+  }[];
+}
+
+export interface SchemeMemory {
+  scheme: string;
+  weights: number;
+  towers: number;
+  kv: number;
+  buffers: number;
+  fits: boolean | null;
+  longest: number | null;
 }
 
 /** What a load of a model would do. */
@@ -332,11 +384,16 @@ export interface ServerHistory {
     /** Seconds since 1970. */
     time: number;
     tokens_per_second: number;
+    /** Prompt tokens that were computed a second, and those that the KV cache had. */
+    prompt_tokens_per_second: number;
+    cached_tokens_per_second: number;
     running: number;
     waiting: number;
     weights_bytes: number;
     kv_used_bytes: number;
     free_bytes: number | null;
+    /** Watts of the machine, if a counter can be read. */
+    watts: number | null;
   }[];
 }
 
@@ -346,6 +403,19 @@ export interface Device {
   present: boolean;
   reason: string | null;
   fix: string | null;
+}
+
+/** Another server that answers requests. */
+export interface Upstream {
+  name: string;
+  state: "ok" | "skipped";
+  running: number;
+  requests: number;
+  errors: number;
+  prompt_tokens: number;
+  generated_tokens: number;
+  first_byte_ms: number | null;
+  last_error: string | null;
 }
 
 export interface Health {
@@ -362,6 +432,7 @@ export interface Health {
     low: boolean;
   };
   power?: { sensor: string; watts: number | null; idle_watts: number | null };
+  upstreams?: Upstream[];
   devices: Device[];
   absent_devices: Device[];
   models: LoadedModel[];

@@ -11,7 +11,7 @@ import { createRequire } from "node:module";
 import { join } from "node:path";
 import { chromium } from "playwright-core";
 import { browserPath } from "./browser.mjs";
-import { answerChunks, conversation, picture, sound } from "./samples.mjs";
+import { answerChunks, benchReport, comparison, conversation, picture, sound } from "./samples.mjs";
 
 const [base, keyedBase, key, screenshots] = process.argv.slice(2);
 assert(key, "usage: node test/run.mjs URL KEYED_URL KEY [SCREENSHOTS]");
@@ -57,6 +57,22 @@ async function accessible(page, where) {
   const serious = violations.filter(({ impact }) => impact === "serious" || impact === "critical");
   const text = serious.map(({ id, nodes }) => `${id}: ${nodes.map((node) => node.html).slice(0, 3).join(" | ")}`);
   assert.deepEqual(text, [], `${where} has violations`);
+}
+
+/** Scrolls through all messages for a second. Returns the number of frames. It runs in the page. */
+function scrollForASecond() {
+  const box = document.querySelector(".messages");
+  const begin = performance.now();
+  let frames = 0;
+  return new Promise((resolve) => {
+    const step = (now) => {
+      if (now - begin >= 1000) return resolve(frames);
+      frames += 1;
+      box.scrollTop = box.scrollHeight * (1 - (now - begin) / 1000);
+      requestAnimationFrame(step);
+    };
+    requestAnimationFrame(step);
+  });
 }
 
 /** Fails if the page is wider than the window. */
@@ -227,6 +243,31 @@ const tests = {
     await page.setInputFiles("[aria-label='File with a conversation']", { name: "x.json", mimeType: "application/json", buffer: Buffer.from("{}") });
     await page.waitForSelector("text=x.json: expected a conversation that this page exported");
     await accessible(page, "the settings");
+    await page.context().close();
+  },
+
+  async "a message waits while the model is loading"() {
+    const page = await open(base);
+    await page.waitForSelector(".prompts button:enabled");
+    let requests = 0;
+    const loading = { status: 503, headers: { "Retry-After": "1" }, json: { error: { message: "it is still loading" } } };
+    await page.route("**/v1/chat/completions", async (route) => {
+      requests += 1;
+      const stream = { contentType: "text/event-stream", body: answerChunks({ content: "Ready." }) };
+      await route.fulfill(requests === 2 ? stream : loading);
+    });
+    await ask(page, "Hello");
+    assert.deepEqual([requests, await lastAnswer(page).locator(".markdown").innerText()], [2, "Ready."]);
+    // The wait can be stopped.
+    const refused = page.waitForResponse("**/v1/chat/completions");
+    await page.fill("#prompt", "Again");
+    await page.keyboard.press("Enter");
+    await refused;
+    await page.click("[aria-label='Stop']");
+    await page.waitForFunction(() => document.querySelectorAll(".answer .message-bar").length === 2);
+    assert.equal(await page.locator(".answer .error").count(), 0);
+    await page.waitForTimeout(1500);
+    assert.equal(requests, 3);
     await page.context().close();
   },
 
@@ -529,8 +570,9 @@ const tests = {
       return [window.longest, box.scrollHeight - box.scrollTop - box.clientHeight];
     });
     assert(distance < 80, `the end of the answer is ${distance} px below the window`);
+    const frames = await page.evaluate(scrollForASecond);
     await page.context().close();
-    return `longest task ${Math.round(longest)} ms`;
+    return `longest task ${Math.round(longest)} ms, ${frames} frames in a second of scrolling`;
   },
 
   async "models are loaded, unloaded, and refused by name"() {
@@ -577,7 +619,21 @@ const tests = {
     await first.getByRole("button", { name: `Plan of ${chat[0]}` }).click();
     await first.locator(".plan").waitFor();
     assert.match(await first.locator(".plan").innerText(), /w8[\s\S]*tokens[\s\S]*Structure[\s\S]*layers/);
+    // The memory of several conversations, as `narthex plan --context --users` plans it.
+    const memory = first.locator(".scroller[aria-label^='Memory of']");
+    await memory.and(page.locator("[aria-label^='Memory of 1 conversations of ']")).waitFor();
+    await first.getByLabel("Tokens of each").fill("1024");
+    await first.getByLabel("Conversations at once").fill("8");
+    await first.getByLabel("Conversations at once").blur();
+    await memory.and(page.locator("[aria-label^='Memory of 8 conversations of 1,024 tokens']")).waitFor();
+    assert.match(await memory.innerText(), /CPU|w8[\s\S]*weights are mapped from files[\s\S]*GiB/);
+    await first.getByLabel("Tokens of each").fill("999999999");
+    await first.getByLabel("Tokens of each").blur();
+    await first.getByRole("alert").getByText(/expected 1 to \d+ tokens/).waitFor();
     await accessible(page, "a plan");
+    await page.getByLabel("Name", { exact: true }).fill("gemma3n e2b");
+    await page.waitForFunction(() => document.querySelectorAll(".offer").length === 1);
+    assert.deepEqual(await page.locator(".offer .sense").allInnerTexts(), ["sees pictures", "hears"]);
     await page.getByLabel("Name", { exact: true }).fill("smollm2 1.7b");
     await page.waitForFunction(() => document.querySelectorAll(".offer").length === 1);
     assert.deepEqual(await names.allInnerTexts(), ["smollm2:1.7b"]);
@@ -592,7 +648,7 @@ const tests = {
     const here = { scheme: "w8", bytes: 380_000_000, fits: true, speed: "fast", quality: 0.998, score: 40 };
     const model = (id, fields) => ({
       ...{ id, title: id, kind: "chat", parameters: 361_821_120, license: "Apache-2.0", gated: false, notes: null },
-      ...{ download_bytes: 724_000_000, installed: false, available: true, here, ...fields },
+      ...{ download_bytes: 724_000_000, reads: [], installed: false, available: true, here, ...fields },
     });
     const large = { ...here, bytes: 70_000_000_000_000, fits: false, score: 0 };
     let isInstalled = false;
@@ -762,17 +818,22 @@ const tests = {
     const samples = Array.from({ length: 361 }, (_, index) => ({
       time: now - 10 * (360 - index),
       tokens_per_second: index === 180 ? 50 : 5,
+      prompt_tokens_per_second: 80,
+      cached_tokens_per_second: index === 180 ? 60 : 20,
       running: index % 3,
       waiting: index > 350 ? 4 : 0,
       weights_bytes: 1 << 30,
       kv_used_bytes: 1 << 20,
       free_bytes: 4 * 2 ** 30,
+      watts: index < 10 ? null : 17.5,
     }));
     await page.route("**/health/history", (route) => route.fulfill({ json: { interval: 10, samples } }));
     await page.goto(`${base}/#/system`);
     await page.getByRole("img", { name: "Tokens per second over the last hour; generated: now 5.0, at most 50" }).waitFor();
     await page.getByRole("img", { name: "Requests over the last hour; answers that run: now 0, at most 2; waiting: now 4, at most 4" }).waitFor();
-    await page.getByRole("img", { name: /^Memory over the last hour; weights and KV caches: now 1.0 GiB.*free: now 4.0 GiB/ }).waitFor();
+    await page.getByRole("img", { name: /^Memory over the last hour; weights: now 1.0 GiB.*KV caches: now 1.0 MiB.*free: now 4.0 GiB/ }).waitFor();
+    await page.getByRole("img", { name: /^Prompt tokens per second over the last hour; computed: now 80.*from the cache: now 20, at most 60/ }).waitFor();
+    await page.getByRole("img", { name: "Power over the last hour; machine: now 17.5 W, at most 17.5 W" }).waitFor();
     // The pointer shows the values of half an hour ago.
     const plot = page.locator(".plot").first();
     const { x, y, width, height } = await plot.locator(".plot-area").boundingBox();
@@ -782,6 +843,32 @@ const tests = {
     await page.unroute("**/health/history");
     const real = await (await fetch(`${base}/health/history`)).json();
     assert(real.interval === 10 && real.samples.length > 0 && real.samples.at(-1).free_bytes > 0, JSON.stringify(real));
+    await page.context().close();
+  },
+
+  async "power and other servers are shown where the server reports them"() {
+    const page = await open("about:blank");
+    const power = { sensor: "RAPL: package", watts: 31.4, idle_watts: 9 };
+    const counts = { running: 2, requests: 40, errors: 3, prompt_tokens: 1234, generated_tokens: 567 };
+    const upstreams = [
+      { name: "box", state: "ok", ...counts, first_byte_ms: 25, last_error: null },
+      { name: "cloud", state: "skipped", ...counts, first_byte_ms: null, last_error: "timeout" },
+    ];
+    await page.route("**/health", async (route) => {
+      const report = await (await route.fetch()).json();
+      const engine = { running: 0, waiting: 0, slots: 4, kv_used_bytes: 0, kv_budget_bytes: 0, generated_tokens: 0 };
+      const models = [{ ...npu, engine: { ...engine, prompt_tokens: 60, cached_tokens: 40 } }];
+      await route.fulfill({ json: { ...report, power, upstreams, models } });
+    });
+    await page.goto(`${base}/#/system`);
+    const watts = page.getByRole("region", { name: "Power", exact: true });
+    await watts.waitFor();
+    assert.match(await watts.innerText(), /31\.4 W\s+9\.0 W without requests, by RAPL: package/);
+    assert.match(await page.getByRole("region", { name: "Prompt cache" }).innerText(), /40\.0 %\s+40 of 100 tokens/);
+    const rows = page.locator(".scroller[aria-label='Upstreams'] tbody tr");
+    assert.match(await rows.nth(0).innerText(), /box\s+ready\s+2\s+40\s+3\s+1,234\s+567\s+25 ms/);
+    assert.match(await rows.nth(1).innerText(), /cloud\s+skipped after failures\s+last failure: timeout/);
+    await accessible(page, "the upstreams");
     await page.context().close();
   },
 
@@ -806,6 +893,33 @@ const tests = {
     assert(stored.every((run) => run.perSecond > 0 && run.promptPerSecond > 0 && run.firstToken > 0 && run.promptTokens > 32));
     await page.getByRole("button", { name: /^Delete the run/ }).first().click();
     await page.waitForFunction(() => document.querySelectorAll("tbody tr").length === 1);
+
+    // Reports of the command line are compared with the runs, and a file that is read twice counts once.
+    const reports = page.locator("[aria-label='Files with reports']");
+    const report = (value) => ({ name: "report.json", mimeType: "application/json", buffer: Buffer.from(JSON.stringify(value)) });
+    const foreign = benchReport("other:1b");
+    await reports.setInputFiles([report(foreign), { ...report(comparison("other:1b")), name: "devices.json" }]);
+    await page.waitForFunction(() => document.querySelectorAll("tbody tr").length === 3);
+    await reports.setInputFiles(report(foreign));
+    const onNpu = page.locator("tbody tr", { hasText: "Snapdragon NPU" });
+    assert.match(await onNpu.innerText(), /other:1b\s+w8\s+A Processor[\s\S]*256\s+64\s+1\s+20 tokens\/s\s+17 tokens\/s\s+800 tokens\/s\s+640 ms\s+0\.1\.0/);
+    assert.equal(await rows.count(), 3);
+    assert.equal(await page.locator(".bars").first().locator("li").count(), 3);
+    await accessible(page, "the reports");
+    for (const [wrong, reason] of [
+      ["{", "report.json: expected a report of `narthex bench --json`, or runs that this page exported; found no JSON"],
+      [JSON.stringify({ ...foreign, first_token_ms: { median: "<b>1</b>" } }), "report.json: expected a report"],
+      [JSON.stringify({ ...comparison("x"), contenders: [] }), "report.json: expected a device with figures"],
+    ]) {
+      await reports.setInputFiles({ ...report({}), buffer: Buffer.from(wrong) });
+      await page.getByRole("alert").getByText(reason).waitFor();
+    }
+    await reports.setInputFiles({ ...report(stored), name: "exported.json" });
+    await page.waitForFunction(() => document.querySelectorAll("tbody tr").length === 4);
+    for (let left = 3; left > 0; left -= 1) {
+      await page.getByRole("button", { name: /^Delete the run/ }).first().click();
+      await page.waitForFunction((count) => document.querySelectorAll("tbody tr").length === count, left);
+    }
 
     // A cancelled run is not stored.
     await page.getByRole("button", { name: "Run", exact: true }).click();

@@ -21,6 +21,30 @@ export function answerChunks({ content, reasoning, call }) {
   return parts.join("");
 }
 
+const spread = (median) => ({ min: median * 0.9, median, max: median * 1.1 });
+const figures = (prefill, decode, first) => ({
+  prefill_tokens_per_second: spread(prefill),
+  decode_tokens_per_second: spread(decode),
+  first_token_ms: spread(first),
+});
+const measured = (model) => ({
+  ...{ model, scheme: "w8", prompt_tokens: 256, generate_tokens: 64, rounds: 5 },
+  machine: { cpu: "A Processor", narthex: "0.1.0", onnxruntime: "1.31.1" },
+});
+
+/** Returns a report of `narthex bench --json`. */
+export const benchReport = (model) => ({ ...measured(model), device: "cpu", ...figures(400, 100, 640) });
+
+/** Returns a report of `narthex bench --devices --json`. */
+export const comparison = (model) => ({
+  ...measured(model),
+  date: "2026-11-21",
+  contenders: [
+    { place: "qnn", outcome: "ran", ...figures(800, 20, 640) },
+    { place: "openvino", outcome: "refused", reason: "there is no such device", fix: null },
+  ],
+});
+
 /** Returns a red picture as a PNG file. */
 export function picture(width, height) {
   const chunk = (type, data) => {

@@ -1,11 +1,11 @@
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { preferredModel } from "../chat/chats";
 import { download } from "../download";
 import { count, deviceName, duration, kindOf, rate } from "../format";
-import { Download, Trash } from "../icons";
+import { Download, Trash, Upload } from "../icons";
 import { chatModels } from "../server";
 import { Table } from "../table";
-import { active, discard, failure, measure, ROUNDS, type Run, runs, start } from "./benchmarks";
+import { active, discard, failure, measure, readReports, ROUNDS, type Run, runs, start } from "./benchmarks";
 
 /** The figures that the plots compare. */
 const FIGURES: { name: string; of: (run: Run) => number; format: (value: number) => string; isLowBest?: boolean }[] = [
@@ -28,7 +28,7 @@ export function BenchmarksView() {
       </header>
       <RunForm />
       {runs.value.length > 0 && <Comparison all={runs.value} />}
-      {runs.value.length > 0 && <Stored all={runs.value} />}
+      <Stored all={runs.value} />
     </div>
   );
 }
@@ -133,7 +133,7 @@ function Comparison({ all }: { all: Run[] }) {
                     <span class="bars-name">
                       {title(run)}{" "}
                       <small>
-                        {deviceName(run.device)}, {date(run)}
+                        {[deviceName(run.device), run.machine, date(run)].filter(Boolean).join(", ")}
                       </small>
                     </span>
                     <span class="bars-bar" aria-hidden="true">
@@ -152,68 +152,96 @@ function Comparison({ all }: { all: Run[] }) {
 }
 
 function Stored({ all }: { all: Run[] }) {
+  const input = useRef<HTMLInputElement>(null);
   return (
     <section class="block stored" aria-labelledby="stored-title">
       <h2 id="stored-title">Stored runs</h2>
-      <p class="quiet">They are in this browser. Conversations and other requests at the same time slow a run down.</p>
-      <Table
-        label="Stored runs"
-        columns={[
-          { title: "Model" },
-          { title: "Device" },
-          { title: "Prompt", align: "right" },
-          { title: "Answer", align: "right" },
-          { title: "At once", align: "right" },
-          { title: "One answer", align: "right" },
-          { title: "All answers", align: "right" },
-          { title: "Reading", align: "right" },
-          { title: "First token", align: "right" },
-          { title: "Version" },
-          { title: "Delete" },
-        ]}
-      >
-        {all.map((run) => (
-          <tr key={run.id}>
-            <th scope="row">
-              {run.model} <small>{run.scheme}</small>
-              <small>{date(run)}</small>
-            </th>
-            <td>
-              <span class="device" data-kind={kindOf(run.device)}>
-                {deviceName(run.device)}
-              </span>
-            </td>
-            <td data-align="right">{count(run.promptTokens)}</td>
-            <td data-align="right">{count(run.answer)}</td>
-            <td data-align="right">{run.parallel}</td>
-            <td data-align="right">{rate(run.perSecond)}</td>
-            <td data-align="right">{rate(run.total)}</td>
-            <td data-align="right">{rate(run.promptPerSecond)}</td>
-            <td data-align="right">{duration(run.firstToken)}</td>
-            <td>{run.version}</td>
-            <td>
-              <button
-                type="button"
-                class="icon-button"
-                aria-label={`Delete the run of ${title(run)}, ${date(run)}`}
-                title="Delete"
-                onClick={() => void discard(run.id)}
-              >
-                <Trash />
-              </button>
-            </td>
-          </tr>
-        ))}
-      </Table>
+      <p class="quiet">
+        They are in this browser. Conversations and other requests at the same time slow a run down. Reports of{" "}
+        <code>narthex bench --json</code>, also of other machines, are compared with them.
+      </p>
+      {all.length > 0 && <StoredTable all={all} />}
       <div class="row">
-        <button
-          type="button"
-          class="button"
-          onClick={() => download("narthex-benchmarks.json", "application/json", JSON.stringify(all, null, 2))}
-        >
-          <Download /> Export as JSON
+        {all.length > 0 && (
+          <button
+            type="button"
+            class="button"
+            onClick={() => download("narthex-benchmarks.json", "application/json", JSON.stringify(all, null, 2))}
+          >
+            <Download /> Export as JSON
+          </button>
+        )}
+        <button type="button" class="button" onClick={() => input.current?.click()}>
+          <Upload /> Add reports
         </button>
+        <input
+          ref={input}
+          type="file"
+          multiple
+          accept=".json,application/json"
+          class="sr-only"
+          tabIndex={-1}
+          aria-label="Files with reports"
+          onChange={(event) => {
+            void readReports([...(event.currentTarget.files ?? [])]);
+            event.currentTarget.value = "";
+          }}
+        />
       </div>
     </section>
+  );
+}
+
+function StoredTable({ all }: { all: Run[] }) {
+  return (
+    <Table
+      label="Stored runs"
+      columns={[
+        { title: "Model" },
+        { title: "Device" },
+        { title: "Prompt", align: "right" },
+        { title: "Answer", align: "right" },
+        { title: "At once", align: "right" },
+        { title: "One answer", align: "right" },
+        { title: "All answers", align: "right" },
+        { title: "Reading", align: "right" },
+        { title: "First token", align: "right" },
+        { title: "Version" },
+        { title: "Delete" },
+      ]}
+    >
+      {all.map((run) => (
+        <tr key={run.id}>
+          <th scope="row">
+            {run.model} <small>{run.scheme}</small>
+            <small>{[run.machine, date(run)].filter(Boolean).join(", ")}</small>
+          </th>
+          <td>
+            <span class="device" data-kind={kindOf(run.device)}>
+              {deviceName(run.device)}
+            </span>
+          </td>
+          <td data-align="right">{count(run.promptTokens)}</td>
+          <td data-align="right">{count(run.answer)}</td>
+          <td data-align="right">{run.parallel}</td>
+          <td data-align="right">{rate(run.perSecond)}</td>
+          <td data-align="right">{rate(run.total)}</td>
+          <td data-align="right">{rate(run.promptPerSecond)}</td>
+          <td data-align="right">{duration(run.firstToken)}</td>
+          <td>{run.version}</td>
+          <td>
+            <button
+              type="button"
+              class="icon-button"
+              aria-label={`Delete the run of ${title(run)}, ${date(run)}`}
+              title="Delete"
+              onClick={() => void discard(run.id)}
+            >
+              <Trash />
+            </button>
+          </td>
+        </tr>
+      ))}
+    </Table>
   );
 }

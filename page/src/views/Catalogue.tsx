@@ -1,6 +1,6 @@
 import { signal } from "@preact/signals";
 import { useEffect, useState } from "preact/hooks";
-import { type CatalogueModel, json, messageFor, type Plan } from "../api";
+import { type CatalogueModel, json, type MemoryPlan, messageFor, type Plan, type SchemeMemory } from "../api";
 import { bytes, count, percent } from "../format";
 import { catalogue, health, pollNow } from "../server";
 import { Table } from "../table";
@@ -26,6 +26,9 @@ const PICKS: Record<string, string> = {
   small: "first choice for small machines",
   embedding: "first choice for search",
 };
+
+/** What a model does with the media that its conversations may contain. */
+const SENSES: Record<string, string> = { image: "sees pictures", audio: "hears" };
 
 const kind = signal("chat");
 
@@ -95,6 +98,11 @@ function Offer({ model }: { model: CatalogueModel }) {
       <div class="offer-head">
         <h3>{model.id}</h3>
         {model.pick && <span class="pick">{PICKS[model.pick] ?? model.pick}</span>}
+        {model.reads.map((medium) => (
+          <span key={medium} class="sense">
+            {SENSES[medium] ?? medium}
+          </span>
+        ))}
       </div>
       <p class="quiet">
         {[
@@ -232,19 +240,31 @@ export function PullState({ state }: { state: Pull }) {
   );
 }
 
+/** Conversations whose memory is planned. An empty context is the longest of the model. */
+interface Conversations {
+  context: string;
+  users: string;
+}
+
 /** The plan of a model: where it has room, and what NPUs would run. */
 function PlanView({ model }: { model: CatalogueModel }) {
   const [plan, setPlan] = useState<Plan | null>(null);
   const [failure, setFailure] = useState("");
+  const hasCache = model.kind === "chat" || model.kind === "text";
+  const [conversations, setConversations] = useState<Conversations>({ context: "", users: "1" });
   useEffect(() => {
     const control = new AbortController();
-    json<Plan>(`/v1/catalogue/${encodeURIComponent(model.id)}`, undefined, control.signal).then(setPlan, (error) => {
+    const stated = Object.entries(conversations).filter(([, value]) => hasCache && value);
+    const query = new URLSearchParams(stated).toString();
+    const path = `/v1/catalogue/${encodeURIComponent(model.id)}${query && `?${query}`}`;
+    const show = (read: Plan) => (setPlan(read), setFailure(""));
+    json<Plan>(path, undefined, control.signal).then(show, (error) => {
       if (!control.signal.aborted) setFailure(messageFor(error));
     });
-    void pollNow();
     return () => control.abort();
-  }, [model.id]);
-  if (failure) {
+  }, [model.id, conversations]);
+  useEffect(() => void pollNow(), [model.id]);
+  if (failure && !plan) {
     return (
       <p class="error" role="alert">
         {failure}
@@ -280,6 +300,10 @@ function PlanView({ model }: { model: CatalogueModel }) {
         ))}
       </Table>
       {plan.minimum_memory !== null && <p class="error">It needs at least {bytes(plan.minimum_memory)} of memory.</p>}
+      {hasCache && (
+        <ConversationFields conversations={conversations} longest={plan.context} set={setConversations} failure={failure} />
+      )}
+      {plan.memory && !failure && <MemoryTable name={model.id} memory={plan.memory} />}
       <dl class="facts-list">
         <div>
           <dt>Structure</dt>
@@ -288,7 +312,10 @@ function PlanView({ model }: { model: CatalogueModel }) {
         {plan.kv_token_bytes > 0 && (
           <div>
             <dt>KV cache</dt>
-            <dd>{bytes(plan.kv_token_bytes * 1000)} for 1,000 tokens on the CPU</dd>
+            <dd>
+              {bytes(plan.kv_token_bytes * 1000)} for 1,000 tokens on the CPU
+              {plan.kv_slot_bytes > 0 && `, and at most ${bytes(plan.kv_slot_bytes)} of states for each conversation`}
+            </dd>
           </div>
         )}
         {byVerdict(plan.npus).map(({ verdict, targets, runs }) => (
@@ -314,7 +341,79 @@ function PlanView({ model }: { model: CatalogueModel }) {
   );
 }
 
-function deviceTitle({ device, name, memory }: Plan["devices"][number]): string {
+/** Fields for the conversations whose memory is planned. */
+function ConversationFields(props: {
+  conversations: Conversations;
+  longest: number;
+  set: (conversations: Conversations) => void;
+  failure: string;
+}) {
+  const { conversations, longest, set, failure } = props;
+  const field = (name: keyof Conversations, label: string, placeholder: string) => (
+    <label class="field">
+      <span>{label}</span>
+      <input
+        type="number"
+        min={1}
+        value={conversations[name]}
+        placeholder={placeholder}
+        onChange={(event) => set({ ...conversations, [name]: event.currentTarget.value })}
+      />
+    </label>
+  );
+  return (
+    <div class="filters">
+      {field("users", "Conversations at once", "1")}
+      {field("context", "Tokens of each", String(longest))}
+      {failure && (
+        <p class="error" role="alert">
+          {failure}
+        </p>
+      )}
+    </div>
+  );
+}
+
+/** The memory of conversations on each device. */
+function MemoryTable({ name, memory }: { name: string; memory: MemoryPlan }) {
+  const rows = memory.devices.flatMap((device) => device.schemes.map((scheme) => ({ device, scheme })));
+  const hasTowers = rows.some(({ scheme }) => scheme.towers > 0);
+  return (
+    <Table
+      label={`Memory of ${count(memory.users)} conversations of ${count(memory.context)} tokens with ${name}`}
+      columns={[
+        { title: "Device" },
+        { title: "Weights", align: "right" },
+        ...(hasTowers ? [{ title: "Towers", align: "right" as const }] : []),
+        { title: "KV cache", align: "right" },
+        { title: "Buffers", align: "right" },
+        { title: "Total", align: "right" },
+        { title: "Fits" },
+        { title: "Longest", align: "right" },
+      ]}
+    >
+      {rows.map(({ device, scheme }) => (
+        <tr key={device.device + device.name + scheme.scheme}>
+          <th scope="row">
+            {deviceTitle(device)} <small>{scheme.scheme}</small>
+            <small>weights are {device.weights === "mapped" ? "mapped from files" : "copied"}</small>
+          </th>
+          <td data-align="right">{bytes(scheme.weights)}</td>
+          {hasTowers && <td data-align="right">{bytes(scheme.towers)}</td>}
+          <td data-align="right">{bytes(scheme.kv)}</td>
+          <td data-align="right">{bytes(scheme.buffers)}</td>
+          <td data-align="right">{bytes(total(scheme))}</td>
+          <td>{scheme.fits === null ? "unknown" : scheme.fits ? "yes" : "no"}</td>
+          <td data-align="right">{scheme.longest === null ? "–" : `${count(scheme.longest)} tokens`}</td>
+        </tr>
+      ))}
+    </Table>
+  );
+}
+
+const total = ({ weights, towers, kv, buffers }: SchemeMemory) => weights + towers + kv + buffers;
+
+function deviceTitle({ device, name, memory }: { device: string; name: string; memory: number | null }): string {
   return `${name || device.toUpperCase()}${memory ? `, ${bytes(memory)}` : ""}`;
 }
 

@@ -1,6 +1,6 @@
 import { signal } from "@preact/signals";
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
-import { json, type LoadedModel, type LoadForecast, messageFor, type Model, type ModelSettings, request } from "../api";
+import { json, type LoadedModel, type LoadForecast, messageFor, type Model, type ModelSettings, request, requestOnceLoaded } from "../api";
 import { begin, update } from "../chat/chats";
 import { bytes, count, deviceName, kindOf } from "../format";
 import { go } from "../route";
@@ -42,7 +42,7 @@ async function run(model: Model, work: Work): Promise<void> {
   try {
     if (work === "remove") await request("/api/delete", { model: model.id }, undefined, "DELETE");
     else if (work === "unload") await json("/api/generate", { model: model.id, stream: false, keep_alive: 0 });
-    else await json("/api/generate", { model: model.id, stream: false });
+    else await requestOnceLoaded("/api/generate", { model: model.id, stream: false });
     if (work === "remove") await Promise.all([refreshModels(), refreshCatalogue()]);
   } catch (error) {
     failures.value = { ...failures.value, [model.id]: messageFor(error) };

@@ -1,5 +1,5 @@
 import { useState } from "preact/hooks";
-import type { Health, LoadedModel } from "../api";
+import type { Health, LoadedModel, ServerHistory, Upstream } from "../api";
 import { bytes, count, deviceName, duration, kindOf, percent, rate } from "../format";
 import { Plot, Sparkline } from "../plot";
 import { health, history, lastHour, lastRequests, metrics, type Sample } from "../server";
@@ -29,6 +29,7 @@ export function SystemView() {
       <LastHour total={report.memory.total_bytes} />
       <Memory memory={report.memory} />
       <Engines models={report.models} />
+      {report.upstreams && <Upstreams upstreams={report.upstreams} />}
       <Devices report={report} />
       <LastRequests />
       <Requests />
@@ -40,8 +41,9 @@ export function SystemView() {
 function Numbers({ report, samples }: { report: Health; samples: Sample[] }) {
   const last = samples.at(-1);
   const engines = report.models.flatMap((model) => (model.engine ? [model.engine] : []));
-  const read = engines.reduce((sum, engine) => sum + engine.prompt_tokens, 0);
   const cached = engines.reduce((sum, engine) => sum + engine.cached_tokens, 0);
+  // The server counts the tokens that it computes apart from those of the cache.
+  const read = engines.reduce((sum, engine) => sum + engine.prompt_tokens, cached);
   return (
     <div class="numbers">
       <Course
@@ -103,40 +105,59 @@ function LastHour({ total }: { total: number | null }) {
       </section>
     );
   }
-  const { samples } = hour;
-  const times = samples.map((sample) => sample.time);
   return (
     <section class="block" aria-labelledby="hour-title">
       <h2 id="hour-title">The last hour</h2>
-      <div class="plots">
-        <Plot
-          title="Tokens per second"
-          times={times}
-          lines={[{ name: "generated", values: samples.map((sample) => sample.tokens_per_second) }]}
-          format={(value) => (value < 10 ? value.toFixed(1) : count(Math.round(value)))}
-        />
-        <Plot
-          title="Requests"
-          times={times}
-          lines={[
-            { name: "answers that run", values: samples.map((sample) => sample.running) },
-            { name: "waiting", values: samples.map((sample) => sample.waiting) },
-          ]}
-          format={(value) => count(Math.round(value))}
-          least={1}
-        />
-        <Plot
-          title="Memory"
-          times={times}
-          lines={[
-            { name: "weights and KV caches", values: samples.map((sample) => sample.weights_bytes + sample.kv_used_bytes) },
-            { name: "free", values: samples.map((sample) => sample.free_bytes ?? 0) },
-          ].slice(0, samples.some((sample) => sample.free_bytes !== null) ? 2 : 1)}
-          format={bytes}
-          least={total ?? 1}
-        />
-      </div>
+      <HourPlots samples={hour.samples} total={total} />
     </section>
+  );
+}
+
+/** Formats a number that is small at times. */
+const figure = (value: number) => (value < 10 ? value.toFixed(1) : count(Math.round(value)));
+
+function HourPlots({ samples, total }: { samples: ServerHistory["samples"]; total: number | null }) {
+  const times = samples.map((sample) => sample.time);
+  const line = (name: string, of: (sample: ServerHistory["samples"][number]) => number) => ({
+    name,
+    values: samples.map(of),
+  });
+  const memory = [line("weights", (sample) => sample.weights_bytes), line("KV caches", (sample) => sample.kv_used_bytes)];
+  if (samples.some((sample) => sample.free_bytes !== null)) memory.push(line("free", (sample) => sample.free_bytes ?? 0));
+  return (
+    <div class="plots">
+      <Plot
+        title="Tokens per second"
+        times={times}
+        lines={[line("generated", (sample) => sample.tokens_per_second)]}
+        format={figure}
+      />
+      <Plot
+        title="Requests"
+        times={times}
+        lines={[line("answers that run", (sample) => sample.running), line("waiting", (sample) => sample.waiting)]}
+        format={(value) => count(Math.round(value))}
+        least={1}
+      />
+      <Plot
+        title="Prompt tokens per second"
+        times={times}
+        lines={[
+          line("computed", (sample) => sample.prompt_tokens_per_second),
+          line("from the cache", (sample) => sample.cached_tokens_per_second),
+        ]}
+        format={figure}
+      />
+      <Plot title="Memory" times={times} lines={memory} format={bytes} least={total ?? 1} />
+      {samples.some((sample) => sample.watts !== null) && (
+        <Plot
+          title="Power"
+          times={times}
+          lines={[line("machine", (sample) => sample.watts ?? 0)]}
+          format={(value) => `${value.toFixed(1)} W`}
+        />
+      )}
+    </div>
   );
 }
 
@@ -229,6 +250,44 @@ function Engines({ models }: { models: LoadedModel[] }) {
           ))}
         </Table>
       )}
+    </section>
+  );
+}
+
+/** Other servers that answer requests. */
+function Upstreams({ upstreams }: { upstreams: Upstream[] }) {
+  return (
+    <section class="block" aria-labelledby="upstreams-title">
+      <h2 id="upstreams-title">Upstreams</h2>
+      <Table
+        label="Upstreams"
+        columns={[
+          { title: "Name" },
+          { title: "State" },
+          { title: "Running", align: "right" },
+          { title: "Requests", align: "right" },
+          { title: "Failed", align: "right" },
+          { title: "Prompt tokens", align: "right" },
+          { title: "Generated", align: "right" },
+          { title: "First byte", align: "right" },
+        ]}
+      >
+        {upstreams.map((upstream) => (
+          <tr key={upstream.name}>
+            <th scope="row">{upstream.name}</th>
+            <td>
+              {upstream.state === "ok" ? "ready" : "skipped after failures"}
+              {upstream.last_error && <small>last failure: {upstream.last_error}</small>}
+            </td>
+            <td data-align="right">{count(upstream.running)}</td>
+            <td data-align="right">{count(upstream.requests)}</td>
+            <td data-align="right">{count(upstream.errors)}</td>
+            <td data-align="right">{count(upstream.prompt_tokens)}</td>
+            <td data-align="right">{count(upstream.generated_tokens)}</td>
+            <td data-align="right">{upstream.first_byte_ms === null ? "–" : duration(upstream.first_byte_ms)}</td>
+          </tr>
+        ))}
+      </Table>
     </section>
   );
 }

@@ -5,6 +5,7 @@ import { type Chunk, events, messageFor, type Timings } from "../api";
 import { newId } from "../chat/conversation";
 import { readAll, remove, write } from "../database";
 import { health } from "../server";
+import { runsOf } from "./reports";
 
 /** Size of a run. */
 export interface Plan {
@@ -33,6 +34,8 @@ export interface Run extends Plan {
   total: number;
   /** Milliseconds to the first token. */
   firstToken: number;
+  /** Processor of the machine, for a run of a report. */
+  machine?: string;
 }
 
 /** Rounds that count, after one that loads the model and warms it up. */
@@ -128,10 +131,28 @@ async function keep(plan: Plan, rounds: { answers: Answer[]; total: number }[]):
     total: median(rounds.map((one) => one.total)),
     firstToken: median(answers.map((answer) => answer.firstToken)),
   };
-  runs.value = [run, ...runs.value];
-  await write("benchmarks", run).catch((error) => {
+  await store([run]);
+}
+
+/** Adds runs to the stored ones, newest first. Those with the same id are replaced. */
+async function store(added: Run[]): Promise<void> {
+  const others = runs.value.filter((run) => added.every(({ id }) => id !== run.id));
+  runs.value = [...added, ...others].sort((a, b) => b.time - a.time);
+  await Promise.all(added.map((run) => write("benchmarks", run))).catch((error) => {
     failure.value = `This browser does not keep the run: ${messageFor(error)}`;
   });
+}
+
+/** Adds the runs of files: reports of `narthex bench --json`, and runs that a page exported. */
+export async function readReports(files: Iterable<File>): Promise<void> {
+  failure.value = "";
+  for (const file of files) {
+    try {
+      await store(runsOf(await file.text(), file.lastModified));
+    } catch (error) {
+      failure.value = `${file.name}: ${messageFor(error)}`;
+    }
+  }
 }
 
 /** Reads the stored runs, newest first. */

@@ -192,11 +192,13 @@ fn memory(plan: &MemoryPlan) -> String {
             WeightsMemory::Copied => "weights are copied",
         };
         text.push_str(&format!("  {} {} ({weights})\n", device.device, device.text));
-        let mut table = table(&["   SCHEME", "WEIGHTS", "KV CACHE", "BUFFERS", "TOTAL", "FITS", "LONGEST"]);
+        let mut table =
+            table(&["   SCHEME", "WEIGHTS", "TOWERS", "KV CACHE", "BUFFERS", "TOTAL", "FITS", "LONGEST"]);
         for scheme in &device.schemes {
             table.add_row([
                 Cell::new(format!("   {}", scheme.scheme)),
                 right(bytes(scheme.weights)),
+                right(if scheme.towers > 0 { bytes(scheme.towers) } else { "-".to_owned() }),
                 right(bytes(scheme.kv)),
                 right(bytes(scheme.buffers)),
                 right(bytes(scheme.total())),

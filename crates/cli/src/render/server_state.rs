@@ -44,9 +44,11 @@ fn state(server: &ServerState) -> String {
 fn totals(health: &Value, rate: Option<f64>) -> String {
     let rate = rate.map_or_else(String::new, |rate| format!("{rate:.1} tokens/s · "));
     let mut line = format!("{rate}{} running · {} waiting", sum(health, "running"), sum(health, "waiting"));
-    let read = sum(health, "prompt_tokens");
+    let cached = sum(health, "cached_tokens");
+    // The server counts the tokens that it computes apart from those of the cache.
+    let read = sum(health, "prompt_tokens") + cached;
     if read > 0 {
-        let share = sum(health, "cached_tokens") as f64 / read as f64;
+        let share = cached as f64 / read as f64;
         line.push_str(&format!(" · {:.0} % of prompt tokens from the cache", share * 100.0));
     }
     if let Some(watts) = health["power"]["watts"].as_f64() {
@@ -179,7 +181,7 @@ mod tests {
     #[test]
     fn a_server_is_shown_as_far_as_it_states_its_figures() {
         let engine = json!({
-            "running": 1, "waiting": 2, "kv_used_bytes": 2_000_000, "generated_tokens": 40, "prompt_tokens": 200,
+            "running": 1, "waiting": 2, "kv_used_bytes": 2_000_000, "generated_tokens": 40, "prompt_tokens": 150,
             "cached_tokens": 50,
         });
         let health = json!({

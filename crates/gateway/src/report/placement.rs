@@ -51,7 +51,7 @@ pub struct PlacementReport {
     /// Nodes that fell back to another device.
     #[serde(rename = "fallen", default, skip_serializing_if = "FallbackNodes::is_empty")]
     pub fallback: FallbackNodes,
-    /// Reason for the choice of devices, if measurements on this machine decided it.
+    /// Reason for the choice of devices, if measurements on this machine or a device map decided it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
     /// Events of the load that a user should know of, such as a stale compiled graph.
@@ -126,6 +126,12 @@ impl PlacementReport {
             (None, Some(head)) => DevicePlacement::Head(HeadSplit { layers: self.device, head }),
             (None, None) => DevicePlacement::Single(self.device),
         }
+    }
+
+    /// Adds a reason for the choice of devices, which comes before the others.
+    pub(crate) fn add_reason(&mut self, reason: String) {
+        let others = self.why.take().map(|others| format!("; {others}"));
+        self.why = Some(reason + &others.unwrap_or_default());
     }
 
     /// Returns the device's name, or both as `prefill=qnn,decode=cpu` or `layers=qnn,head=cpu`.

@@ -115,6 +115,9 @@ fn the_audio_tower_is_part_of_a_plan() {
     let bytes = |estimate: &ModelEstimate| estimate.scheme(Scheme::F32).unwrap().bytes;
     let tower = (bytes(&whole) - bytes(&deaf)) as f64 / 4.0 / stored as f64;
     assert!((1.0..1.01).contains(&tower), "{tower}");
+    let towers = |estimate: &ModelEstimate| estimate.scheme(Scheme::F32).unwrap().tower_bytes;
+    assert_eq!(towers(&whole) - towers(&deaf), bytes(&whole) - bytes(&deaf));
+    assert!(towers(&deaf) > 0, "the vision tower remains");
 }
 
 #[test]

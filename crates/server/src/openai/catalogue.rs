@@ -3,17 +3,23 @@
 
 use axum::{
     Json,
-    extract::{Path, rejection::PathRejection},
+    extract::{
+        Path, Query,
+        rejection::{PathRejection, QueryRejection},
+    },
     http::StatusCode,
 };
 use narthex_gateway::{
     Cancel,
     check::Verdict,
     models::Access,
-    plan::{DeviceFit, PlanReport, PlanRequest, RankedModel, SpeedClass, Suitability},
+    plan::{
+        Conversations, DeviceFit, DeviceMemory, MemoryPlan, PlanReport, PlanRequest, RankedModel, SpeedClass,
+        Suitability, WeightsMemory,
+    },
 };
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::{app::App, error::ApiError, protocol::blocking::CancelOnDrop};
 
@@ -38,6 +44,8 @@ struct CatalogueModel {
     #[serde(skip_serializing_if = "Option::is_none")]
     pick: Option<&'static str>,
     notes: Option<String>,
+    /// Media in conversations that the model reads beside text: `image`, `audio`.
+    reads: Vec<&'static str>,
     /// Bytes of the download.
     download_bytes: Option<u64>,
     installed: bool,
@@ -74,6 +82,7 @@ impl From<RankedModel> for CatalogueModel {
             gated: model.access == Access::Gated,
             pick: model.pick.map(|purpose| purpose.as_str()),
             notes: model.notes,
+            reads: model.reads.iter().map(|kind| kind.as_str()).collect(),
             download_bytes: model.download_bytes,
             installed: !model.installed.is_empty(),
             available: model.auto_pull,
@@ -122,6 +131,8 @@ pub(crate) struct ModelPlan {
     context: usize,
     /// Bytes of a token in the KV cache on a CPU in half precision.
     kv_token_bytes: u64,
+    /// Bytes of the states of a conversation of any length; 0 if all layers have keys and values.
+    kv_slot_bytes: u64,
     schemes: Vec<SchemeSize>,
     /// Devices of this machine.
     devices: Vec<DevicePlan>,
@@ -129,6 +140,48 @@ pub(crate) struct ModelPlan {
     npus: Vec<NpuPlan>,
     /// Bytes of memory that the smallest scheme needs, if no device has enough.
     minimum_memory: Option<u64>,
+    /// Memory of the conversations that the query states.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory: Option<MemoryPlanObject>,
+}
+
+/// Memory of conversations, as `narthex plan --context --users` prints it.
+#[derive(Debug, Serialize, JsonSchema)]
+struct MemoryPlanObject {
+    /// Tokens of each conversation.
+    context: u64,
+    /// Number of conversations.
+    users: u64,
+    devices: Vec<DeviceMemoryObject>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct DeviceMemoryObject {
+    /// `cpu`, `gpu` or `npu`.
+    device: &'static str,
+    name: String,
+    /// Bytes of memory, or of an NPU's address space, if they are known.
+    memory: Option<u64>,
+    /// `mapped` from files, which the system may drop, or `copied`.
+    weights: &'static str,
+    schemes: Vec<SchemeMemoryObject>,
+}
+
+/// Bytes of a model in one scheme.
+#[derive(Debug, Serialize, JsonSchema)]
+struct SchemeMemoryObject {
+    scheme: String,
+    weights: u64,
+    /// Towers that read images and audio.
+    towers: u64,
+    /// KV caches of all conversations.
+    kv: u64,
+    /// The system, the program and activations.
+    buffers: u64,
+    /// True if there is enough memory; null if it is unknown.
+    fits: Option<bool>,
+    /// Maximum tokens of each conversation that fit.
+    longest: Option<u64>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -191,6 +244,7 @@ impl ModelPlan {
             npus: npus.collect(),
             context: estimate.longest,
             kv_token_bytes: estimate.cpu_token_bytes(),
+            kv_slot_bytes: estimate.state_bytes,
             schemes: estimate
                 .schemes
                 .iter()
@@ -199,6 +253,7 @@ impl ModelPlan {
             structure: estimate.structure,
             devices: report.machine.into_iter().map(DevicePlan::from).collect(),
             minimum_memory: report.least.map(|least| least.memory),
+            memory: report.memory.map(MemoryPlanObject::from),
         }
     }
 }
@@ -214,19 +269,70 @@ impl From<DeviceFit> for DevicePlan {
     }
 }
 
+impl From<MemoryPlan> for MemoryPlanObject {
+    fn from(plan: MemoryPlan) -> Self {
+        let devices = plan.devices.into_iter().map(DeviceMemoryObject::from).collect();
+        Self { context: plan.context, users: plan.users, devices }
+    }
+}
+
+impl From<DeviceMemory> for DeviceMemoryObject {
+    fn from(device: DeviceMemory) -> Self {
+        let schemes = device.schemes.into_iter().map(|memory| SchemeMemoryObject {
+            scheme: memory.scheme.to_string(),
+            weights: memory.weights,
+            towers: memory.towers,
+            kv: memory.kv,
+            buffers: memory.buffers,
+            fits: memory.fits,
+            longest: memory.longest,
+        });
+        Self {
+            device: device.device,
+            name: device.text,
+            memory: device.memory,
+            weights: match device.weights {
+                WeightsMemory::Mapped => "mapped",
+                WeightsMemory::Copied => "copied",
+            },
+            schemes: schemes.collect(),
+        }
+    }
+}
+
+/// Query of a plan.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct PlanQuery {
+    /// Tokens of each conversation whose memory is planned; by default, the longest of the model.
+    context: Option<u64>,
+    /// Number of conversations whose memory is planned.
+    users: Option<u64>,
+}
+
+impl PlanQuery {
+    /// Returns the conversations, if the query states them.
+    fn conversations(&self) -> Option<Conversations> {
+        let Self { context, users } = *self;
+        (context.is_some() || users.is_some()).then(|| Conversations { context, users: users.unwrap_or(1) })
+    }
+}
+
 /// Plans one model of the catalogue or of the store.
 pub(crate) async fn plan(
     app: App,
     id: Result<Path<String>, PathRejection>,
+    query: Result<Query<PlanQuery>, QueryRejection>,
 ) -> Result<Json<ModelPlan>, ApiError> {
-    let Path(id) = id.map_err(|rejection| ApiError::plain(StatusCode::BAD_REQUEST, rejection.body_text()))?;
+    let bad = |text| ApiError::plain(StatusCode::BAD_REQUEST, text);
+    let Path(id) = id.map_err(|rejection| bad(rejection.body_text()))?;
+    let Query(query) = query.map_err(|rejection| bad(rejection.body_text()))?;
     let gateway = app.gateway.clone();
     let cancel = Cancel::new();
     let _guard = CancelOnDrop(cancel.clone());
     let run = app.shared.jobs.run(move || {
         // The listing refuses paths and what the caller may not use.
         let name = gateway.model(&id)?.name.to_string();
-        let request = PlanRequest::new(name.clone());
+        let request = PlanRequest { conversations: query.conversations(), ..PlanRequest::new(name.clone()) };
         gateway.plan(&request, &cancel).map(|report| ModelPlan::new(name, report))
     });
     Ok(Json(run.await?))

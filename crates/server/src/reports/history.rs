@@ -1,4 +1,4 @@
-//! The last hour of the server in samples: tokens, answers and memory. The page draws them.
+//! The last hour of the server in samples: tokens, answers, memory and power. The page draws them.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -6,7 +6,10 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use narthex_gateway::{Gateway, MemoryReport, models::ModelStatus};
+use narthex_gateway::{
+    Gateway, MemoryReport,
+    models::{EngineCounters, ModelStatus},
+};
 use narthex_spec::date::unix_seconds;
 use parking_lot::Mutex;
 use schemars::JsonSchema;
@@ -27,8 +30,17 @@ pub(crate) struct History(Arc<Mutex<Samples>>);
 struct Samples {
     /// Oldest first.
     kept: VecDeque<HistorySample>,
-    /// Tokens that each model had generated at the last sample, and its time.
-    last: Option<(Instant, BTreeMap<String, u64>)>,
+    /// Tokens of each model at the last sample, and its time.
+    last: Option<(Instant, BTreeMap<String, TokenCounts>)>,
+}
+
+/// Tokens of a model since its load.
+#[derive(Debug, Clone, Copy, Default)]
+struct TokenCounts {
+    generated: u64,
+    /// Prompt tokens that were computed, and those that the KV cache had.
+    prompt: u64,
+    cached: u64,
 }
 
 /// The samples of the last hour.
@@ -47,6 +59,10 @@ struct HistorySample {
     time: u64,
     /// Generated tokens a second since the sample before.
     tokens_per_second: f64,
+    /// Prompt tokens a second that were computed since the sample before.
+    prompt_tokens_per_second: f64,
+    /// Prompt tokens a second that the KV cache had.
+    cached_tokens_per_second: f64,
     /// Answers that run.
     running: usize,
     /// Requests in queues.
@@ -57,6 +73,15 @@ struct HistorySample {
     kv_used_bytes: u64,
     /// Bytes of free memory, if the system reports them.
     free_bytes: Option<u64>,
+    /// Watts of the machine, if a counter of energy can be read.
+    watts: Option<f64>,
+}
+
+/// State of a server at a sample.
+struct ServerState {
+    models: Vec<ModelStatus>,
+    memory: MemoryReport,
+    watts: Option<f64>,
 }
 
 impl History {
@@ -68,9 +93,13 @@ impl History {
             ticks.tick().await;
             let gateway = gateway.clone();
             // Both read files.
-            let state = tokio::task::spawn_blocking(move || (gateway.status(), gateway.memory()));
-            if let Ok((models, memory)) = state.await {
-                self.0.lock().add(Instant::now(), SystemTime::now(), &models, &memory);
+            let state = tokio::task::spawn_blocking(move || ServerState {
+                models: gateway.status(),
+                memory: gateway.memory(),
+                watts: gateway.power().and_then(|power| power.watts),
+            });
+            if let Ok(state) = state.await {
+                self.0.lock().add(Instant::now(), SystemTime::now(), &state);
             }
         }
     }
@@ -83,29 +112,48 @@ impl History {
 }
 
 impl Samples {
-    fn add(&mut self, now: Instant, time: SystemTime, models: &[ModelStatus], memory: &MemoryReport) {
+    fn add(&mut self, now: Instant, time: SystemTime, state: &ServerState) {
+        let ServerState { models, memory, watts } = state;
         let engines = || models.iter().filter_map(|model| Some((model.id(), model.engine?)));
-        let generated: BTreeMap<String, u64> =
-            engines().map(|(id, engine)| (id, engine.generated_tokens)).collect();
-        let tokens_per_second = self.last.as_ref().map_or(0.0, |(then, before)| {
-            let fresh: u64 = generated.iter().map(|(id, total)| fresh(*total, before.get(id).copied())).sum();
-            fresh as f64 / now.saturating_duration_since(*then).as_secs_f64().max(1e-3)
-        });
-
-        self.last = Some((now, generated));
-        if self.kept.len() == SAMPLES {
-            self.kept.pop_front();
-        }
-        self.kept.push_back(HistorySample {
+        let counts: BTreeMap<String, TokenCounts> = engines()
+            .map(|(id, engine)| {
+                let EngineCounters { generated_tokens, prompt_tokens, cached_tokens, .. } = engine;
+                let counts =
+                    TokenCounts { generated: generated_tokens, prompt: prompt_tokens, cached: cached_tokens };
+                (id, counts)
+            })
+            .collect();
+        let rate = |of: fn(&TokenCounts) -> u64| {
+            self.last.as_ref().map_or(0.0, |(then, before)| {
+                let fresh: u64 = counts.iter().map(|(id, now)| fresh(of(now), before.get(id).map(of))).sum();
+                let seconds = now.saturating_duration_since(*then).as_secs_f64().max(1e-3);
+                tenths(fresh as f64 / seconds)
+            })
+        };
+        let sample = HistorySample {
             time: unix_seconds(time),
-            tokens_per_second: (tokens_per_second * 10.0).round() / 10.0,
+            tokens_per_second: rate(|counts| counts.generated),
+            prompt_tokens_per_second: rate(|counts| counts.prompt),
+            cached_tokens_per_second: rate(|counts| counts.cached),
             running: engines().map(|(_, engine)| engine.running).sum(),
             waiting: engines().map(|(_, engine)| engine.waiting).sum(),
             weights_bytes: memory.weights_bytes,
             kv_used_bytes: memory.kv_used_bytes,
             free_bytes: memory.free_bytes,
-        });
+            watts: watts.map(tenths),
+        };
+
+        self.last = Some((now, counts));
+        if self.kept.len() == SAMPLES {
+            self.kept.pop_front();
+        }
+        self.kept.push_back(sample);
     }
+}
+
+/// Rounds to one decimal.
+fn tenths(value: f64) -> f64 {
+    (value * 10.0).round() / 10.0
 }
 
 /// Returns the tokens since a count. The count of a model begins again at each load.
@@ -115,13 +163,13 @@ fn fresh(total: u64, before: Option<u64>) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use narthex_gateway::models::{EngineCounters, ModelState};
+    use narthex_gateway::models::ModelState;
 
     use super::*;
     use crate::reports::health::sample_status;
 
-    fn memory(weights_bytes: u64) -> MemoryReport {
-        MemoryReport {
+    fn state(models: Vec<ModelStatus>, weights_bytes: u64) -> ServerState {
+        let memory = MemoryReport {
             resident_bytes: None,
             weights_bytes,
             kv_used_bytes: 2,
@@ -129,11 +177,20 @@ mod tests {
             total_bytes: None,
             free_bytes: Some(5),
             warning_below_bytes: None,
-        }
+        };
+        ServerState { models, memory, watts: Some(12.34) }
     }
 
-    fn model(generated_tokens: u64) -> ModelStatus {
-        let engine = EngineCounters { generated_tokens, running: 1, waiting: 2, ..EngineCounters::default() };
+    /// Returns a model that has generated tokens and computed as many of prompts. The cache had half as many.
+    fn model(tokens: u64) -> ModelStatus {
+        let engine = EngineCounters {
+            generated_tokens: tokens,
+            prompt_tokens: tokens,
+            cached_tokens: tokens / 2,
+            running: 1,
+            waiting: 2,
+            ..EngineCounters::default()
+        };
         ModelStatus { engine: Some(engine), ..sample_status(ModelState::Ready, None) }
     }
 
@@ -141,19 +198,30 @@ mod tests {
     fn samples_count_the_tokens_since_the_one_before() {
         let mut samples = Samples::default();
         let start = Instant::now();
-        let mut rate_at = |seconds, models: &[ModelStatus]| {
-            samples.add(start + Duration::from_secs(seconds), SystemTime::UNIX_EPOCH, models, &memory(7));
-            samples.kept.back().unwrap().tokens_per_second
+        let mut rates_at = |seconds, models: Vec<ModelStatus>| {
+            samples.add(start + Duration::from_secs(seconds), SystemTime::UNIX_EPOCH, &state(models, 7));
+            let HistorySample {
+                tokens_per_second, prompt_tokens_per_second, cached_tokens_per_second, ..
+            } = samples.kept.back().unwrap();
+            [*tokens_per_second, *prompt_tokens_per_second, *cached_tokens_per_second]
         };
-        assert_eq!(rate_at(0, &[model(500)]), 0.0, "the tokens before the first sample have no time");
-        assert_eq!(rate_at(10, &[model(750)]), 25.0);
-        assert_eq!(rate_at(20, &[]), 0.0, "the model was unloaded");
-        assert_eq!(rate_at(30, &[model(40)]), 4.0, "and loaded again");
-        assert_eq!(rate_at(40, &[model(10)]), 1.0, "its count began again between two samples");
+        assert_eq!(
+            rates_at(0, vec![model(500)]),
+            [0.0; 3],
+            "the tokens before the first sample have no time"
+        );
+        assert_eq!(rates_at(10, vec![model(750)]), [25.0, 25.0, 12.5]);
+        assert_eq!(rates_at(20, Vec::new()), [0.0; 3], "the model was unloaded");
+        assert_eq!(rates_at(30, vec![model(40)]), [4.0, 4.0, 2.0], "and loaded again");
+        assert_eq!(
+            rates_at(40, vec![model(10)]),
+            [1.0, 1.0, 0.5],
+            "its count began again between two samples"
+        );
 
         let last = *samples.kept.back().unwrap();
         assert_eq!((last.running, last.waiting, last.weights_bytes, last.kv_used_bytes), (1, 2, 7, 2));
-        assert_eq!(last.free_bytes, Some(5));
+        assert_eq!((last.free_bytes, last.watts), (Some(5), Some(12.3)));
     }
 
     #[test]
@@ -162,7 +230,7 @@ mod tests {
         let start = Instant::now();
         for index in 0..400 {
             let time = SystemTime::UNIX_EPOCH + INTERVAL * index;
-            history.0.lock().add(start + INTERVAL * index, time, &[], &memory(u64::from(index)));
+            history.0.lock().add(start + INTERVAL * index, time, &state(Vec::new(), u64::from(index)));
         }
         let report = history.report();
         let times = [report.samples.first().unwrap().time, report.samples.last().unwrap().time];

@@ -129,6 +129,8 @@ fn a_request_states_the_devices_of_a_model_that_it_loads() {
     let refused = on(json!({"layers": "npu"})).error(503);
     assert!(refused["message"].as_str().unwrap().contains("part of Snapdragon chips"), "{refused}");
     assert_eq!(on(json!({"layers": "cpu", "head": "cpu"})).status, 200);
+    let why = &live.get("/health").json()["models"][0]["why"];
+    assert_eq!(*why, "required by the device map layers=cpu,head=cpu");
     assert_eq!(
         (on(json!("layers=cpu")).status, on(json!(null)).status, on(json!({})).status),
         (200, 200, 200)

@@ -67,8 +67,10 @@ pub enum WeightsMemory {
 pub struct SchemeMemory {
     /// Scheme.
     pub scheme: Scheme,
-    /// Bytes of weights, with those of a tower.
+    /// Bytes of weights, without those of towers on a CPU or GPU.
     pub weights: u64,
+    /// Bytes of the towers' weights; 0 on an NPU, whose weights include those of the towers that it runs.
+    pub towers: u64,
     /// Bytes of the KV caches of all conversations.
     pub kv: u64,
     /// Bytes for the system, the program and activations.
@@ -82,7 +84,7 @@ pub struct SchemeMemory {
 impl SchemeMemory {
     /// Returns all bytes.
     pub fn total(&self) -> u64 {
-        self.weights.saturating_add(self.kv).saturating_add(self.buffers)
+        [self.towers, self.kv, self.buffers].into_iter().fold(self.weights, u64::saturating_add)
     }
 }
 
@@ -113,21 +115,23 @@ impl DeviceMemory {
         let buffers = if memory.device == NPU { 0 } else { RESERVED };
 
         let on = |scheme: &SchemeEstimate| {
-            let weights = match &memory.target {
-                None => Some(scheme.bytes),
+            let (all, towers) = match &memory.target {
+                None => (scheme.bytes, scheme.tower_bytes),
                 Some(target) => {
                     let known = scheme.targets.iter().find(|known| known.target == *target);
-                    known.filter(|known| known.runs()).map(|known| known.npu_bytes)
+                    (known.filter(|known| known.runs())?.npu_bytes, 0)
                 }
-            }?;
-            let room = memory.bytes.map(|bytes| bytes.saturating_sub(buffers).checked_sub(weights));
+            };
+            let room = memory.bytes.map(|bytes| bytes.saturating_sub(buffers).checked_sub(all));
             let states = estimate.state_bytes.saturating_mul(users);
             let longest = room.map(|room| {
                 let room = room.and_then(|room| room.checked_sub(states));
                 longest(room, token.saturating_mul(users), estimate.longest as u64)
             });
             let kv = (kv.bytes(1, capacity) as u64).saturating_mul(users);
-            let planned = SchemeMemory { scheme: scheme.scheme, weights, kv, buffers, fits: None, longest };
+            let weights = all.saturating_sub(towers);
+            let scheme = scheme.scheme;
+            let planned = SchemeMemory { scheme, weights, towers, kv, buffers, fits: None, longest };
             Some(SchemeMemory { fits: memory.bytes.map(|bytes| planned.total() <= bytes), ..planned })
         };
         Self {
@@ -168,9 +172,11 @@ mod tests {
         let conversations = Conversations { context: Some(1000), users: 2 };
         let cpu = planned(CPU, Some(8 * GB + RESERVED + 1_023_999_999), conversations);
         let [w8, w4] = cpu.schemes.as_slice() else { panic!("{cpu:?}") };
-        assert_eq!((w8.weights, w8.kv, w8.buffers), (8 * GB, 2 * 1024 * 500_000, RESERVED));
+        assert_eq!((w8.weights, w8.towers), (7 * GB, GB));
+        assert_eq!((w8.kv, w8.buffers), (2 * 1024 * 500_000, RESERVED));
+        assert_eq!(w8.total(), 8 * GB + w8.kv + RESERVED);
         assert_eq!((w8.fits, w8.longest), (Some(false), Some(768)));
-        assert_eq!((w4.weights, w4.fits, w4.longest), (4 * GB, Some(true), Some(4864)));
+        assert_eq!((w4.weights + w4.towers, w4.fits, w4.longest), (4 * GB, Some(true), Some(4864)));
         let gpu = planned("gpu", Some(4 * GB), conversations);
         assert_eq!((gpu.schemes[0].kv, gpu.schemes[0].longest), (2 * 1024 * 1_000_000, Some(0)));
         assert_eq!((cpu.weights, gpu.weights), (WeightsMemory::Mapped, WeightsMemory::Copied));
@@ -182,6 +188,7 @@ mod tests {
         let npu = planned(NPU, Some(5 * GB), conversations);
         let [w4] = npu.schemes.as_slice() else { panic!("{npu:?}") };
         assert_eq!((w4.scheme, w4.kv, w4.buffers), (Scheme::W4, 100_000 * 500_000, 0));
+        assert_eq!((w4.weights, w4.towers), (4 * GB, 0), "the weights on an NPU include those of towers");
         assert_eq!((w4.fits, w4.longest), (Some(false), Some(1792)));
         let unknown = planned("gpu", None, conversations);
         assert!(unknown.schemes.iter().all(|scheme| (scheme.fits, scheme.longest) == (None, None)));

@@ -68,6 +68,13 @@ impl TowerEstimate {
     }
 }
 
+/// Returns a decoder without its towers; `None` for an architecture without towers.
+fn without_towers(architecture: &Architecture) -> Option<Architecture> {
+    let Architecture::Decoder(decoder) = architecture else { return None };
+    let has_tower = decoder.vision.is_some() || decoder.audio.is_some();
+    has_tower.then(|| Architecture::Decoder(DecoderArch { vision: None, audio: None, ..decoder.clone() }))
+}
+
 /// Returns the number of parameters that an architecture has more than a decoder without one of its towers.
 fn additional_parameters(architecture: &Architecture, without: DecoderArch) -> u64 {
     narthex_checkpoint::parameters(architecture)
@@ -81,6 +88,8 @@ pub struct SchemeEstimate {
     pub scheme: Scheme,
     /// Bytes of the weights file for CPUs and GPUs.
     pub bytes: u64,
+    /// Bytes of the towers' weights among them.
+    pub tower_bytes: u64,
     /// Bytes of the weights file with the additional weights of NPU graphs; `None` if the scheme has no such graphs.
     pub fixed_bytes: Option<u64>,
     /// Figures on each NPU.
@@ -155,8 +164,16 @@ impl ModelEstimate {
         let mut schemes = Vec::new();
         let mut layers = Vec::new();
         let mut npu_token_bytes = 0;
+        let without_towers = without_towers(architecture);
         for scheme in Scheme::OF_WEIGHTS {
             let dry_run = DryRun::new("model", architecture, &Recipe::new(scheme))?;
+            let tower_bytes = match &without_towers {
+                Some(rest) => {
+                    let rest = DryRun::new("model", rest, &Recipe::new(scheme))?;
+                    dry_run.data_bytes.saturating_sub(rest.data_bytes)
+                }
+                None => 0,
+            };
             if let Some((_, entry)) = dry_run.graphs.into_iter().next() {
                 layers = entry.kv;
             }
@@ -179,7 +196,8 @@ impl ModelEstimate {
             let fixed = forms.values().flatten();
             npu_token_bytes = fixed.clone().map(DryRun::token_bytes).fold(npu_token_bytes, u64::max);
             let fixed_bytes = fixed.map(|fixed| fixed.data_bytes).max();
-            schemes.push(SchemeEstimate { scheme, bytes: dry_run.data_bytes, targets: seen, fixed_bytes });
+            let bytes = dry_run.data_bytes;
+            schemes.push(SchemeEstimate { scheme, bytes, tower_bytes, targets: seen, fixed_bytes });
         }
 
         Ok(Self {
@@ -200,7 +218,7 @@ impl ModelEstimate {
     /// divergence of its answers scores 0.
     pub(super) fn adjust_scores(&mut self, machine: NpuMachine, known: &[KnownDivergence]) {
         let NpuMachine { memory, bandwidth } = machine;
-        for SchemeEstimate { scheme, bytes, fixed_bytes, targets } in &mut self.schemes {
+        for SchemeEstimate { scheme, bytes, fixed_bytes, targets, .. } in &mut self.schemes {
             let needed = fixed_bytes.unwrap_or(*bytes).saturating_add(RESERVED);
             for TargetEstimate { target, npu_bytes, verdict, score, highest_rate, .. } in targets {
                 let rate = bandwidth as f64 / (*npu_bytes).max(1) as f64;
@@ -361,6 +379,7 @@ mod tests {
         let scheme = |found: &(Scheme, &str, f64, bool)| SchemeEstimate {
             scheme: found.0,
             bytes: 0,
+            tower_bytes: 0,
             fixed_bytes: None,
             targets: vec![target(found)],
         };

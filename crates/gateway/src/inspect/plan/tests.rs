@@ -10,6 +10,7 @@ pub(super) fn estimate(longest: usize) -> ModelEstimate {
     let scheme = |scheme, bytes| SchemeEstimate {
         scheme,
         bytes,
+        tower_bytes: bytes / 8,
         fixed_bytes: Some(bytes),
         targets: vec![TargetEstimate {
             target: Target::Qnn(vec![QnnChip::XElite]),

@@ -73,8 +73,7 @@ pub(crate) fn select(request: &LoadRequest<'_>) -> Result<OpenModel, Error> {
     if let Some((choice, refused)) = measured
         && choice.place == open.report.place()
     {
-        let reasons = std::iter::once(choice.why).chain(open.report.why.take());
-        open.report.why = Some(reasons.collect::<Vec<_>>().join("; "));
+        open.report.add_reason(choice.why);
         open.passed_over.splice(0..0, refused);
     }
 
@@ -92,7 +91,9 @@ fn open_mapped(request: &LoadRequest<'_>, map: &DeviceMap) -> Result<OpenModel, 
             fix: "name one device for all layers, as in layers=npu".to_owned(),
         });
     }
-    open_first(request, map.placements(&request.config.providers))
+    let mut open = open_first(request, map.placements(&request.config.providers))?;
+    open.report.add_reason(format!("required by the device map {map}"));
+    Ok(open)
 }
 
 /// Opens a package at the first of these places that accepts it.

@@ -22,7 +22,7 @@ pub(super) struct ModelHealth {
     state: ModelState,
     /// Device, or both as `prefill=qnn,decode=cpu`.
     device: Option<String>,
-    /// Reason for the choice of devices, if measurements decided it.
+    /// Reason for the choice of devices, if measurements or a device map decided it.
     why: Option<String>,
     /// Share of the multiply-accumulates that run on an NPU, 0 to 1.
     npu_share: Option<f64>,
