@@ -13,6 +13,7 @@ mod genai;
 mod load;
 mod masks;
 mod memory;
+mod newcomer;
 mod npu;
 mod package;
 mod platforms;
@@ -33,6 +34,7 @@ use crate::{
     bfcl::BfclArgs,
     fuzz::FuzzArgs,
     load::LoadArgs,
+    newcomer::NewcomerArgs,
     package::PackageArgs,
     platforms::PlatformsArgs,
     test::{Selection, Stage, TestArgs},
@@ -84,6 +86,8 @@ enum Command {
     Platforms(PlatformsArgs),
     /// Run a server under load: no request may fail, and no resource may leak.
     Load(LoadArgs),
+    /// Install a wheel and use the page as a new user does, with pictures. Needs npm and Chromium.
+    Newcomer(NewcomerArgs),
     /// Compare tokenizers with other programs on real vocabularies.
     Vocabularies,
 }
@@ -120,6 +124,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Package(args) => package::run(&workspace, args),
         Command::Platforms(args) => platforms::run(&workspace, args),
         Command::Load(args) => load::run(&workspace, args),
+        Command::Newcomer(args) => newcomer::run(&workspace, &args),
         Command::Vocabularies => vocabularies::run(&workspace),
     }
 }

@@ -1,11 +1,12 @@
 //! `kill -9` at random moments. The next start must find a clean store: `narthex verify` passes, and no file is
-//! incomplete. After kills of writes to the prefix cache, the next server must accept every file of it.
+//! incomplete. After kills of writes to the prefix cache, the next server must accept every file of it. After kills of changes
+//! of the settings, the settings file must have every name that the server acknowledged.
 
 use std::{
     fs,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -39,6 +40,8 @@ enum Clients {
     None,
     /// Prompts whose keys and values are stored, until the kill.
     Prompts,
+    /// Additional names of the model, until the kill.
+    Names,
 }
 
 /// Repository of a checkpoint on the local server that replaces the hub.
@@ -67,6 +70,12 @@ const VICTIMS: &[Victim] = &[
         command: &["serve", "--port", "0", "-m", "local/tiny"],
         store: StoreState::Package,
         clients: Clients::None,
+    },
+    Victim {
+        what: "changes of the settings",
+        command: &["serve", "--port", "0"],
+        store: StoreState::Package,
+        clients: Clients::Names,
     },
     Victim {
         what: "writes to the prefix cache",
@@ -172,10 +181,13 @@ impl Bench<'_> {
             .env("HF_HUB_CACHE", scratch.path().join("hub"));
         let output = fs::File::create(&log)?;
         let (start, over) = (Instant::now(), AtomicBool::new(false));
+        let names = AtomicUsize::new(0);
         let mut child = command.stdout(output.try_clone()?).stderr(Stdio::from(output)).spawn()?;
         let (ran, peak) = thread::scope(|scope| -> anyhow::Result<_> {
-            if victim.clients == Clients::Prompts {
-                scope.spawn(|| send_prompts(&log, &over));
+            match victim.clients {
+                Clients::None => {}
+                Clients::Prompts => drop(scope.spawn(|| send_prompts(&log, &over))),
+                Clients::Names => drop(scope.spawn(|| send_names(&log, &over, &names))),
             }
             let waited = loop {
                 match child.try_wait() {
@@ -191,14 +203,22 @@ impl Bench<'_> {
             Ok((ran, peak))
         })?;
         child.wait()?;
+        if victim.clients == Clients::Names {
+            // The next change replaces what an interrupted one left beside the file.
+            self.subject
+                .watch(&home, &["create", "next", "--from", "local/tiny", "--system", "Be brief."])?;
+        }
         let next = self.subject.watch(&home, &["verify"])?;
         let clean = next.status.is_some_and(|status| status.success());
         let finding = match (next.finding(), half_written(&home)?.first()) {
             (Some(finding), _) => Some(format!("`verify` {finding}")),
             (None, Some(left)) => Some(format!("{} is half-written", left.display())),
             (None, None) if !clean => Some(format!("`verify` fails: {}", next.stderr.trim())),
-            (None, None) if victim.clients == Clients::Prompts => self.reopened(victim, scratch.path())?,
-            (None, None) => None,
+            (None, None) => match victim.clients {
+                Clients::None => None,
+                Clients::Prompts => self.reopened(victim, scratch.path())?,
+                Clients::Names => self.lost_name(&home, names.into_inner())?,
+            },
         };
         Ok((KillResult { peak, finding, next: next.took }, ran))
     }
@@ -227,18 +247,57 @@ impl Bench<'_> {
         let text = fs::read_to_string(&log)?;
         Ok(text.lines().find(|line| line.contains(NOT_ACCEPTED)).map(str::to_owned))
     }
+
+    /// Returns the finding if the settings of a killed server have faults, or lack one of the names that it acknowledged.
+    fn lost_name(&self, home: &Path, acknowledged: usize) -> anyhow::Result<Option<String>> {
+        if acknowledged == 0 {
+            return Ok(None);
+        }
+        let check = self.subject.watch(home, &["config", "check"])?;
+        if !check.status.is_some_and(|status| status.success()) {
+            return Ok(Some(format!("`config check` fails: {}", check.stderr.trim())));
+        }
+        let text = fs::read_to_string(home.join("narthex.toml"))?;
+        let lost = (0..acknowledged).map(name).find(|name| !text.contains(&format!("{name} = ")));
+        Ok(lost.map(|name| format!("{name} is lost of {acknowledged} names")))
+    }
+}
+
+/// Returns the address of the server whose output is in `log`, unless `over` is set before it listens.
+fn listening(log: &Path, over: &AtomicBool) -> Option<String> {
+    loop {
+        let text = fs::read_to_string(log).unwrap_or_default();
+        match server::address(&text) {
+            Some(address) => return Some(address.to_owned()),
+            None if over.load(Ordering::Relaxed) => return None,
+            None => thread::sleep(Duration::from_millis(5)),
+        }
+    }
+}
+
+/// Adds names to the model of the server whose output is in `log`, until `over` is set. Counts those that the server
+/// acknowledged.
+fn send_names(log: &Path, over: &AtomicBool, acknowledged: &AtomicUsize) {
+    let Some(address) = listening(log, over) else { return };
+    while !over.load(Ordering::Relaxed) {
+        let name = name(acknowledged.load(Ordering::Relaxed));
+        let body = serde_json::json!({"source": "local/tiny", "destination": name}).to_string();
+        let request = Request { method: "POST", path: "/api/copy", body: body.as_bytes() };
+        match http::send(&address, request, Disconnect::AfterAnswer) {
+            Ok(answer) if answer.status == 200 => acknowledged.fetch_add(1, Ordering::Relaxed),
+            // The kill ends the connection.
+            _ => return,
+        };
+    }
+}
+
+fn name(number: usize) -> String {
+    format!("name-{number}")
 }
 
 /// Sends prompts to the server whose output is in `log`, until `over` is set.
 fn send_prompts(log: &Path, over: &AtomicBool) {
-    let address = loop {
-        let text = fs::read_to_string(log).unwrap_or_default();
-        match server::address(&text) {
-            Some(address) => break address.to_owned(),
-            None if over.load(Ordering::Relaxed) => return,
-            None => thread::sleep(Duration::from_millis(5)),
-        }
-    };
+    let Some(address) = listening(log, over) else { return };
     for number in (0..PROMPTS).cycle() {
         // The kill ends the connection.
         if over.load(Ordering::Relaxed) || send_prompt(&address, number).is_err() {

@@ -2,8 +2,9 @@
 //! for minutes or for days.
 //!
 //! No answer may be wrong, and memory, threads, connections and sequences must not leak. The clients of [`traffic`]
-//! also disconnect early and send incomplete requests, malformed requests and requests for missing resources. The
-//! server is built with the profile of tests, and no times are reported.
+//! also disconnect early and send incomplete requests, malformed requests and requests for missing resources.
+//! Meanwhile, one model after another is unloaded, which the next request loads again, and the settings are read again.
+//! The server is built with the profile of tests, and no times are reported.
 
 mod media;
 mod traffic;
@@ -36,6 +37,12 @@ use traffic::{CHAT, Client, EMBED, GreedyAnswers, RequestKind};
 /// Number of concurrent clients.
 const CLIENTS: u64 = 32;
 
+/// Models of the server.
+const MODELS: [&str; 5] = [CHAT, EMBED, media::SEES, media::HEARS, media::SPEAKS];
+
+/// Time between two reloads.
+const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
+
 /// Memory in MiB for the keys and values of a model. Those of earlier conversations use the rest of it, so that a small budget
 /// is full before usage is compared.
 const KV_BUDGET: &str = "192";
@@ -60,11 +67,24 @@ pub(crate) struct LoadArgs {
 #[derive(Default)]
 struct Counts {
     requests: [AtomicU64; RequestKind::VARIANTS.len()],
+    /// Models that were unloaded, each with a reload of the settings.
+    reloads: AtomicU64,
     failed: AtomicU64,
     /// Requests that were refused because the server was full.
     refused: AtomicU64,
     /// Descriptions of the first failures.
     failures: Mutex<Vec<String>>,
+}
+
+impl Counts {
+    /// Counts a failure.
+    fn fail(&self, what: &str, error: &anyhow::Error) {
+        self.failed.fetch_add(1, Ordering::Relaxed);
+        let mut failures = self.failures.lock();
+        if failures.len() < 10 {
+            failures.push(format!("{what}: {error:#}"));
+        }
+    }
 }
 
 /// Runs a server under load.
@@ -86,8 +106,7 @@ fn run_server(
     log: &Path,
     commit: &str,
 ) -> anyhow::Result<()> {
-    let models = [CHAT, EMBED, media::SEES, media::HEARS, media::SPEAKS];
-    let mut arguments: Vec<&str> = models.iter().flat_map(|model| ["--model", model]).collect();
+    let mut arguments: Vec<&str> = MODELS.iter().flat_map(|model| ["--model", model]).collect();
     arguments.extend(["--kv-budget", KV_BUDGET]);
     let server = Server::start(session, log, &arguments)?;
     let counts = Counts::default();
@@ -123,6 +142,7 @@ fn run_clients(server: &Server, time: Duration, counts: &Counts) -> anyhow::Resu
             let (over, greedy) = (&over, &greedy);
             scope.spawn(move || run_client(&server.address, Client::new(seed), greedy, counts, over));
         }
+        scope.spawn(|| reload_models(&server.address, counts, &over));
         let mut sample = || -> anyhow::Result<()> {
             while start.elapsed() < time {
                 thread::sleep(Duration::from_secs(1));
@@ -170,11 +190,25 @@ fn run_client(address: &str, mut client: Client, greedy: &GreedyAnswers, counts:
         let kind = client.next();
         counts.requests[kind as usize].fetch_add(1, Ordering::Relaxed);
         if let Err(error) = client.send(address, kind, greedy, &counts.refused) {
-            counts.failed.fetch_add(1, Ordering::Relaxed);
-            let mut failures = counts.failures.lock();
-            if failures.len() < 10 {
-                failures.push(format!("{}: {error:#}", kind.about()));
+            counts.fail(kind.about(), &error);
+        }
+    }
+}
+
+/// Unloads one model after another, which the next request loads again, and lets the server read its settings again, until
+/// the run is over.
+fn reload_models(address: &str, counts: &Counts, over: &AtomicBool) {
+    for model in MODELS.into_iter().cycle() {
+        let start = Instant::now();
+        while start.elapsed() < RELOAD_INTERVAL {
+            if over.load(Ordering::Relaxed) {
+                return;
             }
+            thread::sleep(Duration::from_millis(100));
+        }
+        match traffic::reload(address, model) {
+            Ok(()) => drop(counts.reloads.fetch_add(1, Ordering::Relaxed)),
+            Err(error) => counts.fail("a reload", &error),
         }
     }
 }
@@ -238,7 +272,8 @@ fn report(commit: &str, samples: &[Usage], counts: &Counts) -> String {
         .collect();
     format!(
         "# A server under load, {}\n\nCommit {commit}; narthex {}, onnxruntime 1.31.1; {}; {CLIENTS} clients at once for {} minutes; {CHAT}, \
-         {EMBED}, a tiny Gemma 3n, a tiny Whisper and the voice hibari; the build that tests run. {} requests had wrong answers, {} were refused with 429. After the clients had disconnected, the server had no sequence, no \
+         {EMBED}, a tiny Gemma 3n, a tiny Whisper and the voice hibari; the build that tests run. {} requests had wrong answers, {} were refused with 429. Meanwhile, {} times, a \
+         model was unloaded, which the next request loaded again, and the settings were read again. After the clients had disconnected, the server had no sequence, no \
          waiting request and no stream left.\n\n| Requests | |\n|---|---:|\n{kinds}\n\
          Resources of the server, sampled every second. Each row has the medians of a quarter of the run. Memory is RssAnon; the last quarter may be at most {} % above the second.\n\n\
          | Quarter | Memory | Threads | Open files |\n|---|---:|---:|---:|\n{rows}",
@@ -248,6 +283,7 @@ fn report(commit: &str, samples: &[Usage], counts: &Counts) -> String {
         (samples.len() + 30) / 60,
         counts.failed.load(Ordering::Relaxed),
         counts.refused.load(Ordering::Relaxed),
+        counts.reloads.load(Ordering::Relaxed),
         GROWTH * 100.0,
     )
 }

@@ -197,6 +197,16 @@ pub(super) fn send_longest_prompt(address: &str) -> anyhow::Result<()> {
     if answer.status == 429 { Ok(()) } else { expect(answer, 200, "\"finish_reason\"") }
 }
 
+/// Unloads a model, and lets the server read its settings again.
+pub(super) fn reload(address: &str, model: &str) -> anyhow::Result<()> {
+    let post = |path, body: Value| {
+        let body = body.to_string();
+        http::send(address, Request { method: "POST", path, body: body.as_bytes() }, Disconnect::AfterAnswer)
+    };
+    expect(post("/api/generate", json!({"model": model, "keep_alive": 0}))?, 200, "\"unload\"")?;
+    expect(post("/v1/settings", json!({"reload": true}))?, 200, "the settings are unchanged")
+}
+
 /// A client whose seed determines its requests.
 pub(super) struct Client {
     rng: SplitMix64,

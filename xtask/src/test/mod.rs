@@ -9,7 +9,7 @@ mod book;
 mod cargo_tool;
 mod clients;
 mod notebook;
-mod page;
+pub(crate) mod page;
 mod stages;
 mod tools;
 

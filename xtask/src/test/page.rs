@@ -59,7 +59,7 @@ pub(crate) fn check(session: &Session<'_>) -> anyhow::Result<String> {
 }
 
 /// Installs the packages of the lock file, unless they are installed.
-fn install(session: &Session<'_>, folder: &Path) -> anyhow::Result<()> {
+pub(crate) fn install(session: &Session<'_>, folder: &Path) -> anyhow::Result<()> {
     let lock = folder.join("package-lock.json");
     let lock = fs::read_to_string(&lock).with_context(|| lock.display().to_string())?;
     let mark = folder.join("node_modules/.installed");

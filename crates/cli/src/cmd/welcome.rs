@@ -10,6 +10,9 @@ Ask a small model a question. The first run downloads it, about 100 MB:
 See which models suit this machine:
   narthex list --available
 
+Chat, and install models, in a page of the browser:
+  narthex serve --open
+
 Serve the OpenAI API on http://127.0.0.1:8000/v1:
   narthex serve
 
