@@ -30,6 +30,7 @@ mod required_tensors;
 mod reranker;
 mod slice;
 mod special;
+mod stored_heads;
 mod stored_tensor;
 mod tensors;
 mod tied;

@@ -127,9 +127,9 @@ pub(crate) struct StoreArgs {
     #[arg(long, value_name = "FILE", global = true)]
     pub(crate) config: Option<PathBuf>,
 
-    /// A setting in the notation of the settings file, as in 'models."smollm2:135m".pin=true'; repeatable [env: NARTHEX_SET]
+    /// A setting in the notation of the settings file, as in 'models."smollm2:135m".pin=true'; repeatable [env: NARTHEX_SETTING]
     #[arg(long, value_name = "KEY=VALUE", global = true)]
-    pub(crate) set: Vec<String>,
+    pub(crate) setting: Vec<String>,
 
     /// Use only files on this machine; neither the network nor pip is used [env: NARTHEX_OFFLINE, HF_HUB_OFFLINE]
     #[arg(long, global = true)]
@@ -537,6 +537,21 @@ mod tests {
     #[test]
     fn the_definition_is_consistent() {
         Args::command().debug_assert();
+    }
+
+    /// A command's own option with the name of one for every command would take its place and be read as the other.
+    #[test]
+    fn no_command_has_an_option_of_the_name_of_one_for_every_command() {
+        let command = Args::command();
+        let shared = command.get_arguments().filter(|argument| argument.is_global_set());
+        let shared: Vec<_> = shared.map(|argument| argument.get_id().clone()).collect();
+        assert!(!shared.is_empty());
+        for subcommand in command.get_subcommands() {
+            for argument in subcommand.get_arguments() {
+                let name = argument.get_id();
+                assert!(!shared.contains(name), "{} --{name}", subcommand.get_name());
+            }
+        }
     }
 
     #[test]

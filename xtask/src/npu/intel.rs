@@ -46,9 +46,9 @@ const PUBLISHED: [&str; 3] = ["smollm2:135m", "gemma3:270m", "minilm"];
 const UNSUPPORTED: i32 = 10;
 
 /// A model to compile.
-struct Model {
+struct SourceModel {
     name: String,
-    /// What `narthex compile` compiles: a name or a path.
+    /// The model for `narthex compile`: a name or a path.
     source: PathBuf,
     /// Length of the context and of a prefill step; `None` for those of the program.
     shapes: Option<[&'static str; 2]>,
@@ -109,7 +109,7 @@ pub(super) fn run(
 }
 
 /// Returns every model. Copies the tiny checkpoints to a new folder, with a tokenizer each.
-fn all_models(workspace: &Workspace, folder: &Path) -> anyhow::Result<Vec<Model>> {
+fn all_models(workspace: &Workspace, folder: &Path) -> anyhow::Result<Vec<SourceModel>> {
     let _ = fs::remove_dir_all(folder);
     let tokenizer = workspace.root.join(TOKENIZER);
     let mut models = Vec::new();
@@ -131,10 +131,10 @@ fn all_models(workspace: &Workspace, folder: &Path) -> anyhow::Result<Vec<Model>
             for file in ["config.json", "model.safetensors"] {
                 fs::copy(source.join(file), copy.join(file)).with_context(|| format!("{name}/{file}"))?;
             }
-            models.push(Model { name, source: copy, shapes: Some(["64", "16"]) });
+            models.push(SourceModel { name, source: copy, shapes: Some(["64", "16"]) });
         }
     }
-    let published = |name: &&str| Model {
+    let published = |name: &&str| SourceModel {
         name: (*name).to_owned(),
         source: name.into(),
         shapes: (*name != "minilm").then_some(["512", "64"]),
@@ -147,7 +147,7 @@ fn all_models(workspace: &Workspace, folder: &Path) -> anyhow::Result<Vec<Model>
 fn compile(
     session: &Session<'_>,
     narthex: &Path,
-    model: &Model,
+    model: &SourceModel,
     chip: &str,
 ) -> anyhow::Result<(Vec<String>, bool)> {
     const NAME: &str = "npu-check";
@@ -212,7 +212,7 @@ fn report(commit: &str, rows: &[String]) -> String {
          commit pins (`narthex runtime install openvino-compiler`); {}, no NPU. `narthex compile MODEL --scheme w8 --target \
          openvino:CHIP`; tiny checkpoints with a context of 64 and prefill of 16 tokens, models with published weights with 512 \
          and 64. A row states that a graph was compiled for the chip. Nothing ran on an NPU, so nothing here is about numbers or \
-         speed.\n\n| Model | Chip | Graph | Result | Seconds | Bytes |\n|---|---|---|---|---:|---:|\n{list}",
+         speed.\n\n| SourceModel | Chip | Graph | Result | Seconds | Bytes |\n|---|---|---|---|---:|---:|\n{list}",
         record::today(),
         record::platform(),
     )

@@ -45,9 +45,10 @@ use super::{
     CheckpointError, Result,
     gguf::{decoder::GgufKeys, meta::Metadata},
     hf::{config::Config, pooling::SentenceEmbedding},
-    layout::{Layout, RopePairs},
+    layout::Layout,
     limits::malformed,
     names::NameTable,
+    stored_heads::RopePairs,
     tensors::Tensors,
 };
 

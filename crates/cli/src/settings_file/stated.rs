@@ -9,10 +9,10 @@ use super::read;
 use crate::args::StoreArgs;
 
 /// Variable with settings in the notation of the file.
-const VARIABLE: &str = "NARTHEX_SET";
+const VARIABLE: &str = "NARTHEX_SETTING";
 
 /// Name of the option in errors.
-const OPTION: &str = "--set";
+const OPTION: &str = "--setting";
 
 /// Settings outside the file.
 #[derive(Debug, PartialEq, Eq)]
@@ -36,7 +36,7 @@ impl StatedSettings {
                 return Err(invalid(VARIABLE, "expected UTF-8, found other bytes"));
             }
         };
-        let options = store.set.iter().map(|text| Self { origin: OPTION, text: text.clone() });
+        let options = store.setting.iter().map(|text| Self { origin: OPTION, text: text.clone() });
         let stated = variable.into_iter().filter(|stated| !stated.text.trim().is_empty()).chain(options);
         stated.map(Self::checked).collect()
     }
@@ -54,7 +54,7 @@ impl StatedSettings {
 }
 
 fn invalid(origin: &str, reason: &str) -> Error {
-    Error::Invalid { param: "set", message: format!("{origin}: {reason}") }
+    Error::Invalid { param: "setting", message: format!("{origin}: {reason}") }
 }
 
 /// Adds settings to those of a file without faults.
@@ -94,7 +94,7 @@ mod tests {
     use crate::args::Args;
 
     fn stated(texts: &[&str]) -> Vec<StatedSettings> {
-        let set = texts.iter().flat_map(|text| ["--set", text]);
+        let set = texts.iter().flat_map(|text| ["--setting", text]);
         let args = Args::try_parse_from(["narthex", "serve"].into_iter().chain(set)).unwrap();
         StatedSettings::find(&args.store).unwrap()
     }
@@ -122,9 +122,10 @@ mod tests {
     #[test]
     fn wrong_settings_outside_the_file_are_named() {
         let error = merge("", &stated(&["models.a.pin=1"])).unwrap_err().to_string();
-        assert!(error.contains("--set: models.\"a\".pin: expected true or false"), "{error}");
-        let args = Args::try_parse_from(["narthex", "serve", "--set", "models.a.system=Arr you"]).unwrap();
+        assert!(error.contains("--setting: models.\"a\".pin: expected true or false"), "{error}");
+        let args =
+            Args::try_parse_from(["narthex", "serve", "--setting", "models.a.system=Arr you"]).unwrap();
         let error = StatedSettings::find(&args.store).unwrap_err().to_string();
-        assert!(error.contains("--set: expected a key and a value as in models."), "{error}");
+        assert!(error.contains("--setting: expected a key and a value as in models."), "{error}");
     }
 }

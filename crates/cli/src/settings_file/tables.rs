@@ -241,8 +241,8 @@ mod tests {
         let serve = root.find_subcommand("serve").unwrap();
         // The others choose files, or belong to one run.
         let of_one_run = [
-            "help", "version", "verbose", "home", "offline", "config", "set", "model", "alias", "upstream",
-            "open",
+            "help", "version", "verbose", "home", "offline", "config", "setting", "model", "alias",
+            "upstream", "open",
         ];
         let options = serve.get_arguments().filter(|option| !option.is_hide_set());
         let options: BTreeSet<&str> = options.map(|option| option.get_id().as_str()).collect();

@@ -57,8 +57,8 @@ impl AgentServer {
         if let Some(config) = &store.config {
             command.arg("--config").arg(config);
         }
-        for setting in &store.set {
-            command.arg("--set").arg(setting);
+        for setting in &store.setting {
+            command.arg("--setting").arg(setting);
         }
         if store.offline {
             command.arg("--offline");
