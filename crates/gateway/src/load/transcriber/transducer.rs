@@ -74,12 +74,14 @@ mod tests {
 
     const BLANK: TokenId = 3;
 
-    /// Decodes steps with these tokens and durations. Returns the tokens with their rows, and the rows, tokens and states that
-    /// the steps were called with.
-    fn run(
-        steps: &[(usize, Option<usize>)],
-        rows: usize,
-    ) -> (Vec<(TokenId, usize, usize)>, Vec<(usize, TokenId, f32)>) {
+    /// A token, its first row, and the row after its last one.
+    type TokenRows = (TokenId, usize, usize);
+
+    /// Row, token and state that a step was called with.
+    type StepCall = (usize, TokenId, f32);
+
+    /// Decodes steps with these tokens and durations.
+    fn run(steps: &[(usize, Option<usize>)], rows: usize) -> (Vec<TokenRows>, Vec<StepCall>) {
         let mut calls = Vec::new();
         let bounds = TransducerBounds { vocab: 4, blank: BLANK, rows, max_tokens_per_row: 2 };
         let tokens = decode(bounds, [vec![0.0], vec![0.0]], &mut |row, token, states| {
