@@ -80,7 +80,7 @@ impl VoiceFiles {
     /// Returns whether the voice needs the files of the English pronunciation, which its folder does not have.
     ///
     /// # Errors
-    /// [`CompileError::Foreign`] for a list of speakers that cannot be read.
+    /// [`CompileError::Foreign`](crate::CompileError::Foreign) for a list of speakers that cannot be read.
     pub fn needs_english(&self) -> Result<bool> {
         match self {
             Self::Hibari(_) | Self::Piper(_) => Ok(false),
@@ -118,9 +118,9 @@ struct VoiceParts {
 /// Writes the package of a voice.
 ///
 /// # Errors
-/// [`CompileError::Open`] for files that cannot be read,
-/// [`CompileError::Foreign`] for a voice of another kind,
-/// [`CompileError::Write`], [`CompileError::Cancelled`].
+/// [`CompileError::Open`](crate::CompileError::Open) for files that cannot be read,
+/// [`CompileError::Foreign`](crate::CompileError::Foreign) for a voice of another kind,
+/// [`CompileError::Write`](crate::CompileError::Write), [`CompileError::Cancelled`](crate::CompileError::Cancelled).
 pub fn import(job: VoiceJob<'_>, cancel: &AtomicBool) -> Result<Manifest> {
     let package = PackageWriter::new(job.out);
     package.check_space(total_bytes(&job.files.large_files(job.file)?)?)?;
