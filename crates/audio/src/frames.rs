@@ -90,6 +90,7 @@ mod tests {
     use serde::Deserialize;
 
     use super::*;
+    use crate::test_sounds::chirp;
 
     fn published(bins: usize) -> SoundPreprocessing {
         SoundPreprocessing {
@@ -108,19 +109,6 @@ mod tests {
             mean: None,
             std: None,
         }
-    }
-
-    /// The same samples as in `tests/goldens/log_mel_frames.py`.
-    fn samples(count: usize) -> Vec<f32> {
-        let mut state = 1_u32;
-        let values = (0..count).map(|at| {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            let seconds = at as f64 / 16_000.0;
-            let chirp = 0.5 * (2.0 * PI * (100.0 + 1_800.0 * (seconds % 2.0)) * (seconds % 2.0)).sin();
-            let noise = (f64::from(state) / 2.0_f64.powi(32) - 0.5) * 0.04;
-            (chirp + noise) as f32
-        });
-        values.collect()
     }
 
     #[derive(Deserialize)]
@@ -152,7 +140,7 @@ mod tests {
                 other => panic!("{other}"),
             };
             assert_eq!(spec.contradiction(), None);
-            let features = log_mel_frames(&samples(case.samples), &spec);
+            let features = log_mel_frames(&chirp(case.samples, 0.0, 0.04), &spec);
             assert_eq!(features.len(), case.count * case.bins, "{} samples", case.samples);
             for (frame, expect) in case.frames.iter().zip(&case.features) {
                 // The reference transforms in single precision: its errors are shares of the loudest bin of a frame.

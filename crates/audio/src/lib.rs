@@ -18,6 +18,8 @@ mod nemo;
 pub mod pcm;
 mod resample;
 mod spectrum;
+#[cfg(test)]
+mod test_sounds;
 pub mod transcript;
 
 pub use decode::{Decoder, Source};

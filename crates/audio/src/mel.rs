@@ -143,20 +143,7 @@ mod tests {
     use serde::Deserialize;
 
     use super::*;
-
-    /// The same samples as in `tests/goldens/log_mel.py`.
-    fn samples(count: usize) -> Vec<f32> {
-        let mut state = 1_u32;
-        let values = (0..count).map(|at| {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            let seconds = at as f64 / 16_000.0;
-            let chirp = 0.5 * (2.0 * PI * (100.0 + 1_800.0 * (seconds % 2.0)) * (seconds % 2.0)).sin();
-            let tone = 0.001 * (2.0 * PI * 6_500.0 * seconds).sin();
-            let noise = (f64::from(state) / 2.0_f64.powi(32) - 0.5) * 0.0002;
-            (chirp + tone + noise) as f32
-        });
-        values.collect()
-    }
+    use crate::test_sounds::chirp;
 
     #[derive(Deserialize)]
     struct Golden {
@@ -176,7 +163,8 @@ mod tests {
         let golden: Golden = serde_json::from_str(include_str!("../tests/goldens/log_mel.json")).unwrap();
         assert_eq!(golden.cases.len(), 4);
         for case in golden.cases {
-            let features = log_mel(&samples(case.samples), MelBins::from_count(case.bins).unwrap());
+            let features =
+                log_mel(&chirp(case.samples, 0.001, 0.0002), MelBins::from_count(case.bins).unwrap());
             assert_eq!(features.len(), case.bins * WINDOW_FRAMES);
             for (frame, expect) in golden.frames.iter().zip(&case.frames) {
                 for (bin, expect) in expect.iter().enumerate() {
@@ -198,7 +186,7 @@ mod tests {
         assert_eq!(silence.len(), 80 * WINDOW_FRAMES);
         assert!(silence.iter().all(|value| *value == -1.5));
 
-        let long = samples(WINDOW_SAMPLES + 1_000);
+        let long = chirp(WINDOW_SAMPLES + 1_000, 0.001, 0.0002);
         assert_eq!(log_mel(&long, MelBins::Eighty), log_mel(&long[..WINDOW_SAMPLES], MelBins::Eighty));
     }
 }

@@ -56,8 +56,8 @@ pub fn normalized_log_mel(samples: &[f32], bins: MelBins) -> (Vec<f32>, usize) {
     (features, sounding)
 }
 
-/// Returns a sample after emphasis. The first frame begins half a frame before the sound, which silence surrounds. As in
-/// NeMo, this has single precision, whose rounding is audible in quiet bins.
+/// Returns a sample after emphasis. Frames are centred: the first one begins half a frame before the sound, with zeros around
+/// the sound. Single precision as in NeMo, because its rounding changes quiet bins.
 fn emphasized(samples: &[f32], at: usize) -> f32 {
     let own = at.checked_sub(FRAME / 2).filter(|&at| at < samples.len());
     let before = own.and_then(|at| at.checked_sub(1));
@@ -84,19 +84,7 @@ mod tests {
     use serde::Deserialize;
 
     use super::*;
-
-    /// The same samples as in `tests/goldens/nemo_log_mel.py`.
-    fn samples(count: usize) -> Vec<f32> {
-        let mut state = 1_u32;
-        let values = (0..count).map(|at| {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            let seconds = at as f64 / 16_000.0;
-            let chirp = 0.5 * (2.0 * PI * (100.0 + 1_800.0 * (seconds % 2.0)) * (seconds % 2.0)).sin();
-            let noise = (f64::from(state) / 2.0_f64.powi(32) - 0.5) * 0.02;
-            (chirp + noise) as f32
-        });
-        values.collect()
-    }
+    use crate::test_sounds::chirp;
 
     #[derive(Deserialize)]
     struct Case {
@@ -115,7 +103,7 @@ mod tests {
         assert_eq!(cases.len(), 6);
         for case in cases {
             let bins = MelBins::from_count(case.bins).unwrap();
-            let (features, sounding) = normalized_log_mel(&samples(case.samples), bins);
+            let (features, sounding) = normalized_log_mel(&chirp(case.samples, 0.0, 0.02), bins);
             assert_eq!((features.len(), sounding), (case.bins * case.count, case.sounding));
             for (frame, expect) in case.frames.iter().zip(&case.features) {
                 for (bin, expect) in expect.iter().enumerate() {

@@ -234,7 +234,9 @@ pub enum Error {
         path: PathBuf,
     },
     /// A string cannot name an API key.
-    #[error("{found:?} is not the name of a key: expected 1 to 64 letters, digits, '.', '_' and '-'")]
+    #[error(
+        "{found:?} is not the name of a key: expected 1 to 64 letters, digits, '.', '_' and '-', without '-' at the start"
+    )]
     BadKeyName {
         /// The string.
         found: String,

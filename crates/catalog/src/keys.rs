@@ -171,7 +171,7 @@ pub struct KeyFileStamp {
 ///
 /// # Errors
 /// The name is not 1 to 64 letters, digits, `.`, `_` and `-`: [`Error::BadKeyName`].
-pub(crate) fn check_name(name: &str) -> Result<(), Error> {
+pub fn check_name(name: &str) -> Result<(), Error> {
     if (1..=64).contains(&name.len())
         && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-'))
         && !name.starts_with('-')

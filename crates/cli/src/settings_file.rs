@@ -45,8 +45,8 @@ pub(crate) fn path(store: &StoreArgs) -> Result<PathBuf, Error> {
     }
 }
 
-/// Reads the settings file, and adds the settings that options and a variable state. Without a file, there are no others,
-/// unless the user named the file.
+/// Reads the settings file and the settings of `--setting` and `NARTHEX_SETTING`. The file may be absent, unless the user named
+/// it.
 pub(crate) fn load(store: &StoreArgs) -> anyhow::Result<Settings> {
     let path = path(store)?;
     let text = match input_file::text(&path) {

@@ -93,10 +93,9 @@ pub(crate) fn graph_entry(
 /// Returns the bindings of the values with a known name and type.
 fn bindings(values: &[Value], names: &[NamedSlot<'_>]) -> Vec<Binding> {
     let known = values.iter().filter_map(|value| {
-        let is_value =
-            |(name, _, dtype): &&NamedSlot<'_>| *name == value.name && value.dtype.dtype() == Some(*dtype);
-        let (_, slot, dtype) = names.iter().find(is_value)?;
-        Some(Binding { slot: *slot, name: value.name.clone(), dtype: *dtype, shape: value.shape.clone() })
+        let dtype = value.dtype.dtype()?;
+        let (_, slot, _) = names.iter().find(|(name, _, known)| *name == value.name && *known == dtype)?;
+        Some(Binding { slot: *slot, name: value.name.clone(), dtype, shape: value.shape.clone() })
     });
     known.collect()
 }
@@ -114,7 +113,7 @@ pub(crate) fn read_file(path: &Path) -> Result<Vec<u8>> {
     narthex_files::read(path, MAX_BYTES).map_err(unreadable(path))
 }
 
-/// Returns the conversion of the system's error for a file that cannot be read.
+/// Returns a function that converts the system's error for a file that cannot be read.
 pub(crate) fn unreadable(path: &Path) -> impl Fn(std::io::Error) -> CompileError {
     move |source| OnnxFileError::Read { path: path.to_owned(), source }.into()
 }

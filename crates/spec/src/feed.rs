@@ -20,7 +20,7 @@ pub enum Elements {
     I32(Vec<i32>),
     /// 64-bit integers.
     I64(Vec<i64>),
-    /// Truth values: 0 for false, 1 for true.
+    /// Booleans: 0 for false, 1 for true.
     Bool(Vec<u8>),
 }
 

@@ -97,9 +97,10 @@ impl TokenList {
         let mut text = String::with_capacity(whole.len());
         let mut signs = whole.chars().peekable();
         while let Some(sign) = signs.next() {
-            let keeps = |next: &char| next.is_alphanumeric() || *next == '_' || OPENING.contains(*next);
-            let is_needless = text.is_empty() || !signs.peek().is_some_and(keeps);
-            if !(sign.is_whitespace() && is_needless) {
+            let is_before_word = signs
+                .peek()
+                .is_some_and(|next| next.is_alphanumeric() || *next == '_' || OPENING.contains(*next));
+            if !sign.is_whitespace() || !text.is_empty() && is_before_word {
                 text.push(sign);
             }
         }

@@ -19,18 +19,12 @@ use xtask_tools::{
 };
 
 use crate::{
-    platforms::tools::{self, DebianProgram},
+    platforms::{tools, wine},
     test,
 };
 
 /// Chips by their names in `--target`, one of each platform.
 const CHIPS: [&str; 4] = ["meteor-lake", "lunar-lake", "panther-lake", "npu-5020"];
-
-/// Programs that run the compiler on Linux.
-const PROGRAMS: [DebianProgram; 2] = [
-    DebianProgram { path: "wine64", package: "wine64" },
-    DebianProgram { path: "x86_64-w64-mingw32-gcc", package: "gcc-mingw-w64-x86-64" },
-];
 
 /// Folders of tiny checkpoints, relative to the root.
 const CHECKPOINTS: [&str; 2] =
@@ -76,7 +70,7 @@ pub(super) fn run(
     let (commit, session) = test::prepare(workspace)?;
     let narthex = session.build_narthex()?;
     if cfg!(unix) {
-        tools::install(&session, &PROGRAMS)?;
+        tools::install(&session, &wine::NEEDS)?;
     }
     process::run(session.command(&narthex).args(["runtime", "install", "openvino-compiler"]))?;
 

@@ -15,7 +15,7 @@ use super::tools::{self, DebianProgram};
 use xtask_tools::{process, session::Session};
 
 /// Debian's packages. Neither a display nor 32-bit programs are needed.
-const NEEDS: [DebianProgram; 2] = [
+pub(crate) const NEEDS: [DebianProgram; 2] = [
     DebianProgram { path: LOADER, package: "wine64" },
     DebianProgram { path: "x86_64-w64-mingw32-gcc", package: "gcc-mingw-w64-x86-64" },
 ];

@@ -7,22 +7,10 @@ same samples: a chirp and noise. Only some frames are written.
 """
 
 import json
-import math
 
-import numpy
 from transformers import Gemma3nAudioFeatureExtractor
 
-
-def samples(count):
-    state = 1
-    values = []
-    for at in range(count):
-        state = (state * 1664525 + 1013904223) % 2**32
-        seconds = at / 16000
-        chirp = 0.5 * math.sin(2 * math.pi * (100 + 1800 * (seconds % 2)) * (seconds % 2))
-        noise = (state / 2**32 - 0.5) * 0.04
-        values.append(chirp + noise)
-    return numpy.array(values, dtype=numpy.float32)
+from sounds import chirp
 
 
 def variants(bins):
@@ -38,7 +26,7 @@ for count, bins in ((480000, 128), (16000, 16), (5000, 16)):
         if count != 16000 and variant != "published":
             continue
         extractor = Gemma3nAudioFeatureExtractor(feature_size=bins, **settings)
-        output = extractor(samples(count), return_tensors="np")
+        output = extractor(chirp(count, 0, 0.04), return_tensors="np")
         features, mask = output.input_features[0], output.input_features_mask[0]
         assert mask.all() and len(mask) == len(features)
         frames = [frame for frame in (0, 1, 28, 50, 1500, len(features) - 1) if frame < len(features)]

@@ -8,30 +8,19 @@ generates the same samples. Only some frames are written: those around the start
 """
 
 import json
-import math
 import sys
 
 import numpy
 from onnx_asr.preprocessors.numpy_preprocessor import NemoPreprocessorNumpy
 from onnx_asr.preprocessors.preprocessor import OnnxPreprocessor
 
-
-def samples(count):
-    state = 1
-    values = []
-    for at in range(count):
-        state = (state * 1664525 + 1013904223) % 2**32
-        seconds = at / 16000
-        chirp = 0.5 * math.sin(2 * math.pi * (100 + 1800 * (seconds % 2)) * (seconds % 2))
-        noise = (state / 2**32 - 0.5) * 0.02
-        values.append(chirp + noise)
-    return numpy.array(values, dtype=numpy.float32)
+from sounds import chirp
 
 
 cases = []
 for count in (1600, 16000, 48100):
     for bins in (80, 128):
-        sound = samples(count)[None], numpy.array([count], dtype=numpy.int64)
+        sound = chirp(count, 0, 0.02)[None], numpy.array([count], dtype=numpy.int64)
         features, lengths = NemoPreprocessorNumpy(f"nemo{bins}")(*sound)
         single, _ = OnnxPreprocessor(f"nemo{bins}", {})(*sound)
         print(f"{count} samples, {bins} bins:", abs(features - single).max(), file=sys.stderr)

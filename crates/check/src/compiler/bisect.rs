@@ -70,7 +70,7 @@ pub fn smallest<E>(
     Ok(FailingNodes { nodes, is_minimal })
 }
 
-/// Returns whether the compiler fails on some nodes.
+/// Compiles some nodes, and returns whether the compiler fails.
 type Trial<'a, E> = dyn FnMut(&BTreeSet<usize>) -> Result<bool, BisectionError<E>> + 'a;
 
 /// Removes runs of nodes that shrink to single nodes, as long as the compiler fails on the rest. At the end, it accepts the

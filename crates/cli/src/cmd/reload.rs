@@ -133,14 +133,14 @@ fn preload(gateway: Gateway, models: Vec<String>) {
     if models.is_empty() {
         return;
     }
-    let load = move || {
+    let thread = thread::Builder::new().name("preload".to_owned()).spawn(move || {
         for model in &models {
             if let Err(error) = gateway.load(model, &Quiet, interrupt::cancel()) {
                 output::note(format!("warning: {model} is not in memory: {error}"));
             }
         }
-    };
-    if let Err(error) = thread::Builder::new().name("preload".to_owned()).spawn(load) {
+    });
+    if let Err(error) = thread {
         output::note(format!("warning: no thread for the models to preload: {error}"));
     }
 }

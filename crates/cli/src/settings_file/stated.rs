@@ -1,4 +1,4 @@
-//! Settings that options and a variable state in the notation of the file, and which come before it.
+//! Settings of `--setting` and `NARTHEX_SETTING`, in the notation of the settings file. They take precedence over the file.
 
 use std::env;
 
@@ -24,7 +24,7 @@ pub(crate) struct StatedSettings {
 }
 
 impl StatedSettings {
-    /// Returns the settings of the variable and of the options. Later ones come before earlier ones.
+    /// Returns the settings of the variable and of the options. Later ones take precedence over earlier ones.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a text that is not TOML.

@@ -7,6 +7,7 @@ use std::{
     fs,
     io::{Read, Write},
     net::TcpStream,
+    path::{Path, PathBuf},
     process::{Child, Command},
     thread,
     time::Duration,
@@ -102,14 +103,20 @@ impl Drop for Server {
     }
 }
 
-#[test]
-fn a_chat_uses_the_model_of_a_running_server() {
-    let home = tempfile::tempdir().unwrap();
-    let (store, checkpoint) = (home.path().join("store"), home.path().join("tiny.gguf"));
+/// Compiles the model `tiny` into a store in a folder. Returns the store.
+fn store_with_tiny(folder: &Path) -> PathBuf {
+    let (store, checkpoint) = (folder.join("store"), folder.join("tiny.gguf"));
     fs::write(&checkpoint, tiny_llama(7).to_bytes()).unwrap();
     let file = checkpoint.to_str().unwrap();
     let compile = ["compile", file, "--name", "tiny", "--scheme", "f32", "--calibrate", "none"];
     assert!(with_runtime(&store, &compile).status().unwrap().success());
+    store
+}
+
+#[test]
+fn a_chat_uses_the_model_of_a_running_server() {
+    let home = tempfile::tempdir().unwrap();
+    let store = store_with_tiny(home.path());
     let mut command = with_runtime(&store, &["serve", "--port", "0", "--model", "tiny"]);
     let ListeningServer { process, address, log } = serve(&mut command);
     thread::spawn(move || log.for_each(drop));
@@ -178,11 +185,7 @@ fn a_running_server_reads_its_settings_again_at_sighup() {
 #[test]
 fn a_model_that_settings_preload_is_loaded_at_a_reload() {
     let home = tempfile::tempdir().unwrap();
-    let (store, checkpoint) = (home.path().join("store"), home.path().join("tiny.gguf"));
-    fs::write(&checkpoint, tiny_llama(7).to_bytes()).unwrap();
-    let file = checkpoint.to_str().unwrap();
-    let compile = ["compile", file, "--name", "tiny", "--scheme", "f32", "--calibrate", "none"];
-    assert!(with_runtime(&store, &compile).status().unwrap().success());
+    let store = store_with_tiny(home.path());
     let mut command = with_runtime(&store, &["--offline", "serve", "--port", "0"]);
     let ListeningServer { process, address, log } = serve(&mut command);
     let server = Server { process, address, _home: home };

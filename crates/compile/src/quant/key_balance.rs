@@ -125,12 +125,11 @@ fn projected_sizes(
 /// channels after them. The exponents are centred on zero, so that the scales of quantised weights stay in the range of
 /// `f16`.
 fn powers_of_head(sizes: &[f32], pairs: usize) -> Vec<f32> {
-    let size_of = |channel: usize| match channel {
-        channel if channel < pairs => sizes[channel].hypot(sizes[channel + pairs]),
-        channel if channel < 2 * pairs => sizes[channel - pairs].hypot(sizes[channel]),
-        channel => sizes[channel].abs(),
-    };
-    let exponents: Vec<f32> = (0..sizes.len()).map(|channel| size_of(channel).log2().round()).collect();
+    let Some(others) = sizes.get(2 * pairs..) else { return vec![1.0; sizes.len()] };
+    let rotated = (0..pairs).map(|pair| sizes[pair].hypot(sizes[pair + pairs]));
+    let sizes_of_pairs = rotated.clone().chain(rotated);
+    let all = sizes_of_pairs.chain(others.iter().map(|size| size.abs()));
+    let exponents: Vec<f32> = all.map(|size| size.log2().round()).collect();
     let largest = exponents.iter().copied().filter(|exponent| exponent.is_finite()).fold(f32::NAN, f32::max);
     if largest.is_nan() {
         return vec![1.0; sizes.len()];
@@ -178,6 +177,7 @@ mod tests {
     fn channels_beyond_the_pairs_are_divided_by_their_own_size() {
         check_pairs(&[1.0, 64.0, 1.0, 64.0], 1, &[3, 3, -3, 3]);
         check_pairs(&[1.0, 64.0, 1.0, 64.0], 0, &[-3, 3, -3, 3]);
+        check_pairs(&[1.0, 64.0, 1.0], 2, &[0; 3]);
     }
 
     #[test]

@@ -124,8 +124,9 @@ impl ModelGraph {
         // The bodies of nodes have constants too, so that all references are read.
         let bytes = narthex_files::read(&path, MAX_FILE_BYTES).map_err(unreadable(&path))?;
         let mut data_files = BTreeSet::new();
-        let failed = |source| OnnxFileError::Decode { path: path.clone(), source };
-        while let Some(name) = find_reference(&bytes, &|name| !data_files.contains(name)).map_err(failed)? {
+        while let Some(name) = find_reference(&bytes, &|name| !data_files.contains(name))
+            .map_err(|source| OnnxFileError::Decode { path: path.clone(), source })?
+        {
             let plain = name.strip_prefix("./").unwrap_or(&name);
             if check_path(plain).is_err() || plain.contains('/') || data_files.len() >= MAX_DATA_FILES {
                 return Err(refused(path.display().to_string(), "data files beside the graph", name));
@@ -138,6 +139,10 @@ impl ModelGraph {
 
     fn name(&self) -> String {
         self.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
+    fn has_input(&self, name: &str) -> bool {
+        self.graph.inputs.iter().any(|input| input.name == name)
     }
 
     /// Returns the paths of its data files.

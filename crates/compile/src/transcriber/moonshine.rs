@@ -74,8 +74,7 @@ impl MoonshineFiles {
         let folder = folders.into_iter().find(|folder| !variants(folder, DECODER).is_empty())?;
         let variants = variants(&folder, ENCODER);
         let encoder = ModelGraph::open(folder.join(format!("{ENCODER}{}.onnx", variants.first()?))).ok()?;
-        let reads_samples = encoder.graph.inputs.iter().any(|input| input.name == SAMPLES);
-        reads_samples.then(|| Self { folder, file: file.map(str::to_owned) })
+        encoder.has_input(SAMPLES).then(|| Self { folder, file: file.map(str::to_owned) })
     }
 
     /// Writes the files of the model.
@@ -88,10 +87,8 @@ impl MoonshineFiles {
         let tokenizer = package_json(&read_file(&self.tokenizer()?)?)?;
         let tokens = Tokenizer::from_json(&tokenizer)?.vocab_size();
 
-        let is_masked = |graph: &ModelGraph, name: &str| {
-            usize::from(graph.graph.inputs.iter().any(|input| input.name == name))
-        };
-        let count = ENCODER_NAMES.len() - 1 + is_masked(&encoder, "attention_mask");
+        // The masks are the only inputs that a graph may lack.
+        let count = ENCODER_NAMES.len() - usize::from(!encoder.has_input("attention_mask"));
         let encoder_entry = encoder.entry(Part::Encoder, &ENCODER_NAMES, count)?;
         let layers = layers(&decoder)?;
         let cache = cache_names(layers);
@@ -100,7 +97,7 @@ impl MoonshineFiles {
             .map(|(name, slot)| (name.as_str(), *slot, DType::F32))
             .chain(DECODER_NAMES)
             .collect();
-        let count = names.len() - 1 + is_masked(&decoder, "encoder_attention_mask");
+        let count = names.len() - usize::from(!decoder.has_input("encoder_attention_mask"));
         let decoder_entry = decoder.entry(Part::Decoder, &names, count)?;
         let [heads, head_size] = head_shape(&decoder_entry, layers)?;
         let vocab = vocab(&decoder_entry, tokens)?;

@@ -115,8 +115,8 @@ impl NemoFiles {
     /// Returns the files of a folder; `None` if they are no model of NeMo.
     pub(super) fn find(folder: &Path, file: Option<&str>) -> Option<Self> {
         // Other kinds of models also have a `vocab.txt` and a `model.onnx`.
-        let is_ctc = || config(folder).is_ok_and(|config| config.model_type == CTC_TYPE);
-        let is_nemo = !variants(folder, ENCODER).is_empty() || is_ctc();
+        let is_nemo = !variants(folder, ENCODER).is_empty()
+            || config(folder).is_ok_and(|config| config.model_type == CTC_TYPE);
         is_nemo.then(|| Self { folder: folder.to_owned(), file: file.map(str::to_owned) })
     }
 

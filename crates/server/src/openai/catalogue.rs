@@ -21,7 +21,7 @@ use narthex_gateway::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{app::App, error::ApiError, protocol::blocking::CancelOnDrop};
+use crate::{app::App, error::ApiError, protocol::blocking::CancelOnDrop, reports::tenths};
 
 /// The models of the catalogue and of the store.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -106,11 +106,6 @@ impl From<Suitability> for SuitabilityObject {
             score: tenths(here.score),
         }
     }
-}
-
-/// Rounds to one decimal.
-fn tenths(value: f64) -> f64 {
-    (value * 10.0).round() / 10.0
 }
 
 /// Lists the models.

@@ -14,6 +14,8 @@ use narthex_spec::date::unix_seconds;
 use parking_lot::Mutex;
 use schemars::JsonSchema;
 use serde::Serialize;
+
+use super::tenths;
 use tokio::time::{MissedTickBehavior, interval};
 
 /// Time between two samples.
@@ -149,11 +151,6 @@ impl Samples {
         }
         self.kept.push_back(sample);
     }
-}
-
-/// Rounds to one decimal.
-fn tenths(value: f64) -> f64 {
-    (value * 10.0).round() / 10.0
 }
 
 /// Returns the tokens since a count. The count of a model begins again at each load.

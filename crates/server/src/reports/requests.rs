@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use super::tenths;
 use crate::http::access_log::request_line;
 
 /// Number of requests that are kept.
@@ -104,7 +105,7 @@ impl WorkRecord {
             let Times { first_token, .. } = times;
             work.first_token_ms = Some(milliseconds(first_token));
             let rate = times.decode_rate(summary.completion_tokens);
-            work.tokens_per_second = (rate > 0.0).then(|| (rate * 10.0).round() / 10.0);
+            work.tokens_per_second = (rate > 0.0).then(|| tenths(rate));
         }
     }
 }

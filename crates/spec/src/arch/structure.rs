@@ -52,7 +52,7 @@ pub enum TranscriberFamily {
 }
 
 impl TranscriberFamily {
-    /// Every family.
+    /// All families.
     pub const ALL: &'static [Self] = Self::VARIANTS;
 
     /// Returns the name for users.

@@ -281,7 +281,7 @@ impl ChatTemplate {
         fallback
     }
 
-    /// Returns true if the template writes the text of every system message. `rendered` is the conversation as it writes it.
+    /// Returns true if the template writes the text of every system message. `rendered` is its rendering of the conversation.
     fn writes_system(&self, messages: &[Message], options: &RenderOptions, rendered: &str) -> bool {
         message::has_system_texts(messages, rendered) || {
             let probes = message::with_probes(messages);

@@ -5,7 +5,7 @@ use std::{env, num::NonZeroU32, path::PathBuf};
 use anyhow::{Context, anyhow};
 use narthex_gateway::{
     Error,
-    keys::{ApiKey, KeyLimits, KeyRole},
+    keys::{self, ApiKey, KeyLimits, KeyRole},
 };
 use toml_edit::TableLike;
 
@@ -75,11 +75,8 @@ impl Reader<'_> {
         for (name, item) in table.iter() {
             let span = table.key(name).and_then(|key| key.span());
             let entry = Entry { table: "keys", key: name, item, key_span: span.as_ref() };
-            let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
-            if !(1..=64).contains(&name.len()) || !name.chars().all(is_name) {
-                let reason =
-                    "expected a name of 1 to 64 letters, digits, `.`, `_` and `-`, found another one";
-                self.fault(entry, None, reason);
+            if let Err(error) = keys::check_name(name) {
+                self.fault(entry, None, error.to_string());
                 continue;
             }
             match item.as_table_like() {
@@ -205,7 +202,8 @@ mod tests {
         check("[keys.app]\nadmin = true\n", "1:7: keys.app: expected `key_env` or `key_file`");
         check("[keys.app]\nkey_env = \"A\"\nkey_file = \"b\"\n", "3:1: keys.app.key_file: expected only one");
         check("[keys]\napp = \"secret\"\n", "2:7: keys.app: expected a table");
-        check("[keys.\"a b\"]\nkey_env = \"A\"\n", "1:7: keys.a b: expected a name");
+        check("[keys.\"a b\"]\nkey_env = \"A\"\n", "1:7: keys.a b: \"a b\" is not the name of a key");
+        check("[keys.-a]\nkey_env = \"A\"\n", "1:7: keys.-a: \"-a\" is not the name of a key");
         let app = "[keys.app]\nkey_env = \"A\"\n";
         for (wrong, expect) in [
             ("admin = 1", "3:9: keys.app.admin: expected true or false"),

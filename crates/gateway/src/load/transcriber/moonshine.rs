@@ -143,22 +143,15 @@ impl Moonshine {
 /// Returns the tensors of the first step, which reads none of them.
 fn empty_cache(entry: MoonshineEntry) -> Vec<CachedTensor> {
     let shape = vec![1, entry.heads, 1, entry.head_size];
-    let cached = |input: Slot, output: Slot, grows: bool| CachedTensor {
-        input,
-        output,
-        grows,
-        tensor: OutputTensor {
-            shape: shape.clone(),
-            elements: Elements::F32(vec![0.0; shape.iter().product()]),
-        },
-    };
-    let layers = (0..entry.layers).flat_map(|layer| {
+    let elements = Elements::F32(vec![0.0; shape.iter().product()]);
+    let empty = OutputTensor { shape, elements };
+    let slots = (0..entry.layers).flat_map(|layer| {
         [
-            cached(Slot::PastKey { layer }, Slot::PresentKey { layer }, true),
-            cached(Slot::PastValue { layer }, Slot::PresentValue { layer }, true),
-            cached(Slot::CrossKey { layer }, Slot::CrossKey { layer }, false),
-            cached(Slot::CrossValue { layer }, Slot::CrossValue { layer }, false),
+            (Slot::PastKey { layer }, Slot::PresentKey { layer }, true),
+            (Slot::PastValue { layer }, Slot::PresentValue { layer }, true),
+            (Slot::CrossKey { layer }, Slot::CrossKey { layer }, false),
+            (Slot::CrossValue { layer }, Slot::CrossValue { layer }, false),
         ]
     });
-    layers.collect()
+    slots.map(|(input, output, grows)| CachedTensor { input, output, grows, tensor: empty.clone() }).collect()
 }

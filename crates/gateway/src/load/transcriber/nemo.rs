@@ -175,21 +175,19 @@ impl Nemo {
             max_tokens_per_row: entry.max_tokens_per_row,
         };
         let states = shapes.map(|shape| vec![0.0; shape.iter().product()]);
-        let is_valid = |logits: usize| match family {
-            TranscriberFamily::NemoTdt => logits > bounds.vocab,
-            _ => logits == bounds.vocab,
-        };
+        let has_durations = *family == TranscriberFamily::NemoTdt;
         transducer::decode(bounds, states, &mut |row, token, states| {
             on_token()?;
             let encoded: Vec<f32> = values.iter().skip(row).step_by(columns).copied().collect();
             let step = joint_step(graph, *shapes, vec![1, width, 1], encoded, token, states)?;
-            if is_valid(step.logits.len()) {
+            let others = step.logits.len().checked_sub(bounds.vocab);
+            if others.is_some_and(|others| (others > 0) == has_durations) {
                 return Ok(step);
             }
             let message = format!(
                 "expected logits of {} tokens{}, found {}",
                 bounds.vocab,
-                if *family == TranscriberFamily::NemoTdt { " and of durations" } else { "" },
+                if has_durations { " and of durations" } else { "" },
                 step.logits.len()
             );
             Err(StepError::Device { message }.into())
@@ -206,14 +204,10 @@ fn joint_step(
     token: TokenId,
     states: &States,
 ) -> Result<JointStep, Error> {
-    let integer = |slot: Slot, value: i64| match graph.entry.input(slot).map(|input| input.dtype) {
-        Some(DType::I32) => Elements::I32(vec![value as i32]),
-        _ => Elements::I64(vec![value]),
-    };
     let mut inputs = vec![
         (Slot::EncoderRows, row_shape, Elements::F32(row)),
-        (Slot::Tokens, vec![1, 1], integer(Slot::Tokens, i64::from(token))),
-        (Slot::TokenCount, vec![1], integer(Slot::TokenCount, 1)),
+        (Slot::Tokens, vec![1, 1], integer(&graph.entry, Slot::Tokens, i64::from(token))),
+        (Slot::TokenCount, vec![1], integer(&graph.entry, Slot::TokenCount, 1)),
     ];
     for ((slot, shape), state) in STATES.into_iter().zip(shapes).zip(states) {
         inputs.push((slot, shape.to_vec(), Elements::F32(state.clone())));
@@ -227,6 +221,14 @@ fn joint_step(
     let (_, logits) = floats(logits, "logits of a token", &[Some(1), Some(1), Some(1), None])?;
     let states = [state(first, shapes[0])?.1, state(second, shapes[1])?.1];
     Ok(JointStep { logits, states })
+}
+
+/// Returns an integer in the type of an input.
+fn integer(entry: &GraphEntry, slot: Slot, value: i64) -> Elements {
+    match entry.input(slot).map(|input| input.dtype) {
+        Some(DType::I32) => Elements::I32(vec![value as i32]),
+        _ => Elements::I64(vec![value]),
+    }
 }
 
 /// Returns the shape of a state for one sequence.

@@ -89,13 +89,14 @@ impl WindowRecognizer for ImportedWindows<'_> {
     ) -> Result<usize, Error> {
         let window = &window[..quiet_end(window)];
         let start = progress.time_of_start(0);
-        let mut on_token = || self.report(TranscriptionEvent::Progress { seconds: start }, on);
-        let pauses =
-            |before: usize, after: usize| progress.time_of_start(after) - progress.time_of_end(before);
         let SpokenWindow { tokens, words, segments } = self.queued.turn(|model| {
-            let tokens = model.recognize(window, &mut on_token)?;
+            let tokens = model.recognize(window, &mut || {
+                self.report(TranscriptionEvent::Progress { seconds: start }, on)
+            })?;
             let words = words(model, &tokens);
-            let segments = segments(model, &tokens, &words, &pauses);
+            let segments = segments(model, &tokens, &words, &|before, after| {
+                progress.time_of_start(after) - progress.time_of_end(before)
+            });
             Ok(SpokenWindow { tokens, words, segments })
         })?;
 
