@@ -3,14 +3,15 @@
 //! The size comes from the header of the file and is checked before anything is decoded. Transparent pixels are blended
 //! with white, and samples of 16 bits keep their upper 8 bits, as the `transformers` library and Pillow do.
 
-use std::{
-    io::Cursor,
-    panic::{AssertUnwindSafe, catch_unwind},
-};
+use std::io::Cursor;
 
 use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits, metadata::Orientation};
 
-use crate::{error::PictureError, picture::Picture};
+use crate::{
+    contain::{contained, name},
+    error::PictureError,
+    picture::Picture,
+};
 
 /// Maximum number of pixels of a picture. Photos of phones have up to 50 million.
 pub const MAX_PIXELS: u64 = 50_500_000;
@@ -22,7 +23,7 @@ pub const MAX_SIDE: u32 = 65_535;
 pub const MAX_DECODED_BYTES: u64 = 256 << 20;
 
 /// Bytes that a decoder needs for pictures of any size.
-const SMALL: u64 = 1 << 20;
+pub(crate) const SMALL: u64 = 1 << 20;
 
 /// A file whose header has been read.
 pub struct Decoder<'a> {
@@ -65,7 +66,7 @@ impl<'a> Decoder<'a> {
         let mut limits = Limits::no_limits();
         limits.max_alloc = Some(total + SMALL);
         contained(format, || decoder.set_limits(limits))?;
-        if format == ImageFormat::Jpeg && !has_end_of_jpeg(bytes) {
+        if format == ImageFormat::Jpeg && jpeg_length(bytes).is_none() {
             return Err(PictureError::Truncated { format: "jpeg" });
         }
         Ok(Self { bytes, format, decoder })
@@ -126,51 +127,22 @@ impl<'a> Decoder<'a> {
     }
 }
 
-/// Returns the name of a format that is read.
-fn name(format: ImageFormat) -> Option<&'static str> {
-    match format {
-        ImageFormat::Png => Some("png"),
-        ImageFormat::Jpeg => Some("jpeg"),
-        ImageFormat::WebP => Some("webp"),
-        ImageFormat::Gif => Some("gif"),
-        ImageFormat::Bmp => Some("bmp"),
-        _ => None,
-    }
-}
-
-/// Runs a decoder, and converts its errors and panics.
-fn contained<T>(
-    format: ImageFormat,
-    work: impl FnOnce() -> image::ImageResult<T>,
-) -> Result<T, PictureError> {
-    let reason = match catch_unwind(AssertUnwindSafe(work)) {
-        Ok(Ok(value)) => return Ok(value),
-        Ok(Err(error)) => error.to_string(),
-        Err(_) => "the decoder panicked".to_owned(),
-    };
-    Err(PictureError::Unreadable { format: name(format).unwrap_or("picture"), reason })
-}
-
-/// Returns whether a JPEG file has the mark of its end after the start of its scan. The decoder reads files without it,
-/// and fills the rest of the picture with grey.
-fn has_end_of_jpeg(bytes: &[u8]) -> bool {
-    // Segments before the scan may contain a smaller picture with an end of its own.
-    let mut rest = bytes.get(2..).unwrap_or_default();
-    while let [0xff, marker, after @ ..] = rest {
-        match (marker, after) {
-            // Fill bytes.
-            (0xff, _) => rest = &rest[1..],
-            (0xda, _) => return after.windows(2).any(|pair| pair == [0xff, 0xd9]),
-            (0x01 | 0xd0..=0xd8, _) => rest = after,
-            (_, [high, low, ..]) => {
-                let length = usize::from(u16::from_be_bytes([*high, *low]));
-                rest = after.get(length..).unwrap_or_default();
+/// Returns the length of a JPEG file up to the mark of its end; `None` if it has no such mark. The decoder reads files without
+/// it, and fills the rest of the picture with grey.
+pub(crate) fn jpeg_length(bytes: &[u8]) -> Option<usize> {
+    let mut at = 2;
+    loop {
+        match bytes.get(at..)? {
+            [0xff, 0xd9, ..] => return Some(at + 2),
+            // A segment. It may contain a smaller picture with an end of its own.
+            [0xff, 0xc0..=0xcf | 0xda..=0xef | 0xfe, high, low, ..] => {
+                at += 2 + usize::from(u16::from_be_bytes([*high, *low]));
             }
-            _ => return false,
+            // Samples, marks without a length, and bytes between segments, which are left to the decoder.
+            [_, rest @ ..] => at += 1 + rest.iter().position(|byte| *byte == 0xff)?,
+            [] => return None,
         }
     }
-    // Bytes between segments are left to the decoder.
-    bytes.windows(2).any(|pair| pair == [0xff, 0xd9])
 }
 
 /// Returns a picture without transparency, with 8 bits a sample.

@@ -58,3 +58,58 @@ pub enum PictureError {
         bytes: u64,
     },
 }
+
+/// The formats of videos that are read, for messages.
+const VIDEO_FORMATS: &str = "an animated gif, png or webp file, or jpeg files one after another";
+
+/// A video that cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum VideoError {
+    /// The file has no bytes.
+    #[error("expected a video ({VIDEO_FORMATS}), found an empty file")]
+    Empty,
+    /// The file has none of the known formats.
+    #[error(
+        "expected a video ({VIDEO_FORMATS}), found {found}; convert it, for example with `ffmpeg -i VIDEO -vf fps=1 -q:v 2 \
+         video.mjpeg`"
+    )]
+    UnknownFormat {
+        /// Description of the file.
+        found: String,
+    },
+    /// The frames are larger than the bounds.
+    #[error(
+        "expected a video with frames of at most {pixels} pixels, found {width} × {height}; reduce its size, for example with \
+         `ffmpeg -i VIDEO -vf fps=1,scale=1024:-2 -q:v 2 video.mjpeg`"
+    )]
+    TooLarge {
+        /// Maximum number of pixels.
+        pixels: u64,
+        /// Width of the frames.
+        width: u32,
+        /// Height of the frames.
+        height: u32,
+    },
+    /// The frames that are taken have too many bytes.
+    #[error(
+        "expected a video whose frames have at most {limit} bytes as png files, found more; reduce its size"
+    )]
+    TooManyBytes {
+        /// Maximum number of bytes.
+        limit: usize,
+    },
+    /// The frames have too many pixels in total.
+    #[error(
+        "expected videos of at most {limit} pixels in total, found more; reduce their frames, for example with `-vf fps=1`"
+    )]
+    TooManyPixels {
+        /// Maximum number of pixels.
+        limit: u64,
+    },
+    /// A frame cannot be read.
+    #[error(transparent)]
+    Frame(#[from] PictureError),
+    /// The work was cancelled.
+    #[error("the video was not read to its end, because the request was cancelled")]
+    Cancelled,
+}

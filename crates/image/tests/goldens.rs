@@ -1,10 +1,11 @@
-//! Decoded files and values for towers, against Pillow and `transformers` (`goldens/pictures.py`).
+//! Decoded files, frames of videos and values for towers, against Pillow and `transformers` (`goldens/pictures.py`,
+//! `goldens/videos.py`).
 
 #![allow(clippy::unwrap_used, reason = "a step that fails fails its test")]
 
 use std::{collections::BTreeMap, fs, path::PathBuf};
 
-use narthex_image::{Decoder, Picture, preprocess, tiles};
+use narthex_image::{Decoder, Picture, VideoReader, preprocess, tiles};
 use narthex_spec::manifest::{PictureFit, PicturePreprocessing, ResizeFilter};
 use serde_json::Value;
 
@@ -106,6 +107,32 @@ fn values_are_those_of_transformers() {
         assert_eq!(sampled.len(), expect.len(), "{name}");
         for (at, (found, expect)) in sampled.iter().zip(&expect).enumerate() {
             assert!((found - expect).abs() < 1e-4, "{name}: value {at} is {found}, not {expect}");
+        }
+    }
+}
+
+#[test]
+fn frames_of_videos_are_those_that_pillow_shows_at_each_second() {
+    let golden: BTreeMap<String, Value> = serde_json::from_value(golden("videos.json")).unwrap();
+    assert_eq!(golden.len(), fs::read_dir(folder("videos")).unwrap().count());
+    for (name, expect) in golden {
+        let file = fs::read(folder("videos").join(&name)).unwrap();
+        let frames = VideoReader::default().frames(&file, &|| false).unwrap();
+        let expect = expect.as_array().unwrap();
+        assert_eq!(frames.len(), expect.len(), "{name}");
+        for (frame, expect) in frames.iter().zip(expect) {
+            assert_eq!(frame.media_type, "image/png");
+            let picture = Decoder::open(&frame.bytes).and_then(Decoder::decode).unwrap();
+            for (y, row) in expect["rows"].as_object().unwrap() {
+                let start = y.parse::<usize>().unwrap() * picture.width() * 3;
+                let found = picture.rgb()[start..][..picture.width() * 3].iter();
+                let row = row.as_str().unwrap().as_bytes().chunks_exact(2);
+                let row = row.map(|digits| u8::from_str_radix(str::from_utf8(digits).unwrap(), 16).unwrap());
+                let largest = found.zip(row).map(|(found, expect)| found.abs_diff(expect)).max().unwrap();
+                // The decoder of WebP rounds down where it blends frames.
+                let limit = u8::from(name.ends_with(".webp"));
+                assert!(largest <= limit, "{name} at {} ms, row {y}: {largest}", expect["time"]);
+            }
         }
     }
 }

@@ -27,6 +27,8 @@ pub enum MediaKind {
     Image,
     /// A sound.
     Audio,
+    /// A video, of which models read frames as pictures.
+    Video,
 }
 
 impl MediaKind {
@@ -41,9 +43,23 @@ impl MediaKind {
     /// Returns the name of the capability to read media of this kind, as in Ollama's API.
     pub fn capability(self) -> &'static str {
         match self {
-            Self::Image => "vision",
+            Self::Image | Self::Video => "vision",
             Self::Audio => "audio",
         }
+    }
+
+    /// Returns the kind that a model must read to read media of this kind.
+    pub fn read_as(self) -> Self {
+        match self {
+            Self::Image | Self::Video => Self::Image,
+            Self::Audio => Self::Audio,
+        }
+    }
+
+    /// Returns whether files of this kind have this media type. Videos may be animated pictures.
+    pub fn has_type(self, media_type: &str) -> bool {
+        let top = media_type.split_once('/').map_or(media_type, |(top, _)| top);
+        top == self.as_str() || (self == Self::Video && top == Self::Image.as_str())
     }
 
     /// Returns the plural for sentences.
@@ -51,6 +67,7 @@ impl MediaKind {
         match self {
             Self::Image => "images",
             Self::Audio => "audio",
+            Self::Video => "videos",
         }
     }
 }

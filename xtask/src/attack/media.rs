@@ -1,4 +1,4 @@
-//! Malformed pictures and sounds, and hostile requests with them, against a live server with a tiny Gemma 3n, whose towers
+//! Malformed pictures, videos and sounds, and hostile requests with them, against a live server with a tiny Gemma 3n, whose towers
 //! read both, and a tiny Whisper.
 
 use std::{collections::BTreeMap, fs, path::Path, time::Instant};
@@ -19,6 +19,7 @@ use crate::fuzz::{Target, seeds};
 /// Numbers of malformed files.
 const SOUNDS: usize = 300;
 const PICTURES: usize = 200;
+const VIDEOS: usize = 100;
 
 /// Number of hostile requests with media of each kind.
 const REQUESTS: usize = 100;
@@ -44,11 +45,17 @@ struct Request {
 pub(super) fn run(subject: &Subject<'_>) -> anyhow::Result<Vec<Outcome>> {
     let sounds = valid_files(Target::Audio)?;
     let pictures = valid_files(Target::Image)?;
+    let videos = valid_files(Target::Video)?;
     let mut random = Random::new(subject.seed);
     let wav = narthex_audio::Pcm { sample_rate: 16_000, samples: vec![0.25; 8_000] }.to_wav();
     Ok(vec![
         attack(subject, "malformed sounds", |live| malformed_sounds(live, &sounds, &mut random))?,
-        attack(subject, "malformed pictures", |live| malformed_pictures(live, &pictures, &mut random))?,
+        attack(subject, "malformed pictures", |live| {
+            malformed(live, Shown::Picture, &pictures, PICTURES, &mut random)
+        })?,
+        attack(subject, "malformed videos", |live| {
+            malformed(live, Shown::Video, &videos, VIDEOS, &mut random)
+        })?,
         attack(subject, "requests with sounds", |live| hostile(&sound_requests(live, &wav), &mut random))?,
         attack(subject, "requests with pictures", |live| {
             hostile(&picture_requests(live, &pictures), &mut random)
@@ -128,15 +135,41 @@ fn malformed_sounds(live: &Live, files: &[(String, Vec<u8>)], random: &mut Rando
     (0..SOUNDS).map(request).collect()
 }
 
-/// Returns requests with malformed pictures in messages.
-fn malformed_pictures(live: &Live, files: &[(String, Vec<u8>)], random: &mut Random) -> Vec<Request> {
+/// Kind of a medium that a model sees.
+#[derive(Debug, Clone, Copy)]
+enum Shown {
+    Picture,
+    Video,
+}
+
+impl Shown {
+    /// Returns the part of a message with a file.
+    fn part(self, file: &[u8]) -> Value {
+        let encoded = STANDARD.encode(file);
+        match self {
+            Self::Picture => {
+                json!({"type": "image_url", "image_url": {"url": format!("data:image/png;base64,{encoded}")}})
+            }
+            Self::Video => {
+                json!({"type": "video_url", "video_url": {"url": format!("data:video/mp4;base64,{encoded}")}})
+            }
+        }
+    }
+}
+
+/// Returns this number of requests with malformed pictures or videos in messages.
+fn malformed(
+    live: &Live,
+    shown: Shown,
+    files: &[(String, Vec<u8>)],
+    count: usize,
+    random: &mut Random,
+) -> Vec<Request> {
     let request = |case: usize| {
         let (name, valid) = &files[case % files.len()];
-        let url = format!("data:image/png;base64,{}", STANDARD.encode(mutate(valid, random)));
-        let part = json!({"type": "image_url", "image_url": {"url": url}});
-        Request { what: name.clone(), bytes: chat(live, &part) }
+        Request { what: name.clone(), bytes: chat(live, &shown.part(&mutate(valid, random))) }
     };
-    (0..PICTURES).map(request).collect()
+    (0..count).map(request).collect()
 }
 
 /// Returns requests, each one of these whole or with a mutated body.
@@ -199,6 +232,7 @@ fn picture_requests(live: &Live, files: &[(String, Vec<u8>)]) -> Vec<Vec<u8>> {
     let huge = STANDARD.encode(huge_picture(file("plain.bmp")));
     let url = |encoded: &str| format!("data:image/png;base64,{encoded}");
     let part = |encoded: &str| json!({"type": "image_url", "image_url": {"url": url(encoded)}});
+    let video = json!({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAAIGZ0eXBpc29t"}});
     let asked = |content: Value| json!({"model": CHAT, "max_tokens": 1, "messages": [{"role": "user", "content": content}]});
 
     let bodies = [
@@ -207,6 +241,7 @@ fn picture_requests(live: &Live, files: &[(String, Vec<u8>)]) -> Vec<Vec<u8>> {
         ("/v1/chat/completions", asked(Value::Array(vec![part(&encoded); 100]))),
         ("/v1/chat/completions", asked(Value::Array(vec![part(&encoded); 101]))),
         ("/v1/chat/completions", asked(json!([part("")]))),
+        ("/v1/chat/completions", asked(json!([video]))),
         ("/v1/chat/completions", asked(json!([part(&encoded[1..])]))),
         (
             "/v1/chat/completions",
@@ -287,6 +322,7 @@ mod tests {
         for target in [Target::Audio, Target::Image] {
             assert!(valid_files(target).unwrap().len() > 15);
         }
+        assert!(valid_files(Target::Video).unwrap().len() > 8);
         let pictures = valid_files(Target::Image).unwrap();
         let (_, bmp) = pictures.iter().find(|(name, _)| name == "plain.bmp").unwrap();
         let error = narthex_image::Decoder::open(&huge_picture(bmp)).err().unwrap().to_string();

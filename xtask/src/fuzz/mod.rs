@@ -72,6 +72,8 @@ pub(crate) enum Target {
     Audio,
     /// Files of pictures.
     Image,
+    /// Files of videos.
+    Video,
 }
 
 impl Target {
@@ -97,7 +99,8 @@ impl Target {
             | Self::UpstreamEvents
             | Self::Settings
             | Self::Audio
-            | Self::Image => 32 << 10,
+            | Self::Image
+            | Self::Video => 32 << 10,
             Self::Gguf | Self::Safetensors | Self::HfConfig | Self::Manifest | Self::Import => 64 << 10,
         }
     }

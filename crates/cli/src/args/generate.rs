@@ -46,6 +46,11 @@ pub(crate) struct MediaArgs {
     #[arg(long = "image", value_name = "FILE")]
     pub(crate) images: Vec<PathBuf>,
 
+    /// A video that the question is about, or the first question of a conversation, of which the model sees one frame for each
+    /// second: animated GIF, PNG or WebP, or Motion JPEG; repeatable
+    #[arg(long = "video", value_name = "FILE")]
+    pub(crate) videos: Vec<PathBuf>,
+
     /// A sound that the question is about, or the first question of a conversation: WAV, MP3, FLAC, Ogg, Opus, M4A, AAC, WebM
     /// or AIFF; repeatable
     #[arg(long = "audio", value_name = "FILE")]

@@ -52,7 +52,10 @@ fn written(message: &Message) -> anyhow::Result<Value> {
             Part::Text { text, .. } => json!({"type": "text", "text": text}),
             Part::Remote(remote) => json!({"type": "image_url", "image_url": {"url": remote.url}}),
             Part::Media(media) => match media.kind() {
-                MediaKind::Image => json!({"type": "image_url", "image_url": {"url": media.data_url()}}),
+                // Frames stand for videos here, so that there are none.
+                MediaKind::Image | MediaKind::Video => {
+                    json!({"type": "image_url", "image_url": {"url": media.data_url()}})
+                }
                 MediaKind::Audio => {
                     let format = media.media_type().and_then(|found| found.strip_prefix("audio/"));
                     let audio = json!({"data": media.base64(), "format": format});
@@ -103,11 +106,12 @@ mod tests {
     fn a_saved_conversation_is_loaded_again() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("talk.json");
-        let picture = media::read(MediaKind::Image, Path::new("../image/tests/fixtures/rgb.png")).unwrap();
+        let picture =
+            media::read(MediaKind::Image, Path::new("../image/tests/fixtures/rgb.png")).unwrap().remove(0);
         let sound = folder.path().join("tone.wav");
         let wav = narthex_audio::Pcm { samples: vec![0.25; 1600], sample_rate: 16_000 }.to_wav();
         std::fs::write(&sound, wav).unwrap();
-        let sound = media::read(MediaKind::Audio, &sound).unwrap();
+        let sound = media::read(MediaKind::Audio, &sound).unwrap().remove(0);
         let messages = [
             Message::new(Role::System, "be brief".to_owned()),
             Message::new(Role::User, media::question(vec![picture, sound], "what is it?".to_owned())),

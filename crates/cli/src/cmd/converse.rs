@@ -27,6 +27,7 @@ const HELP: &str = r#"/system [TEXT]    show the instructions, or start a new co
 /clear            start a new conversation
 /image FILE       attach an image to the next message
 /audio FILE       attach a sound to the next message
+/video FILE       attach the frames of a video to the next message
 /regenerate       answer the last question again
 /model [NAME]     show the model, or continue with this one
 /set [NAME VALUE] show the options of generating text, or change one
@@ -51,6 +52,7 @@ const COMMANDS: &[&str] = &[
     "/set",
     "/show",
     "/system",
+    "/video",
 ];
 
 /// Meaning of a typed line.
@@ -89,6 +91,7 @@ fn parse(line: &str) -> ChatInput<'_> {
         "/system" => ChatInput::System(rest),
         "/image" => ChatInput::Attach(MediaKind::Image, unquoted(rest)),
         "/audio" => ChatInput::Attach(MediaKind::Audio, unquoted(rest)),
+        "/video" => ChatInput::Attach(MediaKind::Video, unquoted(rest)),
         "/regenerate" => ChatInput::Regenerate,
         "/model" => ChatInput::Model(rest),
         "/set" => ChatInput::Set(rest),
@@ -253,7 +256,7 @@ struct Conversation<'a> {
     tools: Option<ChatTools>,
     system: Option<String>,
     messages: Vec<Message>,
-    /// Images and sounds that go with the next message.
+    /// Images, frames of videos and sounds that go with the next message.
     media: Vec<Media>,
     /// Texts that a question-answering model reads for every question. Other models read them with the next message.
     files: Vec<ReadDocument>,
@@ -272,6 +275,7 @@ impl Conversation<'_> {
             ChatInput::System(text) => self.restart(Some(text.to_owned())),
             ChatInput::Attach(MediaKind::Image, "") => output::note("expected the file of an image"),
             ChatInput::Attach(MediaKind::Audio, "") => output::note("expected the file of a sound"),
+            ChatInput::Attach(MediaKind::Video, "") => output::note("expected the file of a video"),
             ChatInput::Attach(kind, file) => self.attach(kind, Path::new(file))?,
             ChatInput::Regenerate => self.regenerate()?,
             ChatInput::Model("") => output::note(self.model.status.id()),
@@ -309,11 +313,16 @@ impl Conversation<'_> {
         self.media.clear();
     }
 
-    /// Attaches an image or a sound to the next message.
+    /// Attaches an image, a sound or a video to the next message.
     fn attach(&mut self, kind: MediaKind, file: &Path) -> anyhow::Result<()> {
         self.gateway.check_reads(&self.model.name, kind)?;
-        self.media.push(media::read(kind, file)?);
-        output::note(format!("{} goes with the next message", file.display()));
+        let media = media::read(kind, file)?;
+        let frames = match kind {
+            MediaKind::Video => format!(" ({} frames)", media.len()),
+            MediaKind::Image | MediaKind::Audio => String::new(),
+        };
+        self.media.extend(media);
+        output::note(format!("{}{frames} goes with the next message", file.display()));
         Ok(())
     }
 
@@ -403,6 +412,7 @@ mod tests {
         check("/image \"a's cat.png\"", image("a's cat.png"));
         check("/image '", image("'"));
         check("/audio 'my cat.wav'", ChatInput::Attach(MediaKind::Audio, "my cat.wav"));
+        check("/video 'my cat.gif'", ChatInput::Attach(MediaKind::Video, "my cat.gif"));
         check("/regenerate", ChatInput::Regenerate);
         check("/exit", ChatInput::Exit);
         check("/nope x", ChatInput::Unknown("/nope"));

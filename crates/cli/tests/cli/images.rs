@@ -1,4 +1,4 @@
-//! `narthex chat` with images and sounds, over the tiny Gemma 3 with a vision tower.
+//! `narthex chat` with images, videos and sounds, over the tiny Gemma 3 with a vision tower.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
@@ -31,6 +31,7 @@ impl Images {
         let images = Self { folder: tempfile::tempdir().unwrap() };
         let files = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../image/tests/fixtures");
         copy(&files, images.folder.path());
+        copy(&files.join("../videos"), images.folder.path());
         tiny_gemma_with_vision(&images.folder.path().join("gemma")).unwrap();
         let compiled = images.narthex(&["compile", "--scheme", "f32", "gemma"]).output().unwrap();
         assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
@@ -65,9 +66,13 @@ fn a_question_may_be_about_images() {
     assert_eq!(images.prompt_tokens(&both[..2]), plain + PICTURE_POSITIONS);
     assert_eq!(images.prompt_tokens(&both), plain + 2 * PICTURE_POSITIONS);
 
+    let video = ["--video", "parts.gif"];
+    assert_eq!(images.prompt_tokens(&video), plain + 4 * PICTURE_POSITIONS);
+
     // A server that has the model in memory answers.
     let mut server = serve(&mut images.narthex(&["serve", "--port", "0", "--model", MODEL]));
     assert_eq!(images.prompt_tokens(&both), plain + 2 * PICTURE_POSITIONS);
+    assert_eq!(images.prompt_tokens(&video), plain + 4 * PICTURE_POSITIONS);
     server.process.kill().unwrap();
     server.process.wait().unwrap();
 }
@@ -92,6 +97,21 @@ fn images_that_cannot_be_read_are_refused_before_a_model_is_fetched() {
         "rgb.png",
         2,
         &["smollm2:135m does not read images", "hint: these models", "gemma3:4b"],
+    );
+}
+
+#[test]
+fn videos_that_cannot_be_read_are_refused_before_a_model_is_fetched() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("cat.mp4"), b"\0\0\0\x20ftypisom").unwrap();
+    let mut command =
+        with_runtime(&folder.path().join("store"), &["chat", "-m", "gemma3n:e2b", "--video", "cat.mp4", "?"]);
+    let output = command.current_dir(folder.path()).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(
+        error.contains("cannot read cat.mp4: video: expected a video") && error.contains("ffmpeg -i"),
+        "{error}"
     );
 }
 
@@ -127,6 +147,7 @@ fn an_image_is_attached_in_a_conversation() {
     let lines = [
         "/image no-such.png",
         "/image 'turned.jpg'",
+        "/video fast.webp",
         "what is it?",
         "/regenerate",
         "/save talk.json",
@@ -154,5 +175,7 @@ fn an_image_is_attached_in_a_conversation() {
         |part: &Value| part["image_url"]["url"].as_str().unwrap().split(',').next().unwrap().to_owned();
     assert_eq!(start(&content[0]), "data:image/png;base64");
     assert_eq!(start(&content[1]), "data:image/jpeg;base64");
-    assert_eq!(content[2]["text"], "what is it?");
+    // The frames of the video.
+    assert!(content[2..4].iter().all(|frame| start(frame) == "data:image/png;base64"), "{content:?}");
+    assert_eq!(content[4]["text"], "what is it?");
 }

@@ -44,7 +44,7 @@ pub(super) fn readers(kind: MediaKind, readers: &[ModelName]) -> String {
         names => format!("these models of the catalogue do: {}", names.join(", ")),
     };
     match kind {
-        MediaKind::Image => models,
+        MediaKind::Image | MediaKind::Video => models,
         MediaKind::Audio => format!("{models}; POST /v1/audio/transcriptions turns speech into text"),
     }
 }

@@ -180,7 +180,7 @@ impl Gateway {
         let installed = self.library.manifest(&key).ok().map(|manifest| manifest.reads());
         let listed = self.library.catalog.get(&key.name).map(|entry| entry.reads.clone());
         match installed.or(listed) {
-            Some(kinds) if !kinds.contains(&kind) => Err(media::not_read(&key.name, kind)),
+            Some(kinds) if !kinds.contains(&kind.read_as()) => Err(media::not_read(&key.name, kind)),
             _ => Ok(()),
         }
     }

@@ -28,7 +28,7 @@ use crate::{
             HistoryOverflow, Message, Prompt, ReasoningSettings, RenderedChat, SpecialTokens,
             TokenizeOptions, ToolSettings,
         },
-        tools,
+        tools, videos,
     },
 };
 
@@ -150,6 +150,7 @@ impl ReadyModel {
     fn prepare_messages(&self, messages: &mut Vec<Message>, cancel: &Cancel) -> Result<(), Error> {
         media::check(&self.loaded, messages)?;
         remote_media::read(self.settings.media_urls, messages, cancel)?;
+        videos::take_frames(messages, cancel)?;
         self.settings.answers.add_system(messages);
         Ok(())
     }

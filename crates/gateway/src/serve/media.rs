@@ -70,7 +70,7 @@ fn check_kinds(
     placeholders: &[MediaPlaceholder],
     messages: &mut [Message],
 ) -> Result<(), Error> {
-    let reads = |kind| placeholders.iter().any(|placeholder| placeholder.kind == kind);
+    let reads = |kind: MediaKind| placeholders.iter().any(|placeholder| placeholder.kind == kind.read_as());
     for message in &mut *messages {
         let unread = message.content.parts().iter().filter_map(Part::media_kind).find(|kind| !reads(*kind));
         match unread {
@@ -79,6 +79,11 @@ fn check_kinds(
             Some(kind) => return Err(not_read(model, kind)),
         }
     }
+    check_number(messages)
+}
+
+/// Fails if a conversation has too many media.
+pub(super) fn check_number(messages: &[Message]) -> Result<(), Error> {
     let parts = messages.iter().flat_map(|message| message.content.parts());
     let count = parts.filter_map(Part::media_kind).count();
     if count > MAX_MEDIA {
@@ -112,7 +117,8 @@ static READERS: LazyLock<Vec<(ModelName, Vec<MediaKind>)>> = LazyLock::new(|| {
 
 /// Returns the error of a medium that a model does not read, which names models that do.
 pub(crate) fn not_read(name: &ModelName, kind: MediaKind) -> Error {
-    let readers = READERS.iter().filter(|(_, kinds)| kinds.contains(&kind)).map(|(name, _)| name.clone());
+    let readers =
+        READERS.iter().filter(|(_, kinds)| kinds.contains(&kind.read_as())).map(|(name, _)| name.clone());
     Error::MediaNotRead { name: name.clone(), kind, readers: readers.collect() }
 }
 

@@ -27,3 +27,4 @@ mod speak;
 mod text;
 pub(crate) mod tools;
 pub(crate) mod transcribe;
+mod videos;

@@ -18,6 +18,10 @@ pub(super) static RENDERINGS: WorkPermits = WorkPermits::new(3, usize::MAX);
 /// Permits of this process for reading the media at the addresses of a conversation.
 pub(super) static DOWNLOADS: WorkPermits = WorkPermits::new(8, 64);
 
+/// Permits of this process for taking the frames of videos, which takes up to seconds and 200 MB. Requests that wait occupy
+/// threads.
+pub(super) static VIDEOS: WorkPermits = WorkPermits::new(2, 64);
+
 /// Maximum number of bytes of a short text.
 const SHORT_TEXT: usize = 16 << 10;
 

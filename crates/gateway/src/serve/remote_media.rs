@@ -72,7 +72,7 @@ impl Downloads {
 
         let kind = remote.kind.as_str();
         let is_of_kind = file.media_type.as_deref().is_none_or(|media_type| {
-            media_type.starts_with(&format!("{kind}/")) || media_type.ends_with("/octet-stream")
+            remote.kind.has_type(media_type) || media_type.ends_with("/octet-stream")
         });
         match is_of_kind {
             true => Ok(Media::new(remote.kind, file.media_type, file.bytes)),

@@ -7,6 +7,7 @@ use narthex_gateway::{
     Config, ErrorKind, Gateway,
     request::{Media, Part, RemoteMedia},
 };
+use narthex_image::VideoReader;
 use narthex_spec::{DeviceName, MediaKind};
 use narthex_testkit::checkpoint::{GEMMA3N_PICTURE_POSITIONS, PICTURE_POSITIONS};
 
@@ -115,6 +116,34 @@ fn a_picture_may_end_with_a_row_of_the_tower() {
     let both = ask(&gateway, &model, about([picture("rgb.png"), picture("turned.png")]));
     assert_eq!(both.summary.prompt_tokens, plain.summary.prompt_tokens + 2 * GEMMA3N_PICTURE_POSITIONS);
     gateway.check_reads("gemma3n:e4b", MediaKind::Image).unwrap();
+}
+
+#[test]
+fn a_video_is_read_as_its_frames() {
+    let tiny = Tiny::new();
+    let model = tiny.gemma3n_chat();
+    let gateway = tiny.gateway();
+    let clip = include_bytes!("../../../image/tests/videos/parts.gif");
+    let video = || Part::Media(Media::new(MediaKind::Video, Some("image/gif".to_owned()), clip.to_vec()));
+    let frames = VideoReader::default().frames(clip, &|| false).unwrap();
+    let frames: Vec<Part> = frames
+        .into_iter()
+        .map(|frame| Part::Media(Media::new(MediaKind::Image, None, frame.bytes)))
+        .collect();
+    let plain = ask(&gateway, &model, about([]));
+    let first = ask(&gateway, &model, about([video()]));
+    let positions = frames.len() * GEMMA3N_PICTURE_POSITIONS;
+    assert_eq!(first.summary.prompt_tokens, plain.summary.prompt_tokens + positions);
+    assert_eq!(scores(&ask(&gateway, &model, about(frames.clone()))), scores(&first));
+    let reversed = ask(&gateway, &model, about(frames.into_iter().rev()));
+    assert_eq!(reversed.summary.prompt_tokens, first.summary.prompt_tokens);
+    assert_ne!(scores(&reversed), scores(&first));
+    let again = ask(&gateway, &model, about([video()]));
+    assert_eq!(scores(&again), scores(&first));
+    assert!(again.summary.cached_tokens >= positions, "{}", again.summary.cached_tokens);
+    gateway.check_reads("gemma3n:e4b", MediaKind::Video).unwrap();
+    let refused = gateway.check_reads("smollm2:135m", MediaKind::Video).unwrap_err();
+    assert!(refused.to_string().starts_with("smollm2:135m does not read videos"), "{refused}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Content blocks of messages, and their texts.
 
-use narthex_gateway::request::{Content, ExactJson, Part, Role, omission_note};
+use narthex_gateway::request::{Content, ExactJson, MediaKind, Part, Role, omission_note};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
@@ -135,7 +135,7 @@ impl ImageSource {
             Self::Base64 { media_type, data } => {
                 data.into_image(media_type, &format!("{path}.data")).map(Part::Media)
             }
-            Self::Url { url } => url.into_image(&format!("{path}.url")),
+            Self::Url { url } => url.into_part(MediaKind::Image, &format!("{path}.url")),
             Self::File => {
                 let message =
                     format!("{path}: expected a source of type base64; stored files are not supported");

@@ -1,7 +1,7 @@
 //! Messages of a conversation in OpenAI's JSON, including tool calls and their results.
 
 use narthex_gateway::request::{
-    Content, ExactJson, FunctionCall, Media, Message, Part, Role, ToolCall, omission_note,
+    Content, ExactJson, FunctionCall, Media, MediaKind, Message, Part, Role, ToolCall, omission_note,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -12,7 +12,7 @@ use crate::{
     protocol::{
         conversation::stable_text,
         custom_tools,
-        media::{FileUrl, ImageUrl, InputAudio},
+        media::{FileUrl, InputMedia, MediaUrl},
         outline,
         text_or_list::{ListElement, TextOrList},
     },
@@ -72,7 +72,7 @@ struct WireFunctionCall {
 
 pub(crate) type WireContent = TextOrList<WirePart>;
 
-/// Part of a message: a text, a picture or a sound.
+/// Part of a message: a text, a picture, a sound or a video.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct WirePart {
     // Parts of ignored items may have no type.
@@ -83,9 +83,13 @@ pub(crate) struct WirePart {
     /// Reasoning, as in Anthropic's API.
     thinking: Option<String>,
     /// Picture as a data URL.
-    image_url: Option<ImageUrl>,
+    image_url: Option<MediaUrl>,
+    /// Video as a data URL, as in vLLM and OpenRouter.
+    video_url: Option<MediaUrl>,
     /// Sound in base64.
-    input_audio: Option<InputAudio>,
+    input_audio: Option<InputMedia>,
+    /// Video in base64, as in llama.cpp's server.
+    input_video: Option<InputMedia>,
     /// File, which must be a picture.
     file: Option<WireFile>,
     /// Data URL of a file in the Responses API, which must be a picture.
@@ -147,6 +151,7 @@ impl WirePart {
         let (what, part) = match self.r#type.as_str() {
             "image_url" | "input_image" | "image" => ("image", self.into_image(path)),
             "input_audio" | "audio" => ("audio", self.into_audio(path).map(Part::Media)),
+            "video_url" | "input_video" => ("video", self.into_video(path)),
             "file" | "input_file" => ("file", self.into_file(path)),
             _ => return self.into_text(role, path).map(|text| text.map(Part::text)).transpose(),
         };
@@ -158,12 +163,24 @@ impl WirePart {
 
     fn into_image(self, path: &str) -> Result<Part, ApiError> {
         let path = format!("{path}.image_url");
-        self.image_url.ok_or_else(|| ApiError::required(&path))?.into_part(&path)
+        self.image_url.ok_or_else(|| ApiError::required(&path))?.into_part(MediaKind::Image, &path)
     }
 
     fn into_audio(self, path: &str) -> Result<Media, ApiError> {
         let path = format!("{path}.input_audio");
-        self.input_audio.ok_or_else(|| ApiError::required(&path))?.into_media(&path)
+        self.input_audio.ok_or_else(|| ApiError::required(&path))?.into_media(MediaKind::Audio, &path)
+    }
+
+    /// Returns a video, from either of its fields.
+    fn into_video(self, path: &str) -> Result<Part, ApiError> {
+        let kind = MediaKind::Video;
+        match (self.video_url, self.input_video) {
+            (None, Some(video)) => video.into_media(kind, &format!("{path}.input_video")).map(Part::Media),
+            (url, _) => {
+                let path = format!("{path}.video_url");
+                url.ok_or_else(|| ApiError::required(&path))?.into_part(kind, &path)
+            }
+        }
     }
 
     /// Returns a file that is a picture.
@@ -173,7 +190,7 @@ impl WirePart {
             None => (self.file_data, format!("{path}.file_data")),
         };
         match file.filter(FileUrl::may_be_image) {
-            Some(file) => file.into_image(&path),
+            Some(file) => file.into_part(MediaKind::Image, &path),
             None => {
                 let message =
                     format!("{path}: expected a picture as a data URL; other files are not supported");
@@ -189,7 +206,7 @@ impl WirePart {
             "refusal" => self.refusal,
             other => {
                 let message = format!(
-                    "{path}: expected a text, an image or audio, found a part of type {other:?}, which this version of \
+                    "{path}: expected a text, an image, audio or a video, found a part of type {other:?}, which this version of \
                      Narthex does not read"
                 );
                 return Err(ApiError::unsupported_as(path, message));
@@ -301,7 +318,7 @@ mod tests {
         assert!(message(json!({"role": "user", "content": parts})).is_err());
         let both = json!({"role": "assistant", "content": "a", "reasoning": "r", "reasoning_content": null});
         assert_eq!(message(both).unwrap().reasoning_content.as_deref(), Some("r"));
-        let error = message(json!({"role": "user", "content": [{"type": "video_url"}]})).unwrap_err().body();
+        let error = message(json!({"role": "user", "content": [{"type": "model_3d"}]})).unwrap_err().body();
         assert_eq!(error["error"]["param"], "messages[3].content[0]");
     }
 
@@ -343,6 +360,8 @@ mod tests {
             {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}},
             {"type": "file", "file": {"filename": "a.png", "file_data": url}},
             {"type": "input_file", "filename": "a.png", "file_data": url},
+            {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}},
+            {"type": "input_video", "input_video": {"data": "R0lGODlh", "format": "gif"}},
         ]);
         let content = message(json!({"role": "user", "content": parts})).unwrap().content;
         let kinds = content.parts().iter().map(|part| match part {
@@ -350,7 +369,10 @@ mod tests {
             Part::Media(media) => media.kind().as_str(),
             Part::Remote(_) => "address",
         });
-        assert_eq!(kinds.collect::<Vec<_>>(), ["A", "image", "image", "B", "audio", "image", "image"]);
+        assert_eq!(
+            kinds.collect::<Vec<_>>(),
+            ["A", "image", "image", "B", "audio", "image", "image", "video", "video"]
+        );
     }
 
     #[test]

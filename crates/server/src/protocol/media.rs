@@ -1,4 +1,4 @@
-//! Pictures and sounds in bodies: base64 and data URLs, decoded once, while the body is parsed.
+//! Pictures, sounds and videos in bodies: base64 and data URLs, decoded once, while the body is parsed.
 //!
 //! A value that is not the expected one becomes an error with its path when its message is converted. Pictures at
 //! addresses are read later, if the operator allows it.
@@ -22,6 +22,9 @@ use crate::error::ApiError;
 /// Maximum bytes of one picture or sound.
 pub(crate) const MAX_MEDIA_BYTES: usize = 20 << 20;
 
+/// Media type of a video whose data are the frames as JPEG files, each in base64, with commas between them. vLLM has introduced it.
+const FRAMES: &str = "video/jpeg";
+
 /// Maximum bytes of an address.
 const MAX_URL: usize = 8 << 10;
 
@@ -39,6 +42,19 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 pub(crate) struct FileBytes(Result<Vec<u8>, String>);
 
 impl FileBytes {
+    /// Decodes the files of a list with commas, one after another.
+    fn of_list(texts: &str) -> Self {
+        let mut all = Vec::new();
+        for text in texts.split(',') {
+            match Self::of_base64(text).0 {
+                Ok(bytes) if all.len() + bytes.len() <= MAX_MEDIA_BYTES => all.extend(bytes),
+                Ok(_) => return Self(Err(format!("expected at most {MAX_MEDIA_BYTES} bytes, found more"))),
+                Err(problem) => return Self(Err(problem)),
+            }
+        }
+        Self(Ok(all))
+    }
+
     /// Decodes base64, in which white space is ignored.
     fn of_base64(text: &str) -> Self {
         let text = match text.contains(|char: char| char.is_ascii_whitespace()) {
@@ -120,7 +136,11 @@ impl FileUrl {
         if !fields.any(|field| field.eq_ignore_ascii_case("base64")) {
             return refused(format!("expected a data URL in base64, found {:?}", shown(url)));
         }
-        Self::Data { media_type, bytes: FileBytes::of_base64(data) }
+        let bytes = match media_type.as_deref() {
+            Some(FRAMES) => FileBytes::of_list(data),
+            _ => FileBytes::of_base64(data),
+        };
+        Self::Data { media_type, bytes }
     }
 }
 
@@ -159,63 +179,63 @@ impl<T> Visitor<'_> for TextVisitor<T> {
     }
 }
 
-/// A picture in OpenAI's protocols: a data URL, or an object that has one.
+/// A picture or a video in OpenAI's protocols: a data URL, or an object that has one.
 #[derive(Debug)]
-pub(crate) struct ImageUrl {
+pub(crate) struct MediaUrl {
     url: FileUrl,
     /// Path of the URL in the field.
     path: &'static str,
 }
 
-/// Fields of a picture. `detail` has no effect, because the model determines the size at which it reads a picture.
+/// Fields of a picture or a video. `detail` has no effect, because the model determines the size at which it reads a picture.
 #[derive(Deserialize, JsonSchema)]
-struct ImageUrlObject {
+struct MediaUrlObject {
     #[schemars(with = "String")]
     url: FileUrl,
 }
 
-impl JsonSchema for ImageUrl {
+impl JsonSchema for MediaUrl {
     fn schema_name() -> Cow<'static, str> {
-        "ImageUrl".into()
+        "MediaUrl".into()
     }
 
     fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
-        let object = generator.subschema_for::<ImageUrlObject>();
+        let object = generator.subschema_for::<MediaUrlObject>();
         schemars::json_schema!({ "anyOf": [{ "type": "string" }, object] })
     }
 }
 
-impl<'de> Deserialize<'de> for ImageUrl {
+impl<'de> Deserialize<'de> for MediaUrl {
     fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
-        value.deserialize_any(ImageUrlVisitor)
+        value.deserialize_any(MediaUrlVisitor)
     }
 }
 
-struct ImageUrlVisitor;
+struct MediaUrlVisitor;
 
-impl<'de> Visitor<'de> for ImageUrlVisitor {
-    type Value = ImageUrl;
+impl<'de> Visitor<'de> for MediaUrlVisitor {
+    type Value = MediaUrl;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a data URL or an object with one")
     }
 
-    fn visit_str<E: de::Error>(self, url: &str) -> Result<ImageUrl, E> {
-        Ok(ImageUrl { url: FileUrl::read(url), path: "" })
+    fn visit_str<E: de::Error>(self, url: &str) -> Result<MediaUrl, E> {
+        Ok(MediaUrl { url: FileUrl::read(url), path: "" })
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ImageUrl, A::Error> {
-        let ImageUrlObject { url } = ImageUrlObject::deserialize(MapAccessDeserializer::new(map))?;
-        Ok(ImageUrl { url, path: ".url" })
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<MediaUrl, A::Error> {
+        let MediaUrlObject { url } = MediaUrlObject::deserialize(MapAccessDeserializer::new(map))?;
+        Ok(MediaUrl { url, path: ".url" })
     }
 }
 
-/// A sound in OpenAI's protocols.
+/// A sound in OpenAI's protocols, or a video in that of llama.cpp's server.
 #[derive(Debug, Deserialize, JsonSchema)]
-pub(crate) struct InputAudio {
+pub(crate) struct InputMedia {
     #[schemars(with = "String")]
     data: Base64File,
-    /// Format of the file, such as `wav` or `mp3`.
+    /// Format of the file, such as `wav`, `mp3` or `gif`.
     format: Option<String>,
 }
 
@@ -252,8 +272,7 @@ fn is_sound(bytes: &[u8]) -> bool {
 
 /// Checks that a stated media type is of a kind.
 fn check_type(kind: MediaKind, media_type: Option<&str>, path: &str) -> Result<(), ApiError> {
-    let Some(media_type) = media_type.filter(|media_type| !media_type.starts_with(&format!("{kind}/")))
-    else {
+    let Some(media_type) = media_type.filter(|media_type| !kind.has_type(media_type)) else {
         return Ok(());
     };
     let message =
@@ -270,32 +289,30 @@ impl FileUrl {
         }
     }
 
-    /// Returns the picture. `path` is the path of the URL for errors.
-    pub(crate) fn into_image(self, path: &str) -> Result<Part, ApiError> {
+    /// Returns the medium of this kind. `path` is the path of the URL for errors.
+    pub(crate) fn into_part(self, kind: MediaKind, path: &str) -> Result<Part, ApiError> {
         match self {
             Self::Data { media_type, bytes } => {
-                check_type(MediaKind::Image, media_type.as_deref(), path)?;
-                media(MediaKind::Image, media_type, bytes, path).map(Part::Media)
+                check_type(kind, media_type.as_deref(), path)?;
+                media(kind, media_type, bytes, path).map(Part::Media)
             }
-            Self::Address(url) => {
-                Ok(Part::Remote(RemoteMedia { kind: MediaKind::Image, url, param: path.to_owned() }))
-            }
+            Self::Address(url) => Ok(Part::Remote(RemoteMedia { kind, url, param: path.to_owned() })),
         }
     }
 }
 
-impl ImageUrl {
-    /// Returns the picture. `path` is the path of the field for errors.
-    pub(crate) fn into_part(self, path: &str) -> Result<Part, ApiError> {
-        self.url.into_image(&format!("{path}{}", self.path))
+impl MediaUrl {
+    /// Returns the medium of this kind. `path` is the path of the field for errors.
+    pub(crate) fn into_part(self, kind: MediaKind, path: &str) -> Result<Part, ApiError> {
+        self.url.into_part(kind, &format!("{path}{}", self.path))
     }
 }
 
-impl InputAudio {
-    /// Returns the sound. `path` is the path of the field for errors.
-    pub(crate) fn into_media(self, path: &str) -> Result<Media, ApiError> {
-        let media_type = self.format.map(|format| format!("audio/{}", shown(&format).to_ascii_lowercase()));
-        media(MediaKind::Audio, media_type, self.data.0, &format!("{path}.data"))
+impl InputMedia {
+    /// Returns the medium of this kind. `path` is the path of the field for errors.
+    pub(crate) fn into_media(self, kind: MediaKind, path: &str) -> Result<Media, ApiError> {
+        let media_type = self.format.map(|format| format!("{kind}/{}", shown(&format).to_ascii_lowercase()));
+        media(kind, media_type, self.data.0, &format!("{path}.data"))
     }
 }
 
@@ -328,8 +345,8 @@ mod tests {
 
     fn image(value: Value) -> Result<Media, String> {
         let param = if value.is_object() { "a.url" } else { "a" };
-        let url: ImageUrl = serde_json::from_value(value).map_err(|error| error.to_string())?;
-        let part = url.into_part("a");
+        let url: MediaUrl = serde_json::from_value(value).map_err(|error| error.to_string())?;
+        let part = url.into_part(MediaKind::Image, "a");
         part.map(picture).map_err(|error| {
             let body = error.body();
             assert_eq!((error.status().as_u16(), &body["error"]["param"]), (400, &json!(param)));
@@ -397,8 +414,10 @@ mod tests {
     #[test]
     fn addresses_of_pictures_are_read_later() {
         for url in ["https://example.org/cat.png", "HTTP://169.254.169.254/latest"] {
-            let read: ImageUrl = serde_json::from_value(json!({"url": url})).unwrap();
-            let Part::Remote(remote) = read.into_part("a").unwrap() else { panic!("{url}") };
+            let read: MediaUrl = serde_json::from_value(json!({"url": url})).unwrap();
+            let Part::Remote(remote) = read.into_part(MediaKind::Image, "a").unwrap() else {
+                panic!("{url}")
+            };
             assert_eq!((remote.url.as_str(), remote.param.as_str()), (url, "a.url"));
         }
     }
@@ -439,9 +458,37 @@ mod tests {
     }
 
     #[test]
+    fn frames_of_a_video_may_be_divided_by_commas() {
+        let video = |url: &str| {
+            let read: MediaUrl = serde_json::from_value(json!({"url": url})).unwrap();
+            read.into_part(MediaKind::Video, "a")
+                .map_err(|error| error.body()["error"]["message"].to_string())
+        };
+        let media = picture(video("data:video/jpeg;base64,/9j/,/9j/4A==,AA").unwrap());
+        assert_eq!((media.kind(), media.bytes()), (MediaKind::Video, &b"\xff\xd8\xff\xff\xd8\xff\xe0\0"[..]));
+        // The medium as one file is read again.
+        assert_eq!(picture(video(&media.data_url()).unwrap()), media);
+        for (url, expect) in [
+            ("data:video/jpeg;base64,/9j/,", "found an empty text"),
+            ("data:video/jpeg;base64,/9j/,?", "found '?' after 0 characters"),
+            ("data:image/png;base64,/9j/,/9j/", "found ','"),
+            ("data:audio/wav;base64,/9j/", "to be video/…, found"),
+        ] {
+            let error = video(url).unwrap_err();
+            assert!(error.contains(expect), "{url}: {error}");
+        }
+        let large = "A".repeat(MAX_MEDIA_BYTES / 3 * 4 / 2 + 4);
+        let error = video(&format!("data:video/jpeg;base64,{large},{large}")).unwrap_err();
+        assert!(error.contains("expected at most 20971520 bytes"), "{error}");
+        let animated = picture(video("data:image/gif;base64,R0lGODlh").unwrap());
+        assert_eq!((animated.kind(), animated.media_type()), (MediaKind::Video, Some("image/gif")));
+    }
+
+    #[test]
     fn sounds_have_their_format() {
         let read = |value: Value| {
-            serde_json::from_value::<InputAudio>(value).unwrap().into_media("a").map_err(|error| error.body())
+            let sound: InputMedia = serde_json::from_value(value).unwrap();
+            sound.into_media(MediaKind::Audio, "a").map_err(|error| error.body())
         };
         let media = read(json!({"data": "UklGRg==", "format": "WAV"})).unwrap();
         assert_eq!(

@@ -14,6 +14,7 @@ mod examples;
 mod http;
 mod life;
 mod limits;
+mod media;
 mod ollama;
 mod openai;
 mod openapi;

@@ -15,7 +15,7 @@ pub enum Origin {
     Template,
 }
 
-/// A picture or a sound. Clones share its bytes.
+/// A picture, a sound or a video. Clones share its bytes.
 #[derive(Clone)]
 pub struct Media {
     kind: MediaKind,
@@ -61,6 +61,7 @@ impl Media {
         let any = match self.kind {
             MediaKind::Image => "image/*",
             MediaKind::Audio => "audio/*",
+            MediaKind::Video => "video/*",
         };
         let mut url = format!("data:{};base64,", self.media_type().unwrap_or(any));
         BASE64.encode_string(self.bytes(), &mut url);
@@ -108,9 +109,9 @@ pub enum Part {
         /// Its author.
         origin: Origin,
     },
-    /// A picture or a sound.
+    /// A picture, a sound or a video.
     Media(Media),
-    /// A picture or a sound at an address.
+    /// A picture, a sound or a video at an address.
     Remote(RemoteMedia),
 }
 

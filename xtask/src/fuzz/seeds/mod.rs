@@ -1,6 +1,6 @@
 //! Seeds of the targets: valid files of every kind, and bombs with extreme lengths, counts or depths.
 //!
-//! All are generated deterministically, except for the exports in `crates/compile` and the files of sound and pictures
+//! All are generated deterministically, except for the exports in `crates/compile` and the files of sound, pictures and videos
 //! in `crates/audio` and `crates/image`.
 //! Start at [`of`]. If a parser reads several files, one input contains them all, each after its name (see
 //! [`Input::files`]).
@@ -92,6 +92,7 @@ pub(crate) fn of(target: Target) -> anyhow::Result<Vec<Input>> {
         Target::Kernels => Ok(kernels::seeds()),
         Target::Audio => audio::seeds(),
         Target::Image => images::seeds(),
+        Target::Video => images::videos(),
     }
 }
 

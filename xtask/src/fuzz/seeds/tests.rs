@@ -256,6 +256,14 @@ fn images() {
 }
 
 #[test]
+fn videos() {
+    check(Target::Video, |bytes| {
+        let frames = narthex_image::VideoReader::default().frames(bytes, &|| false);
+        frames.map(drop).map_err(|error| error.to_string())
+    });
+}
+
+#[test]
 fn kernels() {
     check(Target::Kernels, narthex_kernels::fuzzing::compare_with_portable);
 }

@@ -351,6 +351,9 @@ const SETTINGS: &[&str] = &[
     "-----BEGIN CERTIFICATE-----",
 ];
 
+/// Marks of the formats of animations.
+const VIDEO: &[&str] = &["acTL", "fcTL", "fdAT", "ANIM", "ANMF", "NETSCAPE2.0", "VP8X"];
+
 /// Marks of the formats of pictures.
 const IMAGE: &[&str] = &[
     "IHDR",
@@ -420,6 +423,7 @@ pub(crate) fn of(target: Target) -> String {
         Target::Answers => &[JSON, ANSWERS, &markers],
         Target::Audio => &[AUDIO],
         Target::Image => &[IMAGE],
+        Target::Video => &[IMAGE, VIDEO],
         Target::PrefixBlock => &[&["\u{40}\0\0\0", "NTHXKVPB"]],
         Target::Kernels => &[&["NARXPAK\u{1}"]],
         Target::Wheel => &[&["PK\x01\x02", "PK\x03\x04", "PK\x05\x06", "PK\x06\x06", "PK\x06\x07", "../"]],

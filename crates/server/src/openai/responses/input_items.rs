@@ -80,6 +80,7 @@ enum MessagePart {
     InputText { text: String },
     InputImage { image_url: String, detail: &'static str },
     InputAudio { input_audio: AudioPart },
+    VideoUrl { video_url: VideoPart },
     OutputText { text: String, annotations: [Value; 0] },
 }
 
@@ -87,6 +88,11 @@ enum MessagePart {
 struct AudioPart {
     data: String,
     format: Option<String>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct VideoPart {
+    url: String,
 }
 
 /// Result of a call: a text, or a list of parts if it has media.
@@ -105,6 +111,7 @@ impl MessagePart {
                 Self::OutputText { text: text.clone(), annotations: [] }
             }
             Part::Text { text, .. } => Self::InputText { text: text.clone() },
+            Part::Remote(remote) if remote.kind == MediaKind::Video => Self::video(remote.url.clone()),
             Part::Remote(remote) => Self::InputImage { image_url: remote.url.clone(), detail: "auto" },
             Part::Media(media) => match media.kind() {
                 MediaKind::Image => Self::InputImage { image_url: media.data_url(), detail: "auto" },
@@ -113,8 +120,13 @@ impl MessagePart {
                         media.media_type().map(|found| found.trim_start_matches("audio/").to_owned());
                     Self::InputAudio { input_audio: AudioPart { data: media.base64(), format } }
                 }
+                MediaKind::Video => Self::video(media.data_url()),
             },
         }
+    }
+
+    fn video(url: String) -> Self {
+        Self::VideoUrl { video_url: VideoPart { url } }
     }
 
     /// Returns the parts of a message, of which there is at least one.
@@ -263,12 +275,14 @@ mod tests {
     fn media_are_listed_with_their_bytes() {
         let image = Part::Media(Media::new(MediaKind::Image, Some("image/png".to_owned()), vec![137; 3]));
         let sound = Part::Media(Media::new(MediaKind::Audio, Some("audio/wav".to_owned()), vec![1; 3]));
-        let content: Content = [Part::text("a"), image, sound].into_iter().collect();
+        let video = Part::Media(Media::new(MediaKind::Video, Some("image/gif".to_owned()), vec![1; 3]));
+        let content: Content = [Part::text("a"), image, sound, video].into_iter().collect();
         let messages = [Message::new(Role::User, content.clone()), Message::new(Role::Tool, content)];
         let parts = json!([
             {"type": "input_text", "text": "a"},
             {"type": "input_image", "image_url": "data:image/png;base64,iYmJ", "detail": "auto"},
             {"type": "input_audio", "input_audio": {"data": "AQEB", "format": "wav"}},
+            {"type": "video_url", "video_url": {"url": "data:image/gif;base64,AQEB"}},
         ]);
         let listed = json!(items("resp_1", &messages));
         assert_eq!((&listed[0]["content"], &listed[1]["output"]), (&parts, &parts));
