@@ -22,7 +22,7 @@ use xtask_tools::{
     workspace::Workspace,
 };
 
-use crate::test;
+use crate::{test, tiny_models};
 
 /// Agent frameworks, with their pinned versions. The last four are packages that Qwen-Agent needs and does not name.
 const FRAMEWORKS: [&str; 12] = [
@@ -85,9 +85,12 @@ pub(crate) fn run(workspace: &Workspace, args: RecordArgs) -> anyhow::Result<()>
     specifications.install(&session, "specifications", &SPECIFICATIONS)?;
     let node = install_npm(&session, &folder.join("node"), &NODE_CLIENTS)?;
     let agents = install_npm(&session, &folder.join("agents"), &AGENTS)?;
+    let program = session.build_narthex()?;
+    let mut findings = tiny_models::with(&session, &program, || {
+        run_with_media(&session, &folder, &frameworks.python, &node)
+    })?;
     let server = Server::start(&session, &folder.join("server.log"), &["--auto-pull", "never"])?;
     let root = format!("http://{}", server.address);
-    let mut findings = Vec::new();
 
     let mut command = session.command(&frameworks.python);
     command.arg("conformance/frameworks.py").arg(&root);
@@ -122,6 +125,27 @@ pub(crate) fn run(workspace: &Workspace, args: RecordArgs) -> anyhow::Result<()>
     );
     terminal::line("clients: every check passed");
     Ok(())
+}
+
+/// Runs the scripts with pictures against a server of their own.
+fn run_with_media(
+    session: &Session<'_>,
+    folder: &Path,
+    python: &Path,
+    node: &Path,
+) -> anyhow::Result<Vec<ClientFinding>> {
+    let log = folder.join("media-server.log");
+    let server = Server::start(session, &log, &["--auto-pull", "never", "-m", tiny_models::SEES])?;
+    let root = format!("http://{}", server.address);
+    let mut langchain = session.command(python);
+    langchain.args(["conformance/media_frameworks.py", &root, tiny_models::SEES]);
+    let mut vercel = session.command("node");
+    vercel.current_dir(node).arg(session.workspace.root.join("conformance/media.mjs"));
+    vercel.args([&root, tiny_models::SEES]);
+    Ok(vec![
+        finding("LangChain with pictures", &mut langchain, &server),
+        finding("Vercel's AI SDK with pictures", &mut vercel, &server),
+    ])
 }
 
 /// Runs the fuzzer against a server of its own.

@@ -22,6 +22,7 @@ mod sdk;
 mod swiftshader;
 mod test;
 mod test_count;
+mod tiny_models;
 mod vocabularies;
 
 use std::process::ExitCode;

@@ -1,63 +1,24 @@
-//! Models that see, hear and speak, and requests to them: a tiny Gemma 3n, whose towers read pictures and sounds, a tiny
-//! Whisper, and a voice.
-
-use std::{fs, path::Path};
+//! Requests to models that see, hear and speak: the tiny ones, and a voice.
 
 use anyhow::{Context, ensure};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use narthex_audio::Pcm;
-use narthex_testkit::checkpoint::{tiny_gemma3n, tiny_whisper_safetensors};
 use serde_json::{Value, json};
-use xtask_tools::{
-    http::{self, Disconnect, Request},
-    session::Session,
+use xtask_tools::http::{self, Disconnect, Request};
+
+use crate::{
+    fuzz::{Target, seeds},
+    tiny_models::{HEARS, SEES, TRANSCRIPT},
 };
-
-use crate::fuzz::{Target, seeds};
-
-/// The model that reads pictures and sounds.
-pub(super) const SEES: &str = "local/tiny-gemma3n";
-
-/// The model that transcribes.
-pub(super) const HEARS: &str = "local/tiny-whisper";
 
 /// The voice.
 pub(super) const SPEAKS: &str = "hibari";
-
-/// Transcript of every sound.
-const TRANSCRIPT: &str = "the cat";
 
 /// Pictures of the requests.
 const PICTURES: [&str; 6] = ["rgb.png", "turned.jpg", "grey.png", "first.gif", "lossy.webp", "plain.bmp"];
 
 /// Frequencies of tones, in Hz.
 const TONES: [f32; 6] = [220.0, 330.0, 440.0, 550.0, 660.0, 880.0];
-
-/// Installs the models in the session's store. The tiny ones are compiled again in each run, in `w8`, in which greedy answers
-/// do not depend on other requests.
-pub(super) fn install(session: &Session<'_>, program: &Path) -> anyhow::Result<()> {
-    let checkpoints = tempfile::tempdir()?;
-    let [sees, hears] = [SEES, HEARS].map(|name| checkpoints.path().join(name));
-    fs::create_dir_all(&hears)?;
-    tiny_gemma3n(&sees)?;
-    tiny_whisper_safetensors(&hears, TRANSCRIPT)?;
-    for checkpoint in [sees, hears] {
-        narthex(session, program, &["compile", &checkpoint.to_string_lossy(), "--calibrate", "none"])?;
-    }
-    narthex(session, program, &["pull", SPEAKS])
-}
-
-/// Removes the tiny models, which other programs on the store do not expect.
-pub(super) fn remove(session: &Session<'_>, program: &Path) -> anyhow::Result<()> {
-    [SEES, HEARS].iter().try_for_each(|model| narthex(session, program, &["rm", model, "--yes"]))
-}
-
-fn narthex(session: &Session<'_>, program: &Path, arguments: &[&str]) -> anyhow::Result<()> {
-    let output = session.command(program).args(arguments).output()?;
-    let message = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "narthex {}: {message}", arguments.join(" "));
-    Ok(())
-}
 
 /// Result of a greedy request whose answer is not wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

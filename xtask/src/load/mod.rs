@@ -30,7 +30,7 @@ use xtask_tools::{
     workspace::Workspace,
 };
 
-use crate::test;
+use crate::{test, tiny_models};
 
 use traffic::{CHAT, Client, EMBED, GreedyAnswers, RequestKind};
 
@@ -38,7 +38,7 @@ use traffic::{CHAT, Client, EMBED, GreedyAnswers, RequestKind};
 const CLIENTS: u64 = 32;
 
 /// Models of the server.
-const MODELS: [&str; 5] = [CHAT, EMBED, media::SEES, media::HEARS, media::SPEAKS];
+const MODELS: [&str; 5] = [CHAT, EMBED, tiny_models::SEES, tiny_models::HEARS, media::SPEAKS];
 
 /// Time between two reloads.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
@@ -92,10 +92,8 @@ pub(crate) fn run(workspace: &Workspace, args: LoadArgs) -> anyhow::Result<()> {
     let (commit, session) = test::prepare(workspace)?;
     let log = workspace.target.join("load.log");
     let program = session.build_narthex()?;
-    media::install(&session, &program)?;
-    let outcome = run_server(workspace, args, &session, &log, &commit);
-    media::remove(&session, &program)?;
-    outcome
+    tiny_models::narthex(&session, &program, &["pull", media::SPEAKS])?;
+    tiny_models::with(&session, &program, || run_server(workspace, args, &session, &log, &commit))
 }
 
 /// Runs a server with the installed models under load.
