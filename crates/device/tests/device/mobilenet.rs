@@ -128,6 +128,27 @@ fn a_chat_with_pictures_has_the_reference_s_logits() {
 }
 
 #[test]
+fn smaller_models_keep_the_towers() {
+    let pixels = numbers_of("gemma3n", "pixels.f32");
+    let expected = numbers_of("gemma3n", "rows.f32");
+    let sizes = "ffn=32+32+32,skip=3".parse().unwrap();
+    let layers = "2".parse().unwrap();
+    for recipe in [
+        Recipe { matformer: Some(sizes), ..Recipe::new(Scheme::F32) },
+        Recipe { drop_layers: Some(layers), ..Recipe::new(Scheme::F32) },
+    ] {
+        let package = package(recipe);
+        let rows = scaled(vision_tower(&package).encode(pixels[..PIXELS].to_vec()).unwrap());
+        check_rows(&rows, &expected[..ROWS * 32], Scheme::F32, 1e-5);
+        assert!(package.manifest.audio.is_some());
+        let pictures = pictures(&package);
+        let found = run(&mut package.executor(), &positions(&ONE, &pictures), &pictures, &[15]).unwrap();
+        assert!(found.iter().flatten().all(|logit| logit.is_finite()));
+        assert!(farthest(&found, &reference("logits.f32")) > 1e-3, "the smaller model is another model");
+    }
+}
+
+#[test]
 fn graphs_of_fixed_shape_see_pictures_as_the_reference() {
     let package = package(Recipe { fixed: Some(shapes(12)), ..Recipe::new(Scheme::F16) });
     let pictures = pictures(&package);
