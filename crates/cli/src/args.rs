@@ -446,6 +446,10 @@ pub(crate) struct BenchArgs {
     #[arg(long)]
     pub(crate) engine_only: bool,
 
+    /// Measure the vision tower of a model that reads images, and questions about pictures
+    #[arg(long, conflicts_with_all = ["prompt_tokens", "generate_tokens", "engine_only", "devices"])]
+    pub(crate) vision: bool,
+
     /// Compare these devices and splits, as in cpu,qnn,prefill=qnn,decode=cpu
     #[arg(long, value_name = "DEVICE,...", conflicts_with_all = ["providers", "place", "draft_model", "engine_only"])]
     pub(crate) devices: Option<DevicePlacements>,

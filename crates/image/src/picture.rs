@@ -1,5 +1,9 @@
 //! A decoded picture.
 
+use image::{ExtendedColorType, ImageFormat};
+
+use crate::{contain::contained, encode::png, error::PictureError};
+
 /// A picture with three bytes for each pixel: red, green, blue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Picture {
@@ -29,6 +33,15 @@ impl Picture {
     /// Returns the pixels, row by row.
     pub fn rgb(&self) -> &[u8] {
         &self.rgb
+    }
+
+    /// Returns the picture as a PNG file.
+    ///
+    /// # Errors
+    /// [`PictureError::Unreadable`] for a side of 2³² pixels or more.
+    pub fn to_png(&self) -> Result<Vec<u8>, PictureError> {
+        let size = [self.width, self.height].map(|side| u32::try_from(side).unwrap_or(u32::MAX));
+        contained(ImageFormat::Png, || png(&self.rgb, size, ExtendedColorType::Rgb8))
     }
 
     /// Returns the bytes of a row of pixels.

@@ -21,8 +21,13 @@ pub(crate) fn run(gateway: &Gateway, args: &BenchArgs) -> anyhow::Result<()> {
     };
     stated_scheme(&args.model, gateway.config().scheme)?;
     gateway.check_kind(&args.model, &[ModelKind::Chat, ModelKind::Text])?;
+
     let bars = Bars::new();
     let cancel = interrupt::cancel();
+    if args.vision {
+        let report = gateway.bench_pictures(&args.model, args.rounds, &bars, cancel)?;
+        return if args.json { output::json(&report) } else { output::report(render::pictures(&report)) };
+    }
     let Some(places) = &args.devices else {
         let report = gateway.bench(&args.model, options, &bars, cancel)?;
         return if args.json { output::json(&report) } else { output::report(render::bench(&report)) };

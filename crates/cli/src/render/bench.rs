@@ -2,7 +2,7 @@
 
 use comfy_table::Cell;
 use narthex_gateway::{
-    bench::{BenchReport, ComparedDevice, Comparison, Figures, Outcome, Spread},
+    bench::{BenchReport, ComparedDevice, Comparison, Figures, Outcome, PictureReport, Spread},
     compare::PackageComparison,
 };
 use narthex_spec::manifest::CertificateFigures;
@@ -39,6 +39,36 @@ pub(crate) fn bench(report: &BenchReport) -> String {
         machine.cpu,
         table.trim_fmt(),
         report.load_ms,
+        rounds(report.rounds),
+        machine.narthex,
+        machine.onnxruntime,
+    )
+}
+
+/// Renders the times of a vision tower and of questions about pictures.
+pub(crate) fn pictures(report: &PictureReport) -> String {
+    let mut table = table(&["", "MEDIAN", "MIN", "MAX"]);
+    let tower = &report.tower;
+    table.add_row(spread_cells(&format!("read a picture ms ({})", tower.device), report.read_ms, 1));
+    table.add_row(spread_cells("first question ms", report.first_question_ms, 1));
+    table.add_row(spread_cells("next question ms", report.next_question_ms, 1));
+    table.add_row(spread_cells("question without picture ms", report.text_ms, 1));
+
+    let machine = &report.machine;
+    let [width, height] = report.size;
+    format!(
+        "{} ({}) on {}, {} threads of {}\n{}\npictures of {width} × {height} pixels, {} rows each · tower of {} nodes and {} on {}\n\
+         {} · narthex {} · ONNX Runtime {}",
+        report.model,
+        report.scheme,
+        report.device,
+        machine.threads,
+        machine.cpu,
+        table.trim_fmt(),
+        report.rows,
+        tower.nodes(),
+        bytes(tower.weight_bytes),
+        tower.device,
         rounds(report.rounds),
         machine.narthex,
         machine.onnxruntime,

@@ -14,7 +14,7 @@ use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
 use console::Term;
 
 pub(crate) use self::{
-    bench::{bench, comparison, packages},
+    bench::{bench, comparison, packages, pictures},
     keys::keys,
     models::{CATALOGUE_LEGEND, catalogue, disk_usage, installed, removal},
     package::{certificate, changes, contexts, manifest},

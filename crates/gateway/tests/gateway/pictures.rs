@@ -4,11 +4,11 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
 use narthex_gateway::{
-    Config, ErrorKind, Gateway,
+    Cancel, Config, ErrorKind, Gateway,
     request::{Media, Part, RemoteMedia},
 };
 use narthex_image::VideoReader;
-use narthex_spec::{DeviceName, MediaKind};
+use narthex_spec::{DeviceName, MediaKind, progress::Quiet};
 use narthex_testkit::checkpoint::{GEMMA3N_PICTURE_POSITIONS, PICTURE_POSITIONS};
 
 use crate::support::{
@@ -144,6 +144,22 @@ fn a_video_is_read_as_its_frames() {
     gateway.check_reads("gemma3n:e4b", MediaKind::Video).unwrap();
     let refused = gateway.check_reads("smollm2:135m", MediaKind::Video).unwrap_err();
     assert!(refused.to_string().starts_with("smollm2:135m does not read videos"), "{refused}");
+}
+
+#[test]
+fn the_times_of_the_tower_and_of_questions_are_measured() {
+    let tiny = Tiny::new();
+    let (model, text) = (tiny.vision_chat(), tiny.chat());
+    let gateway = tiny.gateway();
+    let report = gateway.bench_pictures(&model, 2, &Quiet, &Cancel::new()).unwrap();
+    assert_eq!((report.rows, report.rounds, report.tower.device), (ROWS, 2, DeviceName::Cpu));
+    for spread in [report.read_ms, report.first_question_ms, report.next_question_ms, report.text_ms] {
+        assert!(spread.min > 0.0 && spread.min <= spread.median && spread.median <= spread.max, "{spread:?}");
+    }
+    let refused =
+        |model: &str, rounds| gateway.bench_pictures(model, rounds, &Quiet, &Cancel::new()).unwrap_err();
+    assert!(refused(&text, 1).to_string().contains("does not read images"));
+    assert_eq!(refused(&model, 0).param(), Some("rounds"));
 }
 
 #[test]

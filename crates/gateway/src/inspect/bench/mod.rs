@@ -7,10 +7,12 @@ mod comparison;
 mod device_bench;
 mod machine;
 mod overhead;
+mod pictures;
 mod round;
 
 use std::time::Instant;
 
+use narthex_device::runtime::Runtime;
 use narthex_engine::worker::Engine;
 use narthex_spec::{
     DeviceKind, DeviceName, PlacementChoice, ProgressSink, Scheme,
@@ -21,14 +23,15 @@ use serde::Serialize;
 pub use comparison::{ComparedDevice, Comparison, Figures, Outcome, Ratios};
 pub use machine::Machine;
 pub use overhead::Overhead;
+pub use pictures::PictureReport;
 
 use crate::{
     cancel::Cancel,
     compile::package_build::{self, ModelSource, RequiredGraphs},
     error::Error,
     gateway::Gateway,
-    library::package_key::split_scheme,
-    load::runtime_choice::RuntimeChoice,
+    library::package_key::{PackageKey, split_scheme},
+    load::{residency::ReadyModel, runtime_choice::RuntimeChoice},
 };
 use round::{Round, RoundRequest};
 
@@ -131,26 +134,9 @@ impl Gateway {
         cancel: &Cancel,
     ) -> Result<BenchReport, Error> {
         check(options)?;
-        let library = self.library();
-        refuse_stand_in("providers", library.config.providers.devices().iter().copied())?;
-        if let Some(PlacementChoice::Fixed(place)) = library.config.place {
-            refuse_stand_in("place", place.devices())?;
-        }
-        let key = library.key(model)?;
-        let mut choice = RuntimeChoice::of(library);
-        choice.verify(library, progress, cancel)?;
-        choice.load_early(library)?;
-        let reference = library.reference(split_scheme(model).0)?;
-        let source = ModelSource::operator(&reference);
         let steps = JobSteps::new(progress);
-        steps.plan(2);
-        package_build::package_for_load(library, &key, RequiredGraphs::Any, source, &steps, cancel)?;
-        steps.begin(format!("Loading {}", key.name));
-        let runtime = choice.load(library, progress, cancel)?;
-        let begun = Instant::now();
-        let id = self.load(model, progress, cancel)?.id();
-        let load_ms = begun.elapsed().as_secs_f64() * 1e3;
-        let model = self.load_and_wait(&id)?;
+        let LoadedForBench { key, id, model, runtime, load_ms } =
+            self.load_for_bench(model, progress, &steps, cancel)?;
         let loaded = &model.loaded;
         let engine = loaded.engine()?;
         check_room(engine, options)?;
@@ -165,7 +151,7 @@ impl Gateway {
             model: key.name.to_string(),
             scheme: key.scheme,
             device: loaded.ran_on().device,
-            machine: Machine::here(runtime, library.config.threads),
+            machine: Machine::here(runtime, self.library().config.threads),
             prompt_tokens: options.prompt_tokens,
             generate_tokens: options.generate_tokens,
             rounds: options.rounds,
@@ -177,6 +163,48 @@ impl Gateway {
             peak_rss_bytes: narthex_device::memory::peak_rss(),
         })
     }
+
+    /// Loads a model to be measured. Fetches and compiles it first if it is not installed.
+    fn load_for_bench(
+        &self,
+        model: &str,
+        progress: &dyn ProgressSink,
+        steps: &JobSteps<'_>,
+        cancel: &Cancel,
+    ) -> Result<LoadedForBench, Error> {
+        let library = self.library();
+        refuse_stand_in("providers", library.config.providers.devices().iter().copied())?;
+        if let Some(PlacementChoice::Fixed(place)) = library.config.place {
+            refuse_stand_in("place", place.devices())?;
+        }
+        let key = library.key(model)?;
+        let mut choice = RuntimeChoice::of(library);
+        choice.verify(library, progress, cancel)?;
+        choice.load_early(library)?;
+        let reference = library.reference(split_scheme(model).0)?;
+        let source = ModelSource::operator(&reference);
+        steps.plan(2);
+        package_build::package_for_load(library, &key, RequiredGraphs::Any, source, steps, cancel)?;
+        steps.begin(format!("Loading {}", key.name));
+        let runtime = choice.load(library, progress, cancel)?;
+
+        let begun = Instant::now();
+        let id = self.load(model, progress, cancel)?.id();
+        let load_ms = begun.elapsed().as_secs_f64() * 1e3;
+        let model = self.load_and_wait(&id)?;
+        Ok(LoadedForBench { key, id, model, runtime, load_ms })
+    }
+}
+
+/// A model to be measured.
+struct LoadedForBench {
+    key: PackageKey,
+    /// Id of the loaded model.
+    id: String,
+    model: ReadyModel,
+    runtime: &'static Runtime,
+    /// Milliseconds to load the compiled package.
+    load_ms: f64,
 }
 
 fn spread(rounds: &[Round], figure: impl Fn(&Round) -> f64) -> Spread {

@@ -157,30 +157,48 @@ impl OverheadBench<'_> {
     }
 
     fn through(&self, number: usize, tokens: usize) -> Result<Round, Error> {
-        let options = GenerateOptions {
-            max_tokens: Some(tokens),
-            temperature: Some(0.0),
-            logit_bias: self.suppressed().iter().map(|&token| (token, SUPPRESSION)).collect(),
-            ..GenerateOptions::api_defaults()
-        };
-        let request = ChatRequest {
-            messages: self.messages(number),
-            tools: ToolSettings::default(),
-            reasoning: ReasoningSettings::default(),
-            overflow: HistoryOverflow::Refuse,
-            reading: ReadingSettings::default(),
-            options,
-        };
-        let (ends, received) = mpsc::channel();
-        round::cool_down();
-        let begun = Instant::now();
-        self.gateway.chat(self.model, request, Box::new(LastEvent { ends }))?;
-        let summary = received.recv().map_err(|_| Error::ShuttingDown)??;
-        let total = begun.elapsed();
-        // Times are missing only for software that stands in for an NPU, which the benchmark refuses.
-        let Times { first_token: first, total: end, .. } = summary.times.ok_or(Error::ShuttingDown)?;
-        Ok(Round { total, first, rest: end.saturating_sub(first), tokens: summary.completion_tokens })
+        let question = Question { model: self.model, loaded: self.loaded, tokens };
+        ask(self.gateway, question, self.messages(number))
     }
+}
+
+/// A request through the gateway.
+pub(super) struct Question<'a> {
+    /// Id of the loaded model.
+    pub(super) model: &'a str,
+    pub(super) loaded: &'a LoadedModel,
+    /// Number of tokens to generate.
+    pub(super) tokens: usize,
+}
+
+/// Runs a conversation through the gateway. The tokens that end an answer are suppressed.
+pub(super) fn ask(gateway: &Gateway, question: Question<'_>, messages: Vec<Message>) -> Result<Round, Error> {
+    let Question { model, loaded, tokens } = question;
+    let suppressed = loaded.package.manifest.stop_tokens();
+    let options = GenerateOptions {
+        max_tokens: Some(tokens),
+        temperature: Some(0.0),
+        logit_bias: suppressed.iter().map(|&token| (token, SUPPRESSION)).collect(),
+        ..GenerateOptions::api_defaults()
+    };
+    let request = ChatRequest {
+        messages,
+        tools: ToolSettings::default(),
+        reasoning: ReasoningSettings::default(),
+        overflow: HistoryOverflow::Refuse,
+        reading: ReadingSettings::default(),
+        options,
+    };
+
+    let (ends, received) = mpsc::channel();
+    round::cool_down();
+    let begun = Instant::now();
+    gateway.chat(model, request, Box::new(LastEvent { ends }))?;
+    let summary = received.recv().map_err(|_| Error::ShuttingDown)??;
+    let total = begun.elapsed();
+    // Times are missing only for software that stands in for an NPU, which the benchmark refuses.
+    let Times { first_token: first, total: end, .. } = summary.times.ok_or(Error::ShuttingDown)?;
+    Ok(Round { total, first, rest: end.saturating_sub(first), tokens: summary.completion_tokens })
 }
 
 /// Sends the end of a generation.
