@@ -4,7 +4,8 @@
 
 Needs transformers, pillow and numpy; nothing of Narthex runs here. Pillow 13 resizes columns first if a
 picture is much taller than its result; no case here is. FOLDER gets `fixtures` (the files), `decoded.json` (some
-rows of each file's pixels) and `processed.json` (values of the processors for generated pixels).
+rows of each file's pixels), `processed.json` (values of the processors for generated pixels) and `read.json` (values of the
+processors for each file).
 """
 
 import json
@@ -96,19 +97,27 @@ def png16(values):
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(lines, 9)) + chunk(b"IEND", b"")
 
 
-def decoded(path):
+def opened(path):
     image = ImageOps.exif_transpose(Image.open(path))
     if image.mode == "I;16":
         # Pillow makes every grey above 255 white.
         image = Image.fromarray((np.array(image) >> 8).astype(np.uint8))
-    array = convert_to_rgb(image, return_numpy=True)
+    return image
+
+
+def decoded(path):
+    array = convert_to_rgb(opened(path), return_numpy=True)
     height, width, _ = array.shape
     rows = {str(y): array[y].tobytes().hex() for y in (0, 1, height // 2, height - 1)}
     return {"width": width, "height": height, "rows": rows}
 
 
-def processed(width, height, fit, side, longest=None):
+def generated(width, height, fit, side, longest=None):
     image = Image.fromarray(pixels(width, height))
+    return {"width": width, "height": height} | processed(image, fit, side, longest)
+
+
+def processed(image, fit, side, longest=None):
     if fit == "siglip":
         processor = SiglipImageProcessorPil(size={"height": side, "width": side})
     elif fit == "gemma3":
@@ -121,7 +130,7 @@ def processed(width, height, fit, side, longest=None):
     rows, columns = (out["rows"][0][0], out["cols"][0][0]) if fit == "idefics3" else (0, 0)
     flat = values.astype(np.float32).reshape(-1)
     step = max(1, flat.size // 150)
-    return {"width": width, "height": height, "fit": fit, "side": side, "longest": longest,
+    return {"fit": fit, "side": side, "longest": longest,
             "rows": rows, "columns": columns, "inputs": len(values), "step": step,
             "values": [round(float(value), 5) for value in flat[::step]]}
 
@@ -130,12 +139,15 @@ def main(out):
     files(out / "fixtures")
     found = {path.name: decoded(path) for path in sorted((out / "fixtures").iterdir())}
     (out / "decoded.json").write_text(json.dumps(found, indent=0) + "\n")
-    cases = [processed(width, height, fit, 28) for fit in ("siglip", "gemma3")
+    cases = [generated(width, height, fit, 28) for fit in ("siglip", "gemma3")
              for width, height in ((61, 43), (28, 28), (90, 11), (300, 7))]
-    cases += [processed(width, height, "idefics3", 16, 64)
+    cases += [generated(width, height, "idefics3", 16, 64)
               for width, height in ((61, 43), (43, 61), (200, 30), (90, 5), (64, 64))]
-    cases.append(processed(16, 16, "idefics3", 16, 16))
+    cases.append(generated(16, 16, "idefics3", 16, 16))
     (out / "processed.json").write_text(json.dumps(cases) + "\n")
+    read = [{"file": path.name} | processed(opened(path), *settings) for path in sorted((out / "fixtures").iterdir())
+            for settings in (("gemma3", 28), ("idefics3", 16, 64))]
+    (out / "read.json").write_text(json.dumps(read) + "\n")
 
 
 main(Path(sys.argv[1]))
