@@ -19,7 +19,7 @@ pub use vision::{
     GEMMA3N_PICTURE_POSITIONS, GEMMA3N_SOUND_POSITIONS, PICTURE_POSITIONS, tiny_gemma_with_vision,
     tiny_gemma3n, tiny_idefics3,
 };
-pub use whisper::tiny_whisper_safetensors;
+pub use whisper::{tiny_whisper_safetensors, tiny_whisper_with_choice};
 use words::CHAT_TEMPLATE;
 pub use words::word_piece_meta;
 

@@ -13,3 +13,4 @@ pub mod invariant;
 pub mod memory;
 pub mod one_thread;
 pub mod sink;
+pub mod sound;

@@ -43,6 +43,10 @@ pub(crate) struct TranscribeArgs {
     #[arg(long, value_name = "TEXT")]
     pub(crate) prompt: Option<String>,
 
+    /// Search with this number of beams, 1 to 16; Whisper alone has this search, which takes as many times as long
+    #[arg(long, value_name = "BEAMS")]
+    pub(crate) beam_size: Option<usize>,
+
     #[command(flatten)]
     pub(crate) load: LoadArgs,
 }

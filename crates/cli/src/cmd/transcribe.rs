@@ -16,7 +16,7 @@ use narthex_audio::{
 use narthex_gateway::{
     Error, Gateway,
     models::ModelKind,
-    request::{ActivitySettings, TranscriptionEvent, TranscriptionRequest},
+    request::{ActivitySettings, BeamSearch, TranscriptionEvent, TranscriptionRequest},
 };
 use narthex_spec::{Progress, ProgressSink, progress::Unit};
 
@@ -48,6 +48,7 @@ pub(crate) fn run(gateway: &Gateway, args: &TranscribeArgs) -> anyhow::Result<()
         task: if args.translate { Task::Translate } else { Task::Transcribe },
         language: args.language.clone(),
         prompt: args.prompt.clone(),
+        beams: args.beam_size.map(BeamSearch::new),
         words: args.words,
         vad: args.vad.then(ActivitySettings::default),
         ..TranscriptionRequest::new(status.id())

@@ -12,12 +12,13 @@ use std::{
 use narthex_gateway::{
     Cancel, Config, Error, ErrorKind, Gateway, ImportRequest,
     models::ModelKind,
-    request::{ActivitySettings, Task, Transcript, TranscriptionEvent, TranscriptionRequest},
+    request::{ActivitySettings, BeamSearch, Task, Transcript, TranscriptionEvent, TranscriptionRequest},
 };
 use narthex_spec::{DeviceName, Ep, NpuPolicy, manifest::Manifest, progress::Quiet};
+use narthex_testkit::sound::voice as sound;
 use serde::Deserialize;
 
-use crate::support::Tiny;
+use crate::support::{Tiny, speech_goldens as goldens};
 
 /// Samples of a row of the tiny encoders.
 const ROW: f64 = 0.08;
@@ -37,27 +38,6 @@ struct MoonshineGolden {
     samples: usize,
     tokens: Vec<u32>,
     text: String,
-}
-
-fn goldens(folder: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(folder)
-}
-
-/// The same sound as in `tests/goldens/nemo/nemo.py`.
-fn sound(samples: usize) -> Vec<f32> {
-    let circle = std::f64::consts::TAU;
-    let mut phase = 0.0;
-    let mut state = 1u32;
-    let values = (0..samples).map(|at| {
-        let seconds = at as f64 / 16_000.0;
-        phase += circle * (150.0 + 60.0 * (circle * 0.7 * seconds).sin()) / 16_000.0;
-        let voice: f64 =
-            (1..=20).map(|overtone| (phase * f64::from(overtone)).sin() / f64::from(overtone)).sum();
-        let syllable = (circle * 2.3 * seconds).sin().max(0.0);
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        (0.2 * voice * syllable + (f64::from(state) / 2.0f64.powi(32) - 0.5) * 0.02) as f32
-    });
-    values.collect()
 }
 
 fn import(gateway: &Gateway, path: PathBuf, file: Option<&str>, name: &str) -> Result<Manifest, Error> {
@@ -143,11 +123,11 @@ fn tokens_and_times_of_nemo_are_those_of_onnx_asr() {
 fn tokens_of_moonshine_are_those_of_its_package() {
     let tiny = Tiny::new();
     let gateway = tiny.gateway();
-    import(&gateway, goldens("moonshine/tiny"), None, "moonshine").unwrap();
+    import(&gateway, goldens("moonshine/tiny"), None, "tiny-moonshine").unwrap();
     let cases: Vec<MoonshineGolden> =
         serde_json::from_slice(&fs::read(goldens("moonshine/golden.json")).unwrap()).unwrap();
     for case in cases {
-        let request = TranscriptionRequest::new("moonshine");
+        let request = TranscriptionRequest::new("tiny-moonshine");
         let (found, _) = transcribe(&gateway, &request, &sound(case.samples)).unwrap();
         let [segment] = &found.segments[..] else { panic!("{:?}", found.segments) };
         assert_eq!((&segment.tokens, found.text.as_str()), (&case.tokens, case.text.trim()));
@@ -157,7 +137,7 @@ fn tokens_of_moonshine_are_those_of_its_package() {
     let status = gateway.status();
     assert_eq!(status[0].placement.as_ref().unwrap().lines.len(), 2);
 
-    let request = TranscriptionRequest { words: true, ..TranscriptionRequest::new("moonshine") };
+    let request = TranscriptionRequest { words: true, ..TranscriptionRequest::new("tiny-moonshine") };
     let error = transcribe(&gateway, &request, &sound(16_000)).unwrap_err();
     assert_eq!(error.param(), Some("timestamp_granularities"), "{error}");
 }
@@ -206,6 +186,10 @@ fn requests_that_cannot_be_fulfilled_are_refused() {
     };
     refused(TranscriptionRequest { task: Task::Translate, ..request.clone() }, "does not translate");
     refused(TranscriptionRequest { temperature: Some(0.5), ..request.clone() }, "expected 0, found 0.5");
+    refused(
+        TranscriptionRequest { beams: Some(BeamSearch::new(5)), ..request.clone() },
+        "beam_size: ctc takes the likeliest tokens: expected 1 beam, found 5",
+    );
     refused(
         TranscriptionRequest { prompt: Some("Narthex".to_owned()), ..request.clone() },
         "leave the prompt out",

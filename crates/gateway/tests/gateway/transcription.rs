@@ -7,7 +7,9 @@ use std::ops::ControlFlow;
 use narthex_gateway::{
     Cancel, CompileRequest, Config, Error, ErrorKind, Gateway,
     models::ModelKind,
-    request::{ActivitySettings, ChatRequest, Task, Transcript, TranscriptionEvent, TranscriptionRequest},
+    request::{
+        ActivitySettings, BeamSearch, ChatRequest, Task, Transcript, TranscriptionEvent, TranscriptionRequest,
+    },
 };
 use narthex_spec::{DeviceName, Ep, Scheme, manifest::Part, progress::Quiet};
 
@@ -91,6 +93,21 @@ fn words_have_times_and_a_stated_language_is_kept() {
 }
 
 #[test]
+fn beams_find_a_likelier_transcript() {
+    let tiny = Tiny::new();
+    let model = tiny.whisper_with_choice("Hallo Welt, ja.", b'J');
+    let gateway = tiny.gateway();
+    let greedy = TranscriptionRequest::new(&model);
+    let text = |request: &TranscriptionRequest| transcribe(&gateway, request, audio(2, 0)).unwrap().0.text;
+    let first = text(&greedy);
+    assert!(first.starts_with('H') && first.ends_with("llo Welt, ja."), "{first}");
+    for (size, expect) in [(1, first.as_str()), (2, "Jallo Welt, ja."), (5, "Jallo Welt, ja.")] {
+        let request = TranscriptionRequest { beams: Some(BeamSearch::new(size)), ..greedy.clone() };
+        assert_eq!(text(&request), expect, "{size} beams");
+    }
+}
+
+#[test]
 fn silence_and_short_audio_have_no_text() {
     let tiny = Tiny::new();
     let model = tiny.whisper(TEXT);
@@ -153,6 +170,16 @@ fn requests_that_cannot_be_fulfilled_are_refused() {
     refused(
         TranscriptionRequest { language: Some("klingon".to_owned()), ..request.clone() },
         "a code such as en",
+    );
+    let with = |beams: BeamSearch| TranscriptionRequest { beams: Some(beams), ..request.clone() };
+    refused(with(BeamSearch::new(0)), "beam_size: expected 1 to 16 beams, found 0");
+    refused(
+        with(BeamSearch { patience: f32::NAN, ..BeamSearch::new(2) }),
+        "patience: expected a number above 0",
+    );
+    refused(
+        with(BeamSearch { length_penalty: Some(1.5), ..BeamSearch::new(2) }),
+        "length_penalty: expected a number from 0 to 1, found 1.5",
     );
     refused(TranscriptionRequest { temperature: Some(1.5), ..request }, "a number from 0 to 1, found 1.5");
     refused(TranscriptionRequest::new(&chat), "is a chat model, not a speech recognition model");

@@ -163,6 +163,15 @@ impl Tiny {
         folder
     }
 
+    /// Compiles a tiny Whisper whose likeliest transcript begins with `other`, while its likeliest first letter is that of
+    /// `text`. Returns its name.
+    pub(crate) fn whisper_with_choice(&self, text: &str, other: u8) -> String {
+        let folder = self.folder.path().join("tiny-whisper-choice");
+        fs::create_dir_all(&folder).unwrap();
+        checkpoint::tiny_whisper_with_choice(&folder, text, other).unwrap();
+        self.compile(folder)
+    }
+
     /// Compiles a tiny encoder of a family with a head. Returns its name.
     pub(crate) fn encoder(&self, family: &'static str, head: Head) -> String {
         let folder = self.folder.path().join(format!("tiny-{family}-{head:?}").to_lowercase());
@@ -175,6 +184,13 @@ impl Tiny {
         let path =
             PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../compile/tests/goldens/import").join(export);
         let request = ImportRequest { path, name: None, file: None, pooling: None };
+        let imported = self.gateway().import(&request, &Quiet, &Cancel::new());
+        imported.unwrap_or_else(|error| panic!("{error}")).1.name.to_string()
+    }
+
+    /// Imports a tiny model that transcribes speech from [`speech_goldens`]. Returns its name.
+    pub(crate) fn transcriber(&self, folder: &str) -> String {
+        let request = ImportRequest { path: speech_goldens(folder), name: None, file: None, pooling: None };
         let imported = self.gateway().import(&request, &Quiet, &Cancel::new());
         imported.unwrap_or_else(|error| panic!("{error}")).1.name.to_string()
     }
@@ -228,6 +244,11 @@ impl Tiny {
         let name: narthex_spec::ModelName = model.parse().unwrap();
         Store::open(Some(self.home())).unwrap().package(&name, Scheme::F32).unwrap()
     }
+}
+
+/// Returns the folder of a tiny model that transcribes speech, such as `nemo/tdt`.
+pub(crate) fn speech_goldens(folder: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../gateway/tests/goldens").join(folder)
 }
 
 /// Returns options for a greedy answer of exactly `max_tokens` tokens. The tokens that end an answer are suppressed.

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::support::{Answer, Live, Tiny};
 
-const TRANSCRIPTIONS: &str = "/v1/audio/transcriptions";
+pub(crate) const TRANSCRIPTIONS: &str = "/v1/audio/transcriptions";
 const SPEECH: &str = "/v1/audio/speech";
 
 /// Half a second of silence.
@@ -26,7 +26,7 @@ fn form(fields: &[(&str, &[u8])]) -> Vec<u8> {
     body
 }
 
-fn post(live: &Live, path: &str, fields: &[(&str, &[u8])]) -> Answer {
+pub(crate) fn post(live: &Live, path: &str, fields: &[(&str, &[u8])]) -> Answer {
     let headers = [("Content-Type", "multipart/form-data; boundary=b")];
     live.request("POST", path, &headers, &form(fields))
 }
@@ -65,7 +65,8 @@ fn invalid_forms_and_files_are_refused_by_name() {
     check(&[("file", b"Dear Sir or Madam"), whole[1]], "file", "found a file that starts with");
     check(&[("file", &wav[..40]), whole[1]], "file", "expected audio");
     check(&[whole[0], whole[1], ("response_format", b"doc")], "response_format", "one of json");
-    check(&[whole[0], whole[1], ("beam_size", b"5")], "beam_size", "not supported");
+    check(&[whole[0], whole[1], ("beam_size", b"many")], "beam_size", "expected a number of beams");
+    check(&[whole[0], whole[1], ("best_of", b"5")], "best_of", "not supported");
     check(&[whole[0], whole[1], whole[1]], "model", "more than once");
 
     let json = live.post(TRANSCRIPTIONS, &json!({"model": "m"})).error(415);

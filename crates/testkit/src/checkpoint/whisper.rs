@@ -35,6 +35,17 @@ const VOCAB: usize = TIMESTAMP + 1501;
 /// Writes a Whisper into `folder` whose transcript of every window without earlier text is `text` from 0 to 1.5 seconds, in
 /// German.
 pub fn tiny_whisper_safetensors(folder: &Path, text: &str) -> io::Result<()> {
+    write(folder, text, None)
+}
+
+/// Writes a Whisper like [`tiny_whisper_safetensors`] that may begin with another letter than the text. The first letter of
+/// the text has a probability of about 0.6, but the second letter then has one of about 0.5. `other` has a probability of
+/// about 0.4, and the second letter is certain after it: the likeliest transcript begins with `other`.
+pub fn tiny_whisper_with_choice(folder: &Path, text: &str, other: u8) -> io::Result<()> {
+    write(folder, text, Some(other))
+}
+
+fn write(folder: &Path, text: &str, other: Option<u8>) -> io::Result<()> {
     let config = json!({
         "architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper", "vocab_size": VOCAB,
         "d_model": WIDTH, "num_mel_bins": BINS, "encoder_layers": 1, "encoder_attention_heads": 2,
@@ -45,8 +56,14 @@ pub fn tiny_whisper_safetensors(folder: &Path, text: &str) -> io::Result<()> {
     fs::write(folder.join("config.json"), config.to_string())?;
     fs::write(folder.join("generation_config.json"), generation.to_string())?;
     fs::write(folder.join("tokenizer.json"), tokenizer().to_string())?;
-    fs::write(folder.join("model.safetensors"), safetensors_bytes(&tensors(text)))
+    fs::write(folder.join("model.safetensors"), safetensors_bytes(&tensors(text, other)))
 }
+
+/// Index of the position whose row decides on the first letter.
+const CHOICE: usize = 3;
+
+/// Difference between the products of two letters with a row that makes the first one 1.5 times as likely.
+const PREFERENCE: f32 = 0.3;
 
 /// Returns the token that follows each position.
 fn script(text: &str) -> Vec<usize> {
@@ -58,7 +75,7 @@ fn script(text: &str) -> Vec<usize> {
     tokens
 }
 
-fn tensors(text: &str) -> Vec<HfTensor> {
+fn tensors(text: &str, other: Option<u8>) -> Vec<HfTensor> {
     let mut random = SplitMix64::new(7);
     let mut signs = |count: usize, size: f32| -> Vec<f32> {
         (0..count).map(|_| if random.next_u64() & 1 == 0 { size } else { -size }).collect()
@@ -67,7 +84,14 @@ fn tensors(text: &str) -> Vec<HfTensor> {
     let positions = script(text).into_iter().flat_map(|token| {
         embedding[token * WIDTH..][..WIDTH].iter().map(|x| x * 100.0).collect::<Vec<f32>>()
     });
-    let positions: Vec<f32> = positions.collect();
+    let mut positions: Vec<f32> = positions.collect();
+    if let Some(other) = other.map(usize::from) {
+        let row = |token: usize| &embedding[token * WIDTH..][..WIDTH];
+        let letters = &script(text)[CHOICE..];
+        let [choice, next] = choice([row(letters[0]), row(letters[1]), row(other)]);
+        positions[CHOICE * WIDTH..][..WIDTH].copy_from_slice(&choice);
+        positions[(CHOICE + 1) * WIDTH..][..WIDTH].copy_from_slice(&next);
+    }
     let mut tensors = vec![
         tensor("decoder.embed_tokens.weight", &[VOCAB, WIDTH], embedding),
         tensor("decoder.embed_positions.weight", &[CONTEXT, WIDTH], positions),
@@ -106,6 +130,26 @@ fn tensors(text: &str) -> Vec<HfTensor> {
         }
     }
     tensors
+}
+
+/// Returns the rows of two positions. After the first, the first letter is 1.5 times as likely as the other one. After the
+/// second, beside the embedding of the letter before it, the other one is cancelled, so that the second letter is certain,
+/// and the first one is as likely as the second.
+fn choice([first, second, other]: [&[f32]; 3]) -> [Vec<f32>; 2] {
+    let product = |a: &[f32], b: &[f32]| {
+        // The norm before the head takes the mean away.
+        let mean = a.iter().sum::<f32>() / WIDTH as f32;
+        a.iter().zip(b).map(|(a, b)| (a - mean) * b).sum::<f32>()
+    };
+    let both = product(first, other);
+    let weight = (product(other, other) - both + PREFERENCE) / (product(first, first) - both);
+    let shared = product(first, second);
+    let against = product(second, other) - both;
+    let next = (product(first, first) - shared + against) / (product(second, second) - shared);
+    let rows = |a: &[f32], x: f32, b: &[f32], y: f32| -> Vec<f32> {
+        a.iter().zip(b).map(|(a, b)| a * x + b * y).collect()
+    };
+    [rows(first, weight * 100.0, other, 100.0), rows(second, next, other, -1.0)]
 }
 
 fn tensor(name: &str, shape: &[usize], values: Vec<f32>) -> HfTensor {

@@ -5,6 +5,8 @@ pub use narthex_audio::{
     transcript::{Segment, Task, Transcript, Word},
 };
 
+use crate::error::Error;
+
 /// Request for the transcript of speech.
 ///
 /// ```
@@ -33,6 +35,8 @@ pub struct TranscriptionRequest {
     /// Temperature of the sampling. 0 and `None` take the likeliest tokens; if the result is poor, higher temperatures are
     /// tried in each case.
     pub temperature: Option<f32>,
+    /// Beam search at temperature 0, instead of the likeliest token at each place.
+    pub beams: Option<BeamSearch>,
     /// Requests the times of words.
     pub words: bool,
     /// Finds speech first, and transcribes only that; times remain those of the audio.
@@ -53,8 +57,59 @@ impl TranscriptionRequest {
             prompt: None,
             context: None,
             temperature: None,
+            beams: None,
             words: false,
             vad: None,
+        }
+    }
+}
+
+/// Settings of beam search, as openai-whisper has them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BeamSearch {
+    /// Number of beams, 1 to [`Self::MAX_SIZE`].
+    pub size: usize,
+    /// Number of complete results after which the search ends, divided by the number of beams.
+    pub patience: f32,
+    /// Exponent of the length in the score of a result, 0 to 1. Without it, the score is the mean over the tokens.
+    pub length_penalty: Option<f32>,
+}
+
+impl BeamSearch {
+    /// Maximum number of beams. Each beam takes the time of a transcript without a search.
+    pub const MAX_SIZE: usize = 16;
+
+    /// Maximum patience.
+    pub const MAX_PATIENCE: f32 = 8.0;
+
+    /// Creates a search with a number of beams that ends after as many results.
+    pub fn new(size: usize) -> Self {
+        Self { size, patience: 1.0, length_penalty: None }
+    }
+
+    /// Returns the number of complete results after which the search ends.
+    pub(crate) fn max_finished(&self) -> usize {
+        ((self.size as f32 * self.patience).round_ties_even() as usize).max(1)
+    }
+
+    /// Refuses settings outside of their ranges.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let Self { size, patience, length_penalty } = *self;
+        if !(1..=Self::MAX_SIZE).contains(&size) {
+            let message = format!("expected 1 to {} beams, found {size}", Self::MAX_SIZE);
+            return Err(Error::invalid("beam_size", message));
+        }
+        if !(patience > 0.0 && patience <= Self::MAX_PATIENCE) {
+            let message =
+                format!("expected a number above 0 and at most {}, found {patience}", Self::MAX_PATIENCE);
+            return Err(Error::invalid("patience", message));
+        }
+        match length_penalty.filter(|penalty| !(0.0..=1.0).contains(penalty)) {
+            Some(penalty) => Err(Error::invalid(
+                "length_penalty",
+                format!("expected a number from 0 to 1, found {penalty}"),
+            )),
+            None => Ok(()),
         }
     }
 }

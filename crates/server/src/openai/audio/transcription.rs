@@ -9,7 +9,7 @@ use narthex_audio::{
 };
 use narthex_gateway::{
     Cancel,
-    request::{ActivitySettings, TranscriptionRequest},
+    request::{ActivitySettings, BeamSearch, TranscriptionRequest},
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -49,6 +49,12 @@ pub(crate) struct TranscriptionForm {
     response_format: Option<TranscriptFormat>,
     /// 0 to 1.
     temperature: Option<f32>,
+    /// Number of beams of Whisper's search at temperature 0; `num_beams` is another name.
+    beam_size: Option<usize>,
+    /// Number of complete results after which the search ends, divided by the number of beams.
+    patience: Option<f32>,
+    /// Exponent of the length in the score of a result, 0 to 1.
+    length_penalty: Option<f32>,
     /// Parts with times, for `verbose_json`.
     #[schemars(rename = "timestamp_granularities[]")]
     timestamp_granularities: Option<Vec<Granularity>>,
@@ -108,6 +114,33 @@ fn activity(form: &mut Form) -> Result<Option<ActivitySettings>, ApiError> {
     }
 }
 
+/// Takes the settings of beam search, with the names of openai-whisper, faster-whisper and whisper.cpp, or those of
+/// transformers.
+fn beams(form: &mut Form) -> Result<Option<BeamSearch>, ApiError> {
+    let size = form.value("beam_size", "a number of beams")?;
+    let other = form.value("num_beams", "a number of beams")?;
+    if size.is_some() && other.is_some() {
+        return Err(ApiError::bad_request("num_beams", "num_beams: beam_size is the same; send one of both"));
+    }
+    let settings = size.or(other).map(BeamSearch::new);
+    let patience = form.value("patience", "a number above 0")?;
+    let length_penalty = form.value("length_penalty", "a number from 0 to 1")?;
+    match settings {
+        Some(settings) => Ok(Some(BeamSearch {
+            patience: patience.unwrap_or(settings.patience),
+            length_penalty,
+            ..settings
+        })),
+        None => {
+            let given = [("patience", patience), ("length_penalty", length_penalty)];
+            match given.into_iter().find(|(_, value)| value.is_some()) {
+                Some((name, _)) => Err(ApiError::bad_request(name, format!("{name} needs beam_size"))),
+                None => Ok(None),
+            }
+        }
+    }
+}
+
 /// Kind of parts with times.
 #[derive(Debug, JsonSchema)]
 #[schemars(rename_all = "lowercase")]
@@ -147,6 +180,7 @@ impl FromForm for ParsedTranscription {
             language: form.text("language")?,
             prompt: form.text("prompt")?,
             temperature: form.value("temperature", "a number from 0 to 1")?,
+            beams: beams(&mut form)?,
             words: parts.words,
             vad: activity(&mut form)?,
             ..TranscriptionRequest::new(model_of(&model))
@@ -280,6 +314,8 @@ mod tests {
             ("language", "de"),
             ("prompt", "Narthex"),
             ("temperature", "0.25"),
+            ("beam_size", "5"),
+            ("patience", "2"),
             ("response_format", "verbose_json"),
             ("timestamp_granularities[]", "word"),
             ("vad_filter", "true"),
@@ -289,6 +325,7 @@ mod tests {
             language: Some("de".to_owned()),
             prompt: Some("Narthex".to_owned()),
             temperature: Some(0.25),
+            beams: Some(BeamSearch { patience: 2.0, ..BeamSearch::new(5) }),
             words: true,
             vad: Some(ActivitySettings::default()),
             ..TranscriptionRequest::new("m")
@@ -330,6 +367,10 @@ mod tests {
             "words need response_format verbose_json, found json",
         );
         check(&[("temperature", "x")], "a number from 0 to 1");
+        check(&[("beam_size", "-1")], "expected a number of beams");
+        check(&[("beam_size", "2"), ("num_beams", "2")], "send one of both");
+        check(&[("length_penalty", "0.5")], "length_penalty needs beam_size");
+        check(&[("best_of", "5")], "best_of is not supported");
         check(&[("stream", "maybe")], "expected true or false");
         check(&[("stream", "true"), ("response_format", "srt")], "expected response_format json or text");
         check(&[("include[]", "logprobs")], "include is not supported");

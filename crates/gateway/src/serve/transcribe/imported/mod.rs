@@ -58,6 +58,10 @@ impl<'a> ImportedWindows<'a> {
             let message = format!("{name} takes the likeliest tokens: expected 0, found {temperature}");
             return Err(Error::invalid("temperature", message));
         }
+        if let Some(beams) = request.beams.filter(|beams| beams.size != 1) {
+            let message = format!("{name} takes the likeliest tokens: expected 1 beam, found {}", beams.size);
+            return Err(Error::invalid("beam_size", message));
+        }
         if request.prompt.as_deref().is_some_and(|prompt| !prompt.trim().is_empty()) {
             let message = format!("{name} reads no text before the speech; leave the prompt out");
             return Err(Error::invalid("prompt", message));

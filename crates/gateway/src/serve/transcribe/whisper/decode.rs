@@ -1,12 +1,17 @@
-//! The transcript of one window as tokens: greedy decoding, and sampling with rising temperatures if the result is poor
-//! (Radford et al. 2022, section 4.5).
+//! The transcript of one window as tokens: greedy decoding or beam search, and sampling with rising temperatures if the
+//! result is poor (Radford et al. 2022, section 4.5).
 
 use narthex_engine::{sample::SplitMix64, speech::SpeechModel};
 use narthex_spec::{TokenId, manifest::SpeechEntry};
 
-use super::rules;
+use super::{
+    beam::{ScoredTokens, WindowSearch},
+    rules,
+};
 use crate::{
-    error::Error, load::verify::compare::log_sum_exp, serve::transcribe::compression::compression_ratio,
+    error::Error,
+    load::verify::compare::log_sum_exp,
+    serve::{request::BeamSearch, transcribe::compression::compression_ratio},
 };
 
 /// Mean logarithm of the tokens' probabilities below which a result is poor.
@@ -60,6 +65,8 @@ pub(super) struct WindowDecoder<'a> {
     pub(super) task: Vec<TokenId>,
     /// Temperature of the first attempt.
     pub(super) temperature: f32,
+    /// Beam search in the attempt with temperature 0.
+    pub(super) beams: Option<BeamSearch>,
     /// Turns tokens of texts into text.
     pub(super) text: &'a dyn Fn(&[TokenId]) -> String,
 }
@@ -129,6 +136,33 @@ impl Attempt<'_> {
         let speech = self.decoder.speech;
         let context = model.limits().context;
         let most = (context / 2).min(context - self.prompt);
+        let result = match self.decoder.beams.filter(|_| self.temperature == 0.0) {
+            None => self.sample(model, most, on_token)?,
+            Some(settings) => {
+                let (prompt, first) = (self.prompt, self.first);
+                WindowSearch { speech, settings, prompt, first, most }.run(model, on_token)?
+            }
+        };
+
+        let ScoredTokens { tokens, sum } = result;
+        let texts = speech.texts(tokens.iter().copied());
+        Ok(WindowTokens {
+            log_probability: sum / (tokens.len() + 1) as f32,
+            compression: compression_ratio((self.decoder.text)(&texts).trim()),
+            tokens,
+            temperature: self.temperature,
+            no_speech: self.no_speech,
+        })
+    }
+
+    /// Samples at most `most` tokens, one after the other.
+    fn sample(
+        &self,
+        model: &mut dyn SpeechModel,
+        most: usize,
+        on_token: &mut dyn FnMut() -> Result<(), Error>,
+    ) -> Result<ScoredTokens, Error> {
+        let speech = self.decoder.speech;
         // The same temperature gives the same tokens.
         let mut random = SplitMix64::new((self.temperature * 1e6) as u64);
         let mut tokens: Vec<TokenId> = Vec::new();
@@ -152,15 +186,7 @@ impl Attempt<'_> {
             logits.clear();
             logits.extend_from_slice(model.decode(at, &[token], &[0])?);
         }
-
-        let texts = speech.texts(tokens.iter().copied());
-        Ok(WindowTokens {
-            log_probability: sum / (tokens.len() + 1) as f32,
-            compression: compression_ratio((self.decoder.text)(&texts).trim()),
-            tokens,
-            temperature: self.temperature,
-            no_speech: self.no_speech,
-        })
+        Ok(ScoredTokens { tokens, sum })
     }
 }
 
@@ -304,7 +330,13 @@ mod tests {
 
     fn decode(model: &mut FakeModel, previous: &[TokenId]) -> Result<WindowTokens, Error> {
         let speech = speech();
-        let decoder = WindowDecoder { speech: &speech, task: vec![11, 31], temperature: 0.0, text: &letters };
+        let decoder = WindowDecoder {
+            speech: &speech,
+            task: vec![11, 31],
+            temperature: 0.0,
+            beams: None,
+            text: &letters,
+        };
         decoder.decode(model, previous, &mut || Ok(()))
     }
 
@@ -361,7 +393,13 @@ mod tests {
     fn a_window_ends_between_two_tokens() {
         let mut model = FakeModel::new(&[32, 7, 4, 24, 40, 26], 30.0);
         let speech = speech();
-        let decoder = WindowDecoder { speech: &speech, task: Vec::new(), temperature: 0.0, text: &letters };
+        let decoder = WindowDecoder {
+            speech: &speech,
+            task: Vec::new(),
+            temperature: 0.0,
+            beams: None,
+            text: &letters,
+        };
         let mut left = 3;
         let outcome = decoder.decode(&mut model, &[], &mut || {
             left -= 1;

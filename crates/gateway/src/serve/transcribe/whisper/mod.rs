@@ -1,8 +1,9 @@
 //! Windows of Whisper.
 //!
-//! `decode` has the loop over the tokens of a window, `rules` the tokens that may come next, `segments` the division of a
-//! window's tokens, and `words` the times of words.
+//! `decode` has the loop over the tokens of a window, `beam` the search for them with several beams, `rules` the tokens
+//! that may come next, `segments` the division of a window's tokens, and `words` the times of words.
 
+mod beam;
 mod decode;
 mod rules;
 mod segments;
@@ -53,6 +54,7 @@ impl Settings {
             let message = format!("expected a number from 0 to {MAX_TEMPERATURE}, found {temperature}");
             return Err(Error::invalid("temperature", message));
         }
+        request.beams.map_or(Ok(()), |beams| beams.check())?;
         if request.task == Task::Translate && speech.translate.is_none() {
             let message =
                 format!("{} transcribes English alone; take a model of several languages", model.name());
@@ -210,6 +212,7 @@ impl WhisperWindows<'_> {
             speech: self.speech,
             task: self.task(language),
             temperature: self.temperature,
+            beams: self.request.beams,
             text: &|tokens| tokenizer.decode(tokens),
         };
 
