@@ -3,11 +3,13 @@
 //! The encoder writes the keys and values of a window into buffers that the decoder reads. The decoder updates its own
 //! cache in place.
 
+mod window;
+
 use std::{borrow::Cow, ffi::CString, path::Path};
 
 use narthex_engine::{
     executor::StepError,
-    speech::{SpeechLimits, SpeechModel, check_decode},
+    speech::{SpeechLimits, SpeechModel, check_decode, encoder_rows},
 };
 use narthex_spec::{
     DType, TokenId, Variant,
@@ -26,6 +28,7 @@ use crate::{
     runtime::Runtime,
     table::Table,
 };
+use window::SpeechWindow;
 
 /// Options of a model for speech.
 #[derive(Debug, Clone, Copy)]
@@ -42,12 +45,8 @@ pub struct DynamicSpeech {
     arch: SpeechArch,
     limits: SpeechLimits,
     tables: SpeechTables,
-    features: Vec<f32>,
-    /// Keys of the window in each of the decoder's layers, `[heads, positions, head_size]`. Sessions write them and the
-    /// values, whose buffers are in `_buffers`.
-    keys: Vec<Vec<f32>>,
-    /// Buffers that only sessions read and write.
-    _buffers: Vec<Vec<f32>>,
+    /// Keys and values of each layer of the decoder. Only sessions read and write them.
+    _cache: Vec<Vec<f32>>,
     /// Number of tokens in the decoder's cache.
     length: usize,
     /// Number of tokens of the last step.
@@ -58,6 +57,8 @@ pub struct DynamicSpeech {
     names: StepNames,
     encoder_binding: Binding,
     decoder_binding: Binding,
+    // Declared after the bindings that use its memory.
+    window: SpeechWindow,
     // Declared after the bindings, so that they are dropped after them: the bindings belong to them.
     encoder: LoadedSide,
     decoder: LoadedSide,
@@ -80,47 +81,38 @@ impl LayerQueries {
     }
 }
 
-/// Returns the limits of a model with sequences of at most `context` tokens.
+/// Returns the limits of a model with whole windows and sequences of at most `context` tokens.
 pub(crate) fn limits(arch: &SpeechArch, context: usize) -> SpeechLimits {
     SpeechLimits {
         bins: arch.bins,
         frames: arch.frames(),
         positions: arch.source_positions,
+        takes_short_windows: false,
         context,
         vocab: arch.vocab,
         alignment_heads: arch.alignment_heads.len(),
     }
 }
 
-/// Fails unless a window has this number of features.
-pub(crate) fn check_features(arch: &SpeechArch, found: usize) -> Result<(), StepError> {
-    let expected = arch.bins * arch.frames();
-    if found == expected {
-        return Ok(());
-    }
-    Err(StepError::bad_plan(format!("expected {expected} features, found {found}")))
-}
-
-/// Returns the attention of the alignment heads from each of `tokens` tokens to the rows of the encoder, `[heads, tokens,
-/// positions]`. `keys` returns the keys of a head of a layer, `[positions, size]`.
+/// Returns the attention of the alignment heads from each of `tokens` tokens to the `rows` of the encoder, `[heads, tokens,
+/// rows]`. `keys` returns the keys of a head of a layer, `[rows, size]`.
 pub(crate) fn alignment<'a>(
     arch: &SpeechArch,
     queries: &[LayerQueries],
-    tokens: usize,
+    [tokens, rows]: [usize; 2],
     keys: impl Fn(usize, usize) -> Cow<'a, [f32]>,
 ) -> Vec<f32> {
-    let positions = arch.source_positions;
     let size = arch.head_size();
     let scale = (size as f32).sqrt().recip();
-    let mut weights = vec![0.0; arch.alignment_heads.len() * tokens * positions];
-    let mut rows = weights.chunks_exact_mut(positions);
+    let mut weights = vec![0.0; arch.alignment_heads.len() * tokens * rows];
+    let mut places = weights.chunks_exact_mut(rows.max(1));
     let kernels = operators::kernels();
     for &[layer, head] in &arch.alignment_heads {
         let Some(of_layer) = queries.iter().find(|queries| queries.layer == layer) else { continue };
         let keys = keys(layer, head);
         for query in of_layer.queries.chunks_exact(arch.hidden).take(tokens) {
             let query = &query[head * size..][..size];
-            let Some(row) = rows.next() else { continue };
+            let Some(row) = places.next() else { continue };
             for (weight, key) in row.iter_mut().zip(keys.chunks_exact(size)) {
                 *weight = query.iter().zip(key).map(|(q, k)| q * k).sum::<f32>() * scale;
             }
@@ -238,11 +230,8 @@ impl DynamicSpeech {
         let decoder = LoadedSide::open(runtime, package, decoder_entry, settings)?;
 
         let context = manifest.max_length;
-        let cross = arch.source_positions * arch.hidden;
-        let mut keys = vec![vec![0.0f32; cross]; arch.decoder.layers];
-        let mut values = vec![vec![0.0f32; cross]; arch.decoder.layers];
+        let mut window = SpeechWindow::new(arch, encoder_entry, decoder_entry)?;
         let mut cache = vec![vec![0.0f32; context * arch.hidden]; 2 * arch.decoder.layers];
-        let mut features = vec![0.0f32; arch.bins * arch.frames()];
         let mut inputs = StepInputs {
             embeds: vec![0.0; context * arch.hidden],
             last: vec![0],
@@ -251,18 +240,13 @@ impl DynamicSpeech {
         };
         let mut encoder_binding = Binding::new(&encoder.session).map_err(DeviceError::binding)?;
         let mut decoder_binding = Binding::new(&decoder.session).map_err(DeviceError::binding)?;
-        let mut buffers = WindowBuffers {
-            features: &mut features,
-            keys: &mut keys,
-            values: &mut values,
-            cache: &mut cache,
-            inputs: &mut inputs,
-        };
+        let mut buffers = DecoderBuffers { cache: &mut cache, inputs: &mut inputs };
         // SAFETY: the buffers belong to the value that owns the bindings. They are neither resized nor dropped before
         // it, moving a vector does not move its elements, and nothing accesses the elements while a session runs.
         unsafe {
-            buffers.bind_encoder(arch, encoder_entry, &mut encoder_binding)?;
-            buffers.bind_decoder(arch, decoder_entry, &mut decoder_binding)?;
+            buffers.bind(arch, decoder_entry, &mut decoder_binding)?;
+            let rows = arch.source_positions;
+            window.bind(rows, &mut encoder_binding, &mut decoder_binding).map_err(DeviceError::binding)?;
         }
 
         let names = StepNames {
@@ -276,13 +260,15 @@ impl DynamicSpeech {
                 .collect::<Result<_, _>>()?,
         };
         Ok(Self {
-            limits: limits(arch, context),
+            limits: SpeechLimits {
+                takes_short_windows: window.takes_short_windows(),
+                ..limits(arch, context)
+            },
             queries: LayerQueries::of(arch),
             arch: arch.clone(),
             tables,
-            features,
-            keys,
-            _buffers: values.into_iter().chain(cache).collect(),
+            window,
+            _cache: cache,
             length: 0,
             tokens: 0,
             inputs,
@@ -334,68 +320,23 @@ impl DynamicSpeech {
     }
 }
 
-/// Buffers that are bound once.
-struct WindowBuffers<'a> {
-    features: &'a mut [f32],
-    keys: &'a mut [Vec<f32>],
-    values: &'a mut [Vec<f32>],
+/// Buffers of the decoder that are bound once.
+struct DecoderBuffers<'a> {
     /// Keys and values of each layer of the decoder.
     cache: &'a mut [Vec<f32>],
     inputs: &'a mut StepInputs,
 }
 
-impl WindowBuffers<'_> {
-    /// Returns the shape of the keys or values of a window.
-    fn cross_shape(arch: &SpeechArch) -> [i64; 4] {
-        [1, arch.decoder.heads, arch.source_positions, arch.head_size()].map(|extent| extent as i64)
-    }
-
-    /// Returns the keys and values of a window in each layer of the decoder.
-    fn cross(&mut self) -> impl Iterator<Item = (Slot, &mut [f32])> {
-        let layers = self.keys.iter_mut().zip(self.values.iter_mut()).enumerate();
-        layers.flat_map(|(layer, (keys, values))| {
-            [(Slot::CrossKey { layer }, &mut keys[..]), (Slot::CrossValue { layer }, &mut values[..])]
-        })
-    }
-
+impl DecoderBuffers<'_> {
     /// # Safety
     /// The conditions of [`Binding::input`] apply.
-    unsafe fn bind_encoder(
+    unsafe fn bind(
         &mut self,
         arch: &SpeechArch,
         entry: &GraphEntry,
         binding: &mut Binding,
     ) -> Result<(), DeviceError> {
         let failed = DeviceError::binding;
-        let shape = [1, arch.bins as i64, arch.frames() as i64];
-        let name = package::input(entry, Slot::Features)?;
-        // SAFETY: the caller guarantees the conditions.
-        unsafe { binding.input(&name, Tensor::new(self.features, DType::F32, &shape)) }.map_err(failed)?;
-        let shape = Self::cross_shape(arch);
-        for (slot, buffer) in self.cross() {
-            let name = package::output(entry, slot)?;
-            // SAFETY: as above.
-            unsafe { binding.output(&name, Tensor::new(buffer, DType::F32, &shape)) }.map_err(failed)?;
-        }
-        Ok(())
-    }
-
-    /// # Safety
-    /// The conditions of [`Binding::input`] apply.
-    unsafe fn bind_decoder(
-        &mut self,
-        arch: &SpeechArch,
-        entry: &GraphEntry,
-        binding: &mut Binding,
-    ) -> Result<(), DeviceError> {
-        let failed = DeviceError::binding;
-        let cross = Self::cross_shape(arch);
-        for (slot, buffer) in self.cross() {
-            let name = package::input(entry, slot)?;
-            // SAFETY: the caller guarantees the conditions.
-            unsafe { binding.input(&name, Tensor::new(buffer, DType::F32, &cross)) }.map_err(failed)?;
-        }
-
         let heads = arch.decoder.heads as i64;
         let size = arch.head_size() as i64;
         for (at, buffer) in self.cache.iter_mut().enumerate() {
@@ -407,7 +348,7 @@ impl WindowBuffers<'_> {
             let shape = [1, heads, buffer.len() as i64 / (heads * size).max(1), size];
             let past = package::input(entry, past)?;
             let present = package::output(entry, present)?;
-            // SAFETY: as above. The operator updates the cache in place.
+            // SAFETY: the caller guarantees the conditions. The operator updates the cache in place.
             unsafe {
                 binding.input(&past, Tensor::new(buffer, DType::F32, &shape)).map_err(failed)?;
                 binding.output(&present, Tensor::new(buffer, DType::F32, &shape)).map_err(failed)?;
@@ -430,10 +371,12 @@ impl SpeechModel for DynamicSpeech {
     }
 
     fn encode(&mut self, features: &[f32]) -> Result<(), StepError> {
-        check_features(&self.arch, features.len())?;
-        self.features.copy_from_slice(features);
+        let rows = encoder_rows(&self.limits, features.len())?;
         self.length = 0;
         self.tokens = 0;
+        // SAFETY: the window belongs to the value that owns the bindings, and is dropped after them.
+        unsafe { self.window.bind(rows, &mut self.encoder_binding, &mut self.decoder_binding)? };
+        self.window.set_features(features);
         self.encoder_binding.run(&mut self.encoder.session)
     }
 
@@ -463,8 +406,7 @@ impl SpeechModel for DynamicSpeech {
     }
 
     fn alignment(&mut self) -> Result<Vec<f32>, StepError> {
-        let size = self.arch.head_size() * self.arch.source_positions;
-        let keys = |layer: usize, head| self.keys[layer][head * size..][..size].into();
-        Ok(alignment(&self.arch, &self.queries, self.tokens, keys))
+        let keys = |layer, head| self.window.head_keys(layer, head).into();
+        Ok(alignment(&self.arch, &self.queries, [self.tokens, self.window.rows()], keys))
     }
 }

@@ -13,6 +13,8 @@ pub struct SpeechLimits {
     pub frames: usize,
     /// Number of rows of the encoder for a window.
     pub positions: usize,
+    /// True if a window may have fewer frames, of which the encoder makes fewer rows in proportion.
+    pub takes_short_windows: bool,
     /// Maximum length of the decoder's sequence, in tokens.
     pub context: usize,
     /// Number of vocabulary entries.
@@ -26,7 +28,8 @@ pub trait SpeechModel: Send {
     /// Returns the bounds of the model.
     fn limits(&self) -> &SpeechLimits;
 
-    /// Encodes the log-mel spectrogram `[bins, frames]` of a window, and empties the decoder's cache.
+    /// Encodes the log-mel spectrogram `[bins, frames]` of a window, and empties the decoder's cache. If the model takes
+    /// short windows, there may be fewer frames: a multiple of those of a row.
     fn encode(&mut self, features: &[f32]) -> Result<(), StepError>;
 
     /// Reads `tokens` after the first `at` tokens of the cache; later ones are forgotten. Returns the logits after the
@@ -34,8 +37,23 @@ pub trait SpeechModel: Send {
     fn decode(&mut self, at: usize, tokens: &[TokenId], rows: &[usize]) -> Result<&[f32], StepError>;
 
     /// Returns the attention of the alignment heads from each token of the last [`Self::decode`] to the rows of the
-    /// encoder, `[heads, tokens, positions]`.
+    /// encoder for the window, `[heads, tokens, rows]`.
     fn alignment(&mut self) -> Result<Vec<f32>, StepError>;
+}
+
+/// Returns the number of rows of the encoder for a window with this number of features.
+///
+/// # Errors
+/// [`StepError::BadPlan`] for a number that no window of the model has.
+pub fn encoder_rows(limits: &SpeechLimits, features: usize) -> Result<usize, StepError> {
+    let SpeechLimits { bins, frames, positions, takes_short_windows, .. } = *limits;
+    let of_row = (frames / positions.max(1) * bins).max(1);
+    let rows = features / of_row;
+    let is_whole = rows == positions;
+    if features == rows * of_row && (is_whole || takes_short_windows && (1..positions).contains(&rows)) {
+        return Ok(rows);
+    }
+    Err(StepError::bad_plan(format!("expected {} features, found {features}", bins * frames)))
 }
 
 /// Fails unless a call of [`SpeechModel::decode`] is within the limits of the model, whose cache has `length` tokens.

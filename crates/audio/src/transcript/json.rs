@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     language,
-    transcript::{Granularities, Segment, Task, Transcript, Word},
+    transcript::{Granularities, Segment, Task, TokenLogprob, Transcript, Word},
 };
 
 /// The format `json`.
@@ -13,6 +13,9 @@ use crate::{
 pub struct PlainTranscript {
     /// The whole text.
     pub text: String,
+    /// The tokens of the text with their probabilities, if they were requested.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub logprobs: Vec<TokenLogprob>,
     /// Duration of the audio.
     pub usage: Usage,
 }
@@ -58,7 +61,8 @@ impl Transcript {
 
     /// Returns the content of the format `json`.
     pub fn plain(&self) -> PlainTranscript {
-        PlainTranscript { text: self.text.trim().to_owned(), usage: self.usage() }
+        let logprobs = self.segments.iter().flat_map(|segment| segment.logprobs.clone()).collect();
+        PlainTranscript { text: self.text.trim().to_owned(), logprobs, usage: self.usage() }
     }
 
     /// Returns the content of the format `verbose_json`.

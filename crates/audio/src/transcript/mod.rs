@@ -62,6 +62,20 @@ pub struct Segment {
     pub compression_ratio: f32,
     /// Probability that the window has no speech.
     pub no_speech_prob: f32,
+    /// Tokens of the text with their probabilities, if they were requested. Only the format `json` and events have them.
+    #[serde(skip)]
+    pub logprobs: Vec<TokenLogprob>,
+}
+
+/// A token of a transcript with its probability.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct TokenLogprob {
+    /// The text.
+    pub token: String,
+    /// Logarithm of the probability.
+    pub logprob: f32,
+    /// The text in UTF-8, of which a token may have a part of a character.
+    pub bytes: Vec<u8>,
 }
 
 /// A word with its times.

@@ -16,6 +16,7 @@ fn transcript() -> Transcript {
         avg_logprob: -0.25,
         compression_ratio: 1.5,
         no_speech_prob: 0.125,
+        logprobs: Vec::new(),
     };
     Transcript {
         task: Task::Transcribe,

@@ -6,10 +6,12 @@ Run with transformers 5.23, torch, numpy, safetensors and ctranslate2 4.8:
 
 OUT gets `config.json`, `generation_config.json`, `tokenizer.json`, `model.safetensors`, `model.bin` (the same weights in the
 format of CTranslate2), `features.f32` (a spectrogram), `logits.f32` (a row for each of TOKENS) and `alignment.f32` (the
-attention of the alignment heads to the encoder's rows, `[heads, tokens, positions]`). Weights are rounded to half precision
-first.
+attention of the alignment heads to the encoder's rows, `[heads, tokens, positions]`). `short_logits.f32` and
+`short_alignment.f32` are those of the first SHORT rows of the window, from a model with so many positions. Weights are
+rounded to half precision first.
 """
 
+import copy
 import json
 import sys
 import tempfile
@@ -22,6 +24,7 @@ import transformers
 from safetensors.numpy import save_file
 
 BINS, POSITIONS, HIDDEN, HEADS = 8, 20, 32, 4
+SHORT = 7
 ALIGNMENT = [[1, 0], [2, 3], [2, 1]]
 # Bytes, then the control tokens of Whisper, then the timestamps.
 CONTROL = ["<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|de|>", "<|translate|>", "<|transcribe|>",
@@ -69,10 +72,7 @@ def main(out):
     model.tie_weights()
     model = model.float().eval()
     features = rng.standard_normal((1, BINS, 2 * POSITIONS)).astype(np.float32)
-    with torch.no_grad():
-        run = model(input_features=torch.from_numpy(features), decoder_input_ids=torch.tensor([TOKENS]),
-                    output_attentions=True, use_cache=False)
-    alignment = np.stack([run.cross_attentions[layer][0, head].numpy() for layer, head in ALIGNMENT])
+    logits, alignment = reference(model, features)
 
     tensors = {key: value.numpy().astype(np.float16) for key, value in model.state_dict().items()
                if key != "proj_out.weight"}
@@ -85,9 +85,33 @@ def main(out):
     (out / "generation_config.json").write_text(json.dumps(generation, indent=1) + "\n")
     (out / "tokenizer.json").write_text(json.dumps(tokenizer(), ensure_ascii=False) + "\n")
     features.tofile(out / "features.f32")
-    run.logits[0].numpy().tofile(out / "logits.f32")
-    alignment.astype(np.float32).tofile(out / "alignment.f32")
+    logits.tofile(out / "logits.f32")
+    alignment.tofile(out / "alignment.f32")
+    write_short(model, features, out)
     (out / "model.bin").write_bytes(ct2(model))
+
+
+def reference(model, features):
+    """The logits after TOKENS and the attention of the alignment heads."""
+    with torch.no_grad():
+        run = model(input_features=torch.from_numpy(features), decoder_input_ids=torch.tensor([TOKENS]),
+                    output_attentions=True, use_cache=False)
+    alignment = np.stack([run.cross_attentions[layer][0, head].numpy() for layer, head in ALIGNMENT])
+    return run.logits[0].numpy(), alignment.astype(np.float32)
+
+
+def write_short(model, features, out):
+    """Writes the reference for a window with the first SHORT rows."""
+    config = copy.deepcopy(model.config)
+    config.max_source_positions = SHORT
+    weights = model.state_dict()
+    name = "model.encoder.embed_positions.weight"
+    weights[name] = weights[name][:SHORT]
+    short = transformers.WhisperForConditionalGeneration(config).float().eval()
+    short.load_state_dict(weights)
+    logits, alignment = reference(short, np.ascontiguousarray(features[:, :, : 2 * SHORT]))
+    logits.tofile(out / "short_logits.f32")
+    alignment.tofile(out / "short_alignment.f32")
 
 
 def ct2(model):

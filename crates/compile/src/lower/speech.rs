@@ -2,7 +2,7 @@
 //! cache, in the dynamic variant. `static_speech` has the decoder's static variant.
 //!
 //! The encoder also computes the keys and values of its rows for each of the decoder's layers, which the decoder reads
-//! while it writes the transcript of the window.
+//! while it writes the transcript of the window. In the dynamic variant, a window may be shorter than the model's.
 
 use narthex_graph::{
     Graph,
@@ -32,6 +32,9 @@ use crate::{
         unmasked_attention::{COLUMNS, HeadRows, ROWS},
     },
 };
+
+/// Name of the number of the encoder's rows in the dynamic variant.
+const POSITIONS: &str = "positions";
 
 /// File of the decoder's graph.
 const DECODER_FILE: &str = "decoder.onnx";
@@ -119,8 +122,8 @@ impl<'a> SpeechSide<'a> {
 /// Lowers the encoder.
 ///
 /// ```text
-/// features ── conv1 ── act ── conv2 ── act ── Transpose ── Add(positions) ── layers ── norm ─┬─ cross key × layers
-///                                                                                            └─ cross value × layers
+/// features ── conv1 ── act ── conv2 ── act ── Transpose ── Add(position rows) ── layers ── norm ─┬─ cross key × layers
+///                                                                                                └─ cross value × layers
 /// ```
 pub(super) fn encoder(
     e: &mut Emitter<'_>,
@@ -134,9 +137,15 @@ pub(super) fn encoder(
     e.begin_graph(name);
     let mut io = GraphIo::default();
     let side = SpeechSide::encoder(arch, variant);
-    let features = TensorType::new(e.compute, &[1.into(), arch.bins.into(), arch.frames().into()]);
+    let frames = match variant {
+        Variant::Dynamic => Dim::symbol(&format!("{}*{POSITIONS}", SpeechArch::FRAMES_PER_ROW)),
+        Variant::Static => arch.frames().into(),
+    };
+    let features = TensorType::new(e.compute, &[1.into(), arch.bins.into(), frames]);
     let features = io.input(e, Slot::Features, "features", features);
-    let x = convolved(e, &side.scope, arch, features)?;
+    let convolved = convolved(e, &side.scope, arch, features)?;
+    let rows = position_rows(e, &mut io, &side)?;
+    let x = e.graph.add(&side.scope.child("position"), convolved, rows)?;
 
     let mut stream = side.stream(x);
     for index in 0..arch.encoder.layers {
@@ -161,7 +170,14 @@ pub(super) fn encoder(
             let projected = linear(e, &cross.child(projection), rows, arch.hidden, bias)?;
             let (order, kind) = if part == "key" { (types.order, &types.key) } else { (ROWS, &types.value) };
             let scope = cross.child(part).child("heads");
-            let heads = decoder_heads(arch).divide(e, &scope, projected, order)?;
+            let heads = match variant {
+                Variant::Dynamic => {
+                    let extents = [0, 0, arch.decoder.heads as i64, arch.head_size() as i64];
+                    let heads = e.graph.reshape(&scope, projected, &extents)?;
+                    e.graph.transpose(&scope, heads, &order)?
+                }
+                Variant::Static => decoder_heads(arch).divide(e, &scope, projected, order)?,
+            };
             io.output(e, slot, &format!("cross.{layer}.{part}"), heads, kind)?;
         }
     }
@@ -207,9 +223,11 @@ pub(super) struct CrossTypes {
 impl CrossTypes {
     pub(super) fn of(arch: &SpeechArch, variant: Variant) -> Self {
         let HeadRows { rows, heads, size } = decoder_heads(arch);
-        let by_row = [1, heads, rows, size].map(Dim::from);
         match variant {
-            Variant::Dynamic => Self { key: f32(&by_row), value: f32(&by_row), order: ROWS },
+            Variant::Dynamic => {
+                let by_row = f32(&[1.into(), heads.into(), POSITIONS.into(), size.into()]);
+                Self { key: by_row.clone(), value: by_row, order: ROWS }
+            }
             Variant::Static => {
                 Self { key: f16([1, heads, size, rows]), value: f16([1, heads, rows, size]), order: COLUMNS }
             }
@@ -217,7 +235,7 @@ impl CrossTypes {
     }
 }
 
-/// Adds the convolutions over the spectrogram and the positions, `[1, positions, hidden]`.
+/// Adds the convolutions over the spectrogram, `[1, positions, hidden]`.
 fn convolved(e: &mut Emitter<'_>, scope: &Scope, arch: &SpeechArch, features: Tensor) -> Result<Tensor> {
     let mut x = features;
     for (conv, channels, stride) in
@@ -231,12 +249,23 @@ fn convolved(e: &mut Emitter<'_>, scope: &Scope, arch: &SpeechArch, features: Te
         x = e.graph.conv_1d(&scope, &Conv1d { x, weight, bias, stride })?;
         x = activation(e, &scope.child("act"), x, arch.activation)?;
     }
-    let rows = e.graph.transpose(&scope.child("rows"), x, &[0, 2, 1])?;
-    let scope = scope.child("position");
+    Ok(e.graph.transpose(&scope.child("rows"), x, &[0, 2, 1])?)
+}
+
+/// Adds the rows of the encoder's positions: the whole table, or in the dynamic variant those of an input.
+fn position_rows(e: &mut Emitter<'_>, io: &mut GraphIo, side: &SpeechSide<'_>) -> Result<Tensor> {
+    let scope = side.scope.child("position");
     let name = scope.parameter("weight");
-    let shape = [arch.source_positions, arch.hidden];
-    let positions = e.tensor(&name, &shape, |e| e.values(&name, &shape))?;
-    Ok(e.graph.add(&scope, rows, positions)?)
+    let shape = [side.arch.source_positions, side.arch.hidden];
+    let table = e.tensor(&name, &shape, |e| e.values(&name, &shape))?;
+    match side.variant {
+        Variant::Static => Ok(table),
+        Variant::Dynamic => {
+            let kind = TensorType::new(DType::I64, &[1.into(), POSITIONS.into()]);
+            let positions = io.input(e, Slot::Positions, POSITIONS, kind);
+            Ok(e.graph.gather(&scope.child("rows"), table, positions, 0)?)
+        }
+    }
 }
 
 /// Lowers the decoder, and writes its tables.

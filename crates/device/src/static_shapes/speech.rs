@@ -6,7 +6,7 @@ use half::f16;
 use narthex_engine::{
     executor::{StepError, StepPlan},
     position::Position,
-    speech::{SpeechLimits, SpeechModel, check_decode},
+    speech::{SpeechLimits, SpeechModel, check_decode, encoder_rows},
 };
 use narthex_spec::{
     SlotId, TokenId, Variant,
@@ -28,7 +28,7 @@ use crate::{
     placement::GraphPlacement,
     rope_switch::RopeFactors,
     runtime::Runtime,
-    speech::{LayerQueries, alignment, check_features, limits},
+    speech::{LayerQueries, alignment, limits},
     table::Embedding,
 };
 
@@ -122,7 +122,8 @@ impl StaticSpeech {
         };
 
         check_whole(manifest, arch)?;
-        check_features(arch, encoder.input(Slot::Features).len())
+        let limits = limits(arch, past.min(manifest.max_length));
+        encoder_rows(&limits, encoder.input(Slot::Features).len())
             .map_err(|error| DeviceError::package("features of a window", error))?;
         let given = head.output(Slot::Logits).len();
         if given != arch.vocab {
@@ -135,7 +136,7 @@ impl StaticSpeech {
         let layout = KvLayout::plain(arch.decoder.heads, arch.head_size());
         let cache = StaticKvCache::new(&vec![layout; arch.decoder.layers], past, 1);
         Ok(Self {
-            limits: limits(arch, past.min(manifest.max_length)),
+            limits,
             queries: LayerQueries::of(arch),
             arch: arch.clone(),
             tables: Tables { embedding, angles: Vec::new() },
@@ -255,7 +256,7 @@ impl SpeechModel for StaticSpeech {
     }
 
     fn encode(&mut self, features: &[f32]) -> Result<(), StepError> {
-        check_features(&self.arch, features.len())?;
+        encoder_rows(&self.limits, features.len())?;
         let input = self.encoder.input(Slot::Features);
         input.iter_mut().zip(features).for_each(|(place, value)| *place = f16::from_f32(*value));
         self.cache.set_length(SLOT, 0);
@@ -282,6 +283,6 @@ impl SpeechModel for StaticSpeech {
 
     fn alignment(&mut self) -> Result<Vec<f32>, StepError> {
         let keys = |layer, head| self.window.head_keys(layer, head).into();
-        Ok(alignment(&self.arch, &self.queries, self.tokens, keys))
+        Ok(alignment(&self.arch, &self.queries, [self.tokens, self.limits.positions], keys))
     }
 }

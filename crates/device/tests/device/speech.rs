@@ -14,6 +14,9 @@ use narthex_spec::{Recipe, Scheme, TokenId, recipe::FixedShapes};
 
 use crate::support::{Package, farthest, fixed::open_speech, relative, runtime};
 
+/// Mel bands of the reference.
+const BINS: usize = 8;
+
 /// Tokens of the reference.
 const TOKENS: [TokenId; 12] = [257, 258, 261, 266, 40, 41, 99, 33, 290, 290, 77, 256];
 
@@ -77,6 +80,38 @@ fn logits_and_alignment_are_the_reference_s() {
             assert!(distance <= bound, "attention of {weights} in {scheme}: {distance}");
         }
     }
+}
+
+/// Number of rows of the reference's short window.
+const SHORT: usize = 7;
+
+/// Returns the features of the first frames of the reference's window.
+fn first_frames(frames: usize) -> Vec<f32> {
+    let features = numbers("features.f32");
+    features.chunks_exact(features.len() / BINS).flat_map(|bin| &bin[..frames]).copied().collect()
+}
+
+#[test]
+fn a_short_window_gives_what_a_model_of_its_length_gives() {
+    let mut model = model(&package("model.safetensors", Recipe::new(Scheme::F32)));
+    let (whole, _) = run(&mut model);
+    model.encode(&first_frames(2 * SHORT)).unwrap();
+    let rows: Vec<usize> = (0..TOKENS.len()).collect();
+    let logits = model.decode(0, &TOKENS, &rows).unwrap().to_vec();
+    assert!(relative(&logits, &numbers("short_logits.f32")) < 1e-3);
+    assert!(relative(&model.alignment().unwrap(), &numbers("short_alignment.f32")) < 1e-3);
+    assert!(relative(&logits, &whole.concat()) > 0.01, "the other frames make a difference");
+    // A whole window after a short one.
+    assert_eq!(run(&mut model).0, whole);
+
+    for frames in [0, 1, 2 * SHORT + 1] {
+        let error = model.encode(&first_frames(frames)).unwrap_err().to_string();
+        assert!(error.contains("expected 320 features"), "{frames} frames: {error}");
+    }
+    let mut fixed = open_speech(&fixed_package(Scheme::W8), &Device::Cpu);
+    assert!(!fixed.limits().takes_short_windows);
+    let error = fixed.encode(&first_frames(2 * SHORT)).unwrap_err().to_string();
+    assert!(error.contains("expected 320 features, found 112"), "{error}");
 }
 
 /// Maximum relative L2 distance between single and half precision.

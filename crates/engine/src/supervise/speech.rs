@@ -116,7 +116,15 @@ mod tests {
 
     impl SpeechModel for FakeModel {
         fn limits(&self) -> &SpeechLimits {
-            &SpeechLimits { bins: 1, frames: 2, positions: 1, context: 4, vocab: 2, alignment_heads: 0 }
+            &SpeechLimits {
+                bins: 1,
+                frames: 2,
+                positions: 1,
+                takes_short_windows: false,
+                context: 4,
+                vocab: 2,
+                alignment_heads: 0,
+            }
         }
 
         fn encode(&mut self, _: &[f32]) -> Result<(), StepError> {

@@ -68,6 +68,14 @@ fn speech_is_transcribed_in_windows() {
         .collect();
     assert!(seconds.is_sorted() && seconds.last() == Some(&33.0), "{seconds:?}");
     assert_eq!(gateway.status()[0].kind, Some(ModelKind::Transcription));
+
+    assert!(segment.logprobs.is_empty());
+    let request = TranscriptionRequest { logprobs: true, ..request };
+    let (found, _) = transcribe(&gateway, &request, audio(3, 0)).unwrap();
+    let logprobs = found.plain().logprobs;
+    let text: Vec<u8> = logprobs.iter().flat_map(|token| token.bytes.clone()).collect();
+    assert_eq!(String::from_utf8(text).unwrap(), TEXT);
+    assert!(logprobs.iter().all(|token| (-0.1..=0.0).contains(&token.logprob)), "{logprobs:?}");
 }
 
 #[test]
@@ -104,6 +112,21 @@ fn beams_find_a_likelier_transcript() {
     for (size, expect) in [(1, first.as_str()), (2, "Jallo Welt, ja."), (5, "Jallo Welt, ja.")] {
         let request = TranscriptionRequest { beams: Some(BeamSearch::new(size)), ..greedy.clone() };
         assert_eq!(text(&request), expect, "{size} beams");
+    }
+}
+
+#[test]
+fn a_preliminary_text_is_that_of_a_short_window() {
+    let tiny = Tiny::new();
+    let model = tiny.whisper(TEXT);
+    let gateway = tiny.gateway();
+    let request =
+        TranscriptionRequest { words: true, preliminary: true, ..TranscriptionRequest::new(&model) };
+    for seconds in [1, 3, 7, 30] {
+        let (found, _) = transcribe(&gateway, &request, audio(seconds, 0)).unwrap();
+        assert_eq!(found.text, "Hallo Welt, ja.", "{seconds} s");
+        let words: Vec<&str> = found.words.iter().map(|word| word.word.as_str()).collect();
+        assert_eq!(words, ["Hallo", "Welt,", "ja."]);
     }
 }
 

@@ -246,7 +246,7 @@ impl TypedBuilder {
         const OP: &str = "Conv";
         let &Conv1d { x, weight, bias, stride } = conv;
         let [kind, weight_kind, bias_kind] = self.types(scope, OP, [x, weight, bias])?;
-        let ([batch, channels, Dim::Fixed(length)], [outputs, inner, Dim::Fixed(kernel)]) =
+        let ([batch, channels, length], [outputs, inner, Dim::Fixed(kernel)]) =
             (&kind.shape[..], &weight_kind.shape[..])
         else {
             let expected = "[batch, channels, length] and [outputs, channels, kernel]";
@@ -254,17 +254,19 @@ impl TypedBuilder {
         };
         let biases = TensorType::new(kind.dtype, std::slice::from_ref(outputs));
         let fits = channels == inner && kind.dtype == weight_kind.dtype && bias_kind == biases;
-        if !fits || kernel % 2 == 0 || stride == 0 {
-            let expected = "channels and biases that fit, an odd kernel and a stride";
+        let windows = windows(length, kernel.saturating_sub(1), *kernel, stride as u64);
+        let Some(windows) = windows.filter(|_| fits && kernel % 2 == 1) else {
+            let expected =
+                "channels and biases that fit, an odd kernel, and a stride that divides a named length";
             return Err(mismatch(scope, OP, expected, &[&kind, &weight_kind, &bias_kind]));
-        }
+        };
 
         let margin = (*kernel / 2) as i64;
         let attributes = [
             ("pads", Attribute::Ints(vec![margin, margin])),
             ("strides", Attribute::Ints(vec![stride as i64])),
         ];
-        let out = [batch.clone(), outputs.clone(), Dim::Fixed(length.div_ceil(stride as u64))];
+        let out = [batch.clone(), outputs.clone(), windows];
         let kind = TensorType::new(kind.dtype, &out);
         Ok(self.onnx(scope, OP, &[x, weight, bias], &attributes, kind))
     }

@@ -12,7 +12,8 @@ pub enum Slot {
     Tokens,
     /// Input `[batch, sequence]` i64: 0 for tokens of the first text, 1 for those of the second.
     Segments,
-    /// Input `[batch, sequence]` i64: index of each token in its text, for rotary positions.
+    /// Input `[batch, sequence]` i64: index of each token in its text, for rotary positions, or of each row of an audio
+    /// encoder in its window.
     Positions,
     /// Input `[batch, sequence, layers · width]`: the tokens' rows of the per-layer table.
     PerLayerEmbeds,
@@ -137,7 +138,7 @@ pub enum Slot {
     Spans,
     /// Output `[batch, sequence, labels]`: scores of each token.
     TokenScores,
-    /// Input `[1, bins, frames]`: the log-mel spectrogram of a window.
+    /// Input `[1, bins, frames]`: the log-mel spectrogram of a window, or of the beginning of one.
     Features,
     /// Output of an encoder and input of its decoder, `[1, heads, positions, head_size]`: keys of the encoder's rows in
     /// one of the decoder's layers.

@@ -38,7 +38,8 @@ pub use reading::{ReadDocument, ReadSource, ReadSpan, Reading, ReadingSettings};
 pub use reasoning::{ReasoningSettings, Thinking};
 pub use speech::{MAX_SPOKEN_TEXT, SpeechEvent, SpeechRequest, SpeechSummary};
 pub use transcription::{
-    ActivitySettings, BeamSearch, Segment, Task, Transcript, TranscriptionEvent, TranscriptionRequest, Word,
+    ActivitySettings, BeamSearch, Segment, Task, TokenLogprob, Transcript, TranscriptionEvent,
+    TranscriptionRequest, Word,
 };
 
 pub use crate::serve::media::omission_note;

@@ -2,7 +2,7 @@
 
 pub use narthex_audio::{
     activity::ActivitySettings,
-    transcript::{Segment, Task, Transcript, Word},
+    transcript::{Segment, Task, TokenLogprob, Transcript, Word},
 };
 
 use crate::error::Error;
@@ -39,9 +39,15 @@ pub struct TranscriptionRequest {
     pub beams: Option<BeamSearch>,
     /// Requests the times of words.
     pub words: bool,
+    /// Requests the probabilities of the tokens.
+    pub logprobs: bool,
     /// Finds speech first, and transcribes only that; times remain those of the audio.
     /// [`Gateway::fetch_speech_detector`](crate::Gateway::fetch_speech_detector) downloads what this needs.
     pub vad: Option<ActivitySettings>,
+    /// Requests a preliminary text soon, for speech that goes on after the audio. Whisper reads the audio and a second of
+    /// silence instead of 30 seconds if it is on the CPU, a result that is poor at the first attempt has no text, and the
+    /// text of rare words may be another one.
+    pub preliminary: bool,
 }
 
 impl TranscriptionRequest {
@@ -59,7 +65,9 @@ impl TranscriptionRequest {
             temperature: None,
             beams: None,
             words: false,
+            logprobs: false,
             vad: None,
+            preliminary: false,
         }
     }
 }

@@ -6,7 +6,7 @@ use axum::response::{
     IntoResponse, Response,
     sse::{Event, KeepAlive, Sse},
 };
-use narthex_audio::transcript::{Transcript, Usage};
+use narthex_audio::transcript::{PlainTranscript, Segment, TokenLogprob};
 use narthex_gateway::{Cancel, request::TranscriptionEvent};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -32,20 +32,13 @@ pub(crate) enum TranscriptEvent {
     Delta {
         /// The text.
         delta: String,
+        /// Its tokens with their probabilities, if they were requested.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        logprobs: Vec<TokenLogprob>,
     },
     /// The end of the transcript.
     #[serde(rename = "transcript.text.done")]
-    Done {
-        /// The whole text.
-        text: String,
-        usage: Usage,
-    },
-}
-
-impl TranscriptEvent {
-    fn done(transcript: &Transcript) -> Self {
-        Self::Done { text: transcript.text.trim().to_owned(), usage: transcript.usage() }
-    }
+    Done(PlainTranscript),
 }
 
 /// Starts a transcription, and returns the response with its events.
@@ -70,10 +63,10 @@ pub(super) async fn respond(
             let _body = body;
             let mut is_first = true;
             job.run(&model, &cancel, |event| match event {
-                TranscriptionEvent::Segment(segment) => {
-                    let text = if is_first { segment.text.trim_start() } else { &segment.text };
+                TranscriptionEvent::Segment(Segment { text, logprobs, .. }) => {
+                    let delta = if is_first { text.trim_start().to_owned() } else { text };
                     is_first = false;
-                    let delta = TranscriptEvent::Delta { delta: text.to_owned() };
+                    let delta = TranscriptEvent::Delta { delta, logprobs };
                     // The receiver is gone if the client has disconnected.
                     if events.send(Ok(delta)).is_ok() {
                         ControlFlow::Continue(())
@@ -84,7 +77,7 @@ pub(super) async fn respond(
                 TranscriptionEvent::Progress { .. } => ControlFlow::Continue(()),
             })
         });
-        let end = run.await.map(|transcript| TranscriptEvent::done(&transcript));
+        let end = run.await.map(|transcript| TranscriptEvent::Done(transcript.plain()));
         let _ = sender.send(end);
     });
     Ok(with_device_headers(&ran_on, first(receiver, guard).await?))
@@ -121,19 +114,25 @@ fn encode(event: Result<TranscriptEvent, ApiError>) -> Event {
 
 #[cfg(test)]
 mod tests {
+    use narthex_audio::transcript::Usage;
+
     use super::*;
 
     #[test]
     fn events_have_the_names_of_the_api() {
-        let delta = TranscriptEvent::Delta { delta: "Hi".to_owned() };
+        let delta = TranscriptEvent::Delta { delta: "Hi".to_owned(), logprobs: Vec::new() };
         assert_eq!(
             serde_json::to_string(&delta).unwrap(),
             r#"{"type":"transcript.text.delta","delta":"Hi"}"#
         );
-        let done = TranscriptEvent::Done { text: "Hi".to_owned(), usage: Usage::Duration { seconds: 2 } };
+        let logprobs = vec![TokenLogprob { token: "Hi".to_owned(), logprob: -0.5, bytes: b"Hi".to_vec() }];
+        let usage = Usage::Duration { seconds: 2 };
+        let done = TranscriptEvent::Done(PlainTranscript { text: "Hi".to_owned(), logprobs, usage });
         assert_eq!(
             serde_json::to_string(&done).unwrap(),
-            r#"{"type":"transcript.text.done","text":"Hi","usage":{"type":"duration","seconds":2}}"#
+            r#"{"type":"transcript.text.done","text":"Hi","logprobs":[{"token":"Hi","logprob":-0.5,"bytes":[72,105]}],"#
+                .to_owned()
+                + r#""usage":{"type":"duration","seconds":2}}"#
         );
     }
 }

@@ -58,6 +58,9 @@ pub(crate) struct TranscriptionForm {
     /// Parts with times, for `verbose_json`.
     #[schemars(rename = "timestamp_granularities[]")]
     timestamp_granularities: Option<Vec<Granularity>>,
+    /// `logprobs`: the probabilities of the tokens, for `json` and for events.
+    #[schemars(rename = "include[]")]
+    include: Option<Vec<String>>,
     /// Sends the text in server-sent events while it is recognised.
     stream: Option<bool>,
     /// Finds speech first, and transcribes only that: `auto`, or an object of the type `server_vad` with `threshold`,
@@ -111,6 +114,19 @@ fn activity(form: &mut Form) -> Result<Option<ActivitySettings>, ApiError> {
                 serde_json::from_str(text).map_err(|_| multipart::invalid(STRATEGY, expected, text))?;
             parsed.settings().map(Some)
         }
+    }
+}
+
+/// Returns whether a request asks for the probabilities of tokens.
+fn logprobs(included: &[String], format: TranscriptFormat) -> Result<bool, ApiError> {
+    let mut named = included.iter().filter(|part| !part.is_empty()).peekable();
+    if named.peek().is_some() && format != TranscriptFormat::Json {
+        let message = format!("include: logprobs need response_format json, found {}", format.name());
+        return Err(ApiError::bad_request("include", message));
+    }
+    match named.find(|part| *part != "logprobs") {
+        Some(unknown) => Err(multipart::invalid("include", "logprobs", unknown)),
+        None => Ok(included.iter().any(|part| !part.is_empty())),
     }
 }
 
@@ -182,13 +198,11 @@ impl FromForm for ParsedTranscription {
             temperature: form.value("temperature", "a number from 0 to 1")?,
             beams: beams(&mut form)?,
             words: parts.words,
+            logprobs: logprobs(&form.list("include")?, format)?,
             vad: activity(&mut form)?,
             ..TranscriptionRequest::new(model_of(&model))
         };
         let is_stream = form.value("stream", "true or false")?.unwrap_or(false);
-        if form.list("include")?.iter().any(|part| !part.is_empty()) {
-            return Err(ApiError::unsupported("include"));
-        }
         form.ignore_rest(&[], ignored)?;
 
         if is_stream && !matches!(format, TranscriptFormat::Json | TranscriptFormat::Text) {
@@ -338,6 +352,13 @@ mod tests {
     }
 
     #[test]
+    fn probabilities_are_read_as_a_list() {
+        let asks = |fields: &[(&str, &str)]| read(fields).unwrap().request.logprobs;
+        assert!(asks(&[("include[]", "logprobs")]) && asks(&[("include", "logprobs"), ("stream", "true")]));
+        assert!(!asks(&[]) && !asks(&[("include[]", "")]));
+    }
+
+    #[test]
     fn speech_is_found_first_if_a_request_asks_for_it() {
         let check = |fields: &[(&str, &str)], expect: Option<[f32; 3]>| {
             let found = read(fields).unwrap().request.vad;
@@ -373,7 +394,11 @@ mod tests {
         check(&[("best_of", "5")], "best_of is not supported");
         check(&[("stream", "maybe")], "expected true or false");
         check(&[("stream", "true"), ("response_format", "srt")], "expected response_format json or text");
-        check(&[("include[]", "logprobs")], "include is not supported");
+        check(&[("include[]", "words")], "expected logprobs, found \"words\"");
+        check(
+            &[("include[]", "logprobs"), ("response_format", "srt")],
+            "need response_format json, found srt",
+        );
         check(&[("diarize", "true")], "diarize is not supported");
         check(&[("chunking_strategy", "none")], "expected auto, or an object");
         check(&[("chunking_strategy", r#"{"type": "client_vad"}"#)], "expected the type server_vad");

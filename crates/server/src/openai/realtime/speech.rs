@@ -107,13 +107,14 @@ impl SpeechService for GatewaySpeech {
     ) -> BoxFuture<'static, Result<Vec<RecognisedSegment>, ApiError>> {
         let app = self.0.clone();
         Box::pin(async move {
-            let Recognition { samples, settings, context, .. } = recognition;
+            let Recognition { samples, settings, context, is_final, .. } = recognition;
             app.meter.caller.check_tokens()?;
             let body = app.shared.bodies.reserve(size_of_val(samples.as_slice())).await?;
             let request = TranscriptionRequest {
                 language: settings.language,
                 prompt: settings.prompt,
                 context: Some(context),
+                preliminary: !is_final,
                 ..TranscriptionRequest::new(settings.model)
             };
 

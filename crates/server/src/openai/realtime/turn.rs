@@ -9,7 +9,7 @@ use crate::protocol::id;
 const FIRST_RECOGNITION: usize = SECOND * 4 / 5;
 
 /// Minimum new audio before the next recognition of an open turn.
-const NEXT_RECOGNITION: usize = SECOND * 2 / 5;
+const NEXT_RECOGNITION: usize = SECOND * 3 / 10;
 
 /// Audio of an open turn from which its first sentences are settled: they are not recognised again.
 const SETTLED_FROM: usize = 15 * SECOND;
@@ -171,8 +171,8 @@ mod tests {
         assert!(!turn.is_due(16_000 + 12_000, 12_000));
         assert!(turn.is_due(16_000 + 13_000, 13_000));
         turn.begin_recognition(29_000);
-        assert!(!turn.is_due(35_000, 19_000));
-        assert!(turn.is_due(35_400, 19_400));
+        assert!(!turn.is_due(33_000, 17_000));
+        assert!(turn.is_due(33_800, 17_800));
         turn.fail();
         assert!(!turn.is_due(60_000, 44_000));
     }

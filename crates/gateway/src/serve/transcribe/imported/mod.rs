@@ -17,7 +17,7 @@ use crate::{
         loaded_model::LoadedModel,
         transcriber::{RecognizedToken, Transcriber},
     },
-    serve::request::{Segment, Task, TranscriptionEvent, TranscriptionRequest, Word},
+    serve::request::{Segment, Task, TokenLogprob, TranscriptionEvent, TranscriptionRequest, Word},
     turn_queue::{QueuePlace, TurnQueue},
 };
 use spoken::{SpokenWord, segments, words};
@@ -28,6 +28,7 @@ const QUIET_PARTS: usize = 3;
 /// Recogniser of the windows of a transcription.
 pub(super) struct ImportedWindows<'a> {
     wants_words: bool,
+    wants_logprobs: bool,
     /// Code of the language that the request states.
     language: Option<&'static str>,
     queued: QueuePlace<'a, Transcriber>,
@@ -39,6 +40,8 @@ struct SpokenWindow {
     words: Vec<SpokenWord>,
     /// Segments as ranges of the tokens, with their texts.
     segments: Vec<(Range<usize>, String)>,
+    /// The tokens with their probabilities, if the request asks for them.
+    logprobs: Vec<TokenLogprob>,
 }
 
 impl<'a> ImportedWindows<'a> {
@@ -72,7 +75,12 @@ impl<'a> ImportedWindows<'a> {
             return Err(Error::invalid("timestamp_granularities", message));
         }
         let language = request.language.as_deref().map(check_language).transpose()?;
-        Ok(Self { wants_words: request.words, language, queued: queue.enter(cancel)? })
+        Ok(Self {
+            wants_words: request.words,
+            wants_logprobs: request.logprobs,
+            language,
+            queued: queue.enter(cancel)?,
+        })
     }
 }
 
@@ -93,7 +101,7 @@ impl WindowRecognizer for ImportedWindows<'_> {
     ) -> Result<usize, Error> {
         let window = &window[..quiet_end(window)];
         let start = progress.time_of_start(0);
-        let SpokenWindow { tokens, words, segments } = self.queued.turn(|model| {
+        let SpokenWindow { tokens, words, segments, logprobs } = self.queued.turn(|model| {
             let tokens = model.recognize(window, &mut || {
                 self.report(TranscriptionEvent::Progress { seconds: start }, on)
             })?;
@@ -101,7 +109,8 @@ impl WindowRecognizer for ImportedWindows<'_> {
             let segments = segments(model, &tokens, &words, &|before, after| {
                 progress.time_of_start(after) - progress.time_of_end(before)
             });
-            Ok(SpokenWindow { tokens, words, segments })
+            let logprobs = if self.wants_logprobs { logprobs(model, &tokens) } else { Vec::new() };
+            Ok(SpokenWindow { tokens, words, segments, logprobs })
         })?;
 
         if self.wants_words {
@@ -115,7 +124,8 @@ impl WindowRecognizer for ImportedWindows<'_> {
             progress.words.extend(timed);
         }
         for (part, text) in segments {
-            let segment = segment(&tokens[part], text, progress);
+            let logprobs = logprobs.get(part.clone()).unwrap_or_default().to_vec();
+            let segment = Segment { logprobs, ..segment(&tokens[part], text, progress) };
             progress.segments.push(segment.clone());
             self.report(TranscriptionEvent::Segment(segment), on)?;
         }
@@ -140,7 +150,18 @@ fn segment(tokens: &[RecognizedToken], text: String, progress: &Progress<'_>) ->
         temperature: 0.0,
         avg_logprob: sum / tokens.len().max(1) as f32,
         no_speech_prob: 0.0,
+        logprobs: Vec::new(),
     }
+}
+
+/// Returns tokens with their probabilities.
+fn logprobs(model: &Transcriber, tokens: &[RecognizedToken]) -> Vec<TokenLogprob> {
+    let texts = tokens.iter().map(|token| {
+        let space = if model.starts_word(token.id) { " " } else { "" };
+        let text = format!("{space}{}", model.text(&[token.id]).trim());
+        TokenLogprob { bytes: text.clone().into_bytes(), token: text, logprob: token.log_probability }
+    });
+    texts.collect()
 }
 
 /// Returns the end of a window: its quietest place in the second half, or its own end if it is shorter than the longest.

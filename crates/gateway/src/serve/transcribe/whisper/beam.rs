@@ -14,6 +14,8 @@ pub(super) struct ScoredTokens {
     pub(super) tokens: Vec<TokenId>,
     /// With the end, if the tokens have one.
     pub(super) sum: f32,
+    /// Logarithm of the probability of each token.
+    pub(super) log_probabilities: Vec<f32>,
 }
 
 impl ScoredTokens {
@@ -46,6 +48,7 @@ struct Candidate {
     /// Index of the beam.
     beam: usize,
     token: TokenId,
+    log_probability: f32,
     /// Sum for the beam and the token.
     sum: f32,
 }
@@ -65,16 +68,18 @@ impl WindowSearch<'_> {
         let mut cached = Vec::new();
         for _ in 0..self.most {
             let mut next = Vec::with_capacity(size);
-            for Candidate { beam, token, sum } in self.candidates(model, &beams, &mut cached, on_token)? {
+            for candidate in self.candidates(model, &beams, &mut cached, on_token)? {
                 if next.len() == size {
                     break;
                 }
-                let mut tokens = beams[beam].tokens.clone();
+                let Candidate { beam, token, log_probability, sum } = candidate;
+                let mut extended = ScoredTokens { sum, ..beams[beam].clone() };
                 if token != self.speech.end {
-                    tokens.push(token);
-                    next.push(ScoredTokens { tokens, sum });
+                    extended.tokens.push(token);
+                    extended.log_probabilities.push(log_probability);
+                    next.push(extended);
                 } else if finished.len() < max_finished {
-                    finished.push(ScoredTokens { tokens, sum });
+                    finished.push(extended);
                 }
             }
             beams = next;
@@ -106,7 +111,7 @@ impl WindowSearch<'_> {
         let mut of_beams = vec![Vec::new(); beams.len()];
         for beam in order {
             on_token()?;
-            let ScoredTokens { tokens, sum } = &beams[beam];
+            let ScoredTokens { tokens, sum, .. } = &beams[beam];
             let mut logits = self.logits(model, tokens, cached)?;
             rules::apply(self.speech, tokens, &mut logits);
             let total = log_sum_exp(&logits);
@@ -114,8 +119,8 @@ impl WindowSearch<'_> {
             of_beams[beam] = best
                 .into_iter()
                 .map(|token| {
-                    let log_probability = f64::from(logits[token]) - total;
-                    Candidate { beam, token: token as TokenId, sum: sum + log_probability as f32 }
+                    let log_probability = (f64::from(logits[token]) - total) as f32;
+                    Candidate { beam, token: token as TokenId, log_probability, sum: sum + log_probability }
                 })
                 .collect();
         }
@@ -202,6 +207,7 @@ mod tests {
                 bins: 80,
                 frames: 3000,
                 positions: 1500,
+                takes_short_windows: false,
                 context: 32,
                 vocab: VOCAB,
                 alignment_heads: 0,
@@ -282,6 +288,9 @@ mod tests {
             let name = format!("seed {}, {settings:?}, at most {}", case.seed, case.most);
             assert_eq!(found.tokens, case.tokens, "{name}");
             assert!((found.sum - case.sum).abs() < 1e-3, "{name}: {} and {}", found.sum, case.sum);
+            // The end is part of the sum alone.
+            let of_tokens: f32 = found.log_probabilities.iter().sum();
+            assert!(found.log_probabilities.len() == found.tokens.len() && of_tokens >= found.sum - 1e-3);
         }
         // More beams find likelier tokens.
         let sum = |seed: u32, beams: usize| {

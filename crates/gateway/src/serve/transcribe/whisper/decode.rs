@@ -34,6 +34,8 @@ const TEMPERATURE_STEP: f32 = 0.2;
 pub(super) struct WindowTokens {
     /// Texts and timestamps, without the end.
     pub(super) tokens: Vec<TokenId>,
+    /// Logarithm of the probability of each of them.
+    pub(super) log_probabilities: Vec<f32>,
     pub(super) temperature: f32,
     /// Mean logarithm of the tokens' probabilities.
     pub(super) log_probability: f32,
@@ -45,7 +47,7 @@ pub(super) struct WindowTokens {
 
 impl WindowTokens {
     /// Returns whether another temperature may give a better result.
-    fn is_poor(&self) -> bool {
+    pub(super) fn is_poor(&self) -> bool {
         if self.is_silence() {
             return false;
         }
@@ -67,6 +69,8 @@ pub(super) struct WindowDecoder<'a> {
     pub(super) temperature: f32,
     /// Beam search in the attempt with temperature 0.
     pub(super) beams: Option<BeamSearch>,
+    /// Maximum number of tokens of the only attempt, for a preliminary text.
+    pub(super) only_attempt: Option<usize>,
     /// Turns tokens of texts into text.
     pub(super) text: &'a dyn Fn(&[TokenId]) -> String,
 }
@@ -94,7 +98,8 @@ impl WindowDecoder<'_> {
                 Attempt { decoder: self, prompt: prompt.len(), first: &first, temperature, no_speech };
             let tokens = attempt.run(model, on_token)?;
             temperature += TEMPERATURE_STEP;
-            if !tokens.is_poor() || temperature > 1.0 + TEMPERATURE_STEP / 2.0 {
+            if self.only_attempt.is_some() || !tokens.is_poor() || temperature > 1.0 + TEMPERATURE_STEP / 2.0
+            {
                 return Ok(tokens);
             }
         }
@@ -136,6 +141,7 @@ impl Attempt<'_> {
         let speech = self.decoder.speech;
         let context = model.limits().context;
         let most = (context / 2).min(context - self.prompt);
+        let most = self.decoder.only_attempt.map_or(most, |tokens| tokens.min(most));
         let result = match self.decoder.beams.filter(|_| self.temperature == 0.0) {
             None => self.sample(model, most, on_token)?,
             Some(settings) => {
@@ -144,12 +150,13 @@ impl Attempt<'_> {
             }
         };
 
-        let ScoredTokens { tokens, sum } = result;
+        let ScoredTokens { tokens, sum, log_probabilities } = result;
         let texts = speech.texts(tokens.iter().copied());
         Ok(WindowTokens {
             log_probability: sum / (tokens.len() + 1) as f32,
             compression: compression_ratio((self.decoder.text)(&texts).trim()),
             tokens,
+            log_probabilities,
             temperature: self.temperature,
             no_speech: self.no_speech,
         })
@@ -165,28 +172,29 @@ impl Attempt<'_> {
         let speech = self.decoder.speech;
         // The same temperature gives the same tokens.
         let mut random = SplitMix64::new((self.temperature * 1e6) as u64);
-        let mut tokens: Vec<TokenId> = Vec::new();
+        let mut result = ScoredTokens::default();
         let mut logits = self.first.to_vec();
-        let mut sum = 0.0;
+
         loop {
             on_token()?;
-            rules::apply(speech, &tokens, &mut logits);
+            rules::apply(speech, &result.tokens, &mut logits);
             let Some((token, log_probability)) = sample(&logits, self.temperature, &mut random) else {
                 break;
             };
-            sum += log_probability;
+            result.sum += log_probability;
             if token == speech.end {
                 break;
             }
-            tokens.push(token);
-            if tokens.len() >= most {
+            result.tokens.push(token);
+            result.log_probabilities.push(log_probability);
+            if result.tokens.len() >= most {
                 break;
             }
-            let at = self.prompt + tokens.len() - 1;
+            let at = self.prompt + result.tokens.len() - 1;
             logits.clear();
             logits.extend_from_slice(model.decode(at, &[token], &[0])?);
         }
-        Ok(ScoredTokens { tokens, sum })
+        Ok(result)
     }
 }
 
@@ -277,6 +285,7 @@ mod tests {
                 bins: 80,
                 frames: 3000,
                 positions: 1500,
+                takes_short_windows: false,
                 context: 40,
                 vocab: VOCAB,
                 alignment_heads: 0,
@@ -328,23 +337,20 @@ mod tests {
         tokens.iter().map(|&token| char::from(b'a' + token as u8)).collect()
     }
 
+    fn decoder(speech: &SpeechEntry, task: Vec<TokenId>) -> WindowDecoder<'_> {
+        WindowDecoder { speech, task, temperature: 0.0, beams: None, only_attempt: None, text: &letters }
+    }
+
     fn decode(model: &mut FakeModel, previous: &[TokenId]) -> Result<WindowTokens, Error> {
-        let speech = speech();
-        let decoder = WindowDecoder {
-            speech: &speech,
-            task: vec![11, 31],
-            temperature: 0.0,
-            beams: None,
-            text: &letters,
-        };
-        decoder.decode(model, previous, &mut || Ok(()))
+        decoder(&speech(), vec![11, 31]).decode(model, previous, &mut || Ok(()))
     }
 
     #[test]
     fn likely_tokens_are_taken_up_to_the_end() {
         let mut model = FakeModel::new(&[32, 7, 4, 24, 40, 26], 30.0);
         let found = decode(&mut model, &[]).unwrap();
-        assert_eq!((found.tokens, found.temperature), (vec![32, 7, 4, 24, 40], 0.0));
+        assert_eq!((&found.tokens[..], found.temperature), (&[32, 7, 4, 24, 40][..], 0.0));
+        assert!(found.log_probabilities.len() == 5 && found.log_probabilities.iter().all(|x| *x > -0.01));
         assert!(found.log_probability > -0.01 && found.no_speech < 0.1, "{}", found.log_probability);
         assert_eq!(model.prompt, [27, 11, 31]);
     }
@@ -376,6 +382,20 @@ mod tests {
     }
 
     #[test]
+    fn a_preliminary_text_has_one_attempt() {
+        let speech = speech();
+        let decoder = WindowDecoder { only_attempt: Some(2), ..decoder(&speech, Vec::new()) };
+        let decode = |certainty: f32| {
+            let mut model = FakeModel::new(&[32, 7, 40, 26], certainty);
+            decoder.decode(&mut model, &[], &mut || Ok(())).unwrap()
+        };
+        let unsure = decode(0.5);
+        assert!(unsure.temperature == 0.0 && unsure.is_poor(), "{unsure:?}");
+        let sure = decode(30.0);
+        assert!(sure.tokens == [32, 7] && !sure.is_poor(), "{sure:?}");
+    }
+
+    #[test]
     fn a_poor_result_without_speech_is_silence() {
         let mut model = FakeModel { silence: 30.0, ..FakeModel::new(&[32, 7, 40, 26], 0.5) };
         let found = decode(&mut model, &[]).unwrap();
@@ -393,13 +413,7 @@ mod tests {
     fn a_window_ends_between_two_tokens() {
         let mut model = FakeModel::new(&[32, 7, 4, 24, 40, 26], 30.0);
         let speech = speech();
-        let decoder = WindowDecoder {
-            speech: &speech,
-            task: Vec::new(),
-            temperature: 0.0,
-            beams: None,
-            text: &letters,
-        };
+        let decoder = decoder(&speech, Vec::new());
         let mut left = 3;
         let outcome = decoder.decode(&mut model, &[], &mut || {
             left -= 1;

@@ -9,8 +9,14 @@ mod rules;
 mod segments;
 mod words;
 
-use narthex_audio::mel;
-use narthex_engine::{executor::StepError, speech::SpeechModel, supervise::SupervisedSpeech};
+use std::borrow::Cow;
+
+use narthex_audio::{SPEECH_RATE, mel};
+use narthex_engine::{
+    executor::StepError,
+    speech::{SpeechModel, encoder_rows},
+    supervise::SupervisedSpeech,
+};
 use narthex_spec::{
     TokenId,
     arch::{SpeechArch, Structure},
@@ -24,12 +30,22 @@ use crate::{
     error::Error,
     library::package::bad_package,
     load::loaded_model::LoadedModel,
-    serve::request::{Segment, Task, TranscriptionEvent, TranscriptionRequest, Word},
+    serve::request::{Segment, Task, TokenLogprob, TranscriptionEvent, TranscriptionRequest, Word},
     turn_queue::{QueuePlace, TurnQueue},
 };
 use decode::{MAX_CONTEXT_TEMPERATURE, WindowDecoder, WindowTokens, detect_language, probability};
 use segments::{TIMESTAMP_SAMPLES, TokenSegment, WindowSegments, divide};
 use words::{HeadAttention, WordTokens, shorten_pauses, words};
+
+/// Samples of silence after the audio of a short window.
+const SHORT_WINDOW_END: usize = SPEECH_RATE as usize;
+
+/// Minimum samples of a short window. The model repeats itself in shorter ones.
+const SHORT_WINDOW: usize = 6 * SPEECH_RATE as usize;
+
+/// Maximum number of tokens of a preliminary text: those of each second, and control tokens.
+const TOKENS_PER_SECOND: usize = 12;
+const CONTROL_TOKENS: usize = 8;
 
 /// Maximum temperature.
 const MAX_TEMPERATURE: f32 = 1.0;
@@ -115,14 +131,31 @@ struct Spoken<'a> {
     language: Option<&'a str>,
     /// Number of samples.
     samples: usize,
+    /// Number of rows of the encoder.
+    rows: usize,
 }
 
 /// Audio of a window.
 struct Window<'a> {
-    /// Log-mel features, `[bins, frames]`.
+    /// Log-mel features of a whole window, `[bins, frames]`.
     features: &'a [f32],
     /// Number of samples.
     samples: usize,
+}
+
+impl Window<'_> {
+    /// Returns the features that the model encodes: those of a short window for a preliminary text, if the model takes
+    /// short windows.
+    fn encoded(&self, model: &dyn SpeechModel, is_preliminary: bool) -> Cow<'_, [f32]> {
+        let limits = model.limits();
+        if !is_preliminary || !limits.takes_short_windows {
+            return self.features.into();
+        }
+        let samples = (self.samples + SHORT_WINDOW_END).max(SHORT_WINDOW);
+        let rows = samples.div_ceil(TIMESTAMP_SAMPLES).min(limits.positions);
+        let frames = rows * SpeechArch::FRAMES_PER_ROW;
+        self.features.chunks_exact(limits.frames).flat_map(|bin| &bin[..frames]).copied().collect()
+    }
 }
 
 /// Tokens of a window and their division, with the times of words from the start of the window.
@@ -184,7 +217,7 @@ impl WindowRecognizer for WhisperWindows<'_> {
         })?;
 
         self.language = language;
-        if decoded.is_silence() {
+        if decoded.is_silence() || self.request.preliminary && decoded.is_poor() {
             return Ok(window.samples);
         }
         let words: Vec<Word> = words.into_iter().map(|word| progress.timed(word)).collect();
@@ -202,7 +235,8 @@ impl WhisperWindows<'_> {
         language: &mut Option<String>,
         on_token: &mut dyn FnMut() -> Result<(), Error>,
     ) -> Result<RecognizedWindow, Error> {
-        model.encode(window.features)?;
+        let features = window.encoded(model, self.request.preliminary);
+        model.encode(&features)?;
         if language.is_none() && !self.speech.languages.is_empty() {
             *language = detect_language(self.speech, model)?.map(str::to_owned);
         }
@@ -213,13 +247,18 @@ impl WhisperWindows<'_> {
             task: self.task(language),
             temperature: self.temperature,
             beams: self.request.beams,
+            only_attempt: self
+                .request
+                .preliminary
+                .then(|| CONTROL_TOKENS + window.samples * TOKENS_PER_SECOND / SPEECH_RATE as usize),
             text: &|tokens| tokenizer.decode(tokens),
         };
 
         let decoded = decoder.decode(model, &self.tokens[self.context..], on_token)?;
         let divided = divide(self.speech, &decoded.tokens, window.samples);
         let words = if self.request.words && !decoded.is_silence() {
-            let spoken = Spoken { task: &decoder.task, language, samples: window.samples };
+            let rows = encoder_rows(model.limits(), features.len())?;
+            let spoken = Spoken { task: &decoder.task, language, samples: window.samples, rows };
             self.words(model, &decoded.tokens, &divided, &spoken)?
         } else {
             Vec::new()
@@ -267,7 +306,7 @@ impl WhisperWindows<'_> {
         let attention = HeadAttention {
             weights: &weights,
             tokens: all.len(),
-            positions: model.limits().positions,
+            positions: spoken.rows,
             texts: first..all.len(),
             sounding: spoken.samples.div_ceil(TIMESTAMP_SAMPLES),
         };
@@ -287,6 +326,20 @@ impl WhisperWindows<'_> {
         Ok(words.filter(|word| !word.word.is_empty()).collect())
     }
 
+    /// Returns the tokens of a text with their probabilities, if the request asks for them.
+    fn logprobs(&self, tokens: &[TokenId], log_probabilities: &[f32]) -> Result<Vec<TokenLogprob>, Error> {
+        if !self.request.logprobs {
+            return Ok(Vec::new());
+        }
+        let tokenizer = self.model.tokenizer()?;
+        let texts = tokens.iter().zip(log_probabilities).filter(|(token, _)| **token < self.speech.end);
+        let logprobs = texts.map(|(&token, &logprob)| {
+            let bytes = tokenizer.token_bytes(token);
+            TokenLogprob { token: String::from_utf8_lossy(&bytes).into_owned(), logprob, bytes }
+        });
+        Ok(logprobs.collect())
+    }
+
     /// Adds the segments of a window to the transcript.
     fn keep(
         &mut self,
@@ -296,6 +349,7 @@ impl WhisperWindows<'_> {
         on: OnEvent<'_>,
     ) -> Result<usize, Error> {
         for TokenSegment { samples, tokens } in divided.segments {
+            let log_probabilities = &decoded.log_probabilities[tokens.clone()];
             let tokens = &decoded.tokens[tokens];
             let texts = self.speech.texts(tokens.iter().copied());
             let text = self.model.tokenizer()?.decode(&texts);
@@ -314,6 +368,7 @@ impl WhisperWindows<'_> {
                 avg_logprob: decoded.log_probability,
                 compression_ratio: decoded.compression,
                 no_speech_prob: decoded.no_speech,
+                logprobs: self.logprobs(tokens, log_probabilities)?,
             };
             self.tokens.extend_from_slice(tokens);
             progress.segments.push(segment.clone());
