@@ -19,3 +19,4 @@ mod real;
 mod serve;
 mod service;
 mod tools;
+mod transcribe;

@@ -22,5 +22,6 @@ mod prefix_cache;
 mod protocols;
 mod realtime;
 mod settings;
+mod transcribers;
 mod transport;
 mod upstreams;
