@@ -4,20 +4,16 @@
 //! states bytes and seconds, and nothing about results or speed.
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
     process::Stdio,
 };
 
 use anyhow::{Context, bail, ensure};
-use xtask_tools::{
-    process,
-    record::{self, RecordArgs},
-    session::Session,
-    terminal,
-    workspace::Workspace,
-};
+use xtask_tools::{process, record, session::Session, terminal, workspace::Workspace};
 
+use super::NpuArgs;
 use crate::{
     platforms::{tools, wine},
     test,
@@ -26,9 +22,16 @@ use crate::{
 /// Chips by their names in `--target`, one of each platform.
 const CHIPS: [&str; 4] = ["meteor-lake", "lunar-lake", "panther-lake", "npu-5020"];
 
+/// Schemes without `--scheme`.
+const SCHEMES: [&str; 2] = ["w8", "w8a16"];
+
 /// Folders of tiny checkpoints, relative to the root.
-const CHECKPOINTS: [&str; 2] =
-    ["crates/checkpoint/tests/goldens/families", "crates/device/tests/goldens/encoders"];
+const DECODERS: &str = "crates/checkpoint/tests/goldens/families";
+const ENCODERS: &str = "crates/device/tests/goldens/encoders";
+
+/// Options for tiny checkpoints. The files of encoders state no pooling.
+const TINY_DECODER: &[&str] = &["--context", "64", "--prefill", "16"];
+const TINY_ENCODER: &[&str] = &["--pooling", "mean"];
 
 /// Tokenizer of the checkpoints that have none, relative to the root.
 const TOKENIZER: &str = "crates/checkpoint/tests/goldens/families/tokenizer.json";
@@ -44,8 +47,8 @@ struct SourceModel {
     name: String,
     /// The model for `narthex compile`: a name or a path.
     source: PathBuf,
-    /// Length of the context and of a prefill step; `None` for those of the program.
-    shapes: Option<[&'static str; 2]>,
+    /// Further options of `narthex compile`.
+    options: &'static [&'static str],
 }
 
 /// Blob of a graph, as the program reports it.
@@ -57,13 +60,40 @@ struct Blob {
     seconds: String,
 }
 
-/// Compiles models for chips; `models` and `chips` restrict both to some names.
-pub(super) fn run(
-    workspace: &Workspace,
-    models: &[String],
-    chips: &[String],
-    record: RecordArgs,
-) -> anyhow::Result<()> {
+/// Results of all compiles, for the record.
+#[derive(Debug, Default)]
+struct Results {
+    /// Blobs by chip, for each model, scheme and graph in the order of the compiles.
+    blobs: Vec<([String; 3], BTreeMap<&'static str, Blob>)>,
+    /// What was not compiled, with the reason.
+    refusals: Vec<String>,
+}
+
+impl Results {
+    /// Adds the blobs of a model and a scheme for a chip.
+    fn add(&mut self, model: &str, scheme: &str, chip: &'static str, blobs: Vec<Blob>) {
+        for blob in blobs {
+            let key = [model, scheme, &blob.graph].map(str::to_owned);
+            match self.blobs.iter_mut().find(|(other, _)| *other == key) {
+                Some((_, chips)) => {
+                    chips.insert(chip, blob);
+                }
+                None => self.blobs.push((key, BTreeMap::from([(chip, blob)]))),
+            }
+        }
+    }
+
+    /// Adds a refusal, unless it is known from another chip.
+    fn refuse(&mut self, refusal: String) {
+        if !self.refusals.contains(&refusal) {
+            self.refusals.push(refusal);
+        }
+    }
+}
+
+/// Compiles models for chips. The arguments restrict models, chips and schemes to some names.
+pub(super) fn run(workspace: &Workspace, args: &NpuArgs) -> anyhow::Result<()> {
+    let NpuArgs { model: models, chip: chips, scheme: schemes, record, .. } = args;
     if let Some(unknown) = chips.iter().find(|chip| !CHIPS.contains(&chip.as_str())) {
         bail!("chip {unknown}: expected one of {}", CHIPS.join(", "));
     }
@@ -80,24 +110,27 @@ pub(super) fn run(
         let names: Vec<&str> = all.iter().map(|model| model.name.as_str()).collect();
         bail!("model {unknown}: expected one of {}", names.join(", "));
     }
+    let schemes: Vec<&str> = match schemes.is_empty() {
+        true => SCHEMES.to_vec(),
+        false => schemes.iter().map(String::as_str).collect(),
+    };
     let is_selected =
         |names: &[String], name: &str| names.is_empty() || names.iter().any(|other| other == name);
-    let mut rows = Vec::new();
+    let mut results = Results::default();
     let mut failed = 0;
     for model in all.iter().filter(|model| is_selected(models, &model.name)) {
-        for chip in CHIPS.iter().filter(|chip| is_selected(chips, chip)) {
-            let (result, failure) = compile(&session, &narthex, model, chip)?;
-            failed += usize::from(failure);
-            result.iter().for_each(terminal::line);
-            rows.extend(result);
+        for scheme in &schemes {
+            for chip in CHIPS.into_iter().filter(|chip| is_selected(chips, chip)) {
+                failed += usize::from(!compile(&session, &narthex, model, scheme, chip, &mut results)?);
+            }
         }
     }
     fs::remove_dir_all(&folder).with_context(|| folder.display().to_string())?;
 
     if record.record {
-        record::write(workspace, record::CONFORMANCE, "openvino-npu", &report(&commit, &rows))?;
+        record::write(workspace, record::CONFORMANCE, "openvino-npu", &report(&commit, &results))?;
     }
-    ensure!(failed == 0, "{failed} models could not be compiled for a chip");
+    ensure!(failed == 0, "{failed} compiles of a model for a chip failed");
     terminal::line("npu: Intel's compiler took every graph");
     Ok(())
 }
@@ -107,7 +140,7 @@ fn all_models(workspace: &Workspace, folder: &Path) -> anyhow::Result<Vec<Source
     let _ = fs::remove_dir_all(folder);
     let tokenizer = workspace.root.join(TOKENIZER);
     let mut models = Vec::new();
-    for checkpoints in CHECKPOINTS {
+    for checkpoints in [DECODERS, ENCODERS] {
         let mut sources: Vec<PathBuf> = fs::read_dir(workspace.root.join(checkpoints))
             .with_context(|| checkpoints.to_owned())?
             .map(|entry| Ok(entry?.path()))
@@ -115,6 +148,7 @@ fn all_models(workspace: &Workspace, folder: &Path) -> anyhow::Result<Vec<Source
         sources.retain(|source| source.join("config.json").is_file());
         sources.sort();
         for source in sources {
+            let options = if checkpoints == ENCODERS { TINY_ENCODER } else { TINY_DECODER };
             let name = source.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let copy = folder.join(&name);
             fs::create_dir_all(&copy).with_context(|| copy.display().to_string())?;
@@ -125,61 +159,58 @@ fn all_models(workspace: &Workspace, folder: &Path) -> anyhow::Result<Vec<Source
             for file in ["config.json", "model.safetensors"] {
                 fs::copy(source.join(file), copy.join(file)).with_context(|| format!("{name}/{file}"))?;
             }
-            models.push(SourceModel { name, source: copy, shapes: Some(["64", "16"]) });
+            models.push(SourceModel { name, source: copy, options });
         }
     }
     let published = |name: &&str| SourceModel {
         name: (*name).to_owned(),
         source: name.into(),
-        shapes: (*name != "minilm").then_some(["512", "64"]),
+        options: if *name == "minilm" { &[] } else { &["--context", "512", "--prefill", "64"] },
     };
     models.extend(PUBLISHED.iter().map(published));
     Ok(models)
 }
 
-/// Compiles a model in `w8` for a chip. Returns the rows of the table, and whether a graph was refused.
+/// Compiles a model in a scheme for a chip. Returns `false` if a graph was refused.
 fn compile(
     session: &Session<'_>,
     narthex: &Path,
     model: &SourceModel,
-    chip: &str,
-) -> anyhow::Result<(Vec<String>, bool)> {
+    scheme: &str,
+    chip: &'static str,
+    results: &mut Results,
+) -> anyhow::Result<bool> {
     const NAME: &str = "npu-check";
+    let name = &model.name;
+    let target = format!("openvino:{chip}");
     let mut command = session.command(narthex);
-    command.arg("compile").arg(&model.source);
-    command.args([
-        "--name",
-        NAME,
-        "--scheme",
-        "w8",
-        "--accept-loss",
-        "--target",
-        &format!("openvino:{chip}"),
-    ]);
-    if let Some([context, prefill]) = model.shapes {
-        command.args(["--context", context, "--prefill", prefill]);
-    }
+    command.arg("compile").arg(&model.source).args(model.options);
+    command.args(["--name", NAME, "--scheme", scheme, "--accept-loss", "--target", &target]);
     let output = command.stdout(Stdio::null()).output().context("narthex cannot be started")?;
     let text = String::from_utf8_lossy(&output.stderr);
-    if output.status.success() {
+    let is_whole = output.status.success();
+    if is_whole {
         process::output(session.command(narthex).args(["rm", "--yes", NAME]))?;
     }
 
-    let name = &model.name;
-    let row = |blob: Blob| {
-        let Blob { graph, bytes, platform, seconds } = blob;
-        format!("| {name} | {platform} ({chip}) | `{graph}` | compiled | {seconds} | {bytes} |")
-    };
-    let mut rows: Vec<String> = text.lines().filter_map(blob).map(row).collect();
-    let is_unsupported = output.status.code() == Some(UNSUPPORTED);
-    let failed = !output.status.success() && !is_unsupported;
-    if !output.status.success() {
-        let reason = reason(&text);
-        let result = if is_unsupported { "no graphs for NPUs" } else { "refused" };
-        rows.push(format!("| {name} | {chip} | – | {result}: {reason} | – | – |"));
+    let blobs: Vec<Blob> = text.lines().filter_map(blob).collect();
+    ensure!(!is_whole || !blobs.is_empty(), "{name}: narthex compile reported no graph: {text}");
+    for Blob { graph, bytes, platform, seconds } in &blobs {
+        terminal::line(format!("{name} {scheme} {platform} {graph}: {bytes} bytes, {seconds} s"));
     }
-    ensure!(!rows.is_empty(), "{name}: narthex compile reported no graph: {text}");
-    Ok((rows, failed))
+    results.add(name, scheme, chip, blobs);
+    if is_whole {
+        return Ok(true);
+    }
+    let is_unsupported = output.status.code() == Some(UNSUPPORTED);
+    let reason = reason(&text);
+    let refusal = match is_unsupported {
+        true => format!("{name} has no graphs for NPUs: {reason}"),
+        false => format!("{name} in {scheme} is refused for {chip}: {reason}"),
+    };
+    terminal::line(&refusal);
+    results.refuse(refusal);
+    Ok(is_unsupported)
 }
 
 /// Returns the blob that a line reports, as `head.onnx: 29184129 bytes for NPU 4000 in 9.6 s`.
@@ -193,23 +224,39 @@ fn blob(line: &str) -> Option<Blob> {
     Some(Blob { graph, bytes, platform, seconds })
 }
 
-/// Returns the reason of an error, in a cell of a table.
+/// Returns the reason of an error.
 fn reason(text: &str) -> String {
     let error = text.lines().find_map(|line| line.strip_prefix("error: "));
-    error.unwrap_or("no error was printed").replace('|', "\\|")
+    error.unwrap_or("no error was printed").to_owned()
 }
 
-fn report(commit: &str, rows: &[String]) -> String {
-    let list: String = rows.iter().map(|row| format!("{row}\n")).collect();
+fn report(commit: &str, results: &Results) -> String {
+    let list = record::list(&results.refusals);
     format!(
         "# Graphs for Intel's NPUs in Intel's compiler, {}\n\nCommit {commit}; OpenVINO's NPU compiler of the version that the \
-         commit pins (`narthex runtime install openvino-compiler`); {}, no NPU. `narthex compile MODEL --scheme w8 --target \
+         commit pins (`narthex runtime install openvino-compiler`); {}, no NPU. `narthex compile MODEL --scheme SCHEME --target \
          openvino:CHIP`; tiny checkpoints with a context of 64 and prefill of 16 tokens, models with published weights with 512 \
-         and 64. A row states that a graph was compiled for the chip. Nothing ran on an NPU, so nothing here is about numbers or \
-         speed.\n\n| SourceModel | Chip | Graph | Result | Seconds | Bytes |\n|---|---|---|---|---:|---:|\n{list}",
+         and 64. A cell states that the graph was compiled for the chip, the bytes of the blob and the seconds of the compile. \
+         Nothing ran on an NPU, so nothing here is about numbers or speed.\n\n{}\nNot compiled:\n\n{list}",
         record::today(),
         record::platform(),
+        table(results),
     )
+}
+
+/// Returns a row for each graph, with a column for each chip.
+fn table(results: &Results) -> String {
+    let mut text = format!("| Model | Scheme | Graph | {} |\n|---|---|---|", CHIPS.join(" | "));
+    text.push_str(&"---:|".repeat(CHIPS.len()));
+    text.push('\n');
+    for ([model, scheme, graph], blobs) in &results.blobs {
+        let cells = CHIPS.map(|chip| match blobs.get(chip) {
+            Some(Blob { bytes, seconds, .. }) => format!("{bytes}, {seconds} s"),
+            None => "–".to_owned(),
+        });
+        text.push_str(&format!("| {model} | {scheme} | `{graph}` | {} |\n", cells.join(" | ")));
+    }
+    text
 }
 
 #[cfg(test)]
@@ -228,8 +275,35 @@ mod tests {
 
     #[test]
     fn reasons_are_the_program_s_errors() {
-        assert_eq!(reason("note: 1\nerror: a | b\nhint: c"), "a \\| b");
+        assert_eq!(reason("note: 1\nerror: a | b\nhint: c"), "a | b");
         assert_eq!(reason("note: 1"), "no error was printed");
+    }
+
+    #[test]
+    fn a_row_has_the_blobs_of_all_chips() {
+        let blob = |bytes: &str| Blob {
+            graph: "head.onnx".to_owned(),
+            bytes: bytes.to_owned(),
+            platform: String::new(),
+            seconds: "0.4".to_owned(),
+        };
+        let mut results = Results::default();
+        results.add("llama", "w8", "meteor-lake", vec![blob("10")]);
+        results.add("llama", "w8", "panther-lake", vec![blob("30")]);
+        results.add("llama", "w8a16", "meteor-lake", vec![blob("20")]);
+        for _ in 0..2 {
+            results.refuse("gpt-oss has no graphs".to_owned());
+        }
+        assert_eq!(results.refusals.len(), 1);
+        let table = table(&results);
+        let rows: Vec<&str> = table.lines().skip(2).collect();
+        assert_eq!(
+            rows,
+            [
+                "| llama | w8 | `head.onnx` | 10, 0.4 s | – | 30, 0.4 s | – |",
+                "| llama | w8a16 | `head.onnx` | 20, 0.4 s | – | – | – |"
+            ]
+        );
     }
 
     #[test]
@@ -239,6 +313,7 @@ mod tests {
         let models = all_models(&workspace, &folder).unwrap();
         for name in ["llama", "gemma3n", "lfm2", "bert", "distilbert", "mobilebert"] {
             let model = models.iter().find(|model| model.name == name).unwrap();
+            assert_eq!(model.options.contains(&"--pooling"), name.contains("bert"), "{name}");
             for file in ["config.json", "model.safetensors", "tokenizer.json"] {
                 assert!(model.source.join(file).is_file(), "{name}/{file}");
             }

@@ -35,6 +35,9 @@ pub(crate) struct NpuArgs {
     /// With `--target openvino`: compile only for this chip; repeat the option for several.
     #[arg(long)]
     chip: Vec<String>,
+    /// With `--target openvino`: compile only in this scheme; repeat the option for several [default: w8 and w8a16].
+    #[arg(long)]
+    scheme: Vec<String>,
     #[command(flatten)]
     record: RecordArgs,
 }
@@ -89,11 +92,11 @@ const WEBGPU: [TestGroup; 2] = [
 /// Prepares the store and runs the checks.
 pub(crate) fn run(workspace: &Workspace, args: &NpuArgs) -> anyhow::Result<()> {
     match args.target {
-        Vendor::Openvino => intel::run(workspace, &args.model, &args.chip, args.record),
-        Vendor::Qnn if args.model.is_empty() && args.chip.is_empty() => {
+        Vendor::Openvino => intel::run(workspace, args),
+        Vendor::Qnn if args.model.is_empty() && args.chip.is_empty() && args.scheme.is_empty() => {
             check_qualcomm(workspace, args.record)
         }
-        Vendor::Qnn => bail!("--model and --chip select what --target openvino compiles"),
+        Vendor::Qnn => bail!("--model, --chip and --scheme select what --target openvino compiles"),
     }
 }
 
@@ -177,11 +180,13 @@ mod tests {
 
     #[test]
     fn options_are_parsed() {
-        let parsed = crate::parse("npu --target openvino --model llama --chip lunar-lake --record");
+        let parsed =
+            crate::parse("npu --target openvino --model llama --chip lunar-lake --scheme w4a16 --record");
         let expect = NpuArgs {
             target: Vendor::Openvino,
             model: vec!["llama".to_owned()],
             chip: vec!["lunar-lake".to_owned()],
+            scheme: vec!["w4a16".to_owned()],
             record: RecordArgs { record: true },
         };
         assert_eq!(parsed, Ok(crate::Command::Npu(expect)));
