@@ -347,7 +347,7 @@ impl Recipe {
         let for_intel = targets.iter().any(Target::is_intel_npu);
         let default = match self.scheme {
             // Intel's compiler expands blocks of 8 bits, zero points, and rows that blocks do not divide.
-            Scheme::W8 if for_intel => BlockSize::Channel,
+            Scheme::W8 | Scheme::W4A16 if for_intel => BlockSize::Channel,
             Scheme::W4 if for_intel => BlockSize::Elements(64),
             _ => self.block,
         };
@@ -435,6 +435,11 @@ mod tests {
             check(Scheme::W8, target, None, (blocks(32), false, HeadOrder::HeadsFirst));
             check(Scheme::W8, target, Some(channel), (channel, true, HeadOrder::HeadsFirst));
         }
+        for scheme in [Scheme::W8A16, Scheme::W8A8, Scheme::W4A16] {
+            check(scheme, "openvino:npu", None, (channel, true, HeadOrder::TokensFirst));
+        }
+        check(Scheme::W4A16, "openvino:npu", Some(blocks(64)), (blocks(64), true, HeadOrder::TokensFirst));
+        check(Scheme::W4A16, "qnn:x-elite", None, (blocks(32), false, HeadOrder::HeadsFirst));
         let json = serde_json::to_value(Recipe::new(Scheme::W8)).unwrap();
         assert_eq!((&json["block"], json.get("symmetric"), json.get("head_order")), (&32.into(), None, None));
     }

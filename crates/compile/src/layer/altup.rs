@@ -248,7 +248,7 @@ impl<'a> Streams<'a> {
     ///
     /// ```text
     /// streams ─┬─ Split ─┬─ first ────────────────────┬─ Concat
-    ///          │         └─ others ─────────── Add ───┘
+    ///          │         └─ each of the others ── Add ┘
     ///          └─ active ── Mul(scale) ── gated ┘
     /// ```
     pub(crate) fn add_rows(
@@ -270,10 +270,13 @@ impl<'a> Streams<'a> {
 
         let added = PerLayerGate::of(self.arch, layer, &scope, self.norms).apply(e, x, rows)?;
         let added = reshape_rows(e, &scope.child("norm"), added, &[1, hidden])?;
-        let sizes = [1, self.altup.streams - 1];
-        let [first, others] = e.graph.split_into(&scope.child("streams"), self.stack, 2, sizes)?;
-        let others = e.graph.add(&scope, others, added)?;
-        self.stack = e.graph.concat(&scope, &[first, others], 2)?;
+        // Intel's compiler fails on one sum of several streams and a row between this split and the concatenation.
+        let sizes = vec![1; self.altup.streams];
+        let mut streams = e.graph.split(&scope.child("streams"), self.stack, 2, &sizes)?;
+        for (other, stream) in streams.iter_mut().enumerate().skip(1) {
+            *stream = e.graph.add(&scope.child(other), *stream, added)?;
+        }
+        self.stack = e.graph.concat(&scope, &streams, 2)?;
         Ok(())
     }
 

@@ -321,24 +321,33 @@ fn integer_activations_give_what_the_dynamic_variant_does() {
     let schemes = [(Scheme::W8A16, DECODED), (Scheme::W8A8, EIGHT_BIT_ACTIVATIONS), (Scheme::W4A16, HALF)];
     for (scheme, bound) in schemes {
         for family in FAMILIES {
-            let package = package(family, Format::Safetensors, exact(scheme), Some(&CpuRunner));
-            assert_eq!(package.manifest.recipe.calibration, Calibration::Standard);
-            if scheme.of_weights() == Scheme::W8 {
-                check(family, &package, "weights with one scale per channel", EIGHT_BITS);
-            }
-            let tokens = calibrated_tokens(&package);
-            check_static_on(&package, &tokens, &format!("{family} {scheme}"), bound);
-            for entry in package.manifest.graphs.iter().filter(|entry| entry.variant == Variant::Static) {
-                let graph =
-                    Graph::decode(&fs::read(package.folder.path().join(&entry.file)).unwrap()).unwrap();
-                // Each layer has a weight in integers, and integers before and after its product.
-                let count = |op: &str| graph.nodes.iter().filter(|node| node.op == op).count();
-                let [rounded, decoded] = ["QuantizeLinear", "DequantizeLinear"].map(count);
-                let layers = count("MatMulNBits") + decoded - rounded;
-                assert!(layers > 0 && rounded == 2 * layers, "{family} {}: {rounded}", entry.file);
-                assert_eq!(count("MatMulNBits") > 0, scheme == Scheme::W4A16, "{family} {}", entry.file);
-            }
+            check_integers(family, exact(scheme), bound);
+            let for_intel = exact(scheme).for_targets(vec!["openvino:npu".parse().unwrap()], None);
+            check_integers(family, for_intel, bound.max(DECODED));
         }
+    }
+}
+
+/// Compares the static variant of a family in a scheme with integer activations with its dynamic variant, and checks the
+/// integers in its graphs.
+fn check_integers(family: &str, recipe: Recipe, bound: f32) {
+    let scheme = recipe.scheme;
+    let what = format!("{family} {scheme} {:?}", recipe.head_order);
+    let in_blocks = recipe.block != BlockSize::Channel;
+    let package = package(family, Format::Safetensors, recipe, Some(&CpuRunner));
+    assert_eq!(package.manifest.recipe.calibration, Calibration::Standard);
+    if scheme.of_weights() == Scheme::W8 {
+        check(family, &package, "weights with one scale per channel", EIGHT_BITS);
+    }
+    check_static_on(&package, &calibrated_tokens(&package), &what, bound);
+    for entry in package.manifest.graphs.iter().filter(|entry| entry.variant == Variant::Static) {
+        let graph = Graph::decode(&fs::read(package.folder.path().join(&entry.file)).unwrap()).unwrap();
+        // Each layer has a weight in integers, and integers before and after its product.
+        let count = |op: &str| graph.nodes.iter().filter(|node| node.op == op).count();
+        let [rounded, decoded] = ["QuantizeLinear", "DequantizeLinear"].map(count);
+        let layers = count("MatMulNBits") + decoded - rounded;
+        assert!(layers > 0 && rounded == 2 * layers, "{what} {}: {rounded}", entry.file);
+        assert_eq!(count("MatMulNBits") > 0, in_blocks, "{what} {}", entry.file);
     }
 }
 

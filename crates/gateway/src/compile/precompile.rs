@@ -50,17 +50,22 @@ pub(crate) fn check_request(request: &CompileRequest) -> Result<(), Error> {
 
     let scheme = request.scheme;
     let default = Recipe::new(scheme);
-    let is_channel = |block| block == BlockSize::Channel;
-    if let (Some(_), Some(block)) = (default.activations, request.block)
-        && is_channel(block) != is_channel(default.block)
-    {
-        let expected = if is_channel(default.block) {
-            "channel, as its weights have one scale per output"
-        } else {
-            "a number of elements"
+    if let (Some(_), Some(block)) = (default.activations, request.block) {
+        let for_intel = request.target.as_ref().is_some_and(Target::is_intel_npu);
+        let expected = match (default.block, block) {
+            (BlockSize::Channel, BlockSize::Elements(_)) => {
+                Some("channel, as its weights have one scale per output")
+            }
+            // Qualcomm's compiler refuses unsigned integers of 4 bits with one zero point per row.
+            (BlockSize::Elements(_), BlockSize::Channel) if !for_intel => {
+                Some("a number of elements, or a target of Intel's")
+            }
+            _ => None,
         };
-        let message = format!("expected {expected} in {scheme}, found {block}");
-        return Err(Error::invalid("block", message));
+        if let Some(expected) = expected {
+            let message = format!("expected {expected} in {scheme}, found {block}");
+            return Err(Error::invalid("block", message));
+        }
     }
     if request.rounding == Some(RoundingMethod::Gptq) && scheme.of_weights() != Scheme::W4 {
         let message = format!("GPTQ rounds weights of 4 bits; expected --scheme w4 or w4a16, found {scheme}");
@@ -152,15 +157,6 @@ fn check_widths(request: &CompileRequest) -> Result<(), Error> {
 /// Refuses a target for which graphs have no form of their own, and blocks that its compiler does not support.
 fn check_target(target: &Target, request: &CompileRequest) -> Result<(), Error> {
     match target {
-        Target::OpenVino(OpenVinoDevice::Npu) | Target::IntelNpu(_)
-            if request.scheme.activation_bits().is_some() =>
-        {
-            let message = format!(
-                "integer activations are for Qualcomm's NPUs in this version; expected w8, w4 or f16 for {target}, found {}",
-                request.scheme
-            );
-            Err(Error::invalid("scheme", message))
-        }
         Target::OpenVino(OpenVinoDevice::Npu) | Target::IntelNpu(_) => Ok(()),
         Target::OpenVino(_) => Err(Error::invalid(
             "target",

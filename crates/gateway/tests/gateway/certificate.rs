@@ -7,7 +7,7 @@ use narthex_gateway::{
     width_plan_text,
 };
 use narthex_spec::{
-    BlockSize, Calibration, RangeMethod, RoundingMethod, ScalingMethod, Scheme, Variant,
+    BlockSize, Calibration, HeadOrder, RangeMethod, RoundingMethod, ScalingMethod, Scheme, Variant,
     manifest::{CertificateFigures, Manifest},
     progress::Quiet,
 };
@@ -122,10 +122,20 @@ fn integer_activations_are_measured_in_the_graphs_that_have_them() {
         CompileRequest { block: Some(BlockSize::Elements(32)), ..plain.clone() },
         "expected channel, as its weights",
     );
-    refused(
-        CompileRequest { target: Some("openvino:npu".parse().unwrap()), ..plain },
-        "expected w8, w4 or f16",
-    );
+    let channel = CompileRequest { scheme: Scheme::W4A16, block: Some(BlockSize::Channel), ..plain.clone() };
+    refused(channel.clone(), "expected a number of elements, or a target of Intel's");
+    let intel = CompileRequest { target: Some("openvino:npu".parse().unwrap()), ..channel };
+    for (scheme, block) in [(Scheme::W4A16, intel.block), (Scheme::W4A16, None), (Scheme::W8A8, None)] {
+        let recipe = compile(CompileRequest { scheme, block, ..intel.clone() }).unwrap().1.recipe;
+        assert_eq!(
+            (recipe.block, recipe.head_order),
+            (BlockSize::Channel, HeadOrder::TokensFirst),
+            "{scheme}"
+        );
+        let is_narrow = scheme == Scheme::W4A16;
+        let choices = (recipe.rounding == RoundingMethod::Gptq, recipe.budget.is_some());
+        assert_eq!(choices, (is_narrow, is_narrow), "{scheme}");
+    }
 }
 
 #[test]
