@@ -250,6 +250,7 @@ fn job<'a>(checkpoint: &'a Path, recipe: Recipe, out: &'a Path) -> CompileJob<'a
         name: "tiny".parse().unwrap(),
         recipe,
         runner: None,
+        text: None,
         vocabulary: None,
         widths: None,
         measured_bytes: 0,

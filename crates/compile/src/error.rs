@@ -11,7 +11,9 @@ use narthex_graph::{check::GraphError, onnx::files::OnnxFileError, patch::PatchE
 use narthex_spec::arch::DynamicOnly;
 use narthex_text::tokenizer::TokenizerError;
 
-use crate::{vocab_subset::VocabSubsetError, width_plan::WidthPlanError};
+use crate::{
+    calibration_text::CalibrationTextError, vocab_subset::VocabSubsetError, width_plan::WidthPlanError,
+};
 
 /// Failure of a runner for calibration graphs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -44,6 +46,9 @@ pub enum CompileError {
     /// The plan of widths cannot be used.
     #[error(transparent)]
     WidthPlan(#[from] WidthPlanError),
+    /// The calibration text cannot be used.
+    #[error(transparent)]
+    CalibrationText(#[from] CalibrationTextError),
     /// The tokenizer was refused.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),

@@ -4,6 +4,7 @@
 //! of other tools.
 
 pub mod calibration;
+pub mod calibration_text;
 mod channel_scaling;
 pub mod dry_run;
 mod emit;

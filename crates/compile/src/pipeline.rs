@@ -27,6 +27,7 @@ use crate::{
         CalibrationGraph, CalibrationModel, EncoderCalibration, GraphRunner, activation_ranges, calibrate,
         encoder_activation_ranges,
     },
+    calibration_text::CalibrationText,
     emit::{Emitter, RoundedWeights, WeightSink, WrittenTensors, new_graph},
     error::{CompileError, Result, unwritable},
     lower::{self, LoweredModel, parts},
@@ -58,6 +59,8 @@ pub struct CompileJob<'a> {
     /// Runner of the calibration graph. If there is one, decoders in `w8` are calibrated. Fixed shapes with integer
     /// activations need one.
     pub runner: Option<&'a dyn GraphRunner>,
+    /// Text for the calibration graph; `None` for the one of this crate.
+    pub text: Option<&'a CalibrationText>,
     /// Tokens that the pruned head keeps. The manifest's recipe records their number.
     pub vocabulary: Option<&'a VocabSubset>,
     /// An empty folder. On success it contains a complete package.
@@ -131,7 +134,7 @@ pub fn compile(
         package.write(TEMPLATE_FILE, template.as_bytes())?;
     }
 
-    let mut recipe = job.recipe.clone();
+    let mut recipe = Recipe { calibration_text: None, ..job.recipe.clone() };
     let calibrated = sweep.calibrate(&tokenizer)?;
     if calibrated.is_some() {
         recipe.calibration = Calibration::Standard;
@@ -154,6 +157,9 @@ pub fn compile(
         recipe.calibration = Calibration::Standard;
     }
 
+    if recipe.calibration == Calibration::Standard {
+        recipe.calibration_text = job.text.map(CalibrationText::sha256);
+    }
     let title = format!("Compiling {}", job.name);
     let measured = CalibrationResults { scaling: &scaling, rounded: &rounded, ranges: &ranges };
     let Lowering { mut lowered, .. } = sweep.lower(title, measured, &job.recipe)?;
@@ -281,7 +287,7 @@ impl WeightPass<'_> {
         let Some(CalibrationRun { graph, .. }) = run else { return Ok(None) };
         let title = format!("Calibrating {}", self.job.name);
         let _stage = Stage::start(self.progress, title, Unit::Nothing, None);
-        let model = CalibrationModel { checkpoint: self.checkpoint, arch, tokenizer };
+        let model = CalibrationModel { checkpoint: self.checkpoint, arch, tokenizer, text: self.job.text };
         calibrate(runner, &model, inputs, graph).map(Some)
     }
 
@@ -318,13 +324,16 @@ impl WeightPass<'_> {
         let title = format!("Measuring the activations of {}", self.job.name);
         let _stage = Stage::start(self.progress, title, Unit::Nothing, None);
         let checkpoint = self.checkpoint;
+        let text = self.job.text;
         let ranges = match architecture {
             Architecture::Decoder(arch) => {
-                activation_ranges(runner, &CalibrationModel { checkpoint, arch, tokenizer }, graph)?
+                activation_ranges(runner, &CalibrationModel { checkpoint, arch, tokenizer, text }, graph)?
             }
-            Architecture::Encoder(arch) => {
-                encoder_activation_ranges(runner, &EncoderCalibration { checkpoint, arch, tokenizer }, graph)?
-            }
+            Architecture::Encoder(arch) => encoder_activation_ranges(
+                runner,
+                &EncoderCalibration { checkpoint, arch, tokenizer, text },
+                graph,
+            )?,
             Architecture::Speech(_) | Architecture::Embedder(_) => ActivationRanges::default(),
         };
         keep(self.job.keep_stages, "ranges.json", || json(&ranges))?;

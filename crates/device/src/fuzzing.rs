@@ -120,6 +120,7 @@ mod tests {
             name: "tiny".parse().unwrap(),
             recipe: Recipe::new(Scheme::W8),
             runner: None,
+            text: None,
             vocabulary: None,
             widths: None,
             measured_bytes: 0,

@@ -44,8 +44,8 @@ pub use cancel::{Cancel, CancelCallback};
 pub use compile::{
     precompile::{UnsharedWeights, unshared_weights},
     request::{
-        Adapter, Certification, CompileRequest, Rebuild, VocabSubset, WidthPlan, vocabulary, width_plan,
-        width_plan_text,
+        Adapter, CalibrationText, Certification, CompileRequest, Rebuild, VocabSubset, WidthPlan,
+        calibration_text, vocabulary, width_plan, width_plan_text,
     },
 };
 pub use config::{Config, PrefixCacheConfig};

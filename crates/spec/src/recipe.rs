@@ -20,7 +20,7 @@ pub enum Calibration {
     /// No text: channels are not scaled.
     #[default]
     None,
-    /// The text that ships with the compiler.
+    /// The text that ships with the compiler, or a text of the user.
     Standard,
 }
 
@@ -184,6 +184,9 @@ pub struct Recipe {
     /// Calibration of channel scales; `none` in manifests without the field.
     #[serde(default)]
     pub calibration: Calibration,
+    /// Digest of the user's text for the calibration; `None` for the one that ships with the compiler.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub calibration_text: Option<Sha256>,
     /// Adapters in the weights, in the order in which they were added.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub adapters: Vec<MergedAdapter>,
@@ -388,6 +391,7 @@ impl Recipe {
             activations,
             accuracy_level,
             calibration,
+            calibration_text: None,
             adapters: Vec::new(),
             matformer: None,
             yarn: None,
@@ -431,15 +435,15 @@ mod tests {
         check(Scheme::W4, "openvino:npu", None, (blocks(64), true, HeadOrder::TokensFirst));
         check(Scheme::W4, "openvino:npu", Some(channel), (channel, true, HeadOrder::TokensFirst));
         check(Scheme::F16, "openvino:npu", None, (blocks(32), true, HeadOrder::TokensFirst));
-        for target in ["qnn:x-elite", "openvino:gpu"] {
-            check(Scheme::W8, target, None, (blocks(32), false, HeadOrder::HeadsFirst));
-            check(Scheme::W8, target, Some(channel), (channel, true, HeadOrder::HeadsFirst));
-        }
         for scheme in [Scheme::W8A16, Scheme::W8A8, Scheme::W4A16] {
             check(scheme, "openvino:npu", None, (channel, true, HeadOrder::TokensFirst));
         }
         check(Scheme::W4A16, "openvino:npu", Some(blocks(64)), (blocks(64), true, HeadOrder::TokensFirst));
         check(Scheme::W4A16, "qnn:x-elite", None, (blocks(32), false, HeadOrder::HeadsFirst));
+        for target in ["qnn:x-elite", "openvino:gpu"] {
+            check(Scheme::W8, target, None, (blocks(32), false, HeadOrder::HeadsFirst));
+            check(Scheme::W8, target, Some(channel), (channel, true, HeadOrder::HeadsFirst));
+        }
         let json = serde_json::to_value(Recipe::new(Scheme::W8)).unwrap();
         assert_eq!((&json["block"], json.get("symmetric"), json.get("head_order")), (&32.into(), None, None));
     }

@@ -65,7 +65,7 @@ struct Blob {
 struct Results {
     /// Blobs by chip, for each model, scheme and graph in the order of the compiles.
     blobs: Vec<([String; 3], BTreeMap<&'static str, Blob>)>,
-    /// What was not compiled, with the reason.
+    /// Compiles that failed, with the reason.
     refusals: Vec<String>,
 }
 

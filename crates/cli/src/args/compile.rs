@@ -1,6 +1,10 @@
 //! Arguments of `compile` and `check`.
 
-use std::{path::PathBuf, str::FromStr};
+use std::{
+    convert::Infallible,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
 
 use clap::{Args as ClapArgs, Parser};
 use narthex_gateway::check::NpuTarget;
@@ -33,9 +37,10 @@ pub(crate) struct CompileArgs {
     #[arg(long, value_name = "N")]
     pub(crate) block: Option<BlockSize>,
 
-    /// Calibration of a chat model in w8, w8a16, w8a8 or w4a16: standard or none
+    /// Text for the calibration in w8, w8a16, w8a8, w4a16 and by GPTQ and AWQ: standard, none, or a file of text or of JSON lines
+    /// (.jsonl) with texts and conversations
     #[arg(long, default_value = "standard", value_name = "CALIBRATION")]
-    pub(crate) calibrate: Calibration,
+    pub(crate) calibrate: CalibrationChoice,
 
     /// Ranges of integer activations, from a text: min-max, percentile (without one value of 10,000 at each end), or mse
     /// (with the least squared error) [default: min-max]
@@ -144,6 +149,39 @@ pub(crate) struct CompileArgs {
     /// Maximum weights of one NPU graph; larger models are split into parts [default: the limit of the NPU]
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) part_bytes: Option<u64>,
+}
+
+/// Calibration of a compile.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum CalibrationChoice {
+    /// Without a text, or with the one that ships with Narthex.
+    Shipped(Calibration),
+    /// With the text of a file.
+    File(PathBuf),
+}
+
+impl CalibrationChoice {
+    pub(crate) fn calibration(&self) -> Calibration {
+        match self {
+            Self::Shipped(calibration) => *calibration,
+            Self::File(_) => Calibration::Standard,
+        }
+    }
+
+    pub(crate) fn file(&self) -> Option<&Path> {
+        match self {
+            Self::Shipped(_) => None,
+            Self::File(path) => Some(path),
+        }
+    }
+}
+
+impl FromStr for CalibrationChoice {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(text.parse().map_or_else(|_| Self::File(text.into()), Self::Shipped))
+    }
 }
 
 /// Adapter of a compile.

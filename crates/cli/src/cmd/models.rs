@@ -4,6 +4,7 @@ use std::io::{IsTerminal, stderr, stdin};
 
 use narthex_gateway::{
     Certification, CheckpointPruning, CompileRequest, DEFAULT_SCHEME, Error, Gateway, Rebuild,
+    calibration_text,
     models::{ModelListing, PulledModel, Removal},
     split_scheme, vocabulary, width_plan, width_plan_text,
 };
@@ -182,7 +183,8 @@ pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<(
         name: args.name.clone(),
         scheme: stated_scheme(&args.model, args.scheme)?.unwrap_or(DEFAULT_SCHEME),
         block: args.block,
-        calibration: args.calibrate,
+        calibration: args.calibrate.calibration(),
+        calibration_text: args.calibrate.file().map(calibration_text).transpose()?,
         ranges: args.ranges,
         rounding: args.rounding,
         scaling: args.scaling,

@@ -9,7 +9,7 @@ use narthex_spec::{
 use narthex_text::tokenizer::Tokenizer;
 
 use super::{ProbedModel, all_tokens, known, spread_rows, token_rows};
-use crate::{error::Result, layer::encoder_head::TOKEN_WEIGHT};
+use crate::{calibration_text::CalibrationText, error::Result, layer::encoder_head::TOKEN_WEIGHT};
 
 /// Maximum number of tokens of a text.
 const MAX_LENGTH: usize = 512;
@@ -24,6 +24,8 @@ pub(crate) struct EncoderCalibration<'a> {
     /// The model's architecture.
     pub(crate) arch: &'a EncoderArch,
     pub(crate) tokenizer: &'a Tokenizer,
+    /// Text of the user; `None` for the one of the compiler.
+    pub(crate) text: Option<&'a CalibrationText>,
 }
 
 impl ProbedModel for EncoderCalibration<'_> {
@@ -51,7 +53,7 @@ impl EncoderCalibration<'_> {
     /// Returns texts of equal length, each with the tokens that the tokenizer adds to a document.
     pub(super) fn windows(&self) -> Result<Vec<Vec<TokenId>>> {
         let [before, after] = self.tokenizer.document_frame()?;
-        let tokens = all_tokens(self.tokenizer)?;
+        let tokens = all_tokens(self.checkpoint, self.tokenizer, self.text)?;
         let longest = MAX_LENGTH.min(self.checkpoint.max_length).min(self.arch.positions);
         let length = longest.saturating_sub(before.len() + after.len()).clamp(1, tokens.len().max(1));
         let texts = tokens.chunks_exact(length).take(MAX_TEXTS);

@@ -26,6 +26,7 @@ use narthex_text::tokenizer::{Specials, Tokenizer};
 
 pub use crate::error::RunnerError;
 use crate::{
+    calibration_text::CalibrationText,
     error::{CompileError, Result},
     quant::{
         ActivationRanges, Scaling,
@@ -92,6 +93,8 @@ pub(crate) struct CalibrationModel<'a> {
     /// The model's architecture.
     pub(crate) arch: &'a DecoderArch,
     pub(crate) tokenizer: &'a Tokenizer,
+    /// Text of the user; `None` for [`TEXT`] and [`PASSAGES`].
+    pub(crate) text: Option<&'a CalibrationText>,
 }
 
 /// Maximum bytes of weights per run. A runner may keep two copies: as stored, and in the layout of its kernels.
@@ -387,15 +390,18 @@ impl CalibrationModel<'_> {
     /// Returns the text's tokens, at most as many as the model's context and [`MAX_TOKENS`].
     fn tokens(&self) -> Result<Vec<TokenId>> {
         let mut tokens: Vec<TokenId> = self.checkpoint.special.bos.into_iter().collect();
-        tokens.extend(self.tokenizer.encode(TEXT, Specials::AsText)?);
+        match self.text {
+            Some(text) => tokens.extend(text.tokens(self.checkpoint, self.tokenizer, MAX_TOKENS)?),
+            None => tokens.extend(self.tokenizer.encode(TEXT, Specials::AsText)?),
+        }
         tokens.truncate(MAX_TOKENS.min(self.arch.context));
         Ok(tokens)
     }
 
-    /// Returns the tokens of the text and of [`PASSAGES`] in windows of equal length.
+    /// Returns the tokens of the whole text in windows of equal length.
     fn windows(&self) -> Result<Vec<Vec<TokenId>>> {
         let first = self.checkpoint.special.bos;
-        let tokens = all_tokens(self.tokenizer)?;
+        let tokens = all_tokens(self.checkpoint, self.tokenizer, self.text)?;
         let length = MAX_TOKENS.min(self.arch.context).saturating_sub(first.iter().len()).min(tokens.len());
         let windows = tokens.chunks_exact(length.max(1)).take(MAX_WINDOWS);
         Ok(windows.map(|window| first.into_iter().chain(window.iter().copied()).collect()).collect())
@@ -432,8 +438,15 @@ impl CalibrationModel<'_> {
     }
 }
 
-/// Returns the tokens of [`TEXT`] and [`PASSAGES`].
-fn all_tokens(tokenizer: &Tokenizer) -> Result<Vec<TokenId>> {
+/// Returns the tokens of the user's text, or of [`TEXT`] and [`PASSAGES`], as many as windows can have.
+fn all_tokens(
+    checkpoint: &Checkpoint,
+    tokenizer: &Tokenizer,
+    text: Option<&CalibrationText>,
+) -> Result<Vec<TokenId>> {
+    if let Some(text) = text {
+        return Ok(text.tokens(checkpoint, tokenizer, MAX_WINDOWS * MAX_TOKENS)?);
+    }
     let mut tokens = tokenizer.encode(TEXT, Specials::AsText)?;
     tokens.extend(tokenizer.encode(PASSAGES, Specials::AsText)?);
     Ok(tokens)

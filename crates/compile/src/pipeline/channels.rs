@@ -44,7 +44,7 @@ impl WeightPass<'_> {
         let title = format!("Scaling the channels of {}", self.job.name);
         let stage = Stage::start(self.progress, title, Unit::Items, Some(groups.len() as u64));
         let scaler = ChannelScaler {
-            model: &CalibrationModel { checkpoint: self.checkpoint, arch, tokenizer },
+            model: &CalibrationModel { checkpoint: self.checkpoint, arch, tokenizer, text: self.job.text },
             plan: self.plan,
             block: self.job.recipe.block,
             method,

@@ -85,6 +85,7 @@ mod tests {
             name: "tiny".parse().unwrap(),
             recipe,
             runner: Some(runner),
+            text: None,
             vocabulary: None,
             out,
             widths: None,

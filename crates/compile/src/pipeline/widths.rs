@@ -263,7 +263,7 @@ impl WeightPass<'_> {
 
     fn model<'a>(&'a self, subject: Subject<'a>) -> CalibrationModel<'a> {
         let Subject { arch, tokenizer, .. } = subject;
-        CalibrationModel { checkpoint: self.checkpoint, arch, tokenizer }
+        CalibrationModel { checkpoint: self.checkpoint, arch, tokenizer, text: self.job.text }
     }
 
     /// Gives 8 bits to as few layers as the budget allows for the divergence from the model in 8 bits, whose logits are

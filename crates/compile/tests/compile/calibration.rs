@@ -12,6 +12,7 @@ use half::f16;
 use narthex_compile::{
     CompileError,
     calibration::{GraphRunner, RunnerError},
+    calibration_text::CalibrationText,
     pipeline::{self, CompileJob},
 };
 use narthex_graph::{Graph, Initializer, InitializerData};
@@ -415,6 +416,51 @@ fn channels_are_scaled_by_the_inputs_of_their_layers() {
     assert_eq!((recipe.scaling, recipe.calibration), (ScalingMethod::Awq, Calibration::Standard));
     let kept = fs::read_to_string(stages.path().join("scaling.json")).unwrap();
     assert_eq!(kept.matches("\"strength\"").count(), 4 * LAYERS, "{kept}");
+}
+
+#[test]
+fn a_text_of_the_user_takes_the_place_of_the_compiler_s() {
+    let source = tempfile::tempdir().unwrap();
+    let gguf = llama(source.path());
+    let bert = source.path().join("bert");
+    fs::create_dir(&bert).unwrap();
+    tiny_bert_safetensors(&bert, 7).unwrap();
+    let compile = |checkpoint: &Path, recipe: Recipe, name: &str, text: &str| {
+        let file = source.path().join(name);
+        fs::write(&file, text).unwrap();
+        let text = CalibrationText::read(&file).unwrap();
+        let runner = MadeUp::new(blocks);
+        let out = tempfile::tempdir().unwrap();
+        let job =
+            CompileJob { runner: Some(&runner), text: Some(&text), ..job(checkpoint, recipe, out.path()) };
+        let manifest = pipeline::compile(job, &Quiet, &AtomicBool::new(false))?;
+        assert_eq!(manifest.recipe.calibration_text, Some(text.sha256()));
+        let calls = runner.calls.into_inner();
+        let embeds = calls[0].1.iter().find(|feed| feed.name == "embeds").unwrap();
+        Ok::<_, CompileError>(embeds.shape[1])
+    };
+    let tokens = |name: &str, text: &str| compile(&gguf, Recipe::new(Scheme::W8), name, text).unwrap();
+    let plain = tokens("a.txt", "xyz");
+    assert!((1..=4).contains(&plain), "{plain}");
+    assert_eq!(tokens("b.jsonl", "{\"text\": \"xyz\"}\n"), plain);
+    assert!(tokens("c.jsonl", "\"xyz\"\n\"xyz\"\n") > plain);
+    // The template adds its markers.
+    let conversation = "{\"messages\": [{\"role\": \"user\", \"content\": \"xyz\"}]}\n";
+    assert!(tokens("d.jsonl", conversation) > plain);
+
+    let fixed = Some(FixedShapes::new(64));
+    let recipe = Recipe { fixed, ..Recipe::new(Scheme::W8A16) };
+    let error = compile(&bert, recipe, "e.jsonl", conversation).unwrap_err().to_string();
+    assert!(
+        error.ends_with("e.jsonl, line 1: the model has no chat template; expected lines with a text"),
+        "{error}"
+    );
+    // Without a runner, no text is read.
+    let out = tempfile::tempdir().unwrap();
+    let text = CalibrationText::read(&source.path().join("a.txt")).unwrap();
+    let job = CompileJob { text: Some(&text), ..job(&gguf, Recipe::new(Scheme::W8), out.path()) };
+    let recipe = pipeline::compile(job, &Quiet, &AtomicBool::new(false)).unwrap().recipe;
+    assert_eq!((recipe.calibration, recipe.calibration_text), (Calibration::None, None));
 }
 
 /// Compiles, and returns the result with the notes.

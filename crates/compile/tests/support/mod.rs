@@ -14,6 +14,7 @@ pub(crate) fn job<'a>(checkpoint: &'a Path, recipe: Recipe, out: &'a Path) -> Co
         name: "tiny".parse().unwrap(),
         recipe,
         runner: None,
+        text: None,
         vocabulary: None,
         widths: None,
         measured_bytes: 0,

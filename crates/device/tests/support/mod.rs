@@ -186,6 +186,7 @@ impl Package {
             name: "tiny".parse().unwrap(),
             recipe,
             runner,
+            text: None,
             vocabulary,
             widths: None,
             measured_bytes: 0,

@@ -108,6 +108,7 @@ impl PackageBuild<'_> {
             scaling: ScalingMethod::Powers,
             budget: None,
             plan: None,
+            calibration_text: None,
             ..recipe.clone()
         };
         let output = CompileOutput::unmeasured(float.path());
@@ -161,7 +162,8 @@ fn measure(
     certification: Certification,
 ) -> Result<Certificate, Error> {
     let name = quantised.manifest.name.clone();
-    let Recipe { scheme, calibration, rounding, scaling, budget, .. } = quantised.manifest.recipe;
+    let Recipe { scheme, calibration, calibration_text, rounding, scaling, budget, .. } =
+        quantised.manifest.recipe;
     let variant = quantised.manifest.recipe.measured_variant();
     let widths = quantised.manifest.layer_widths.clone();
     let figures = package_comparison::compare(context, float, quantised, TEXT)?;
@@ -182,7 +184,8 @@ fn measure(
         figures,
         variant,
         text: Sha256::of(TEXT.as_bytes()),
-        calibration: (calibration == Calibration::Standard).then(|| text_digest(rounding, scaling)),
+        calibration: (calibration == Calibration::Standard)
+            .then(|| calibration_text.unwrap_or_else(|| text_digest(rounding, scaling))),
         rounding,
         scaling,
         date: Date::today().to_string(),

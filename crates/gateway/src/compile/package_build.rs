@@ -12,6 +12,7 @@ use narthex_catalog::{
 use narthex_compile::{
     CompileError,
     calibration::GraphRunner,
+    calibration_text::CalibrationText,
     package::add_files,
     pipeline::{self, CompileJob},
     vocab_subset::VocabSubset,
@@ -105,7 +106,7 @@ impl RequiredGraphs {
     }
 }
 
-/// Budget of rows of 4 bits with one scale each: smollm2:135m then loses less than 5 % of its perplexity.
+/// Budget of rows of 4 bits with one scale each: smollm2:135m then loses 5 % of its perplexity.
 const NARROW_ROWS: Budget = Budget::Divergence { micronats: 25_000 };
 
 /// A package to be built from a model.
@@ -303,6 +304,7 @@ impl PackageBuild<'_> {
         default.scaling = self.request.scaling.unwrap_or(default.scaling);
         default.budget = self.request.budget.or(default.budget);
         default.plan = self.request.plan.as_ref().map(WidthPlan::sha256);
+        default.calibration_text = self.request.calibration_text.as_ref().map(CalibrationText::sha256);
         let is_static = target.is_some()
             || default.activations.is_some()
             || !contexts.is_empty()
@@ -403,6 +405,7 @@ impl PackageBuild<'_> {
             name: self.key.name.clone(),
             recipe: recipe.clone(),
             runner: is_calibrated.then_some(&runner as &dyn GraphRunner),
+            text: self.request.calibration_text.as_ref(),
             vocabulary,
             widths: self.request.plan.as_ref().filter(|_| recipe.plan.is_some()),
             measured_bytes: output.measured_bytes,

@@ -8,6 +8,7 @@ use std::{
 pub use narthex_checkpoint::Adapter;
 use narthex_compile::CompileError;
 pub use narthex_compile::{
+    calibration_text::CalibrationText,
     vocab_subset::VocabSubset,
     width_plan::{WidthPlan, text as width_plan_text},
 };
@@ -46,6 +47,8 @@ pub struct CompileRequest {
     pub block: Option<BlockSize>,
     /// Calibration of weights with the activations of a text.
     pub calibration: Calibration,
+    /// Text of the user for the calibration; by default the one that ships with Narthex.
+    pub calibration_text: Option<CalibrationText>,
     /// Choice of the ranges of integer activations; by default that of the scheme.
     pub ranges: Option<RangeMethod>,
     /// Choice of the integers of weights with 4 bits; by default the nearest ones.
@@ -104,6 +107,7 @@ impl CompileRequest {
             scheme,
             block: None,
             calibration: Calibration::Standard,
+            calibration_text: None,
             ranges: None,
             rounding: None,
             scaling: None,
@@ -235,6 +239,14 @@ pub fn vocabulary(file: &Path, max_tokens: Option<usize>) -> Result<VocabSubset,
 /// [`Error::Compile`] for a file that is unreadable or not a plan.
 pub fn width_plan(file: &Path) -> Result<WidthPlan, Error> {
     Ok(WidthPlan::read(file).map_err(CompileError::from)?)
+}
+
+/// Reads a text for the calibration: plain text, or JSON lines in a file named `.jsonl`.
+///
+/// # Errors
+/// An error if the file cannot be read or has no text.
+pub fn calibration_text(file: &Path) -> Result<CalibrationText, Error> {
+    Ok(CalibrationText::read(file).map_err(CompileError::from)?)
 }
 
 /// Maximum length of an adapter's name in the name of a package.

@@ -1,7 +1,9 @@
 //! Kinds of errors, including the errors of other crates.
 
 use narthex_checkpoint::CheckpointError;
-use narthex_compile::{vocab_subset::VocabSubsetError, width_plan::WidthPlanError};
+use narthex_compile::{
+    calibration_text::CalibrationTextError, vocab_subset::VocabSubsetError, width_plan::WidthPlanError,
+};
 use narthex_files::environment;
 use narthex_text::tokenizer::TokenizerError;
 
@@ -138,7 +140,9 @@ pub(super) fn compile_kind(error: &narthex_compile::CompileError) -> ErrorKind {
         },
         Compile::Read { source, .. } => ErrorKind::of_io(source),
         Compile::Checkpoint(error) => checkpoint_kind(error),
-        Compile::Tokenizer(error) => tokenizer_kind(error),
+        Compile::Tokenizer(error) | Compile::CalibrationText(CalibrationTextError::Tokenizer(error)) => {
+            tokenizer_kind(error)
+        }
         Compile::Calibration(_) => ErrorKind::Unavailable,
         Compile::Bound { .. }
         | Compile::Foreign { .. }
@@ -147,8 +151,12 @@ pub(super) fn compile_kind(error: &narthex_compile::CompileError) -> ErrorKind {
         Compile::NoSettings { .. } => ErrorKind::NotFound,
         Compile::Open(error) => onnx_kind(error),
         Compile::VocabSubset(VocabSubsetError::Read { source, .. })
-        | Compile::WidthPlan(WidthPlanError::Read { source, .. }) => ErrorKind::of_io(source),
-        Compile::WidthPlan(WidthPlanError::Line { .. }) => ErrorKind::Malformed,
+        | Compile::WidthPlan(WidthPlanError::Read { source, .. })
+        | Compile::CalibrationText(CalibrationTextError::Read { source, .. }) => ErrorKind::of_io(source),
+        Compile::WidthPlan(WidthPlanError::Line { .. })
+        | Compile::CalibrationText(CalibrationTextError::Line { .. } | CalibrationTextError::Empty { .. }) => {
+            ErrorKind::Malformed
+        }
         Compile::VocabSubset(VocabSubsetError::List { .. } | VocabSubsetError::TooLong { .. }) => {
             ErrorKind::Malformed
         }

@@ -102,6 +102,7 @@ pub(crate) fn compiled(
         name: model.parse().unwrap(),
         recipe: Recipe { fixed: Some(shapes), ..Recipe::new(Scheme::W8) },
         runner,
+        text: None,
         vocabulary: None,
         widths: None,
         measured_bytes: 0,
