@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::Context;
 
-use super::{HANG, MEMORY, Subject};
+use super::{MEMORY, Subject};
 
 /// Time between two checks of a process.
 const LOOK: Duration = Duration::from_millis(2);
@@ -28,12 +28,16 @@ pub(super) struct ProcessResult {
 impl ProcessResult {
     /// Returns the finding about the process, if there is one.
     pub(super) fn finding(&self) -> Option<String> {
-        let Some(status) = self.status else { return Some(format!("hangs for more than {HANG:?}")) };
+        let Some(status) = self.status else { return Some(format!("hangs for more than {:?}", self.took)) };
         if self.stderr.contains("panicked") {
             return Some(format!("panics: {}", excerpt(&self.stderr)));
         }
         if status.code().is_none() {
             return Some(format!("ends with {status}: {}", excerpt(&self.stderr)));
+        }
+        // Under wine, a crash has a code too.
+        if !status.success() && !self.stderr.contains("error: ") {
+            return Some(format!("ends with {status} and no error: {}", excerpt(&self.stderr)));
         }
         (self.peak > MEMORY).then(|| format!("takes {} MB", self.peak / 1_000_000))
     }
@@ -48,11 +52,11 @@ fn excerpt(text: &str) -> String {
 impl Subject<'_> {
     /// Returns a command of the program with the store at `home`, without a network.
     pub(super) fn narthex(&self, home: &Path, args: &[&str]) -> Command {
-        let mut command = self.session.command(&self.program);
+        let mut command = self.start();
         command
             .args(args)
-            .env("NARTHEX_HOME", home)
-            .env("ORT_DYLIB_PATH", &self.runtime)
+            .env("NARTHEX_HOME", self.path(home))
+            .env("ORT_DYLIB_PATH", self.path(&self.runtime))
             .env("NARTHEX_PYTHON", "/nonexistent/python")
             .env("HF_HUB_OFFLINE", "1")
             .env_remove("RUST_BACKTRACE");
@@ -63,7 +67,7 @@ impl Subject<'_> {
     pub(super) fn watch(&self, home: &Path, args: &[&str]) -> anyhow::Result<ProcessResult> {
         let log = tempfile::NamedTempFile::new()?;
         let child = self.narthex(home, args).stdout(Stdio::null()).stderr(log.reopen()?).spawn();
-        let (status, took, peak) = wait(child.context("the program cannot be started")?, HANG)?;
+        let (status, took, peak) = wait(child.context("the program cannot be started")?, self.hang())?;
         let stderr = String::from_utf8_lossy(&fs::read(log.path())?).into_owned();
         Ok(ProcessResult { status, stderr, took, peak })
     }

@@ -169,7 +169,7 @@ impl FileAttack {
             let work = || -> anyhow::Result<()> {
                 loop {
                     let case = next.fetch_add(1, Ordering::Relaxed);
-                    if case >= self.cases {
+                    if case >= subject.cases(self.cases, 10) {
                         return Ok(());
                     }
                     let ended = self.case(subject, base.path(), &valid, case)?;

@@ -20,7 +20,7 @@ use xtask_tools::{
     server::{self, Server},
 };
 
-/// Number of kills of each command.
+/// Number of kills of each command; half as many under wine.
 const KILLS: usize = 50;
 
 /// Maximum time until a kill.
@@ -148,13 +148,13 @@ impl Bench<'_> {
         let whole = self.kill(victim, LATEST)?.1;
         let mut outcome = Outcome {
             what: format!("kills of {}", victim.what),
-            cases: KILLS,
+            cases: self.subject.cases(KILLS, 2),
             slowest: Duration::ZERO,
             peak: 0,
             note: format!("within {:.2} s", whole.as_secs_f64()),
             findings: Vec::new(),
         };
-        for case in 0..KILLS {
+        for case in 0..outcome.cases {
             let moment = Duration::from_micros(random.below(whole.as_micros() as usize + 1) as u64);
             let (killed, _) = self.kill(victim, moment)?;
             outcome.peak = outcome.peak.max(killed.peak);

@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, bail};
 
 use super::{
-    HANG, MEMORY, Outcome, Subject,
+    MEMORY, Outcome, Subject,
     child::{peak_memory, resident_memory},
     files,
 };
@@ -24,6 +24,8 @@ pub(super) struct Live {
     _home: tempfile::TempDir,
     /// Memory before the attack, in bytes.
     base: u64,
+    /// Maximum time of a request.
+    hang: Duration,
 }
 
 impl Live {
@@ -69,14 +71,14 @@ impl Live {
         }
         let server = Server::listen(shell, &home.path().join("log"))?;
         let base = peak_memory(server.id()).unwrap_or(0);
-        Ok(Self { server, _home: home, base })
+        Ok(Self { server, _home: home, base, hang: subject.hang() })
     }
 
-    /// Sends bytes and reads the whole answer, for at most [`HANG`].
+    /// Sends bytes and reads the whole answer, for at most the time of a case.
     pub(super) fn send(&self, bytes: &[u8]) -> anyhow::Result<String> {
         let mut stream = TcpStream::connect(&self.server.address).context("no connection")?;
-        stream.set_read_timeout(Some(HANG))?;
-        stream.set_write_timeout(Some(HANG))?;
+        stream.set_read_timeout(Some(self.hang))?;
+        stream.set_write_timeout(Some(self.hang))?;
         // A server may answer and close before it has read everything.
         let _ = stream.write_all(bytes);
         let mut answer = Vec::new();
@@ -84,7 +86,7 @@ impl Live {
             Err(error)
                 if matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut) =>
             {
-                bail!("no end of the answer within {HANG:?}")
+                bail!("no end of the answer within {:?}", self.hang)
             }
             _ => Ok(String::from_utf8_lossy(&answer).into_owned()),
         }

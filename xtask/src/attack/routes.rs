@@ -70,7 +70,7 @@ pub(super) fn run(subject: &Subject<'_>) -> anyhow::Result<Vec<Outcome>> {
     let (mut random, mut cases) = (Random::new(subject.seed), Cases::default());
     let mut statuses = BTreeMap::<String, usize>::new();
     for route in &routes {
-        for form in 0..route.count {
+        for form in 0..subject.cases(route.count, 5) {
             let request = malformed(&live, route, &bodies, &mut random);
             let start = Instant::now();
             match formed(request, form % FORMS, &mut random) {

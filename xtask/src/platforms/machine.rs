@@ -142,6 +142,10 @@ impl Machine<'_> {
             .env_remove("ORT_DYLIB_PATH")
             .env_remove("RUST_BACKTRACE")
             .env_remove("RUST_LOG");
+        if let Emulator::Qemu(_) = self.emulator {
+            // The choice of the type reads hundreds of tokens with each, which takes hours under emulation.
+            command.env("NARTHEX_KV_CACHE_DTYPE", "f16");
+        }
         command
     }
 

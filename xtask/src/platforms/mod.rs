@@ -38,6 +38,7 @@ use self::{
     wine::Wine,
 };
 use xtask_tools::{
+    process,
     record::{self, RecordArgs},
     session::Session,
     terminal,
@@ -121,6 +122,10 @@ impl Platform {
                 ("`service install`", "wine has no Task Scheduler"),
             ],
             Self::Arm => &[
+                (
+                    "choice of the KV cache's type at the first load",
+                    "it reads hundreds of tokens with each type, which takes hours under emulation; `f16` is stated",
+                ),
                 ("Qualcomm's NPU and GPU", "qemu emulates a processor only"),
                 ("`service install`", "no systemd runs for arm64 here"),
             ],
@@ -176,6 +181,29 @@ pub(crate) fn run(workspace: &Workspace, args: PlatformsArgs) -> anyhow::Result<
     ensure!(failed == 0, "{failed} steps failed");
     terminal::line("platforms: no step failed");
     Ok(())
+}
+
+/// The program for Windows on x64, with a store that has the CPU runtime and nothing else.
+pub(crate) struct WindowsProgram {
+    pub(crate) wine: Wine,
+    pub(crate) program: PathBuf,
+    /// The store, as Linux names it.
+    pub(crate) store: PathBuf,
+}
+
+/// Builds the program for Windows, prepares wine, and installs the CPU runtime.
+pub(crate) fn windows_program(session: &Session<'_>) -> anyhow::Result<WindowsProgram> {
+    let folder = session.workspace.target.join("platforms");
+    std::fs::create_dir_all(&folder)?;
+    let wine = Wine::prepare(session, &folder)?;
+    let target = ForeignTarget::WindowsX64;
+    let program = machine::build(session, target, &folder)?;
+    let wheel = wheels::runtime(session, target.runtime_platform()?, &folder.join("wheels"))?;
+    let store = folder.join("windows-runtime");
+    let mut install = wine.command(session, &program);
+    install.args(["runtime", "install", "cpu", "--from", &wine.path(&wheel)]);
+    process::run(install.env("NARTHEX_HOME", wine.path(&store)))?;
+    Ok(WindowsProgram { wine, program, store })
 }
 
 /// Runs the first hour on this machine, for comparison.
