@@ -565,6 +565,35 @@ mod tests {
         assert!(Args::command().get_arguments().all(|argument| argument.get_env().is_none()));
     }
 
+    /// The lists of arguments are written as JSON there.
+    #[test]
+    fn arguments_of_containers_are_accepted() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let mut lists = Vec::new();
+        for file in [
+            "Containerfile",
+            "packaging/kubernetes/base/deployment.yaml",
+            "packaging/kubernetes/intel/device.yaml",
+            "packaging/kubernetes/nvidia/device.yaml",
+            "packaging/kubernetes/router/servers.yaml",
+        ] {
+            let text = std::fs::read_to_string(root.join(file)).unwrap();
+            let of_file = text.lines().filter_map(|line| {
+                let line = line.trim();
+                line.strip_prefix("args: ").or_else(|| line.strip_prefix("CMD "))
+            });
+            lists.extend(of_file.map(|list| (file, list.replace("$(MODEL)", "smollm2:135m"))));
+        }
+        // One of the image, two of the base, and one of each of the others; the health check of the image is indented.
+        let programs: Vec<_> = lists.iter().filter(|(_, list)| !list.contains("python3")).collect();
+        assert_eq!(programs.len(), 6, "{lists:?}");
+        for (file, list) in programs {
+            let arguments: Vec<String> = serde_json::from_str(list).unwrap();
+            let line = ["narthex".to_owned()].into_iter().chain(arguments);
+            assert!(Args::try_parse_from(line).is_ok(), "{file}: {list}");
+        }
+    }
+
     #[test]
     fn numbers_that_nothing_can_run_with_are_refused() {
         assert_eq!(at_least_one("1"), Ok(1));

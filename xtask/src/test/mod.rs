@@ -3,11 +3,12 @@
 //! Cheap stages come first. The first failure ends the run and prints the command that repeats its stage. The store
 //! with two models and the Python environments are created under the target folder and reused. Start at [`Stage`];
 //! [`stages`] implements most of them; [`tools`], [`book`], [`notebook`],
-//! [`clients`], [`page`] and [`mod@quick`] implement one each.
+//! [`clients`], [`page`], [`kubernetes`] and [`mod@quick`] implement one each.
 
 mod book;
 mod cargo_tool;
 mod clients;
+mod kubernetes;
 mod notebook;
 pub(crate) mod page;
 mod stages;
@@ -65,6 +66,8 @@ pub(crate) enum Stage {
     Clients,
     /// The page in a browser.
     Page,
+    /// The files for Kubernetes.
+    Kubernetes,
 }
 
 /// Stages to run.
@@ -114,6 +117,7 @@ impl Stage {
             Self::Notebook => "the example notebook runs",
             Self::Clients => "Python clients of OpenAI, Anthropic and Ollama against a live server",
             Self::Page => "the page is that of its sources, and works in Chromium",
+            Self::Kubernetes => "kubectl renders the files for Kubernetes, and they follow its schemas",
         }
     }
 
@@ -134,6 +138,7 @@ impl Stage {
             Self::Notebook => notebook::check(session),
             Self::Clients => clients::check(session),
             Self::Page => page::check(session),
+            Self::Kubernetes => kubernetes::check(session),
         }
     }
 }

@@ -134,4 +134,11 @@ mod tests {
         // An empty specification is not read.
         assert_eq!([specifications["lora"], specifications["cacheInfo"]], ["", ""]);
     }
+
+    #[test]
+    fn the_settings_for_kubernetes_are_those_of_the_documentation() {
+        let page = include_str!("../../../../../docs/src/monitoring.md");
+        let settings = include_str!("../../../../../packaging/kubernetes/router/picker-settings.yaml");
+        assert_eq!(specifications(settings), specifications(page));
+    }
 }
