@@ -31,7 +31,7 @@ pub(crate) use launch::{Agent, LaunchArgs};
 pub(crate) use load::{DecoderLoadArgs, LoadArgs};
 pub(crate) use mcp::McpArgs;
 use narthex_gateway::{AutoPull, Config, KeepAlive, PrefixCacheConfig, UpstreamUrl};
-use narthex_server::{AllowedHost, AllowedOrigin};
+use narthex_server::{AllowedHost, AllowedOrigin, TracesEndpoint};
 use narthex_spec::{DevicePlacements, ModelName, Speculation};
 pub(crate) use runtime::{RuntimeArgs, RuntimeCommand};
 pub(crate) use service::{ServiceArgs, ServiceCommand, ServiceInstallArgs, ServiceScopeArgs};
@@ -308,6 +308,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "FORMAT", default_value = "text", hide_possible_values = true)]
     pub(crate) log_format: LogFormat,
 
+    /// Send a trace of each request to the OpenTelemetry collector at this address, as in http://localhost:4318, by OTLP over
+    /// HTTP [default: none]
+    #[arg(long, value_name = "URL")]
+    pub(crate) otlp_traces_endpoint: Option<TracesEndpoint>,
+
     /// Open the page of the server in the browser
     #[arg(long, conflicts_with = "unix_socket")]
     pub(crate) open: bool,
@@ -558,13 +563,6 @@ mod tests {
         }
     }
 
-    #[test]
-    fn the_environment_adds_nothing_to_a_usage_line() {
-        let error = Args::try_parse_from(["narthex", "show"]).unwrap_err().to_string();
-        assert!(error.contains("Usage: narthex show <MODEL>"), "{error}");
-        assert!(Args::command().get_arguments().all(|argument| argument.get_env().is_none()));
-    }
-
     /// The lists of arguments are written as JSON there.
     #[test]
     fn arguments_of_containers_are_accepted() {
@@ -592,6 +590,13 @@ mod tests {
             let line = ["narthex".to_owned()].into_iter().chain(arguments);
             assert!(Args::try_parse_from(line).is_ok(), "{file}: {list}");
         }
+    }
+
+    #[test]
+    fn the_environment_adds_nothing_to_a_usage_line() {
+        let error = Args::try_parse_from(["narthex", "show"]).unwrap_err().to_string();
+        assert!(error.contains("Usage: narthex show <MODEL>"), "{error}");
+        assert!(Args::command().get_arguments().all(|argument| argument.get_env().is_none()));
     }
 
     #[test]

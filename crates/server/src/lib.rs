@@ -24,6 +24,7 @@ mod reports;
 mod routes;
 mod serve;
 mod settings_editor;
+mod traces;
 mod upstream;
 mod waits;
 
@@ -34,3 +35,4 @@ pub use current_gateway::CurrentGateway;
 pub use http::{accept::ServerAddress, access_log::ACCESS, limits::Limits, tls::TlsFiles};
 pub use serve::{ServeError, ServeOptions, run_until};
 pub use settings_editor::{AppliedSettings, SettingsChange, SettingsEditor};
+pub use traces::TracesEndpoint;

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use narthex_gateway::{Drain, ErrorKind, Gateway, check_threads};
+use narthex_gateway::{Drain, ErrorKind, Gateway, Network, check_threads};
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
@@ -22,9 +22,10 @@ use crate::{
         tcp_sockets::TcpSockets,
         tls::TlsFiles,
     },
-    reports::power,
+    reports::{power, requests::RecentRequests},
     routes::{self, Routers},
     settings_editor::SettingsEditor,
+    traces::{Traces, TracesEndpoint},
 };
 
 /// Number of threads that serve connections.
@@ -62,6 +63,8 @@ pub struct ServeOptions {
     pub requests: RequestOptions,
     /// Changes of the settings by requests; `None` to refuse them.
     pub settings: Option<SettingsEditor>,
+    /// The collector that receives a trace of each request.
+    pub traces: Option<TracesEndpoint>,
 }
 
 impl ServeOptions {
@@ -76,6 +79,7 @@ impl ServeOptions {
             limits: Limits::standard(),
             requests: RequestOptions::default(),
             settings: None,
+            traces: None,
         }
     }
 
@@ -83,9 +87,16 @@ impl ServeOptions {
     ///
     /// # Errors
     /// [`ServeError::NoKey`] for a host that other machines can reach if there is no key; [`ServeError::Keys`] for a
-    /// malformed key file; [`ServeError::Tls`] for a certificate or a key that cannot be used.
+    /// malformed key file; [`ServeError::Tls`] for a certificate or a key that cannot be used; [`ServeError::Traces`] for a
+    /// collector on another machine if the gateway is offline.
     pub fn check(&self, gateway: &Gateway) -> Result<(), ServeError> {
         self.acceptor()?;
+        let is_offline = gateway.config().network == Network::CacheOnly;
+        if let Some(endpoint) = self.traces.as_ref().filter(|endpoint| is_offline && !endpoint.is_loopback())
+        {
+            let reason = format!("{endpoint} is another machine, and the server is offline");
+            return Err(ServeError::Traces { reason });
+        }
         if self.has_key(gateway)? || self.is_local() || self.access.authentication == Authentication::Off {
             return Ok(());
         }
@@ -170,6 +181,12 @@ pub enum ServeError {
         /// Reason.
         reason: String,
     },
+    /// Traces cannot be exported.
+    #[error("traces cannot be exported: {reason}")]
+    Traces {
+        /// Reason.
+        reason: String,
+    },
     /// The server would listen for other machines without a key.
     #[error("listening on {host} lets other machines send requests, and there is no API key")]
     NoKey {
@@ -188,7 +205,7 @@ impl ServeError {
     /// Returns the kind of failure.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::NoKey { .. } => ErrorKind::BadRequest,
+            Self::NoKey { .. } | Self::Traces { .. } => ErrorKind::BadRequest,
             Self::Tls { .. } => ErrorKind::Malformed,
             Self::Keys(error) => error.kind(),
             // Ports below 1024 need privileges, which are no limit of the disk.
@@ -270,9 +287,15 @@ async fn serve(
     let gateway = current.get();
     options.check(&gateway)?;
     let BoundListener { listener, exposure } = options.listen().await?;
-    let ServeOptions { access, limits, requests, settings, .. } = options;
+    let ServeOptions { access, limits, requests, settings, traces, .. } = options;
     let address = listener.address()?;
-    let shared = ServerResources { settings, ..ServerResources::new(&gateway, requests, limits.memory) };
+    let traces = traces.as_ref().map(Traces::start).transpose();
+    let traces = traces.map_err(|reason| ServeError::Traces { reason })?.unwrap_or_default();
+    let shared = ServerResources {
+        settings,
+        requests: RecentRequests::traced(traces.clone()),
+        ..ServerResources::new(&gateway, requests, limits.memory)
+    };
     let history = shared.history.clone();
     let access = Access::new(current, access, &exposure, shared)?;
     let (stop, stopped) = watch::channel(false);
@@ -295,6 +318,7 @@ async fn serve(
         () = tokio::time::sleep(GRACE) => tracing::warn!("answers did not finish within {GRACE:?}; stopping"),
     }
     gateway.shutdown(Drain::Now);
+    traces.stop().await;
     Ok(())
 }
 

@@ -113,6 +113,7 @@ fn options(args: &ServeArgs) -> anyhow::Result<ServeOptions> {
         limits: Limits::standard(),
         requests: RequestOptions { strict_parameters: args.strict_parameters, truncate: args.truncate },
         settings: None,
+        traces: args.otlp_traces_endpoint.clone(),
     })
 }
 

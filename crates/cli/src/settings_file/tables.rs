@@ -27,6 +27,7 @@ pub(crate) const TABLES: &[(&str, &[&str])] = &[
             "default_model",
             "tool_format",
             "log_format",
+            "otlp_traces_endpoint",
         ],
     ),
     ("devices", &["providers", "place", "device_map", "npu", "npu_share", "npu_option", "power", "threads"]),

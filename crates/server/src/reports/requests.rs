@@ -18,7 +18,10 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::tenths;
-use crate::http::access_log::request_line;
+use crate::{
+    http::access_log::request_line,
+    traces::{RequestTrace, TracedGeneration, TracedRequest, Traces},
+};
 
 /// Number of requests that are kept.
 const REQUESTS: usize = 200;
@@ -26,7 +29,10 @@ const REQUESTS: usize = 200;
 /// The last requests that have ended. Clones share them. Requests with GET and HEAD that no model answered are not part of
 /// them, because the page reads lists often.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct RecentRequests(Arc<Mutex<FinishedRequests>>);
+pub(crate) struct RecentRequests {
+    finished: Arc<Mutex<FinishedRequests>>,
+    traces: Traces,
+}
 
 #[derive(Debug, Default)]
 struct FinishedRequests {
@@ -78,6 +84,9 @@ struct RequestWork {
     first_token_ms: Option<f64>,
     /// Generated tokens per second after the first one.
     tokens_per_second: Option<f64>,
+    /// The last generation.
+    #[serde(skip)]
+    generation: Option<TracedGeneration>,
 }
 
 /// Work of a request that runs. Clones share it.
@@ -101,6 +110,7 @@ impl WorkRecord {
         work.tokens += summary.prompt_tokens + summary.completion_tokens;
         work.cached_tokens += summary.cached_tokens;
         work.generated_tokens += summary.completion_tokens;
+        work.generation = Some(TracedGeneration { end: SystemTime::now(), times: summary.times });
         if let Some(times) = summary.times {
             let Times { first_token, .. } = times;
             work.first_token_ms = Some(milliseconds(first_token));
@@ -119,9 +129,15 @@ pub(crate) struct RunningRequest {
     work: WorkRecord,
     /// Set for a request without effect, unless a model answers it.
     is_read: bool,
+    trace: Option<RequestTrace>,
 }
 
 impl RecentRequests {
+    /// Creates an empty list, whose requests are traced.
+    pub(crate) fn traced(traces: Traces) -> Self {
+        Self { traces, ..Self::default() }
+    }
+
     /// Starts the time of a request with this id.
     pub(crate) fn start<B>(
         &self,
@@ -131,6 +147,7 @@ impl RecentRequests {
     ) -> RunningRequest {
         let path = request.extensions().get::<MatchedPath>().map_or("unknown path", MatchedPath::as_str);
         let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
+        let trace = self.traces.begin(request.headers());
         let request = FinishedRequest {
             time: unix_seconds(SystemTime::now()),
             id: id.and_then(text),
@@ -138,16 +155,16 @@ impl RecentRequests {
             ..FinishedRequest::default()
         };
         let request = Mutex::new(request);
-        RunningRequest { requests: self.clone(), start: Instant::now(), request, work, is_read }
+        RunningRequest { requests: self.clone(), start: Instant::now(), request, work, is_read, trace }
     }
 
     /// Returns the last requests that have ended.
     pub(crate) fn report(&self) -> RequestList {
-        RequestList { requests: self.0.lock().requests.iter().rev().cloned().collect() }
+        RequestList { requests: self.finished.lock().requests.iter().rev().cloned().collect() }
     }
 
     fn add(&self, request: FinishedRequest) {
-        let FinishedRequests { requests, count } = &mut *self.0.lock();
+        let FinishedRequests { requests, count } = &mut *self.finished.lock();
         if requests.len() == REQUESTS {
             requests.pop_front();
         }
@@ -172,8 +189,28 @@ impl Drop for RunningRequest {
         if self.is_read && work.model.is_none() {
             return;
         }
-        let request = mem::take(self.request.get_mut());
-        self.requests.add(FinishedRequest { total_ms, work, ..request });
+        let request = FinishedRequest { total_ms, work, ..mem::take(self.request.get_mut()) };
+        if let Some(trace) = self.trace.take() {
+            trace.end(&request.traced());
+        }
+        self.requests.add(request);
+    }
+}
+
+impl FinishedRequest {
+    fn traced(&self) -> TracedRequest<'_> {
+        let work = &self.work;
+        TracedRequest {
+            route: &self.route,
+            id: self.id.as_deref(),
+            status: self.status,
+            device: self.device.as_deref(),
+            model: work.model.as_deref(),
+            input_tokens: work.tokens.saturating_sub(work.generated_tokens),
+            cached_tokens: work.cached_tokens,
+            output_tokens: work.generated_tokens,
+            generation: work.generation,
+        }
     }
 }
 

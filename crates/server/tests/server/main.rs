@@ -22,6 +22,7 @@ mod prefix_cache;
 mod protocols;
 mod realtime;
 mod settings;
+mod traces;
 mod transcribers;
 mod transport;
 mod upstreams;
