@@ -94,11 +94,12 @@ impl Gateway {
         let steps = JobSteps::new(progress);
         let loaded = self.load_for_bench(model, progress, &steps, cancel)?;
         let key = &loaded.key;
-        let blind = || not_read(&key.name, MediaKind::Image);
-        let tower = loaded.model.loaded.towers().reader(MediaKind::Image).ok_or_else(blind)?;
+        let tower = loaded.model.loaded.towers().reader(MediaKind::Image);
+        let tower = tower.ok_or_else(|| not_read(&key.name, MediaKind::Image))?;
         let placement = loaded.model.loaded.status().placement;
         let towers = placement.into_iter().flat_map(|placement| placement.towers);
-        let report = towers.into_iter().find(|tower| tower.reads == MediaKind::Image).ok_or_else(blind)?;
+        let report = towers.into_iter().find(|tower| tower.reads == MediaKind::Image);
+        let report = report.ok_or_else(|| not_read(&key.name, MediaKind::Image))?;
         steps.begin(format!("Measuring {}", key.name));
         let bench = PictureBench { gateway: self, loaded: &loaded, tower, cancel };
         let measured = bench.rounds(rounds, progress)?;
@@ -174,8 +175,8 @@ impl PictureBench<'_> {
 /// Returns a picture of slopes that has its number in a corner, so that no two are equal.
 fn picture(number: usize) -> Result<Media, Error> {
     let [width, height] = SIZE;
-    let slopes = |y| (0..width).flat_map(move |x| [x / 4, y / 3, (x + y) / 7].map(|value| value as u8));
-    let mut rgb: Vec<u8> = (0..height).flat_map(slopes).collect();
+    let pixels = (0..height).flat_map(|y| (0..width).map(move |x| [x / 4, y / 3, (x + y) / 7]));
+    let mut rgb: Vec<u8> = pixels.flatten().map(|value| value as u8).collect();
     rgb[..8].copy_from_slice(&(number as u64).to_le_bytes());
     let picture = Picture::new(width, height, rgb);
     let png = picture.map(|picture| picture.to_png()).transpose();

@@ -39,7 +39,7 @@ pub(super) struct WindowSearch<'a> {
     /// Logits after the prompt.
     pub(super) first: &'a [f32],
     /// Maximum number of tokens.
-    pub(super) most: usize,
+    pub(super) max_tokens: usize,
 }
 
 /// A token that may follow a beam.
@@ -66,7 +66,7 @@ impl WindowSearch<'_> {
         let mut finished: Vec<ScoredTokens> = Vec::new();
         // Tokens after the prompt that the model has read.
         let mut cached = Vec::new();
-        for _ in 0..self.most {
+        for _ in 0..self.max_tokens {
             let mut next = Vec::with_capacity(size);
             for candidate in self.candidates(model, &beams, &mut cached, on_token)? {
                 if next.len() == size {
@@ -88,12 +88,14 @@ impl WindowSearch<'_> {
             }
         }
 
-        // Unfinished beams, the best first, take the places that are left.
-        let places = size.saturating_sub(finished.len());
-        finished.extend(beams.into_iter().take(places));
-        let score = |result: &ScoredTokens| result.score(length_penalty);
+        // Unfinished beams, the best first, follow if fewer than `size` have finished.
+        let missing = size.saturating_sub(finished.len());
+        finished.extend(beams.into_iter().take(missing));
         // Of equal results, the first is the best.
-        let best = finished.into_iter().rev().max_by(|a, b| score(a).total_cmp(&score(b)));
+        let best = finished
+            .into_iter()
+            .rev()
+            .max_by(|a, b| a.score(length_penalty).total_cmp(&b.score(length_penalty)));
         Ok(best.unwrap_or_default())
     }
 
@@ -268,9 +270,13 @@ mod tests {
         }
     }
 
-    fn search(model: &mut GeneratedModel, settings: BeamSearch, most: usize) -> Result<ScoredTokens, Error> {
+    fn search(
+        model: &mut GeneratedModel,
+        settings: BeamSearch,
+        max_tokens: usize,
+    ) -> Result<ScoredTokens, Error> {
         let first = model.decode(0, &[START], &[0])?.to_vec();
-        let search = WindowSearch { speech: &speech(), settings, prompt: 1, first: &first, most };
+        let search = WindowSearch { speech: &speech(), settings, prompt: 1, first: &first, max_tokens };
         search.run(model, &mut || Ok(()))
     }
 
@@ -313,7 +319,7 @@ mod tests {
         let mut model = GeneratedModel::new(1);
         let first = model.decode(0, &[START], &[0]).unwrap().to_vec();
         let settings = BeamSearch::new(5);
-        let search = WindowSearch { speech: &speech(), settings, prompt: 1, first: &first, most: 14 };
+        let search = WindowSearch { speech: &speech(), settings, prompt: 1, first: &first, max_tokens: 14 };
         let mut left = 4;
         let outcome = search.run(&mut model, &mut || {
             left -= 1;
@@ -328,7 +334,7 @@ mod tests {
         let mut model = GeneratedModel::new(1);
         let none = vec![f32::NEG_INFINITY; VOCAB];
         let settings = BeamSearch::new(2);
-        let search = WindowSearch { speech: &speech(), settings, prompt: 1, first: &none, most: 14 };
+        let search = WindowSearch { speech: &speech(), settings, prompt: 1, first: &none, max_tokens: 14 };
         assert_eq!(search.run(&mut model, &mut || Ok(())).unwrap(), ScoredTokens::default());
     }
 }

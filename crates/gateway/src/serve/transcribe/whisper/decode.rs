@@ -146,7 +146,7 @@ impl Attempt<'_> {
             None => self.sample(model, most, on_token)?,
             Some(settings) => {
                 let (prompt, first) = (self.prompt, self.first);
-                WindowSearch { speech, settings, prompt, first, most }.run(model, on_token)?
+                WindowSearch { speech, settings, prompt, first, max_tokens: most }.run(model, on_token)?
             }
         };
 
