@@ -40,19 +40,23 @@ fn a_quantised_package_states_its_loss() {
     assert_eq!(compile(Scheme::W8, Certification::Never).certificate, None);
 }
 
-#[test]
-fn integer_activations_are_measured_in_the_graphs_that_have_them() {
-    let tiny = Tiny::new();
-    let checkpoint = tiny.checkpoint();
-    let request = |scheme| CompileRequest {
+/// Returns the request for a package with integer activations.
+fn integers(scheme: Scheme) -> CompileRequest {
+    CompileRequest {
         rebuild: Rebuild::Always,
         certification: Certification::Always,
         contexts: vec![48],
         ..CompileRequest::new(scheme)
-    };
+    }
+}
+
+#[test]
+fn integer_activations_are_measured_in_the_graphs_that_have_them() {
+    let tiny = Tiny::new();
+    let checkpoint = tiny.checkpoint();
     let compile = |request| tiny.gateway().compile(&checkpoint, &request, &Quiet, &Cancel::new());
     for scheme in [Scheme::W8A16, Scheme::W8A8, Scheme::W4A16] {
-        let (_, manifest) = compile(request(scheme)).unwrap();
+        let (_, manifest) = compile(integers(scheme)).unwrap();
         let is_copied = manifest.source_weights.iter().any(|weights| weights.copied);
         assert_eq!(is_copied, scheme == Scheme::W4A16, "{scheme}");
         let certificate = manifest.certificate.unwrap();
@@ -66,7 +70,7 @@ fn integer_activations_are_measured_in_the_graphs_that_have_them() {
         budget: Some(budget.parse().unwrap()),
         // Blocks of 32 would be copied from the checkpoint.
         block: Some(BlockSize::Elements(16)),
-        ..request(Scheme::W4A16)
+        ..integers(Scheme::W4A16)
     };
     for rounding in [RoundingMethod::Gptq, RoundingMethod::Nearest] {
         let manifest = compile(hybrid("size=+20%", rounding)).unwrap().1;
@@ -78,20 +82,26 @@ fn integer_activations_are_measured_in_the_graphs_that_have_them() {
 
     for (scheme, scaling) in [(Scheme::W4A16, ScalingMethod::Awq), (Scheme::W8A8, ScalingMethod::Smooth)] {
         let block = (scheme == Scheme::W4A16).then_some(BlockSize::Elements(16));
-        let scaled = CompileRequest { scaling: Some(scaling), block, ..request(scheme) };
+        let scaled = CompileRequest { scaling: Some(scaling), block, ..integers(scheme) };
         let manifest = compile(scaled).unwrap().1;
         let certificate = manifest.certificate.unwrap();
         assert_eq!((manifest.recipe.scaling, certificate.scaling), (scaling, scaling));
         let CertificateFigures::Decoder { divergence, .. } = certificate.figures else { panic!("{scheme}") };
         assert!(divergence > 0.0, "{scheme}");
     }
+}
 
+#[test]
+fn requests_for_integer_activations_are_checked() {
+    let tiny = Tiny::new();
+    let checkpoint = tiny.checkpoint();
+    let compile = |request| tiny.gateway().compile(&checkpoint, &request, &Quiet, &Cancel::new());
     // Graphs with fixed shapes are made without being asked for.
     let plain = CompileRequest {
         contexts: Vec::new(),
         certification: Certification::Never,
         ranges: Some(RangeMethod::Percentile),
-        ..request(Scheme::W8A16)
+        ..integers(Scheme::W8A16)
     };
     let recipe = compile(plain.clone()).unwrap().1.recipe;
     assert!(recipe.fixed.is_some());
