@@ -39,6 +39,8 @@ from pathlib import Path
 
 import numpy
 
+from transcribe import errors, read
+
 RATE = 16_000
 ROUNDS = 5
 THREADS = 2
@@ -79,13 +81,6 @@ def sentences(count: int) -> list[str]:
     ]
 
 
-def read(path: Path) -> numpy.ndarray:
-    with wave.open(str(path)) as sound:
-        if (sound.getframerate(), sound.getnchannels(), sound.getsampwidth()) != (RATE, 1, 2):
-            raise SystemExit(f"{path}: expected 16 bits of one channel with {RATE} Hz")
-        return numpy.frombuffer(sound.readframes(sound.getnframes()), numpy.int16)
-
-
 def recordings(folder: Path) -> numpy.ndarray:
     """Returns the recordings of a folder with pauses after them."""
     paths = sorted(folder.glob("*.wav"))
@@ -99,16 +94,6 @@ def write(path: Path, parts, count: int = 1) -> None:
         sound.setparams((1, 2, RATE, 0, "NONE", ""))
         for _ in range(count):
             sound.writeframesraw(parts.tobytes())
-
-
-def errors(expected: list[str], found: list[str]) -> int:
-    """Returns the edit distance of two lists of words."""
-    row = list(range(len(found) + 1))
-    for at, word in enumerate(expected, 1):
-        last, row[0] = row[0], at
-        for place, other in enumerate(found, 1):
-            last, row[place] = row[place], min(last + (word != other), row[place] + 1, row[place - 1] + 1)
-    return row[-1]
 
 
 class Server:

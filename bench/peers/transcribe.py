@@ -175,4 +175,5 @@ def main() -> None:
         options.record.write_text("\n".join(lines) + "\n")
 
 
-main()
+if __name__ == "__main__":
+    main()
